@@ -1,6 +1,6 @@
 //! How long *filter* takes from the body to its answer, without HTTP, and how long the decision in it.
 //!
-//! *decision* is `Ledger::choose` for a shape that was asked before, after one bind elsewhere; *call* is
+//! *decision* is `Ledger::choose` for a known shape, after one bind on another node; *call* is
 //! `verbs::filter` on bodies of 4.4 KB and all names, that keeps the best 50 nodes; *call-all* keeps all
 //! that fit. Run with `cargo bench --bench filter`.
 
@@ -20,7 +20,7 @@ use criterion::Criterion;
 use extender::extender;
 use gpupack::control::shared::app::App;
 use gpupack::hardware::units::{Share, Timestamp};
-use gpupack::ledger::query::questions::Answer;
+use gpupack::ledger::query::queries::Answer;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::server::scheduler::verbs;
@@ -29,16 +29,16 @@ use rand_chacha::ChaCha8Rng;
 use runs::SIZES;
 use serde_json::Value;
 
-/// What is kept is the best of what fits, by the answers of an index-free look at every node.
+/// The nodes that remain are the best that fit, compared with a check of every node without index.
 fn check(app: &App, body: &[u8], keep: usize) {
     let (answer, _) = verbs::filter(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
     let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
     let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
-    let question = app.question(&pod.expect("a sound pod")).expect("it asks for a GPU");
+    let query = app.query(&pod.expect("a sound pod")).expect("it requests a GPU");
     let names = asked["NodeNames"].as_array().expect("names were sent").iter();
     let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
-    let fresh = |name: &&str| -> Answer { app.ledger.fresh_answer(&question, name) };
+    let fresh = |name: &&str| -> Answer { app.ledger.fresh_answer(&query, name) };
     let mut fitting: Vec<_> =
         names.iter().filter_map(|name| Some((fresh(name).ok()?, *name))).collect();
     fitting.sort_unstable();
@@ -61,7 +61,7 @@ fn filter(criterion: &mut Criterion) {
         let (node, _) = app.ledger.best(&elsewhere).expect("a half full cluster has room");
         let bind_elsewhere = || {
             let bound = app.ledger.reserve(&pod, node.as_str(), &elsewhere, Timestamp::START);
-            assert!(bound.is_ok(), "a node that said yes takes the pod");
+            assert!(bound.is_ok(), "a node that passed filter accepts the pod");
         };
         let quarter = GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000)));
         let known = asks(quarter, Policy::Fragmentation);

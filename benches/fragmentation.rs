@@ -1,4 +1,4 @@
-//! How long the look at every node takes that a shape needs which was never asked: `Ledger::answers`.
+//! How long it takes to check every node for a new shape: `Ledger::answers`.
 //!
 //! *typical* has a mix of 100 types of requests, the more the longer for `fragmentation`; *policy* has the
 //! mix of the cluster's own pods. Run with `cargo bench --bench fragmentation`.
@@ -14,25 +14,25 @@ use std::hint::black_box;
 use common::{Cluster, asks, cluster};
 use criterion::Criterion;
 use gpupack::hardware::units::MemMib;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use runs::SIZES;
 use typical::hundred_typical;
 
 /// The answers are right before they are fast.
-fn check(cluster: &Cluster, question: &PlacementRequest) {
+fn check(cluster: &Cluster, query: &PlacementRequest) {
     let Cluster { ledger, names } = cluster;
-    let kept = ledger.answers(question, names);
+    let kept = ledger.answers(query, names);
     for (name, answer) in names.iter().zip(&kept).step_by(7) {
-        assert_eq!(*answer, ledger.fresh_answer(question, name), "{name}");
+        assert_eq!(*answer, ledger.fresh_answer(query, name), "{name}");
     }
     assert!(kept.iter().any(Result::is_ok), "a half full cluster has room for some GB");
 }
 
-/// A shape that is no longer kept when its turn comes again: of few nodes 1,024 shapes are. The sizes stay
-/// small, so that a long run asks for no more.
-fn never_asked(asked: &mut u64, policy: Policy) -> PlacementRequest {
+/// A shape that is no longer cached when it comes again: of few nodes 1,024 shapes are. The sizes stay
+/// small, so that a long run requests no more.
+fn new_shape(asked: &mut u64, policy: Policy) -> PlacementRequest {
     *asked += 1;
     asks(GpuRequest::one(Amount::Memory(MemMib::new(1024 + *asked % 4096))), policy)
 }
@@ -42,19 +42,19 @@ fn fragmentation(criterion: &mut Criterion) {
         let cluster = cluster(nodes);
         let mut asked = 0;
         for policy in Policy::ALL {
-            check(&cluster, &never_asked(&mut asked, policy));
+            check(&cluster, &new_shape(&mut asked, policy));
             criterion.bench_function(&format!("{policy}/{nodes}"), |bencher| {
                 bencher.iter(|| {
-                    let new = never_asked(&mut asked, policy);
+                    let new = new_shape(&mut asked, policy);
                     cluster.ledger.answers(black_box(&new), &cluster.names)
                 });
             });
         }
         cluster.ledger.set_mix(hundred_typical());
-        check(&cluster, &never_asked(&mut asked, Policy::Fragmentation));
+        check(&cluster, &new_shape(&mut asked, Policy::Fragmentation));
         criterion.bench_function(&format!("typical-100/{nodes}"), |bencher| {
             bencher.iter(|| {
-                let new = never_asked(&mut asked, Policy::Fragmentation);
+                let new = new_shape(&mut asked, Policy::Fragmentation);
                 cluster.ledger.answers(black_box(&new), &cluster.names)
             });
         });

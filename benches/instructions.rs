@@ -1,6 +1,6 @@
 //! Instructions of the hot paths, counted by callgrind and held against bounds: where times are noisy,
 //! counts are not. The bounds are a third above what was counted last, so that they fail for a wrong shape
-//! (a look at every node where only changed ones count), not for a compiler's mood.
+//! (a check of every node instead of changed ones), not for small compiler changes.
 //!
 //! `cargo bench --bench instructions` needs valgrind and `cargo install gungraun-runner@0.20.0 --locked`.
 
@@ -20,7 +20,7 @@ use extender::extender;
 use gpupack::control::shared::app::App;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{MemMib, Share, Timestamp};
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::server::scheduler::verbs;
@@ -37,11 +37,11 @@ struct Bench {
     bodies: Vec<Vec<u8>>,
 }
 
-fn question() -> PlacementRequest {
+fn query() -> PlacementRequest {
     asks(GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000))), Policy::Fragmentation)
 }
 
-/// A cluster whose answers, and the order of those that fit, are kept, but for one node that has changed since.
+/// A cluster whose answers and node order are cached, except for one node that has changed since.
 fn warm() -> Bench {
     let (app, names) = extender(NODES, 50);
     let bodies = bodies(&names);
@@ -49,7 +49,7 @@ fn warm() -> Bench {
         verbs::filter(&app, body).expect("a body as kube-scheduler sends it");
         verbs::prioritize(&app, body).expect("a body as kube-scheduler sends it");
     }
-    app.ledger.answers(&question(), &names);
+    app.ledger.answers(&query(), &names);
     app.ledger.see_node(&NodeName::new(names[NODES / 2].as_str()), host(), PoolName::new(""));
     Bench { app, names, bodies }
 }
@@ -64,7 +64,7 @@ fn limit(instructions: u64) -> LibraryBenchmarkConfig {
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn decision(bench: Bench) -> (usize, Bench) {
     let names: Vec<&str> = bench.names.iter().map(String::as_str).collect();
-    let choice = bench.app.ledger.choose(black_box(&question()), names.iter(), 50);
+    let choice = bench.app.ledger.choose(black_box(&query()), names.iter(), 50);
     assert_eq!(choice.kept.len(), 50);
     (choice.kept.len(), bench)
 }
@@ -85,7 +85,7 @@ fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
 
 #[library_benchmark(config = limit(11_200_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
-fn shape_never_asked(bench: Bench) -> (usize, Bench) {
+fn shape_of_new_request(bench: Bench) -> (usize, Bench) {
     let new = asks(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
     let answers = bench.app.ledger.answers(black_box(&new), &bench.names);
     (answers.len(), bench)
@@ -96,14 +96,14 @@ fn shape_never_asked(bench: Bench) -> (usize, Bench) {
 fn reserve(bench: Bench) -> Bench {
     let pod = pod("bench");
     let node = bench.names[7].as_str();
-    let reserved = bench.app.ledger.reserve(&pod, node, black_box(&question()), Timestamp::START);
+    let reserved = bench.app.ledger.reserve(&pod, node, black_box(&query()), Timestamp::START);
     assert!(reserved.is_ok(), "half of the node is free");
     bench
 }
 
 library_benchmark_group!(
     name = hot,
-    benchmarks = [decision, filter, prioritize, shape_never_asked, reserve]
+    benchmarks = [decision, filter, prioritize, shape_of_new_request, reserve]
 );
 
 main!(library_benchmark_groups = hot);

@@ -49,7 +49,7 @@ use gpupack::sim::chart::draw::{Chart, Curve, write_svg};
 /// Sizes of the clusters, in nodes of 8 GPUs.
 const NODES: [usize; 4] = [100, 1_000, 5_000, 20_000];
 
-/// Parts of the table that can be asked for.
+/// Parts of the table that can be requested.
 const PARTS: [&str; 4] = ["inside", "http", "alone", "simulate"];
 
 /// A line of the table.
@@ -66,7 +66,7 @@ impl Row {
     }
 }
 
-/// Runs `run` again and again; the median of its time in microseconds.
+/// Runs `run` repeatedly. Returns the median of its time in microseconds.
 pub(crate) fn median_us(clock: Clock, times: usize, mut run: impl FnMut()) -> f64 {
     run();
     let mut took: Vec<f64> = (0..times)
@@ -138,12 +138,12 @@ fn chart(curves: Vec<Curve>, folder: &Path) {
     write_svg(&folder.join("performance.svg"), &[chart]).expect("the folder is writable");
 }
 
-/// What stands in the document between these marks is written anew.
+/// The part of the document between these marks is written again.
 const MARKS: [&str; 2] = ["<!-- measured -->\n", "<!-- end of measured -->\n"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --benches` asks for a quick look only.
+    // `cargo test --benches` requests a quick look only.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }

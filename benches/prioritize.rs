@@ -1,4 +1,4 @@
-//! How long *prioritize* takes from the body to its answer, without HTTP, when asked about all nodes.
+//! How long *prioritize* takes from the body to its answer, without HTTP, for all nodes.
 //!
 //! Run with `cargo bench --bench prioritize`.
 
@@ -20,7 +20,7 @@ use gpupack::server::scheduler::verbs;
 use runs::SIZES;
 use serde_json::Value;
 
-/// Every node has a score, those that do not fit zero, the best one 100, and it alone.
+/// Every node has a score: zero if the pod does not fit, and 100 only for the best one.
 fn check(app: &App, body: &[u8]) {
     let (answer, _) = verbs::prioritize(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
@@ -28,21 +28,21 @@ fn check(app: &App, body: &[u8]) {
     let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
     let pod = pod.expect("a sound pod");
     app.ledger.drop_hold(&pod.pod.uid); // it held the best place back
-    let question = app.question(&pod).expect("it asks for a GPU");
+    let query = app.query(&pod).expect("it requests a GPU");
     let scores = answer.as_array().expect("a list");
     assert_eq!(scores.len(), asked["NodeNames"].as_array().expect("names were sent").len());
     let mut seen = Vec::new();
     for entry in scores {
         let (name, score) = (entry["Host"].as_str(), entry["Score"].as_i64());
         let (name, score) = (name.expect("a name"), score.expect("a score"));
-        match app.ledger.fresh_answer(&question, name) {
+        match app.ledger.fresh_answer(&query, name) {
             Ok(rank) => seen.push((rank, score)),
             Err(_) => assert_eq!(score, 0, "{name} does not fit"),
         }
     }
     assert_eq!(seen.iter().filter(|(_, score)| *score == 100).count(), 1);
     seen.sort_unstable_by_key(|(rank, score)| (*rank, -score));
-    assert!(seen.is_sorted_by(|a, b| a.1 >= b.1), "a better rank has no lower score");
+    assert!(seen.is_sorted_by(|a, b| a.1 >= b.1), "a lower cost has no lower score");
 }
 
 fn prioritize(criterion: &mut Criterion) {

@@ -1,4 +1,4 @@
-//! How long it takes to make the books anew from the lists of the API server: nodes, the inventory that
+//! How long it takes to rebuild the ledger from the lists of the API server: nodes, the inventory that
 //! their agents report, and the pods with what is written on them, 16 per node.
 //!
 //! Run with `cargo bench --bench rebuild`.
@@ -73,7 +73,7 @@ fn all(criterion: &mut Criterion) {
         let after = rebuild(&facts);
         assert_eq!(after.audit(), Ok(()));
         let allocated = |ledger: &Ledger| ledger.packing().allocation();
-        assert_eq!(allocated(&after), allocated(&before.ledger), "the same books");
+        assert_eq!(allocated(&after), allocated(&before.ledger), "the same ledger");
         let pods = facts.pods.len();
         criterion.bench_function(&format!("{nodes} nodes, {pods} pods"), |bencher| {
             bencher.iter_batched(

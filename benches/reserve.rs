@@ -1,6 +1,6 @@
-//! How long one bind holds the books of its node: `Ledger::reserve`, and `Ledger::forget` that undoes it.
+//! How long one bind locks the ledger of its node: `Ledger::reserve` and its undo, `Ledger::forget`.
 //!
-//! *pair* is one of each, so that every iteration meets the same books; *claimed* has a claim made before
+//! *pair* is one of each, so that every iteration has the same ledger; *claimed* has a hold made before
 //! it, as prioritize leaves one. Run with `cargo bench --bench reserve`.
 
 mod common;
@@ -23,19 +23,19 @@ fn reserve(criterion: &mut Criterion) {
         let pod = pod("bench");
         for policy in Policy::ALL {
             let mut rng = ChaCha8Rng::seed_from_u64(1);
-            let question = asks(some_request(&mut rng), policy);
-            let (best, _) = ledger.best(&question).expect("a half full cluster has room");
+            let query = asks(some_request(&mut rng), policy);
+            let (best, _) = ledger.best(&query).expect("a half full cluster has room");
             let node = best.as_str();
-            let placement = ledger.reserve(&pod, node, &question, Timestamp::START);
-            let placement = placement.expect("a node that said yes takes the pod");
-            assert_eq!(ledger.reserve(&pod, node, &question, Timestamp::START), Ok(placement));
+            let placement = ledger.reserve(&pod, node, &query, Timestamp::START);
+            let placement = placement.expect("a node that passed filter accepts the pod");
+            assert_eq!(ledger.reserve(&pod, node, &query, Timestamp::START), Ok(placement));
             ledger.forget(&pod.uid);
             assert!(ledger.reservation(&pod.uid).is_none());
 
             let id = format!("pair/{policy}/{nodes}");
             criterion.bench_function(&id, |bencher| {
                 bencher.iter(|| {
-                    let made = ledger.reserve(&pod, node, black_box(&question), Timestamp::START);
+                    let made = ledger.reserve(&pod, node, black_box(&query), Timestamp::START);
                     ledger.forget(&pod.uid);
                     made
                 });
@@ -43,8 +43,8 @@ fn reserve(criterion: &mut Criterion) {
             let id = format!("claimed/{policy}/{nodes}");
             criterion.bench_function(&id, |bencher| {
                 bencher.iter(|| {
-                    ledger.hold(&pod.uid, node, black_box(&question), Timestamp::START);
-                    let made = ledger.reserve(&pod, node, &question, Timestamp::START);
+                    ledger.hold(&pod.uid, node, black_box(&query), Timestamp::START);
+                    let made = ledger.reserve(&pod, node, &query, Timestamp::START);
                     ledger.forget(&pod.uid);
                     made
                 });

@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_told_once() {
+    fn every_cause_is_reported_once() {
         let refused = || std::io::Error::other("refused");
         assert_eq!(with_causes(&Outer::Brief(refused())), "no connection: refused");
         assert_eq!(with_causes(&Outer::Whole(refused())), "no connection: refused");

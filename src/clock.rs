@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::hardware::units::Timestamp;
 
-/// The clock of this process, started once in `main` and copied to whoever runs a loop.
+/// The clock of this process, started once in `main` and copied to every loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     /// The moment that [`Timestamp::START`] stands for.
@@ -39,7 +39,7 @@ impl Clock {
     }
 
     /// Seconds since 1970 on the wall clock, which may jump: for what people read, never for the
-    /// books. Zero before 1970.
+    /// ledger. Zero before 1970.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     pub fn unix_seconds(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())

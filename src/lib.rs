@@ -104,7 +104,7 @@ pub mod ledger {
     /// Queries: where a request fits and how well; figures and copies.
     pub mod query {
         pub(crate) mod fleet;
-        pub mod questions;
+        pub mod queries;
         pub mod reading;
         pub(crate) mod viewing;
     }

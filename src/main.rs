@@ -30,7 +30,7 @@ enum Command {
     Extender(extender::ExtenderArgs),
     /// Report the GPUs of a node to the extender
     Agent(agent::AgentArgs),
-    /// Serve the API server: check and complete pods that ask for a GPU
+    /// Serve the API server: check and complete pods that request a GPU
     Webhook(webhook::WebhookArgs),
     /// Print a certificate for the webhook as a Secret, for clusters without cert-manager
     WebhookCert(webhook_cert::WebhookCertArgs),
@@ -102,7 +102,7 @@ fn ended(result: anyhow::Result<()>, code: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where stderr is gone there is nobody left to tell.
+            // Without stderr there is no place for the message.
             let _ = writeln!(io::stderr(), "gpupack: {}", with_causes(&*error));
             ExitCode::from(code)
         }

@@ -1,4 +1,4 @@
-//! Bodies of questions as kube-scheduler sends them.
+//! Request bodies as kube-scheduler sends them.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -10,10 +10,10 @@ pub(crate) const POD: &str = include_str!("../../src/cli/demo/pod.json.in");
 /// Orders of the nodes, one per body: kube-scheduler's differs from call to call.
 const ORDERS: usize = 16;
 
-/// What the pods of the bodies ask for.
+/// What the pods of the bodies request.
 const SIZES: [&str; 6] = ["0.1", "0.2", "0.25", "0.5", "0.75", "1"];
 
-/// Bodies of questions about all of `names`, each by another pod and in another order.
+/// Bodies that name all of `names`, each for another pod and in another order.
 pub(crate) fn bodies(names: &[String]) -> Vec<Vec<u8>> {
     bodies_of(names, |number| format!(r#""gpu-fraction":"{}""#, SIZES[number % SIZES.len()]))
 }

@@ -15,7 +15,7 @@ pub(crate) fn extender(nodes: usize, keep_best: usize) -> (App, Vec<String>) {
     ledger.set_listed(Timestamp::START);
     let keep_best = std::num::NonZeroUsize::new(keep_best);
     let config = Config { keep_best, ..Config::default() };
-    let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Books);
+    let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Ledger);
     app.set_fenced();
     (app, names)
 }

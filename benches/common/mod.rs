@@ -11,7 +11,7 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
@@ -43,7 +43,7 @@ pub(crate) fn pod(uid: &str) -> PodRef {
     PodRef { uid: PodUid::new(uid), name: Arc::from(uid) }
 }
 
-/// A question with kube-scheduler's checks trusted, as the extender asks it.
+/// A request with kube-scheduler's checks trusted, as the extender evaluates it.
 pub(crate) fn asks(gpu: GpuRequest, policy: Policy) -> PlacementRequest {
     PlacementRequest {
         gpu: Some(gpu),
@@ -84,7 +84,7 @@ fn inventory(node: usize) -> NodeInventory {
 /// A ledger without any node.
 pub(crate) fn empty() -> Ledger {
     Ledger::new(Settings {
-        claim_for: Duration::from_secs(5),
+        hold_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
         drain_limit: Duration::from_secs(30),
         warm_up: Duration::ZERO,
@@ -105,7 +105,7 @@ pub(crate) fn hello(node: usize, name: &str) -> NodeReport {
     }
 }
 
-/// `nodes` nodes, each with half of its share booked; the request mix is that of the pods.
+/// `nodes` nodes, each with half of its share allocated; the request mix is that of the pods.
 pub(crate) fn cluster(nodes: usize) -> Cluster {
     let ledger = empty();
     let mut rng = ChaCha8Rng::seed_from_u64(2026);
@@ -116,23 +116,23 @@ pub(crate) fn cluster(nodes: usize) -> Cluster {
         fill(&ledger, name, &mut rng);
     }
     let allocation = ledger.packing().allocation().millionths();
-    assert!((450_000..650_000).contains(&allocation), "{allocation} millionths are booked");
+    assert!((450_000..650_000).contains(&allocation), "{allocation} millionths are allocated");
     Cluster { ledger, names }
 }
 
 fn fill(ledger: &Ledger, node: &str, rng: &mut ChaCha8Rng) {
     let half = u64::from(GPUS_PER_NODE) * Share::WHOLE.millionths() / 2;
-    let mut booked = 0;
+    let mut allocated = 0;
     for serial in 0.. {
-        if booked >= half {
+        if allocated >= half {
             return;
         }
-        let question = asks(some_request(rng), Policy::BinPack);
+        let query = asks(some_request(rng), Policy::BinPack);
         let pod = pod(&format!("{node}-{serial}"));
-        if let Ok(placement) = ledger.reserve(&pod, node, &question, Timestamp::START) {
+        if let Ok(placement) = ledger.reserve(&pod, node, &query, Timestamp::START) {
             let shares = placement.devices.iter().map(|device| device.demand.share.millionths());
-            booked += shares.sum::<u64>();
-            ledger.learn(pod.uid, &question);
+            allocated += shares.sum::<u64>();
+            ledger.learn(pod.uid, &query);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Agents of all nodes, played by this process over connections that are kept alive.
+//! Agents of all nodes, simulated by this process over keep-alive connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ const OTHER_FILES: usize = 200;
 /// Most samples a second.
 const SAMPLES: usize = 5_000;
 
-/// Connections that are opened at once: less than a listener lets wait.
+/// Connections that are opened concurrently: fewer than the backlog of a listener.
 const OPENED_AT_ONCE: usize = 64;
 
 /// Seconds between two reports of a node without changes. Each of them has lists of processes.
@@ -50,7 +50,7 @@ impl Connection {
         Self { calls, address: address.to_owned() }
     }
 
-    /// Status and body of the answer; none where the connection broke.
+    /// Status and body of the answer; `None` if the connection broke.
     pub(crate) async fn call(
         &mut self,
         method: Method,
@@ -101,7 +101,7 @@ pub(crate) struct Agents {
 }
 
 impl Agents {
-    /// Lets the agents of so many nodes connect to the extender at `address`. They say nothing yet.
+    /// Connects the agents of this many nodes to the extender at `address`. They send nothing yet.
     pub(crate) fn start(address: &str, nodes: usize) -> Self {
         let (phase, phases) = watch::channel(Phase::Connecting);
         let counts = Arc::<Counts>::default();
@@ -143,12 +143,12 @@ impl Agents {
         self.phase.send_replace(Phase::Reporting);
     }
 
-    /// Lets each ask as often whether the extender is alive, over the same connections: what HTTP costs.
+    /// Lets each agent call the liveness path as often, over the same connections: the cost of HTTP.
     pub(crate) fn knock(&self) {
         self.phase.send_replace(Phase::Knocking);
     }
 
-    /// Lets nobody say anything.
+    /// Lets no agent send anything.
     pub(crate) fn hush(&self) {
         self.phase.send_replace(Phase::Quiet);
     }
@@ -159,7 +159,7 @@ impl Agents {
     /// When one was not.
     pub(crate) fn taken(&self) -> u64 {
         let failed = self.counts.failed.load(Ordering::Relaxed);
-        assert_eq!(failed, 0, "reports that were not taken");
+        assert_eq!(failed, 0, "reports that were not accepted");
         self.counts.taken.load(Ordering::Relaxed)
     }
 }

@@ -1,4 +1,4 @@
-//! An extender alone, as it runs in a cluster: a process of its own against a stand-in for the API server,
+//! An extender alone, as it runs in a cluster: a separate process with a stand-in for the API server,
 //! with all pods placed and all agents reporting.
 
 use std::path::Path;
@@ -21,14 +21,14 @@ use super::wrk::{Took, Wrk};
 /// Longest time until an extender is ready.
 const READY_WITHIN: Duration = Duration::from_secs(600);
 
-/// Pause between two looks whether it is.
+/// Pause between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// How long nothing goes on, and how long reports come, while processor time is counted.
+/// How long the idle phase and the phase with reports last, while CPU time is counted.
 const IDLE: Duration = Duration::from_secs(4);
 const BUSY: Duration = Duration::from_secs(10);
 
-/// Starts an extender that asks the API server at `api`; its files are in `folder`.
+/// Starts an extender that uses the API server at `api`; its files are in `folder`.
 fn extender(api: &str, folder: &Path) -> Served {
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
@@ -36,7 +36,7 @@ fn extender(api: &str, folder: &Path) -> Served {
          contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
          users: [{{name: u, user: {{token: none}}}}]\n"
     );
-    // Nodes stay in the books while their agents are quiet, and readiness waits for all of them.
+    // Nodes stay in the ledger while their agents are silent, and readiness waits for all of them.
     let config = "report_stale_seconds: 3600\nwarm_up_seconds: 60\npage_listen: 127.0.0.1:0\n";
     let [kubeconfig, config] =
         [("kubeconfig", kubeconfig.as_str()), ("config", config)].map(|(name, text)| {
@@ -61,17 +61,17 @@ struct Bed {
 
 /// How the start went; times in seconds.
 struct Started {
-    /// From the start of the process until all lists are in the books.
+    /// From the start of the process until all lists are in the ledger.
     listed: f64,
     /// From the making of the last page until then.
     after_last_page: f64,
     /// From the first of all first reports until the extender is ready.
     heard: f64,
-    /// Processor time of the extender for all of that.
+    /// CPU time of the extender for all of that.
     cpu: f64,
-    /// Most memory with the lists in the books, before an agent has connected.
+    /// Peak memory with the lists in the ledger, before an agent has connected.
     listed_mib: u64,
-    /// Most memory when all agents are connected and heard.
+    /// Peak memory after all agents have connected and reported.
     ready_mib: u64,
 }
 
@@ -88,7 +88,7 @@ impl Bed {
         let says = |text: &str| extender.get("/readyz").is_some_and(|said| said.contains(text));
         until("pods and nodes are listed", clock, || says("have not reported yet"));
         let listed = since(clock.precise());
-        let last_page = since(stage.listed().expect("it says that all is listed"));
+        let last_page = since(stage.listed().expect("it logs that all is listed"));
         let (listed_cpu, listed_mib) = (extender.cpu(), extender.peak_mib());
         let guard = runtime.enter();
         let agents = Agents::start(&extender.address, nodes);
@@ -117,7 +117,7 @@ impl Bed {
         wrk.measure(&self.extender.address, &format!("/v1/{verb}"))
     }
 
-    /// What it costs that the agents do something: share of a core, processor time each, and how many a
+    /// What the actions of the agents cost: share of a core, CPU time each, and how many a
     /// second.
     fn cost(&self, begin: impl FnOnce(&Agents)) -> String {
         let idle = self.extender.load(self.clock, IDLE);
@@ -141,15 +141,15 @@ fn until(what: &str, clock: Clock, is_so: impl Fn() -> bool) {
     }
 }
 
-/// What goes on while a verb is measured.
+/// The load while a verb is measured.
 const BESIDE: [&str; 3] =
     ["nothing beside it", "each node reports", "each node reports, 50 binds a second"];
 
-/// Verbs with what they are asked.
+/// Verbs and their request bodies.
 const VERBS: [(&str, About); 3] =
     [("filter", About::All), ("prioritize", About::All), ("prioritize", About::Few)];
 
-/// The dearest answer, measured with nothing beside it.
+/// The most expensive answer, measured without other load.
 const NOWHERE: (&str, About) = ("filter", About::NothingFits);
 
 /// What a question is about.
@@ -194,12 +194,12 @@ impl About {
 /// The lines of the table.
 pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
     let mut start = Row::new(
-        "an extender alone: from its start to the lists in the books; first reports of all nodes to \
+        "an extender alone: from its start to the lists in the ledger; first reports of all nodes to \
          ready; its processor time for both",
         "≤ 1 s without the API server",
     );
     let mut memory = Row::new(
-        "an extender alone: peak memory with the lists in the books; with all agents heard",
+        "an extender alone: peak memory with the lists in the ledger; with reports of all agents",
         "≤ 150 MiB",
     );
     let mut reports = Row::new("an extender alone: reports over HTTP", "≤ 10 % of a core");
@@ -249,7 +249,7 @@ pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
     rows
 }
 
-/// Measures each verb with more and more beside it.
+/// Measures each verb with increasing load.
 fn under_load(bed: &Bed, wrk: &Wrk, nodes: usize, rows: &mut [Row]) {
     for (beside, rows) in rows.chunks_mut(VERBS.len()).enumerate() {
         if beside > 0 {

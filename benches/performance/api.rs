@@ -1,5 +1,5 @@
-//! A stand-in for the API server, as far as an extender asks it: nodes and pods in pages, a watch of both,
-//! Bindings and events. Pages are made when they are asked for.
+//! A stand-in for the API server, as far as an extender uses it: nodes and pods in pages, a watch of both,
+//! Bindings and events. Pages are made when they are requested.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ const WAITING: usize = 10_000;
 /// Version of the lists.
 const VERSION: &str = "2000000000";
 
-/// What the stand-in knows.
+/// The state of the stand-in.
 pub(crate) struct Stage {
     nodes: usize,
     clock: Clock,
@@ -39,7 +39,7 @@ pub(crate) struct Stage {
     events: broadcast::Sender<Bytes>,
 }
 
-/// How lists and watches are asked for.
+/// How lists and watches are requested.
 #[derive(Deserialize)]
 struct Asked {
     #[serde(default)]
@@ -49,7 +49,7 @@ struct Asked {
     from: Option<usize>,
 }
 
-/// Starts a stand-in with a cluster of so many nodes; answers its address.
+/// Starts a stand-in with a cluster of this many nodes. Returns its address.
 pub(crate) async fn start(nodes: usize, clock: Clock) -> (Arc<Stage>, String) {
     let stage = Arc::new(Stage {
         nodes,
@@ -81,7 +81,7 @@ impl Stage {
     pub(crate) fn arrive(&self, pod: PodText) {
         let line = event_line("ADDED", &pod.pending());
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.name.clone(), pod);
-        let _ = self.events.send(line); // nobody may be watching yet
+        let _ = self.events.send(line); // there may be no watch yet
     }
 
     fn list(
@@ -123,7 +123,7 @@ async fn list_nodes(State(stage): State<Arc<Stage>>, Query(asked): Query<Asked>)
 async fn list_pods(State(stage): State<Arc<Stage>>, Query(asked): Query<Asked>) -> Response {
     if asked.watch {
         let lines = stream::unfold(stage.events.subscribe(), |mut events| async {
-            let line = events.recv().await.ok()?; // too slow a reader is cut off, and lists anew
+            let line = events.recv().await.ok()?; // a too slow reader is cut off, and lists again
             Some((Ok(line), events))
         });
         return streamed(lines);

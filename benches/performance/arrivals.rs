@@ -1,4 +1,4 @@
-//! Pods that come while others are measured: what kube-scheduler would ask and bind for each.
+//! Pods that arrive while others are measured: the calls that kube-scheduler would make for each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::objects::PodText;
 /// Time between two pods: 50 a second.
 const EVERY: Duration = Duration::from_millis(20);
 
-/// Pods that wait before the first is asked about, so that the watch has shown each.
+/// Pods that wait before the first call, so that the watch has shown each.
 const AHEAD: usize = 5;
 
 /// A stream of pods, until it is dropped.
@@ -65,9 +65,9 @@ impl Arrivals {
 
 async fn schedule(connection: &mut Connection, pod: &PodText, all: &str) {
     let object = pod.pending();
-    let question = |names: &str| format!(r#"{{"Pod":{object},"Nodes":null,"NodeNames":{names}}}"#);
-    let left = answer(connection, "filter", question(all)).await;
-    let scores = answer(connection, "prioritize", question(&left["NodeNames"].to_string())).await;
+    let query = |names: &str| format!(r#"{{"Pod":{object},"Nodes":null,"NodeNames":{names}}}"#);
+    let left = answer(connection, "filter", query(all)).await;
+    let scores = answer(connection, "prioritize", query(&left["NodeNames"].to_string())).await;
     let scores = scores.as_array().expect("a list of scores");
     let best = scores.iter().max_by_key(|score| score["Score"].as_i64());
     let args = json!({"PodName": pod.name, "PodNamespace": "team-a", "PodUID": pod.uid,

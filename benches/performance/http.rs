@@ -47,17 +47,17 @@ pub(crate) fn measure(sizes: &[usize], curves: &mut Vec<Curve>) -> Vec<Row> {
     vec![filter, prioritize, empty, memory]
 }
 
-/// Waits until the demo is ready and its base load is booked.
+/// Waits until the demo is ready and its base load is allocated.
 fn until_filled(demo: &Served, nodes: usize) {
     let target = 8.0 * nodes as f64 * 0.45;
     for _ in 0..120 {
         std::thread::sleep(std::time::Duration::from_secs(1));
         let text = demo.get("/metrics").unwrap_or_default();
-        let booked = text.lines().filter(|line| {
+        let allocated = text.lines().filter(|line| {
             line.starts_with("gpupack_share_gpus{") && line.contains("state=\"booked\"")
         });
-        let booked = booked.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        if text.contains("gpupack_ready 1") && booked.sum::<f64>() >= target {
+        let allocated = allocated.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        if text.contains("gpupack_ready 1") && allocated.sum::<f64>() >= target {
             return;
         }
     }

@@ -21,11 +21,11 @@ use super::{Row, median_us, shown};
 pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
     let clock = Clock::start();
     let mut decision = Row::new("the decision alone, after one bind elsewhere", "≤ 20 µs");
-    let mut new = Row::new("a shape never asked, 100 typical requests", "≤ 10 ms");
+    let mut new = Row::new("a new shape, 100 typical requests", "≤ 10 ms");
     let mut reserve = Row::new("reservations a second, one core", "≥ 50,000");
     let mut report = Row::new("one report of an agent, without HTTP", "≤ 20 µs");
-    let mut question = Row::new(
-        "a question about all nodes after one bind elsewhere, alone and while a thread reports without \
+    let mut query = Row::new(
+        "a call about all nodes after one bind elsewhere, alone and while a thread reports without \
          pause",
         "≤ 100 µs more",
     );
@@ -38,11 +38,11 @@ pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
         decision.measured.push((nodes, shown(took)));
         let pair = pairs(clock, &cluster);
         reserve.measured.push((nodes, format!("{:.0}", 1e6 / pair)));
-        new.measured.push((nodes, shown(never_asked(clock, &cluster))));
+        new.measured.push((nodes, shown(new_shape(clock, &cluster))));
         report.measured.push((nodes, shown(reported(clock, nodes))));
-        question.measured.push((nodes, beside_reports(clock, nodes)));
+        query.measured.push((nodes, beside_reports(clock, nodes)));
     }
-    (vec![decision, new, reserve, report, question], vec![curve])
+    (vec![decision, new, reserve, report, query], vec![curve])
 }
 
 fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
@@ -52,7 +52,7 @@ fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let bind = || {
         let bound = ledger.reserve(&elsewhere, node.as_str(), &known, Timestamp::START);
-        assert!(bound.is_ok(), "a node that said yes takes the pod");
+        assert!(bound.is_ok(), "a node that passed filter accepts the pod");
         ledger.forget(&elsewhere.uid);
     };
     let alone = median_us(clock, 201, bind);
@@ -67,24 +67,24 @@ fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
 /// A bind and its end.
 fn pairs(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     let tenth = GpuRequest::one(Amount::Fraction(Share::from_millionths(100_000)));
-    let (question, pod) = (asks(tenth, Policy::Fragmentation), pod("bench"));
-    let (node, _) = ledger.best(&question).expect("a half full cluster has room");
+    let (query, pod) = (asks(tenth, Policy::Fragmentation), pod("bench"));
+    let (node, _) = ledger.best(&query).expect("a half full cluster has room");
     assert!(names.iter().any(|name| name == node.as_str()));
     median_us(clock, 2_001, || {
-        let made = ledger.reserve(&pod, node.as_str(), black_box(&question), Timestamp::START);
-        assert!(made.is_ok(), "a node that said yes takes the pod");
+        let made = ledger.reserve(&pod, node.as_str(), black_box(&query), Timestamp::START);
+        assert!(made.is_ok(), "a node that passed filter accepts the pod");
         ledger.forget(&pod.uid);
     })
 }
 
-fn never_asked(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
+fn new_shape(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     ledger.set_mix(hundred_typical());
     let mut asked = 0;
     median_us(clock, 21, || {
         asked += 1;
         let size = Amount::Memory(MemMib::new(1024 + asked));
-        let question = asks(GpuRequest::one(size), Policy::Fragmentation);
-        black_box(ledger.answers(black_box(&question), names));
+        let query = asks(GpuRequest::one(size), Policy::Fragmentation);
+        black_box(ledger.answers(black_box(&query), names));
     })
 }
 
@@ -127,13 +127,13 @@ fn reported(clock: Clock, nodes: usize) -> f64 {
     median_us(clock, 2_001, || reporter.report(&app))
 }
 
-/// What a question takes without and with reports of all nodes beside it, one after the other.
+/// The time of a call without and with concurrent reports of all nodes, one after the other.
 fn beside_reports(clock: Clock, nodes: usize) -> String {
     let (app, names) = extender(nodes, 50);
     let mut reporters: Vec<Reporter> =
         names.iter().enumerate().map(|(at, name)| Reporter::greet(&app, at, name)).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let quiet = questions(clock, &app, &names);
+    let quiet = queries(clock, &app, &names);
     let is_over = AtomicBool::new(false);
     let busy = std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -141,24 +141,24 @@ fn beside_reports(clock: Clock, nodes: usize) -> String {
                 reporters.iter_mut().for_each(|reporter| reporter.report(&app));
             }
         });
-        let busy = questions(clock, &app, &names);
+        let busy = queries(clock, &app, &names);
         is_over.store(true, Ordering::Relaxed);
         busy
     });
     format!("{quiet}; {busy}")
 }
 
-/// Median, 99th percentile and longest of many questions about all nodes.
-fn questions(clock: Clock, app: &App, names: &[&str]) -> String {
-    const QUESTIONS: usize = 2_000;
+/// Median, 99th percentile and maximum of many calls about all nodes.
+fn queries(clock: Clock, app: &App, names: &[&str]) -> String {
+    const QUERIES: usize = 2_000;
     let tenth = GpuRequest::one(Amount::Fraction(Share::from_millionths(100_000)));
-    let (question, pod) = (asks(tenth, Policy::Fragmentation), pod("elsewhere"));
-    let mut took: Vec<f64> = (0..QUESTIONS)
+    let (query, pod) = (asks(tenth, Policy::Fragmentation), pod("elsewhere"));
+    let mut took: Vec<f64> = (0..QUERIES)
         .map(|number| {
             let node = names[number * 7 % names.len()];
-            let is_bound = app.ledger.reserve(&pod, node, &question, Timestamp::START).is_ok();
+            let is_bound = app.ledger.reserve(&pod, node, &query, Timestamp::START).is_ok();
             let started = clock.precise();
-            black_box(app.ledger.choose(black_box(&question), names.iter(), 50));
+            black_box(app.ledger.choose(black_box(&query), names.iter(), 50));
             let took = (clock.precise() - started).as_secs_f64() * 1e6;
             if is_bound {
                 app.ledger.forget(&pod.uid);
@@ -168,6 +168,6 @@ fn questions(clock: Clock, app: &App, names: &[&str]) -> String {
         .collect();
     took.sort_unstable_by(f64::total_cmp);
     let [median, p99, longest] =
-        [QUESTIONS / 2, QUESTIONS * 99 / 100, QUESTIONS - 1].map(|at| shown(took[at]));
+        [QUERIES / 2, QUERIES * 99 / 100, QUERIES - 1].map(|at| shown(took[at]));
     format!("{median}, p99 {p99}, longest {longest}")
 }

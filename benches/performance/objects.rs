@@ -1,10 +1,10 @@
-//! Nodes, GPUs and pods of a cluster on paper, as an API server and the agents tell of them. Each is made
-//! from its number when it is asked for: nothing is held.
+//! Nodes, GPUs and pods of a made-up cluster, as an API server and the agents report them. Each is made
+//! from its number when it is requested: nothing is held.
 
 use std::collections::BTreeMap;
 
 use gpupack::hardware::device::{DeviceId, NodeName};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
@@ -16,8 +16,8 @@ use super::bodies::{POD, filled, usual};
 /// GPUs of each node.
 pub(crate) const GPUS: usize = 8;
 
-/// What the pods of each GPU of a node ask for, in millionths: half of all is booked, and one GPU is free.
-const BOOKED: [&[u64]; GPUS] = [
+/// What the pods of each GPU of a node request, in millionths: half of all is allocated, one GPU is free.
+const ALLOCATED: [&[u64]; GPUS] = [
     &[100_000, 500_000, 200_000],
     &[200_000, 250_000, 250_000],
     &[250_000, 250_000, 250_000, 250_000],
@@ -32,7 +32,7 @@ const BOOKED: [&[u64]; GPUS] = [
 pub(crate) const PODS: usize = {
     let (mut pods, mut gpu) = (0, 0);
     while gpu < GPUS {
-        pods += BOOKED[gpu].len();
+        pods += ALLOCATED[gpu].len();
         gpu += 1;
     }
     pods
@@ -49,7 +49,7 @@ const MODELS: [(&str, u64, bool); 4] = [
 /// Memory that the driver keeps of each GPU.
 const RESERVED_MIB: u64 = 512;
 
-/// Who wrote which fields of a running pod, as an API server tells everybody who lists pods.
+/// The managed fields of a running pod, as an API server returns them in every list of pods.
 const MANAGED_FIELDS: &str = include_str!("pod_managed_fields.json.in");
 
 /// Status of a running pod.
@@ -61,7 +61,7 @@ const NODE: &str = include_str!("node.json.in");
 /// Failure domains.
 const ZONES: usize = 3;
 
-/// A UUID that depends on two numbers alone.
+/// A UUID that depends only on two numbers.
 fn uuid(kind: u64, number: usize) -> String {
     let mix = |seed: u64| {
         let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -90,19 +90,19 @@ pub(crate) struct Placed(usize);
 impl Placed {
     fn on(node: usize, gpu: usize) -> impl Iterator<Item = Self> {
         let row = (node + gpu) % GPUS;
-        let first = node * PODS + BOOKED[..row].iter().map(|pods| pods.len()).sum::<usize>();
-        (first..first + BOOKED[row].len()).map(Self)
+        let first = node * PODS + ALLOCATED[..row].iter().map(|pods| pods.len()).sum::<usize>();
+        (first..first + ALLOCATED[row].len()).map(Self)
     }
 
     fn node(self) -> usize {
         self.0 / PODS
     }
 
-    /// Its GPU, and what it asks for.
+    /// Its GPU, and what it requests.
     fn place(self) -> (usize, u64) {
-        let all = BOOKED.iter().enumerate();
+        let all = ALLOCATED.iter().enumerate();
         let mut all = all.flat_map(|(row, pods)| pods.iter().map(move |share| (row, *share)));
-        let (row, share) = all.nth(self.0 % PODS).expect("a node has so many");
+        let (row, share) = all.nth(self.0 % PODS).expect("a node has this many");
         ((row + GPUS - self.node() % GPUS) % GPUS, share)
     }
 
@@ -128,7 +128,7 @@ impl Placed {
                 id,
                 demand: Demand { memory: self.memory(), share: self.share() },
             }],
-            protection: Protection::None,
+            isolation: ConfiguredIsolation::None,
         };
         encode(&placement).expect("a sound placement")
     }

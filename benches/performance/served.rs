@@ -1,4 +1,4 @@
-//! A gpupack that serves, in a process of its own.
+//! A running gpupack server, in a separate process.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpupack::clock::Clock;
 
-/// Ticks of processor time a second in `/proc`: the same on all of Linux.
+/// Ticks of CPU time a second in `/proc`: the same on all of Linux.
 const TICKS: f64 = 100.0;
 
 /// The process. It is killed when this is dropped.
@@ -24,7 +24,7 @@ impl Drop for Served {
 }
 
 impl Served {
-    /// Starts one with these arguments, on an address of its own. Its errors are shown.
+    /// Starts one with these arguments, on its own address. Its errors are shown.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
         let address = port.expect("a port is free").to_string();
@@ -50,10 +50,10 @@ impl Served {
         std::fs::read_to_string(path).expect("gpupack runs")
     }
 
-    /// Processor time that it has used, in seconds.
+    /// CPU time that it has used, in seconds.
     pub(crate) fn cpu(&self) -> f64 {
         let stat = self.of_process("stat");
-        let (_, fields) = stat.rsplit_once(')').expect("the name stands in brackets");
+        let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
         let field = |at: usize| fields.split_whitespace().nth(at)?.parse::<f64>().ok();
         let ticks = field(11).zip(field(12)).map(|(user, system)| user + system);
         ticks.expect("times of the process") / TICKS
@@ -64,7 +64,7 @@ impl Served {
         let status = self.of_process("status");
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        kib.expect("Linux tells the peak") / 1024
+        kib.expect("Linux reports the peak") / 1024
     }
 
     /// Share of one core that it uses while this thread waits for so long.

@@ -1,4 +1,4 @@
-//! The load tool: questions on one connection that is kept alive, in a process of its own.
+//! The load tool: calls on one keep-alive connection, in a separate process.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::shown;
 
-/// Takes the bodies in turn. The path comes as argument; what is no verb has no body.
+/// Cycles through the bodies. The path comes as argument; a path that is no verb has no body.
 const SCRIPT: &str = r#"
 local requests, at = {}, 0
 init = function(args)
@@ -51,7 +51,7 @@ pub(crate) struct Wrk {
 }
 
 impl Wrk {
-    /// None where it is not installed.
+    /// `None` if it is not installed.
     pub(crate) fn find() -> Option<Self> {
         Command::new("wrk").arg("-v").output().ok()?;
         let folder = tempfile::tempdir().expect("there is room for temporary files");
@@ -68,8 +68,8 @@ impl Wrk {
             .expect("the folder is writable");
     }
 
-    /// What a path of the extender at `address` takes, one call after the other for some seconds. None where
-    /// a run says nothing: the figure would be that of the good moments.
+    /// Times of a path of the extender at `address`, one call after the other for some seconds. `None` if
+    /// a run has no result: the figure would be that of the good times.
     pub(crate) fn measure(&self, address: &str, path: &str) -> Option<Took> {
         let runs: Vec<Took> = (0..RUNS).map(|_| self.run(address, path)).collect::<Option<_>>()?;
         let middle = |of: fn(&Took) -> f64| {

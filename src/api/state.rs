@@ -21,7 +21,7 @@ pub struct State {
     pub api_version: ApiVersion,
     /// `State`.
     pub kind: StateKind,
-    /// How full and fragmented the cluster is; left out if one node was asked for.
+    /// How full and fragmented the cluster is; left out if one node was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packing: Option<Packing>,
     /// The nodes, by name.
@@ -77,7 +77,7 @@ pub enum NodeReporting {
     Reporting,
     /// It has stopped reporting. The node takes no new GPU pods.
     Silent,
-    /// The node was deleted; some of its pods may still run.
+    /// The node deleted; some of its pods may still run.
     Gone,
 }
 
@@ -153,7 +153,7 @@ pub struct Device {
     pub sm_count: Option<u32>,
     /// Its slots, if its pool divides GPUs into slots.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<Slots>,
+    pub slots: Option<NodeTable>,
     /// How its tenants are kept apart.
     pub isolation: DeviceIsolation,
     /// Whether it takes new tenants.
@@ -213,7 +213,7 @@ pub struct MigPlacement {
 
 /// The slots of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Slots {
+pub struct NodeTable {
     /// Number of slots.
     pub total: u32,
     /// Free slots.

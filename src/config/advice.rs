@@ -51,7 +51,7 @@ mod tests {
     use crate::config::file::{Config, tests::keys_of};
 
     #[test]
-    fn every_key_is_read_and_nobody_is_asked_unless_named() {
+    fn every_key_is_read_and_no_server_is_queried_by_default() {
         let text = "advice: { prometheus_url: 'http://p.m:9090/prom/', look_back_hours: 168 }";
         let series_url = Some("http://p.m:9090/prom".to_owned());
         let expected = AdviceConfig { series_url, look_back: Duration::from_secs(604_800) };
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_addresses_are_taken() {
+    fn only_plain_addresses_are_accepted() {
         for bad in [
             "''",
             "7",

@@ -125,7 +125,7 @@ mod tests {
     use crate::config::file::Config;
 
     #[test]
-    fn what_would_open_a_way_to_every_gpu_cannot_be_allowed() {
+    fn access_to_every_gpu_cannot_be_allowed() {
         for bad in [
             "allowed_capabilities: [SYS_ADMIN]",
             "allowed_capabilities: [all]",

@@ -39,7 +39,7 @@ mod tests {
     use crate::config::file::{Config, tests::keys_of};
 
     #[test]
-    fn every_key_is_read_and_nothing_is_evicted_unless_asked_for() {
+    fn every_key_is_read_and_nothing_is_evicted_by_default() {
         let text = "guard: { evict: true, after_samples: 3, tolerance_mib: 0, grace_seconds: 7 }";
         let expected = GuardConfig {
             evict: true,

@@ -95,11 +95,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_not_named_shares_freely_and_unprotected() {
+    fn an_unnamed_pool_shares_freely_and_without_isolation() {
         let pools =
             Config::from_yaml("pools: {a: {replicas: 8}, '': {replicas: 2}}").unwrap().pools;
         assert_eq!(pools.of(&PoolName::new("b")), PoolRule::default());
-        assert_eq!(pools.of(&PoolName::new("")).replicas, Replicas::new(2), "no label is a pool");
+        assert_eq!(
+            pools.of(&PoolName::new("")).replicas,
+            Replicas::new(2),
+            "a missing label is a pool"
+        );
         assert_eq!(pools.of(&PoolName::new("a")).replicas, Replicas::new(8));
     }
 

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_let_everything_through_is_refused() {
+    fn rules_that_match_everything_or_are_out_of_range_are_rejected() {
         for bad in ["'*'", "hostdev", "'/a'", "'nvidia.com/*a'", "nvidia.com/a b", "7"] {
             let fault = read(&format!("other_resources: [{bad}]")).unwrap_err();
             assert!(fault.contains("`other_resources:"), "{fault}");

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_the_nodes_is_absolute_and_plain() {
+    fn a_node_folder_is_absolute_and_normalized() {
         let folder = |text: &str| {
             Config::from_yaml(&format!("webhook: {{mps_folder: '{text}'}}"))
                 .map(|config| config.webhook)

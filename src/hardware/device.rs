@@ -180,13 +180,13 @@ pub enum InventoryError {
         id: String,
     },
     /// More devices than a node may report.
-    #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are believed")]
+    #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are allowed")]
     TooManyDevices {
         /// How many were reported.
         count: usize,
     },
     /// More memory than [`MAX_DEVICE_MEMORY`].
-    #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are believed")]
+    #[error("device `{id}` reports `{total}`, at most {MAX_DEVICE_MEMORY} are allowed")]
     Memory {
         /// The device.
         id: DeviceId,

@@ -124,6 +124,6 @@ impl<T> PerClass<T> {
     /// # Panics
     /// If the class was added later: the ledger makes such tables again whenever a class is added.
     pub fn of(&self, class: ClassId) -> &T {
-        self.0.get(class.0).expect("tables are made anew whenever a device class is added")
+        self.0.get(class.0).expect("tables are made again whenever a device class is added")
     }
 }

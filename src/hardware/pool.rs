@@ -101,11 +101,13 @@ impl Enforcement {
 
     /// The isolation of tenants that share a device of this kind. The driver's limits do not apply
     /// in MIG instances ("Dynamo per-GPU limits guide", NVIDIA); MPS runs in each of them.
-    pub fn on(self, kind: &DeviceKind) -> Protection {
+    pub fn on(self, kind: &DeviceKind) -> ConfiguredIsolation {
         match (self, kind) {
-            (Self::None, _) | (Self::Driver, DeviceKind::MigInstance { .. }) => Protection::None,
-            (Self::Mps, _) => Protection::Mps,
-            (Self::Driver, DeviceKind::Gpu | DeviceKind::MigParent) => Protection::Driver,
+            (Self::None, _) | (Self::Driver, DeviceKind::MigInstance { .. }) => {
+                ConfiguredIsolation::None
+            }
+            (Self::Mps, _) => ConfiguredIsolation::Mps,
+            (Self::Driver, DeviceKind::Gpu | DeviceKind::MigParent) => ConfiguredIsolation::Driver,
         }
     }
 }
@@ -147,7 +149,7 @@ impl PoolRules {
 /// The isolation that a placement has by configuration, from weak to strong. What is verified on
 /// the node is reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protection {
+pub enum ConfiguredIsolation {
     /// Nothing limits the tenants of the GPU to their memory.
     #[default]
     None,
@@ -159,7 +161,7 @@ pub enum Protection {
     Hardware,
 }
 
-impl Protection {
+impl ConfiguredIsolation {
     /// The name in annotations and views.
     pub fn name(self) -> &'static str {
         match self {
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn two_to_64_slots_can_be_had() {
+    fn pools_can_have_2_to_64_slots() {
         for (count, is_legal) in [(0, false), (1, false), (2, true), (64, true), (65, false)] {
             assert_eq!(Replicas::new(count).is_some(), is_legal, "{count}");
         }
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_rounded_up_to_slots() {
+    fn a_request_is_rounded_up_to_slots() {
         let capacity = MemMib::new(15_001);
         for (count, millionths, mib, slots) in [
             (4, 1, 0, 1),
@@ -227,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_limits_nobody_inside_a_mig_instance() {
+    fn the_driver_limits_no_pod_inside_a_mig_instance() {
         let parent = crate::hardware::device::DeviceId::new("GPU-a").unwrap();
         let profile = crate::hardware::device::MigProfile::new("1g.5gb");
         let instance = DeviceKind::MigInstance { parent, profile };
         for (enforcement, on_gpu, on_instance) in [
-            (Enforcement::None, Protection::None, Protection::None),
-            (Enforcement::Mps, Protection::Mps, Protection::Mps),
-            (Enforcement::Driver, Protection::Driver, Protection::None),
+            (Enforcement::None, ConfiguredIsolation::None, ConfiguredIsolation::None),
+            (Enforcement::Mps, ConfiguredIsolation::Mps, ConfiguredIsolation::Mps),
+            (Enforcement::Driver, ConfiguredIsolation::Driver, ConfiguredIsolation::None),
         ] {
             let found = (enforcement.on(&DeviceKind::Gpu), enforcement.on(&instance));
             assert_eq!(found, (on_gpu, on_instance), "{}", enforcement.name());

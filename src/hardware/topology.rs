@@ -77,7 +77,7 @@ impl Topology {
     }
 
     /// How near these devices are to each other.
-    pub fn reach(&self, positions: impl Iterator<Item = usize> + Clone) -> Proximity {
+    pub fn proximity(&self, positions: impl Iterator<Item = usize> + Clone) -> Proximity {
         let bonds = pairs(positions).map(|(a, b)| self.bond(a, b));
         match bonds.min() {
             None | Some(2..) => Proximity::Linked,

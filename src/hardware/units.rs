@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_fit_in_memory_is_at_most_a_whole_share() {
+    fn an_exact_memory_fit_is_at_most_a_full_share() {
         let memory = MemMib::new(15_360);
         assert_eq!(Share::ratio(memory, memory), Some(Share::WHOLE));
         assert_eq!(Share::ratio(MemMib::new(1), MemMib::ZERO), None);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shortfall_is_none_and_never_zero() {
+    fn a_missing_shortfall_is_none_and_never_zero() {
         assert_eq!(MemMib::new(1).checked_sub(MemMib::new(2)), None);
         assert_eq!(Share::ZERO.checked_sub(Share::WHOLE), None);
         assert_eq!(MilliCpu::new(u64::MAX).checked_add(MilliCpu::new(1)), None);

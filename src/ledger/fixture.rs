@@ -6,12 +6,12 @@ use crate::hardware::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::{NodeReport, Receipt, ReportRefusal};
 use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
@@ -23,7 +23,7 @@ use crate::scoring::strategy::Strategy;
 /// Holds last 5 s, nodes are silent after 10 s, drains end after 30 s.
 pub(crate) fn settings() -> Settings {
     Settings {
-        claim_for: Duration::from_secs(5),
+        hold_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
         drain_limit: Duration::from_secs(30),
         warm_up: Duration::from_secs(10),
@@ -106,7 +106,7 @@ pub(crate) fn say(ledger: &Ledger, report: &NodeReport) -> Result<Receipt, Repor
 }
 
 /// A request for a share of one GPU, in millionths.
-pub(crate) fn asks(millionths: u64) -> PlacementRequest {
+pub(crate) fn share_query(millionths: u64) -> PlacementRequest {
     PlacementRequest {
         gpu: Some(GpuRequest::one(Amount::Fraction(Share::from_millionths(millionths)))),
         host: HostAmount::ZERO,
@@ -130,7 +130,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
         placement: Some(Placement {
             node: NodeName::new(node),
             devices: vec![PlacedDevice { id, demand }],
-            protection: Protection::None,
+            isolation: ConfiguredIsolation::None,
         }),
         bound_by_us: true,
     }

@@ -12,8 +12,8 @@ use crate::metrics::make::{Make, bytes, count, ratio, whole};
 use crate::model::rejection::Rejection;
 use crate::scoring::efficiency::{OTHER_SIZES, SIZES};
 
-/// The reason of a waiting pod that kube-scheduler has asked no node for.
-const NOT_ASKED: &str = "not_asked";
+/// The reason of a waiting pod without a *filter* call so far.
+const NOT_CALLED: &str = "not_called";
 
 /// Buckets of the time to placement in seconds, from a tenth of a second to a day.
 const PLACEMENT_BUCKETS: [f64; 14] =
@@ -42,11 +42,11 @@ pub struct Queue {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TeamUse {
     /// Allocated share.
-    pub share_booked: u128,
+    pub share_allocated: u128,
     /// Share in which kernels ran, as far as known.
     pub share_used: u128,
     /// Allocated memory.
-    pub memory_booked: u128,
+    pub memory_allocated: u128,
     /// Memory in use, as far as known.
     pub memory_used: u128,
 }
@@ -122,7 +122,7 @@ fn sizes() -> impl Iterator<Item = &'static str> {
 }
 
 fn reasons() -> impl Iterator<Item = &'static str> {
-    Rejection::LABELS.into_iter().chain([NOT_ASKED])
+    Rejection::LABELS.into_iter().chain([NOT_CALLED])
 }
 
 impl DemandFamilies {
@@ -132,17 +132,17 @@ impl DemandFamilies {
         let families = Self {
             waiting: make.int_gauges(
                 "gpupack_waiting_pods",
-                "GPU pods that no node fitted last time, by size and by the closest obstacle.",
+                "GPU pods that fit no node at the last attempt, by size and closest obstacle.",
                 &["size", "reason"],
             ),
             waiting_share: make.gauges(
                 "gpupack_waiting_share_gpus",
-                "Compute share that waiting pods ask for by fraction or whole, in GPUs.",
+                "Compute share that waiting pods request by fraction or whole, in GPUs.",
                 &["size"],
             ),
             oldest: make.gauges(
                 "gpupack_waiting_oldest_created_timestamp_seconds",
-                "When the oldest waiting pod was created; 0 where none waits.",
+                "When the oldest waiting pod was created; 0 if no pod waits.",
                 &["reason"],
             ),
             placement: make.histograms(
@@ -155,12 +155,12 @@ impl DemandFamilies {
             ),
             share: make.float_counters(
                 "gpupack_share_seconds_total",
-                "Compute share times time, in GPU-seconds: booked, and in which kernels ran.",
+                "Compute share times time, in GPU-seconds: allocated, and in which kernels ran.",
                 &of_team,
             ),
             memory: make.float_counters(
                 "gpupack_memory_byte_seconds_total",
-                "Device memory times time: booked, and seen in use.",
+                "Device memory times time: allocated, and seen in use.",
                 &of_team,
             ),
             idle_share: make.gauges(
@@ -194,7 +194,7 @@ impl DemandFamilies {
     pub(crate) fn show(&self, queue: &Queue) {
         for size in sizes() {
             for reason in reasons() {
-                let obstacle = Some(reason).filter(|reason| *reason != NOT_ASKED);
+                let obstacle = Some(reason).filter(|reason| *reason != NOT_CALLED);
                 let pods = queue.pods.get(&(size, obstacle)).copied().unwrap_or(0);
                 self.waiting.with_label_values(&[size, reason]).set(count(pods));
             }
@@ -203,7 +203,7 @@ impl DemandFamilies {
             self.waiting_share.with_label_values(&[size]).set(ratio(share));
         }
         for reason in reasons() {
-            let obstacle = Some(reason).filter(|reason| *reason != NOT_ASKED);
+            let obstacle = Some(reason).filter(|reason| *reason != NOT_CALLED);
             let created = queue.oldest.get(&obstacle).copied().unwrap_or(0);
             self.oldest.with_label_values(&[reason]).set(whole(created));
         }
@@ -222,9 +222,9 @@ impl DemandFamilies {
         let gpu_seconds = 1e-9;
         let byte_seconds = 1_048_576.0 / 1e3;
         for (family, kind, amount, unit) in [
-            (&self.share, "booked", used.share_booked, gpu_seconds),
+            (&self.share, "allocated", used.share_allocated, gpu_seconds),
             (&self.share, "used", used.share_used, gpu_seconds),
-            (&self.memory, "booked", used.memory_booked, byte_seconds),
+            (&self.memory, "allocated", used.memory_allocated, byte_seconds),
             (&self.memory, "used", used.memory_used, byte_seconds),
         ] {
             family.with_label_values(&[namespace, class, kind]).inc_by(float(amount) * unit);
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_beyond_the_first_200_are_one_that_bears_what_each_can() {
+    fn pools_beyond_the_first_200_share_one_entry() {
         let registry = prometheus::Registry::new();
         let families = DemandFamilies::new(&Make(&registry));
         let pools = (0..203).map(|at| {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_series_of_its_own_is_other_for_ever() {
+    fn a_label_without_own_series_stays_in_other() {
         let mut names = Names::default();
         assert_eq!(
             [names.label("a", 2), names.label("b", 2), names.label("c", 2)],
@@ -308,6 +308,10 @@ mod tests {
         assert_eq!([names.label("c", 2), names.label("a", 2)], [OTHER, "a"]);
         assert_eq!(names.folded(), 1);
         (0..1_000).for_each(|at| assert_eq!(names.label(&format!("n{at}"), 2), OTHER));
-        assert_eq!((names.0.len(), names.folded()), (32, 30), "as many as are worth remembering");
+        assert_eq!(
+            (names.0.len(), names.folded()),
+            (32, 30),
+            "the maximum number of names is kept"
+        );
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct FleetFamilies {
     efficiency: Gauge,
     fragmentation: Gauge,
     gpus: IntGaugeVec,
-    overbooked: IntGaugeVec,
+    overallocated: IntGaugeVec,
     occupied: IntGaugeVec,
     fullness: GaugeVec,
     by_free_share: IntGaugeVec,
@@ -58,48 +58,48 @@ impl FleetFamilies {
         let by = |more: &'static str| [KIND[0], KIND[1], more];
         let families = Self {
             typical_requests: make.int_gauge("gpupack_typical_requests",
-                "Types of requests that free room is judged by.",
+                "Types of typical requests, the basis of the fragmentation ratio.",
             ),
             nodes: make.int_gauges("gpupack_nodes", "Nodes by the state of their agent.", &["state"]),
             efficiency: make.gauge("gpupack_packing_efficiency_ratio",
-                "Mean fullness of the occupied GPUs: the larger of booked share and booked memory.",
+                "Mean fullness of the occupied GPUs: the larger of allocated share and allocated memory.",
             ),
             fragmentation: make.gauge("gpupack_fragmentation_ratio",
-                "Part of the free compute share that no typical request can use, in the mean.",
+                "Mean part of the free compute share that a typical request cannot use.",
             ),
             gpus: make.int_gauges("gpupack_gpus", "Devices, each in one state.", &by("state")),
-            overbooked: make.int_gauges("gpupack_gpus_overbooked",
+            overallocated: make.int_gauges("gpupack_gpus_overallocated",
                 "Devices on which facts from outside put more than they have.",
                 &KIND,
             ),
             occupied: make.int_gauges("gpupack_gpus_occupied", "Devices with tenants.", &KIND),
             fullness: make.gauges("gpupack_gpus_fullness",
-                "Sum over the devices with tenants of the larger of booked share and booked memory: \
+                "Sum over the devices with tenants of the larger of allocated share and allocated memory: \
                  over gpupack_gpus_occupied it is the packing efficiency.",
                 &KIND,
             ),
             by_free_share: make.int_gauges("gpupack_gpus_by_free_share",
-                "Devices that take tenants, by free compute share in tenths, rounded down.",
+                "Devices that accept tenants, by free compute share in tenths, rounded down.",
                 &by("free"),
             ),
             by_tenants: make.int_gauges("gpupack_gpus_by_tenants",
-                "Devices that take tenants, by number of tenants.",
+                "Devices that accept tenants, by number of tenants.",
                 &by("tenants"),
             ),
             share: make.gauges("gpupack_share_gpus",
-                "Compute share in GPUs, each part in one state: the sum is what there is.",
+                "Compute share in GPUs, each part in one state: the sum is the capacity.",
                 &by("state"),
             ),
             memory: make.gauges("gpupack_memory_bytes",
-                "Device memory, each part in one state: the sum is what there is.",
+                "Device memory, each part in one state: the sum is the capacity.",
                 &by("state"),
             ),
             largest_share: make.gauges("gpupack_largest_fit_share_gpus",
-                "Largest compute share of one GPU that would still fit.",
+                "Largest compute share of one GPU that fits now.",
                 &KIND,
             ),
             largest_memory: make.gauges("gpupack_largest_fit_bytes",
-                "Largest memory of one GPU that would still fit.",
+                "Largest memory of one GPU that fits now.",
                 &KIND,
             ),
             fitting: make.int_gauges("gpupack_fitting_requests",
@@ -107,11 +107,11 @@ impl FleetFamilies {
                 &by("size"),
             ),
             stranded: make.gauges("gpupack_stranded_bytes",
-                "Free memory of devices on which not one request of this size fits.",
+                "Free memory of devices on which no request of this size fits.",
                 &by("size"),
             ),
             folded: make.int_gauges("gpupack_metrics_folded_series",
-                "Values of a label that have no series of their own and count as other.",
+                "Values of a label without own series, counted as other.",
                 &["label"],
             ),
         };
@@ -124,14 +124,16 @@ impl FleetFamilies {
     pub(crate) fn show(&self, fleet: &Fleet) {
         self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
         let NodeCounts { reporting, silent, never } = fleet.nodes;
-        for (state, value) in [("reporting", reporting), ("silent", silent), ("never", never)] {
+        for (state, value) in
+            [("reporting", reporting), ("not_reporting", silent), ("never", never)]
+        {
             self.nodes.with_label_values(&[state]).set(value);
         }
         self.efficiency.set(ratio(fleet.packing.efficiency()));
         self.fragmentation.set(ratio(fleet.packing.fragmentation()));
         let by_kind = [
             &self.gpus,
-            &self.overbooked,
+            &self.overallocated,
             &self.occupied,
             &self.by_free_share,
             &self.by_tenants,
@@ -167,7 +169,7 @@ impl FleetFamilies {
         for (state, devices) in DeviceCondition::ALL.into_iter().zip(figures.devices) {
             self.gpus.with_label_values(&with(state.name())).set(count(devices));
         }
-        self.overbooked.with_label_values(&kind).set(count(figures.overbooked));
+        self.overallocated.with_label_values(&kind).set(count(figures.overallocated));
         let (occupied, fullness) = figures.occupied;
         self.occupied.with_label_values(&kind).set(count(occupied));
         self.fullness.with_label_values(&kind).set(ratio(Share::from_millionths(fullness)));
@@ -179,7 +181,7 @@ impl FleetFamilies {
         }
         let share = figures.share;
         for (state, part) in [
-            ("booked", share.booked),
+            ("allocated", share.allocated),
             ("stranded", share.stranded),
             ("free", share.free),
             ("unavailable", share.unavailable),
@@ -188,7 +190,7 @@ impl FleetFamilies {
         }
         let memory = figures.memory;
         for (state, part) in [
-            ("booked", memory.booked),
+            ("allocated", memory.allocated),
             ("outside", memory.outside),
             ("free", memory.free),
             ("unavailable", memory.unavailable),

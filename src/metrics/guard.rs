@@ -35,15 +35,15 @@ impl EvictionResult {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutsideFigures {
     /// Over-limit pods, each counted once per device.
-    pub over_users: u64,
+    pub over_limit_pods: u64,
     /// What they use beyond their limit.
     pub excess: MemMib,
     /// Untracked memory: used by processes of no pod that holds anything on the node.
-    pub foreign: MemMib,
+    pub untracked: MemMib,
 }
 
 pub(crate) struct GuardFamilies {
-    over_users: IntGauge,
+    over_limit_pods: IntGauge,
     outside: GaugeVec,
     evictions: IntCounterVec,
     tenants: IntGaugeVec,
@@ -55,28 +55,27 @@ impl GuardFamilies {
     /// Makes all families, each series at zero.
     pub(crate) fn new(make: &Make<'_>) -> Self {
         let families = Self {
-            over_users: make.int_gauge("gpupack_over_users",
+            over_limit_pods: make.int_gauge("gpupack_over_limit_pods",
                 "Pods that use more memory of a GPU than they may, beyond the tolerance.",
             ),
-            outside: make.gauges("gpupack_memory_outside_books_bytes",
-                "Device memory in use outside the books: beyond what pods may use, and by processes \
-                 of no pod that holds anything.",
+            outside: make.gauges("gpupack_memory_beyond_allocated_bytes",
+                "Device memory in use beyond what is allocated: above what pods may use, and by processes of no known pod.",
                 &["kind"],
             ),
             evictions: make.counters("gpupack_evictions_total",
-                "Evictions of over-users that were asked for, by outcome.",
+                "Evictions of over-limit pods, by outcome.",
                 &["outcome"],
             ),
             tenants: make.int_gauges("gpupack_tenants",
-                "Tenants of devices by what is meant, and what is known, to hold them to their memory.",
-                &["standing", "protection"],
+                "Tenants of devices by configured and by verified memory isolation.",
+                &["state", "isolation"],
             ),
             placement_edits: make.counters("gpupack_placement_edits_total",
-                "Placement annotations of bound pods that somebody else edited, and what came of writing them back.",
+                "Edits by others of the placement annotations of bound pods, and results of restoring them.",
                 &["result"],
             ),
             overdue_drains: make.int_gauge("gpupack_overdue_drains",
-                "Ended pods whose processes still run on a device after drain_seconds; they hold their room.",
+                "Ended pods whose processes still run on a device after drain_seconds; their room is not free.",
             ),
         };
         for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {
@@ -99,16 +98,16 @@ impl GuardFamilies {
 
     /// Sets the gauges.
     pub(crate) fn show(&self, figures: OutsideFigures) {
-        self.over_users.set(i64::try_from(figures.over_users).unwrap_or(i64::MAX));
-        for (kind, memory) in [("overuse", figures.excess), ("foreign", figures.foreign)] {
+        self.over_limit_pods.set(i64::try_from(figures.over_limit_pods).unwrap_or(i64::MAX));
+        for (kind, memory) in [("over_limit", figures.excess), ("untracked", figures.untracked)] {
             self.outside.with_label_values(&[kind]).set(bytes(memory));
         }
     }
 
     /// Sets the number of tenants for which an isolation mode is configured, and is verified.
-    pub(crate) fn show_tenants(&self, mode: &str, (intended, verified): (u64, u64)) {
-        for (standing, tenants) in [("intended", intended), ("verified", verified)] {
-            let gauge = self.tenants.with_label_values(&[standing, mode]);
+    pub(crate) fn show_tenants(&self, mode: &str, (configured, verified): (u64, u64)) {
+        for (states, tenants) in [("intended", configured), ("verified", verified)] {
+            let gauge = self.tenants.with_label_values(&[states, mode]);
             gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
         }
     }

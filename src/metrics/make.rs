@@ -9,12 +9,12 @@ use prometheus::{
 use crate::hardware::units::{MemMib, Share};
 
 /// A share in GPUs, as readers of a dashboard expect.
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the ledger is not")]
 pub(crate) fn ratio(share: Share) -> f64 {
     share.millionths() as f64 / Share::WHOLE.millionths() as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the books are not")]
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; the ledger is not")]
 pub(crate) fn bytes(memory: MemMib) -> f64 {
     memory.mib() as f64 * 1_048_576.0
 }

@@ -31,7 +31,6 @@ pub struct Metrics {
     refusals: IntCounterVec,
     binds: IntCounterVec,
     holds: IntGauge,
-    wakeups: IntCounter,
     requeues: IntCounterVec,
     reports: IntCounterVec,
     report_interval: Histogram,
@@ -81,48 +80,62 @@ impl Metrics {
                 &LATENCY_BUCKETS,
                 &["verb", "outcome"],
             ),
-            refusals: make.counters("gpupack_refusals_total",
+            refusals: make.counters(
+                "gpupack_refusals_total",
                 "Nodes refused by filter, by reason.",
                 &["reason"],
             ),
             binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
-            holds: make.int_gauge("gpupack_claims", "Places held back between question and bind."),
-            wakeups: make.counter("gpupack_wakeups_total", "Waiting pods woken because room appeared."),
-            requeues: make.counters("gpupack_requeues_total",
+            holds: make.int_gauge(
+                "gpupack_holds",
+                "Holds: room kept for pods between *filter* and *bind*.",
+            ),
+            requeues: make.counters(
+                "gpupack_requeues_total",
                 "Requeues that ended, by result.",
                 &["result"],
             ),
-            reports: make.counters("gpupack_reports_total", "Agent reports by result.", &["result"]),
+            reports: make.counters(
+                "gpupack_reports_total",
+                "Agent reports by result.",
+                &["result"],
+            ),
             report_interval: make.histogram(
                 "gpupack_report_interval_seconds",
                 "Time between two accepted reports of one node.",
                 &[0.25, 0.5, 1.0, 2.5, 5.0, 6.0, 10.0, 15.0, 60.0],
             ),
-            events_lost: make.counter("gpupack_events_dropped_total",
+            events_lost: make.counter(
+                "gpupack_events_dropped_total",
                 "Pod events not written because the queue was full.",
             ),
             audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
-            audit_failures: make.counter("gpupack_ledger_audit_failures_total",
+            audit_failures: make.counter(
+                "gpupack_ledger_audit_failures_total",
                 "Audits that found sums differing from the reservations.",
             ),
-            ready: make.int_gauge("gpupack_ready", "1 when questions are answered."),
-            oldest_report: make.gauge("gpupack_oldest_report_timestamp_seconds",
-                "When the node that reports and was heard of the longest ago was heard; 0 where none reports.",
+            ready: make.int_gauge("gpupack_ready", "1 when calls are answered."),
+            oldest_report: make.gauge(
+                "gpupack_oldest_report_timestamp_seconds",
+                "Oldest last report of the nodes that are reporting; 0 if no node is.",
             ),
             watch_lag: make.histogram(
                 "gpupack_watch_lag_seconds",
                 "From posting a Binding to the watch event that shows the pod bound.",
                 &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0],
             ),
-            watch_events: make.counters("gpupack_watch_events_total",
-                "What the watches brought: changes, and failures after which they began anew.",
+            watch_events: make.counters(
+                "gpupack_watch_events_total",
+                "What the watches brought: changes, and failures after which they started again.",
                 &["resource", "kind"],
             ),
-            placeable_by_moves: make.int_gauges("gpupack_waiting_pods_movable",
-                "Waiting pods for which so many moves of running pods would make room.",
+            placeable_by_moves: make.int_gauges(
+                "gpupack_waiting_pods_movable",
+                "Waiting pods for which this many moves of running pods would free room.",
                 &["moves"],
             ),
-            emptiable: make.int_gauge("gpupack_gpus_emptiable",
+            emptiable: make.int_gauge(
+                "gpupack_gpus_emptiable",
                 "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
             ),
             registry,
@@ -204,11 +217,6 @@ impl Metrics {
     /// Counts the outcome of a bind.
     pub fn bind(&self, result: BindResult) {
         self.binds.with_label_values(&[result.label()]).inc();
-    }
-
-    /// Counts a requeue of a waiting pod.
-    pub fn woke(&self) {
-        self.wakeups.inc();
     }
 
     /// Sets the number of ended pods whose processes hold devices longer than `drain_seconds`.

@@ -8,7 +8,7 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid};
 use crate::hardware::device_class::{ClassId, DeviceClass};
-use crate::hardware::pool::{PoolRule, Protection};
+use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
@@ -51,7 +51,7 @@ pub struct ProcessUse {
 pub enum Verification {
     /// It is configured. No agent has checked it.
     #[default]
-    Intended,
+    Configured,
     /// The node's agent has seen that it is in force.
     Verified,
     /// The node's agent has seen that it is not. Then nothing limits the tenants.
@@ -62,7 +62,7 @@ impl Verification {
     /// The name in views.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Intended => "intended",
+            Self::Configured => "intended",
             Self::Verified => "verified",
             Self::Missing => "missing",
         }
@@ -75,22 +75,22 @@ pub struct DeviceState {
     pub(crate) device: Device,
     pub(crate) class: ClassId,
     pub(crate) rule: PoolRule,
-    pub(crate) evidence: Verification,
+    pub(crate) verification: Verification,
     /// Whether some tenant has no isolation, and whether some tenant requires it of all.
-    pub(crate) has_unheld: bool,
-    pub(crate) needs_guard: bool,
+    pub(crate) has_unisolated: bool,
+    pub(crate) requires_isolation: bool,
     pub(crate) health: Health,
-    pub(crate) booked: Demand,
+    pub(crate) allocated: Demand,
     pub(crate) on_hold: Demand,
     pub(crate) tenants: LiteMap<PodUid, Demand>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes shows beyond what is allocated, and what processes use
     /// that outlive the drain of their pod.
-    pub(crate) foreign: MemMib,
+    pub(crate) untracked: MemMib,
     /// What each tenant used of its allocated memory at the last list of processes.
     pub(crate) covered: LiteMap<PodUid, MemMib>,
-    pub(crate) unbooked: MemMib,
+    pub(crate) unallocated_use: MemMib,
     /// Use beyond what is allocated, also within the tolerance.
     outside: MemMib,
     /// Pods that have nothing on the node, but whose processes the lists show.
@@ -108,18 +108,18 @@ impl DeviceState {
         let fresh = Self {
             class,
             rule,
-            evidence: Verification::default(),
-            has_unheld: false,
-            needs_guard: false,
+            verification: Verification::default(),
+            has_unisolated: false,
+            requires_isolation: false,
             health: device.health,
-            booked: Demand::ZERO,
+            allocated: Demand::ZERO,
             on_hold: Demand::ZERO,
             tenants: LiteMap::new(),
             used: None,
             busy_percent: None,
-            foreign: MemMib::ZERO,
+            untracked: MemMib::ZERO,
             covered: LiteMap::new(),
-            unbooked: MemMib::ZERO,
+            unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
             leftovers: LiteMap::new(),
             device,
@@ -128,12 +128,12 @@ impl DeviceState {
         // Health is the worse of both until the next report.
         Self {
             health: fresh.health.max(before.health),
-            evidence: before.evidence,
+            verification: before.verification,
             used: before.used,
             busy_percent: before.busy_percent,
-            foreign: before.foreign,
+            untracked: before.untracked,
             covered: before.covered,
-            unbooked: before.unbooked,
+            unallocated_use: before.unallocated_use,
             outside: before.outside,
             leftovers: before.leftovers,
             ..fresh
@@ -146,8 +146,8 @@ impl DeviceState {
     }
 
     /// What reservations take.
-    pub fn booked(&self) -> Demand {
-        self.booked
+    pub fn allocated(&self) -> Demand {
+        self.allocated
     }
 
     /// What holds take.
@@ -173,11 +173,11 @@ impl DeviceState {
     /// Memory in use beyond what is allocated: by processes of no known pod, and by over-limit
     /// pods. It is not free. For listed processes of ended pods it is at least 1 MiB, up to the
     /// drain limit, so that no pod gets the whole device beside them.
-    pub fn unbooked(&self) -> MemMib {
+    pub fn unallocated_use(&self) -> MemMib {
         if self.leftovers.values().all(|leftover| leftover.is_over) {
-            return self.unbooked;
+            return self.unallocated_use;
         }
-        self.unbooked.max(self.outside).max(MemMib::new(1))
+        self.unallocated_use.max(self.outside).max(MemMib::new(1))
     }
 
     /// The worse of the health in the inventory and that in the last report.
@@ -191,8 +191,8 @@ impl DeviceState {
     }
 
     /// Whether reservations take more than the device has.
-    pub fn is_overbooked(&self) -> bool {
-        self.capacity().checked_sub(self.booked).is_none()
+    pub fn is_overallocated(&self) -> bool {
+        self.capacity().checked_sub(self.allocated).is_none()
     }
 
     /// Whether this device can have tenants at all.
@@ -201,13 +201,13 @@ impl DeviceState {
     }
 
     /// Room if holds are ignored; what `bind` may use.
-    pub fn free_of_bookings(&self) -> Demand {
-        self.left_of(self.capacity().checked_sub(self.booked))
+    pub fn unallocated(&self) -> Demand {
+        self.left_of(self.capacity().checked_sub(self.allocated))
     }
 
     /// Room beside reservations and holds; what *filter* sees.
     pub fn free(&self) -> Demand {
-        let left = self.capacity().checked_sub(self.booked);
+        let left = self.capacity().checked_sub(self.allocated);
         self.left_of(left.and_then(|left| left.checked_sub(self.on_hold)))
     }
 
@@ -215,7 +215,7 @@ impl DeviceState {
     /// overallocated device; no memory is free where use exceeds the rest.
     fn left_of(&self, left: Option<Demand>) -> Demand {
         let Some(left) = left else { return Demand::ZERO };
-        match left.memory.checked_sub(self.unbooked()) {
+        match left.memory.checked_sub(self.unallocated_use()) {
             Some(memory) => Demand { memory, share: left.share },
             None => Demand { memory: MemMib::ZERO, share: left.share },
         }
@@ -225,42 +225,42 @@ impl DeviceState {
     pub fn room(&self, holds: HoldRule) -> Room {
         let free = match holds {
             HoldRule::Respected => self.free(),
-            HoldRule::Ignored => self.free_of_bookings(),
+            HoldRule::Ignored => self.unallocated(),
         };
-        Room { class: self.class, health: self.health, free, company: self.company() }
+        Room { class: self.class, health: self.health, free, neighbors: self.neighbors() }
     }
 
     /// How the tenants are isolated from each other.
-    pub fn company(&self) -> NeighborIsolation {
+    pub fn neighbors(&self) -> NeighborIsolation {
         NeighborIsolation {
             guard: self.guard(),
-            is_guard_missing: self.promised_guard() != self.guard(),
-            has_unheld: self.has_unheld || self.unbooked() > MemMib::ZERO,
-            needs_guard: self.needs_guard,
+            is_isolation_missing: self.configured_isolation() != self.guard(),
+            has_unisolated: self.has_unisolated || self.unallocated_use() > MemMib::ZERO,
+            requires_isolation: self.requires_isolation,
         }
     }
 
     /// The configured isolation of tenants that share the device.
-    pub fn promised_guard(&self) -> Protection {
+    pub fn configured_isolation(&self) -> ConfiguredIsolation {
         self.rule.enforcement.on(&self.device.kind)
     }
 
     /// The isolation that scheduling relies on: none if the agent saw that it is not in force.
-    pub fn guard(&self) -> Protection {
-        match self.evidence {
-            Verification::Intended | Verification::Verified => self.promised_guard(),
-            Verification::Missing => Protection::None,
+    pub fn guard(&self) -> ConfiguredIsolation {
+        match self.verification {
+            Verification::Configured | Verification::Verified => self.configured_isolation(),
+            Verification::Missing => ConfiguredIsolation::None,
         }
     }
 
     /// Whether the configured isolation is verified.
-    pub fn evidence(&self) -> Verification {
-        self.evidence
+    pub fn verification(&self) -> Verification {
+        self.verification
     }
 
     /// The isolation of a tenant that takes `demand`.
-    pub fn protection_of(&self, demand: Demand) -> Protection {
-        if demand == self.capacity() { Protection::Hardware } else { self.guard() }
+    pub fn isolation_of(&self, demand: Demand) -> ConfiguredIsolation {
+        if demand == self.capacity() { ConfiguredIsolation::Hardware } else { self.guard() }
     }
 
     /// How the device is shared.
@@ -277,11 +277,11 @@ impl DeviceState {
 
     /// Counts a tenant's part in the isolation of all.
     pub(crate) fn note_neighbors(&mut self, held: &Reservation) {
-        self.has_unheld |= held.placement.protection == Protection::None;
+        self.has_unisolated |= held.placement.isolation == ConfiguredIsolation::None;
         // A pod that requests isolation is not placed without it. This one requested it afterwards.
         let isolation = held.request.as_ref().map(|request| request.isolation);
-        let is_held = held.placement.protection != Protection::None;
-        self.needs_guard |= is_held && isolation == Some(Isolation::Memory);
+        let is_held = held.placement.isolation != ConfiguredIsolation::None;
+        self.requires_isolation |= is_held && isolation == Some(Isolation::Memory);
     }
 
     /// Class of the device.
@@ -332,12 +332,13 @@ impl DeviceState {
             let mut all = LiteMap::with_capacity(self.tenants.len());
             all.extend(covered);
             self.covered = all;
-            self.foreign = beyond(used, self.covered.values().copied());
+            self.untracked = beyond(used, self.covered.values().copied());
         }
-        let booked = beyond(used, self.tenants.values().map(|held| held.memory));
-        let unbooked = self.foreign.min(used).max(booked);
-        self.outside = unbooked;
-        self.unbooked = if unbooked > tolerance { unbooked } else { MemMib::ZERO };
+        let allocated = beyond(used, self.tenants.values().map(|held| held.memory));
+        let unallocated_use = self.untracked.min(used).max(allocated);
+        self.outside = unallocated_use;
+        self.unallocated_use =
+            if unallocated_use > tolerance { unallocated_use } else { MemMib::ZERO };
     }
 
     /// How many entries of pods are kept.
@@ -349,8 +350,8 @@ impl DeviceState {
     /// were seen to use stays taken.
     pub(crate) fn outlived(&mut self, uid: &PodUid) {
         let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
-        self.foreign = self.foreign.checked_add(left).unwrap_or(BEYOND.memory);
-        self.unbooked = self.unbooked.checked_add(left).unwrap_or(BEYOND.memory);
+        self.untracked = self.untracked.checked_add(left).unwrap_or(BEYOND.memory);
+        self.unallocated_use = self.unallocated_use.checked_add(left).unwrap_or(BEYOND.memory);
     }
 }
 

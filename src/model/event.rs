@@ -14,7 +14,7 @@ pub enum LedgerEvent {
     /// Room may have appeared on this node: waiting pods that fit now should be requeued.
     Room(NodeName),
     /// More than the device has is allocated from now on.
-    Overbooked {
+    Overallocated {
         /// The node.
         node: NodeName,
         /// The device.
@@ -67,7 +67,7 @@ pub enum LedgerEvent {
         allowed: MemMib,
     },
     /// Processes without a reservation on the node use a device from now on.
-    Foreign {
+    Untracked {
         /// The node.
         node: NodeName,
         /// The device.
@@ -76,7 +76,7 @@ pub enum LedgerEvent {
         used: MemMib,
     },
     /// Driver or MPS should limit a pod's memory, and after some seconds this is not verified.
-    Unprotected {
+    NoIsolation {
         /// The node.
         node: NodeName,
         /// The device.
@@ -84,7 +84,7 @@ pub enum LedgerEvent {
         /// The pod.
         pod: PodRef,
         /// The configured isolation.
-        intended: Mode,
+        configured: Mode,
         /// Its verified limit, where that is more than what it has.
         limit: Option<MemMib>,
     },
@@ -101,10 +101,10 @@ pub(crate) struct StateBefore {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct DeviceBefore {
     health: Health,
-    unbooked: MemMib,
+    unallocated_use: MemMib,
     /// Zero where no pod can be placed on the device or node.
     free: Demand,
-    is_overbooked: bool,
+    is_overallocated: bool,
     has_tenants: bool,
 }
 
@@ -112,9 +112,9 @@ impl DeviceBefore {
     fn of(device: &DeviceState, takes_pods: bool) -> Self {
         Self {
             health: device.health(),
-            unbooked: device.unbooked(),
+            unallocated_use: device.unallocated_use(),
             free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
-            is_overbooked: device.is_overbooked(),
+            is_overallocated: device.is_overallocated(),
             has_tenants: !device.tenants().is_empty(),
         }
     }
@@ -126,29 +126,29 @@ impl DeviceBefore {
 
 impl StateBefore {
     /// The state now.
-    pub(crate) fn of(books: &NodeState) -> Self {
-        let now = standings(books);
+    pub(crate) fn of(node_state: &NodeState) -> Self {
+        let now = standings(node_state);
         Self {
-            state: books.state(),
-            devices: now.map(|(id, standing)| (id.clone(), standing)).collect(),
+            state: node_state.state(),
+            devices: now.map(|(id, states)| (id.clone(), states)).collect(),
         }
     }
 
     /// Whether the state is still the same. Then there are no events, and kept answers still hold,
     /// if reservations and holds are the same.
-    pub(crate) fn is_that_of(&self, books: &NodeState) -> bool {
-        let before = self.devices.iter().map(|(id, standing)| (id, *standing));
-        self.state == books.state() && before.eq(standings(books))
+    pub(crate) fn is_that_of(&self, node_state: &NodeState) -> bool {
+        let before = self.devices.iter().map(|(id, states)| (id, *states));
+        self.state == node_state.state() && before.eq(standings(node_state))
     }
 
     /// The events of the change since then.
-    pub(crate) fn effects(&self, books: &NodeState) -> Vec<LedgerEvent> {
-        let node = books.name();
+    pub(crate) fn events(&self, node_state: &NodeState) -> Vec<LedgerEvent> {
+        let node = node_state.name();
         let before = |id: &DeviceId| {
             let known = self.devices.iter().find(|(known, _)| known == id);
-            known.map(|(_, standing)| *standing)
+            known.map(|(_, states)| *states)
         };
-        let now: Vec<_> = standings(books).map(|(id, now)| (id, before(id), now)).collect();
+        let now: Vec<_> = standings(node_state).map(|(id, now)| (id, before(id), now)).collect();
         let grew = now.iter().any(|(_, before, now)| {
             let Demand { memory, share } = before.map_or(Demand::ZERO, |before| before.free);
             (now.free.memory > memory || now.free.share > share)
@@ -156,11 +156,13 @@ impl StateBefore {
                 && now.free.share > Share::ZERO
         });
         let room = grew.then(|| LedgerEvent::Room(node.clone()));
-        let overbooked = now.iter().filter(|(_, before, now)| {
-            now.is_overbooked && !before.is_some_and(|before| before.is_overbooked)
+        let overallocated = now.iter().filter(|(_, before, now)| {
+            now.is_overallocated && !before.is_some_and(|before| before.is_overallocated)
         });
-        let overbooked = overbooked
-            .map(|(id, ..)| LedgerEvent::Overbooked { node: node.clone(), device: (*id).clone() });
+        let overallocated = overallocated.map(|(id, ..)| LedgerEvent::Overallocated {
+            node: node.clone(),
+            device: (*id).clone(),
+        });
         let tenanted = self.devices.iter().filter(|(_, before)| before.is_tenanted());
         let lost = tenanted.filter_map(|(id, _)| {
             let now = now.iter().find(|(known, ..)| *known == id);
@@ -172,12 +174,12 @@ impl StateBefore {
                 health,
             })
         });
-        room.into_iter().chain(overbooked).chain(lost).collect()
+        room.into_iter().chain(overallocated).chain(lost).collect()
     }
 }
 
-fn standings(books: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
-    let takes_pods = books.placeable().is_ok();
-    let devices = books.devices().iter();
+fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
+    let takes_pods = node_state.placeable().is_ok();
+    let devices = node_state.devices().iter();
     devices.map(move |device| (&device.device().id, DeviceBefore::of(device, takes_pods)))
 }

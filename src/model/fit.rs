@@ -3,7 +3,7 @@
 
 use crate::hardware::device::Health;
 use crate::hardware::device_class::{ClassId, DeviceClasses, PerClass};
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use crate::model::rejection::Rejection;
 use crate::model::request::{GpuRequest, Isolation};
@@ -73,7 +73,7 @@ impl CompiledRequest {
     /// How many devices are requested; zero for a pod that requests no GPU.
     pub fn count(&self) -> usize {
         let count = self.gpu.as_ref().map_or(0, |request| request.count.get());
-        usize::try_from(count).expect("a device count fits into an address")
+        usize::try_from(count).expect("a device count fits into usize")
     }
 }
 
@@ -87,7 +87,7 @@ pub struct Room {
     /// Free memory and compute share; zero in both where the device is overallocated.
     pub free: Demand,
     /// How its tenants are isolated from each other.
-    pub company: NeighborIsolation,
+    pub neighbors: NeighborIsolation,
 }
 
 /// How the tenants of a shared device are isolated from each other. Isolation is a property of the
@@ -95,47 +95,49 @@ pub struct Room {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeighborIsolation {
     /// What limits the memory of a new tenant that leaves room for others.
-    pub guard: Protection,
+    pub guard: ConfiguredIsolation,
     /// Whether isolation is configured and not in force; then `guard` is none.
-    pub is_guard_missing: bool,
+    pub is_isolation_missing: bool,
     /// Whether something without a memory limit uses the device: a tenant placed without isolation,
     /// or use beyond what is allocated.
-    pub has_unheld: bool,
+    pub has_unisolated: bool,
     /// Whether a tenant requires that all have a memory limit.
-    pub needs_guard: bool,
+    pub requires_isolation: bool,
 }
 
 impl NeighborIsolation {
     /// Whether a pod may join them without taking the whole device.
     fn admits(self, isolation: Isolation) -> Result<(), Rejection> {
-        let is_held = self.guard != Protection::None;
+        let is_held = self.guard != ConfiguredIsolation::None;
         match isolation {
-            Isolation::None if self.needs_guard && !is_held => Err(Rejection::ProtectedTenant),
+            Isolation::None if self.requires_isolation && !is_held => {
+                Err(Rejection::IsolatedTenant)
+            }
             Isolation::None => Ok(()),
-            Isolation::Memory if self.is_guard_missing => Err(Rejection::UnverifiedGuard),
-            Isolation::Memory if !is_held => Err(Rejection::Unprotected),
-            Isolation::Memory if self.has_unheld => Err(Rejection::UnheldTenant),
+            Isolation::Memory if self.is_isolation_missing => Err(Rejection::UnverifiedIsolation),
+            Isolation::Memory if !is_held => Err(Rejection::NoIsolation),
+            Isolation::Memory if self.has_unisolated => Err(Rejection::UnisolatedTenant),
             Isolation::Memory => Ok(()),
             Isolation::Hardware => Err(Rejection::PartOfGpu),
         }
     }
 }
 
-/// Whether `ask` fits on a device with this room, and what it takes of it. **The** fit function.
+/// Whether `compiled` fits on a device with this room, and what it takes of it. **The** fit function.
 ///
 /// # Errors
 /// The [`Rejection`], with what is missing.
-pub fn fit(ask: &CompiledRequest, room: &Room) -> Result<Demand, Rejection> {
-    let demand = ask.demand_on(room.class)?;
+pub fn fit(compiled: &CompiledRequest, room: &Room) -> Result<Demand, Rejection> {
+    let demand = compiled.demand_on(room.class)?;
     match room.health {
         Health::Healthy => {}
         Health::KubeletOwned => return Err(Rejection::KubeletOwned),
         Health::Unhealthy => return Err(Rejection::Unhealthy),
     }
-    if let Some(request) = &ask.gpu
-        && !ask.demand.of(room.class).1
+    if let Some(request) = &compiled.gpu
+        && !compiled.demand.of(room.class).1
     {
-        room.company.admits(request.isolation)?;
+        room.neighbors.admits(request.isolation)?;
     }
     if let Some(short) = demand.memory.checked_sub(room.free.memory)
         && short > MemMib::ZERO
@@ -150,20 +152,20 @@ pub fn fit(ask: &CompiledRequest, room: &Room) -> Result<Demand, Rejection> {
     Ok(demand)
 }
 
-/// Whether `ask` fits on a node with `free` CPU and host memory.
+/// Whether `compiled` fits on a node with `free` CPU and host memory.
 ///
 /// # Errors
 /// The [`Rejection`], with what is missing. Never if the request does not check the host.
-pub fn fit_host(ask: &CompiledRequest, free: HostAmount) -> Result<(), Rejection> {
-    if ask.host_rule == HostRule::Trusted {
+pub fn fit_host(compiled: &CompiledRequest, free: HostAmount) -> Result<(), Rejection> {
+    if compiled.host_rule == HostRule::Trusted {
         return Ok(());
     }
-    if let Some(short) = ask.host.cpu.checked_sub(free.cpu)
+    if let Some(short) = compiled.host.cpu.checked_sub(free.cpu)
         && short > MilliCpu::ZERO
     {
         return Err(Rejection::Cpu { short });
     }
-    if let Some(short) = ask.host.memory.checked_sub(free.memory)
+    if let Some(short) = compiled.host.memory.checked_sub(free.memory)
         && short > MemMib::ZERO
     {
         return Err(Rejection::HostMemory { short });

@@ -54,7 +54,7 @@ pub enum DriverLimits {
     /// Neither does.
     Unused,
     /// The driver does.
-    Intended,
+    Configured,
     /// MPS does, with the containers as its clients.
     OfClients,
 }

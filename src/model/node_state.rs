@@ -44,13 +44,13 @@ pub struct NodeState {
     rule: PoolRule,
     state: NodeReporting,
     host_capacity: HostAmount,
-    host_booked: HostAmount,
+    host_allocated: HostAmount,
     host_claimed: HostAmount,
     devices: Vec<DeviceState>,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
     rooms: Vec<Room>,
-    rooms_under_claims: Vec<Room>,
+    rooms_under_holds: Vec<Room>,
     reservations: LiteMap<PodUid, Reservation>,
     others: LiteMap<PodUid, HostAmount>,
     holds: BTreeMap<PodUid, Hold>,
@@ -70,12 +70,12 @@ impl NodeState {
             rule: PoolRule::default(),
             state: NodeReporting::NeverReported,
             host_capacity: HostAmount::ZERO,
-            host_booked: HostAmount::ZERO,
+            host_allocated: HostAmount::ZERO,
             host_claimed: HostAmount::ZERO,
             devices: Vec::new(),
             topology: Topology::default(),
             rooms: Vec::new(),
-            rooms_under_claims: Vec::new(),
+            rooms_under_holds: Vec::new(),
             reservations: LiteMap::new(),
             others: LiteMap::new(),
             holds: BTreeMap::new(),
@@ -113,7 +113,7 @@ impl NodeState {
     pub fn rooms(&self, holds: HoldRule) -> &[Room] {
         match holds {
             HoldRule::Respected => &self.rooms,
-            HoldRule::Ignored => &self.rooms_under_claims,
+            HoldRule::Ignored => &self.rooms_under_holds,
         }
     }
 
@@ -139,14 +139,14 @@ impl NodeState {
 
     /// CPU and host memory left beside pods and holds.
     pub fn host_free(&self) -> HostAmount {
-        self.host_capacity.left_after(self.host_booked).left_after(self.host_claimed)
+        self.host_capacity.left_after(self.host_allocated).left_after(self.host_claimed)
     }
 
     /// CPU and host memory left, with holds respected or ignored.
     pub fn host_room(&self, holds: HoldRule) -> HostAmount {
         match holds {
             HoldRule::Respected => self.host_free(),
-            HoldRule::Ignored => self.host_capacity.left_after(self.host_booked),
+            HoldRule::Ignored => self.host_capacity.left_after(self.host_allocated),
         }
     }
 
@@ -163,7 +163,7 @@ impl NodeState {
             && self.holds.is_empty()
     }
 
-    /// The rejection of the node itself, whatever is requested.
+    /// The rejection of the node itself, for any request.
     ///
     /// # Errors
     /// The [`Rejection`] of every GPU pod.
@@ -209,18 +209,18 @@ impl NodeState {
         let mut has_changed = false;
         for (at, seen) in uses.iter().enumerate() {
             // Agents nearly always name the devices in the order of the ledger.
-            let is_it = |books: &DeviceState| books.device.id == seen.id;
+            let is_it = |device_state: &DeviceState| device_state.device.id == seen.id;
             let there = self.devices.get(at).is_some_and(is_it).then_some(at);
             let Some(at) = there.or_else(|| self.devices.iter().position(is_it)) else { continue };
             let (reservations, others) = (&self.reservations, &self.others);
             let holds = |uid: &PodUid| reservations.contains_key(uid) || others.contains_key(uid);
-            let books = &mut self.devices[at];
-            let before = (books.health, books.unbooked());
+            let device_state = &mut self.devices[at];
+            let before = (device_state.health, device_state.unallocated_use());
             if let Some(list) = &seen.processes {
-                books.see_leftovers(list, now, holds);
+                device_state.see_leftovers(list, now, holds);
             }
-            books.observe(seen, self.unmanaged_tolerance);
-            has_changed |= before != (books.health, books.unbooked());
+            device_state.observe(seen, self.unmanaged_tolerance);
+            has_changed |= before != (device_state.health, device_state.unallocated_use());
         }
         if has_changed {
             self.recompute_rooms();
@@ -252,7 +252,7 @@ impl NodeState {
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
-        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
+        self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
         self.reservations.insert(uid, reservation);
         self.recompute();
     }
@@ -261,7 +261,7 @@ impl NodeState {
     pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
         self.release(&uid);
         self.reservations.remove(&uid);
-        self.devices.iter_mut().for_each(|books| books.forget_leftover(&uid));
+        self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
         self.others.insert(uid, host);
         self.recompute();
     }
@@ -321,8 +321,10 @@ impl NodeState {
 /// of the memory that a pod takes.
 fn share_ids(devices: &[DeviceState], reservation: &mut Reservation) {
     for placed in &mut reservation.placement.devices {
-        if let Some(books) = devices.iter().find(|books| books.device.id == placed.id) {
-            placed.id = books.device.id.clone();
+        if let Some(device_state) =
+            devices.iter().find(|device_state| device_state.device.id == placed.id)
+        {
+            placed.id = device_state.device.id.clone();
         }
     }
 }
@@ -330,8 +332,11 @@ fn share_ids(devices: &[DeviceState], reservation: &mut Reservation) {
 impl NodeState {
     /// Replaces the inventory; reservations stay, also those on devices that are gone.
     pub fn replace_inventory(&mut self, inventory: &NodeInventory, classes: &mut DeviceClasses) {
-        let mut old: BTreeMap<DeviceId, DeviceState> =
-            self.devices.drain(..).map(|books| (books.device.id.clone(), books)).collect();
+        let mut old: BTreeMap<DeviceId, DeviceState> = self
+            .devices
+            .drain(..)
+            .map(|device_state| (device_state.device.id.clone(), device_state))
+            .collect();
         self.devices = inventory
             .devices()
             .iter()
@@ -351,7 +356,7 @@ impl NodeState {
     /// Whether all devices are of the first `count` classes. A list of classes that was read
     /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {
-        self.devices.iter().all(|books| books.class.position() < count)
+        self.devices.iter().all(|device_state| device_state.class.position() < count)
     }
 
     /// How the devices are shared.
@@ -362,24 +367,27 @@ impl NodeState {
     /// Shares the devices by another rule from now on. Tenants keep what they have.
     pub fn share_by(&mut self, rule: PoolRule, classes: &mut DeviceClasses) {
         self.rule = rule;
-        for books in &mut self.devices {
-            books.class = classes.id_of(DeviceClass::of(&books.device, rule));
-            books.rule = rule;
+        for device_state in &mut self.devices {
+            device_state.class = classes.id_of(DeviceClass::of(&device_state.device, rule));
+            device_state.rule = rule;
         }
         self.recompute_rooms();
     }
 
     /// Notes what the node's agent found about the configured isolation of a device.
-    pub fn see_evidence(&mut self, id: &DeviceId, evidence: Verification) {
-        if let Some(books) = self.devices.iter_mut().find(|books| books.device.id == *id) {
-            books.evidence = evidence;
+    pub fn set_verification(&mut self, id: &DeviceId, verification: Verification) {
+        if let Some(device_state) =
+            self.devices.iter_mut().find(|device_state| device_state.device.id == *id)
+        {
+            device_state.verification = verification;
         }
         self.recompute_rooms();
     }
 
     /// Removes a device. Its tenants keep their reservations.
     pub fn lose_device(&mut self, id: &DeviceId) {
-        if let Some(at) = self.devices.iter().position(|books| books.device.id == *id) {
+        if let Some(at) = self.devices.iter().position(|device_state| device_state.device.id == *id)
+        {
             self.devices.remove(at);
             self.topology = self.topology.without(at);
         }
@@ -395,12 +403,12 @@ impl NodeState {
     pub fn audit(&self) -> Result<(), AuditError> {
         let mut fresh = self.clone();
         fresh.recompute();
-        let rooms = (&fresh.rooms, &fresh.rooms_under_claims);
-        if fresh.devices != self.devices || rooms != (&self.rooms, &self.rooms_under_claims) {
+        let rooms = (&fresh.rooms, &fresh.rooms_under_holds);
+        if fresh.devices != self.devices || rooms != (&self.rooms, &self.rooms_under_holds) {
             return Err(AuditError::Devices { node: self.name.clone() });
         }
-        let host = (self.host_booked, self.host_claimed);
-        if (fresh.host_booked, fresh.host_claimed) != host {
+        let host = (self.host_allocated, self.host_claimed);
+        if (fresh.host_allocated, fresh.host_claimed) != host {
             return Err(AuditError::Host { node: self.name.clone() });
         }
         Ok(())
@@ -409,32 +417,32 @@ impl NodeState {
     /// Derives all sums again. A node has few tenants, so this is cheap, and no error can grow.
     fn recompute(&mut self) {
         self.recompute_devices();
-        let booked = self.reservations.values().map(|held| held.host);
-        self.host_booked = sum_host(booked.chain(self.others.values().copied()));
+        let allocated = self.reservations.values().map(|held| held.host);
+        self.host_allocated = sum_host(allocated.chain(self.others.values().copied()));
         self.host_claimed = sum_host(self.holds.values().map(|hold| hold.host));
     }
 
     fn recompute_devices(&mut self) {
-        for books in &mut self.devices {
-            books.booked = Demand::ZERO;
-            books.on_hold = Demand::ZERO;
-            books.tenants.clear();
-            (books.has_unheld, books.needs_guard) = (false, false);
+        for device_state in &mut self.devices {
+            device_state.allocated = Demand::ZERO;
+            device_state.on_hold = Demand::ZERO;
+            device_state.tenants.clear();
+            (device_state.has_unisolated, device_state.requires_isolation) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
             for placed in &reservation.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.booked = sum(books.booked, placed.demand);
-                    let held = books.tenants.entry(uid.clone()).or_default();
+                if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
+                    device_state.allocated = sum(device_state.allocated, placed.demand);
+                    let held = device_state.tenants.entry(uid.clone()).or_default();
                     *held = sum(*held, placed.demand);
-                    books.note_neighbors(reservation);
+                    device_state.note_neighbors(reservation);
                 }
             }
         }
         for hold in self.holds.values() {
             for placed in &hold.placement.devices {
-                if let Some(books) = device_mut(&mut self.devices, &placed.id) {
-                    books.on_hold = sum(books.on_hold, placed.demand);
+                if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
+                    device_state.on_hold = sum(device_state.on_hold, placed.demand);
                 }
             }
         }
@@ -442,14 +450,14 @@ impl NodeState {
     }
 
     fn recompute_rooms(&mut self) {
-        let room = |holds| self.devices.iter().map(move |books| books.room(holds)).collect();
-        (self.rooms, self.rooms_under_claims) =
-            (room(HoldRule::Respected), room(HoldRule::Ignored));
+        let room =
+            |holds| self.devices.iter().map(move |device_state| device_state.room(holds)).collect();
+        (self.rooms, self.rooms_under_holds) = (room(HoldRule::Respected), room(HoldRule::Ignored));
     }
 }
 
 fn device_mut<'a>(devices: &'a mut [DeviceState], id: &DeviceId) -> Option<&'a mut DeviceState> {
-    devices.iter_mut().find(|books| books.device.id == *id)
+    devices.iter_mut().find(|device_state| device_state.device.id == *id)
 }
 
 /// The sum of two written amounts. They are facts from outside, so an overflow stops nothing: the
@@ -485,7 +493,7 @@ pub enum AuditError {
 const SHOWN_FOR: Duration = Duration::from_secs(30);
 
 impl NodeState {
-    /// Notes that the pod is terminal or gone. Its CPU and host memory are free at once, its
+    /// Notes that the pod is terminal or gone. Its CPU and host memory are free immediately, its
     /// devices when its processes are gone, however long reports list them. That also holds for a
     /// node without a report: its agent may be late after a restart; without one it gets no pods.
     ///
@@ -512,14 +520,15 @@ impl NodeState {
         let is_parent = |seen: &DeviceUse| {
             let is_it =
                 |device: &Device| device.kind == DeviceKind::MigParent && device.id == seen.id;
-            self.devices.iter().any(|books| is_it(&books.device))
+            self.devices.iter().any(|device_state| is_it(&device_state.device))
         };
         let is_complete = !uses.iter().any(|seen| seen.processes.is_none() && !is_parent(seen));
         let runs = |uid: &PodUid| {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
         };
-        let present: Vec<&DeviceId> = self.devices.iter().map(|books| &books.device.id).collect();
+        let present: Vec<&DeviceId> =
+            self.devices.iter().map(|device_state| &device_state.device.id).collect();
         let is_seen = |placed: &PlacedDevice| {
             !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
         };
@@ -545,7 +554,10 @@ impl NodeState {
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.holds.values().any(|hold| hold.expires <= now)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
-            || self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now))
+            || self
+                .devices
+                .iter()
+                .any(|device_state| device_state.is_leftover_due(drain_limit, now))
     }
 
     /// Pods that have drained for `drain_limit`: reports still list their processes.
@@ -567,12 +579,14 @@ impl NodeState {
         for uid in &ended {
             self.release(uid);
             if self.reservations.get(uid).is_some_and(overdue) {
-                self.devices.iter_mut().for_each(|books| books.outlived(uid));
+                self.devices.iter_mut().for_each(|device_state| device_state.outlived(uid));
                 self.remove(uid);
             }
         }
-        if self.devices.iter().any(|books| books.is_leftover_due(drain_limit, now)) {
-            self.devices.iter_mut().for_each(|books| books.end_leftovers(drain_limit, now));
+        if self.devices.iter().any(|device_state| device_state.is_leftover_due(drain_limit, now)) {
+            self.devices
+                .iter_mut()
+                .for_each(|device_state| device_state.end_leftovers(drain_limit, now));
             self.recompute_rooms();
         }
         ended

@@ -12,7 +12,7 @@ use crate::hardware::units::{MemMib, MilliCpu, Share};
 pub enum Rejection {
     /// The ledger does not know the node.
     UnknownNode,
-    /// The node was deleted from the cluster. What its tenants have stays allocated.
+    /// The node deleted from the cluster. What its tenants have stays allocated.
     NodeGone,
     /// No agent has reported this node since the extender started.
     NeverReported,
@@ -29,9 +29,9 @@ pub enum Rejection {
     /// The pod requests a part of a GPU, with isolation by hardware.
     PartOfGpu,
     /// The pod requires memory isolation of its GPU, and none is configured.
-    Unprotected,
+    NoIsolation,
     /// The pod requires memory isolation of its GPU, and the configured one is not in force.
-    UnverifiedGuard,
+    UnverifiedIsolation,
     /// The pod requests more memory than any suitable device has, even when empty.
     TooLarge {
         /// By how much the request exceeds the largest suitable device.
@@ -42,7 +42,7 @@ pub enum Rejection {
         /// By how much it is less.
         short: MemMib,
     },
-    /// There are fewer suitable devices than requested, whatever is free.
+    /// There are fewer suitable devices than requested, even if all were free.
     TooFewDevices {
         /// Devices that would suit if they were empty.
         suitable: u32,
@@ -52,9 +52,9 @@ pub enum Rejection {
     /// Kubelet itself gives out every suitable device that is healthy.
     KubeletOwned,
     /// The pod requires memory isolation of its GPU, and a tenant there has none.
-    UnheldTenant,
+    UnisolatedTenant,
     /// A tenant there requires memory isolation of all, and the pod would have none.
-    ProtectedTenant,
+    IsolatedTenant,
     /// Some devices fit, but fewer than requested.
     DevicesTaken {
         /// Devices that fit now.
@@ -135,20 +135,20 @@ impl Rejection {
         "unknown_node",
         "node_gone",
         "never_reported",
-        "silent",
+        "not_reporting",
         "no_devices",
         "model",
         "kind",
         "no_replicas",
         "part_of_gpu",
-        "unprotected",
-        "unverified_guard",
+        "no_isolation",
+        "unverified_isolation",
         "too_large",
         "too_few_devices",
         "unhealthy",
         "kubelet_owned",
-        "unheld_tenant",
-        "protected_tenant",
+        "unisolated_tenant",
+        "isolated_tenant",
         "devices_taken",
         "share",
         "memory",
@@ -162,93 +162,79 @@ impl Rejection {
     const fn row(self) -> Row {
         match self {
             Self::UnknownNode => {
-                Row::of(0, "agent", 0, "node is not known to gpupack: no agent has reported it")
-                    .suggest(CHECK_THE_AGENT)
+                Row::of(0, "agent", 0, "no GPU agent on the node").suggest(CHECK_THE_AGENT)
             }
-            Self::NodeGone => Row::of(1, "node", 1, "node was deleted"),
+            Self::NodeGone => Row::of(1, "node", 1, "node deleted"),
             Self::NeverReported => {
-                Row::of(2, "agent", 2, "the node's gpupack agent has not reported yet")
-                    .suggest(CHECK_THE_AGENT)
+                Row::of(2, "agent", 2, "GPU agent has not reported yet").suggest(CHECK_THE_AGENT)
             }
-            Self::Silent => Row::of(3, "agent", 3, "the node's gpupack agent is silent")
-                .suggest(CHECK_THE_AGENT),
-            Self::NoDevices => Row::of(4, "GPU", 4, "node has no GPU"),
-            Self::Kind => Row::of(6, "kind", 5, "node has no device of the requested kind"),
-            Self::Model => Row::of(5, "model", 6, "GPU model is excluded by the pod"),
-            Self::NoReplicas => Row::of(7, "kind", 7, "node's pool has no replica slots")
+            Self::Silent => {
+                Row::of(3, "agent", 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
+            }
+            Self::NoDevices => Row::of(4, "GPU", 4, "no GPU on the node"),
+            Self::Kind => Row::of(6, "kind", 5, "no device of the requested kind"),
+            Self::Model => Row::of(5, "model", 6, "no GPU of an allowed model"),
+            Self::NoReplicas => Row::of(7, "kind", 7, "no replica slots in the node's pool")
                 .suggest("configure the nodes' pool with `replicas`"),
             Self::PartOfGpu => {
-                Row::of(8, "isolation", 8, "part of a GPU has no isolation by hardware")
+                Row::of(8, "isolation", 8, "no hardware isolation for part of a GPU")
             }
             Self::TooLarge { over } => {
-                Row::of(11, "memory", 9, "request exceeds the memory of every GPU of the node")
+                Row::of(11, "memory", 9, "request exceeds the memory of every GPU")
                     .missing(Amount::Memory(over), "{} more than the largest GPU has")
             }
             Self::SmallShare { short } => Row::of(21, "memory", 9, "insufficient memory per share")
-                .missing(Amount::Memory(short), "{} for the least share that is given")
+                .missing(Amount::Memory(short), "{} for the minimum share")
                 .suggest(
                     "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the \
                     operator gives no share with less memory than `min_memory_mib`",
                 ),
             Self::TooFewDevices { suitable } => {
-                Row::of(12, "devices", 10, "node has fewer suitable GPUs than requested")
+                Row::of(12, "devices", 10, "fewer suitable GPUs than requested")
                     .missing(Amount::Devices(suitable), "only {} suitable GPUs exist there")
             }
-            Self::Unprotected => {
-                Row::of(9, "isolation", 11, "node's pool does not limit the memory of tenants")
+            Self::NoIsolation => {
+                Row::of(9, "isolation", 11, "no memory isolation in the node's pool")
                     .suggest("configure the nodes' pool with `enforcement`")
             }
-            Self::UnverifiedGuard => Row::of(
-                10,
-                "isolation",
-                12,
-                "isolation of the node's GPUs is not in force",
-            )
-            .suggest(
-                "see `isolation` of the node's devices in /v1/state: its driver is too old for \
+            Self::UnverifiedIsolation => {
+                Row::of(10, "isolation", 12, "memory isolation not in force").suggest(
+                    "see `isolation` of the node's devices in /v1/state: its driver is too old for \
                     memory limits, or sets none for tenants that must have one",
-            ),
-            Self::Unhealthy => Row::of(13, "health", 13, "every suitable GPU is unhealthy"),
-            Self::KubeletOwned => {
-                Row::of(14, "kubelet", 14, "every suitable GPU is allocated by kubelet")
+                )
             }
-            Self::UnheldTenant => {
-                Row::of(15, "isolation", 15, "memory of every isolated GPU is used without a limit")
+            Self::Unhealthy => Row::of(13, "health", 13, "no healthy suitable GPU"),
+            Self::KubeletOwned => {
+                Row::of(14, "kubelet", 14, "every suitable GPU is owned by kubelet")
+            }
+            Self::UnisolatedTenant => {
+                Row::of(15, "isolation", 15, "GPU has tenants without memory isolation")
                     .suggest("wait until the processes without a memory limit have ended")
                     .curable_by_room()
             }
-            Self::ProtectedTenant => Row::of(
-                16,
-                "isolation",
-                16,
-                "tenants of the GPU accept only neighbors with a memory limit",
-            )
-            .suggest(
-                "wait until the tenants that require isolation have ended, or configure \
+            Self::IsolatedTenant => {
+                Row::of(16, "isolation", 16, "GPU has tenants that require memory isolation")
+                    .suggest(
+                        "wait until the tenants that require isolation have ended, or configure \
                     `enforcement` for the pool again",
-            )
-            .curable_by_room(),
-            Self::Memory { short } => {
-                Row::of(19, "memory", 17, "no single GPU has enough free memory")
-                    .missing(Amount::Memory(short), "{} of GPU memory")
+                    )
                     .curable_by_room()
             }
-            Self::Share { short } => {
-                Row::of(18, "compute", 18, "no single GPU has enough free compute share")
-                    .missing(Amount::Share(short), "{} of a GPU's compute share")
-                    .curable_by_room()
-            }
-            Self::DevicesTaken { fitting } => {
-                Row::of(17, "devices", 19, "too few GPUs of the node have enough room at once")
-                    .missing(Amount::Devices(fitting), "only {} GPUs have room at once")
-                    .curable_by_room()
-            }
+            Self::Memory { short } => Row::of(19, "memory", 17, "insufficient GPU memory")
+                .missing(Amount::Memory(short), "{} of GPU memory")
+                .curable_by_room(),
+            Self::Share { short } => Row::of(18, "compute", 18, "insufficient GPU compute share")
+                .missing(Amount::Share(short), "{} of a GPU's compute share")
+                .curable_by_room(),
+            Self::DevicesTaken { fitting } => Row::of(17, "devices", 19, "insufficient free GPUs")
+                .missing(Amount::Devices(fitting), "only {} GPUs have room")
+                .curable_by_room(),
             Self::HostMemory { short } => {
-                Row::of(20, "host memory", 20, "node has too little free memory")
+                Row::of(20, "host memory", 20, "insufficient host memory")
                     .missing(Amount::Memory(short), "{} of host memory")
                     .curable_by_room()
             }
-            Self::Cpu { short } => Row::of(20, "CPU", 21, "node has too little free CPU")
+            Self::Cpu { short } => Row::of(20, "CPU", 21, "insufficient CPU")
                 .missing(Amount::Cpu(short), "{} of CPU")
                 .curable_by_room(),
         }

@@ -99,7 +99,7 @@ impl GpuRequest {
         Self { limit: None, policy: None, container: None, ..self.clone() }
     }
 
-    /// What this request takes from a device of `class`, whatever is free now.
+    /// What this request takes from a device of `class`, independent of what is free now.
     ///
     /// # Errors
     /// The [`Rejection`] that no freed room can cure: the pod needs another model or kind of
@@ -161,7 +161,7 @@ impl GpuRequest {
 }
 
 impl Amount {
-    /// What this amount takes of a device of `class`, whatever its kind: whole slots, where the
+    /// What this amount takes of a device of `class`, of any kind: whole slots, where the
     /// device is cut into slots.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl Amount {
         }
     }
 
-    /// Whether this takes the whole device, whatever its size.
+    /// Whether this takes the whole device of any size.
     pub fn is_whole(&self) -> bool {
         match self {
             Self::Whole | Self::MigInstance(_) => true,
@@ -262,41 +262,44 @@ mod tests {
     }
 
     #[test]
-    fn a_part_with_less_memory_than_is_handed_out_fits_nowhere() {
+    fn a_share_below_the_minimum_memory_fits_nowhere() {
         let gpu = class("T4", ClassKind::Gpu);
-        let asks = |share, min_memory| {
+        let requested = |share, min_memory| {
             let share = Amount::Fraction(Share::from_millionths(share));
             let request =
                 GpuRequest { min_memory: MemMib::new(min_memory), ..GpuRequest::one(share) };
             request.demand_on(&gpu).map(|demand| demand.memory.mib())
         };
         // 0.00416 of 15,360 MiB is 63.9 MiB.
-        assert_eq!(asks(4_160, 64), Err(Rejection::SmallShare { short: MemMib::new(1) }));
-        assert_eq!(asks(4_170, 64), Ok(64));
-        assert_eq!(asks(10, 1), Err(Rejection::SmallShare { short: MemMib::new(1) }));
-        assert_eq!(asks(10, 0), Ok(0), "the simulator has no least");
-        assert_eq!(asks(1_000_000, 20_000), Ok(15_360), "what is whole is no part");
+        assert_eq!(requested(4_160, 64), Err(Rejection::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(requested(4_170, 64), Ok(64));
+        assert_eq!(requested(10, 1), Err(Rejection::SmallShare { short: MemMib::new(1) }));
+        assert_eq!(requested(10, 0), Ok(0), "the simulator has no minimum");
+        assert_eq!(requested(1_000_000, 20_000), Ok(15_360), "a whole device is not a part");
         assert_eq!(Rejection::SmallShare { short: MemMib::new(1) }.label(), "small_share");
     }
 
     #[test]
-    fn what_no_freed_room_can_cure_is_said_apart() {
+    fn rejections_that_free_room_cannot_fix_are_listed_separately() {
         let gpu = class("T4", ClassKind::Gpu);
         let mig = ClassKind::MigInstance(MigProfile::new("1g.5gb"));
         let half = Amount::Fraction(Share::from_millionths(500_000));
-        let asks = |amount: Amount, class: &DeviceClass| GpuRequest::one(amount).demand_on(class);
+        let requested =
+            |amount: Amount, class: &DeviceClass| GpuRequest::one(amount).demand_on(class);
         let over = MemMib::new(1);
         assert_eq!(
-            asks(Amount::Memory(MemMib::new(15_361)), &gpu),
+            requested(Amount::Memory(MemMib::new(15_361)), &gpu),
             Err(Rejection::TooLarge { over })
         );
         assert_eq!(
-            asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu),
+            requested(Amount::MigInstance(MigProfile::new("1g.5gb")), &gpu),
             Err(Rejection::Kind)
         );
-        assert_eq!(asks(half.clone(), &class("A100", mig.clone())), Err(Rejection::Kind));
-        assert_eq!(asks(half, &class("A100", ClassKind::MigParent)), Err(Rejection::Kind));
-        assert_eq!(asks(Amount::SharedSlot, &gpu), Err(Rejection::NoReplicas));
-        assert!(asks(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok());
+        assert_eq!(requested(half.clone(), &class("A100", mig.clone())), Err(Rejection::Kind));
+        assert_eq!(requested(half, &class("A100", ClassKind::MigParent)), Err(Rejection::Kind));
+        assert_eq!(requested(Amount::SharedSlot, &gpu), Err(Rejection::NoReplicas));
+        assert!(
+            requested(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok()
+        );
     }
 }

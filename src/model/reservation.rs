@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, Timestamp};
 use crate::model::request::GpuRequest;
 
@@ -52,7 +52,7 @@ pub struct Placement {
     /// The devices, in the order in which the container sees them; none twice, at least one.
     pub devices: Vec<PlacedDevice>,
     /// The configured isolation.
-    pub protection: Protection,
+    pub isolation: ConfiguredIsolation,
 }
 
 /// How far a reservation has come.

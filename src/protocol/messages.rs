@@ -269,7 +269,7 @@ impl ExtenderBindingResult {
 /// One complete document. Only strings, numbers, lists and maps with text keys are written, into
 /// memory. That cannot fail.
 pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("answers are made of texts and numbers")
+    serde_json::to_vec(value).expect("answers consist of strings and numbers")
 }
 
 pub(crate) fn utf8(body: &[u8]) -> Result<&str, ProtocolError> {

@@ -95,7 +95,7 @@ mod tests {
     use crate::usage::node_details::Condition;
 
     #[test]
-    fn states_of_mps_are_spelled_as_on_the_wire_and_may_be_missing_or_newer() {
+    fn mps_states_have_wire_names_and_may_be_missing_or_newer() {
         let read = |field: &str| {
             let seen = format!(r#"{{"uuid":"GPU-a","healthy":true{field}}}"#);
             serde_json::from_str::<DeviceUse>(&seen).unwrap().mps

@@ -10,7 +10,7 @@ use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
 use crate::report::condition::DeviceFault;
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUse};
-use crate::usage::isolation::Told;
+use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
 
 /// Longest version of a driver in bytes; NVML's own buffer has 80.
@@ -136,7 +136,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
 /// What the driver says about the tenants of each device whose processes were listed.
 pub(crate) fn tenants(
     uses: &[DeviceUse],
-) -> Result<BTreeMap<DeviceId, BTreeMap<PodUid, Told>>, ReportError> {
+) -> Result<BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>, ReportError> {
     let mut all = BTreeMap::new();
     for seen in uses.iter().filter(|seen| seen.processes.is_some()) {
         let id = DeviceId::new(&seen.uuid)?;
@@ -155,7 +155,8 @@ pub(crate) fn tenants(
             if let Some(percent) = busy_percent.filter(|percent| *percent > 100) {
                 return Err(ReportError::Busy { uuid: id, percent });
             }
-            let said = Told { limit, is_unlimited, is_mps_client, mps_limit, busy_percent };
+            let said =
+                ReportedTenant { limit, is_unlimited, is_mps_client, mps_limit, busy_percent };
             of_device.insert(PodUid::new(tenant.pod_uid.clone()), said);
         }
         all.insert(id, of_device);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn details_are_taken_within_their_limits_and_refused_beyond() {
+    fn details_are_accepted_within_their_limits_and_rejected_beyond() {
         let near = |neighbors: Vec<Neighbor>| DeviceReport { neighbors, ..gpu("GPU-a") };
         for (report, is_sane) in [
             (gpu("GPU-a"), true),
@@ -275,17 +276,17 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_are_not_there_are_left_out() {
+    fn missing_neighbors_are_left_out() {
         let near = vec![neighbor("GPU-b", 4), neighbor("GPU-gone", 4)];
         let all = devices(&[DeviceReport { neighbors: near, ..gpu("GPU-a") }, gpu("GPU-b")]);
         let all = all.unwrap();
-        assert_eq!(all.len(), 1, "of the other nothing is known");
+        assert_eq!(all.len(), 1, "nothing is known of the other");
         let id = |text| DeviceId::new(text).unwrap();
         assert_eq!(all[&id("GPU-a")].neighbors, [(id("GPU-b"), 4)]);
     }
 
     #[test]
-    fn a_reason_is_told_of_unhealthy_devices_alone() {
+    fn only_unhealthy_devices_have_a_reason() {
         let sick = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Xid);
         let well =
             DeviceUse { healthy: true, ..DeviceUse::unread("GPU-b".to_owned(), DeviceFault::Xid) };
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_tenants_goes_with_the_list_and_within_limits() {
+    fn tenant_data_is_sent_with_the_list_and_within_limits() {
         let tenant = |uid: &str, limit_mib| TenantReport {
             pod_uid: uid.to_owned(),
             limit_mib,
@@ -318,14 +319,19 @@ mod tests {
         let limit = Some(MemMib::new(7));
         let mps_limit = Some(MemMib::new(1));
         let busy_percent = Some(100);
-        let told =
-            Told { limit, is_unlimited: false, is_mps_client: true, mps_limit, busy_percent };
-        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
+        let reported = ReportedTenant {
+            limit,
+            is_unlimited: false,
+            is_mps_client: true,
+            mps_limit,
+            busy_percent,
+        };
+        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], reported);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
         let nobody = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
         let all = tenants(&[seen(Some(Vec::new()), vec![nobody])]).unwrap();
-        let told = Told { limit, busy_percent, ..Told::default() };
-        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], told);
+        let reported = ReportedTenant { limit, busy_percent, ..ReportedTenant::default() };
+        assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], reported);
         let long = tenant("p", Some(u64::MAX));
         for bad in [tenant("", None), tenant("p\n", None), long, beyond, busier] {
             let seen = seen(Some(Vec::new()), vec![bad]);
@@ -336,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_spelled_as_on_the_wire_and_those_of_newer_agents_are_read() {
+    fn health_problems_have_wire_names_and_newer_ones_are_read() {
         for fault in [
             DeviceFault::DriverAway,
             DeviceFault::Lost,
@@ -366,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_has_a_version_that_can_be_printed() {
+    fn a_driver_version_can_be_printed() {
         let report = |version: &str, cuda: Option<&str>| DriverReport {
             version: version.to_owned(),
             cuda: cuda.map(str::to_owned),

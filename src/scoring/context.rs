@@ -23,7 +23,7 @@ pub(crate) struct ScoringContext<'a> {
     pub(crate) node: &'a NodeState,
     /// Room of its devices, with or without holds.
     pub(crate) rooms: &'a [Room],
-    pub(crate) ask: &'a CompiledRequest,
+    pub(crate) compiled: &'a CompiledRequest,
     /// The devices that fit, by position; at least as many as are requested.
     pub(crate) fits: &'a [Taken],
     /// Free CPU and host memory, with or without holds.
@@ -35,24 +35,24 @@ pub(crate) struct ScoringContext<'a> {
 impl ScoringContext<'_> {
     /// CPU and host memory that would be left.
     pub(crate) fn host_left(&self) -> HostAmount {
-        self.host_free.left_after(self.ask.host)
+        self.host_free.left_after(self.compiled.host)
     }
 
     /// Memory in MiB of the MIG instance, for a request that takes any large enough one; else 0.
     pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
-        let first = taken.first().filter(|_| self.ask.wants_any_instance());
+        let first = taken.first().filter(|_| self.compiled.wants_any_instance());
         first.map_or(0, |(_, demand)| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX))
     }
 
     /// How near devices are to each other.
-    pub(crate) fn reach(&self, taken: &[Taken]) -> Proximity {
-        self.node.topology().reach(taken.iter().map(|(at, _)| *at))
+    pub(crate) fn proximity(&self, taken: &[Taken]) -> Proximity {
+        self.node.topology().proximity(taken.iter().map(|(at, _)| *at))
     }
 
     /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
     /// then the first by position.
     pub(crate) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
-        if self.ask.count() == 1 {
+        if self.compiled.count() == 1 {
             return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
         }
         self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
@@ -62,7 +62,7 @@ impl ScoringContext<'_> {
     /// nearest to each other and to the rest.
     fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
         keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
-        let count = self.ask.count();
+        let count = self.compiled.count();
         let Some(last) = count.checked_sub(1).and_then(|last| keyed.get(last)) else {
             return TakenList::new();
         };
@@ -91,9 +91,9 @@ impl ScoringContext<'_> {
             self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
         };
         let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
-        if self.ask.count() == 1 {
+        if self.compiled.count() == 1 {
             let keyed = distinct.map(|at| (key(&self.fits[at]), at));
-            let best = keyed.min().expect("at least as many devices fit as are asked for");
+            let best = keyed.min().expect("at least as many devices fit as are requested");
             return (best.0, smallvec![self.fits[best.1]]);
         }
         let known: BTreeMap<usize, K> = distinct.map(|at| (at, key(&self.fits[at]))).collect();
@@ -101,7 +101,7 @@ impl ScoringContext<'_> {
         let keyed: Vec<(K, Taken)> =
             (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
         let first = keyed.iter().map(|(key, _)| *key).min();
-        let first = first.expect("at least as many devices fit as are asked for");
+        let first = first.expect("at least as many devices fit as are requested");
         (first, self.nearest_of(keyed))
     }
 
@@ -112,8 +112,8 @@ impl ScoringContext<'_> {
 
     /// Whether nothing of a device is allocated or held.
     pub(crate) fn is_empty(&self, position: usize) -> bool {
-        let books = &self.node.devices()[position];
-        books.booked() == Demand::ZERO && books.on_hold() == Demand::ZERO
+        let device_state = &self.node.devices()[position];
+        device_state.allocated() == Demand::ZERO && device_state.on_hold() == Demand::ZERO
     }
 
     /// What stays free on a device: the larger of share and memory, as a part of the device.
@@ -168,7 +168,7 @@ pub struct NodeWaste {
 impl NodeWaste {
     pub(crate) fn of(expected_waste: &ExpectedWaste, context: &ScoringContext<'_>) -> Self {
         let shareable =
-            || context.rooms.iter().filter(|room| expected_waste.holes.knows(room.class));
+            || context.rooms.iter().filter(|room| expected_waste.residuals.knows(room.class));
         let free = shareable().map(|room| room.free.share.millionths()).sum();
         let class = shareable().next().map(|room| room.class).unwrap_or_default();
         let requests = &expected_waste.requests_of_several;

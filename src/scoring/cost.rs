@@ -21,7 +21,7 @@ pub enum Cost {
         /// What stays free on the node, likewise.
         left_on_node: Share,
         /// How near the chosen devices are to each other.
-        reach: Proximity,
+        proximity: Proximity,
     },
     /// Emptiest first.
     Spread {
@@ -34,7 +34,7 @@ pub enum Cost {
         /// What stays free on the node; more is better.
         left_on_node: Reverse<Share>,
         /// How near the chosen devices are to each other.
-        reach: Proximity,
+        proximity: Proximity,
     },
     /// Least expected waste first.
     Fragmentation {
@@ -43,7 +43,7 @@ pub enum Cost {
         /// Expected waste that the placement causes at the current prices, in billionths of a GPU.
         cost: i64,
         /// How near the chosen devices are to each other.
-        reach: Proximity,
+        proximity: Proximity,
     },
     /// Highest score first.
     Custom {
@@ -62,8 +62,8 @@ impl Cost {
         const ALL: u128 = (1 << SHARE) - 1;
         let share = |share: Share| u128::from(share.millionths()).min(ALL);
         let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
-        let joined = |first, second, third, reach: Proximity| {
-            ((first << SHARE | second) << SHARE | third) << 2 | reach as u128
+        let joined = |first, second, third, proximity: Proximity| {
+            ((first << SHARE | second) << SHARE | third) << 2 | proximity as u128
         };
         match *self {
             Self::BinPack {
@@ -71,18 +71,24 @@ impl Cost {
                 devices_opened,
                 left_on_devices,
                 left_on_node,
-                reach,
+                proximity,
             } => {
                 let (devices, node) = (share(left_on_devices), share(left_on_node));
-                after(instance_mib, joined(few(devices_opened), devices, node, reach))
+                after(instance_mib, joined(few(devices_opened), devices, node, proximity))
             }
-            Self::Spread { instance_mib, tenants_met, left_on_devices, left_on_node, reach } => {
+            Self::Spread {
+                instance_mib,
+                tenants_met,
+                left_on_devices,
+                left_on_node,
+                proximity,
+            } => {
                 let less = |left: Reverse<Share>| ALL - share(left.0);
                 let (devices, node) = (less(left_on_devices), less(left_on_node));
-                after(instance_mib, joined(few(tenants_met), devices, node, reach))
+                after(instance_mib, joined(few(tenants_met), devices, node, proximity))
             }
-            Self::Fragmentation { instance_mib, cost, reach } => {
-                key_of_cost(instance_mib, cost, reach)
+            Self::Fragmentation { instance_mib, cost, proximity } => {
+                key_of_cost(instance_mib, cost, proximity)
             }
             Self::Custom { score } => u128::from(u64::MAX) - from_least(score.0),
         }
@@ -99,8 +105,8 @@ fn after(instance_mib: u32, key: u128) -> u128 {
 }
 
 #[inline]
-fn key_of_cost(instance_mib: u32, cost: i64, reach: Proximity) -> u128 {
-    after(instance_mib, from_least(cost) << 2 | reach as u128)
+fn key_of_cost(instance_mib: u32, cost: i64, proximity: Proximity) -> u128 {
+    after(instance_mib, from_least(cost) << 2 | proximity as u128)
 }
 
 /// The number minus the least one.
@@ -124,8 +130,8 @@ impl LocalCost {
     pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
             Self::Ranked(rank) => rank.key(),
-            Self::WasteChange(instance_mib, waste_change, reach) => {
-                key_of_cost(*instance_mib, prices.cost(waste_change), *reach)
+            Self::WasteChange(instance_mib, waste_change, proximity) => {
+                key_of_cost(*instance_mib, prices.cost(waste_change), *proximity)
             }
         }
     }
@@ -134,8 +140,8 @@ impl LocalCost {
     pub fn rank(self, prices: &ScarcityPrices) -> Cost {
         match self {
             Self::Ranked(rank) => rank,
-            Self::WasteChange(instance_mib, waste_change, reach) => {
-                Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), reach }
+            Self::WasteChange(instance_mib, waste_change, proximity) => {
+                Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), proximity }
             }
         }
     }

@@ -54,14 +54,14 @@ impl DeviceCondition {
             Self::Full => "full",
             Self::Unhealthy => "unhealthy",
             Self::KubeletOwned => "kubelet_owned",
-            Self::Silent => "silent",
+            Self::Silent => "not_reporting",
         }
     }
 
     /// The condition of a device of a node.
-    pub fn of(node: &NodeState, books: &DeviceState) -> Self {
-        let free = books.free_of_bookings();
-        match (node.state(), books.health()) {
+    pub fn of(node: &NodeState, device_state: &DeviceState) -> Self {
+        let free = device_state.unallocated();
+        match (node.state(), device_state.health()) {
             (NodeReporting::NeverReported | NodeReporting::Silent | NodeReporting::Gone, _) => {
                 Self::Silent
             }
@@ -70,7 +70,7 @@ impl DeviceCondition {
             (NodeReporting::Reporting, Health::Healthy) => {
                 match free.share == Share::ZERO || free.memory == MemMib::ZERO {
                     true => Self::Full,
-                    false if books.tenants().is_empty() => Self::Empty,
+                    false if device_state.tenants().is_empty() => Self::Empty,
                     false => Self::Shared,
                 }
             }
@@ -179,7 +179,7 @@ pub struct SizeRoom {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareParts {
     /// Allocated.
-    pub booked: Share,
+    pub allocated: Share,
     /// Free, but typical requests cannot use it, in the mean over the mix.
     pub stranded: Share,
     /// Free and usable.
@@ -192,7 +192,7 @@ pub struct ShareParts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryParts {
     /// Allocated.
-    pub booked: MemMib,
+    pub allocated: MemMib,
     /// In use, but not allocated.
     pub outside: MemMib,
     /// Free.
@@ -213,7 +213,7 @@ pub struct Figures {
     /// Devices by condition, in the order of [`DeviceCondition::ALL`].
     pub devices: [u64; DeviceCondition::ALL.len()],
     /// Overallocated devices.
-    pub overbooked: u64,
+    pub overallocated: u64,
     /// Open devices by free share: tenths, rounded down.
     pub by_free_share: [u64; FREE_STEPS],
     /// Open devices by number of tenants.
@@ -242,8 +242,8 @@ impl Figures {
     pub fn of(node: &NodeState, mix: &CompiledMix) -> Vec<(ModelName, Self)> {
         let mut by_model: Vec<(ModelName, Self)> = Vec::new();
         let stranded = stranded_by_device(node, mix);
-        for (position, books) in node.devices().iter().enumerate() {
-            let device = books.device();
+        for (position, device_state) in node.devices().iter().enumerate() {
+            let device = device_state.device();
             if device.kind == DeviceKind::MigParent {
                 continue;
             }
@@ -253,30 +253,34 @@ impl Figures {
                 by_model.len() - 1
             });
             let of_no_use = stranded.iter().find(|(at, _)| *at == position);
-            by_model[at].1.count(node, books, of_no_use.map_or(Share::ZERO, |(_, share)| *share));
+            by_model[at].1.count(
+                node,
+                device_state,
+                of_no_use.map_or(Share::ZERO, |(_, share)| *share),
+            );
         }
         by_model
     }
 
     /// Counts one device, with the part of its free share that is stranded.
-    fn count(&mut self, node: &NodeState, books: &DeviceState, stranded: Share) {
-        let state = DeviceCondition::of(node, books);
-        let (capacity, booked) = (books.capacity(), books.booked());
+    fn count(&mut self, node: &NodeState, device_state: &DeviceState, stranded: Share) {
+        let state = DeviceCondition::of(node, device_state);
+        let (capacity, allocated) = (device_state.capacity(), device_state.allocated());
         self.devices[state as usize] += 1;
-        self.overbooked += u64::from(books.is_overbooked());
+        self.overallocated += u64::from(device_state.is_overallocated());
         let held = Demand {
-            share: booked.share.min(capacity.share),
-            memory: booked.memory.min(capacity.memory),
+            share: allocated.share.min(capacity.share),
+            memory: allocated.memory.min(capacity.memory),
         };
         let left = capacity.checked_sub(held).expect("at most the capacity is held");
-        self.share.booked = add(self.share.booked, held.share);
-        self.memory.booked = add_memory(self.memory.booked, held.memory);
+        self.share.allocated = add(self.share.allocated, held.share);
+        self.memory.allocated = add_memory(self.memory.allocated, held.memory);
         // Nothing of an overallocated device is free, even if one dimension has some left.
-        if !state.is_open() || books.is_overbooked() {
+        if !state.is_open() || device_state.is_overallocated() {
             self.share.unavailable = add(self.share.unavailable, left.share);
             return self.memory.unavailable = add_memory(self.memory.unavailable, left.memory);
         }
-        let free = books.free_of_bookings();
+        let free = device_state.unallocated();
         let outside = left.memory.checked_sub(free.memory).expect("free is what is left, or less");
         let stranded = stranded.min(free.share);
         self.share.stranded = add(self.share.stranded, stranded);
@@ -288,11 +292,11 @@ impl Figures {
         self.largest_memory = self.largest_memory.max(free.memory);
         let tenths = usize::try_from(free.share.millionths() / 100_000).expect("a small number");
         self.by_free_share[tenths.min(FREE_STEPS - 1)] += 1;
-        let tenants = books.tenants().len();
+        let tenants = device_state.tenants().len();
         self.by_tenants[tenants.min(TENANT_STEPS - 1)] += 1;
         if tenants > 0 {
             self.occupied.0 += 1;
-            self.occupied.1 += fullness(books).millionths();
+            self.occupied.1 += fullness(device_state).millionths();
         }
         for (room, size) in self.room.iter_mut().zip(SIZES) {
             match size.demand_on(capacity).map_or(0, |demand| times(free, demand)) {
@@ -310,12 +314,12 @@ impl Figures {
         sum(&mut self.devices, &other.devices);
         sum(&mut self.by_free_share, &other.by_free_share);
         sum(&mut self.by_tenants, &other.by_tenants);
-        self.overbooked += other.overbooked;
-        self.share.booked = add(self.share.booked, other.share.booked);
+        self.overallocated += other.overallocated;
+        self.share.allocated = add(self.share.allocated, other.share.allocated);
         self.share.stranded = add(self.share.stranded, other.share.stranded);
         self.share.free = add(self.share.free, other.share.free);
         self.share.unavailable = add(self.share.unavailable, other.share.unavailable);
-        self.memory.booked = add_memory(self.memory.booked, other.memory.booked);
+        self.memory.allocated = add_memory(self.memory.allocated, other.memory.allocated);
         self.memory.outside = add_memory(self.memory.outside, other.memory.outside);
         self.memory.free = add_memory(self.memory.free, other.memory.free);
         self.memory.unavailable = add_memory(self.memory.unavailable, other.memory.unavailable);

@@ -18,7 +18,7 @@ use crate::hardware::device::{
 };
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, Protection, Replicas};
+use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::fit::{CompiledRequest, HostRule};
 use crate::model::node_state::NodeState;
@@ -68,11 +68,11 @@ fn device(text: &str, index: u32) -> (Device, Demand) {
         kind,
         health,
     };
-    let booked = Demand {
+    let allocated = Demand {
         memory: total.checked_sub(free).expect("free memory is a part of the total"),
         share: Share::WHOLE.checked_sub(free_share).expect("free share is a part of one"),
     };
-    (device, booked)
+    (device, allocated)
 }
 
 /// The node of the text, with 16 cores free, and the classes of its devices.
@@ -88,7 +88,7 @@ pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeState {
     if text.contains('=') {
         words.push("mig:1000/1000");
     }
-    let (devices, booked): (Vec<Device>, Vec<Demand>) =
+    let (devices, allocated): (Vec<Device>, Vec<Demand>) =
         words.iter().zip(0..).map(|(word, index)| device(word, index)).unzip();
     let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
     let host = HostAmount { cpu: MilliCpu::new(16_000), memory: MemMib::new(65_536) };
@@ -97,7 +97,7 @@ pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeState {
     let inventory = NodeInventory::new(devices).expect("a sound inventory");
     node.replace_inventory(&inventory, classes);
     node.observe(&[], Timestamp::START);
-    for (id, demand) in ids.into_iter().zip(booked).filter(|(_, held)| *held != Demand::ZERO) {
+    for (id, demand) in ids.into_iter().zip(allocated).filter(|(_, held)| *held != Demand::ZERO) {
         node.book(tenant(&format!("of-{id}"), vec![PlacedDevice { id, demand }]));
     }
     node
@@ -125,15 +125,19 @@ fn isolation_of(name: &str) -> Isolation {
     match name {
         "memory" => Isolation::Memory,
         "hardware" => Isolation::Hardware,
-        other => panic!("`{other}` is no isolation"),
+        other => panic!("`{other}` is not an isolation"),
     }
 }
 
-/// A pod with `devices` and nothing of the host.
+/// A pod with `devices` and no host resources.
 pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new(name), name: name.into() },
-        placement: Placement { node: NodeName::new("n"), devices, protection: Protection::None },
+        placement: Placement {
+            node: NodeName::new("n"),
+            devices,
+            isolation: ConfiguredIsolation::None,
+        },
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,
         request: None,
@@ -169,7 +173,7 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
             "model" => models = ModelFilter::new(value.split('|')),
             "cpu" => cpu = MilliCpu::new(number(value)),
             "isolation" => isolation = isolation_of(value),
-            other => panic!("`{other}` is no word of a request"),
+            other => panic!("`{other}` is not a word of a request"),
         }
     }
     let gpu =
@@ -178,7 +182,7 @@ pub(crate) fn request(text: &str) -> (Option<GpuRequest>, MilliCpu) {
 }
 
 /// The request of the text, compiled for `classes`; the host is checked.
-pub(crate) fn ask(text: &str, classes: &DeviceClasses) -> CompiledRequest {
+pub(crate) fn compiled_request(text: &str, classes: &DeviceClasses) -> CompiledRequest {
     let (gpu, cpu) = request(text);
     let host = HostAmount { cpu, memory: MemMib::ZERO };
     CompiledRequest::new(gpu, host, HostRule::Checked, classes)

@@ -181,15 +181,15 @@ pub struct Packing {
     /// Devices with at least one tenant.
     pub occupied: u64,
     /// Overallocated devices.
-    pub overbooked: u64,
+    pub overallocated: u64,
     /// Share of all devices.
     pub capacity_share: Share,
     /// Allocated share, at most all of each device.
-    pub booked_share: Share,
+    pub allocated_share: Share,
     /// Memory of all devices.
     pub capacity_memory: MemMib,
     /// Allocated memory, at most all of each device.
-    pub booked_memory: MemMib,
+    pub allocated_memory: MemMib,
     /// Free share of GPUs that may be shared.
     pub free_share: Share,
     /// Sum over the occupied devices of their fullness, in millionths.
@@ -208,18 +208,19 @@ impl Packing {
     pub fn of(node: &NodeState, mix: &CompiledMix) -> Self {
         let mix = &mix.typical;
         let mut sum = Self { weight: mix.total, ..Self::default() };
-        for books in node.devices().iter().filter(|books| books.is_placeable()) {
-            let (capacity, booked) = (books.capacity(), books.booked());
+        for device_state in node.devices().iter().filter(|device_state| device_state.is_placeable())
+        {
+            let (capacity, allocated) = (device_state.capacity(), device_state.allocated());
             sum.devices += 1;
-            sum.overbooked += u64::from(books.is_overbooked());
+            sum.overallocated += u64::from(device_state.is_overallocated());
             sum.capacity_share = add(sum.capacity_share, capacity.share);
-            sum.booked_share = add(sum.booked_share, booked.share.min(capacity.share));
+            sum.allocated_share = add(sum.allocated_share, allocated.share.min(capacity.share));
             sum.capacity_memory = add_memory(sum.capacity_memory, capacity.memory);
-            let held = booked.memory.min(capacity.memory);
-            sum.booked_memory = add_memory(sum.booked_memory, held);
-            if !books.tenants().is_empty() {
+            let held = allocated.memory.min(capacity.memory);
+            sum.allocated_memory = add_memory(sum.allocated_memory, held);
+            if !device_state.tenants().is_empty() {
                 sum.occupied += 1;
-                sum.fullness += fullness(books).millionths();
+                sum.fullness += fullness(device_state).millionths();
             }
         }
         let rooms = node.rooms(HoldRule::Ignored);
@@ -240,11 +241,11 @@ impl Packing {
         Self {
             devices: self.devices + other.devices,
             occupied: self.occupied + other.occupied,
-            overbooked: self.overbooked + other.overbooked,
+            overallocated: self.overallocated + other.overallocated,
             capacity_share: add(self.capacity_share, other.capacity_share),
-            booked_share: add(self.booked_share, other.booked_share),
+            allocated_share: add(self.allocated_share, other.allocated_share),
             capacity_memory: add_memory(self.capacity_memory, other.capacity_memory),
-            booked_memory: add_memory(self.booked_memory, other.booked_memory),
+            allocated_memory: add_memory(self.allocated_memory, other.allocated_memory),
             free_share: add(self.free_share, other.free_share),
             fullness: self.fullness + other.fullness,
             fragments: self.fragments + other.fragments,
@@ -254,7 +255,7 @@ impl Packing {
 
     /// Allocated share over capacity, in millionths; zero without devices.
     pub fn allocation(&self) -> Share {
-        ratio(self.booked_share.millionths().into(), self.capacity_share.millionths().into())
+        ratio(self.allocated_share.millionths().into(), self.capacity_share.millionths().into())
     }
 
     /// Packing efficiency, in millionths; zero without an occupied device.
@@ -278,10 +279,10 @@ impl Packing {
 }
 
 /// How full a device is: the larger of allocated share and allocated memory, as a part of it.
-pub(crate) fn fullness(books: &DeviceState) -> Share {
-    let (capacity, booked) = (books.capacity(), books.booked());
-    let memory = Share::ratio(booked.memory, capacity.memory).unwrap_or(Share::WHOLE);
-    booked.share.max(memory).min(Share::WHOLE)
+pub(crate) fn fullness(device_state: &DeviceState) -> Share {
+    let (capacity, allocated) = (device_state.capacity(), device_state.allocated());
+    let memory = Share::ratio(allocated.memory, capacity.memory).unwrap_or(Share::WHOLE);
+    allocated.share.max(memory).min(Share::WHOLE)
 }
 
 fn ratio(part: Weighted, whole: Weighted) -> Share {
@@ -408,11 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_scored_by_the_fragmentation_it_adds() {
+    fn a_placement_is_scored_by_the_fragmentation_it_adds() {
         let (node, classes) = fixture::node(NODE);
         let mix = fixture::compiled(MIX, &node, &classes);
-        let rooms: Vec<Room> =
-            node.devices().iter().map(|books| books.room(HoldRule::Respected)).collect();
+        let rooms: Vec<Room> = node
+            .devices()
+            .iter()
+            .map(|device_state| device_state.room(HoldRule::Respected))
+            .collect();
         let uses = Uses::of(&mix.typical, &rooms);
         let usability = uses.on(&mix.typical, &rooms);
         let cpu = MilliCpu::new(16_000);

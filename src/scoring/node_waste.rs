@@ -23,25 +23,26 @@ pub(crate) fn choose(
     let node_waste = context.node_waste.get_or_init(|| NodeWaste::of(expected_waste, context));
     let usability = node_waste.uses.on(&expected_waste.requests_of_several, context.rooms);
     let node = Node { expected_waste, context, node_waste, usability, after: Cell::new(None) };
-    let (change, taken) =
-        if context.ask.count() == 0 || (context.ask.is_whole() && context.is_of_one_class()) {
-            let taken = context.any();
-            (node.change(&taken), taken)
-        } else {
-            // Devices of several classes may gain the same; then the one that others need less is
-            // taken.
-            let uses = (!context.is_of_one_class()).then(|| Uses::of(typical, context.rooms));
-            let usability = uses.as_ref().map(|uses| uses.on(typical, context.rooms));
-            let left = context.host_left().cpu;
-            let alone = |fit: &Taken| {
-                let fit = std::slice::from_ref(fit);
-                let (gain, spared) = node.change(fit);
-                let wanted = usability.map(|all| all.fragments_after(fit, left));
-                (Reverse(gain), Reverse(spared), wanted)
-            };
-            let ((gain, spared, _), taken) = context.first_of_distinct_by(alone);
-            (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
+    let (change, taken) = if context.compiled.count() == 0
+        || (context.compiled.is_whole() && context.is_of_one_class())
+    {
+        let taken = context.any();
+        (node.change(&taken), taken)
+    } else {
+        // Devices of several classes may gain the same; then the one that others need less is
+        // taken.
+        let uses = (!context.is_of_one_class()).then(|| Uses::of(typical, context.rooms));
+        let usability = uses.as_ref().map(|uses| uses.on(typical, context.rooms));
+        let left = context.host_left().cpu;
+        let alone = |fit: &Taken| {
+            let fit = std::slice::from_ref(fit);
+            let (gain, spared) = node.change(fit);
+            let wanted = usability.map(|all| all.fragments_after(fit, left));
+            (Reverse(gain), Reverse(spared), wanted)
         };
+        let ((gain, spared, _), taken) = context.first_of_distinct_by(alone);
+        (if taken.len() == 1 { (gain.0, spared.0) } else { node.change(&taken) }, taken)
+    };
     let class = taken.first().map_or(node_waste.class, |(at, _)| context.rooms[*at].class);
     let share = match taken.len() {
         0 => node_waste.free,
@@ -65,13 +66,14 @@ impl Node<'_> {
     /// The waste that taking these devices avoids, and the room for several devices that it keeps,
     /// both in millionths of a GPU.
     fn change(&self, taken: &[Taken]) -> (i64, i64) {
-        let mut holes = 0.0;
+        let mut residuals = 0.0;
         let mut share = 0;
         for (position, demand) in taken {
             let Room { class, free, .. } = self.context.rooms[*position];
             let left = free.checked_sub(*demand).expect("only what fits is tried");
-            holes += self.expected_waste.hole(class, free) - self.expected_waste.hole(class, left);
-            if self.expected_waste.holes.knows(class) {
+            residuals += self.expected_waste.residual(class, free)
+                - self.expected_waste.residual(class, left);
+            if self.expected_waste.residuals.knows(class) {
                 share += demand.share.millionths();
             }
         }
@@ -83,7 +85,7 @@ impl Node<'_> {
         self.after.set(Some((share, host)));
         let several = self.expected_waste.several(self.usability.fragments_after(taken, left.cpu));
         (
-            fixed(holes + self.node_waste.host - host, 1e6),
+            fixed(residuals + self.node_waste.host - host, 1e6),
             fixed(self.node_waste.several - several, 1e6),
         )
     }

@@ -5,7 +5,7 @@
 use smallvec::SmallVec;
 
 use crate::hardware::device::PodUid;
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -25,18 +25,18 @@ pub struct Place {
     pub taken: TakenList,
 }
 
-/// The best placement for `ask` on `node`. `holds` says whether holds of other pods are respected.
+/// The best placement for `compiled` on `node`. `holds` says whether holds of other pods are respected.
 ///
 /// # Errors
 /// The node's closest [`Rejection`]: the one with the smallest change that would help.
 pub fn evaluate(
     node: &NodeState,
-    ask: &CompiledRequest,
+    compiled: &CompiledRequest,
     strategy: &Strategy,
     mix: &CompiledMix,
     holds: HoldRule,
 ) -> Result<Place, Rejection> {
-    evaluate_with(node, ask, strategy, mix, holds, &KeptNodeWaste::new())
+    evaluate_with(node, compiled, strategy, mix, holds, &KeptNodeWaste::new())
 }
 
 /// The same with the node's expected waste, kept from an earlier call with this state and this mix,
@@ -46,15 +46,15 @@ pub fn evaluate(
 /// As [`evaluate`].
 pub fn evaluate_with(
     node: &NodeState,
-    ask: &CompiledRequest,
+    compiled: &CompiledRequest,
     strategy: &Strategy,
     mix: &CompiledMix,
     holds: HoldRule,
     node_waste: &KeptNodeWaste,
 ) -> Result<Place, Rejection> {
-    let fits = fits_on(node, ask, holds)?;
+    let fits = fits_on(node, compiled, holds)?;
     let (rooms, host_free) = (node.rooms(holds), node.host_room(holds));
-    let context = ScoringContext { node, rooms, ask, fits: &fits, host_free, node_waste };
+    let context = ScoringContext { node, rooms, compiled, fits: &fits, host_free, node_waste };
     let (local_cost, taken) = strategy.choose(&context, mix);
     Ok(Place { local_cost, taken })
 }
@@ -65,38 +65,42 @@ pub fn evaluate_with(
 /// As [`evaluate`].
 pub fn fitting(
     node: &NodeState,
-    ask: &CompiledRequest,
+    compiled: &CompiledRequest,
     holds: HoldRule,
 ) -> Result<Vec<usize>, Rejection> {
-    Ok(fits_on(node, ask, holds)?.into_iter().map(|(position, _)| position).collect())
+    Ok(fits_on(node, compiled, holds)?.into_iter().map(|(position, _)| position).collect())
 }
 
-/// Whether `ask` fits anywhere on `node`.
-pub fn fits(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> bool {
-    fits_on(node, ask, holds).is_ok()
+/// Whether `compiled` fits anywhere on `node`.
+pub fn fits(node: &NodeState, compiled: &CompiledRequest, holds: HoldRule) -> bool {
+    fits_on(node, compiled, holds).is_ok()
 }
 
 /// Whether it would fit without these pods, with holds of other pods respected.
 pub fn fits_without<'a>(
     node: &NodeState,
-    ask: &CompiledRequest,
+    compiled: &CompiledRequest,
     gone: impl IntoIterator<Item = &'a PodUid>,
 ) -> bool {
     let mut node = node.clone();
     for uid in gone {
         node.remove(uid);
     }
-    fits(&node, ask, HoldRule::Respected)
+    fits(&node, compiled, HoldRule::Respected)
 }
 
-/// The devices of `node` that fit, if all that `ask` needs of the node fits.
-fn fits_on(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> Result<Fits, Rejection> {
+/// The devices of `node` that fit, if all that `compiled` needs of the node fits.
+fn fits_on(
+    node: &NodeState,
+    compiled: &CompiledRequest,
+    holds: HoldRule,
+) -> Result<Fits, Rejection> {
     let mut fits = Fits::new();
-    if ask.count() > 0 {
+    if compiled.count() > 0 {
         node.placeable()?;
-        fits = fitting_devices(ask, node.rooms(holds))?;
+        fits = fitting_devices(compiled, node.rooms(holds))?;
     }
-    fit_host(ask, node.host_room(holds))?;
+    fit_host(compiled, node.host_room(holds))?;
     Ok(fits)
 }
 
@@ -104,19 +108,19 @@ fn fits_on(node: &NodeState, ask: &CompiledRequest, holds: HoldRule) -> Result<F
 type Fits = SmallVec<[Taken; 8]>;
 
 /// The devices that fit, at least as many as are requested.
-fn fitting_devices(ask: &CompiledRequest, rooms: &[Room]) -> Result<Fits, Rejection> {
+fn fitting_devices(compiled: &CompiledRequest, rooms: &[Room]) -> Result<Fits, Rejection> {
     let mut fits = Fits::new();
     let mut closest: Option<Rejection> = None;
     for (position, room) in rooms.iter().enumerate() {
-        match fit(ask, room) {
+        match fit(compiled, room) {
             Ok(demand) => fits.push((position, demand)),
             Err(rejection) => {
                 closest = Some(closest.map_or(rejection, |other| other.closer(rejection)));
             }
         }
     }
-    if fits.len() >= ask.count() {
-        if ask.wants_any_instance() {
+    if fits.len() >= compiled.count() {
+        if compiled.wants_any_instance() {
             // Each is taken whole, so the smallest wastes least.
             let least = fits.iter().map(|(_, demand)| demand.memory).min();
             fits.retain(|(_, demand)| Some(demand.memory) == least);
@@ -124,8 +128,8 @@ fn fitting_devices(ask: &CompiledRequest, rooms: &[Room]) -> Result<Fits, Reject
         return Ok(fits);
     }
     let count = |number: usize| u32::try_from(number).expect("a node has few devices");
-    let suitable = rooms.iter().filter(|room| ask.demand_on(room.class).is_ok()).count();
-    if suitable > 0 && suitable < ask.count() {
+    let suitable = rooms.iter().filter(|room| compiled.demand_on(room.class).is_ok()).count();
+    if suitable > 0 && suitable < compiled.count() {
         return Err(Rejection::TooFewDevices { suitable: count(suitable) });
     }
     if !fits.is_empty() {
@@ -144,31 +148,37 @@ pub fn placement(node: &NodeState, place: &Place) -> Placement {
         demand: *demand,
     });
     let devices: Vec<PlacedDevice> = devices.collect();
-    let protection = protection(node, &devices);
-    Placement { node: node.name().clone(), devices, protection }
+    let isolation = isolation(node, &devices);
+    Placement { node: node.name().clone(), devices, isolation }
 }
 
 /// The weakest isolation of a tenant of these devices.
-fn protection(node: &NodeState, devices: &[PlacedDevice]) -> Protection {
+fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation {
     let of = |placed: &PlacedDevice| {
-        let found = node.devices().iter().find(|books| books.device().id == placed.id);
-        found.map_or(Protection::None, |books| books.protection_of(placed.demand))
+        let found =
+            node.devices().iter().find(|device_state| device_state.device().id == placed.id);
+        found.map_or(ConfiguredIsolation::None, |device_state| {
+            device_state.isolation_of(placed.demand)
+        })
     };
     devices.iter().map(of).min().unwrap_or_default()
 }
 
 /// Whether a placement that was found earlier still fits, without holds.
-pub fn still_fits(node: &NodeState, ask: &CompiledRequest, placement: &Placement) -> bool {
+pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Placement) -> bool {
     let fits = |placed: &PlacedDevice| {
-        let found = node.devices().iter().find(|books| books.device().id == placed.id);
-        found.is_some_and(|books| fit(ask, &books.room(HoldRule::Ignored)) == Ok(placed.demand))
+        let found =
+            node.devices().iter().find(|device_state| device_state.device().id == placed.id);
+        found.is_some_and(|device_state| {
+            fit(compiled, &device_state.room(HoldRule::Ignored)) == Ok(placed.demand)
+        })
     };
     placement.node == *node.name()
-        && placement.devices.len() == ask.count()
-        && (ask.count() == 0 || node.placeable().is_ok())
-        && fit_host(ask, node.host_room(HoldRule::Ignored)).is_ok()
+        && placement.devices.len() == compiled.count()
+        && (compiled.count() == 0 || node.placeable().is_ok())
+        && fit_host(compiled, node.host_room(HoldRule::Ignored)).is_ok()
         && placement.devices.iter().all(fits)
-        && protection(node, &placement.devices) == placement.protection
+        && isolation(node, &placement.devices) == placement.isolation
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::model::device_state::DeviceUse;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::scoring::efficiency::busy_part;
-use crate::usage::isolation::Told;
+use crate::usage::isolation::ReportedTenant;
 use crate::usage::samples::UsageSamples;
 
 /// Steps of use relative to what is allocated, each a sixteenth; the last is for more than that.
@@ -93,16 +93,16 @@ impl Usage {
 
     /// Adds what a list shows `now`. Its load stands for the time since the previous list, but at
     /// most for the usual pause.
-    fn list(&mut self, used: &Used, booked: MemMib, now: Timestamp) {
+    fn list(&mut self, used: &Used, allocated: MemMib, now: Timestamp) {
         let pause = self.listed.map_or(LIST_EVERY, |at| now.since(at).min(LIST_EVERY));
         self.listed = Some(now);
-        self.note(used, booked, (1, pause));
+        self.note(used, allocated, (1, pause));
     }
 
     /// Adds what `lists` lists showed in `time`.
-    fn note(&mut self, used: &Used, booked: MemMib, (lists, time): (u32, Duration)) {
+    fn note(&mut self, used: &Used, allocated: MemMib, (lists, time): (u32, Duration)) {
         self.peak = self.peak.max(used.memory);
-        let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(booked.mib().max(1));
+        let sixteenths = (used.memory.mib().saturating_mul(16)).div_ceil(allocated.mib().max(1));
         let step = usize::try_from(sixteenths).unwrap_or(STEPS).clamp(1, STEPS) - 1;
         self.steps[step] = self.steps[step].saturating_add(lists);
         if let Some(load) = used.load {
@@ -114,13 +114,13 @@ impl Usage {
 
     /// Adds what was measured before the process started; a second call changes nothing. A stretch
     /// that was not measured ends idleness, since the pod may have been busy.
-    pub(crate) fn recall(&mut self, history: &History, booked: MemMib) {
+    pub(crate) fn recall(&mut self, history: &History, allocated: MemMib) {
         let all = &history.stretches;
         let first = all.iter().position(Option::is_some);
         let (None, Some(first)) = (self.before, first) else { return };
         let lists = history.every.as_secs() / LIST_EVERY.as_secs();
         let lists = u32::try_from(lists).unwrap_or(u32::MAX);
-        all.iter().flatten().for_each(|used| self.note(used, booked, (lists, history.every)));
+        all.iter().flatten().for_each(|used| self.note(used, allocated, (lists, history.every)));
         let is_idle = |used: &&Option<Used>| used.is_some_and(|used| !used.is_busy());
         let idle = all.iter().rev().take_while(is_idle).count();
         let long = |stretches: usize| {
@@ -192,28 +192,28 @@ impl Usages {
     }
 
     /// Forgets pods without a reservation.
-    pub(crate) fn prune(&mut self, books: &NodeState) {
-        self.0.retain(|uid, _| books.reservation(uid).is_some());
+    pub(crate) fn prune(&mut self, node_state: &NodeState) {
+        self.0.retain(|uid, _| node_state.reservation(uid).is_some());
     }
 
     /// Adds the lists of a report; the usage samples must have it already. Skips a pod whose use
     /// the driver cannot say, or of which a device was not listed.
     pub(crate) fn take(
         &mut self,
-        books: &NodeState,
-        (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
-        sightings: &UsageSamples,
+        node_state: &NodeState,
+        (uses, reported): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>),
+        usage_samples: &UsageSamples,
         now: Timestamp,
     ) {
-        let busy = |uid: &PodUid, device: &DeviceId| told.get(device)?.get(uid)?.busy_percent;
-        for (uid, held) in books.reservations() {
+        let busy = |uid: &PodUid, device: &DeviceId| reported.get(device)?.get(uid)?.busy_percent;
+        for (uid, held) in node_state.reservations() {
             if held.state != ReservationState::Confirmed {
                 continue;
             }
             let parts = held.placement.devices.iter();
             let on = |part: &PlacedDevice| {
                 let busy_percent = busy(uid, &part.id);
-                OnDevice::of((uid, busy_percent), part, books, (uses, sightings))
+                OnDevice::of((uid, busy_percent), part, node_state, (uses, usage_samples))
             };
             let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
             let Some(seen) = seen else { continue };
@@ -226,7 +226,7 @@ impl Usages {
                 Share::from_millionths(loads.iter().sum::<u64>() / count)
             });
             let usage = self.0.entry(uid.clone()).or_insert_with(|| Usage::new(now));
-            usage.list(&Used { memory, load }, booked(held), now);
+            usage.list(&Used { memory, load }, allocated(held), now);
             if seen.iter().any(|on| on.is_busy) {
                 usage.last_busy = Some(now);
             }
@@ -248,8 +248,8 @@ impl OnDevice {
     fn of(
         (uid, own_busy_percent): (&PodUid, Option<u8>),
         part: &PlacedDevice,
-        books: &NodeState,
-        (uses, sightings): (&[DeviceUse], &UsageSamples),
+        node_state: &NodeState,
+        (uses, usage_samples): (&[DeviceUse], &UsageSamples),
     ) -> Option<Self> {
         let seen = uses.iter().find(|seen| seen.id == part.id)?;
         let list = seen.processes.as_ref()?;
@@ -259,12 +259,12 @@ impl OnDevice {
             let load = seen.busy_percent.map(|_| Share::ZERO);
             return Some(Self { memory: MemMib::ZERO, load, is_busy: false });
         }
-        let own = sightings.on(&part.id).and_then(|on| on.pods.get(uid))?;
+        let own = usage_samples.on(&part.id).and_then(|on| on.pods.get(uid))?;
         if let Some(percent) = own_busy_percent {
             let load = Share::from_millionths(u64::from(percent) * 10_000);
             return Some(Self { memory: own.used, load: Some(load), is_busy: percent > 0 });
         }
-        let device = books.devices().iter().find(|device| device.device().id == part.id);
+        let device = node_state.devices().iter().find(|device| device.device().id == part.id);
         let present = device.into_iter().flat_map(|device| device.tenants());
         let present = present
             .filter(|(uid, _)| is_here(uid))
@@ -275,7 +275,7 @@ impl OnDevice {
 }
 
 /// Memory allocated to a pod on all its devices.
-pub(crate) fn booked(held: &Reservation) -> MemMib {
+pub(crate) fn allocated(held: &Reservation) -> MemMib {
     let parts = held.placement.devices.iter();
     parts.fold(MemMib::ZERO, |sum, part| sum.checked_add(part.demand.memory).unwrap_or(sum))
 }

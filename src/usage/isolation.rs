@@ -10,7 +10,7 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
-use crate::hardware::pool::Protection as PoolGuard;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::LedgerEvent;
@@ -24,7 +24,7 @@ pub const VERIFIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What an agent reports of a pod with processes on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedTenant {
     /// The driver's limit for all its processes, read back.
     pub limit: Option<MemMib>,
     /// Whether one of its processes certainly has no limit.
@@ -40,9 +40,9 @@ pub struct Told {
 
 /// The isolation of one tenant of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protection {
+pub struct TenantIsolation {
     /// The configured mode.
-    pub intended: Mode,
+    pub configured: Mode,
     /// The verified mode.
     pub verified: Mode,
 }
@@ -56,24 +56,29 @@ pub struct IsolationTable {
 /// One pod with processes on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    pub(crate) told: Told,
+    pub(crate) reported: ReportedTenant,
     /// Since when its configured isolation could have been verified and was not.
     unverified: Option<Timestamp>,
     /// Whether this was reported.
-    pub(crate) is_told: bool,
+    pub(crate) is_reported: bool,
 }
 
 impl IsolationTable {
     /// The isolation of a pod that has `held` of a device.
     pub fn of(
         &self,
-        books: &DeviceState,
+        device_state: &DeviceState,
         (uid, held): (&PodUid, Demand),
         limits: DriverLimits,
-    ) -> Protection {
-        let device = &books.device().id;
+    ) -> TenantIsolation {
+        let device = &device_state.device().id;
         let seen = self.devices.get(device).and_then(|pods| pods.get(uid));
-        protection(books, held, seen.map(|seen| seen.told).unwrap_or_default(), limits)
+        tenant_isolation(
+            device_state,
+            held,
+            seen.map(|seen| seen.reported).unwrap_or_default(),
+            limits,
+        )
     }
 
     /// How many pods are kept, once for each device.
@@ -82,20 +87,20 @@ impl IsolationTable {
     }
 
     /// Forgets devices that the node no longer has.
-    pub(crate) fn prune(&mut self, books: &NodeState) {
-        self.devices.retain(|id, _| books.devices().iter().any(|it| it.device().id == *id));
+    pub(crate) fn prune(&mut self, node_state: &NodeState) {
+        self.devices.retain(|id, _| node_state.devices().iter().any(|it| it.device().id == *id));
     }
 
     /// Applies what the driver reports, for each device whose processes were listed.
     pub(crate) fn take(
         &mut self,
-        books: &NodeState,
-        (uses, told): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, Told>>),
+        node_state: &NodeState,
+        (uses, reported): (&[DeviceUse], &BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>),
         limits: DriverLimits,
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
-        let mut effects = Vec::new();
-        for device in books.devices() {
+        let mut events = Vec::new();
+        for device in node_state.devices() {
             let id = &device.device().id;
             let list = uses.iter().find(|seen| seen.id == *id).and_then(|it| it.processes.as_ref());
             let Some(list) = list else { continue };
@@ -105,79 +110,80 @@ impl IsolationTable {
                 if !list.iter().any(|process| process.pod.as_ref() == Some(uid)) {
                     continue;
                 }
-                let told = told.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
+                let reported =
+                    reported.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
                 let earlier = before.get(uid);
-                let found = protection(device, *held, told, limits);
-                let is_promised = match found.intended {
+                let found = tenant_isolation(device, *held, reported, limits);
+                let is_promised = match found.configured {
                     Mode::Driver => true,
                     Mode::Mps => {
                         limits == DriverLimits::OfClients
-                            || device.promised_guard() == PoolGuard::Mps
+                            || device.configured_isolation() == ConfiguredIsolation::Mps
                     }
                     Mode::None | Mode::Mig | Mode::Whole => false,
                 };
-                let is_awaited = is_promised && found.verified != found.intended;
+                let is_awaited = is_promised && found.verified != found.configured;
                 let since = earlier.and_then(|earlier| earlier.unverified).unwrap_or(now);
                 let mut seen = Seen {
-                    told,
+                    reported,
                     unverified: is_awaited.then_some(since),
-                    is_told: is_awaited && earlier.is_some_and(|earlier| earlier.is_told),
+                    is_reported: is_awaited && earlier.is_some_and(|earlier| earlier.is_reported),
                 };
-                let reservation = books.reservation(uid);
+                let reservation = node_state.reservation(uid);
                 let pod = reservation.filter(|it| it.state == ReservationState::Confirmed);
-                if let (true, false, Some(pod)) = (is_awaited, seen.is_told, pod)
+                if let (true, false, Some(pod)) = (is_awaited, seen.is_reported, pod)
                     && now.since(since) >= VERIFIED_WITHIN
                 {
-                    seen.is_told = true;
-                    effects.push(LedgerEvent::Unprotected {
-                        node: books.name().clone(),
+                    seen.is_reported = true;
+                    events.push(LedgerEvent::NoIsolation {
+                        node: node_state.name().clone(),
                         device: id.clone(),
                         pod: pod.pod.clone(),
-                        intended: found.intended,
-                        limit: told.limit.or(told.mps_limit),
+                        configured: found.configured,
+                        limit: reported.limit.or(reported.mps_limit),
                     });
                 }
                 all.insert(uid.clone(), seen);
             }
             self.devices.insert(id.clone(), all);
         }
-        effects
+        events
     }
 }
 
 /// The isolation of a tenant with `held` of a device, from what the driver reports of it. A tenant
 /// with a part of a MIG instance has neighbors, like one with a part of a GPU.
-pub(crate) fn protection(
-    books: &DeviceState,
+pub(crate) fn tenant_isolation(
+    device_state: &DeviceState,
     held: Demand,
-    told: Told,
+    reported: ReportedTenant,
     limits: DriverLimits,
-) -> Protection {
-    let both = |mode| Protection { intended: mode, verified: mode };
-    let has_all = held.share >= Share::WHOLE && held.memory >= books.capacity().memory;
-    match &books.device().kind {
+) -> TenantIsolation {
+    let both = |mode| TenantIsolation { configured: mode, verified: mode };
+    let has_all = held.share >= Share::WHOLE && held.memory >= device_state.capacity().memory;
+    match &device_state.device().kind {
         DeviceKind::MigInstance { .. } if has_all => return both(Mode::Mig),
         DeviceKind::Gpu if has_all => return both(Mode::Whole),
         DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
     }
-    let is_gpu = books.device().kind == DeviceKind::Gpu;
+    let is_gpu = device_state.device().kind == DeviceKind::Gpu;
     let within = |limit: Option<MemMib>| limit.is_some_and(|limit| limit <= held.memory);
-    let (is_held, is_held_by_mps) = (within(told.limit), within(told.mps_limit));
-    let is_promised = is_gpu && limits == DriverLimits::Intended;
-    let intended = match books.promised_guard() {
-        PoolGuard::Driver => Mode::Driver,
+    let (is_held, is_held_by_mps) = (within(reported.limit), within(reported.mps_limit));
+    let is_promised = is_gpu && limits == DriverLimits::Configured;
+    let configured = match device_state.configured_isolation() {
+        ConfiguredIsolation::Driver => Mode::Driver,
         _ if is_held => Mode::Driver,
-        PoolGuard::Mps => Mode::Mps,
+        ConfiguredIsolation::Mps => Mode::Mps,
         _ if is_promised => Mode::Driver,
-        _ if limits == DriverLimits::OfClients || told.is_mps_client => Mode::Mps,
-        PoolGuard::None | PoolGuard::Hardware => Mode::None,
+        _ if limits == DriverLimits::OfClients || reported.is_mps_client => Mode::Mps,
+        ConfiguredIsolation::None | ConfiguredIsolation::Hardware => Mode::None,
     };
     let verified = match (is_held, is_held_by_mps) {
         (true, _) => Mode::Driver,
         (false, true) => Mode::Mps,
         (false, false) => Mode::None,
     };
-    Protection { intended, verified }
+    TenantIsolation { configured, verified }
 }
 
 /// How many tenants have each mode configured, and how many have it verified.

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 
 use crate::hardware::device::{DeviceDetails, DeviceId, PodUid};
-use crate::hardware::pool::Protection as PoolGuard;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
-use crate::usage::isolation::{IsolationTable, Seen, Told, protection};
+use crate::usage::isolation::{IsolationTable, ReportedTenant, Seen, tenant_isolation};
 use crate::usage::samples::UsageSamples;
 
 /// The driver of a node.
@@ -54,9 +54,9 @@ pub struct NodeDetails {
     /// Conditions by UUID, of devices with any.
     pub conditions: BTreeMap<DeviceId, Condition>,
     /// What pods were seen to use.
-    pub sightings: UsageSamples,
+    pub usage_samples: UsageSamples,
     /// What the driver confirms of tenants.
-    pub protections: IsolationTable,
+    pub isolation: IsolationTable,
     /// What pods used over time.
     pub usages: Usages,
     /// The version of the node at which pods and devices were last forgotten.
@@ -71,20 +71,20 @@ pub struct DetailsReport {
     /// Conditions at the time of the report.
     pub conditions: BTreeMap<DeviceId, Condition>,
     /// What the driver reports of pods, for each device whose processes were listed.
-    pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, Told>>,
+    pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>,
 }
 
 impl NodeDetails {
     /// How many pods are kept, in all its tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.usages.count() + self.sightings.count() + self.protections.count()
+        self.usages.count() + self.usage_samples.count() + self.isolation.count()
     }
 
     /// Applies a report, after the node's state did. About each fifth has a list of processes.
     /// Without one, this only forgets what the node no longer has, and only after a change.
     pub(crate) fn take(
         &mut self,
-        (version, books): (u64, &NodeState),
+        (version, node_state): (u64, &NodeState),
         (uses, report): (&[DeviceUse], DetailsReport),
         rules: Rules,
         now: Timestamp,
@@ -94,18 +94,18 @@ impl NodeDetails {
         }
         self.conditions = report.conditions;
         if std::mem::replace(&mut self.pruned_at, version) != version {
-            self.sightings.prune(books);
-            self.usages.prune(books);
-            self.protections.prune(books);
+            self.usage_samples.prune(node_state);
+            self.usages.prune(node_state);
+            self.isolation.prune(node_state);
         }
-        let mut effects = Vec::new();
+        let mut events = Vec::new();
         if uses.iter().any(|seen| seen.processes.is_some()) {
-            effects = self.sightings.take(books, uses, rules, now);
+            events = self.usage_samples.take(node_state, uses, rules, now);
             let seen = (uses, &report.tenants);
-            self.usages.take(books, seen, &self.sightings, now);
-            effects.extend(self.protections.take(books, seen, rules.limits, now));
+            self.usages.take(node_state, seen, &self.usage_samples, now);
+            events.extend(self.isolation.take(node_state, seen, rules.limits, now));
         }
-        effects
+        events
     }
 }
 
@@ -114,42 +114,47 @@ impl NodeDetails {
 /// It is missing where the driver has no limits or the MPS daemon takes no clients. It is also
 /// missing if a tenant that should be limited certainly has no limit, or one above its share, for
 /// longer than [`VERIFIED_WITHIN`]. What cannot be read proves nothing.
-pub(crate) fn evidence(books: &NodeState, details: &NodeDetails) -> Vec<(DeviceId, Verification)> {
+pub(crate) fn verification(
+    node_state: &NodeState,
+    details: &NodeDetails,
+) -> Vec<(DeviceId, Verification)> {
     let of = |device: &DeviceState| {
         let id = &device.device().id;
-        let is_told_of = details.driver.is_some();
+        let is_reported_missing = details.driver.is_some();
         let can_limit = || details.devices.get(id).is_some_and(|known| known.can_limit_memory);
         let condition = || details.conditions.get(id).copied().unwrap_or_default();
-        let (mode, is_hopeless) = match device.promised_guard() {
-            PoolGuard::Driver => (Mode::Driver, is_told_of && !can_limit()),
-            PoolGuard::Mps => (Mode::Mps, condition().is_mps_away()),
-            PoolGuard::None | PoolGuard::Hardware => return Verification::Intended,
+        let (mode, is_hopeless) = match device.configured_isolation() {
+            ConfiguredIsolation::Driver => (Mode::Driver, is_reported_missing && !can_limit()),
+            ConfiguredIsolation::Mps => (Mode::Mps, condition().is_mps_away()),
+            ConfiguredIsolation::None | ConfiguredIsolation::Hardware => {
+                return Verification::Configured;
+            }
         };
         if is_hopeless {
             return Verification::Missing;
         }
-        let listed = details.protections.devices.get(id);
+        let listed = details.isolation.devices.get(id);
         let held = |(uid, demand): (&PodUid, &Demand)| {
             let seen = listed?.get(uid)?;
-            let found = protection(device, *demand, seen.told, DriverLimits::Unused);
-            (found.intended == mode).then_some((seen, found.verified == mode))
+            let found = tenant_isolation(device, *demand, seen.reported, DriverLimits::Unused);
+            (found.configured == mode).then_some((seen, found.verified == mode))
         };
         let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();
-        let is_unheld = |told: &Told| match mode {
-            Mode::Mps => !told.is_mps_client || told.mps_limit.is_some(),
-            _ => told.is_unlimited || told.limit.is_some(),
+        let is_unisolated = |reported: &ReportedTenant| match mode {
+            Mode::Mps => !reported.is_mps_client || reported.mps_limit.is_some(),
+            _ => reported.is_unlimited || reported.limit.is_some(),
         };
-        let lacks = |seen: &Seen| seen.is_told && is_unheld(&seen.told);
+        let lacks = |seen: &Seen| seen.is_reported && is_unisolated(&seen.reported);
         if tenants.iter().any(|(seen, is_verified)| !is_verified && lacks(seen)) {
             Verification::Missing
         } else if !tenants.is_empty() && tenants.iter().all(|(_, is_verified)| *is_verified) {
             Verification::Verified
         } else {
-            Verification::Intended
+            Verification::Configured
         }
     };
-    let found = books.devices().iter().map(|device| (device, of(device)));
-    let news = found.filter(|(device, found)| device.evidence() != *found);
+    let found = node_state.devices().iter().map(|device| (device, of(device)));
+    let news = found.filter(|(device, found)| device.verification() != *found);
     news.map(|(device, found)| (device.device().id.clone(), found)).collect()
 }
 
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn details_stay_until_the_next_inventory_and_conditions_until_the_next_report() {
+    fn details_stay_until_the_next_inventory_conditions_until_the_report() {
         let ledger = fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };

@@ -34,12 +34,12 @@ pub enum Answer {
 /// Requested evictions, of pods that still have a reservation.
 #[derive(Debug, Default)]
 pub struct Evictions {
-    asked: BTreeMap<PodUid, Asked>,
+    attempts: BTreeMap<PodUid, Attempt>,
 }
 
 /// One of them.
 #[derive(Debug)]
-struct Asked {
+struct Attempt {
     /// The devices that the pod has, and the one of which it uses too much.
     devices: BTreeSet<DeviceId>,
     /// The answer; `None` while the request runs.
@@ -50,7 +50,7 @@ struct Asked {
     refusals: u32,
 }
 
-impl Asked {
+impl Attempt {
     /// Whether the pod may be about to end.
     fn may_be_ending(&self) -> bool {
         self.answer != Some(Answer::Refused)
@@ -66,38 +66,38 @@ impl Evictions {
     /// The over-limit pods to evict `now`: at most one per device, the worst first. They count as
     /// requested until [`Evictions::settle`] has the answer.
     ///
-    /// `is_booked` says whether a pod still has a reservation. A pod that a disruption budget keeps
+    /// `is_allocated` says whether a pod still has a reservation. A pod that a disruption budget keeps
     /// does not shield the next over-limit pod.
     pub fn choose(
         &mut self,
         mut over: Vec<OverLimitPod>,
         after_samples: u32,
-        is_booked: impl Fn(&PodUid) -> bool,
+        is_allocated: impl Fn(&PodUid) -> bool,
         now: Timestamp,
     ) -> Vec<OverLimitPod> {
-        self.asked.retain(|uid, _| is_booked(uid));
+        self.attempts.retain(|uid, _| is_allocated(uid));
         over.sort_by_key(|it| (Reverse(it.seen.excess()), it.pod().uid.clone()));
         let mut chosen = Vec::new();
         for candidate in over {
             let is_sure = candidate.is_current
-                && is_booked(&candidate.pod().uid)
+                && is_allocated(&candidate.pod().uid)
                 && candidate.held.state == ReservationState::Confirmed
                 && candidate.seen.lists_over >= after_samples.max(1);
             let uid = &candidate.pod().uid;
-            if !is_sure || self.asked.get(uid).is_some_and(|asked| !asked.is_due(now)) {
+            if !is_sure || self.attempts.get(uid).is_some_and(|attempt| !attempt.is_due(now)) {
                 continue;
             }
             let held = candidate.held.placement.devices.iter().map(|placed| placed.id.clone());
             let devices: BTreeSet<_> = held.chain([candidate.device.clone()]).collect();
-            let is_busy = self.asked.iter().any(|(other, asked)| {
-                other != uid && asked.may_be_ending() && !asked.devices.is_disjoint(&devices)
+            let is_busy = self.attempts.iter().any(|(other, attempt)| {
+                other != uid && attempt.may_be_ending() && !attempt.devices.is_disjoint(&devices)
             });
             if is_busy {
                 continue;
             }
-            let refusals = self.asked.get(uid).map_or(0, |asked| asked.refusals);
-            let asked = Asked { devices, answer: None, again: now, refusals };
-            self.asked.insert(uid.clone(), asked);
+            let refusals = self.attempts.get(uid).map_or(0, |attempt| attempt.refusals);
+            let attempt = Attempt { devices, answer: None, again: now, refusals };
+            self.attempts.insert(uid.clone(), attempt);
             chosen.push(candidate);
         }
         chosen
@@ -105,14 +105,14 @@ impl Evictions {
 
     /// Notes the answer to an eviction.
     pub fn settle(&mut self, uid: &PodUid, answer: Answer, now: Timestamp) {
-        let Some(asked) = self.asked.get_mut(uid) else { return };
-        asked.answer = Some(answer);
+        let Some(attempt) = self.attempts.get_mut(uid) else { return };
+        attempt.answer = Some(answer);
         match answer {
             Answer::Ending => {}
             Answer::Refused | Answer::Open => {
-                let pause = FIRST_PAUSE.saturating_mul(1 << asked.refusals.min(8)).min(PAUSE_MAX);
-                asked.again = now.plus(pause);
-                asked.refusals = asked.refusals.saturating_add(1);
+                let pause = FIRST_PAUSE.saturating_mul(1 << attempt.refusals.min(8)).min(PAUSE_MAX);
+                attempt.again = now.plus(pause);
+                attempt.refusals = attempt.refusals.saturating_add(1);
             }
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_is_first_and_one_at_a_time_on_each_device() {
+    fn the_worst_over_limit_pod_is_first_and_one_per_device_at_a_time() {
         let mut evictions = Evictions::default();
         let all = || {
             vec![over("p", "A", 10, 9), over("q", "A", 20, 2), over("r", "B", 5, 2)]
@@ -170,23 +170,23 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_respected_for_longer_and_longer() {
+    fn a_refused_eviction_is_retried_with_growing_pauses() {
         let mut evictions = Evictions::default();
         let only = || vec![over("p", "A", 10, 2)];
-        let mut asked = Vec::new();
+        let mut attempt = Vec::new();
         for second in 0..1_000 {
             if chosen(&mut evictions, only(), second) == "p" {
                 evictions.settle(&uid("p"), Answer::Refused, seconds(second));
-                asked.push(second);
+                attempt.push(second);
             }
         }
-        assert_eq!(asked, [0, 10, 30, 70, 150, 310, 610, 910]);
+        assert_eq!(attempt, [0, 10, 30, 70, 150, 310, 610, 910]);
         let both = vec![over("p", "A", 10, 2), over("q", "A", 5, 2)];
         assert_eq!(chosen(&mut evictions, both, 1_000), "q", "`p` does not shield `q`");
     }
 
     #[test]
-    fn an_open_question_keeps_the_device_and_is_asked_again() {
+    fn an_undecided_eviction_blocks_its_device_and_is_retried() {
         let mut evictions = Evictions::default();
         let both = || vec![over("p", "A", 10, 2), over("q", "A", 5, 2)];
         assert_eq!(chosen(&mut evictions, both(), 0), "p");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn old_news_and_pods_that_are_not_bound_for_certain_are_left_alone() {
+    fn old_events_and_undecided_pods_are_left_alone() {
         let mut evictions = Evictions::default();
         let silent = OverLimitPod { is_current: false, ..over("p", "A", 10, 9) };
         let mut ending = over("q", "A", 10, 9);

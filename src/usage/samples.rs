@@ -30,7 +30,7 @@ pub struct OnDevice {
     /// Pods with a reservation on the node, as far as the driver can say what they use.
     pub pods: LiteMap<PodUid, Use>,
     /// Memory used by processes without a reservation on the node.
-    pub foreign: MemMib,
+    pub untracked: MemMib,
     /// Whether the limit of each tenant counts, listed or not: a list that leaves a pod out, or
     /// does not know what it uses, takes no grace from it.
     limit_states: LiteMap<PodUid, LimitState>,
@@ -105,11 +105,11 @@ pub struct OverLimitPod {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
     /// Pods that use more of a device than they may.
-    pub over_users: u64,
+    pub over_limit_pods: u64,
     /// What they use beyond that.
     pub excess: MemMib,
     /// Memory used by processes without a reservation on their node.
-    pub foreign: MemMib,
+    pub untracked: MemMib,
 }
 
 impl UsageSamples {
@@ -129,19 +129,19 @@ impl UsageSamples {
     }
 
     /// Forgets devices and pods that the node does not have.
-    pub(crate) fn prune(&mut self, books: &NodeState) {
-        let has = |id: &DeviceId| books.devices().iter().any(|known| known.device().id == *id);
+    pub(crate) fn prune(&mut self, node_state: &NodeState) {
+        let has = |id: &DeviceId| node_state.devices().iter().any(|known| known.device().id == *id);
         self.devices.retain(|id, _| has(id));
         for (_, on) in self.devices.iter_mut() {
-            on.pods.retain(|uid, _| books.reservation(uid).is_some());
-            on.limit_states.retain(|uid, _| books.reservation(uid).is_some());
+            on.pods.retain(|uid, _| node_state.reservation(uid).is_some());
+            on.limit_states.retain(|uid, _| node_state.reservation(uid).is_some());
         }
     }
 
     /// Applies the lists of a report. Use within the tolerance of what is allowed is ignored.
     pub(crate) fn take(
         &mut self,
-        books: &NodeState,
+        node_state: &NodeState,
         uses: &[DeviceUse],
         rules: Rules,
         now: Timestamp,
@@ -149,25 +149,25 @@ impl UsageSamples {
         let tolerance = rules.tolerance;
         // Kept ids share the texts of the node's state, so that the report can be freed.
         let device = |id: &DeviceId| {
-            let mut devices = books.devices().iter().map(|known| &known.device().id);
+            let mut devices = node_state.devices().iter().map(|known| &known.device().id);
             devices.find(|known| *known == id).cloned()
         };
-        let mut effects = Vec::new();
+        let mut events = Vec::new();
         for seen in uses {
             let (Some(id), Some(list)) = (device(&seen.id), &seen.processes) else { continue };
             let before = self.devices.remove(&id);
-            let limit_states = limit_states(books, &id, before.as_ref(), (now, rules.grace));
+            let limit_states = limit_states(node_state, &id, before.as_ref(), (now, rules.grace));
             let before = before.unwrap_or_default();
-            let most = list.len().min(books.reservations().len());
+            let most = list.len().min(node_state.reservations().len());
             let pods = LiteMap::with_capacity(most);
-            let mut on = OnDevice { pods, foreign: MemMib::ZERO, limit_states };
+            let mut on = OnDevice { pods, untracked: MemMib::ZERO, limit_states };
             let mut unknown = Vec::new();
             for process in list {
-                let holder = process.pod.as_ref().and_then(|uid| books.reservation(uid));
+                let holder = process.pod.as_ref().and_then(|uid| node_state.reservation(uid));
                 let holder = holder.map(|held| &held.pod.uid);
                 let sum = match holder {
                     Some(uid) => &mut on.pods.entry(uid.clone()).or_default().used,
-                    None => &mut on.foreign,
+                    None => &mut on.untracked,
                 };
                 match process.memory {
                     Some(memory) => *sum = sum.checked_add(memory).unwrap_or(BEYOND),
@@ -176,17 +176,17 @@ impl UsageSamples {
             }
             on.pods.retain(|uid, _| !unknown.contains(uid));
             for (uid, used) in &mut on.pods {
-                let Some(held) = books.reservation(uid) else { continue };
+                let Some(held) = node_state.reservation(uid) else { continue };
                 let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
                 let most = if is_tolerated { rules.max_limit } else { Share::ZERO };
-                used.allowed = allowed(books, held, &seen.id, most);
+                used.allowed = allowed(node_state, held, &seen.id, most);
                 let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }
                 if used.lists_over == 1 && !is_ending(held) {
-                    effects.push(LedgerEvent::Overuse {
-                        node: books.name().clone(),
+                    events.push(LedgerEvent::Overuse {
+                        node: node_state.name().clone(),
                         device: seen.id.clone(),
                         pod: held.pod.clone(),
                         used: used.used,
@@ -194,30 +194,30 @@ impl UsageSamples {
                     });
                 }
             }
-            if on.foreign > tolerance && before.foreign <= tolerance {
-                effects.push(LedgerEvent::Foreign {
-                    node: books.name().clone(),
+            if on.untracked > tolerance && before.untracked <= tolerance {
+                events.push(LedgerEvent::Untracked {
+                    node: node_state.name().clone(),
                     device: seen.id.clone(),
-                    used: on.foreign,
+                    used: on.untracked,
                 });
             }
             self.devices.insert(id, on);
         }
-        effects
+        events
     }
 
     /// The over-limit pods with a reservation on the node, by device and UID.
-    pub(crate) fn over_users(&self, books: &NodeState) -> Vec<OverLimitPod> {
+    pub(crate) fn over_limit_pods(&self, node_state: &NodeState) -> Vec<OverLimitPod> {
         let mut all = Vec::new();
         for (device, on) in &self.devices {
             for (uid, seen) in on.pods.iter().filter(|(_, seen)| seen.lists_over > 0) {
-                let Some(held) = books.reservation(uid) else { continue };
+                let Some(held) = node_state.reservation(uid) else { continue };
                 all.push(OverLimitPod {
-                    node: books.name().clone(),
+                    node: node_state.name().clone(),
                     device: device.clone(),
                     seen: *seen,
                     held: held.clone(),
-                    is_current: books.state() == NodeReporting::Reporting,
+                    is_current: node_state.state() == NodeReporting::Reporting,
                 });
             }
         }
@@ -242,12 +242,12 @@ fn is_ending(held: &Reservation) -> bool {
 
 /// Whether the limits of all tenants of a device count at this list, from the list `before`.
 fn limit_states(
-    books: &NodeState,
+    node_state: &NodeState,
     device: &DeviceId,
     before: Option<&OnDevice>,
     (now, grace): (Timestamp, Duration),
 ) -> LiteMap<PodUid, LimitState> {
-    let on_it = books.devices().iter().find(|known| known.device().id == *device);
+    let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
     let Some(tenants) = on_it.map(DeviceState::tenants) else { return LiteMap::new() };
     let is_alone = tenants.len() == 1;
     let state = |uid: &PodUid| match before {
@@ -260,21 +260,21 @@ fn limit_states(
 
 /// What a pod may use of a device: what it has there, or its limit if that is more, but of the
 /// limit at most the share `most` of the device. Without a part of the device, nothing.
-fn allowed(books: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
-    let on_it = books.devices().iter().find(|known| known.device().id == *device);
-    let (Some(books), Some(booked)) =
+fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
+    let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
+    let (Some(node_state), Some(allocated)) =
         (on_it, on_it.and_then(|known| known.tenants().get(&held.pod.uid)))
     else {
         return MemMib::ZERO;
     };
-    let capacity = books.capacity().memory;
+    let capacity = node_state.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
     let limit = match limit {
         None => MemMib::ZERO,
         Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(capacity),
         Some(Limit::Memory(memory)) => memory,
     };
-    booked.memory.max(limit.min(most.of(capacity)))
+    allocated.memory.max(limit.min(most.of(capacity)))
 }
 
 #[cfg(test)]

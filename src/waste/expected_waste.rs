@@ -30,7 +30,7 @@ const HALF_CORES: usize = 512;
 /// What the mix says about the use of free room.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpectedWaste {
-    pub(crate) holes: Residuals,
+    pub(crate) residuals: Residuals,
     needs: Vec<FourNeeds>,
     /// Requests of several devices, each weighted by its part of the GPU demand.
     pub(crate) requests_of_several: MixRows,
@@ -102,7 +102,7 @@ impl ExpectedWaste {
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
         let several = MixRows::of(several.chain(prior), classes);
         Some(Self {
-            holes: Residuals::new(types, classes, weights.price_rounds),
+            residuals: Residuals::new(types, classes, weights.price_rounds),
             needs: needs(&kinds, demand, node_shapes),
             several_part: float(several.total) / 1e6,
             requests_of_several: several,
@@ -118,8 +118,8 @@ impl ExpectedWaste {
     }
 
     /// Expected waste in the residual `left` of a device, in GPUs; see [`Residuals::waste`].
-    pub(crate) fn hole(&self, class: ClassId, left: Demand) -> f64 {
-        self.weights.residuals * self.holes.waste(class, left).unwrap_or(0.0)
+    pub(crate) fn residual(&self, class: ClassId, left: Demand) -> f64 {
+        self.weights.residuals * self.residuals.waste(class, left).unwrap_or(0.0)
     }
 
     /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs.
@@ -190,8 +190,8 @@ fn needs(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes) -> Vec<FourN
 impl Pressure {
     fn new(kinds: &[Kind<'_>], demand: f64, node_shapes: &NodeShapes, pieces: f64) -> Self {
         let gpus_per_cpu = float(node_shapes.gpus()) / node_shapes.host().0.max(1.0);
-        let asked: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
-        let load = asked / demand * gpus_per_cpu;
+        let requested: f64 = kinds.iter().map(|kind| kind.weight * kind.cpu).sum();
+        let load = requested / demand * gpus_per_cpu;
         let weight = pieces * (40.0 * (load - CPU_SHORT)).clamp(0.0, 2.0);
         Self { weight, gpus_per_cpu, rest: rest(kinds) }
     }

@@ -12,7 +12,7 @@ pub(crate) fn float(value: u64) -> f64 {
 
 /// Rounds to whole parts of 1/`parts`. Estimates are cut at a million, so that costs fit.
 pub(crate) fn fixed(value: f64, parts: f64) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "clamped; what is no number is zero")]
+    #[expect(clippy::cast_possible_truncation, reason = "clamped; NaN is zero")]
     {
         libm::round(value.clamp(-1e6, 1e6) * parts) as i64
     }

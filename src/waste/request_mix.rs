@@ -12,7 +12,7 @@ use crate::model::request::GpuRequest;
 /// Share of all requests that the typical ones cover, in percent (FGD's own default).
 const COVERED_PERCENT: u64 = 95;
 
-/// Requests in the window of a learnt mix; it also bounds the memory. On the public trace `default`
+/// Requests in the window of a learned mix. It also bounds the memory. On the public trace `default`
 /// the window costs 0.03 points against a mix that is known from the start.
 pub const WINDOW: usize = 4000;
 
@@ -109,7 +109,7 @@ impl Mix {
     }
 }
 
-/// The mix learnt from the last pods.
+/// The mix learned from the last pods.
 #[derive(Clone, Debug, Default)]
 pub struct MixWindow {
     order: VecDeque<PodUid>,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn mixes_differ_by_the_part_of_the_requests_that_is_of_another_type() {
+    fn the_mix_difference_is_the_part_of_requests_of_another_type() {
         let mix = |pods: [u64; 2]| {
             let tally = |pods| Tally { pods, memory: 0 };
             Mix::of(&[(kind(1), tally(pods[0])), (kind(2), tally(pods[1]))].into())
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_is_made_anew_quickly_at_first() {
+    fn the_first_request_mixes_are_recomputed_quickly() {
         let mut window = MixWindow::default();
         let mut is_due =
             |i: &u64| window.observe(PodUid::new(format!("{i}")), kind(1), MemMib::ZERO);

@@ -55,7 +55,7 @@ impl Residuals {
     pub(crate) fn new(
         types: &[(RequestType, Tally)],
         classes: &DeviceClasses,
-        turns: usize,
+        rounds: usize,
     ) -> Self {
         let mut known: Vec<(Sizes, Arc<[f64]>)> = Vec::new();
         let by_class = classes.map(|class| {
@@ -63,7 +63,7 @@ impl Residuals {
                 let sizes = sizes_on(types, class);
                 let found = known.iter().find(|(law, _)| *law == sizes);
                 let waste =
-                    found.map_or_else(|| expected(&sizes, turns).into(), |(_, it)| Arc::clone(it));
+                    found.map_or_else(|| expected(&sizes, rounds).into(), |(_, it)| Arc::clone(it));
                 known.push((sizes, Arc::clone(&waste)));
                 Class { capacity: class.capacity, waste }
             })
@@ -101,7 +101,7 @@ fn sizes_on(types: &[(RequestType, Tally)], class: &DeviceClass) -> Sizes {
 }
 
 /// `H(l)` for every level, in GPUs.
-fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
+fn expected(sizes: &Sizes, rounds: usize) -> Vec<f64> {
     let mut steps: BTreeMap<usize, f64> = BTreeMap::new();
     let total = float(sizes.values().sum());
     for (size, count) in sizes {
@@ -110,8 +110,8 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
     let steps: Vec<(usize, f64)> = steps.into_iter().collect();
     let leave: Vec<f64> = (0..=STEPS).map(|left| libm::exp(-small(left) / SOFTNESS)).collect();
     let mut pull: Vec<f64> = steps.iter().map(|(_, part)| *part).collect();
-    for _ in 0..turns {
-        let waste_change = worth_of(&steps, &pull, &leave);
+    for _ in 0..rounds {
+        let waste_change = value_of(&steps, &pull, &leave);
         let taken = taken_from_empty(&steps, &pull, &waste_change);
         let all: f64 = taken.iter().sum();
         let mut mean = 0.0;
@@ -122,7 +122,7 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
         let level = libm::exp(-mean);
         pull.iter_mut().for_each(|pull| *pull *= level);
     }
-    let waste_change = worth_of(&steps, &pull, &leave);
+    let waste_change = value_of(&steps, &pull, &leave);
     let waste = |level: usize| {
         let whole = -SOFTNESS * libm::log(waste_change[level * STEPS / LEVELS]) / small(STEPS);
         whole + small(level % (LEVELS / STEPS)) / small(LEVELS)
@@ -131,7 +131,7 @@ fn expected(sizes: &Sizes, turns: usize) -> Vec<f64> {
 }
 
 /// `e^(−H/T)` by what is left, in steps, at the prices `pull`, which is `e^(−p/T)`.
-fn worth_of(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
+fn value_of(steps: &[(usize, f64)], pull: &[f64], leave: &[f64]) -> Vec<f64> {
     let mut waste_change = vec![1.0];
     for left in 1..=STEPS {
         let fitting = steps.iter().zip(pull).take_while(|((size, _), _)| *size <= left);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_size_fits_is_wasted_whole() {
+    fn room_that_fits_no_size_is_wasted_entirely() {
         let halves = law(&[(500, 3)]);
         // the price is zero, as it is the only size
         check(&halves, &[(0, 0.0), (1, 0.001), (490, 0.49), (499, 0.499), (500, 0.0), (800, 0.3)]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_fill_up_are_dear_and_holes_for_them_are_worth_it() {
+    fn scarce_sizes_have_a_price_and_valuable_residuals() {
         // Every 0.7 leaves a residual for a 0.3: as many as come go there, and nothing is wasted.
         let even = law(&[(700, 1), (300, 1)]);
         assert!(even[1000].abs() < 0.02, "{}", even[1000]);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn no_hole_wastes_more_than_itself() {
+    fn no_residual_wastes_more_than_itself() {
         let waste = law(&[(70, 3), (110, 7), (330, 20), (500, 10), (810, 30), (1000, 30)]);
         for (level, waste) in (0..).zip(waste) {
             assert!(waste <= f64::from(level) / 1000.0 + 1e-9, "{level}: {waste}");

@@ -18,7 +18,9 @@ const MOST_WHOLE: usize = 16;
 
 fn shareable(node: &NodeState) -> impl Iterator<Item = &DeviceState> {
     let devices = if node.placeable().is_ok() { node.devices() } else { &[] };
-    devices.iter().filter(|books| books.is_placeable() && books.device().kind == DeviceKind::Gpu)
+    devices.iter().filter(|device_state| {
+        device_state.is_placeable() && device_state.device().kind == DeviceKind::Gpu
+    })
 }
 
 /// Nodes that are equal when they are empty.
@@ -90,14 +92,14 @@ impl NodeSupply {
     /// The node as it is now. Holds do not count: they last for milliseconds.
     pub fn of(node: &NodeState) -> Self {
         let mut supply = Self::default();
-        for books in shareable(node) {
-            let free = books.free_of_bookings();
+        for device_state in shareable(node) {
+            let free = device_state.unallocated();
             let millionths = free.share.millionths();
-            match supply.free.iter_mut().find(|(class, _)| *class == books.class()) {
+            match supply.free.iter_mut().find(|(class, _)| *class == device_state.class()) {
                 Some((_, sum)) => *sum += millionths,
-                None => supply.free.push((books.class(), millionths)),
+                None => supply.free.push((device_state.class(), millionths)),
             }
-            supply.whole += usize::from(free == books.capacity());
+            supply.whole += usize::from(free == device_state.capacity());
         }
         supply
     }
@@ -128,7 +130,7 @@ impl Supply {
         }
         self.by_whole[after.whole.min(MOST_WHOLE)] += after.total();
         let less = |sum: &mut u64, part: u64| {
-            *sum = sum.checked_sub(part).expect("only what was added is taken away");
+            *sum = sum.checked_sub(part).expect("only what was added is subtracted");
         };
         for (class, millionths) in &before.free {
             less(&mut self.by_class[class.position()], *millionths);

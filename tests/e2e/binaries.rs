@@ -1,6 +1,6 @@
 //! Where etcd, kube-apiserver and kube-scheduler come from.
 //!
-//! `KUBEBUILDER_ASSETS` is honoured as envtest does: etcd and kube-apiserver from there, and
+//! `KUBEBUILDER_ASSETS` works as in envtest: etcd and kube-apiserver from there, and
 //! kube-scheduler too if it is there. What is missing is built from `controlplane/` with Go, into
 //! `$GPUPACK_TESTBED_CACHE` or `~/.cache/gpupack-testbed`, under the hash of its sources and of
 //! Go's version. Nothing is ever built into the repository. Kubelet, which few scenarios need, is
@@ -55,7 +55,7 @@ fn all_in(folder: &Path) -> Binaries {
     }
 }
 
-/// Finds or builds kubelet: beside the others in `KUBEBUILDER_ASSETS`, or in the cache.
+/// Finds or builds kubelet: with the others in `KUBEBUILDER_ASSETS`, or in the cache.
 pub(crate) fn kubelet() -> Result<PathBuf, String> {
     let given = clock::path_variable("KUBEBUILDER_ASSETS").map(|it| Path::new(&it).join("kubelet"));
     if let Some(given) = given.filter(|given| given.is_file()) {
@@ -70,7 +70,7 @@ pub(crate) fn kubelet() -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// Builds the control plane unless the cache has it; answers the folder with the three names.
+/// Builds the control plane unless the cache has it. Returns the folder with the three names.
 fn build() -> Result<PathBuf, String> {
     let go = go_version(&sources())?;
     let folder = folder_of(&go)?;
@@ -84,7 +84,7 @@ fn build() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Tells whoever waits, also where the test harness hides the output of passing tests.
+/// Prints progress, also if the test harness hides the output of passing tests.
 pub(crate) fn say(text: &str) {
     let _shown = writeln!(std::io::stderr(), "{text}");
 }
@@ -115,7 +115,7 @@ fn go_version(sources: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Where everything that is built for the tests is kept.
+/// The folder of everything that is built for the tests.
 pub(crate) fn cache() -> Result<PathBuf, String> {
     if let Some(folder) = clock::path_variable("GPUPACK_TESTBED_CACHE") {
         return Ok(PathBuf::from(folder));
@@ -141,7 +141,7 @@ fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
         .arg(main)
         .current_dir(sources())
         .status()
-        .expect("go was there a moment ago");
+        .expect("go was found just before");
     assert!(built.success(), "go build of {names:?} failed: {built}");
     for name in names {
         let link = folder.join(name);

@@ -1,5 +1,5 @@
 //! The judge: reads pods as the API server has them and GPUs as the fleet file has them, and does
-//! its own arithmetic. It shares no code with gpupack and never asks it.
+//! its own arithmetic. It shares no code with gpupack and never calls it.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ pub(crate) const DEVICES: &str = "placed.gpupack.dev/devices";
 /// The container resource of whole GPUs.
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 
-/// The container resource of slots, and how many of them a GPU has wherever a scenario asks for one.
+/// The container resource of slots, and how many slots a GPU has wherever a scenario requests one.
 pub(crate) const SLOT: &str = "nvidia.com/gpu.shared";
-/// How many slots that are.
+/// The number of those slots.
 pub(crate) const SLOTS: u64 = 4;
 
 /// A whole GPU's compute share.
@@ -35,7 +35,7 @@ pub(crate) struct Tenancy {
     /// One entry per device.
     pub(crate) uses: Vec<Use>,
     /// Placed by somebody else.
-    pub(crate) foreign: bool,
+    pub(crate) untracked: bool,
 }
 
 /// Memory and share on one device.
@@ -72,28 +72,28 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return Ok(None);
     }
-    let foreign = pod.metadata.labels.iter().flatten().any(|(key, _)| key == FOREIGN);
+    let untracked = pod.metadata.labels.iter().flatten().any(|(key, _)| key == FOREIGN);
     let Some(text) = annotation(pod, PLACEMENT) else {
         let asks = annotation(pod, "gpu-fraction").is_some()
             || annotation(pod, "gpu-memory").is_some()
             || [GPU, SLOT].iter().any(|resource| limit(pod, resource).is_some());
-        return if asks && !foreign {
-            Err(format!("{name} asks for a GPU and is bound to {node} without a placement"))
+        return if asks && !untracked {
+            Err(format!("{name} requests a GPU and is bound to {node} without a placement"))
         } else {
             Ok(None)
         };
     };
     let written = match serde_json::from_str::<Written>(text) {
         Ok(written) => written,
-        Err(_) if foreign => return Ok(None),
+        Err(_) if untracked => return Ok(None),
         Err(error) => return Err(format!("{name} has the placement `{text}`: {error}")),
     };
-    let tenancy = Tenancy { pod: name, node, uses: written.devices, foreign };
-    // The amounts alone are enough to hold room; with a list of other devices nothing is believed.
-    if foreign && annotation(pod, DEVICES).is_some_and(|names| names != device_names(&tenancy)) {
+    let tenancy = Tenancy { pod: name, node, uses: written.devices, untracked };
+    // The amounts alone reserve room; with a list of other devices the placement is invalid.
+    if untracked && annotation(pod, DEVICES).is_some_and(|names| names != device_names(&tenancy)) {
         return Ok(None);
     }
-    if !foreign {
+    if !untracked {
         let version = written.v;
         own_faults(&tenancy, version, pod, fleet).map_err(|e| format!("{}: {e}", tenancy.pod))?;
     }
@@ -108,7 +108,7 @@ pub(crate) fn overloads<'a>(
 ) -> Vec<String> {
     let mut faults = Vec::new();
     let tenancies: Vec<&Tenancy> = tenancies.into_iter().collect();
-    let own = load(tenancies.iter().copied().filter(|tenancy| !tenancy.foreign));
+    let own = load(tenancies.iter().copied().filter(|tenancy| !tenancy.untracked));
     for (device, (mib, share)) in load(tenancies) {
         if !own.contains_key(&device) {
             continue;
@@ -181,7 +181,7 @@ fn device_names(tenancy: &Tenancy) -> String {
     tenancy.uses.iter().map(name).collect::<Vec<_>>().join(",")
 }
 
-/// What the request annotations come to on a device of that capacity: memory and share.
+/// What the request annotations amount to on a device of that capacity: memory and share.
 fn demand(pod: &Pod, capacity: u64) -> Result<(u64, u64), String> {
     let fraction = annotation(pod, "gpu-fraction").map(millionths).transpose()?;
     let memory = annotation(pod, "gpu-memory")
@@ -197,7 +197,7 @@ fn demand(pod: &Pod, capacity: u64) -> Result<(u64, u64), String> {
     }
 }
 
-/// How much of a resource its container asks for.
+/// How much of a resource its container requests.
 fn limit<'a>(pod: &'a Pod, resource: &str) -> Option<&'a str> {
     let container = pod.spec.as_ref()?.containers.first()?;
     let limits = container.resources.as_ref()?.limits.as_ref()?;
@@ -268,10 +268,10 @@ mod tests {
     }
 
     #[test]
-    fn the_judge_accepts_what_is_right() {
+    fn the_checker_accepts_correct_results() {
         check(PodPlan::fraction("a", "0.5"), HALF, "");
         let share =
-            r#"{"v":1,"devices":[{"id":"@1","mib":1000,"share":12297}],"protection":"none"}"#;
+            r#"{"v":1,"devices":[{"id":"@1","mib":1000,"share":12297}],"isolation":"none"}"#;
         check(PodPlan::memory("a", 1000), share, "");
         let both = r#"{"v":1,"devices":[{"id":"@0","mib":1000,"share":250000}]}"#;
         check(PodPlan::memory("a", 1000).annotated("gpu-fraction", "0.25"), both, "");
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_judge_refuses_what_is_wrong() {
+    fn the_checker_rejects_wrong_results() {
         let half = || PodPlan::fraction("a", "0.5");
         check(PodPlan::fraction("a", "0.4"), HALF, "asks 32528 MiB");
         check(half().annotated("gpu-fraction-num-devices", "2"), HALF, "2 devices asked");
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_judge_sums_over_pods() {
+    fn the_checker_sums_over_pods() {
         let fleet = fleet();
         let half = |name| tenancy(&bound(PodPlan::fraction(name, "0.5"), HALF), &fleet).unwrap();
         let (a, b, c) = (half("a").unwrap(), half("b").unwrap(), half("c").unwrap());

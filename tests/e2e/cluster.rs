@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::clock;
 use crate::fleet::{Fleet, FleetNode};
 use crate::pods::PodPlan;
-use crate::webhook::until_nobody_refuses;
+use crate::webhook::until_none_refuses;
 
 /// Requests in flight when many objects are made.
 const IN_FLIGHT: usize = 32;
@@ -57,11 +57,11 @@ impl Cluster {
             })
             .await;
         cluster.namespace_created(namespace).await;
-        until_nobody_refuses(&cluster).await;
+        until_none_refuses(&cluster).await;
         cluster
     }
 
-    /// Takes away what an earlier scenario put in the way of pods.
+    /// Removes what an earlier scenario left that blocks pods.
     async fn admit_everything(&self) {
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         remove(&webhooks, "gpupack").await;
@@ -74,7 +74,7 @@ impl Cluster {
 
     async fn namespace_created(&self, name: &str) {
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        let object: Namespace = serde_json::from_value(object).expect("a namespace is that simple");
+        let object: Namespace = serde_json::from_value(object).expect("a valid namespace object");
         let api = Api::all(self.client.clone());
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => {}
@@ -96,7 +96,7 @@ impl Cluster {
             .await;
     }
 
-    /// Creates the pods, up to 32 at a time. Answers how long that took.
+    /// Creates the pods, up to 32 at a time. Returns how long that took.
     pub(crate) async fn add_pods(&self, plans: &[PodPlan]) -> Duration {
         let started = clock::now();
         let api = self.pods();
@@ -112,12 +112,12 @@ impl Cluster {
         started.elapsed()
     }
 
-    /// Deletes one pod at once, as if its kubelet had ended it.
+    /// Deletes one pod immediately, as if its kubelet had ended it.
     pub(crate) async fn delete_pod(&self, name: &str) {
         remove(&self.pods(), name).await;
     }
 
-    /// Deletes all pods of the namespace at once.
+    /// Deletes all pods of the namespace immediately.
     pub(crate) async fn delete_all_pods(&self) {
         let now = DeleteParams::default().grace_period(0);
         let deleted = self.pods().delete_collection(&now, &ListParams::default()).await;
@@ -160,7 +160,7 @@ async fn add_node(api: &Api<Node>, node: &FleetNode) {
     let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {
         "name": name, "labels": {"kubernetes.io/hostname": name},
     }});
-    let object: Node = serde_json::from_value(object).expect("a node is that simple");
+    let object: Node = serde_json::from_value(object).expect("a valid node object");
     let created = api.create(&PostParams::default(), &object).await;
     created.unwrap_or_else(|error| panic!("cannot create node {name}: {error}"));
     let amounts = json!({
@@ -174,7 +174,7 @@ async fn add_node(api: &Api<Node>, node: &FleetNode) {
     }});
     let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await;
     patched.unwrap_or_else(|error| panic!("cannot set the status of node {name}: {error}"));
-    // Admission adds the not-ready taint, and there is no controller that would take it away.
+    // Admission adds the not-ready taint, and there is no controller that would remove it.
     let untainted = Patch::Merge(json!({"spec": {"taints": null}}));
     let patched = api.patch(name, &PatchParams::default(), &untainted).await;
     patched.unwrap_or_else(|error| panic!("cannot remove the taints of node {name}: {error}"));

@@ -1,7 +1,7 @@
 //! etcd and kube-apiserver on free ports of the loopback interface, about 3 s to ready.
 //!
-//! There is no controller manager: nobody removes the not-ready taint of nodes, garbage or
-//! namespaces, and nobody creates service accounts. Tokens of the few users come from a file; a
+//! There is no controller manager: nothing removes the not-ready taint of nodes, garbage or
+//! namespaces, and nothing creates service accounts. Tokens of the few users come from a file; a
 //! token whose user is named like a service account has the rights of that service account.
 
 use std::net::TcpListener;
@@ -119,7 +119,7 @@ impl ControlPlane {
         self.work.join(format!("{name}.log"))
     }
 
-    /// Writes a kubeconfig file for the user; answers its path.
+    /// Writes a kubeconfig file for the user. Returns its path.
     pub(crate) fn kubeconfig(&self, identity: Identity) -> PathBuf {
         self.kubeconfig_via(identity, identity.name(), &self.server)
     }
@@ -142,7 +142,7 @@ impl ControlPlane {
         path
     }
 
-    /// A client of its own for the user. It never repeats a request by itself.
+    /// A separate client for the user. It never retries a request.
     pub(crate) async fn client(&self, identity: Identity) -> Client {
         let file = Kubeconfig::read_from(self.kubeconfig(identity)).expect("we wrote that file");
         let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
@@ -218,7 +218,7 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         // As kubeadm and others have it: the agent may be privileged.
         "--allow-privileged=true".to_owned(),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
-        // It wants the account of every pod's namespace, which a controller would create.
+        // It requires the account of every pod's namespace, which a controller would create.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
     ];
     let log = work.join("kube-apiserver.log");
@@ -240,7 +240,7 @@ fn work_folder() -> PathBuf {
     work
 }
 
-/// Ports that nobody listens on at this moment.
+/// Ports that are free now.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     let listeners: [TcpListener; N] = std::array::from_fn(|_| {
         TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface has a free port")

@@ -63,12 +63,12 @@ impl Extender {
         self.address
     }
 
-    /// SIGTERM: it answers what it was asked, and ends.
-    pub(crate) fn ask_to_end(&self) {
-        self.process.ask_to_end();
+    /// SIGTERM: it answers open requests, and ends.
+    pub(crate) fn stop_gently(&self) {
+        self.process.stop_gently();
     }
 
-    /// Where the page is, and what people ask.
+    /// The address of the page and of the queries of people.
     pub(crate) fn page_address(&self) -> SocketAddr {
         self.page_address
     }
@@ -159,7 +159,7 @@ impl Extender {
     }
 
     /// The same once `count` binds have ended: a watch may show a pod as bound before the verb that
-    /// bound it has its answer. Gives up after some seconds, and returns what there is.
+    /// bound it has its answer. Stops after some seconds, and returns what it has.
     pub(crate) async fn binds_of(&self, count: f64) -> BTreeMap<String, f64> {
         let started = clock::now();
         loop {
@@ -171,8 +171,8 @@ impl Extender {
         }
     }
 
-    /// What the extender itself says is booked on each device. Only compared with, never judged by.
-    pub(crate) async fn booked(&self) -> Load {
+    /// What the extender reports as allocated on each device. Only for comparison.
+    pub(crate) async fn allocated(&self) -> Load {
         let state: State = serde_json::from_str(&self.page("/v1/state").await).expect("a state");
         let devices = state.nodes.into_iter().flat_map(|node| node.devices);
         devices
@@ -211,7 +211,7 @@ pub(crate) fn start_agents(
     Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log("agent"))
 }
 
-/// One GET on a connection of its own.
+/// One GET on a new connection.
 async fn fetch(address: SocketAddr, path: &str) -> Result<(StatusCode, String), String> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let url = format!("http://{address}{path}").parse().expect("an address of ours");

@@ -16,7 +16,7 @@ pub(crate) struct Fleet {
     pub(crate) use_percent_of: BTreeMap<String, u32>,
     /// The nodes, in any order.
     pub(crate) nodes: Vec<FleetNode>,
-    /// Where each UUID is: node and GPU. Made at the first question, when the fleet is complete.
+    /// Where each UUID is: node and GPU. Made at the first query, when the fleet is complete.
     #[serde(skip)]
     places: OnceLock<BTreeMap<String, (usize, usize)>>,
 }
@@ -116,13 +116,13 @@ impl Fleet {
         self
     }
 
-    /// Lets a pod use so many percent of its memory.
+    /// Lets a pod use this percentage of its memory.
     pub(crate) fn using(mut self, pod: &str, percent: u32) -> Self {
         self.use_percent_of.insert(pod.to_owned(), percent);
         self
     }
 
-    /// Writes the fleet file; answers its path.
+    /// Writes the fleet file. Returns its path.
     pub(crate) fn write(&self, folder: &Path, name: &str) -> PathBuf {
         let path = folder.join(format!("{name}.fleet.json"));
         let text = serde_json::to_string_pretty(self).expect("a fleet has no odd keys");
@@ -130,7 +130,7 @@ impl Fleet {
         path
     }
 
-    /// How many GPUs there are.
+    /// The number of GPUs.
     pub(crate) fn gpus(&self) -> usize {
         self.nodes.iter().map(|node| node.gpus.len()).sum()
     }

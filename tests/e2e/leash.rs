@@ -58,10 +58,10 @@ impl Leash {
     }
 
     /// Sends SIGTERM to the program, and waits for nothing.
-    pub(crate) fn ask_to_end(&self) {
-        let asked =
+    pub(crate) fn stop_gently(&self) {
+        let queried =
             Command::new("sh").args(["-c", "kill -TERM $1", "sh", &self.program()]).status();
-        assert!(asked.is_ok_and(|status| status.success()), "cannot ask {} to end", self.name);
+        assert!(queried.is_ok_and(|status| status.success()), "cannot ask {} to end", self.name);
     }
 
     /// Host memory that the program has now, in KiB: Linux's `VmRSS`.
@@ -70,7 +70,7 @@ impl Leash {
         let status = status.expect("the program runs");
         let mut amounts = status.lines().filter_map(|line| line.strip_prefix("VmRSS:"));
         let amount = amounts.next().and_then(|text| text.trim().strip_suffix(" kB"));
-        amount.and_then(|number| number.parse().ok()).expect("Linux tells it in KiB")
+        amount.and_then(|number| number.parse().ok()).expect("Linux reports it in KiB")
     }
 
     /// The id of the program: the only child of the shell that is no shell.

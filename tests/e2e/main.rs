@@ -6,7 +6,7 @@
 //! `KUBEBUILDER_ASSETS` every test prints `skipped: … because …` and passes, unless
 //! `GPUPACK_E2E_REQUIRED=1` is set.
 //!
-//! The scenarios of `scenarios/containers.rs` and its neighbours start containers too, on the real
+//! The scenarios of `scenarios/containers.rs` and its neighbors start containers too, on the real
 //! kubelet with containerd: see [`node`]. They need root and some packages of Debian (`containerd`,
 //! `runc`, `busybox-static`), and are skipped without; unless `GPUPACK_NODE_REQUIRED=1` is set.
 //!
@@ -19,9 +19,9 @@
 //! build.
 //!
 //! What is judged is judged by [`checker`], which reads pods from the API server and GPUs from the
-//! fleet file, and nothing of gpupack's own account.
+//! fleet file, and nothing that gpupack reports.
 
-// `cfg(test)` is always true here; it tells clippy that these modules are test code.
+// `cfg(test)` is always true here; it shows clippy that these modules are test code.
 #[cfg(test)]
 mod binaries;
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod watching;
 #[cfg(test)]
 mod webhook;
 
-/// A node that runs containers: the real kubelet and containerd, in namespaces of their own.
+/// A node that runs containers: the real kubelet and containerd, in separate namespaces.
 #[cfg(test)]
 mod node {
     pub(crate) mod alone;

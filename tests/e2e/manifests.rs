@@ -1,4 +1,4 @@
-//! The files of `deploy/`, given to the API server as they stand.
+//! The files of `deploy/`, sent to the API server unchanged.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Whether the API server keeps what it is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Validated, defaulted and admitted, but not kept.
+    /// Validated, defaulted and admitted, but not stored.
     DryRun,
     /// Kept.
     Keep,

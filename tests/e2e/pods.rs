@@ -22,7 +22,7 @@ pub(crate) struct PodPlan {
     scheduler: String,
     node: Option<String>,
     selected: Option<String>,
-    foreign: bool,
+    untracked: bool,
     class: Option<String>,
     annotations: BTreeMap<String, String>,
     limits: BTreeMap<String, String>,
@@ -37,7 +37,7 @@ impl PodPlan {
             scheduler: GPUPACK.to_owned(),
             node: None,
             selected: None,
-            foreign: false,
+            untracked: false,
             class: None,
             annotations: BTreeMap::new(),
             limits: BTreeMap::new(),
@@ -73,7 +73,7 @@ impl PodPlan {
         self
     }
 
-    /// Asks for so much CPU.
+    /// Requests this much CPU.
     pub(crate) fn with_cpu(mut self, cpu: &'static str) -> Self {
         self.cpu = cpu;
         self
@@ -88,7 +88,7 @@ impl PodPlan {
     /// Writes a placement on one device, as gpupack would: both annotations.
     pub(crate) fn placed_on(self, uuid: &str, mib: u64, share: u64) -> Self {
         let text = json!({
-            "v": 1, "devices": [{"id": uuid, "mib": mib, "share": share}], "protection": "none",
+            "v": 1, "devices": [{"id": uuid, "mib": mib, "share": share}], "isolation":"none",
         });
         self.annotated(PLACEMENT, &text.to_string())
             .annotated(DEVICES, &format!("runtime.nvidia.com/gpu={uuid}"))
@@ -97,7 +97,7 @@ impl PodPlan {
     /// Binds the pod at creation, past every scheduler.
     pub(crate) fn bound_by_others(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
-        self.foreign = true;
+        self.untracked = true;
         self
     }
 
@@ -107,9 +107,9 @@ impl PodPlan {
         self
     }
 
-    /// Leaves it without a placement: a scheduler that knows nothing of gpupack binds it.
+    /// Leaves it without a placement: a scheduler without gpupack binds it.
     pub(crate) fn without_gpupack(mut self) -> Self {
-        self.foreign = true;
+        self.untracked = true;
         self
     }
 
@@ -119,10 +119,10 @@ impl PodPlan {
         self
     }
 
-    /// The object. Its container asks for 10m CPU if not told otherwise, so that CPU never decides.
+    /// The object. Its container requests 10m CPU if not told otherwise, so that CPU never decides.
     pub(crate) fn to_pod(&self) -> Pod {
         let mut labels = BTreeMap::from([("e2e/pod", self.name.as_str())]);
-        if self.foreign {
+        if self.untracked {
             labels.insert(FOREIGN, "true");
         }
         let mut pod = json!({

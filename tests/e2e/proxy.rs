@@ -23,11 +23,11 @@ use tokio::task::JoinHandle;
 /// What happens to Bindings, in percent of them; the rest is passed on unharmed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// Passed on; the reply is thrown away and the connection closed.
+    /// Passed on; the reply is dropped and the connection closed.
     pub(crate) drop_reply_percent: u32,
     /// Passed on; the reply comes after `delay`.
     pub(crate) delay_percent: u32,
-    /// Passed on after `delay`, whatever has become of the extender meanwhile.
+    /// Passed on after `delay`, even if the extender has ended meanwhile.
     pub(crate) hold_percent: u32,
     /// Answered 500 or 429 without being passed on.
     pub(crate) refuse_percent: u32,
@@ -145,7 +145,7 @@ async fn serve(listener: TcpListener, upstream: Client, chance: Arc<Mutex<Chance
             let service = service_fn(|request| answer(request, upstream.clone(), &chance));
             let connection = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(socket), service);
-            // An error here is a reply that was dropped on purpose, or a client that went away.
+            // An error here is a reply that was dropped on purpose, or a client that disconnected.
             let _ended = connection.await;
         });
     }

@@ -1,4 +1,4 @@
-//! kube-scheduler processes, run with the files of `scheduler-config/` as they stand.
+//! kube-scheduler processes, run with the unchanged files of `scheduler-config/`.
 //!
 //! Only what names a place is changed: the extender's well-known address becomes the loopback
 //! address, and the kubeconfig becomes the testbed's.
@@ -22,13 +22,13 @@ const WELL_KNOWN: &str = "http://gpupack.gpu-system.svc:8080/";
 /// How long a scheduler may take to become ready.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// A shipped configuration and who runs it.
+/// A shipped configuration and its user.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SchedulerPlan {
     file: &'static str,
     identity: Identity,
     renamed: Option<&'static str>,
-    asks_extender: bool,
+    calls_extender: bool,
 }
 
 impl SchedulerPlan {
@@ -38,13 +38,13 @@ impl SchedulerPlan {
             file: "second-scheduler.yaml",
             identity: Identity::SecondScheduler,
             renamed: None,
-            asks_extender: true,
+            calls_extender: true,
         }
     }
 
-    /// The same configuration without any extender: what kube-scheduler does by itself.
+    /// The same configuration without any extender: what kube-scheduler does alone.
     pub(crate) fn second_alone() -> Self {
-        Self { asks_extender: false, ..Self::second() }
+        Self { calls_extender: false, ..Self::second() }
     }
 
     /// The same configuration for pods that name another profile, as a third process. It keeps no
@@ -59,7 +59,7 @@ impl SchedulerPlan {
             file: "in-place.yaml",
             identity: Identity::ClusterScheduler,
             renamed: None,
-            asks_extender: true,
+            calls_extender: true,
         }
     }
 
@@ -71,7 +71,7 @@ impl SchedulerPlan {
         let prefix = config["extenders"][0]["urlPrefix"].as_str().expect("one extender");
         let verbs = prefix.strip_prefix(WELL_KNOWN).expect("the shipped address is the well-known");
         config["extenders"][0]["urlPrefix"] = format!("http://{extender}/{verbs}").into();
-        if !self.asks_extender {
+        if !self.calls_extender {
             config["extenders"] = Value::Sequence(Vec::new());
         }
         let kubeconfig = kubeconfig.to_str().expect("the target folder is UTF-8");
@@ -110,7 +110,7 @@ impl Scheduler {
             format!("--config={}", file.display()),
             format!("--secure-port={port}"),
             "--bind-address=127.0.0.1".to_owned(),
-            // Whom to ask about callers of its own port. In a pod it finds that itself.
+            // Where to authenticate callers of its own port. In a pod it finds that itself.
             format!("--authentication-kubeconfig={}", kubeconfig.display()),
             format!("--authorization-kubeconfig={}", kubeconfig.display()),
             format!("--cert-dir={}", plane.work().join(format!("{name}.certificates")).display()),
@@ -157,7 +157,7 @@ pub(crate) fn sum_of(text: &str, name: &str, label: &str) -> f64 {
     text.lines().filter_map(value).fold(0.0, |sum, value| sum + value)
 }
 
-/// A client of the scheduler's own port, whose certificate it has just made itself.
+/// A client of the scheduler's own port, which has a self-signed certificate.
 fn own_port(port: u16) -> Client {
     let address = format!("https://127.0.0.1:{port}").parse().expect("an address of ours");
     let mut config = Config::new(address);
@@ -166,7 +166,7 @@ fn own_port(port: u16) -> Client {
     Client::try_from(config).expect("a client without certificates")
 }
 
-/// Takes away the lease that a scheduler of an earlier scenario was killed with, so that this one
+/// Deletes the lease of a scheduler that an earlier scenario killed, so that this one
 /// need not wait for it to run out.
 async fn release_lease(admin: &Client, config: &Value) {
     let election = &config["leaderElection"];

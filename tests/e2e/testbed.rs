@@ -22,7 +22,7 @@ use crate::proxy::{Faults, Proxy};
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::watching::Watching;
 
-/// No scenario takes longer that does not say so; one that hangs fails instead.
+/// The default time limit of a scenario; one that hangs fails.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(600);
 
 /// The cluster of one scenario.
@@ -44,7 +44,7 @@ where
     scenario_within(name, SCENARIO_LIMIT, play);
 }
 
-/// The same with a limit of its own.
+/// The same with its own time limit.
 pub(crate) fn scenario_within<F, S>(name: &'static str, limit: Duration, play: S)
 where
     S: FnOnce(Testbed) -> F,
@@ -119,7 +119,7 @@ fn control_plane() -> Result<&'static ControlPlane, &'static str> {
         Ok(runtime().block_on(async {
             let plane = ControlPlane::start(binaries).await;
             let admin = plane.client(Identity::Admin).await;
-            // The rights that every extender and scheduler of the tests has: no more than shipped.
+            // The rights of every extender and scheduler of the tests: those of the shipped files.
             manifests::apply(&admin, "rbac.yaml", Mode::Keep).await;
             plane
         }))
@@ -127,7 +127,7 @@ fn control_plane() -> Result<&'static ControlPlane, &'static str> {
     started.as_ref().map_err(String::as_str)
 }
 
-/// What stands on the stage besides the API server.
+/// What runs on the stage besides the API server.
 pub(crate) struct Setup {
     /// Nodes and GPUs.
     pub(crate) fleet: Fleet,
@@ -176,7 +176,7 @@ pub(crate) struct Stage {
 }
 
 impl Testbed {
-    /// Creates the nodes and starts everything; answers when every GPU is known to the extender.
+    /// Creates the nodes and starts everything; returns when the extender has every GPU.
     pub(crate) async fn stage(self, setup: Setup) -> Stage {
         let Self { plane, cluster, name } = self;
         cluster.add_nodes(&setup.fleet).await;
@@ -219,7 +219,7 @@ impl Testbed {
     }
 }
 
-/// Waits until so many GPUs are known to the extender, from agents that report each `report_every`.
+/// Waits until the extender has this many GPUs, from agents that report each `report_every`.
 pub(crate) async fn until_known(extender: &Extender, devices: usize, report_every: Duration) {
     let limit = Duration::from_secs(30) + report_every;
     let started = clock::now();
@@ -258,7 +258,7 @@ impl Stage {
     }
 
     /// Starts a second extender beside the first, on a sound network, with agents of its own; answers when
-    /// it is ready and every GPU is known to it.
+    /// it is ready and has every GPU.
     pub(crate) async fn start_successor(&self, settings: Value) -> Successor {
         let kubeconfig = self.plane.kubeconfig(Identity::Extender);
         let extender = Extender::start(self.plane, &kubeconfig, settings).await;
@@ -268,7 +268,7 @@ impl Stage {
         Successor { extender, _agents: agents }
     }
 
-    /// Starts a kube-scheduler that asks the successor.
+    /// Starts a kube-scheduler that calls the successor.
     pub(crate) async fn start_scheduler_of(
         &self,
         successor: &Successor,
@@ -302,17 +302,17 @@ impl Stage {
         self.figure(&format!("no fault in {events} pod events, {} tenants", tenancies.len()));
     }
 
-    /// Waits until the extender's books say what the placements of bound pods say.
-    pub(crate) async fn until_books_agree(&self) {
+    /// Waits until the extender's ledger agrees with the placements of bound pods.
+    pub(crate) async fn until_ledgers_agree(&self) {
         let limit = Duration::from_secs(10);
         let started = clock::now();
         loop {
-            let (booked, placed) = (self.extender.booked().await, self.watching.load());
-            if booked == placed {
+            let (allocated, placed) = (self.extender.allocated().await, self.watching.load());
+            if allocated == placed {
                 return;
             }
             let late = started.elapsed() > limit;
-            assert!(!late, "books and annotations differ:\n{booked:#?}\n{placed:#?}");
+            assert!(!late, "ledger and annotations differ:\n{allocated:#?}\n{placed:#?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A watch of all pods, from before the first pod to the end of the scenario. After each event the
 //! devices of its pod are summed up again, so that "at no moment above capacity" is what is tested, as far as
-//! the API server tells its history.
+//! the API server sends its history.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ use crate::checker::{self, Load, Tenancy};
 use crate::clock;
 use crate::fleet::Fleet;
 
-/// A pod as the watch last told it, and when it told what first.
+/// A pod as the watch showed it last, and when it showed each state first.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     /// The last version; of a deleted pod, the one before.
@@ -28,7 +28,7 @@ pub(crate) struct Seen {
     pub(crate) created: Instant,
     /// First seen with a node.
     pub(crate) bound: Option<Instant>,
-    /// Told to be gone.
+    /// The watch showed its deletion.
     pub(crate) gone: Option<Instant>,
     tenancy: Option<Tenancy>,
 }
@@ -40,7 +40,7 @@ impl Seen {
     }
 }
 
-/// Every pod that the watch told of, by name; a later pod of the same name replaces a gone one.
+/// Every pod that the watch showed, by name; a later pod of the same name replaces a deleted one.
 pub(crate) type Pods = BTreeMap<String, Seen>;
 
 #[derive(Debug, Default)]
@@ -61,28 +61,28 @@ impl Watching {
     /// Starts the watch, and waits until it has its first list.
     pub(crate) async fn start(client: Client, fleet: Fleet) -> Self {
         let history = Arc::new(Mutex::new(History::default()));
-        let (told, mut changes) = watch::channel(0);
-        let task = tokio::spawn(follow(client, fleet, Arc::clone(&history), told));
+        let (reported, mut changes) = watch::channel(0);
+        let task = tokio::spawn(follow(client, fleet, Arc::clone(&history), reported));
         changes.wait_for(|events| *events > 1).await.expect("the watch can be started");
         Self { history, changes, task }
     }
 
-    /// What `question` answers about the pods as they are now.
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&Pods) -> T) -> T {
-        question(&self.locked().pods)
+    /// What `query` answers about the pods as they are now.
+    pub(crate) fn ask<T>(&self, query: impl FnOnce(&Pods) -> T) -> T {
+        query(&self.locked().pods)
     }
 
-    /// Waits until `question` answers true. Fails at the limit, saying `what` did not happen.
+    /// Waits until `query` answers true. Fails at the limit, saying `what` did not happen.
     pub(crate) async fn until(
         &self,
         what: &str,
         limit: Duration,
-        question: impl Fn(&Pods) -> bool,
+        query: impl Fn(&Pods) -> bool,
     ) -> Duration {
         let started = clock::now();
         let mut changes = self.changes.clone();
         let happened = async {
-            while !self.ask(&question) {
+            while !self.ask(&query) {
                 changes.changed().await.expect("the watch runs as long as the scenario");
             }
         };
@@ -148,7 +148,7 @@ fn living(pods: &Pods) -> impl Iterator<Item = &Tenancy> {
     pods.values().filter(|seen| seen.gone.is_none()).filter_map(|seen| seen.tenancy.as_ref())
 }
 
-/// For messages: how many there are, and which wait, with what the scheduler says about them.
+/// For messages: how many pods exist, and which wait, with the scheduler's reason.
 fn summary(pods: &Pods) -> String {
     let waits = |seen: &&Seen| seen.bound.is_none() && seen.gone.is_none();
     let waiting: Vec<String> = pods
@@ -170,7 +170,7 @@ async fn follow(
     client: Client,
     fleet: Fleet,
     history: Arc<Mutex<History>>,
-    told: watch::Sender<usize>,
+    reported: watch::Sender<usize>,
 ) {
     let mut stream = watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()).boxed();
     let mut listed: Vec<String> = Vec::new();
@@ -188,7 +188,7 @@ async fn follow(
             Err(error) => history.faults.push(format!("the watch broke: {error}")),
         }
         history.events += 1;
-        told.send_replace(history.events);
+        reported.send_replace(history.events);
     }
 }
 

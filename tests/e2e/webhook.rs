@@ -74,7 +74,7 @@ impl Webhook {
         self.process.kill();
     }
 
-    /// Waits until a bad request is refused by the webhook and not for want of it.
+    /// Waits until the webhook itself rejects a bad request.
     async fn followed(&self, cluster: &Cluster) {
         let started = clock::now();
         let bad = PodPlan::fraction("probe", "2").for_scheduler("default-scheduler").to_pod();
@@ -83,13 +83,13 @@ impl Webhook {
             if refused.as_ref().is_err_and(|error| error.contains("gpu-fraction")) {
                 return;
             }
-            assert!(started.elapsed() < LIMIT, "pods do not reach the webhook: {refused:?}");
+            assert!(started.elapsed() < LIMIT, "pods are not sent to the webhook: {refused:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
-/// Takes the webhook's configuration away, and waits until the API server asks it no more.
+/// Deletes the webhook's configuration, and waits until the API server no longer calls it.
 pub(crate) async fn unconfigure(cluster: &Cluster) {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let deleted = webhooks.delete("gpupack", &DeleteParams::default()).await;
@@ -97,10 +97,10 @@ pub(crate) async fn unconfigure(cluster: &Cluster) {
     until_admitted(cluster, &PodPlan::fraction("probe", "2")).await;
 }
 
-/// Waits until nobody refuses what the webhook and the policies would refuse: the API server follows
+/// Waits until pods pass that the webhook and the policies would reject: the API server follows
 /// a removed configuration a moment later.
-pub(crate) async fn until_nobody_refuses(cluster: &Cluster) {
-    let bad = PodPlan::fraction("probe", "2").annotated("placed.gpupack.dev/touch", "1");
+pub(crate) async fn until_none_refuses(cluster: &Cluster) {
+    let bad = PodPlan::fraction("probe", "2").annotated("placed.gpupack.dev/fence", "1");
     until_admitted(cluster, &bad).await;
 }
 
@@ -117,13 +117,13 @@ pub(crate) async fn policies(cluster: &Cluster) {
     manifests::apply(&cluster.client, "policies.yaml", Mode::Keep).await;
     let started = clock::now();
     // The webhook lets this key pass, so that it is the policy that refuses it.
-    let forged = PodPlan::new("probe").annotated("placed.gpupack.dev/touch", "1").to_pod();
+    let forged = PodPlan::new("probe").annotated("placed.gpupack.dev/fence", "1").to_pod();
     loop {
         let refused = dry_run(&cluster.pods(), &forged).await.map(drop);
         if refused.as_ref().is_err_and(|error| error.contains("gpupack-placement")) {
             return;
         }
-        assert!(started.elapsed() < LIMIT, "the policies are not followed: {refused:?}");
+        assert!(started.elapsed() < LIMIT, "the policies are not in force: {refused:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -131,30 +131,30 @@ pub(crate) async fn policies(cluster: &Cluster) {
 /// Creates the pod without keeping it; the error is what a user would read.
 pub(crate) async fn dry_run(api: &Api<Pod>, pod: &Pod) -> Result<Pod, String> {
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
-    api.create(&parameters, pod).await.map_err(|error| told(&error))
+    api.create(&parameters, pod).await.map_err(|error| reported(&error))
 }
 
 /// The words of the API server.
-pub(crate) fn told(error: &kube::Error) -> String {
+pub(crate) fn reported(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => format!("{other:?}"),
     }
 }
 
-/// What `webhook.yaml` tells the API server, with the address of this webhook.
+/// The objects of `webhook.yaml`, with the address of this webhook.
 fn configuration(port: u16, authority: &str) -> Vec<DynamicObject> {
-    let is_told = |object: &DynamicObject| {
+    let is_reported = |object: &DynamicObject| {
         let types = object.types.as_ref().expect("every object names its kind");
         types.api_version.starts_with("admissionregistration.k8s.io/")
     };
-    let mut told: Vec<DynamicObject> =
-        objects("webhook.yaml").into_iter().filter(is_told).collect();
-    let client = &mut told[0].data["webhooks"][0]["clientConfig"];
+    let mut reported: Vec<DynamicObject> =
+        objects("webhook.yaml").into_iter().filter(is_reported).collect();
+    let client = &mut reported[0].data["webhooks"][0]["clientConfig"];
     assert_eq!(client["service"]["path"], "/webhook", "the path that is served");
     let url = format!("https://127.0.0.1:{port}/webhook");
     *client = json!({"url": url, "caBundle": base64(authority.as_bytes())});
-    told
+    reported
 }
 
 /// The line that `webhook.yaml` has as a comment for those who take whole GPUs over: what stands
@@ -164,7 +164,7 @@ fn condition_of_take_over() -> String {
     let text = std::fs::read_to_string(path).expect("the file is shipped");
     let lines = text.lines().filter_map(|line| line.strip_prefix("    #     "));
     let condition = lines.collect::<Vec<_>>().join(" ");
-    assert!(condition.ends_with("||"), "the condition goes in front of the others: {condition}");
+    assert!(condition.ends_with("||"), "the condition goes before the others: {condition}");
     condition
 }
 
@@ -174,7 +174,7 @@ pub(crate) async fn runtime_classes(client: &Client) {
     for (name, handler) in [("nvidia", "nvidia"), ("fast", "nvidia"), ("kata", "kata")] {
         let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
             "metadata": {"name": name}, "handler": handler});
-        let class: RuntimeClass = serde_json::from_value(class).expect("a class is that simple");
+        let class: RuntimeClass = serde_json::from_value(class).expect("a valid class object");
         match Api::all(client.clone()).create(&PostParams::default(), &class).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 409 => {}

@@ -1,4 +1,4 @@
-//! What only real hardware can tell; `docs/hardware.md` lists it. Without a driver each test says
+//! What only real hardware can show; `docs/hardware.md` lists it. Without a driver each test says
 //! `skipped: …` and passes.
 
 use std::io::Write;
@@ -11,12 +11,12 @@ use gpupack::hardware::units::Timestamp;
 use gpupack::report::wire::Kind;
 use nvml_wrapper::Nvml;
 
-/// Says something where it is seen whether the test passes or not.
+/// Prints a text that is visible if the test passes, too.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// A probe of this machine and its first sample; none where there is no GPU to read.
+/// A probe of this machine and its first sample; `None` if there is no GPU to read.
 fn first_sample(what: &str) -> Option<(NvmlProbe, Sample)> {
     let mut probe = NvmlProbe::new(None, PodsByProcess::new("/proc"));
     match probe.sample(ProcessSampling::List, Timestamp::START) {
@@ -29,7 +29,7 @@ fn first_sample(what: &str) -> Option<(NvmlProbe, Sample)> {
             say(&format!("skipped: {what} (this machine has no NVIDIA driver)"));
             None
         }
-        Err(error) => panic!("there is a driver, and it cannot be read: {error}"),
+        Err(error) => panic!("a driver exists, but cannot be read: {error}"),
     }
 }
 
@@ -40,7 +40,7 @@ fn report(sample: &Sample, result: &str) {
 }
 
 #[test]
-fn inventory_is_whole_and_says_what_ails() {
+fn inventory_is_complete_and_names_problems() {
     let Some((_, sample)) = first_sample("inventory of real GPUs") else { return };
     assert!(sample.driver.is_some(), "{sample:?}");
     for (device, seen) in sample.inventory.iter().zip(&sample.uses) {
@@ -70,7 +70,7 @@ fn memory_is_reserved_used_or_free() {
 }
 
 #[test]
-fn sweep_costs_little() {
+fn a_sweep_takes_little_time() {
     const SWEEPS: u32 = 100;
     let Some((mut probe, sample)) = first_sample("cost of a sweep on real GPUs") else { return };
     let clock = Clock::start();
@@ -111,9 +111,9 @@ fn process_is_joined_to_its_cgroup() {
 }
 
 #[test]
-fn symbols_of_the_memory_limit_are_there_or_not() {
+fn symbols_of_the_memory_limit_may_be_missing() {
     let Some((probe, sample)) = first_sample("memory-limit symbols") else { return };
-    // The open library is mapped, and its names stand in its file.
+    // The open library is mapped, and its file contains its symbol names.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().find_map(|line| {
         let path = line.get(line.find('/')?..)?;

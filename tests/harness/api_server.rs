@@ -22,18 +22,18 @@ pub(crate) const TIMEOUT: Duration = Duration::from_millis(40);
 pub(crate) enum Fault {
     /// Answers with this status and does nothing.
     Answer(u16),
-    /// Does what is asked, then cuts the connection.
+    /// Executes the request, then cuts the connection.
     CutAfterCommit,
-    /// Does what is asked, and never answers.
+    /// Executes the request, and never answers.
     SilentAfterCommit,
-    /// Never answers; what was asked is done just before the next touch.
-    LateBeforeTouch,
-    /// Never answers; what was asked is tried just after the next touch.
-    LateAfterTouch,
+    /// Never answers; executes the request just before the next fence.
+    LateBeforeFence,
+    /// Never answers; executes the request just after the next fence.
+    LateAfterFence,
     /// Answers success with half a body.
     HalfBody,
-    /// Another process touches the pod with this value just before.
-    TouchedBefore(&'static str),
+    /// Another process writes this fence on the pod just before.
+    FencedBefore(&'static str),
     /// Somebody writes the pod just before.
     WrittenBefore,
 }
@@ -49,20 +49,20 @@ pub(crate) struct PodState {
 }
 
 #[derive(Default)]
-pub(crate) struct World {
+pub(crate) struct Bed {
     pub(crate) pod: Option<PodState>,
     pub(crate) on_bind: VecDeque<Fault>,
     pub(crate) on_read: VecDeque<Fault>,
-    pub(crate) on_touch: VecDeque<Fault>,
+    pub(crate) on_fence: VecDeque<Fault>,
     pub(crate) on_evict: VecDeque<Fault>,
-    pub(crate) before_touch: Vec<Value>,
-    pub(crate) after_touch: Vec<Value>,
+    pub(crate) before_fence: Vec<Value>,
+    pub(crate) after_fence: Vec<Value>,
     pub(crate) events: Vec<Value>,
     pub(crate) late_answers: Vec<u16>,
     pub(crate) requests: Vec<String>,
 }
 
-impl World {
+impl Bed {
     pub(crate) fn bind(&mut self, binding: &Value) -> (u16, Value) {
         let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
         let metadata = &binding["metadata"];
@@ -111,7 +111,7 @@ impl World {
         (201, json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 
-    fn touch(&mut self, patch: &Value) -> (u16, Value) {
+    fn fence(&mut self, patch: &Value) -> (u16, Value) {
         let Some(pod) = &mut self.pod else { return refusal(404, "pods not found") };
         let metadata = &patch["metadata"];
         if metadata["uid"] != pod.uid {
@@ -157,27 +157,27 @@ pub(crate) fn refusal(code: u16, message: &str) -> (u16, Value) {
 
 /// The fake API server.
 #[derive(Clone, Default)]
-pub(crate) struct Fake(Arc<Mutex<World>>);
+pub(crate) struct Fake(Arc<Mutex<Bed>>);
 
 impl Fake {
     /// One waiting pod with UID `u1` in version 7.
     pub(crate) fn with_pod() -> Self {
         let fake = Self::default();
         let uid = "u1".to_owned();
-        fake.world(|world| {
+        fake.bed(|bed| {
             let (annotations, scheduler) = (BTreeMap::new(), "gpupack");
-            world.pod =
+            bed.pod =
                 Some(PodState { uid, version: 7, node: None, annotations, scheduler, gates: &[] });
         });
         fake
     }
 
-    pub(crate) fn world<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+    pub(crate) fn bed<T>(&self, act: impl FnOnce(&mut Bed) -> T) -> T {
         act(&mut self.0.lock().unwrap())
     }
 
     pub(crate) fn on_bind(self, fault: Fault) -> Self {
-        self.world(|world| world.on_bind.push_back(fault));
+        self.bed(|bed| bed.on_bind.push_back(fault));
         self
     }
 
@@ -195,12 +195,12 @@ impl Fake {
     }
 
     async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, io::Error> {
-        let told = format!("{} {}", request.method(), request.uri().path());
+        let reported = format!("{} {}", request.method(), request.uri().path());
         let body = request.into_body().collect_bytes().await.unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let reply = self.world(|world| {
-            world.requests.push(told.clone());
-            respond(world, &told, &body)
+        let reply = self.bed(|bed| {
+            bed.requests.push(reported.clone());
+            respond(bed, &reported, &body)
         });
         match reply {
             Reply::Answer(code, body) => Ok(response(code, body.to_string())),
@@ -222,35 +222,35 @@ fn response(code: u16, body: String) -> Response<Body> {
     Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap()
 }
 
-/// What one request does to the world, and its answer.
-type Act = fn(&mut World, &Value) -> (u16, Value);
+/// What one request changes in the test bed, and its answer.
+type Act = fn(&mut Bed, &Value) -> (u16, Value);
 
-fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
+fn respond(bed: &mut Bed, reported: &str, body: &Value) -> Reply {
     const POD: &str = "/api/v1/namespaces/team-a/pods/infer";
-    let (queue, act): (_, Act) = if *told == format!("POST {POD}/binding") {
-        (&mut world.on_bind, |world, body| world.bind(body))
-    } else if *told == format!("POST {POD}/eviction") {
+    let (queue, act): (_, Act) = if *reported == format!("POST {POD}/binding") {
+        (&mut bed.on_bind, |bed, body| bed.bind(body))
+    } else if *reported == format!("POST {POD}/eviction") {
         assert_eq!(body["apiVersion"], "policy/v1", "{body}");
         assert_eq!(body["metadata"]["name"], "infer", "{body}");
-        (&mut world.on_evict, |world, body| world.evict(body))
-    } else if *told == format!("GET {POD}") {
-        (&mut world.on_read, |world, _| world.read())
-    } else if *told == format!("PATCH {POD}") {
-        for binding in std::mem::take(&mut world.before_touch) {
-            let code = world.bind(&binding).0;
-            world.late_answers.push(code);
+        (&mut bed.on_evict, |bed, body| bed.evict(body))
+    } else if *reported == format!("GET {POD}") {
+        (&mut bed.on_read, |bed, _| bed.read())
+    } else if *reported == format!("PATCH {POD}") {
+        for binding in std::mem::take(&mut bed.before_fence) {
+            let code = bed.bind(&binding).0;
+            bed.late_answers.push(code);
         }
-        (&mut world.on_touch, |world, body| world.touch(body))
-    } else if told.starts_with("GET") {
-        return Reply::Silence; // another pod, which somebody made up
+        (&mut bed.on_fence, |bed, body| bed.fence(body))
+    } else if reported.starts_with("GET") {
+        return Reply::Silence; // another pod, which is forged
     } else {
-        world.events.push(body.clone());
+        bed.events.push(body.clone());
         return Reply::Answer(201, body.clone());
     };
     let fault = queue.pop_front();
     let reply = match fault {
         None => {
-            let (code, answer) = act(world, body);
+            let (code, answer) = act(bed, body);
             Reply::Answer(code, answer)
         }
         Some(Fault::Answer(code)) => {
@@ -258,36 +258,36 @@ fn respond(world: &mut World, told: &str, body: &Value) -> Reply {
             Reply::Answer(code, answer)
         }
         Some(Fault::CutAfterCommit) => {
-            act(world, body);
+            act(bed, body);
             Reply::Cut
         }
         Some(Fault::SilentAfterCommit) => {
-            act(world, body);
+            act(bed, body);
             Reply::Silence
         }
-        Some(fault @ (Fault::TouchedBefore(_) | Fault::WrittenBefore)) => {
-            let pod = world.pod.as_mut().unwrap();
+        Some(fault @ (Fault::FencedBefore(_) | Fault::WrittenBefore)) => {
+            let pod = bed.pod.as_mut().unwrap();
             pod.version += 1;
-            if let Fault::TouchedBefore(value) = fault {
-                pod.annotations.insert("placed.gpupack.dev/touch".to_owned(), value.to_owned());
+            if let Fault::FencedBefore(value) = fault {
+                pod.annotations.insert("placed.gpupack.dev/fence".to_owned(), value.to_owned());
             }
-            let (code, answer) = act(world, body);
+            let (code, answer) = act(bed, body);
             Reply::Answer(code, answer)
         }
-        Some(Fault::HalfBody) => Reply::Half(act(world, body).0),
-        Some(Fault::LateBeforeTouch) => {
-            world.before_touch.push(body.clone());
+        Some(Fault::HalfBody) => Reply::Half(act(bed, body).0),
+        Some(Fault::LateBeforeFence) => {
+            bed.before_fence.push(body.clone());
             Reply::Silence
         }
-        Some(Fault::LateAfterTouch) => {
-            world.after_touch.push(body.clone());
+        Some(Fault::LateAfterFence) => {
+            bed.after_fence.push(body.clone());
             Reply::Silence
         }
     };
-    if told.starts_with("PATCH") {
-        for binding in std::mem::take(&mut world.after_touch) {
-            let code = world.bind(&binding).0;
-            world.late_answers.push(code);
+    if reported.starts_with("PATCH") {
+        for binding in std::mem::take(&mut bed.after_fence) {
+            let code = bed.bind(&binding).0;
+            bed.late_answers.push(code);
         }
     }
     reply

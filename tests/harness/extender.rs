@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-/// An extender whose own books are the truth.
+/// An extender whose own ledger is the truth.
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
     pub(crate) service: Service,
@@ -50,7 +50,7 @@ impl Bed {
         let settings = Settings { stale_after, first_session: 100, ..settings(&config, &clock) };
         let ledger = Arc::new(Ledger::new(settings));
         ledger.share_by(config.pools.clone());
-        let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
+        let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
         let set_log_level = Arc::new(|level: &str| match level {
             "info" | "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),
@@ -65,7 +65,7 @@ impl Bed {
         Self::warm_with("").await
     }
 
-    /// The same where the file says how pools are shared; each node is in a pool of its own name.
+    /// The same with pools in the configuration; each node is in a pool of its own name.
     pub(crate) async fn warm_with(config: &str) -> Self {
         let bed = Self::cold_with(Config::from_yaml(config).expect("a sound configuration"));
         for node in ["gpu-a", "gpu-b", "gpu-c"] {
@@ -116,7 +116,7 @@ impl Bed {
         (status, read(&body))
     }
 
-    /// Everything in the books.
+    /// Everything in the ledger.
     pub(crate) async fn books(&self) -> Value {
         self.app.ledger.audit().expect("the sums are right");
         read(self.get("/v1/state").await.1.as_bytes())["nodes"].take()

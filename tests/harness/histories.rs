@@ -15,7 +15,7 @@ use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
@@ -74,7 +74,7 @@ pub(crate) enum Event {
     Report(usize, Vec<Seen>),
     Reserve(usize, usize, PlacementRequest),
     Hold(usize, usize, PlacementRequest),
-    DropClaim(usize),
+    DropHold(usize),
     Forget(usize),
     Confirm(usize),
     Bound(usize),
@@ -93,7 +93,7 @@ pub(crate) struct Seen {
     pub(crate) pods: BTreeSet<usize>,
 }
 
-pub(crate) fn question() -> impl Strategy<Value = PlacementRequest> {
+pub(crate) fn query() -> impl Strategy<Value = PlacementRequest> {
     let amount = prop_oneof![
         3 => prop::sample::select(vec![100_000, 333_330, 500_000, 1_000_000]).prop_map(fraction),
         2 => prop::sample::select(vec![1, 3_000, 10_000, 20_000])
@@ -161,16 +161,16 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         2 => (node(), 0..RULES.len()).prop_map(|(node, pool)| Event::Move(node, pool)),
         2 => (node(), 0..KINDS).prop_map(|(node, kind)| Event::Hello(node, kind)),
         4 => (node(), prop::collection::vec(seen(), 0..4)).prop_map(|(n, s)| Event::Report(n, s)),
-        8 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
-        4 => (pod(), node(), question()).prop_map(|(p, n, q)| Event::Hold(p, n, q)),
-        1 => pod().prop_map(Event::DropClaim),
+        8 => (pod(), node(), query()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
+        4 => (pod(), node(), query()).prop_map(|(p, n, q)| Event::Hold(p, n, q)),
+        1 => pod().prop_map(Event::DropHold),
         2 => pod().prop_map(Event::Forget),
         2 => pod().prop_map(Event::Confirm),
         4 => pod().prop_map(Event::Bound),
         1 => (pod(), node()).prop_map(|(p, n)| Event::BoundBare(p, n)),
         3 => pod().prop_map(Event::End),
         2 => (0..20_000_u64).prop_map(Event::Pass),
-        1 => question().prop_map(Event::Learn),
+        1 => query().prop_map(Event::Learn),
     ]
 }
 
@@ -218,7 +218,7 @@ pub(crate) struct Player {
     pub(crate) pools: [usize; 4],
     sessions: [Option<u64>; 4],
     /// What each agent was told of the allocations in its session, with their version.
-    told: [Option<(u64, Vec<Allocation>)>; 4],
+    reported: [Option<(u64, Vec<Allocation>)>; 4],
     sequence: u64,
     lives: [usize; PODS],
 }
@@ -234,7 +234,7 @@ impl Player {
             kinds: [0; 4],
             pools: [0; 4],
             sessions: [None; 4],
-            told: [const { None }; 4],
+            reported: [const { None }; 4],
             sequence: 0,
             lives: [0; PODS],
         };
@@ -264,7 +264,7 @@ impl Player {
             kinds,
             pools,
             sessions: [None; 4],
-            told: [const { None }; 4],
+            reported: [const { None }; 4],
             sequence: 0,
             lives,
         }
@@ -274,7 +274,7 @@ impl Player {
         PodUid::new(format!("pod-{at}-{}", self.lives[at]))
     }
 
-    /// Applies one event. Returns the effects it had, where the call tells them.
+    /// Applies one event. Returns the ledger events, if the call returns them.
     pub(crate) fn play(&mut self, event: &Event) -> Option<Vec<LedgerEvent>> {
         let (ledger, now) = (&self.ledger, self.now);
         match event {
@@ -301,15 +301,15 @@ impl Player {
                 self.report(*at, &[])
             }
             Event::Report(at, seen) => self.report(*at, seen),
-            Event::Reserve(at, node, question) => {
+            Event::Reserve(at, node, query) => {
                 let uid = self.uid(*at);
-                drop(ledger.reserve(&pod(uid.as_str()), NODES[*node], question, now));
+                drop(ledger.reserve(&pod(uid.as_str()), NODES[*node], query, now));
                 None
             }
-            Event::Hold(at, node, question) => {
-                Some(ledger.hold(&self.uid(*at), NODES[*node], question, now))
+            Event::Hold(at, node, query) => {
+                Some(ledger.hold(&self.uid(*at), NODES[*node], query, now))
             }
-            Event::DropClaim(at) => Some(ledger.drop_hold(&self.uid(*at))),
+            Event::DropHold(at) => Some(ledger.drop_hold(&self.uid(*at))),
             // the API server refuses no Binding that it has accepted
             Event::Forget(at) => Some(ledger.forget(&self.uid(*at))),
             Event::Confirm(at) => self.bind(*at, |ledger, fact, _| {
@@ -321,18 +321,18 @@ impl Player {
             Event::End(at) => {
                 let uid = self.uid(*at);
                 self.bound.remove(&uid);
-                let effects = self.ledger.end_pod(&uid, now);
+                let events = self.ledger.end_pod(&uid, now);
                 self.lives[*at] += 1;
-                Some(effects)
+                Some(events)
             }
             Event::Pass(millis) => {
                 self.now = Timestamp::from_millis(now.millis() + millis);
-                let effects = ledger.tick(self.now);
+                let events = ledger.tick(self.now);
                 ledger.forget_gone_nodes(); // as time does where there are many
-                Some(effects)
+                Some(events)
             }
-            Event::Learn(question) => {
-                ledger.learn(PodUid::new(format!("asked-{}", self.sequence)), question);
+            Event::Learn(query) => {
+                ledger.learn(PodUid::new(format!("asked-{}", self.sequence)), query);
                 None
             }
         }
@@ -377,13 +377,13 @@ impl Player {
         Some(self.ledger.see_pod(fact, self.now))
     }
 
-    /// The node's agent speaks: it says hello where it has no session.
+    /// The node's agent reports: it sends a hello if it has no session.
     pub(crate) fn report(&mut self, at: usize, seen: &[Seen]) -> Option<Vec<LedgerEvent>> {
         self.sequence += 1;
         let devices = inventory(NODES[at], self.kinds[at]);
         let is_hello = self.sessions[at].is_none();
         let report = NodeReport {
-            allocations_version: self.told[at].as_ref().map(|(version, _)| *version),
+            allocations_version: self.reported[at].as_ref().map(|(version, _)| *version),
             agent: format!("agent-{at}"),
             session: self.sessions[at],
             sequence: self.sequence,
@@ -392,18 +392,18 @@ impl Player {
         };
         let receipt = self.ledger.report(NODES[at], &report, self.now);
         self.sessions[at] = receipt.as_ref().ok().map(|receipt| receipt.session);
-        let before = self.told[at].take();
+        let before = self.reported[at].take();
         let receipt = receipt.ok()?;
         let held =
             |all: &[Reservation]| all.iter().map(Allocation::from_reservation).collect::<Vec<_>>();
         let allocations = receipt.allocations.as_deref().map(held);
         let known =
-            allocations.or(before.map(|(_, known)| known)).expect("they are told in a hello");
+            allocations.or(before.map(|(_, known)| known)).expect("the reply to a hello has them");
         let books = self.ledger.node(NODES[at]).expect("it has reported");
         let now: Vec<Reservation> = books.reservations().values().cloned().collect();
-        assert_eq!(known, held(&now), "what the agent knows is what is booked");
-        self.told[at] = Some((receipt.allocations_version, known));
-        Some(receipt.effects)
+        assert_eq!(known, held(&now), "the agent knows the reservations");
+        self.reported[at] = Some((receipt.allocations_version, known));
+        Some(receipt.events)
     }
 
     fn use_of(&self, device: &Device, seen: &Seen) -> DeviceUse {
@@ -421,7 +421,7 @@ impl Player {
         }
     }
 
-    /// Lets everything come to rest: bindings are decided, ended pods drained, claims over, and every
+    /// Lets everything settle: bindings are decided, ended pods drained, holds over, and every
     /// present node reports that nothing runs.
     pub(crate) fn settle(&mut self) {
         for node in self.ledger.nodes() {
@@ -436,7 +436,7 @@ impl Player {
             |_| Seen { is_healthy: true, used: Some(0), is_sampled: true, pods: BTreeSet::new() };
         for at in self.present.clone() {
             let seen: Vec<Seen> = (0..4).map(idle).collect();
-            // the first answer may tell the agent to say hello
+            // the first answer may request a hello from the agent
             for _ in 0..2 {
                 self.report(at, &seen);
             }
@@ -444,7 +444,7 @@ impl Player {
     }
 }
 
-/// The books of a node without times: what must be equal where two ledgers have learnt the same.
+/// The ledger of a node without times: what must be equal if two ledgers got the same facts.
 pub(crate) fn snapshot(node: &NodeState) -> String {
     let reservations: Vec<_> = node
         .reservations()
@@ -455,8 +455,8 @@ pub(crate) fn snapshot(node: &NodeState) -> String {
         .devices()
         .iter()
         .map(|d| {
-            let sums = (d.booked(), d.on_hold(), d.free());
-            (d.device(), sums, d.health(), d.tenants(), d.company(), d.slots())
+            let sums = (d.allocated(), d.on_hold(), d.free());
+            (d.device(), sums, d.health(), d.tenants(), d.neighbors(), d.slots())
         })
         .collect();
     let is_gone = node.state() == gpupack::model::node_state::NodeReporting::Gone;

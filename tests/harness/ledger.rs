@@ -1,4 +1,4 @@
-//! What the tests of the books share: settings, devices, pods and questions in few words.
+//! What the tests of the ledger share: settings, devices, pods and requests in few words.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
@@ -22,10 +22,10 @@ use gpupack::scoring::strategy::Strategy;
 /// Memory of a device where a test does not care.
 pub(crate) const DEVICE_MIB: u64 = 10_000;
 
-/// Claims last 5 s, nodes are silent after 10 s, drains end after 30 s.
+/// Holds last 5 s, nodes are silent after 10 s, drains end after 30 s.
 pub(crate) fn settings() -> Settings {
     Settings {
-        claim_for: Duration::from_secs(5),
+        hold_for: Duration::from_secs(5),
         stale_after: Duration::from_secs(10),
         drain_limit: Duration::from_secs(30),
         warm_up: Duration::from_secs(10),
@@ -69,7 +69,7 @@ pub(crate) fn fraction(millionths: u64) -> Amount {
     Amount::Fraction(Share::from_millionths(millionths))
 }
 
-/// A question for `amount` on `count` devices and nothing of the host.
+/// A request for `amount` on `count` devices and no host resources.
 pub(crate) fn asks(amount: Amount, count: u32, policy: Policy) -> PlacementRequest {
     let count = NonZeroU32::new(count).expect("a count in a test is not zero");
     PlacementRequest {

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-/// Settings, devices, pods and questions in few words.
+/// Settings, devices, pods and requests in few words.
 pub(crate) mod ledger;
 /// Random histories of a small cluster, and a player of them.
 pub(crate) mod histories;
@@ -17,7 +17,7 @@ pub(crate) mod turns;
 /// What an agent has around it.
 pub(crate) mod agent {
     /// A node of its own for each test.
-    pub(crate) mod world;
+    pub(crate) mod bed;
     /// An extender for the agent to report to.
     pub(crate) mod extender;
     /// The agent as a process.

@@ -1,10 +1,10 @@
-//! Turns: tests that measure time, or need the cores for themselves, run one after another.
+//! Locks for tests that measure time, or need the cores for themselves: they run one after another.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-static TURNS: Mutex<()> = Mutex::new(());
+static ROUNDS: Mutex<()> = Mutex::new(());
 
-/// Waits until no other test holds a turn. It ends when the guard is dropped, also by a failed test.
+/// Waits until no other test holds the lock. Dropping the guard releases it, also in a failed test.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
-    TURNS.lock().unwrap_or_else(PoisonError::into_inner)
+    ROUNDS.lock().unwrap_or_else(PoisonError::into_inner)
 }

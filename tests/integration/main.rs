@@ -53,9 +53,9 @@ mod agent {
 
         /// What is read of devices that work.
         mod inventory;
-        /// What events and the driver's wishes make of a device.
+        /// How events and the driver's recovery action change the health of a device.
         mod health;
-        /// Every error of every call, functions that are missing, lies.
+        /// Every error of every call, missing functions, false values.
         mod faults;
         /// The loops: from the hardware to the extender, and how often.
         mod loops;

@@ -217,7 +217,7 @@ await step("the last hour is told by keys", async () => {
   await page.keyboard.press("Tab");
   await until("the hint", async () => /arrow keys/.test(await text(page, "#trend-note")) || /since gpupack started/.test(await text(page, "#trend-note")));
 });
-await step("waste is asked for when the page can be used, and says when nobody knows", async () => {
+await step("waste is requested when the page can be used, and says when nobody knows", async () => {
   await until("an answer", async () => /No pod has been watched for 10 min yet/.test(await text(page, "#waste-said")));
   assert.ok(!await page.locator("#waste").isVisible() && !await page.locator("#sharing").isVisible());
   const [usable, asked] = await page.evaluate(() => [performance.getEntriesByName("interactive")[0].startTime,
@@ -293,7 +293,7 @@ await step("hostile names are text", async () => {
   const summary = await (await fetch(demo.base + "v1/summary")).json();
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
   await until("the waiting pod", async () => (await text(page, "#waiting")).includes("waits" + HOSTILE));
-  assert.ok((await text(page, "#waiting")).includes("on " + HOSTILE), "the model it asks for");
+  assert.ok((await text(page, "#waiting")).includes("on " + HOSTILE), "the model it requests");
   await until("the namespace", async () => (await text(page, "#legend")).includes(TEAM) || /other namespace/.test(await text(page, "#legend")));
   await page.fill("#search", "placed\">");
   await until("found", async () => (await text(page, "#found")).includes(hostile.placed));

@@ -35,7 +35,7 @@ fn install(npm: &Path, folder: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn the_page_does_in_a_browser_what_it_promises() {
+fn the_page_works_in_a_browser() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/page");
     let browser = BROWSERS.into_iter().find_map(program);
     let (Some(node), Some(npm), Some(browser)) = (program("node"), program("npm"), browser) else {

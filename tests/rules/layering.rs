@@ -1,4 +1,4 @@
-//! Holds the code to the order in `src/lib.rs`: a file imports only files that stand above it there. So
+//! Enforces the order in `src/lib.rs`: a file imports only files that are above it there. So
 //! there are no import circles, neither of files nor of folders.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +52,7 @@ fn order(lib: &[Word]) -> Order {
     found
 }
 
-/// Whether the `mod` at `at` has the attribute `#[cfg(test)]`, whatever its visibility and other attributes.
+/// Whether the `mod` at `at` has the attribute `#[cfg(test)]`, with any visibility and other attributes.
 fn is_of_tests(words: &[Word], at: usize) -> bool {
     let before = words[..at].iter().rev().map(|word| word.text.as_str());
     let own: Vec<&str> = before.take_while(|word| ![";", "{", "}"].contains(word)).collect();
@@ -227,7 +227,7 @@ fn a_folder_has_a_dozen_files_at_most() {
 }
 
 #[test]
-fn what_decides_mentions_nothing_impure() {
+fn decision_code_uses_nothing_impure() {
     let impure = BTreeSet::from(IMPURE);
     let mut faults = Vec::new();
     for file in library(&files()) {
@@ -258,7 +258,7 @@ mod scanner {
     }
 
     #[test]
-    fn words_leave_out_comments_texts_and_characters() {
+    fn word_extraction_skips_comments_strings_and_characters() {
         let text = "// crate::a\nlet x: &'a str = \"crate::b\\\" c\"; /* /* d */ e */ r#\"f\"g\"#; \
                     b'\\''; 'h'; b\"i\" 'é' j";
         let found: Vec<_> = words(text).into_iter().map(|word| word.text).collect();
@@ -276,7 +276,7 @@ mod scanner {
     }
 
     #[test]
-    fn an_import_from_below_is_seen_in_every_form() {
+    fn every_form_of_upward_import_is_detected() {
         for fault in [
             "use crate::r::c::X;",
             "use crate::{a, r::{b, c}};",

@@ -7,7 +7,7 @@ use std::path::Path;
 pub(crate) struct SourceFile {
     /// Path from the repository's root, with `/`.
     pub(crate) path: String,
-    /// Its text; empty where it is none.
+    /// Its text; empty if it is not text.
     pub(crate) text: String,
 }
 

@@ -28,10 +28,10 @@ const TEST_LINES: usize = 500;
 /// Endings of files that people read and write.
 const TEXTS: [&str; 9] = ["rs", "md", "toml", "yaml", "sh", "html", "js", "css", "go"];
 
-/// Parts of names that say nothing.
+/// Parts of names without meaning.
 const EMPTY_NAMES: [&str; 6] = ["helper", "helpers", "manager", "util", "utils", "misc"];
 
-/// Beginnings of function names that say nothing.
+/// Beginnings of function names without meaning.
 const EMPTY_VERBS: [&str; 3] = ["get_", "do_", "handle_"];
 
 /// Marks of unfinished work, in two halves so that this file does not carry them.
@@ -80,7 +80,7 @@ fn look(file: &SourceFile) -> Vec<String> {
     faults
 }
 
-/// Reports a long Rust file; length alone is no fault.
+/// Reports a long Rust file; length alone is not an error.
 fn length(file: &SourceFile) -> Option<String> {
     let SourceFile { path, text } = file;
     let is_test = path.starts_with("tests/") || path.ends_with("/tests.rs");
@@ -263,7 +263,7 @@ fn agent_families() -> Vec<String> {
     families(&String::from_utf8(metrics.text()).expect("the text format is UTF-8"))
 }
 
-/// Annotation and resource keys: the constants of these files that look like keys of Kubernetes.
+/// Annotation and resource keys: the constants of these files in the form of Kubernetes keys.
 fn keys(text: &str) -> Vec<String> {
     let is_key = |value: &str| {
         value.starts_with("gpu-") || (value.contains(".dev/") || value.contains("nvidia.com/"))
@@ -292,15 +292,15 @@ fn files_look_alike() {
 }
 
 #[test]
-fn links_lead_somewhere_and_every_document_is_linked() {
+fn links_are_valid_and_every_document_is_linked() {
     let faults = broken_links(&files());
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
-fn the_licence_is_there() {
+fn the_license_file_exists() {
     let files = files();
-    assert!(text_of(&files, "LICENSE").contains("Apache License"), "the licence is Apache-2.0");
+    assert!(text_of(&files, "LICENSE").contains("Apache License"), "the license is Apache-2.0");
     assert!(text_of(&files, "NOTICE").contains("gpupack"), "the notice names the project");
 }
 
@@ -308,14 +308,14 @@ fn the_licence_is_there() {
 fn crates_come_from_the_public_registry() {
     let files = files();
     let locked = text_of(&files, "Cargo.lock").lines().filter(|line| line.starts_with("source"));
-    let foreign: Vec<&str> = locked.filter(|line| *line != SOURCE).collect();
-    assert!(foreign.is_empty(), "{foreign:?}");
+    let untracked: Vec<&str> = locked.filter(|line| *line != SOURCE).collect();
+    assert!(untracked.is_empty(), "{untracked:?}");
     let settings = text_of(&files, ".cargo/config.toml");
     assert!(!settings.contains("[source") && !settings.contains("[registr"), "{settings}");
 }
 
 #[test]
-fn an_image_is_built_from_no_results_history_or_keys() {
+fn image_builds_exclude_results_git_history_and_keys() {
     let ignored = text_of(&files(), ".dockerignore").to_owned();
     for path in ["/target", "/.git", "**/*.key", "**/*.pem", "**/*.kubeconfig"] {
         assert!(ignored.lines().any(|line| line == path), "{path} goes into the build of an image");
@@ -402,7 +402,7 @@ mod checks {
     }
 
     #[test]
-    fn a_bad_look_is_seen() {
+    fn failed_lookup_is_detected() {
         let unfinished = format!("// {}{}\n", UNFINISHED[0].0, UNFINISHED[0].1);
         let local = format!("cd {}{}x\n", LOCAL[0].0, LOCAL[0].1);
         for bad in ["\tx\n", "x \n", "x", "x\n\n", "x\r\n", &unfinished, &local] {
@@ -413,7 +413,7 @@ mod checks {
     }
 
     #[test]
-    fn a_long_file_is_seen() {
+    fn a_too_long_file_is_detected() {
         let long = |path: &str, lines: usize| length(&file(path, &"x\n".repeat(lines))).is_some();
         assert!(long("src/a.rs", 451) && long("tests/a.rs", 501));
         assert!(!long("src/a.rs", 450) && !long("tests/a.rs", 500) && !long("src/a/tests.rs", 500));
@@ -421,7 +421,7 @@ mod checks {
     }
 
     #[test]
-    fn bad_attributes_and_names_are_seen() {
+    fn bad_attributes_and_names_are_detected() {
         for bad in [
             "#[allow(dead_code)]",
             "#![allow(dead_code)]",
@@ -441,7 +441,7 @@ mod checks {
     }
 
     #[test]
-    fn broken_links_and_lost_documents_are_seen() {
+    fn broken_links_and_unlinked_documents_are_detected() {
         let readme = file(
             "README.md",
             "[a](docs/ARCHITECTURE.md) [b](docs/a.md#two-words) [c](docs) [d](https://x.y/z)\n\
@@ -457,7 +457,7 @@ mod checks {
     }
 
     #[test]
-    fn names_are_found_in_sources_and_missed_in_documents() {
+    fn undocumented_names_in_sources_are_detected() {
         assert_eq!(families("# HELP a b\n# TYPE gpupack_a counter\ngpupack_a 1\n"), ["gpupack_a"]);
         let source = "pub const A: &str = \"gpu-fraction\";\npub const B: &str = \"gpupack.dev/\";\n\
                       const C: &str = \"gpu-x\";\npub const D: &str = \"some text\";\n";

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_applications_are_counted_and_harm_nobody() {
+    fn application_faults_are_counted_and_affect_no_other_pod() {
         let mut health = GpuHealth::default();
         for number in APPLICATION_XIDS {
             health.strike(xid(number));
@@ -222,30 +222,34 @@ mod tests {
         assert_eq!(health.fault(None), Some(DeviceFault::ResetRequired));
         health.strike(xid(79));
         health.learn_wish(None);
-        assert_eq!(health.fault(None), Some(DeviceFault::ResetRequired), "silence is no consent");
+        assert_eq!(
+            health.fault(None),
+            Some(DeviceFault::ResetRequired),
+            "no answer is not a recovery"
+        );
         health.learn_wish(Some(RecoveryAction::Nothing));
         assert_eq!(health.fault(None), None, "it was reset");
-        assert_eq!(health.last_xid(), Some(79), "what happened is still told");
+        assert_eq!(health.last_xid(), Some(79), "past events are still reported");
     }
 
     #[test]
-    fn a_driver_that_tells_no_wish_heals_by_being_loaded_anew() {
+    fn a_driver_without_recovery_action_heals_when_reloaded() {
         let mut health = GpuHealth::default();
         health.strike(xid(48));
         health.learn_wish(None);
         assert_eq!(health.fault(None), Some(DeviceFault::Xid));
         health.learn_absence();
-        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "not before it answers");
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "only after it answers");
         assert!(health.is_in_doubt());
         health.learn_wish(None);
         assert_eq!(health.fault(None), None);
         health.strike(xid(48));
         health.learn_wish(None);
-        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new one counts anew");
+        assert_eq!(health.fault(None), Some(DeviceFault::Xid), "a new event counts again");
     }
 
     #[test]
-    fn a_wish_counts_without_any_event() {
+    fn a_recovery_action_counts_without_an_event() {
         for (number, fault) in [
             (0, None),
             (1, Some(DeviceFault::ResetRequired)),
@@ -257,7 +261,7 @@ mod tests {
             let mut health = GpuHealth::default();
             health.strike(Event::RecoveryChanged);
             health.strike(xid(RECOVERY_XID));
-            assert_eq!(health.fault(None), None, "it says no more than: ask");
+            assert_eq!(health.fault(None), None, "it only says: check the driver");
             health.learn_wish(Some(RecoveryAction::from_nvml(number)));
             assert_eq!(health.fault(None), fault, "{number}");
             health.learn_wish(Some(RecoveryAction::Nothing));
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_suffers_alone_and_with_its_gpu() {
+    fn an_instance_fails_alone_or_with_its_gpu() {
         let mut health = GpuHealth::default();
         health.strike(Event::Xid { number: 95, instance: Some(2) });
         assert_eq!(health.fault(Some(2)), Some(DeviceFault::Xid));

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_that_lies_or_is_odd_makes_no_client() {
+    fn a_false_or_odd_environment_makes_no_client() {
         let client = |text: &[u8]| {
             let client = Client::of(text, "GPU-a")?;
             Some((client.pipes.to_str().unwrap().to_owned(), client.memory_mib))
@@ -233,13 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_never_answer_are_left_behind_and_not_asked_twice() {
+    fn clients_that_never_answer_are_skipped_and_queried_once() {
         let unanswered = Unanswered::default();
         let (end, silence) = std::sync::mpsc::channel::<()>();
         let silence = Arc::new(Mutex::new(silence));
         let path = |pid: usize| PathBuf::from(pid.to_string());
         for pid in 0..MAX_UNANSWERED {
-            assert_eq!(unanswered.ask(path(100), move || Some(pid)), Some(pid), "others are asked");
+            assert_eq!(
+                unanswered.ask(path(100), move || Some(pid)),
+                Some(pid),
+                "others are queried"
+            );
             let silence = Arc::clone(&silence);
             let silent = move || silence.lock().recv().ok().map(|()| 0);
             assert_eq!(unanswered.ask(path(pid), silent), None);
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_another_daemon_is_held_by_nothing() {
+    fn a_client_of_another_daemon_has_no_memory_limit() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let at = |path: &str| root.join(path);

@@ -188,7 +188,7 @@ impl Shared {
         }
         match state {
             MpsState::Absent | MpsState::Faulted => {
-                tracing::warn!(gpu = uuid, state = state.name(), "MPS holds nobody on this GPU");
+                tracing::warn!(gpu = uuid, state = state.name(), "MPS limits no pod on this GPU");
             }
             MpsState::Idle | MpsState::Starting | MpsState::Serving | MpsState::Other => {
                 tracing::info!(gpu = uuid, state = state.name(), "MPS");

@@ -215,7 +215,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     /// A process table with this process in it, and shared memory with three entries.
-    fn world() -> tempfile::TempDir {
+    fn host() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("shm/folder/in")).unwrap();
         fs::write(folder.path().join("shm/a"), "a").unwrap();
@@ -255,44 +255,44 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_left_is_removed_once_none_is_there() {
-        let world = world();
-        process(world.path(), "77", "shm", "mnt:[2]");
-        assert_eq!(swept(world.path(), 0), (0, 3), "a client is there");
-        fs::remove_dir_all(world.path().join("proc/77")).unwrap();
-        process(world.path(), "78", "other", "mnt:[3]");
-        fs::create_dir(world.path().join("proc/79")).unwrap();
-        assert_eq!(swept(world.path(), 3_600), (0, 3), "too young");
-        assert_eq!(swept(world.path(), 0), (4, 0));
+    fn client_leftovers_are_removed_after_the_last_client() {
+        let host = host();
+        process(host.path(), "77", "shm", "mnt:[2]");
+        assert_eq!(swept(host.path(), 0), (0, 3), "a client is there");
+        fs::remove_dir_all(host.path().join("proc/77")).unwrap();
+        process(host.path(), "78", "other", "mnt:[3]");
+        fs::create_dir(host.path().join("proc/79")).unwrap();
+        assert_eq!(swept(host.path(), 3_600), (0, 3), "too young");
+        assert_eq!(swept(host.path(), 0), (4, 0));
         assert!(Path::new("/etc/passwd").exists(), "links are removed, not followed");
-        assert_eq!(swept(world.path(), 0), (0, 0));
+        assert_eq!(swept(host.path(), 0), (0, 0));
     }
 
     #[test]
-    fn what_a_daemon_of_the_same_container_uses_stays() {
-        let world = world();
-        process(world.path(), "80", "shm", "mnt:[1]");
-        let inode = |name: &str| fs::metadata(world.path().join("shm").join(name)).unwrap().ino();
+    fn use_by_a_daemon_of_the_same_container_is_kept() {
+        let host = host();
+        process(host.path(), "80", "shm", "mnt:[1]");
+        let inode = |name: &str| fs::metadata(host.path().join("shm").join(name)).unwrap().ino();
         let maps = format!("7f00-7f01 rw-s 00000000 00:17 {} /dev/shm/a\n", inode("a"));
-        fs::write(world.path().join("proc/80/maps"), maps).unwrap();
-        fs::write(world.path().join("shm/b"), "b").unwrap();
-        symlink(world.path().join("shm/b"), world.path().join("proc/80/fd/3")).unwrap();
-        assert_eq!(swept(world.path(), 0), (3, 2));
+        fs::write(host.path().join("proc/80/maps"), maps).unwrap();
+        fs::write(host.path().join("shm/b"), "b").unwrap();
+        symlink(host.path().join("shm/b"), host.path().join("proc/80/fd/3")).unwrap();
+        assert_eq!(swept(host.path(), 0), (3, 2));
         assert!(inode("a") > 0 && inode("b") > 0);
     }
 
     #[test]
-    fn without_a_look_at_every_process_nothing_is_removed() {
-        let world = world();
-        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
-        assert!(sweep(&shm, &world.path().join("none"), Duration::ZERO).is_err());
-        process(world.path(), "81", "shm", "mnt:[4]");
+    fn nothing_is_removed_unless_every_process_was_checked() {
+        let host = host();
+        let (shm, proc) = (host.path().join("shm"), host.path().join("proc"));
+        assert!(sweep(&shm, &host.path().join("none"), Duration::ZERO).is_err());
+        process(host.path(), "81", "shm", "mnt:[4]");
         let namespace = proc.join("81/ns/mnt");
         fs::remove_file(&namespace).unwrap();
         fs::write(namespace, "no link").unwrap();
         assert!(sweep(&shm, &proc, Duration::ZERO).is_err(), "no answer is not `no`");
         fs::remove_dir_all(proc.join("81")).unwrap();
-        process(world.path(), "82", "other", "mnt:[5]");
+        process(host.path(), "82", "other", "mnt:[5]");
         let mounts = proc.join("82/mountinfo");
         fs::remove_file(&mounts).unwrap();
         fs::create_dir(&mounts).unwrap();
@@ -301,11 +301,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_too_many_mounts_keeps_what_it_uses_and_no_more() {
-        let world = world();
-        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+    fn a_process_with_too_many_mounts_keeps_only_what_it_uses() {
+        let host = host();
+        let (shm, proc) = (host.path().join("shm"), host.path().join("proc"));
         for pid in ["81", "82"] {
-            process(world.path(), pid, "other", "mnt:[5]");
+            process(host.path(), pid, "other", "mnt:[5]");
             fs::write(proc.join(pid).join("mountinfo"), vec![b'\n'; 10 << 20]).unwrap();
         }
         for name in ["b", "c"] {
@@ -315,30 +315,30 @@ mod tests {
         let maps = format!("7f00-7f01 rw-s 00000000 00:17 {inode} /dev/shm/a\n");
         fs::write(proc.join("81/maps"), maps).unwrap();
         symlink(shm.join("b"), proc.join("82/fd/3")).unwrap();
-        process(world.path(), "83", "shm", "mnt:[6]");
-        assert_eq!(swept(world.path(), 0), (0, 5), "a client is there");
+        process(host.path(), "83", "shm", "mnt:[6]");
+        assert_eq!(swept(host.path(), 0), (0, 5), "a client is there");
         fs::remove_dir_all(proc.join("83")).unwrap();
-        assert_eq!(swept(world.path(), 0), (4, 2));
+        assert_eq!(swept(host.path(), 0), (4, 2));
         assert!(shm.join("a").exists() && shm.join("b").exists());
         fs::remove_dir_all(proc.join("81")).unwrap();
-        assert_eq!(swept(world.path(), 0), (1, 1));
+        assert_eq!(swept(host.path(), 0), (1, 1));
     }
 
     #[test]
-    fn a_process_whose_path_leads_nowhere_keeps_nothing() {
-        let world = world();
+    fn a_process_with_a_dangling_path_keeps_nothing() {
+        let host = host();
         for (pid, target) in [("81", "shm".to_owned()), ("82", "x".repeat(300))] {
-            with_mounts(world.path(), pid, "", "mnt:[6]");
-            let dev = world.path().join("proc").join(pid).join("root/dev");
+            with_mounts(host.path(), pid, "", "mnt:[6]");
+            let dev = host.path().join("proc").join(pid).join("root/dev");
             fs::create_dir_all(&dev).unwrap();
             symlink(target, dev.join("shm")).unwrap();
         }
-        assert_eq!(swept(world.path(), 0).1, 0);
+        assert_eq!(swept(host.path(), 0).1, 0);
     }
 
     #[test]
-    fn who_may_reach_the_memory_by_a_link_counts_as_a_client() {
-        let folder = |world: &tempfile::TempDir| world.path().canonicalize().unwrap();
+    fn a_process_with_link_access_to_the_memory_counts_as_a_client() {
+        let folder = |host: &tempfile::TempDir| host.path().canonicalize().unwrap();
         let mounted = |what: &Path, at: &str| {
             format!("23 20 254:0 {} {at} rw - ext4 /dev/vda rw\n", what.display())
         };
@@ -357,27 +357,27 @@ mod tests {
             ("shm", "/run/gpupack/mps/shm", "", "mnt:[0]", false),
             ("shm", "/dev/shm", "", "mnt:[0]", true),
         ] {
-            let world = world();
-            let mounts = mounted(&folder(&world).join(inner), at) + others;
-            with_mounts(world.path(), "90", &mounts, container);
+            let host = host();
+            let mounts = mounted(&folder(&host).join(inner), at) + others;
+            with_mounts(host.path(), "90", &mounts, container);
             let left = if is_kept { 3 } else { 0 };
-            assert_eq!(swept(world.path(), 0).1, left, "{inner} {at} {container}");
+            assert_eq!(swept(host.path(), 0).1, left, "{inner} {at} {container}");
         }
     }
 
     #[test]
-    fn a_time_that_its_owner_set_makes_nothing_young() {
-        let world = world();
+    fn a_file_time_set_by_its_owner_does_not_make_it_recent() {
+        let host = host();
         let day = Duration::from_secs(86_400);
-        let tomorrow = fs::metadata(world.path()).unwrap().modified().unwrap() + day;
+        let tomorrow = fs::metadata(host.path()).unwrap().modified().unwrap() + day;
         File::options()
             .write(true)
-            .open(world.path().join("shm/a"))
+            .open(host.path().join("shm/a"))
             .unwrap()
             .set_modified(tomorrow)
             .unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        let (shm, proc) = (world.path().join("shm"), world.path().join("proc"));
+        let (shm, proc) = (host.path().join("shm"), host.path().join("proc"));
         sweep(&shm, &proc, Duration::from_millis(20)).unwrap();
         assert_eq!(fs::read_dir(shm).unwrap().count(), 0);
     }
@@ -385,14 +385,14 @@ mod tests {
     #[test]
     fn folders_in_folders_are_removed_however_deep() {
         const DEPTH: usize = 12_000;
-        let world = world();
-        let mut inner = std::os::fd::OwnedFd::from(File::open(world.path().join("shm")).unwrap());
+        let host = host();
+        let mut inner = std::os::fd::OwnedFd::from(File::open(host.path().join("shm")).unwrap());
         for _ in 0..DEPTH {
             rustix::fs::mkdirat(&inner, "d", Mode::RWXU).unwrap();
             rustix::fs::symlinkat("/etc", &inner, "link").unwrap_or_default();
             inner = openat(&inner, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         }
-        let sweeps: Vec<(usize, usize)> = (0..9).map(|_| swept(world.path(), 0)).collect();
+        let sweeps: Vec<(usize, usize)> = (0..9).map(|_| swept(host.path(), 0)).collect();
         assert!(sweeps.iter().all(|(removed, _)| *removed <= MAX_REMOVED), "{sweeps:?}");
         assert_eq!(sweeps.iter().map(|(removed, _)| removed).sum::<usize>(), 2 * DEPTH + 3);
         assert_eq!(sweeps.last(), Some(&(0, 0)));

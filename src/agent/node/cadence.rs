@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_stuck_is_looked_for_as_rarely_as_others() {
+    fn a_stuck_process_is_checked_as_rarely_as_others() {
         let at = Timestamp::from_millis;
         let mut cadence = Cadence::new(Duration::from_secs(1));
         let draining = [allocation(AllocationState::Draining)];
@@ -196,7 +196,10 @@ mod tests {
             assert_eq!(cadence.needs_list(&sample(used), &allocations), needs_list, "{used:?}");
         }
         cadence.learn_lists(&sample(Some(2_000)), Timestamp::START);
-        assert!(!cadence.needs_list(&sample(Some(2_064)), &allocations), "known, and hardly more");
+        assert!(
+            !cadence.needs_list(&sample(Some(2_064)), &allocations),
+            "known, and nearly unchanged"
+        );
         assert!(cadence.needs_list(&sample(Some(2_065)), &allocations));
         assert!(
             !cadence.needs_list(&sample(Some(1_000)), &allocations),

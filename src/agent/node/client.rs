@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_understood_by_status_and_reason() {
+    fn an_answer_is_classified_by_status_and_reason() {
         let expired = br#"{"error":"old","reason":"SessionExpired"}"#;
         let reply = br#"{"apiVersion":"gpupack.dev/v1alpha1","session":3,"outcome":"Accepted","novelty":1}"#;
         let far = br#"{"apiVersion":"gpupack.dev/v9","session":3,"outcome":"Accepted"}"#;
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_http_addresses_are_taken() {
+    async fn only_http_addresses_are_accepted() {
         assert_eq!(ExtenderClient::new("http://a:1/").unwrap().address(), "http://a:1");
         for bad in ["", "a:1", "https://a:1", "http://a b", "http://a:1/?x=1", "ftp://a"] {
             assert!(ExtenderClient::new(bad).is_err(), "{bad}");

@@ -105,10 +105,10 @@ impl KubeletDevices {
                 }
                 Ok(devices) => tracing::warn!(
                     ?devices,
-                    "kubelet hands out these devices: gpupack places nobody there"
+                    "kubelet hands out these devices: gpupack places no pod there"
                 ),
                 Err(KubeletError::Absent) => {
-                    tracing::info!(%socket, "no kubelet to ask: no device counts as kubelet's");
+                    tracing::info!(%socket, "no kubelet found: no device counts as kubelet's");
                 }
                 Err(error) => {
                     tracing::warn!(%socket, %error, "which devices kubelet hands out is not known");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_harms_nobody() {
+    fn any_kubelet_answer_is_decoded_without_a_panic() {
         let whole = answer();
         for end in 0..whole.len() {
             assert_eq!(devices(&whole[..end]), None, "cut at {end}");

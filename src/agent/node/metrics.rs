@@ -71,10 +71,10 @@ impl AgentMetrics {
         let busy = opts("gpupack_gpu_busy_ratio", "Part of the time in which a kernel ran.");
         let healthy = opts("gpupack_gpu_healthy", "1 when the device may take new tenants.");
         let xids = opts("gpupack_gpu_xid_errors_total", "Xids since the agent's start.");
-        let share = opts("gpupack_gpu_share_gpus", "Booked compute share of a device, in GPUs.");
+        let share = opts("gpupack_gpu_share_gpus", "Allocated compute share of a device, in GPUs.");
         let tenant_memory = opts(
             "gpupack_tenant_memory_bytes",
-            "Memory of a tenant on a device: booked, used, and the limit that the driver confirms.",
+            "Memory of a tenant on a device: allocated, used, and the limit that the driver confirms.",
         );
         let tenant_share =
             opts("gpupack_tenant_share_gpus", "Compute share of a device that a tenant holds.");
@@ -186,7 +186,7 @@ impl Families {
         }
         for gone in tenants_before.difference(&tenants) {
             let labels = gone.each_ref().map(String::as_str);
-            for kind in ["booked", "used", "limit"] {
+            for kind in ["allocated", "used", "limit"] {
                 drop(self.tenant_memory.remove_label_values(&with(&labels, kind)));
             }
             drop(self.tenant_share.remove_label_values(&labels));
@@ -214,7 +214,7 @@ impl Families {
                 let limit = tenant.and_then(|tenant| tenant.limit_mib);
                 let is_listed = seen.is_some_and(|seen| seen.processes.is_some());
                 for (kind, mib) in
-                    [("booked", Some(part.memory_mib)), ("used", used), ("limit", limit)]
+                    [("allocated", Some(part.memory_mib)), ("used", used), ("limit", limit)]
                 {
                     let labels = with(&labels, kind);
                     match mib {
@@ -258,23 +258,23 @@ impl Families {
             None => drop(self.busy.remove_label_values(labels)),
         }
         let held = held(&device.uuid, allocations);
-        let booked = held.values().fold(0, |sum: u64, mib| sum.saturating_add(*mib));
+        let allocated = held.values().fold(0, |sum: u64, mib| sum.saturating_add(*mib));
         let capacity = device.memory_mib.saturating_sub(device.reserved_mib);
         let parts = allocations.iter().flat_map(|allocation| &allocation.devices);
         let share = parts.filter(|part| part.uuid == device.uuid).map(|part| part.share_millionths);
         self.share.with_label_values(labels).set(gpus(share.fold(0, u64::saturating_add)));
         self.set_memory(labels, "capacity", Some(capacity));
         self.set_memory(labels, "reserved", Some(device.reserved_mib));
-        self.set_memory(labels, "booked", Some(booked));
+        self.set_memory(labels, "allocated", Some(allocated));
         self.set_memory(labels, "observed", seen.used_mib);
         if let Some(processes) = &seen.processes {
             let outside = Outside::of(processes, &held);
-            self.set_memory(labels, "overuse", Some(outside.overuse_mib));
-            self.set_memory(labels, "foreign", Some(outside.foreign_mib));
+            self.set_memory(labels, "over_limit", Some(outside.overuse_mib));
+            self.set_memory(labels, "untracked", Some(outside.untracked_mib));
         } else if !seen.healthy {
             // The last list is out of date.
-            self.set_memory(labels, "overuse", None);
-            self.set_memory(labels, "foreign", None);
+            self.set_memory(labels, "over_limit", None);
+            self.set_memory(labels, "untracked", None);
         }
     }
 
@@ -290,7 +290,7 @@ impl Families {
     /// Removes all series of a device; it may have only some.
     fn forget(&self, labels: &[String; 4]) {
         let labels = labels.each_ref().map(String::as_str);
-        for kind in ["capacity", "reserved", "booked", "observed", "overuse", "foreign"] {
+        for kind in ["capacity", "reserved", "allocated", "observed", "over_limit", "untracked"] {
             self.set_memory(&labels, kind, None);
         }
         drop(self.busy.remove_label_values(&labels));
@@ -366,7 +366,7 @@ struct Outside {
     /// Memory of pods beyond what they hold.
     overuse_mib: u64,
     /// Untracked memory: of processes of no pod that holds anything.
-    foreign_mib: u64,
+    untracked_mib: u64,
 }
 
 impl Outside {
@@ -377,11 +377,11 @@ impl Outside {
             let sum = used.entry(process.pod_uid.as_deref()).or_default();
             *sum = sum.saturating_add(process.memory_mib.unwrap_or(0));
         }
-        let mut outside = Self { overuse_mib: 0, foreign_mib: 0 };
+        let mut outside = Self { overuse_mib: 0, untracked_mib: 0 };
         for (pod, mib) in used {
             let (sum, beyond) = match pod.and_then(|pod| held.get(pod)) {
                 Some(held) => (&mut outside.overuse_mib, mib.saturating_sub(*held)),
-                None => (&mut outside.foreign_mib, mib),
+                None => (&mut outside.untracked_mib, mib),
             };
             *sum = sum.saturating_add(beyond);
         }

@@ -122,11 +122,11 @@ pub(crate) fn tenants(
     mps_mib: impl Fn(u32) -> Option<u64>,
 ) -> Vec<TenantReport> {
     let mut by_pod: BTreeMap<&str, Held> = BTreeMap::new();
-    let unheld =
+    let unisolated =
         || Held { containers: BTreeMap::new(), is_mps_client: false, mps_mib: Some(0), busy: 0 };
     for process in &listed.processes {
         let Some(pod) = &process.pod_uid else { continue };
-        let held = by_pod.entry(pod).or_insert_with(unheld);
+        let held = by_pod.entry(pod).or_insert_with(unisolated);
         let is_client = listed.mps_clients.contains(&process.pid);
         held.is_mps_client |= is_client;
         let busy = listed.busy.as_ref().and_then(|busy| busy.get(&process.pid)).unwrap_or(&0);

@@ -164,7 +164,7 @@ mod tests {
         table.process(7, 'S', &group);
         table.process(9, 'S', &format!("0::/kubepods/pod{OTHER}/x"));
         std::fs::write(table.0.path().join("uptime"), "1.00 1.00").unwrap();
-        check(" | ", "nothing is known to drain");
+        check(" | ", "no pod drains");
         check("p7=0 | p7=0", "its container runs");
         table.process(8, 'D', &group);
         table.end(7);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_added_for_pods_that_live_or_are_listed_or_without_lists() {
+    fn live_listed_or_unread_pods_add_no_processes() {
         let table = Table(tempfile::tempdir().unwrap());
         let pods = PodsByProcess::new(table.0.path());
         table.process(7, 'S', &format!("0::/kubepods/pod{UID}/x"));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_full_is_none() {
+    fn a_full_process_list_counts_as_missing() {
         let table = Table(tempfile::tempdir().unwrap());
         table.process(7, 'S', &format!("0::/kubepods/pod{UID}/x"));
         let mut uses = lists(Some(OTHER));

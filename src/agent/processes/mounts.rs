@@ -171,7 +171,7 @@ mod tests {
         706 700 0:4 mnt:[4026531840] /run/ns rw - nsfs nsfs rw\n";
 
     #[test]
-    fn a_path_lies_in_the_innermost_mount_on_its_way() {
+    fn a_path_belongs_to_its_innermost_mount() {
         for (path, found) in [
             ("/dev/shm", "0:99 /"),
             ("/dev/shm/a/b", "0:99 /a/b"),
@@ -211,11 +211,11 @@ mod tests {
                 assert_eq!(place(table.as_bytes(), path), found, "{table}");
             }
         }
-        assert_eq!(place(b"7 6 0:7 / /a rw - tmpfs r rw", "/a"), "-", "a root that is no mount");
+        assert_eq!(place(b"7 6 0:7 / /a rw - tmpfs r rw", "/a"), "-", "a root that is not a mount");
     }
 
     #[test]
-    fn a_place_is_near_those_below_and_above_it() {
+    fn a_path_is_near_its_parents_and_children() {
         let ours = |path: &str| Place { device: (0, 24), path: PathBuf::from(path) };
         let mounts = mounts(CONTAINER.as_bytes());
         for (path, is_near) in [
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_none_are_skipped() {
+    fn invalid_lines_are_skipped() {
         let good = "1 0 0:1 / / rw - tmpfs t rw\n";
         for bad in [
             "",
@@ -278,7 +278,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidData);
             let length = u64::try_from(table.len()).unwrap();
             let whole = Mounts::of(folder.path(), length).unwrap();
-            // No panic, whatever the lines are.
+            // No lines cause a panic.
             whole.place(Path::new("/dev/shm"));
             whole.are_near(&Place { device: (0, 1), path: PathBuf::from("/") });
         }
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_table_is_understood() {
+    fn the_kernel_mount_table_is_parsed() {
         use std::os::unix::fs::MetadataExt;
         let own = Mounts::of(Path::new("/proc/self"), 8 << 20).unwrap();
         let folder = tempfile::tempdir().unwrap();

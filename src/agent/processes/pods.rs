@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_is_found_below_whatever_lies_above() {
+    fn the_pod_is_found_below_any_parent_path() {
         check([
             // Static pods, a custom root, kind, a private cgroup namespace.
             (
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_only_has_the_id_of_an_ended_one_belongs_to_no_pod() {
+    fn a_process_with_a_reused_id_belongs_to_no_pod() {
         let table = Table::new();
         let pods = table.pods();
         assert_eq!(pods.now(), None);
@@ -399,15 +399,15 @@ mod tests {
     }
 
     #[test]
-    fn this_very_process_can_be_read() {
+    fn the_current_process_can_be_read() {
         let pods = PodsByProcess::new("/proc");
         let listed = pods.now().unwrap();
         let text = std::fs::read_to_string("/proc/self/stat").unwrap();
-        assert!(began(&text).unwrap() <= listed, "both count from the same moment");
+        assert!(began(&text).unwrap() <= listed, "both count from the same time");
     }
 
     #[test]
-    fn a_table_that_vanishes_while_it_is_read_harms_nobody() {
+    fn a_table_that_vanishes_during_the_read_causes_no_error() {
         let table = Table::new();
         let pods = table.pods();
         let done = Arc::new(AtomicBool::new(false));

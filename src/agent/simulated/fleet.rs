@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_file_gives_inventories_with_uuids_that_stay() {
+    fn a_fleet_file_gives_inventories_with_stable_uuids() {
         let text = r#"{"process_linger_ms":500,"nodes":[{"name":"n1","cpu_milli":64000,
             "memory_mib":262144,"pool":"a","gpus":[
             {"model":"NVIDIA A100-SXM4-80GB","memory_mib":81920,"reserved_mib":600},

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confirmed_booking_runs_and_lingers_when_it_ends() {
+    fn a_confirmed_reservation_drains_after_its_pod_ends() {
         let mut probe = probe();
         let at = Timestamp::from_millis;
         probe.observe(&[allocation("p", "GPU-a", AllocationState::Assumed)], at(0));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_booking_that_comes_back_keeps_its_process() {
+    fn a_restored_reservation_keeps_its_process() {
         let mut probe = probe();
         let confirmed = [allocation("p", "GPU-a", AllocationState::Confirmed)];
         probe.observe(&confirmed, Timestamp::from_millis(0));

@@ -39,7 +39,7 @@ pub fn run(args: &AdviseArgs) -> Result<(), Failure> {
         let mut path = "/v1/advise".to_owned();
         if let Some(namespace) = &args.namespace {
             if !is_name(namespace) {
-                return Err(Failure::usage(format!("`{namespace}` is no name of a namespace")));
+                return Err(Failure::usage(format!("`{namespace}` is not a valid namespace name")));
             }
             let _ = write!(path, "?namespace={namespace}");
         }
@@ -58,7 +58,7 @@ fn text(advice: &Advice) -> String {
     let mut text = String::new();
     if advice.watched_pods == 0 {
         let long = span(advice.watched_for_seconds);
-        let _ = writeln!(text, "No pod has been watched for {long} yet: try again then.");
+        let _ = writeln!(text, "No pod has been observed for {long} yet: try again then.");
         return text;
     }
     let _ = writeln!(
@@ -92,7 +92,7 @@ fn text(advice: &Advice) -> String {
         let _ = writeln!(text, "{more} more: see --output json");
     }
     if !advice.pools.is_empty() {
-        text += "\nSlots per GPU that would have held 95 % of a pool's pods:\n\n";
+        text += "\nSlots per GPU that would have fit 95 % of a pool's pods:\n\n";
         let titles = ["POOL", "PODS", "SLOTS", "BY-MEMORY", "BY-LOAD", "LIMITED-BY"];
         let rows = advice.pools.iter().map(slots_of).collect();
         text += &table(&titles, &[1, 2, 3, 4], rows);

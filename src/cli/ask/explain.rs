@@ -39,7 +39,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
             return Err(Failure::usage(format!("`{}` is not in that --namespace", args.pod)));
         }
         if !is_name(namespace) || !is_name(name) {
-            let line = format!("`{}` is no pod: write NAME, or NAMESPACE/NAME", args.pod);
+            let line = format!("`{}` is not a pod: write NAME, or NAMESPACE/NAME", args.pod);
             return Err(Failure::usage(line));
         }
         let path = format!("/v1/explain?pod={namespace}/{name}");
@@ -75,7 +75,7 @@ fn text(found: &Explanation) -> String {
         text.push('\n');
         text += &groups(&found.refusals);
     }
-    list(&mut text, "What would help, the cheapest first:", &found.suggestions);
+    list(&mut text, "Suggestions, the cheapest first:", &found.suggestions);
     let moves = found.moves.iter();
     let moves =
         moves.map(|one| format!("{} from node {} to {}", one.pod, one.from.node, one.to.node));

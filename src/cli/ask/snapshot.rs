@@ -70,14 +70,14 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let cluster = runtime.block_on(async {
         match &args.from {
-            Some(url) => ask_extender(url).await,
-            None => ask_api_server(args.kubeconfig.as_deref()).await,
+            Some(url) => query_extender(url).await,
+            None => query_api_server(args.kubeconfig.as_deref()).await,
         }
     })?;
     let names = if args.anonymous { Names::Anonymous } else { Names::Kept };
     let unsaid = cluster.unsaid.filter(|(cases, _)| *cases > 0);
     let snapshot = Snapshot::of(cluster.nodes, cluster.pods, names);
-    ensure!(!snapshot.nodes.is_empty(), "no node with a GPU is known there: nothing is written");
+    ensure!(!snapshot.nodes.is_empty(), "no node with a GPU there: nothing is written");
     ensure!(!snapshot.pods.is_empty(), "no pod runs or waits there: nothing is written");
     let (nodes, pods) = (snapshot.nodes_csv()?, snapshot.pods_csv()?);
     replace(&[(&args.nodes, &nodes), (&args.pods, &pods)])?;
@@ -93,11 +93,11 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
 }
 
 /// The cluster in the ledger of a live extender.
-async fn ask_extender(url: &str) -> Result<Cluster> {
+async fn query_extender(url: &str) -> Result<Cluster> {
     let base = url.trim_end_matches('/');
     let address: Uri = format!("{base}/v1/state")
         .parse()
-        .with_context(|| format!("--from `{url}` is no address, expected http://host:port"))?;
+        .with_context(|| format!("--from `{url}` is not an address, expected http://host:port"))?;
     if address.scheme_str() != Some("http") {
         bail!("--from `{url}` does not begin with `http://`");
     }
@@ -105,21 +105,21 @@ async fn ask_extender(url: &str) -> Result<Cluster> {
     let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
         .await
         .with_context(|| format!("`{url}` does not answer within {} s", TIMEOUT.as_secs()))?
-        .with_context(|| format!("cannot ask the extender at `{url}`"))?;
-    ensure!(status.is_success(), "`{url}` answers with {status}: is a gpupack extender there?");
+        .with_context(|| format!("cannot query the extender at `{url}`"))?;
+    ensure!(status.is_success(), "`{url}` answers with {status}: is it a gpupack extender?");
     let state: State = serde_json::from_slice(&body).with_context(|| {
-        format!("the answer of `{url}` is no state of a gpupack extender of this version")
+        format!("the answer of `{url}` is not the state of a gpupack extender of this version")
     })?;
     let unsaid = (
         of_unknown_models(&state),
-        "running pods: the models they accept are known to the API server only (--kubeconfig)",
+        "running pods: only the API server has the models they accept (--kubeconfig)",
     );
     let (nodes, pods) = cluster(state);
     Ok(Cluster { nodes, pods, unsaid: Some(unsaid) })
 }
 
 /// The cluster in the API server. Its GPUs are those in the labels of GPU feature discovery.
-async fn ask_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
+async fn query_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     let config = match kubeconfig {
         Some(_) => kube_config(kubeconfig).await,
         None => kube_config(None).await.context("name a source: --from or --kubeconfig"),
@@ -132,7 +132,7 @@ async fn ask_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     Ok(Cluster {
         nodes: nodes.into_iter().map(cluster_node).collect(),
         pods: pods.into_iter().filter_map(cluster_pod).collect(),
-        unsaid: Some((refused, "pods whose GPU request is refused: left out")),
+        unsaid: Some((refused, "pods with a rejected GPU request: left out")),
     })
 }
 

@@ -39,7 +39,7 @@ pub fn run(args: &WaitingArgs) -> Result<(), Failure> {
         let mut path = format!("/v1/waiting?limit={}", args.limit);
         if let Some(namespace) = &args.namespace {
             if !is_name(namespace) {
-                return Err(Failure::usage(format!("`{namespace}` is no name of a namespace")));
+                return Err(Failure::usage(format!("`{namespace}` is not a valid namespace name")));
             }
             let _ = write!(path, "&namespace={namespace}");
         }

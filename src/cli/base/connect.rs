@@ -106,7 +106,7 @@ impl ServerArgs {
             let base = url.trim_end_matches('/').to_owned();
             let is_http = base.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http"));
             if !is_http {
-                let line = format!("--server `{url}` is no address: write http://HOST:PORT");
+                let line = format!("--server `{url}` is not an address: write http://HOST:PORT");
                 return Err(Failure::usage(line));
             }
             return Ok(Server {
@@ -118,7 +118,7 @@ impl ServerArgs {
         let config = self.kube_config().await?;
         let namespace = config.default_namespace.clone();
         let client = kube::Client::try_from(config).map_err(|error| {
-            Failure::other(format!("the kubeconfig is not usable: {}", with_causes(&error)))
+            Failure::other(format!("cannot use the kubeconfig: {}", with_causes(&error)))
         })?;
         let Service { namespace: of, port } = &self.service;
         let base = format!("/api/v1/namespaces/{of}/services/{port}/proxy");
@@ -146,7 +146,7 @@ impl ServerArgs {
                 Ok(config) if self.kubeconfig.is_none() && self.context.is_none() => config,
                 Ok(_) | Err(_) => {
                     return Err(Failure::other(format!(
-                        "no kubeconfig can be used ({}): name --kubeconfig, or --server for the \
+                        "no usable kubeconfig ({}): name --kubeconfig, or --server for the \
                          extender itself",
                         with_causes(&error)
                     )));
@@ -177,7 +177,7 @@ impl Server {
         }
         serde_json::from_slice(&body).map_err(|error| {
             Failure::other(format!(
-                "the answer of {} is not that of a gpupack extender of this version: {error}",
+                "the answer of {} is not from a gpupack extender of this version: {error}",
                 self.name()
             ))
         })
@@ -222,7 +222,7 @@ impl Server {
         let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::other(format!(
-                "the API server refuses: {text}; you need `get` on `services/proxy` (see \
+                "the API server rejects the call: {text}; you need `get` on `services/proxy` (see \
                  gpupack-view in deploy/rbac.yaml)"
             )),
             StatusCode::NOT_FOUND if is_of_api_server => Failure::unreachable(format!(

@@ -39,16 +39,16 @@ impl LogArgs {
 
     /// The format of the flag, or the default.
     pub fn format(&self) -> LogFormat {
-        self.asked_format().unwrap_or_default()
+        self.format_flag().unwrap_or_default()
     }
 
     /// The level of the flag.
-    pub(crate) fn asked_level(&self) -> Option<&str> {
+    pub(crate) fn level_flag(&self) -> Option<&str> {
         self.log_level.as_deref()
     }
 
     /// The format of the flag.
-    pub(crate) fn asked_format(&self) -> Option<LogFormat> {
+    pub(crate) fn format_flag(&self) -> Option<LogFormat> {
         self.log_format.map(|format| match format {
             LogFormatArg::Text => LogFormat::Text,
             LogFormatArg::Json => LogFormat::Json,
@@ -74,7 +74,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
             .with(fmt::layer().json().flatten_event(true).with_writer(std::io::stderr))
             .try_init(),
     }
-    .context("logging was started before")?;
+    .context("logging is already started")?;
     Ok(Arc::new(move |filter: &str| {
         let parsed = EnvFilter::builder()
             .parse(filter)

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_written_out() {
+    fn terminal_control_characters_are_escaped() {
         assert_eq!(clean("team/a-1"), "team/a-1");
         assert_eq!(
             clean("a\x1b[2Jb\r\n\u{9b}31m\u{202e}c"),

@@ -159,7 +159,7 @@ impl DemoArgs {
 /// # Errors
 /// An address that cannot be listened on, a call that fails, or a ledger whose sums are wrong.
 pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
-    let level = args.log.asked_level().unwrap_or("error");
+    let level = args.log.level_flag().unwrap_or("error");
     let set_log_level = logging::start(level, args.log.format())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(demo(args, clock, set_log_level));
@@ -180,7 +180,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
     let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
     let told = stop.clone();
-    let asked = crate::cli::base::signals::stop_asked()?;
+    let asked = crate::cli::base::signals::stop_signal()?;
     tokio::spawn(async move {
         asked.await;
         told.send_replace(true);
@@ -188,7 +188,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let end = if args.once { "" } else { "; Ctrl-C ends the demo" };
     args.say(&format!("page: {base}/ ({} nodes, seed {}{end})", args.nodes, args.seed));
     if !listen.ip().is_loopback() {
-        args.say("Anyone who reaches this address can change the demo's ledger.");
+        args.say("Any client of this address can change the demo's ledger.");
     }
     let result = tokio::select! {
         result = live(args, &app, &figures, &base, &stopped) => result,
@@ -205,7 +205,10 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     };
     let _ = write!(io::stdout(), "{text}");
     if !summary.faults.is_empty() {
-        bail!("the ledger does not add up, please report this: {}", summary.faults.join("; "));
+        bail!(
+            "the sums of the ledger are wrong, please report this: {}",
+            summary.faults.join("; ")
+        );
     }
     Ok(())
 }
@@ -216,7 +219,7 @@ fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     let config = Config { listen, pools, stale_after: STALE_AFTER, ..Config::default() };
     let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
-    App::new(ledger, clock, config, Truth::Books)
+    App::new(ledger, clock, config, Truth::Ledger)
 }
 
 /// Starts the fleet, places the base load, and lets pods come.
@@ -314,7 +317,7 @@ async fn all_reported(app: &App) -> Result<()> {
     let reports = |state: &NodeReporting| *state == NodeReporting::Reporting;
     while !app.ledger.node_states().iter().all(reports) {
         if app.clock.now().since(started) > FIRST_REPORTS_WITHIN {
-            bail!("some of the simulated nodes do not report");
+            bail!("some of the simulated nodes are not reporting");
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

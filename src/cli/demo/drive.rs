@@ -103,7 +103,7 @@ pub(crate) struct Drive {
     waiting: BTreeMap<(Duration, u64), Waiting>,
     tries: u64,
     /// Allocated share of running pods, in millionths of a GPU.
-    booked_millionths: u64,
+    allocated_millionths: u64,
     life: Option<Duration>,
 }
 
@@ -132,7 +132,7 @@ impl Drive {
             ends: BinaryHeap::new(),
             waiting: BTreeMap::new(),
             tries: 0,
-            booked_millionths: 0,
+            allocated_millionths: 0,
             life: None,
         }
     }
@@ -149,7 +149,7 @@ impl Drive {
     /// A call without a proper answer.
     pub(crate) async fn fill(&mut self, target: Share) -> Result<()> {
         let mut failures = 0;
-        while self.booked_millionths < target.millionths()
+        while self.allocated_millionths < target.millionths()
             && failures < FULL_AFTER
             && !self.is_stopped()
         {
@@ -173,7 +173,7 @@ impl Drive {
             let gpus = zone.iter().map(|node| u64::try_from(node.gpus.len()).unwrap_or(0));
             target += gpus.sum::<u64>() * fill.millionths();
             let mut left_over = Vec::new();
-            while self.booked_millionths < target
+            while self.allocated_millionths < target
                 && left_over.len() < ZONE_FULL_AFTER
                 && !self.is_stopped()
             {
@@ -186,7 +186,7 @@ impl Drive {
             tokio::task::yield_now().await;
         }
         for pod in ready.into_iter().take(ZONE_FULL_AFTER) {
-            if self.booked_millionths < target && !self.is_stopped() {
+            if self.allocated_millionths < target && !self.is_stopped() {
                 self.arrive(pod).await?;
             }
         }
@@ -199,21 +199,21 @@ impl Drive {
         let pods: Vec<DemoPod> = (0..WINDOW).map(|_| self.next_pod(Draw::Sound)).collect();
         for pod in &pods {
             let Ok(seen) = SeenPod::from_json(&pod.json) else { continue };
-            let Some(question) = self.app.question(&seen) else { continue };
-            self.app.ledger.learn(seen.pod.uid, &question);
+            let Some(query) = self.app.query(&seen) else { continue };
+            self.app.ledger.learn(seen.pod.uid, &query);
         }
         pods
     }
 
     /// Reserves the best node of a zone for a pod. Returns whether it fitted.
     fn book(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
-        let seen = SeenPod::from_json(&pod.json).context("the demo's own pod cannot be read")?;
-        let Some(question) = self.app.question(&seen) else { return Ok(false) };
-        let answers = self.app.ledger.answers(&question, zone);
+        let seen = SeenPod::from_json(&pod.json).context("cannot read the demo's own pod")?;
+        let Some(query) = self.app.query(&seen) else { return Ok(false) };
+        let answers = self.app.ledger.answers(&query, zone);
         let ranked =
             answers.iter().zip(zone).filter_map(|(answer, node)| Some((answer.ok()?, *node)));
         let Some((_, node)) = ranked.min() else { return Ok(false) };
-        self.app.ledger.reserve(&seen.pod, node, &question, self.app.clock.now())?;
+        self.app.ledger.reserve(&seen.pod, node, &query, self.app.clock.now())?;
         self.app.ledger.confirm(&seen.pod.uid);
         self.figures.send_modify(|figures| {
             figures.pods.arrived += 1;
@@ -275,7 +275,7 @@ impl Drive {
         self.stream.next(draw, self.app.clock.unix_seconds())
     }
 
-    /// Schedules a new pod at once. Returns whether it was bound.
+    /// Schedules a new pod immediately. Returns whether it was bound.
     async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
         self.figures.send_modify(|figures| figures.pods.arrived += 1);
         let since = self.app.clock.precise();
@@ -332,12 +332,12 @@ impl Drive {
 
     /// Counts a bound pod, checks whether its node is overallocated, and sets its end.
     fn bound(&mut self, uid: &str, node: &str) {
-        let books = self.app.ledger.node(node);
-        let overallocated = books.as_ref().map_or(0, overallocated);
+        let node_state = self.app.ledger.node(node);
+        let overallocated = node_state.as_ref().map_or(0, overallocated);
         let uid_of_pod = PodUid::new(uid);
-        let held = books.as_ref().and_then(|node| node.reservation(&uid_of_pod));
+        let held = node_state.as_ref().and_then(|node| node.reservation(&uid_of_pod));
         let devices = held.iter().flat_map(|held| &held.placement.devices);
-        self.booked_millionths += devices.map(|d| d.demand.share.millionths()).sum::<u64>();
+        self.allocated_millionths += devices.map(|d| d.demand.share.millionths()).sum::<u64>();
         self.figures.send_modify(|figures| {
             figures.pods.placed += 1;
             figures.reasons.remove(uid);
@@ -403,5 +403,5 @@ impl Drive {
 
 /// The number of overallocated devices of a node.
 pub(crate) fn overallocated(node: &NodeState) -> usize {
-    node.devices().iter().filter(|device| device.is_overbooked()).count()
+    node.devices().iter().filter(|device| device.is_overallocated()).count()
 }

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_is_of_real_pods_and_depends_on_its_seed_alone() {
+    fn the_stream_has_real_pods_and_depends_only_on_its_seed() {
         let pods = drawn(7, Draw::Everything);
         let uids: BTreeSet<&str> = pods.iter().map(|(pod, _)| pod.uid.as_str()).collect();
         assert_eq!(uids.len(), pods.len());
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fill_is_sound_and_the_stream_is_not_always() {
+    fn the_initial_fill_is_valid_and_the_stream_sometimes_is_not() {
         let sound = drawn(7, Draw::Sound);
         assert!(sound.iter().all(|(_, seen)| matches!(seen.request, Ok(Some(_)))));
         let shapes: BTreeSet<String> =
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_pools_are_sound_and_come_only_where_there_are_pools() {
+    fn pool_pods_are_valid_and_only_generated_with_pools() {
         let mut stream = PodStream::new(7);
         stream.ask_of_pools();
         let pods: Vec<DemoPod> = (0..500).map(|_| stream.next(Draw::Sound, 1)).collect();

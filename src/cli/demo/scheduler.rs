@@ -75,7 +75,7 @@ impl Scheduler {
     /// A scheduler of these nodes that calls the extender at `base`.
     pub(crate) fn new(base: String, nodes: &[String], seed: u64) -> Self {
         let http = HttpClient::new(TIMEOUT, MAX_ANSWER_BYTES);
-        let all_nodes = serde_json::to_string(nodes).expect("a list of texts cannot fail");
+        let all_nodes = serde_json::to_string(nodes).expect("a list of strings always serializes");
         Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
     }
 
@@ -84,10 +84,10 @@ impl Scheduler {
     /// # Errors
     /// No answer, or one that kube-scheduler could not read either.
     pub(crate) async fn schedule(&mut self, pod: &DemoPod) -> Result<Verdict> {
-        let asked = question(&pod.json, &self.all_nodes);
+        let asked = query(&pod.json, &self.all_nodes);
         let body = self.call("filter", asked).await?;
         let answer: FilterAnswer<'_> =
-            serde_json::from_slice(&body).context("the answer to filter cannot be read")?;
+            serde_json::from_slice(&body).context("cannot read the answer to filter")?;
         if !answer.error.is_empty() {
             bail!("filter answers with an error: {}", answer.error);
         }
@@ -97,9 +97,9 @@ impl Scheduler {
             [] => return Ok(Verdict::NoNode(reasons(answer.failed_and_unresolvable_nodes)?)),
             [only] => (*only).to_owned(),
             _ => {
-                let body = self.call("prioritize", question(&pod.json, names)).await?;
+                let body = self.call("prioritize", query(&pod.json, names)).await?;
                 let scores: Vec<Score<'_>> = serde_json::from_slice(&body)
-                    .context("the answer to prioritize cannot be read")?;
+                    .context("cannot read the answer to prioritize")?;
                 self.best(&scores)?
             }
         };
@@ -108,7 +108,7 @@ impl Scheduler {
         });
         let body = self.call("bind", asked.to_string()).await?;
         let answer: BindAnswer =
-            serde_json::from_slice(&body).context("the answer to bind cannot be read")?;
+            serde_json::from_slice(&body).context("cannot read the answer to bind")?;
         Ok(match answer.error {
             error if error.is_empty() => Verdict::Bound { node },
             error => Verdict::Conflict { error },
@@ -142,7 +142,7 @@ impl Scheduler {
 }
 
 /// The body of filter and prioritize.
-fn question(pod: &str, node_names: &str) -> String {
+fn query(pod: &str, node_names: &str) -> String {
     format!(r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{node_names}}}"#)
 }
 

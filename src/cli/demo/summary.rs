@@ -52,7 +52,7 @@ impl Summary {
         let mut faults: Vec<String> =
             app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
         if overallocated_max > 0 {
-            faults.push(format!("{overallocated_max} GPUs of one node were overallocated at once"));
+            faults.push(format!("{overallocated_max} GPUs of one node were overallocated"));
         }
         Self {
             api_version: ApiVersion::default(),
@@ -75,7 +75,7 @@ impl Summary {
         let Packing { devices: gpus, occupied, .. } = packing;
         let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
         let audit = match self.faults.as_slice() {
-            [] => "every sum is right, no GPU was overallocated".to_owned(),
+            [] => "all sums are correct, no GPU was overallocated".to_owned(),
             faults => format!("FAULT: {}", faults.join("; ")),
         };
         let rows = [
@@ -91,7 +91,7 @@ impl Summary {
             let _ = writeln!(text, "{name:<20}{value}");
         }
         if !self.not_placed.is_empty() {
-            text.push_str("why pods wait or were refused\n");
+            text.push_str("why pods wait or were rejected\n");
         }
         for NotPlaced { reason, pods } in self.not_placed.iter().take(NAMED_REASONS) {
             let _ = writeln!(text, "{pods:>6}  {reason}");

@@ -16,7 +16,7 @@ use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::simulated::fleet::Fleet;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
-use crate::cli::base::signals::stop_asked;
+use crate::cli::base::signals::stop_signal;
 use crate::clock::Clock;
 
 /// How long a read of the driver may delay the end of the process.
@@ -115,18 +115,18 @@ pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     };
     let runtime = builder.enable_all().worker_threads(2).build();
     let runtime = runtime.context("cannot start the event loop")?;
-    let result = runtime.block_on(run_until_told(args, clock));
+    let result = runtime.block_on(run_until_signal(args, clock));
     // A call of a hanging driver cannot be interrupted.
     runtime.shutdown_timeout(GRACE);
     result
 }
 
 /// Runs the agent that `args` describe.
-async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
-    let asked = stop_asked()?;
+async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
+    let asked = stop_signal()?;
     let stop = async {
         asked.await;
-        tracing::info!("told to stop");
+        tracing::info!("stopping on a signal");
     };
     let period = Duration::from_millis(args.period_ms);
     let metrics = args.metrics_listen.map(|_| AgentMetrics::new());
@@ -167,7 +167,7 @@ async fn run_until_told(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
             }
             result?;
         }
-        (None, None) => bail!("the name of this node is missing: give `--node` or `--simulate`"),
+        (None, None) => bail!("the name of this node is missing: set `--node` or `--simulate`"),
     }
     Ok(())
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_file_that_cannot_be_used_is_named() {
+    fn an_unusable_fleet_file_is_named() {
         let args = parsed("--extender http://a:1 --simulate /nowhere/f.json").unwrap();
         let error = run(args, Clock::start()).unwrap_err().to_string();
         assert!(error.contains("/nowhere/f.json"), "{error}");

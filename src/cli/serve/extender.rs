@@ -65,10 +65,10 @@ impl ExtenderArgs {
         if let Some(kubeconfig) = &self.kubeconfig {
             config.kubeconfig = Some(kubeconfig.clone());
         }
-        if let Some(level) = self.log.asked_level() {
+        if let Some(level) = self.log.level_flag() {
             config.log_level = level.to_owned();
         }
-        if let Some(format) = self.log.asked_format() {
+        if let Some(format) = self.log.format_flag() {
             config.log_format = format;
         }
         Ok(config)
@@ -89,7 +89,7 @@ pub(crate) fn config_file(path: Option<&Path>) -> Result<Config> {
 /// The ledger's part of a configuration. Session numbers start above all of an earlier run.
 pub fn settings(config: &Config, clock: &Clock) -> Settings {
     Settings {
-        claim_for: config.hold_for,
+        hold_for: config.hold_for,
         stale_after: config.stale_after,
         drain_limit: config.drain_limit,
         warm_up: config.warm_up,
@@ -143,7 +143,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             stopped.clone(),
         ));
         let stopping = Arc::clone(&app);
-        let asked = crate::cli::base::signals::stop_asked()?;
+        let asked = crate::cli::base::signals::stop_signal()?;
         tokio::spawn(async move {
             asked.await;
             tracing::info!("stopping");
@@ -165,7 +165,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
                 serving.await;
                 Ok(())
             }
-            (name, Ok(_)) => anyhow::bail!("the {name} ended by itself"),
+            (name, Ok(_)) => anyhow::bail!("the {name} ended unexpectedly"),
             (name, Err(fault)) => Err(fault).with_context(|| format!("the {name} failed")),
         }
     });
@@ -184,7 +184,7 @@ async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {
 pub(crate) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
     match kubeconfig {
         None => kube::Config::incluster()
-            .context("no service account is mounted: run inside a cluster, or name a --kubeconfig"),
+            .context("no service account is mounted: run inside a cluster, or set --kubeconfig"),
         Some(path) => {
             let file = Kubeconfig::read_from(path)
                 .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;

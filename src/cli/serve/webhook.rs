@@ -38,8 +38,8 @@ pub struct WebhookArgs {
 /// An invalid configuration, an address that cannot be listened on, or an invalid certificate.
 pub fn run(args: &WebhookArgs) -> Result<()> {
     let config = config_file(args.config.as_deref())?;
-    let level = args.log.asked_level().unwrap_or(&config.log_level);
-    logging::start(level, args.log.asked_format().unwrap_or(config.log_format))?;
+    let level = args.log.level_flag().unwrap_or(&config.log_level);
+    logging::start(level, args.log.format_flag().unwrap_or(config.log_format))?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     runtime.block_on(async move {
@@ -56,7 +56,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
         };
         let service = TlsService::new(listener, files)?;
         let (stop, stopped) = watch::channel(false);
-        let asked = crate::cli::base::signals::stop_asked()?;
+        let asked = crate::cli::base::signals::stop_signal()?;
         tokio::spawn(async move {
             asked.await;
             tracing::info!("stopping");

@@ -144,7 +144,7 @@ pub(crate) fn time_charts(results: &Results<TimedRun>, overflow: Overflow) -> Pa
         chart([title, &x_label, y_label], by_time(results, value))
     };
     let allocation = over_time("GPU allocation", "allocated GPUs (%)", |m| m.allocation);
-    let waiting = over_time("Waiting pods", "GPUs asked for (% of all)", |m| m.waiting);
+    let waiting = over_time("Waiting pods", "GPUs requested (% of all)", |m| m.waiting);
     let mut allocations = vec![allocation];
     if overflow == Overflow::Queued {
         allocations.push(waiting);

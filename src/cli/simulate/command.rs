@@ -154,10 +154,10 @@ impl FromStr for Seeds {
             return Err("expected two whole numbers such as 42..51".to_owned());
         };
         if first > last {
-            return Err("the first seed is larger than the last one".to_owned());
+            return Err("the first seed is greater than the last one".to_owned());
         }
         if last.abs_diff(first) >= SEEDS_MAX {
-            return Err(format!("these are more than {SEEDS_MAX} seeds"));
+            return Err(format!("more than {SEEDS_MAX} seeds"));
         }
         Ok(Self(first..=last))
     }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traces_are_called_by_what_tells_them_apart() {
+    fn traces_are_named_by_their_differing_path_parts() {
         for (paths, expected) in [
             (&["x/list_default.csv"][..], &["list_default"][..]),
             (&["list_default.csv", "y/list_cpu050.csv"], &["default", "cpu050"]),

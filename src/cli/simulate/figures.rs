@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_taken_seed_by_seed() {
+    fn differences_are_computed_per_seed() {
         let ours = [Some(96.0), Some(96.5), None, Some(95.0)];
         let theirs = [Some(95.0), Some(95.0), Some(1.0), Some(95.0)];
         let paired = Paired::of(&ours, &theirs, Ordering::Greater).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_of_nothing_is_told_apart_from_zero() {
+    fn an_empty_figure_differs_from_zero() {
         assert_eq!((cell(&[], 2), cell(&[1.0], 2)), ("-".to_owned(), "1.00".to_owned()));
         assert_eq!(cell(&[1.0, 2.0], 1), "1.5 ± 0.7");
         assert_eq!(mean_cell(&[1.0, 2.0], 1), "1.5");

@@ -308,16 +308,16 @@ pub enum SimulateError {
     #[error("--pods{}", needs(.0, "name, cpu_milli, memory_mib, num_gpu, gpu_milli"))]
     Pods(#[source] TraceError),
     /// No workload can be made of the two.
-    #[error("cannot make a workload of these files")]
+    #[error("cannot make a workload from these files")]
     Workload(#[from] WorkloadError),
     /// A node that is not valid.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
     /// The folder of the chart does not exist.
-    #[error("--chart needs an existing folder: `{}` is none", .0.display())]
+    #[error("--chart needs an existing folder: `{}` is not one", .0.display())]
     NoFolder(PathBuf),
     /// The folder for charts cannot be created.
-    #[error("--charts: cannot make the folder `{}`", .folder.display())]
+    #[error("--charts: cannot create the folder `{}`", .folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,

@@ -243,9 +243,9 @@ const HEADS: [&str; 12] = [
 
 /// The meaning of the columns.
 const LEGEND: &str = "\
-at 100 %, last   GPUs allocated when 100 % of the cluster had been asked for, and at the end, in %
+at 100 %, last   GPUs allocated when 100 % of the cluster had been requested, and at the end, in %
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is more
-early            pods that fitted nowhere while less than 90 % had been asked for
+early            pods that fitted nowhere while less than 90 % had been requested
 fragm.           free GPU room at 100 % load that typical pods cannot use, in %
 effic.           how full the occupied GPUs are at the end, in %
 seconds          time of one core per replay

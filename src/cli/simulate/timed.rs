@@ -191,15 +191,15 @@ const QUEUE_CLASS_HEADS: [&str; 12] = [
 
 const LOST_LEGEND: &str = "\
 allocated        GPUs allocated in the mean over time, in % of all
-blocked          GPUs that lost pods asked for, in % of what all pods asked for
+blocked          GPUs that lost pods requested, in % of what all pods requested
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is less
 pods blocked     lost pods, in % of all pods
 ";
 const QUEUE_LEGEND: &str = "\
 allocated        GPUs allocated in the mean over time, in % of all
-waiting          GPUs that waiting pods ask for, in the mean over time, in % of all GPUs
+waiting          GPUs that waiting pods request, in the mean over time, in % of all GPUs
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is less
-delayed          GPUs that pods asked for which had to wait, in % of what all asked for
+delayed          GPUs that pods requested which had to wait, in % of what all requested
 pods delayed     pods that had to wait, in % of all pods
 p50 to max       how long pods waited, those at once included, in UNIT; who still waits: so far
 ";

@@ -148,7 +148,7 @@ impl Common {
     /// Shows the rows once, or again and again until the output is closed.
     async fn show<R: Row>(&self, rows: impl Fn(Vec<Node>) -> Vec<R>) -> Result<(), Failure> {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
-            return Err(Failure::usage(format!("`{node}` is no name of a node")));
+            return Err(Failure::usage(format!("`{node}` is not a valid node name")));
         }
         let server = self.server.connect().await?;
         let in_place = io::stdout().is_terminal() && self.look.output == Output::Table;

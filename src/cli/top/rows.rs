@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_has_eight_cells_whatever_it_shows() {
+    fn a_bar_always_has_eight_cells() {
         for (shares, expected) in [
             (vec![], "........"),
             (vec![500_000], "####...."),

@@ -92,14 +92,14 @@ fn kube_scheduler_waits_longer_than_the_api_server_may_take() {
 }
 
 #[test]
-fn what_is_no_mapping_is_refused() {
+fn a_document_that_is_not_a_mapping_is_rejected() {
     for text in ["- a", "7", "a: [", "\u{0}"] {
         assert_eq!(Config::from_yaml(text).unwrap_err().faults.len(), 1, "{text:?}");
     }
 }
 
 #[test]
-fn two_bodies_fit_and_less_is_a_fault() {
+fn max_in_flight_must_fit_two_bodies() {
     let read = |text: &str| Config::from_yaml(text);
     assert_eq!(read("max_body_mib: 100").unwrap().max_in_flight_bytes(), 200 << 20);
     let both = "max_body_mib: 100\nmax_in_flight_mib: ";

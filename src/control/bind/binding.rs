@@ -19,7 +19,7 @@ use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_p
 use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
-use crate::control::shared::bind_locks::Turn;
+use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceKind, NodeName, PodUid};
 use crate::kube_api::containers::mps::ClientLimits;
@@ -71,7 +71,7 @@ impl Call<'_> {
     /// there.
     fn check_passed(&self, pod: &SeenPod) -> Result<(), BindError> {
         let app = self.app;
-        if matches!(app.truth, Truth::Books) {
+        if matches!(app.truth, Truth::Ledger) {
             return Ok(());
         }
         if !app.is_ours(pod) {
@@ -110,7 +110,7 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
     let error = match result {
         Ok(Ok(())) => String::new(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "the bind was given up because of a fault in gpupack".to_owned(),
+        Err(_) => "the bind was aborted because of a bug in gpupack".to_owned(),
     };
     let outcome = if error.is_empty() { Outcome::Ok } else { Outcome::Refused };
     Ok((ExtenderBindingResult { error }.to_json(), outcome))
@@ -133,9 +133,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let _place = app.binds.place(&uid, is_shown(app, &uid))?;
     check_made_up(app, &uid, &args.node)?;
     // A bind that waits longer could only end in [`BindError::TooLate`].
-    let turn = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
-    let mut turn = turn.map_err(|_| BindError::TooLate)?;
-    if settle_earlier(call, &mut turn).await? || is_bound_there(app, &uid, &args.node) {
+    let lock = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
+    let mut lock = lock.map_err(|_| BindError::TooLate)?;
+    if settle_earlier(call, &mut lock).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }
     call.check_time()?;
@@ -143,7 +143,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let is_ready = app.readiness() == Readiness::Ready;
     let pod = match (known, &app.truth) {
         (Some(pod), _) => pod,
-        (None, Truth::Books) if !is_ready => return Err(BindError::WarmingUp),
+        (None, Truth::Ledger) if !is_ready => return Err(BindError::WarmingUp),
         (None, _) => read_pod(app, args).await?,
     };
     if let Err(error) = &pod.request {
@@ -153,23 +153,23 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     if pod.node.is_none() {
         call.check_passed(&pod)?;
     }
-    let Some(question) = app.question(&pod) else {
+    let Some(query) = app.query(&pod) else {
         let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
         // Only the pod's GPUs are not known yet, and it requests none.
-        return decide(call, cluster, &mut turn, &pod, |pod| BindTarget::without_gpu(pod, &node))
+        return decide(call, cluster, &mut lock, &pod, |pod| BindTarget::without_gpu(pod, &node))
             .await;
     };
     if !is_ready {
         return Err(BindError::WarmingUp);
     }
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
-    let placement = app.ledger.reserve(&pod.pod, &args.node, &question, app.clock.now())?;
+    let placement = app.ledger.reserve(&pod.pod, &args.node, &query, app.clock.now())?;
     match &app.truth {
-        Truth::Books => app.ledger.confirm(&uid),
+        Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
-            if let Err(error) = decide(call, cluster, &mut turn, &pod, target).await {
+            if let Err(error) = decide(call, cluster, &mut lock, &pod, target).await {
                 // An earlier Binding of the pod to this node has succeeded.
                 return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
             }
@@ -199,13 +199,13 @@ fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
 
 /// Settles the Binding that an earlier call left undecided, before this call does anything. Whether
 /// that Binding bound the pod to the node of this call.
-async fn settle_earlier(call: &Call<'_>, turn: &mut Turn<'_>) -> Result<bool, BindError> {
+async fn settle_earlier(call: &Call<'_>, lock: &mut BindLock<'_>) -> Result<bool, BindError> {
     let Truth::Cluster(cluster) = &call.app.truth else { return Ok(false) };
-    let Some(target) = turn.on_its_way.clone() else { return Ok(false) };
-    if settle(call.app, cluster, turn, &target).await? {
+    let Some(target) = lock.on_its_way.clone() else { return Ok(false) };
+    if settle(call.app, cluster, lock, &target).await? {
         return Ok(target.node().as_str() == call.args.node);
     }
-    taken_back(call.app, turn, target.uid(), BindError::Undecided);
+    taken_back(call.app, lock, target.uid(), BindError::Undecided);
     Ok(false)
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     let node = app.ledger.node(placement.node.as_str());
     let device = |placed: &PlacedDevice| {
         let mut devices = node.iter().flat_map(|node| node.devices());
-        devices.find(|it| it.device().id == placed.id).map(|books| books.device())
+        devices.find(|it| it.device().id == placed.id).map(|node_state| node_state.device())
     };
     match (settings.memory_limit, &placement.devices[..]) {
         (MemoryLimit::Mps, [placed]) => {
@@ -247,36 +247,36 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
 async fn decide(
     call: &Call<'_>,
     cluster: &ClusterTruth,
-    turn: &mut Turn<'_>,
+    lock: &mut BindLock<'_>,
     pod: &SeenPod,
     target: impl Fn(&SeenPod) -> Result<BindTarget, TargetError>,
 ) -> Result<(), BindError> {
     let app = call.app;
     let mut pod = match own_version(call, cluster, pod).await {
         Ok(pod) => pod,
-        Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
+        Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
     };
     for _ in 0..ATTEMPTS {
         let checked = call.check_time().and_then(|()| Ok(target(&pod)?));
         let target = match checked {
             Ok(target) => target,
-            Err(error) => return Err(taken_back(app, turn, &pod.pod.uid, error)),
+            Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
         };
-        *turn.on_its_way = Some(target.clone());
+        *lock.on_its_way = Some(target.clone());
         app.unseen_binds.insert(target.uid().clone(), app.clock.precise());
         app.edits.wrote(target.uid(), target.node(), target.annotations());
         match cluster.writer.bind(&target).await {
             BindOutcome::Bound => {
-                settled_bound(app, turn, target.uid());
+                settled_bound(app, lock, target.uid());
                 return Ok(());
             }
             BindOutcome::Gone => {
-                return Err(taken_back(app, turn, target.uid(), gone(target.key())));
+                return Err(taken_back(app, lock, target.uid(), gone(target.key())));
             }
             BindOutcome::Refused { code, message } => {
                 return Err(taken_back(
                     app,
-                    turn,
+                    lock,
                     target.uid(),
                     BindError::Refused { code, message },
                 ));
@@ -286,12 +286,12 @@ async fn decide(
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is undecided");
             }
         }
-        if settle(app, cluster, turn, &target).await? {
+        if settle(app, cluster, lock, &target).await? {
             return Ok(());
         }
-        pod = unbound_again(app, cluster, turn, &target, &pod).await?;
+        pod = unbound_again(app, cluster, lock, &target, &pod).await?;
     }
-    Err(taken_back(app, turn, &pod.pod.uid, BindError::Unsteady))
+    Err(taken_back(app, lock, &pod.pod.uid, BindError::Unsteady))
 }
 
 /// The pod in a version that no other process wrote last. If a process that is gone did, the pod is
@@ -301,10 +301,10 @@ async fn own_version(
     cluster: &ClusterTruth,
     pod: &SeenPod,
 ) -> Result<SeenPod, BindError> {
-    let (mut pod, asked) = (pod.clone(), &pod.request);
+    let (mut pod, requested) = (pod.clone(), &pod.request);
     for _ in 0..ATTEMPTS {
-        match call.app.touched(cluster, &pod) {
-            Ordering::Equal if pod.request == *asked => return Ok(pod),
+        match call.app.fenced(cluster, &pod) {
+            Ordering::Equal if pod.request == *requested => return Ok(pod),
             Ordering::Equal => return Err(BindError::Unsteady),
             Ordering::Greater => return Err(BindError::OtherProcess),
             Ordering::Less => {}
@@ -330,7 +330,7 @@ async fn own_version(
 async fn unbound_again(
     app: &App,
     cluster: &ClusterTruth,
-    turn: &mut Turn<'_>,
+    lock: &mut BindLock<'_>,
     target: &BindTarget,
     before: &SeenPod,
 ) -> Result<SeenPod, BindError> {
@@ -338,23 +338,23 @@ async fn unbound_again(
     let read = match cluster.writer.read_back(target.key()).await {
         Err(cause) => {
             let pod = target.key().to_string();
-            return Err(taken_back(app, turn, uid, BindError::Unreadable { pod, cause }));
+            return Err(taken_back(app, lock, uid, BindError::Unreadable { pod, cause }));
         }
         Ok(read) => read.map(|pod| SeenPod::judged(&pod, &app.request_rules)),
     };
     let Some(pod) = read.filter(|pod| pod.pod.uid == *uid) else {
-        return Err(taken_back(app, turn, uid, gone(target.key())));
+        return Err(taken_back(app, lock, uid, gone(target.key())));
     };
     if pod.node.is_some() {
         see_other_binding(app, &pod);
-        return Err(taken_back(app, turn, uid, BindError::BoundElsewhere));
+        return Err(taken_back(app, lock, uid, BindError::BoundElsewhere));
     }
-    if cluster.writer.touched(&pod) != Ordering::Equal {
+    if cluster.writer.fenced(&pod) != Ordering::Equal {
         // That other process may have allocated the room to others.
-        return Err(taken_back(app, turn, uid, BindError::OtherProcess));
+        return Err(taken_back(app, lock, uid, BindError::OtherProcess));
     }
     if pod.request != before.request {
-        return Err(taken_back(app, turn, uid, BindError::Unsteady));
+        return Err(taken_back(app, lock, uid, BindError::Unsteady));
     }
     Ok(pod)
 }
@@ -365,7 +365,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::file::Config;
     use crate::hardware::device::DeviceId;
-    use crate::hardware::pool::Protection;
+    use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{Demand, MemMib, Share};
     use crate::ledger::fixture::ledger;
     use crate::model::reservation::PlacedDevice;
@@ -373,12 +373,12 @@ mod tests {
     /// The limits that are written for 250 MiB of each of these devices.
     fn limits(settings: &str, devices: &[&str]) -> String {
         let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
-        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Books);
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
         let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
         let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
         let devices = devices.iter().map(id).collect();
         let placement =
-            Placement { node: NodeName::new("n"), devices, protection: Protection::None };
+            Placement { node: NodeName::new("n"), devices, isolation: ConfiguredIsolation::None };
         let written = client_limits(&app, &placement).annotations();
         written.into_values().collect::<Vec<_>>().join(" ")
     }

@@ -17,7 +17,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::encode;
 use crate::kube_api::request::written::patch_to;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::TouchOutcome;
+use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::labels::EditResult;
 use crate::model::reservation::{PodRef, ReservationState};
@@ -77,7 +77,7 @@ pub async fn restore_edited(app: &App) {
             Ok(true) => EditResult::Restored,
             Ok(false) => continue,
             Err(fault) => {
-                tracing::warn!(pod_uid = %pod.uid, %pod, fault, "could not write an edited placement back");
+                tracing::warn!(pod_uid = %pod.uid, %pod, fault, "could not restore an edited placement");
                 app.edits.note(&pod, app.clock.now());
                 EditResult::Failed
             }
@@ -112,13 +112,13 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
     let version = &seen.resource_version;
     match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
-        TouchOutcome::Touched { .. } => {
-            tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "somebody edited the placement of a pod: it was written back");
+        PatchOutcome::Patched { .. } => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement of a pod was edited by another client: gpupack restored it");
             Ok(true)
         }
-        TouchOutcome::Gone => Ok(false),
-        TouchOutcome::Conflict => Err("the pod changed meanwhile".to_owned()),
-        TouchOutcome::Refused { code, message } => Err(format!("refused with {code}: {message}")),
-        TouchOutcome::Undecided { cause } => Err(cause.to_string()),
+        PatchOutcome::Gone => Ok(false),
+        PatchOutcome::Conflict => Err("the pod changed meanwhile".to_owned()),
+        PatchOutcome::Refused { code, message } => Err(format!("refused with {code}: {message}")),
+        PatchOutcome::Undecided { cause } => Err(cause.to_string()),
     }
 }

@@ -32,8 +32,8 @@ pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), Bi
 pub(crate) fn check_made_up(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let is_held_there =
         || app.ledger.reservation(uid).is_some_and(|held| held.placement.node.as_str() == node);
-    let is_books = matches!(app.truth, Truth::Books);
-    if is_books || app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
+    let is_ledger = matches!(app.truth, Truth::Ledger);
+    if is_ledger || app.pending.contains_key(uid) || app.binds.has(uid) || is_held_there() {
         return Ok(());
     }
     check_passed(app, uid, node)

@@ -9,7 +9,7 @@ use futures::StreamExt;
 
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
-use crate::control::shared::bind_locks::Turn;
+use crate::control::shared::bind_locks::BindLock;
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{Fenced, Settled};
@@ -17,7 +17,7 @@ use crate::kube_api::write::target::{BindTarget, PodKey};
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
 
 /// Pause before the API server is called again about an undecided Binding.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// A bind stays with its caller at least this long while undecided.
 const STAY_FOR: Duration = Duration::from_secs(60);
@@ -28,41 +28,41 @@ fn stay_for(scheduler_timeout: Duration) -> Duration {
     STAY_FOR.max(scheduler_timeout)
 }
 
-/// Bindings that no caller waits for are settled so many at once.
+/// This many Bindings that no caller waits for are settled concurrently.
 const SETTLED_AT_ONCE: usize = 16;
 
 /// Finds out whether a Binding bound the pod. On `false` this Binding can no longer succeed.
 pub(crate) async fn settle(
     app: &Arc<App>,
     cluster: &ClusterTruth,
-    turn: &mut Turn<'_>,
+    lock: &mut BindLock<'_>,
     target: &BindTarget,
 ) -> Result<bool, BindError> {
     let started = app.clock.now();
     loop {
         match cluster.writer.settle(target).await {
             Settled::Bound { .. } => {
-                settled_bound(app, turn, target.uid());
+                settled_bound(app, lock, target.uid());
                 return Ok(true);
             }
             Settled::NotBound => return Ok(false),
             Settled::BoundElsewhere { pod } => {
                 see_other_binding(app, &SeenPod::from_api(&pod));
-                return Err(taken_back(app, turn, target.uid(), BindError::BoundElsewhere));
+                return Err(taken_back(app, lock, target.uid(), BindError::BoundElsewhere));
             }
-            Settled::Gone => return Err(taken_back(app, turn, target.uid(), gone(target.key()))),
+            Settled::Gone => return Err(taken_back(app, lock, target.uid(), gone(target.key()))),
             Settled::StillUndecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
                 if app.clock.now().since(started) >= stay_for(app.config.scheduler_timeout) {
                     return Err(BindError::Undecided); // the background loop goes on
                 }
-                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                tokio::time::sleep(READ_AGAIN_AFTER).await;
             }
         }
     }
 }
 
-/// Settles Bindings that no caller waits for any more, and reservations whose bind task has died.
+/// Settles Bindings that no caller waits for, and reservations whose bind task has died.
 pub async fn settle_abandoned(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let mut pods: BTreeMap<PodUid, Option<PodRef>> =
@@ -72,10 +72,10 @@ pub async fn settle_abandoned(app: &Arc<App>) {
     }
     futures::stream::iter(pods)
         .for_each_concurrent(SETTLED_AT_ONCE, |(uid, assumed)| async move {
-            let Some(mut turn) = app.binds.try_take(&uid) else { return }; // it is seen to
-            match (turn.on_its_way.clone(), assumed) {
-                (Some(target), _) => settle_once(app, cluster, &mut turn, &target).await,
-                (None, Some(pod)) => settle_dead(app, cluster, &mut turn, &pod).await,
+            let Some(mut lock) = app.binds.try_take(&uid) else { return }; // it is seen to
+            match (lock.on_its_way.clone(), assumed) {
+                (Some(target), _) => settle_once(app, cluster, &mut lock, &target).await,
+                (None, Some(pod)) => settle_dead(app, cluster, &mut lock, &pod).await,
                 (None, None) => {} // it has been decided meanwhile
             }
         })
@@ -83,16 +83,21 @@ pub async fn settle_abandoned(app: &Arc<App>) {
 }
 
 /// Makes one attempt to settle a Binding.
-async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, target: &BindTarget) {
+async fn settle_once(
+    app: &App,
+    cluster: &ClusterTruth,
+    lock: &mut BindLock<'_>,
+    target: &BindTarget,
+) {
     let uid = target.uid();
     match cluster.writer.settle(target).await {
-        Settled::Bound { .. } => settled_bound(app, turn, uid),
+        Settled::Bound { .. } => settled_bound(app, lock, uid),
         Settled::BoundElsewhere { pod } => {
             see_other_binding(app, &SeenPod::from_api(&pod));
-            taken_back(app, turn, uid, BindError::Undecided);
+            taken_back(app, lock, uid, BindError::Undecided);
         }
         Settled::NotBound | Settled::Gone => {
-            taken_back(app, turn, uid, BindError::Undecided);
+            taken_back(app, lock, uid, BindError::Undecided);
         }
         Settled::StillUndecided { .. } => {}
     }
@@ -100,24 +105,24 @@ async fn settle_once(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, tar
 
 /// Settles a reservation whose bind task has died. The pod is fenced: what the task posted, if
 /// anything, succeeds before that or never.
-async fn settle_dead(app: &App, cluster: &ClusterTruth, turn: &mut Turn<'_>, pod: &PodRef) {
+async fn settle_dead(app: &App, cluster: &ClusterTruth, lock: &mut BindLock<'_>, pod: &PodRef) {
     let is_assumed = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
     let still_assumed = app.ledger.reservation(&pod.uid).is_some_and(|held| is_assumed(&held));
     let Some(key) = PodKey::of(pod).ok().filter(|_| still_assumed) else { return };
-    tracing::error!(pod_uid = %pod.uid, %pod, "the bind of this pod has died: finding out what it did");
+    tracing::error!(pod_uid = %pod.uid, %pod, "the bind of this pod has died: checking what it did");
     let value = format!("settle-{}", app.clock.now().millis());
     match cluster.writer.fence_pod(&key, &pod.uid, None, &value).await {
         Fenced::Bound { pod } => app.see_bound(&pod),
         Fenced::Waiting { .. } | Fenced::Gone => {
-            taken_back(app, turn, &pod.uid, BindError::Undecided);
+            taken_back(app, lock, &pod.uid, BindError::Undecided);
         }
         Fenced::Open { .. } => {}
     }
 }
 
-pub(crate) fn settled_bound(app: &App, turn: &mut Turn<'_>, uid: &PodUid) {
+pub(crate) fn settled_bound(app: &App, lock: &mut BindLock<'_>, uid: &PodUid) {
     app.ledger.confirm(uid);
-    *turn.on_its_way = None;
+    *lock.on_its_way = None;
 }
 
 /// Takes in a pod that another Binding bound. Our annotations were not written.
@@ -128,12 +133,12 @@ pub(crate) fn see_other_binding(app: &App, seen: &SeenPod) {
 
 pub(crate) fn taken_back(
     app: &App,
-    turn: &mut Turn<'_>,
+    lock: &mut BindLock<'_>,
     uid: &PodUid,
     error: BindError,
 ) -> BindError {
     app.unseen_binds.remove(uid);
-    *turn.on_its_way = None;
+    *lock.on_its_way = None;
     app.outbox.push(app.ledger.forget(uid));
     if app.ledger.reservation(uid).is_none() {
         app.edits.forget(uid); // with a reservation it is bound, and what is written was noted

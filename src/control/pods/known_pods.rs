@@ -13,18 +13,18 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::questions::PlacementRequest;
-use crate::ledger::suggest::requeue::AskedNodes;
+use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::requeue::NamedNodes;
 use crate::model::rejection::Rejection;
 
 impl App {
     /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
     /// hold.
-    pub fn is_known_to_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
-        let is_it = |pod: &SeenPod| self.question(pod).as_ref() == Some(question);
+    pub fn is_known_to_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
+        let is_it = |pod: &SeenPod| self.query(pod).as_ref() == Some(query);
         match self.truth {
             Truth::Cluster(_) => self.pending.get(uid).is_some_and(|pod| is_it(&pod)),
-            Truth::Books => true,
+            Truth::Ledger => true,
         }
     }
 
@@ -32,7 +32,7 @@ impl App {
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
-        if matches!(self.truth, Truth::Books) {
+        if matches!(self.truth, Truth::Ledger) {
             self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
         }
     }
@@ -45,9 +45,9 @@ impl App {
     /// Compares the process that last wrote this version of a waiting pod with this process.
     /// `Equal`: this one, or none. `Less`: one that is gone; fence the pod first. `Greater`: one
     /// that may live.
-    pub fn touched(&self, cluster: &ClusterTruth, pod: &SeenPod) -> Ordering {
-        let is_old = || self.other_touches.is_old(&pod.pod.uid, pod.touch, self.clock.now());
-        match cluster.writer.touched(pod) {
+    pub fn fenced(&self, cluster: &ClusterTruth, pod: &SeenPod) -> Ordering {
+        let is_old = || self.other_fences.is_old(&pod.pod.uid, pod.fence, self.clock.now());
+        match cluster.writer.fenced(pod) {
             Ordering::Greater if is_old() => Ordering::Less,
             known => known,
         }
@@ -55,16 +55,16 @@ impl App {
 
     /// Lets pods be requeued again that a later process wrote last, once that process is gone.
     pub(crate) fn take_over_waiting(&self) {
-        let old = self.other_touches.newly_old(self.clock.now());
-        old.iter().for_each(|uid| self.waiting.touchable(uid));
+        let old = self.other_fences.newly_old(self.clock.now());
+        old.iter().for_each(|uid| self.waiting.requeuable(uid));
     }
 
-    pub(crate) fn see_touch(&self, pod: &SeenPod) {
+    pub(crate) fn see_fence(&self, pod: &SeenPod) {
         let Truth::Cluster(cluster) = &self.truth else { return };
         let uid = &pod.pod.uid;
-        match cluster.writer.touched(pod) {
-            Ordering::Greater => self.other_touches.see(uid, pod.touch, self.clock.now()),
-            Ordering::Less | Ordering::Equal => self.other_touches.forget(uid),
+        match cluster.writer.fenced(pod) {
+            Ordering::Greater => self.other_fences.see(uid, pod.fence, self.clock.now()),
+            Ordering::Less | Ordering::Equal => self.other_fences.forget(uid),
         }
     }
 
@@ -72,70 +72,70 @@ impl App {
     pub(crate) fn forget_waiting(&self, uid: &PodUid) {
         self.passed.forget(uid);
         self.without_gpu.remove(uid);
-        self.other_touches.forget(uid);
+        self.other_fences.forget(uid);
     }
 
     /// Whether a caller's request for a pod may be noted: it is the pod's own, or the watch does
     /// not show the pod.
-    pub(crate) fn may_note(&self, uid: &PodUid, question: Option<&PlacementRequest>) -> bool {
-        let is_it = |pod: &SeenPod| question.is_some() && self.question(pod).as_ref() == question;
+    pub(crate) fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
+        let is_it = |pod: &SeenPod| query.is_some() && self.query(pod).as_ref() == query;
         match self.truth {
-            Truth::Cluster(_) if self.without_gpu.contains(uid) => question.is_none(),
+            Truth::Cluster(_) if self.without_gpu.contains(uid) => query.is_none(),
             Truth::Cluster(_) => self.pending.get(uid).is_none_or(|pod| is_it(&pod)),
-            Truth::Books => true,
+            Truth::Ledger => true,
         }
     }
 
     /// Whether the answer may be noted with the waiting pods. A pod without a GPU, or with a faulty
     /// request, may have been changed since the watch showed it. Like a pod that the watch does not
     /// show yet, it counts once the watch shows the new request.
-    fn may_wait(&self, uid: &PodUid, question: &PlacementRequest) -> bool {
+    fn may_wait(&self, uid: &PodUid, query: &PlacementRequest) -> bool {
         let is_faulty = || self.pending.get(uid).is_some_and(|pod| pod.request.is_err());
-        self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(question))
+        self.without_gpu.contains(uid) || is_faulty() || self.may_note(uid, Some(query))
     }
 
     /// Notes that *filter* is called for a pod: its old hold ends, and the request mix learns its
     /// request.
-    pub(crate) fn note_asked(&self, pod: &SeenPod, question: &PlacementRequest, now: Timestamp) {
+    pub(crate) fn note_named(&self, pod: &SeenPod, query: &PlacementRequest, now: Timestamp) {
         let uid = &pod.pod.uid;
-        if self.may_wait(uid, question) {
-            self.waiting.ask(Self::waiting_pod(pod, question.clone()), now);
+        if self.may_wait(uid, query) {
+            self.waiting.begin_call(Self::waiting_pod(pod, query.clone()), now);
         }
-        if !self.is_known_to_wait(uid, question) {
+        if !self.is_known_to_wait(uid, query) {
             return;
         }
         self.outbox.push(self.ledger.drop_hold(uid));
-        if matches!(self.truth, Truth::Books) {
+        if matches!(self.truth, Truth::Ledger) {
             self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
         }
         self.teams.see(pod);
-        self.ledger.learn(uid.clone(), question);
+        self.ledger.learn(uid.clone(), query);
     }
 
     /// Notes that no node fits a pod, and why.
     pub(crate) fn note_refused(
         &self,
         uid: &PodUid,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         rejections: BTreeMap<Rejection, usize>,
-        asked: Option<AskedNodes>,
+        named: Option<NamedNodes>,
     ) {
-        if self.may_wait(uid, question) {
-            self.requeued(self.waiting.refuse(uid, rejections, asked));
+        if self.may_wait(uid, query) {
+            self.requeued(self.waiting.refuse(uid, rejections, named));
         }
-        if self.is_known_to_wait(uid, question) {
-            self.ledger.keep_answers(question);
+        if self.is_known_to_wait(uid, query) {
+            self.ledger.keep_answers(query);
             self.reasons.refused(uid);
         }
     }
 
     /// Notes that some node fits a pod.
-    pub(crate) fn note_fits(&self, uid: &PodUid, question: &PlacementRequest) {
-        if self.may_wait(uid, question) {
+    pub(crate) fn note_fits(&self, uid: &PodUid, query: &PlacementRequest) {
+        if self.may_wait(uid, query) {
             self.requeued(self.waiting.fits(uid));
         }
-        if self.is_known_to_wait(uid, question) {
-            self.ledger.keep_answers(question);
+        if self.is_known_to_wait(uid, query) {
+            self.ledger.keep_answers(query);
         }
     }
 
@@ -144,19 +144,19 @@ impl App {
     pub(crate) fn see_waiting(&self, pod: &SeenPod) {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
         let to_hold = self.passed.see(uid);
-        let question = match &pod.request {
-            Ok(_) => self.question(pod),
+        let query = match &pod.request {
+            Ok(_) => self.query(pod),
             Err(error) => {
                 self.tell(&pod.pod, NoticeReason::GpuRequestRefused, error.to_string());
                 None
             }
         };
-        let Some(question) = question else { return self.waiting.remove(uid) };
+        let Some(query) = query else { return self.waiting.remove(uid) };
         if let Some(node) = to_hold {
-            self.outbox.push(self.ledger.hold(uid, node.as_str(), &question, now));
+            self.outbox.push(self.ledger.hold(uid, node.as_str(), &query, now));
         }
-        if self.waiting.see(Self::waiting_pod(pod, question.clone()), now) {
-            self.ledger.learn(uid.clone(), &question);
+        if self.waiting.see(Self::waiting_pod(pod, query.clone()), now) {
+            self.ledger.learn(uid.clone(), &query);
             self.reasons.refused(uid);
         }
     }

@@ -26,7 +26,7 @@ use crate::usage::samples::{OnDevice, OverLimitPod, Use};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Use of a device that is to be reported.
-pub(crate) struct Told<'a> {
+pub(crate) struct OverLimitUse<'a> {
     pub(crate) node: &'a NodeName,
     pub(crate) device: &'a DeviceId,
     pub(crate) used: MemMib,
@@ -48,7 +48,7 @@ pub(crate) fn over_limit_pods(node: &NodeState, on: &OnDevice) -> Vec<state::Ove
 /// What a pod uses beyond what it may, as the end of a sentence; empty if nothing.
 pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
     let mut text = String::new();
-    for (device, on) in details.sightings.devices() {
+    for (device, on) in details.usage_samples.devices() {
         let seen = on.pods.get(uid).filter(|seen| seen.lists_over > 0);
         if let Some(Use { used, allowed, .. }) = seen {
             let _ = write!(text, "; it uses {used} of {device} and may use {allowed}");
@@ -58,58 +58,63 @@ pub(crate) fn excesses(details: &NodeDetails, uid: &PodUid) -> String {
 }
 
 /// Writes an event that a pod uses more than it may, with a suggestion.
-pub(crate) fn tell_over_use(app: &App, pod: &PodRef, allowed: MemMib, told: &Told<'_>) {
-    let Told { node, device, used } = told;
+pub(crate) fn report_over_limit(
+    app: &App,
+    pod: &PodRef,
+    allowed: MemMib,
+    excess: &OverLimitUse<'_>,
+) {
+    let OverLimitUse { node, device, used } = excess;
     let excess = used.checked_sub(allowed).unwrap_or(MemMib::ZERO);
     tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, %used, %allowed, "a pod uses more GPU memory than it may");
-    let mend = if allowed == MemMib::ZERO {
-        "it holds nothing of that device: see that its container gets the device of its placement \
+    let suggestion = if allowed == MemMib::ZERO {
+        "it has nothing allocated on that device: check that its container gets its placed device \
          and no other"
             .to_owned()
     } else {
         format!(
-            "ask for `gpu-memory: {}` or more, or make the program take less (its cache, its batch)",
+            "request `gpu-memory: {}` or more, or make the program use less (its cache, its batch)",
             used.mib()
         )
     };
     let threat = match app.config.guard.evict {
-        false => "it is taken off what may be placed there, and nothing is ended",
+        false => "it reduces the free memory there; no pod is evicted",
         true => "the pod is evicted if this lasts",
     };
     let note = format!(
         "uses {used} of {device} on node {node} and may use {allowed}: {excess} too much; {threat}; \
-         {mend}"
+         {suggestion}"
     );
-    app.tell(pod, NoticeReason::GpuOveruse, note);
+    app.tell(pod, NoticeReason::GpuOverLimit, note);
 }
 
 /// Writes an event to the tenants of a device that untracked memory is used on it.
-pub(crate) fn tell_foreign_use(app: &App, told: &Told<'_>) {
-    let Told { node, device, used } = told;
-    tracing::warn!(%node, %device, %used, "a device is used by processes of no pod that holds anything there");
+pub(crate) fn report_untracked_memory(app: &App, excess: &OverLimitUse<'_>) {
+    let OverLimitUse { node, device, used } = excess;
+    tracing::warn!(%node, %device, %used, "a device has untracked memory: processes of no known pod");
     let note = format!(
         "its device {device} on node {node} is used by others too: {used} by processes of no pod that \
          gpupack has placed there; it is taken off what may be placed; `nvidia-smi` on the node lists \
          the processes"
     );
     for pod in app.ledger.tenants(node.as_str(), device) {
-        app.tell(&pod, NoticeReason::GpuForeignUse, note.clone());
+        app.tell(&pod, NoticeReason::GpuUntrackedMemory, note.clone());
     }
 }
 
 /// Writes an event that a pod's configured memory isolation (driver or MPS) is not verified.
-pub(crate) fn tell_unprotected(
+pub(crate) fn report_unverified_isolation(
     app: &App,
     pod: &PodRef,
-    (intended, limit): (Mode, Option<MemMib>),
+    (configured, limit): (Mode, Option<MemMib>),
     (node, device): (&NodeName, &DeviceId),
 ) {
-    tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "intended protection is not verified");
+    tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, ?limit, "configured isolation is not verified");
     let found = match limit {
-        Some(limit) => format!("it is held to {limit}, which is more than its share"),
+        Some(limit) => format!("its limit is {limit}, which is more than its share"),
         None => "no limit could be read back for all its processes".to_owned(),
     };
-    let takes = match intended {
+    let takes = match configured {
         Mode::Mps => {
             "Under MPS each of its processes must be a client of the GPU's daemon, all of them together \
              limited to the share, in a pod created through the webhook; the daemon must serve, and the \
@@ -120,8 +125,8 @@ pub(crate) fn tell_unprotected(
              through the webhook, and an agent that sees the host's control groups"
         }
     };
-    let note = format!("its memory on {device} of node {node} is not protected: {found}. {takes}");
-    app.tell(pod, NoticeReason::ProtectionNotVerified, note);
+    let note = format!("its memory on {device} of node {node} is not isolated: {found}. {takes}");
+    app.tell(pod, NoticeReason::IsolationNotVerified, note);
 }
 
 /// Evicts over-limit pods if the operator configured that; otherwise waits forever.
@@ -136,10 +141,10 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        let is_booked = |uid: &_| app.ledger.reservation(uid).is_some();
+        let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
         let after = app.config.guard.after_samples;
         let now = app.clock.now();
-        for chosen in evictions.choose(app.ledger.over_users(), after, is_booked, now) {
+        for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
                 Ok(key) => settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid).await),
@@ -170,7 +175,7 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
         }
         EvictOutcome::Gone => (EvictionResult::Gone, Answer::Ending),
         EvictOutcome::Blocked { message } => {
-            tracing::info!(pod_uid = %pod.uid, %pod, message, "an over-user may not be evicted now");
+            tracing::info!(pod_uid = %pod.uid, %pod, message, "cannot evict an over-limit pod now");
             (EvictionResult::Blocked, Answer::Refused)
         }
         EvictOutcome::Refused { code, message } => {
@@ -178,7 +183,7 @@ fn settle(app: &App, chosen: &OverLimitPod, outcome: &EvictOutcome) -> Answer {
             (EvictionResult::Failed, Answer::Refused)
         }
         EvictOutcome::Undecided { cause } => {
-            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "whether a pod is evicted is not known");
+            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "the outcome of an eviction is not known");
             (EvictionResult::Failed, Answer::Open)
         }
     };

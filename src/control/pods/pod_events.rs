@@ -17,8 +17,8 @@ impl App {
     pub fn see_bound(&self, seen: &SeenPod) {
         let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
         let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
-        let effects = self.ledger.see_pod(&fact, self.clock.now());
-        self.outbox.push(effects);
+        let events = self.ledger.see_pod(&fact, self.clock.now());
+        self.outbox.push(events);
         if !seen.is_terminal {
             Sink::pod(self, seen);
         }
@@ -26,16 +26,16 @@ impl App {
 }
 
 impl Sink for App {
-    fn effects(&self, effects: Vec<LedgerEvent>) {
-        self.outbox.push(effects);
+    fn events(&self, events: Vec<LedgerEvent>) {
+        self.outbox.push(events);
     }
 
     fn is_bound_by_us(&self, pod: &SeenPod) -> bool {
         match &self.truth {
             Truth::Cluster(cluster) => {
-                pod.touched_by.is_some() && cluster.writer.touched(pod).is_eq()
+                pod.fenced_by.is_some() && cluster.writer.fenced(pod).is_eq()
             }
-            Truth::Books => true,
+            Truth::Ledger => true,
         }
     }
 
@@ -44,7 +44,7 @@ impl Sink for App {
         if let Err(error) = &pod.placement
             && self.ledger.reservation(&pod.pod.uid).is_none()
         {
-            let note = format!("its placement counts for nothing: {error}");
+            let note = format!("its placement is ignored: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
         see_written(self, pod);
@@ -63,7 +63,7 @@ impl Sink for App {
             self.forget_waiting(uid);
             return self.settle_pod(uid);
         }
-        self.see_touch(pod);
+        self.see_fence(pod);
         let mut pod = pod.clone();
         pod.judge(&self.request_rules);
         if pod.request == Ok(None) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::api::moves;
 use crate::api::moves::{EmptyProposal, Location, MoveProposals, PlaceProposal};
 use crate::control::shared::app::App;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::moves::{Move, Relocation};
 use crate::ledger::suggest::waiting::WaitingState;
@@ -39,11 +39,11 @@ pub fn proposals(app: &App) -> MoveProposals {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
     for state in app.waiting.all().into_iter().filter(|state| state.refused.is_some()) {
-        match known.get(&state.waiting.question) {
+        match known.get(&state.waiting.query) {
             Some(at) => waiting[*at].1 += 1,
             None if waiting.len() == MOST_REQUESTS => {}
             None => {
-                known.insert(state.waiting.question.clone(), waiting.len());
+                known.insert(state.waiting.query.clone(), waiting.len());
                 waiting.push((state, 1));
             }
         }
@@ -58,8 +58,7 @@ pub fn proposals(app: &App) -> MoveProposals {
         return MoveProposals { to_empty: view.collect(), ..MoveProposals::default() };
     }
     let place = |(state, pods): (WaitingState, usize)| {
-        let Relocation { placement, moves } =
-            app.ledger.moves(&state.waiting.question, MOST_MOVES)?;
+        let Relocation { placement, moves } = app.ledger.moves(&state.waiting.query, MOST_MOVES)?;
         let pod = state.waiting.pod.to_string();
         Some(PlaceProposal { pod, pods, to: location(&placement), moves: listed(&moves) })
     };

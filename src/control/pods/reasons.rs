@@ -11,7 +11,7 @@ use crate::control::pods::wording;
 use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 
 /// Pause between two looks at the pods that wait the longest.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Pods whose suggestions are kept fresh: those that the page names.
 const KEPT_FRESH: usize = 100;
 
-/// Different requests of theirs that are searched for at once.
+/// Different requests of theirs that are searched for at a time.
 const MOST_REQUESTS: usize = 20;
 
 /// Writes events to refused pods why they wait, and keeps the suggestions of the first pods fresh.
@@ -46,7 +46,7 @@ async fn rested(app: &Arc<App>, work: impl FnOnce(&App) + Send + 'static) {
     let worker = Arc::clone(app);
     let started = app.clock.precise();
     if tokio::task::spawn_blocking(move || work(&worker)).await.is_err() {
-        tracing::error!("a fault while looking for what would help a pod, please report this");
+        tracing::error!("a bug in the search for suggestions, please report this");
     }
     tokio::time::sleep(app.clock.precise().saturating_sub(started)).await;
 }
@@ -59,9 +59,9 @@ fn tell(app: &App, uid: &PodUid) {
     let Some(rejections) = state.refused.filter(|rejections| !rejections.is_empty()) else {
         return;
     };
-    let question = &state.waiting.question;
-    let suggestions = app.reasons.recent(&app.ledger, question, app.clock.now());
-    let suggestions = wording::suggestions(question, &suggestions, rejections.keys().copied());
+    let query = &state.waiting.query;
+    let suggestions = app.reasons.recent(&app.ledger, query, app.clock.now());
+    let suggestions = wording::suggestions(query, &suggestions, rejections.keys().copied());
     app.tell(
         &state.waiting.pod,
         NoticeReason::NoGpuFits,
@@ -71,9 +71,9 @@ fn tell(app: &App, uid: &PodUid) {
 
 fn look_again(app: &App) {
     let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
-    let questions = waiting.take(KEPT_FRESH).map(|state| state.waiting.question);
-    let different: BTreeSet<PlacementRequest> = questions.collect();
-    for question in different.iter().take(MOST_REQUESTS) {
-        app.reasons.recent(&app.ledger, question, app.clock.now());
+    let queries = waiting.take(KEPT_FRESH).map(|state| state.waiting.query);
+    let different: BTreeSet<PlacementRequest> = queries.collect();
+    for query in different.iter().take(MOST_REQUESTS) {
+        app.reasons.recent(&app.ledger, query, app.clock.now());
     }
 }

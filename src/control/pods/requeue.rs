@@ -60,7 +60,7 @@ struct Chain {
 #[derive(Debug, Default)]
 pub struct Step {
     /// The pods to requeue, each with the node that has room for it.
-    pub touches: Vec<(NodeName, WaitingPod)>,
+    pub requeues: Vec<(NodeName, WaitingPod)>,
     /// How requeues ended for which no call came.
     pub ended: Vec<Requeued>,
 }
@@ -167,12 +167,12 @@ impl RequeueLoop {
                 all_looks += looks;
                 let Some(uid) = first else { break };
                 let candidate = self.order.take(&uid); // it comes back with its next change
-                if let Some(pod) = waiting.touch(&uid, &room) {
+                if let Some(pod) = waiting.requeue(&uid, &room) {
                     self.sending.set(&uid, candidate);
                     chain.tried.insert(uid.clone());
                     (chain.last, chain.fits, chain.more) = (Some(uid), None, None);
                     chain.due = now.plus(LOOK_AGAIN);
-                    step.touches.push((node.clone(), pod));
+                    step.requeues.push((node.clone(), pod));
                     return all_looks;
                 }
             }
@@ -227,8 +227,8 @@ impl Chain {
                     self.goes_to_the_next(now);
                 }
             }
-            Progress::Waits { asked } => {
-                if self.more.is_some_and(|more| asked <= more) {
+            Progress::Waits { called } => {
+                if self.more.is_some_and(|more| called <= more) {
                     self.tried.remove(last); // its call may have come before that room
                 }
                 self.goes_to_the_next(now);

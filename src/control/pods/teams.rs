@@ -27,8 +27,10 @@ pub fn account(app: &App) {
     let mut teams: BTreeMap<Team, TeamUse> = BTreeMap::new();
     let mut holders = BTreeSet::new();
     app.ledger.look_into_each(|node, details| {
-        for books in node.devices().iter().filter(|books| !books.tenants().is_empty()) {
-            count(app, (node, books, details), millis, &mut teams, &mut holders);
+        for device_state in
+            node.devices().iter().filter(|device_state| !device_state.tenants().is_empty())
+        {
+            count(app, (node, device_state, details), millis, &mut teams, &mut holders);
         }
     });
     app.teams.classes.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
@@ -41,23 +43,23 @@ pub fn account(app: &App) {
 /// its part of the allocated share.
 fn count(
     app: &App,
-    (node, books, details): (&NodeState, &DeviceState, &NodeDetails),
+    (node, device_state, details): (&NodeState, &DeviceState, &NodeDetails),
     millis: u128,
     teams: &mut BTreeMap<Team, TeamUse>,
     holders: &mut BTreeSet<PodUid>,
 ) {
-    let seen = details.sightings.on(&books.device().id);
-    let all = u128::from(books.booked().share.millionths()).max(1);
-    let busy = books
+    let seen = details.usage_samples.on(&device_state.device().id);
+    let all = u128::from(device_state.allocated().share.millionths()).max(1);
+    let busy = device_state
         .busy_percent()
         .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
-    for (uid, held) in books.tenants() {
+    for (uid, held) in device_state.tenants() {
         let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
         let team = teams.entry((namespace.to_owned(), app.teams.class_of(uid))).or_default();
         let share = u128::from(held.share.millionths());
-        team.share_booked += share * millis;
+        team.share_allocated += share * millis;
         team.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
-        team.memory_booked += u128::from(held.memory.mib()) * millis;
+        team.memory_allocated += u128::from(held.memory.mib()) * millis;
         let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
         team.memory_used += u128::from(used) * millis;
         if app.teams.classes.contains_key(uid) {

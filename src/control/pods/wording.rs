@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Lever, Suggestion};
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
@@ -17,16 +17,15 @@ pub(crate) const NOT_OURS: &str = "kube-scheduler";
 pub(crate) const REQUEST: &str = "request";
 
 /// Why a pod still waits that fits.
-pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or it has \
-     not asked again yet";
+pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or kube-scheduler has not called again yet";
 
 /// Why a pod waits that no node has refused.
 pub(crate) const NOT_REFUSED: &str =
-    "kube-scheduler has not asked about it yet, or not since a node fitted";
+    "kube-scheduler has not called for it yet, or not since a node fitted";
 
 /// Why a pod waits that has scheduling gates.
 pub(crate) const GATED: &str =
-    "it has scheduling gates: kube-scheduler does not look at it before they are removed";
+    "it has scheduling gates: kube-scheduler ignores it until they are removed";
 
 /// What to do about a request that cannot be read.
 pub(crate) const SUGGESTION_REQUEST: &str =
@@ -76,20 +75,20 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[S
     sentence
 }
 
-/// What would help, the cheapest first: the ledger's suggestions, then what an operator could do.
+/// Suggestions, the cheapest first: the ledger's suggestions, then what an operator could do.
 pub(crate) fn suggestions(
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     suggestions: &[Suggestion],
     rejections: impl IntoIterator<Item = Rejection>,
 ) -> Vec<String> {
-    let found = suggestions.iter().map(|suggestion| words(question, suggestion));
+    let found = suggestions.iter().map(|suggestion| words(query, suggestion));
     let mut seen = BTreeSet::new();
     let of_operator = rejections.into_iter().filter_map(Rejection::suggestion).map(str::to_owned);
     found.chain(of_operator).filter(|suggestion| seen.insert(suggestion.clone())).collect()
 }
 
 /// One suggestion in words.
-pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> String {
+pub(crate) fn words(query: &PlacementRequest, suggestion: &Suggestion) -> String {
     let node = &suggestion.node;
     match &suggestion.change {
         Change::Claimed => format!(
@@ -100,14 +99,14 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
             named(pods)
         ),
         Change::CompiledRequest(lever, changed) => {
-            format!("{}: it fits on node {node} now", asking(question, *lever, changed))
+            format!("{}: it fits on node {node} now", requesting(query, *lever, changed))
         }
         Change::End(way, pods) => {
             format!("end {} ({} GPU): it fits on node {node} then", named(pods), way.moved)
         }
         Change::Kubelet(devices) => format!(
             "{devices} GPUs that would take it belong to kubelet (a device plugin allocates them), for \
-             example on node {node}: turn the plugin off there to give them to gpupack, or request \
+             example on node {node}: turn off the plugin there to give them to gpupack, or request \
              `nvidia.com/gpu` without gpupack"
         ),
         Change::Heal(devices) => format!(
@@ -118,18 +117,18 @@ pub(crate) fn words(question: &PlacementRequest, suggestion: &Suggestion) -> Str
 }
 
 /// The changed request that a suggestion proposes.
-fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
+fn requesting(query: &PlacementRequest, lever: Lever, changed: &PlacementRequest) -> String {
     let host = |amount: String, less: u64, unit: &str, of: &str| {
         format!("request {amount} of {of}, {less}{unit} less")
     };
     match lever {
         Lever::Cpu => {
-            let (asked, now) = (question.host.cpu.milli(), changed.host.cpu.milli());
-            return host(format!("{now}m"), asked.saturating_sub(now), "m", "CPU");
+            let (named, now) = (query.host.cpu.milli(), changed.host.cpu.milli());
+            return host(format!("{now}m"), named.saturating_sub(now), "m", "CPU");
         }
         Lever::HostMemory => {
-            let (asked, now) = (question.host.memory, changed.host.memory);
-            let less = asked.mib().saturating_sub(now.mib());
+            let (named, now) = (query.host.memory, changed.host.memory);
+            let less = named.mib().saturating_sub(now.mib());
             return host(now.to_string(), less, " MiB", "host memory");
         }
         Lever::Share
@@ -140,11 +139,11 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
         | Lever::Whole
         | Lever::Isolation => {}
     }
-    let (Some(asked), Some(now)) = (&question.gpu, &changed.gpu) else { return String::new() };
+    let (Some(named), Some(now)) = (&query.gpu, &changed.gpu) else { return String::new() };
     match lever {
-        Lever::Devices => format!("request {} devices instead of {}", now.count, asked.count),
+        Lever::Devices => format!("request {} devices instead of {}", now.count, named.count),
         Lever::Model => {
-            let is_new = |name: &&str| !asked.models.names().any(|known| known == *name);
+            let is_new = |name: &&str| !named.models.names().any(|known| known == *name);
             let names: Vec<&str> = now.models.names().filter(is_new).collect();
             format!("also accept the model {} in `gpupack.dev/gpu-model`", names.join(" or "))
         }
@@ -162,7 +161,7 @@ fn asking(question: &PlacementRequest, lever: Lever, changed: &PlacementRequest)
         | Lever::Whole
         | Lever::Cpu
         | Lever::HostMemory => {
-            format!("request {} instead of {}", key(&now.amount, lever), amount(&asked.amount))
+            format!("request {} instead of {}", key(&now.amount, lever), amount(&named.amount))
         }
     }
 }

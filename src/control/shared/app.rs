@@ -21,7 +21,7 @@ use crate::control::shared::outbox::Outbox;
 use crate::control::shared::passed::PassedPods;
 use crate::control::shared::team_names::Teams;
 use crate::hardware::device::PodUid;
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
@@ -30,7 +30,7 @@ use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
@@ -49,7 +49,7 @@ pub enum Truth {
     /// The API server: a Binding makes it true.
     Cluster(Box<ClusterTruth>),
     /// The ledger itself: a demo without Kubernetes. Only gpupack checks CPU and host memory.
-    Books,
+    Ledger,
 }
 
 /// The ways to the API server.
@@ -79,7 +79,7 @@ pub struct App {
     /// The binds that are going on.
     pub binds: BindLocks,
     /// Pods that another process wrote last.
-    pub other_touches: OtherFences,
+    pub other_fences: OtherFences,
     /// What *filter* passed in the last 15 minutes.
     pub passed: PassedPods,
     /// The teams of the pods that hold something.
@@ -112,7 +112,7 @@ impl App {
     pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
         let waiting = match truth {
             Truth::Cluster(_) => WaitingPods::default(),
-            Truth::Books => WaitingPods::without_watch(),
+            Truth::Ledger => WaitingPods::without_watch(),
         };
         Self {
             ledger,
@@ -122,7 +122,7 @@ impl App {
             gated: DashMap::new(),
             start_failures: DashMap::new(),
             binds: BindLocks::default(),
-            other_touches: OtherFences::default(),
+            other_fences: OtherFences::default(),
             passed: PassedPods::default(),
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
@@ -141,7 +141,7 @@ impl App {
 
     /// The placement request of a pod; `None` if its GPU request is faulty. A pod without a GPU has
     /// one only in a demo, where gpupack itself checks CPU and host memory.
-    pub fn question(&self, pod: &SeenPod) -> Option<PlacementRequest> {
+    pub fn query(&self, pod: &SeenPod) -> Option<PlacementRequest> {
         let mut gpu = pod.request.as_ref().ok()?.clone();
         if let Some(gpu) = &mut gpu {
             gpu.min_memory = self.config.min_memory;
@@ -149,20 +149,20 @@ impl App {
         let host_rule = match self.truth {
             Truth::Cluster(_) if gpu.is_none() => return None,
             Truth::Cluster(_) => HostRule::Trusted,
-            Truth::Books => HostRule::Checked,
+            Truth::Ledger => HostRule::Checked,
         };
         let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
         let strategy = Strategy::Policy(policy);
         Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })
     }
 
-    /// The pod as one that waits with `question`.
-    pub fn waiting_pod(pod: &SeenPod, question: PlacementRequest) -> WaitingPod {
+    /// The pod as one that waits with `query`.
+    pub fn waiting_pod(pod: &SeenPod, query: PlacementRequest) -> WaitingPod {
         WaitingPod {
             pod: pod.pod.clone(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
-            question,
+            query,
             priority: pod.priority,
             created_unix_seconds: pod.created_unix_seconds,
         }
@@ -210,7 +210,7 @@ impl App {
     pub fn is_to_be_told(&self, uid: &PodUid, reason: NoticeReason) -> bool {
         match &self.truth {
             Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
-            Truth::Books => false,
+            Truth::Ledger => false,
         }
     }
 
@@ -222,27 +222,26 @@ impl App {
             let (share, memory) = (device.demand.share, device.demand.memory);
             let _ = write!(note, "; {}: {share} of its compute, {memory}", device.id);
         }
-        note.push_str(match placement.protection {
-            Protection::None if self.driver_limits() == DriverLimits::Intended => {
-                "; the driver is meant to hold it to its memory, which `/v1/state` confirms once it runs"
+        note.push_str(match placement.isolation {
+            ConfiguredIsolation::None if self.driver_limits() == DriverLimits::Configured => {
+                "; the driver is configured to limit its memory; `/v1/state` confirms it later"
             }
-            Protection::None if self.driver_limits() == DriverLimits::OfClients => {
-                "; MPS is meant to hold it to its memory, as far as its programs co-operate, which \
+            ConfiguredIsolation::None if self.driver_limits() == DriverLimits::OfClients => {
+                "; MPS is configured to limit its memory, as far as its programs cooperate; \
                  `/v1/state` confirms once it runs"
             }
-            Protection::None => "; its memory is not protected from neighbours on the GPU",
-            Protection::Mps => {
-                "; MPS is to hold each tenant of the GPU to its memory, which nobody has verified"
+            ConfiguredIsolation::None => "; its memory is not isolated from neighbors on the GPU",
+            ConfiguredIsolation::Mps => {
+                "; MPS is configured to limit the memory of each tenant of the GPU; this is not verified"
             }
-            Protection::Driver => {
-                "; the driver is to hold each tenant of the GPU to its memory, which nobody has \
-                 verified"
+            ConfiguredIsolation::Driver => {
+                "; the driver is configured to limit the memory of each tenant of the GPU; this is not verified"
             }
-            Protection::Hardware => "; it has no neighbours on the device",
+            ConfiguredIsolation::Hardware => "; it has no neighbors on the device",
         });
         if !pod.takes_devices {
             note.push_str(
-                "; it sees no GPU by this: no container has a variable from the annotation ",
+                "; it does not see its GPU: no container has a variable from the annotation ",
             );
             note.push_str(DEVICES);
         }
@@ -264,7 +263,7 @@ impl App {
     pub fn driver_limits(&self) -> DriverLimits {
         match self.config.webhook.memory_limit {
             MemoryLimit::None => DriverLimits::Unused,
-            MemoryLimit::Driver => DriverLimits::Intended,
+            MemoryLimit::Driver => DriverLimits::Configured,
             MemoryLimit::Mps => DriverLimits::OfClients,
         }
     }
@@ -274,13 +273,13 @@ impl App {
     pub fn entries(&self) -> BTreeMap<&'static str, usize> {
         let notices = match &self.truth {
             Truth::Cluster(cluster) => cluster.notices.remembered(),
-            Truth::Books => 0,
+            Truth::Ledger => 0,
         };
         let own = [
             ("waiting", self.waiting.count()),
             ("pending", self.pending.len()),
             ("without a GPU", self.without_gpu.len()),
-            ("touches of others", self.other_touches.count()),
+            ("fences of other processes", self.other_fences.count()),
             ("gated", self.gated.len()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),

@@ -79,7 +79,7 @@ pub enum BindError {
     #[error("pod keeps changing while it is bound")]
     Unsteady,
     /// The API server does not say whether the pod is bound.
-    #[error("the API server does not say whether the pod is bound")]
+    #[error("the API server does not answer whether the pod is bound")]
     Undecided,
 }
 

@@ -19,21 +19,21 @@ type OnItsWay = Option<BindTarget>;
 /// The bind locks, by pod. A pod whose Binding is decided has none.
 #[derive(Default)]
 pub struct BindLocks {
-    turns: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
-    /// How many binds may go on at once.
+    locks: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
+    /// How many binds may run concurrently.
     pub(crate) limits: Limits,
 }
 
-/// Most binds at once: of pods that the watch shows waiting for a GPU, and as many of others.
+/// Most concurrent binds: of pods that the watch shows waiting for a GPU, and as many of others.
 const MOST_BINDS: usize = 512;
 
 /// Most binds that wait for the lock of one pod: one for each of two kube-schedulers.
 const MOST_WAITING: usize = 2;
 
-/// Most pods that are read at once, of those that the watch does not show; as many of the others.
+/// Most pods read concurrently, of those that the watch does not show; as many of the others.
 const MOST_READS: usize = 16;
 
-/// How many binds may go on at once. Pods that may be made up have permits of their own.
+/// How many binds may run concurrently. Pods that may be forged have separate permits.
 pub(crate) struct Limits {
     known: Semaphore,
     others: Semaphore,
@@ -63,8 +63,8 @@ impl Limits {
 }
 
 /// The bind lock of one pod. Other binds of the pod wait until it is dropped.
-pub struct Turn<'a> {
-    turns: &'a BindLocks,
+pub struct BindLock<'a> {
+    locks: &'a BindLocks,
     uid: PodUid,
     /// The pod's undecided Binding; it outlives the lock.
     pub on_its_way: OwnedMutexGuard<OnItsWay>,
@@ -79,7 +79,7 @@ impl BindLocks {
         is_known: bool,
     ) -> Result<SemaphorePermit<'_>, BindError> {
         // The map and the bind that goes on hold one reference each.
-        let waiting = self.turns.get(uid).map_or(0, |turn| Arc::strong_count(&turn));
+        let waiting = self.locks.get(uid).map_or(0, |lock| Arc::strong_count(&lock));
         if waiting >= 2 + MOST_WAITING {
             return Err(BindError::TooMany);
         }
@@ -87,47 +87,47 @@ impl BindLocks {
     }
 
     /// Waits for the pod's bind lock.
-    pub async fn take(&self, uid: &PodUid) -> Turn<'_> {
-        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
-        Turn { turns: self, uid: uid.clone(), on_its_way: turn.lock_owned().await }
+    pub async fn take(&self, uid: &PodUid) -> BindLock<'_> {
+        let lock = Arc::clone(&self.locks.entry(uid.clone()).or_default());
+        BindLock { locks: self, uid: uid.clone(), on_its_way: lock.lock_owned().await }
     }
 
     /// The pod's bind lock, unless a bind of it goes on.
-    pub fn try_take(&self, uid: &PodUid) -> Option<Turn<'_>> {
-        let turn = Arc::clone(&self.turns.entry(uid.clone()).or_default());
-        let on_its_way = turn.try_lock_owned().ok()?;
-        Some(Turn { turns: self, uid: uid.clone(), on_its_way })
+    pub fn try_take(&self, uid: &PodUid) -> Option<BindLock<'_>> {
+        let lock = Arc::clone(&self.locks.entry(uid.clone()).or_default());
+        let on_its_way = lock.try_lock_owned().ok()?;
+        Some(BindLock { locks: self, uid: uid.clone(), on_its_way })
     }
 
     /// Whether the pod is being bound, or is undecided.
     pub(crate) fn has(&self, uid: &PodUid) -> bool {
-        self.turns.contains_key(uid)
+        self.locks.contains_key(uid)
     }
 
     /// How many pods are being bound, or are undecided.
     pub(crate) fn count(&self) -> usize {
-        self.turns.len()
+        self.locks.len()
     }
 
     /// The pods whose Binding is undecided and for which no bind goes on.
     pub fn abandoned(&self) -> Vec<PodUid> {
         // A `try_take` at the end of a bind may have kept that bind from removing its entry.
-        let is_used = |turn: &Arc<Mutex<OnItsWay>>| {
-            Arc::strong_count(turn) > 1 || turn.try_lock().is_ok_and(|on| on.is_some())
+        let is_used = |lock: &Arc<Mutex<OnItsWay>>| {
+            Arc::strong_count(lock) > 1 || lock.try_lock().is_ok_and(|on| on.is_some())
         };
-        self.turns.retain(|_, turn| is_used(turn));
-        let is_abandoned = |turn: &Mutex<OnItsWay>| turn.try_lock().is_ok_and(|on| on.is_some());
-        let pods = self.turns.iter().filter(|entry| is_abandoned(entry.value()));
+        self.locks.retain(|_, lock| is_used(lock));
+        let is_abandoned = |lock: &Mutex<OnItsWay>| lock.try_lock().is_ok_and(|on| on.is_some());
+        let pods = self.locks.iter().filter(|entry| is_abandoned(entry.value()));
         pods.map(|entry| entry.key().clone()).collect()
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for BindLock<'_> {
     fn drop(&mut self) {
         // Two references, the map's and this one's: no bind waits. New ones come only by the map.
-        let is_last = |turn: &Arc<Mutex<OnItsWay>>| Arc::strong_count(turn) <= 2;
+        let is_last = |lock: &Arc<Mutex<OnItsWay>>| Arc::strong_count(lock) <= 2;
         let is_decided = self.on_its_way.is_none();
-        self.turns.turns.remove_if(&self.uid, |_, turn| is_decided && is_last(turn));
+        self.locks.locks.remove_if(&self.uid, |_, lock| is_decided && is_last(lock));
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn binds_of_pods_that_may_be_made_up_take_no_place_of_others() {
+    fn binds_of_unconfirmed_pods_displace_no_other_bind() {
         let limits = Limits::default();
         let made_up: Vec<_> = (0..MOST_BINDS).map(|_| limits.place(false).unwrap()).collect();
         assert!(matches!(limits.place(false), Err(BindError::TooMany)));
@@ -146,36 +146,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn few_binds_wait_for_the_turn_of_one_pod() {
-        let turns = BindLocks::default();
+    async fn few_binds_wait_for_the_bind_lock_of_one_pod() {
+        let locks = BindLocks::default();
         let (one, other) = (PodUid::new("one"), PodUid::new("other"));
-        let first = turns.take(&one).await;
+        let first = locks.take(&one).await;
         let mut waiting = Vec::new();
         for _ in 0..MOST_WAITING {
-            assert!(turns.place(&one, true).is_ok());
-            let mut next = Box::pin(turns.take(&one));
+            assert!(locks.place(&one, true).is_ok());
+            let mut next = Box::pin(locks.take(&one));
             assert!(futures::poll!(next.as_mut()).is_pending());
             waiting.push(next);
         }
-        assert!(matches!(turns.place(&one, true), Err(BindError::TooMany)));
-        assert!(turns.place(&other, true).is_ok());
+        assert!(matches!(locks.place(&one, true), Err(BindError::TooMany)));
+        assert!(locks.place(&other, true).is_ok());
         drop(waiting.pop());
-        assert!(turns.place(&one, true).is_ok(), "one has given up");
+        assert!(locks.place(&one, true).is_ok(), "one has given up");
         drop((first, waiting));
     }
 
     #[tokio::test]
-    async fn binds_of_one_pod_take_turns_and_nothing_is_left() {
-        let turns = BindLocks::default();
+    async fn binds_of_one_pod_run_one_at_a_time_and_leave_no_lock() {
+        let locks = BindLocks::default();
         let (one, other) = (PodUid::new("one"), PodUid::new("other"));
-        let first = turns.take(&one).await;
-        let apart = turns.take(&other).await;
-        let mut second = Box::pin(turns.take(&one));
+        let first = locks.take(&one).await;
+        let apart = locks.take(&other).await;
+        let mut second = Box::pin(locks.take(&one));
         assert!(futures::poll!(second.as_mut()).is_pending());
         drop(first);
-        assert_eq!(turns.turns.len(), 2, "one waits for it");
+        assert_eq!(locks.locks.len(), 2, "one waits for it");
         drop(second.await);
         drop(apart);
-        assert!(turns.turns.is_empty());
+        assert!(locks.locks.is_empty());
     }
 }

@@ -23,7 +23,7 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// After this time without an edit a pod starts with the first pause again. Longer than any pause.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// Most pods noted at once. Beyond it a pod is noted at its next change, or at the next list.
+/// Most pods noted at a time. Beyond it a pod is noted at its next change, or at the next list.
 pub(crate) const MAX_EDITED: usize = 10_000;
 
 /// What is written on bound pods, and the pods on which another client edited it.
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_editor_that_goes_on_is_answered_ever_more_slowly() {
+    fn repeated_edits_are_reverted_with_growing_pauses() {
         let edits = Edits::default();
         let mut written = Vec::new();
         for second in 0..2_000 {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_left_alone_is_forgotten() {
+    fn an_inactive_pod_is_forgotten() {
         let edits = Edits::default();
         edits.note(&pod("p"), seconds(0));
         assert_eq!((due(&edits, 0), due(&edits, 1), edits.count()), (1, 0, 1));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_written_at_once_and_few_are_kept() {
+    fn edits_written_per_tick_and_kept_edits_are_bounded() {
         let edits = Edits::default();
         (0..MAX_EDITED + 5).for_each(|at| edits.note(&pod(&format!("{at}")), seconds(0)));
         assert_eq!((due(&edits, 0), edits.count()), (WRITES_PER_LOOK, MAX_EDITED));

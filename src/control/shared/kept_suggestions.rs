@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::Suggestion;
 
 /// Suggestions are searched for again after this time: others may be cheaper by then.
@@ -45,10 +45,10 @@ impl Reasons {
 
     /// The suggestions kept for a request, without those that no longer help. `None` if nothing is
     /// kept, or nothing of it helps any more. Looks at one node for each.
-    pub fn known(&self, ledger: &Ledger, question: &PlacementRequest) -> Option<Vec<Suggestion>> {
-        let mut known = self.kept.lock().get(question)?.1.clone();
+    pub fn known(&self, ledger: &Ledger, query: &PlacementRequest) -> Option<Vec<Suggestion>> {
+        let mut known = self.kept.lock().get(query)?.1.clone();
         let were = known.len();
-        known.retain(|suggestion| ledger.still_helps(question, suggestion));
+        known.retain(|suggestion| ledger.still_helps(query, suggestion));
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
@@ -56,16 +56,16 @@ impl Reasons {
     pub fn found(
         &self,
         ledger: &Ledger,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         now: Timestamp,
     ) -> Vec<Suggestion> {
-        let suggestions = ledger.suggestions(question);
+        let suggestions = ledger.suggestions(query);
         let mut kept = self.kept.lock();
-        if kept.len() >= MOST_KEPT && !kept.contains_key(question) {
+        if kept.len() >= MOST_KEPT && !kept.contains_key(query) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
         }
-        kept.insert(question.clone(), (now, suggestions.clone()));
+        kept.insert(query.clone(), (now, suggestions.clone()));
         suggestions
     }
 
@@ -73,12 +73,12 @@ impl Reasons {
     pub fn recent(
         &self,
         ledger: &Ledger,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         now: Timestamp,
     ) -> Vec<Suggestion> {
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
-        let is_fresh = self.kept.lock().get(question).is_some_and(|(at, _)| is_fresh(*at));
-        let known = if is_fresh { self.known(ledger, question) } else { None };
-        known.unwrap_or_else(|| self.found(ledger, question, now))
+        let is_fresh = self.kept.lock().get(query).is_some_and(|(at, _)| is_fresh(*at));
+        let known = if is_fresh { self.known(ledger, query) } else { None };
+        known.unwrap_or_else(|| self.found(ledger, query, now))
     }
 }

@@ -44,12 +44,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_lines_for_one_reason_one_is_written_a_second_and_the_rest_counted() {
+    fn repeated_log_lines_are_written_once_a_second_and_counted() {
         let limit = LogLimit::new();
-        let told = |reason, millis| limit.admits(("filter", reason), Duration::from_millis(millis));
-        assert_eq!(told("a", 0), Some(0));
-        (1..1_000).for_each(|millis| assert_eq!(told("a", millis), None));
-        assert_eq!(told("b", 999), Some(0), "another reason");
-        assert_eq!((told("a", 1_000), told("a", 2_000)), (Some(999), Some(0)));
+        let reported =
+            |reason, millis| limit.admits(("filter", reason), Duration::from_millis(millis));
+        assert_eq!(reported("a", 0), Some(0));
+        (1..1_000).for_each(|millis| assert_eq!(reported("a", millis), None));
+        assert_eq!(reported("b", 999), Some(0), "another reason");
+        assert_eq!((reported("a", 1_000), reported("a", 2_000)), (Some(999), Some(0)));
     }
 }

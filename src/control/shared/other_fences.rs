@@ -35,10 +35,10 @@ struct OtherFence {
 
 impl OtherFences {
     /// Notes the write with this digest, which the watch shows on a pod.
-    pub fn see(&self, uid: &PodUid, touch: u64, now: Timestamp) {
-        let seen = OtherFence { digest: touch, at: now, is_listed: false };
+    pub fn see(&self, uid: &PodUid, fence: u64, now: Timestamp) {
+        let seen = OtherFence { digest: fence, at: now, is_listed: false };
         match self.pods().entry(uid.clone()) {
-            Entry::Occupied(known) if known.get().digest == touch => {}
+            Entry::Occupied(known) if known.get().digest == fence => {}
             Entry::Occupied(mut known) => _ = known.insert(seen),
             Entry::Vacant(free) => _ = free.insert(seen),
         }
@@ -50,9 +50,9 @@ impl OtherFences {
     }
 
     /// Whether this write is the last one seen on the pod, and so old that its process is gone.
-    pub fn is_old(&self, uid: &PodUid, touch: u64, now: Timestamp) -> bool {
+    pub fn is_old(&self, uid: &PodUid, fence: u64, now: Timestamp) -> bool {
         let known = self.pods().get(uid).copied();
-        known.is_some_and(|seen| seen.digest == touch && now.since(seen.at) >= GONE_AFTER)
+        known.is_some_and(|seen| seen.digest == fence && now.since(seen.at) >= GONE_AFTER)
     }
 
     /// The pods whose last write became old since the last call.
@@ -81,22 +81,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_touch_is_old_when_none_followed_for_long() {
-        let touches = OtherFences::default();
+    fn a_fence_is_old_when_no_other_followed_for_long() {
+        let fences = OtherFences::default();
         let uid = PodUid::new("a");
         let at = |seconds: u64| Timestamp::from_millis(seconds * 1_000);
-        assert!(!touches.is_old(&uid, 1, at(1_000)), "it was not seen");
-        touches.see(&uid, 1, at(0));
-        touches.see(&uid, 1, at(200));
-        assert!(!touches.is_old(&uid, 1, at(299)) && touches.newly_old(at(299)).is_empty());
-        assert!(touches.is_old(&uid, 1, at(300)));
-        assert_eq!(touches.newly_old(at(300)), std::slice::from_ref(&uid));
-        assert_eq!(touches.newly_old(at(301)), [], "once");
-        assert!(!touches.is_old(&uid, 2, at(300)), "the pod was touched again");
-        touches.see(&uid, 2, at(310));
-        assert!(!touches.is_old(&uid, 2, at(609)) && touches.is_old(&uid, 2, at(610)));
-        assert_eq!(touches.newly_old(at(610)), std::slice::from_ref(&uid));
-        touches.forget(&uid);
-        assert_eq!((touches.is_old(&uid, 2, at(900)), touches.count()), (false, 0));
+        assert!(!fences.is_old(&uid, 1, at(1_000)), "it was not seen");
+        fences.see(&uid, 1, at(0));
+        fences.see(&uid, 1, at(200));
+        assert!(!fences.is_old(&uid, 1, at(299)) && fences.newly_old(at(299)).is_empty());
+        assert!(fences.is_old(&uid, 1, at(300)));
+        assert_eq!(fences.newly_old(at(300)), std::slice::from_ref(&uid));
+        assert_eq!(fences.newly_old(at(301)), [], "once");
+        assert!(!fences.is_old(&uid, 2, at(300)), "the pod was fenced again");
+        fences.see(&uid, 2, at(310));
+        assert!(!fences.is_old(&uid, 2, at(609)) && fences.is_old(&uid, 2, at(610)));
+        assert_eq!(fences.newly_old(at(610)), std::slice::from_ref(&uid));
+        fences.forget(&uid);
+        assert_eq!((fences.is_old(&uid, 2, at(900)), fences.count()), (false, 0));
     }
 }

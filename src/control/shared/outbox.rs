@@ -11,18 +11,18 @@ use crate::model::event::LedgerEvent;
 /// Ledger events that wait for a background loop. A set: the same event twice is one.
 #[derive(Default)]
 pub struct Outbox {
-    effects: Mutex<BTreeSet<LedgerEvent>>,
+    events: Mutex<BTreeSet<LedgerEvent>>,
     filled: Notify,
     nudged: Notify,
 }
 
 impl Outbox {
     /// Adds events; never waits.
-    pub fn push(&self, effects: Vec<LedgerEvent>) {
-        if effects.is_empty() {
+    pub fn push(&self, events: Vec<LedgerEvent>) {
+        if events.is_empty() {
             return;
         }
-        self.effects.lock().extend(effects);
+        self.events.lock().extend(events);
         self.filled.notify_one();
     }
 
@@ -37,15 +37,15 @@ impl Outbox {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.effects.lock().len()
+        self.events.lock().len()
     }
 
     /// Waits until there are events and takes them all.
     pub async fn take(&self) -> Vec<LedgerEvent> {
         loop {
             let taken = {
-                let mut effects = self.effects.lock();
-                std::mem::take(&mut *effects)
+                let mut events = self.events.lock();
+                std::mem::take(&mut *events)
             };
             if !taken.is_empty() {
                 return taken.into_iter().collect();
@@ -56,18 +56,18 @@ impl Outbox {
 }
 
 /// The nodes on which room appeared.
-pub fn rooms(effects: &[LedgerEvent]) -> Vec<NodeName> {
-    let room = |effect: &LedgerEvent| match effect {
+pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
+    let room = |event: &LedgerEvent| match event {
         LedgerEvent::Room(node) => Some(node.clone()),
-        LedgerEvent::Overbooked { .. }
+        LedgerEvent::Overallocated { .. }
         | LedgerEvent::DeviceLost { .. }
         | LedgerEvent::Impossible { .. }
         | LedgerEvent::Unplaced { .. }
         | LedgerEvent::PlacementEdited { .. }
         | LedgerEvent::Overuse { .. }
-        | LedgerEvent::Foreign { .. }
-        | LedgerEvent::Unprotected { .. }
+        | LedgerEvent::Untracked { .. }
+        | LedgerEvent::NoIsolation { .. }
         | LedgerEvent::Silent(_) => None,
     };
-    effects.iter().filter_map(room).collect()
+    events.iter().filter_map(room).collect()
 }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_passed_on_each_node_for_a_quarter_of_an_hour() {
+    fn a_passed_pod_is_remembered_per_node_for_15_minutes() {
         let passed = PassedPods::default();
         let uid = PodUid::new("a");
         let verdict = |node, seconds| passed.verdict(&uid, node, at(seconds));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_questions_about_a_pod_the_last_nodes_are_kept() {
+    fn the_nodes_of_the_latest_calls_about_a_pod_are_kept() {
         let passed = PassedPods::default();
         let uid = PodUid::new("a");
         let names: Vec<String> = (0..MAX_NODES + 1).map(|at| format!("n{at}")).collect();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_pods_push_out_each_other_and_no_pod_that_there_is() {
+    fn forged_pods_displace_each_other_and_no_real_pod() {
         let passed = PassedPods::default();
         pass(&passed, "real", &["n1"], 0);
         passed.see(&PodUid::new("real"));

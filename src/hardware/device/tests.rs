@@ -25,7 +25,7 @@ fn an_inventory_is_sorted_by_index() {
 }
 
 #[test]
-fn absurd_inventories_are_refused_with_the_offending_value() {
+fn absurd_inventories_are_rejected_with_the_offending_value() {
     let twice = vec![gpu("GPU-a", 0, 100, 0), gpu("GPU-a", 1, 100, 0)];
     let mut orphan = gpu("MIG-a", 0, 100, 0);
     orphan.kind = DeviceKind::MigInstance {

@@ -35,36 +35,39 @@ fn fullest(
 }
 
 #[test]
-fn every_entry_of_the_table_is_sound() {
+fn every_entry_of_the_table_is_valid() {
     for geometry in &GEOMETRIES {
         let whole = geometry.profiles.last().unwrap();
         assert_eq!((whole.starts, whole.size), (&[0][..], geometry.axis), "{:?}", geometry.names);
         let names: BTreeSet<&str> = geometry.profiles.iter().map(|profile| profile.name).collect();
         assert_eq!(names.len(), geometry.profiles.len(), "no name twice: {:?}", geometry.names);
         for profile in geometry.profiles {
-            let told = format!("{} of {:?}", profile.name, geometry.names);
+            let reported = format!("{} of {:?}", profile.name, geometry.names);
             let slices: u32 = profile.name.split_once("g.").unwrap().0.parse().unwrap();
             let gb: u64 =
                 profile.name.split_once("g.").unwrap().1.trim_end_matches("gb").parse().unwrap();
-            assert!(profile.starts.is_sorted() && !profile.starts.is_empty(), "{told}");
+            assert!(profile.starts.is_sorted() && !profile.starts.is_empty(), "{reported}");
             assert!(
                 profile.starts.iter().all(|start| start + profile.size <= geometry.axis),
-                "{told}"
+                "{reported}"
             );
-            assert!(profile.memory_mib < geometry.total_mib, "{told}");
+            assert!(profile.memory_mib < geometry.total_mib, "{reported}");
             // the name rounds the memory to GB, of the board's nominal size
-            assert!(profile.memory_mib.abs_diff(gb * 1000) < gb * 150, "{told}");
-            assert!(profile.multiprocessors >= slices * 14, "{told}");
-            assert!(profile.multiprocessors <= whole.multiprocessors, "{told}");
+            assert!(profile.memory_mib.abs_diff(gb * 1000) < gb * 150, "{reported}");
+            assert!(profile.multiprocessors >= slices * 14, "{reported}");
+            assert!(profile.multiprocessors <= whole.multiprocessors, "{reported}");
             let memory_by_units =
                 whole.memory_mib * u64::from(profile.size) / u64::from(geometry.axis);
-            assert!(profile.memory_mib.abs_diff(memory_by_units) * 10 < memory_by_units, "{told}");
+            assert!(
+                profile.memory_mib.abs_diff(memory_by_units) * 10 < memory_by_units,
+                "{reported}"
+            );
         }
     }
 }
 
 #[test]
-fn instances_that_lie_beside_each_other_never_have_more_than_the_gpu() {
+fn adjacent_instances_never_exceed_their_gpu() {
     for geometry in &GEOMETRIES {
         let mut seen = Vec::new();
         fullest(geometry, 0, &mut Vec::new(), &mut seen);
@@ -83,7 +86,7 @@ fn instances_that_lie_beside_each_other_never_have_more_than_the_gpu() {
 }
 
 #[test]
-fn a_model_is_known_by_its_name_and_then_by_its_memory() {
+fn a_model_is_identified_by_name_and_then_by_memory() {
     for (model, mib, whole) in [
         ("NVIDIA A30", 24_576, Some("4g.24gb")),
         ("NVIDIA A100-SXM4-40GB", 40_536, Some("7g.40gb")),
@@ -155,7 +158,7 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn instances_that_cannot_be_are_told_of_and_take_nobody() {
+fn impossible_instances_are_reported_and_get_no_pod() {
     check(&["1g.5gb"; 7], &[]);
     check(&["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"], &[]);
     check(&["3g.20gb@4", "1g.5gb@3", "2g.10gb", "1g.5gb+me"], &[]);

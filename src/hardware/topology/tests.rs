@@ -42,33 +42,33 @@ fn topology(text: &str) -> Topology {
 }
 
 #[test]
-fn the_reach_of_a_place_is_that_of_its_farthest_pair() {
-    let of = |text: &str, places: &[usize]| topology(text).reach(places.iter().copied());
+fn the_proximity_of_a_placement_is_that_of_its_farthest_pair() {
+    let of = |text: &str, places: &[usize]| topology(text).proximity(places.iter().copied());
     assert_eq!(of("0:a 1:a 1:b", &[0, 1]), Proximity::Linked);
     assert_eq!(of("0:a 1:a 1:b", &[1, 2]), Proximity::NumaNode);
     assert_eq!(of("0:a 1:a 1:b", &[0, 1, 2]), Proximity::Far);
-    assert_eq!(of("? ?", &[0, 1]), Proximity::Far, "what is not known is not near");
-    assert_eq!(of("? ?", &[1]), Proximity::Linked, "nobody to be far from");
+    assert_eq!(of("? ?", &[0, 1]), Proximity::Far, "an unknown device is not near");
+    assert_eq!(of("? ?", &[1]), Proximity::Linked, "no other device to be far from");
     assert_eq!(of("", &[]), Proximity::Linked);
 }
 
 #[test]
-fn near_devices_are_chosen_and_near_ones_that_stay_are_not_parted() {
+fn near_devices_are_chosen_and_remaining_groups_stay_together() {
     let of = |text: &str, chosen: &[usize], among: &[usize], wanted| {
         topology(text).nearest(chosen, among, wanted)
     };
     assert_eq!(of("0 1 0 1", &[], &[0, 1, 2, 3], 2), [0, 2]);
     assert_eq!(of("0:a 0:b 0:a 0:b", &[], &[1, 2, 3], 2), [1, 3], "links before the NUMA node");
-    assert_eq!(of("0 1 0 1", &[3], &[0, 1, 2], 1), [1], "near the one that is taken anyway");
+    assert_eq!(of("0 1 0 1", &[3], &[0, 1, 2], 1), [1], "near the one that is allocated anyway");
     assert_eq!(of("0 0 0 1 1 0", &[], &[0, 1, 2, 3, 4, 5], 2), [3, 4], "four stay together");
     assert_eq!(of("0 0 0 1", &[], &[0, 1, 2, 3], 1), [3], "three stay together");
-    assert_eq!(of("? ? ?", &[], &[0, 1, 2], 2), [0, 1], "the first where nothing is known");
+    assert_eq!(of("? ? ?", &[], &[0, 1, 2], 2), [0, 1], "the first if nothing is known");
     assert_eq!(of("0 0", &[], &[0, 1], 5), [0, 1]);
     assert_eq!(of("0 0", &[], &[], 1), [0; 0]);
 }
 
 #[test]
-fn a_device_that_is_lost_takes_its_bonds_along() {
+fn a_lost_device_loses_its_links() {
     let all = topology("0 1 0 1:a 1:a");
     assert_eq!(all.without(0), topology("1 0 1:a 1:a"));
     assert_eq!(all.without(4).without(3), topology("0 1 0"));
@@ -76,7 +76,7 @@ fn a_device_that_is_lost_takes_its_bonds_along() {
 }
 
 #[test]
-fn neighbours_that_are_not_there_or_a_device_itself_are_nobody() {
+fn missing_neighbors_and_the_device_itself_are_ignored() {
     let (devices, mut details) = details("? ?");
     let id = |text| DeviceId::new(text).unwrap();
     let said = vec![(id("GPU-0"), u32::MAX), (id("GPU-9"), 1), (id("GPU-1"), u32::MAX)];
@@ -100,7 +100,7 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
         for mix in ["", "1 fraction=0.5; 9 count=2 whole"] {
             let place = |text: &str| {
                 let (node, classes) = node(text);
-                let ask = fixture::ask("whole count=2", &classes);
+                let ask = fixture::compiled_request("whole count=2", &classes);
                 let mix = fixture::compiled(mix, &node, &classes);
                 let ranking = Ranking::Policy(policy);
                 plan::evaluate(&node, &ask, &ranking, &mix, HoldRule::Respected).unwrap()
@@ -133,7 +133,7 @@ fn nearest_of_all(seats: &[(u8, u8)], wanted: usize) {
 }
 
 #[test]
-fn groups_that_once_lost_to_a_nearer_set() {
+fn groups_that_lost_to_a_closer_set() {
     nearest_of_all(&[(1, 0), (2, 0), (0, 0), (0, 0), (2, 0), (0, 0)], 5);
     nearest_of_all(&[(1, 1), (0, 1), (1, 2), (1, 1), (0, 0), (0, 0)], 4);
 }
@@ -141,7 +141,7 @@ fn groups_that_once_lost_to_a_nearer_set() {
 proptest! {
     /// If switches lie within NUMA nodes, as on real boards, no set of this size is nearer.
     #[test]
-    fn nothing_is_nearer_where_nearness_comes_in_groups(
+    fn no_closer_set_exists_when_topology_comes_in_groups(
         seats in prop::collection::vec((0_u8..3, 0_u8..3), 1..8),
         wanted in 1_usize..6,
     ) {

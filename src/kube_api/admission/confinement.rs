@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_to_gpus_are_recognised_from_below_and_above() {
+    fn paths_to_gpus_are_recognized_in_parents_and_children() {
         for (path, expected) in [
             ("/dev/nvidia0", Some("/dev/nvidia*")),
             ("/dev/nvidia-caps/nvidia-cap1", Some("/dev/nvidia*")),

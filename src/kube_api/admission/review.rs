@@ -34,7 +34,7 @@ const MOST_VARIABLES: usize = 20_000;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReviewFault {
     /// Not the JSON of a review.
-    #[error("the body is no AdmissionReview: {fault}")]
+    #[error("the body is not an AdmissionReview: {fault}")]
     Json {
         /// The error of the JSON parser.
         fault: String,
@@ -49,7 +49,7 @@ pub enum ReviewFault {
     },
     /// Another kind of body.
     #[error(
-        "the body is `{kind}` of `{version}`: AdmissionReview of admission.k8s.io/v1 is understood"
+        "the body is `{kind}` of `{version}`: only AdmissionReview of admission.k8s.io/v1 is supported"
     )]
     Kind {
         /// Its kind.
@@ -65,7 +65,7 @@ pub enum ReviewFault {
     },
     /// A resource other than pods.
     #[error(
-        "the AdmissionReview is about `{resource}`: pods and pods/ephemeralcontainers are answered, so \
+        "the AdmissionReview is about `{resource}`: only pods and pods/ephemeralcontainers are, so \
          correct the rules of the webhook's configuration"
     )]
     Resource {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_review_takes_no_more_memory_than_its_text_by_far() {
+    fn a_parsed_review_uses_far_less_memory_than_its_text() {
         let spec = |containers: Value| json!({"metadata": {"name": "p"}, "spec": {"containers": containers}});
         let many = |item: Value, count: usize| Value::from(vec![item; count]);
         let variables =
@@ -212,11 +212,14 @@ mod tests {
         assert!(request(review(&variables(10_000)).as_bytes()).is_ok());
         let empty = format!("[{}0]", "{ },".repeat(100_000));
         let fault = request(empty.as_bytes()).unwrap_err();
-        assert!(matches!(fault, ReviewFault::Kind { .. }), "an empty object takes little: {fault}");
+        assert!(
+            matches!(fault, ReviewFault::Kind { .. }),
+            "an empty object uses little memory: {fault}"
+        );
     }
 
     #[test]
-    fn a_pod_as_large_as_kubernetes_stores_is_still_read() {
+    fn a_pod_of_the_largest_size_in_kubernetes_is_read() {
         // 500 containers with 20 variables and arguments each, and writers of fields: some 2 MiB.
         let names: Vec<String> = (0..20).map(|at| format!("VARIABLE_{at:04}")).collect();
         let wrote = names.iter().map(|name| {

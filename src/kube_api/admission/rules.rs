@@ -26,12 +26,14 @@ use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{ContainerList, ContainerView, containers};
 use crate::kube_api::containers::injection::{Changes, Clients, Owned, blank, granted, markers};
 use crate::kube_api::containers::mps;
-use crate::kube_api::pod::seen_pod::{DEFAULT_SCHEDULER, class_of, container_asks, scheduler_of};
+use crate::kube_api::pod::seen_pod::{
+    DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of,
+};
 use crate::kube_api::request::annotations::{CONTAINER, DEVICE_COUNT, FRACTION, parse_request};
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerAsk, WHOLE, asks_for, only};
+use crate::kube_api::request::resources::{ContainerRequest, WHOLE, asks_for, only};
 use crate::model::request::GpuRequest;
 
 /// The subresource that adds containers to a running pod.
@@ -135,8 +137,8 @@ impl Admission {
         spec: &PodSpec,
     ) -> Result<Tenant, RequestError> {
         let scheduler = scheduler_of(spec);
-        let asks = container_asks(spec);
-        let left = match asks.iter().any(|ask| asks_for(ask, |_| true)) {
+        let is_request = container_requests(spec);
+        let left = match is_request.iter().any(|ask| asks_for(ask, |_| true)) {
             true => Tenant::Kubelet,
             false => Tenant::Unmanaged,
         };
@@ -149,8 +151,8 @@ impl Admission {
             scheduler != DEFAULT_SCHEDULER
                 || (self.settings.take_over_whole_gpus && resource == WHOLE)
         };
-        let ours: Vec<ContainerAsk> = asks.iter().map(|ask| only(ask, is_ours)).collect();
-        let others = other_keys(annotations, &asks);
+        let ours: Vec<ContainerRequest> = is_request.iter().map(|ask| only(ask, is_ours)).collect();
+        let others = other_keys(annotations, &is_request);
         if parse_request(annotations, &ours)?.is_none() {
             if scheduler != DEFAULT_SCHEDULER {
                 check(&self.requests, None, &others)?;
@@ -158,7 +160,7 @@ impl Admission {
             return Ok(left);
         }
         // Now with all resources: a pod must not request GPUs of both gpupack and kubelet.
-        let request = parse_request(annotations, &asks)?;
+        let request = parse_request(annotations, &is_request)?;
         check(&self.requests, request.as_ref(), &others)?;
         Ok(request.map_or(left, |request| Tenant::Managed(Box::new(request))))
     }
@@ -188,7 +190,7 @@ impl Admission {
             changes.volume(spec, &volume);
         }
         let taken =
-            container_asks(spec).into_iter().find(|ask| asks_for(ask, |name| name == WHOLE));
+            container_requests(spec).into_iter().find(|ask| asks_for(ask, |name| name == WHOLE));
         let first = spec.containers.first().map_or("", |container| container.name.as_str());
         let gets = request.container.as_deref().unwrap_or(first);
         let mut wanted = Vec::new();

@@ -10,7 +10,7 @@ pub enum AdmissionError {
     Request(#[from] RequestError),
     /// It names its node, so no scheduler binds it.
     #[error(
-        "the pod asks for a GPU and names its node (`{node}`): which GPU it gets is decided with \
+        "the pod requests a GPU and names its node (`{node}`): which GPU it gets is decided with \
          its node, so remove `spec.nodeName`, or choose nodes by `nodeSelector` or affinity"
     )]
     NodeName {
@@ -19,7 +19,7 @@ pub enum AdmissionError {
     },
     /// It requests a GPU under a RuntimeClass that does not give it.
     #[error(
-        "`runtimeClassName` is `{found}`: the GPU is handed out by the RuntimeClass `{expected}`, \
+        "`runtimeClassName` is `{found}`: the GPU is provided by the RuntimeClass `{expected}`, \
          so set that, or leave it out"
     )]
     RuntimeClass {
@@ -51,7 +51,7 @@ pub enum AdmissionError {
     },
     /// Variables from a ConfigMap or Secret could have a name of ours.
     #[error(
-        "container `{container}` takes variables from elsewhere (`envFrom`) with the prefix \
+        "container `{container}` imports variables (`envFrom`) with the prefix \
          `{prefix}`, which could make a `{variable}`: use another prefix"
     )]
     EnvFromPrefix {
@@ -73,8 +73,7 @@ pub enum AdmissionError {
     },
     /// It may undo its own confinement.
     #[error(
-        "container `{container}` adds the capability `{capability}`, which lets it reach GPUs that are \
-         not its own: remove it from `securityContext.capabilities`"
+        "container `{container}` adds the capability `{capability}`, which gives it access to GPUs that are not its own: remove it from `securityContext.capabilities`"
     )]
     Capability {
         /// The container.
@@ -113,7 +112,7 @@ pub enum AdmissionError {
     },
     /// It has resource claims, by which DRA drivers could give it devices.
     #[error(
-        "the pod has the resource claim `{claim}`, by which a DRA driver could hand it GPUs that gpupack gives \
+        "the pod has the resource claim `{claim}`, so a DRA driver could give it GPUs that gpupack allocates \
          to others: remove `resourceClaims`, or have the cluster's operator set \
          `webhook.allow_resource_claims`"
     )]
@@ -123,7 +122,7 @@ pub enum AdmissionError {
     },
     /// Its RuntimeClass may give GPUs.
     #[error(
-        "`runtimeClassName` is `{class}`, and it is not known that this runtime hands out no GPU: remove it, \
+        "`runtimeClassName` is `{class}`, and this runtime may provide GPUs: remove it, \
          or have the cluster's operator list it under `webhook.runtime_classes_without_gpus`"
     )]
     UnknownRuntimeClass {
@@ -143,8 +142,7 @@ pub enum AdmissionError {
     },
     /// It has access to processes of other pods.
     #[error(
-        "the pod asks for a GPU and sets `{field}`, through which it reaches the processes of its \
-         neighbours on the GPU: remove it"
+        "the pod requests a GPU and sets `{field}`, which gives it access to the processes of its neighbors on the GPU: remove it"
     )]
     HostNamespace {
         /// The field of the pod.
@@ -152,7 +150,7 @@ pub enum AdmissionError {
     },
     /// It mounts devices, or what controls them.
     #[error(
-        "volume `{volume}` mounts `{path}` of the node, which holds GPU devices or what controls \
+        "volume `{volume}` mounts `{path}` of the node, which contains GPU devices or what controls \
          them (`{guarded}`): remove it, or mount a folder that holds only the data you need"
     )]
     HostPath {
@@ -165,7 +163,7 @@ pub enum AdmissionError {
     },
     /// It names devices by a mount.
     #[error(
-        "container `{container}` mounts something at `{path}`, by which NVIDIA's runtime is told \
+        "container `{container}` mounts something at `{path}`, which tells NVIDIA's runtime \
          devices: remove the mount"
     )]
     DeviceMount {
@@ -176,8 +174,8 @@ pub enum AdmissionError {
     },
     /// It requests parts of several GPUs where MPS limits the parts.
     #[error(
-        "the pod asks for parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
-         be the client of one GPU's MPS daemon only, so ask for a part of one GPU, or for whole GPUs \
+        "the pod requests parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
+         be the client of one GPU's MPS daemon only, so request a part of one GPU, or for whole GPUs \
          (`gpu-fraction: \"1\"`)"
     )]
     SeveralUnderMps {
@@ -186,14 +184,14 @@ pub enum AdmissionError {
     },
     /// One of its volumes has the name of ours.
     #[error(
-        "volume `gpupack-mps` is not the one that gpupack gives to clients of MPS: give it another name"
+        "volume `gpupack-mps` is not the volume that gpupack adds to MPS clients: give it another name"
     )]
     MpsVolume,
     /// It mounts what only MPS clients mount, or something else at the same path.
     #[error(
         "container `{container}` mounts something at `{path}` that only gpupack mounts: MPS needs \
          `/dev/shm` and `/run/gpupack-mps` of the container that gets the GPU, and the volume \
-         `gpupack-mps` is nobody else's, so remove the mount"
+         `gpupack-mps` belongs to gpupack alone, so remove the mount"
     )]
     MpsMount {
         /// The container.

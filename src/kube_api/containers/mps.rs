@@ -185,21 +185,21 @@ mod tests {
         let share = Share::from_millionths(millionths);
         let model = model.map(ModelName::new);
         let demand = Demand { memory: MemMib::new(mib), share };
-        let told = ClientLimits::of(demand, model.as_ref(), cap).annotations();
-        let words: Vec<&str> = told.values().map(String::as_str).collect();
+        let reported = ClientLimits::of(demand, model.as_ref(), cap).annotations();
+        let words: Vec<&str> = reported.values().map(String::as_str).collect();
         words.join(" ")
     }
 
     #[test]
-    fn memory_is_told_by_ordinal_and_in_mebibytes() {
+    fn memory_limits_are_set_by_ordinal_and_in_mebibytes() {
         assert_eq!(limits(4_096, 250_000, None, ThreadCap::None), "0=4096M");
-        let told = ClientLimits::of(Demand::ZERO, None, ThreadCap::None).annotations();
-        assert_eq!(told.into_keys().collect::<Vec<_>>(), [MPS_MEMORY]);
+        let reported = ClientLimits::of(Demand::ZERO, None, ThreadCap::None).annotations();
+        assert_eq!(reported.into_keys().collect::<Vec<_>>(), [MPS_MEMORY]);
         assert!(ClientLimits::default().annotations().is_empty());
     }
 
     #[test]
-    fn compute_is_limited_where_nothing_bad_is_known_of_it() {
+    fn compute_is_limited_unless_a_problem_is_known() {
         let (a100, h200) = (Some("NVIDIA A100-SXM4-80GB"), Some("NVIDIA H200"));
         let share = ThreadCap::Share;
         for (millionths, model, percent) in [
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn on_hopper_percentages_are_rounded_down_to_clean_ones() {
+    fn on_hopper_percentages_are_rounded_down_to_valid_ones() {
         for (percent, clean) in [
             (1, 1),
             (13, 13),
@@ -233,11 +233,11 @@ mod tests {
             (90, 90),
             (100, 100),
         ] {
-            let told = |model| limits(1, 10_000 * percent, model, ThreadCap::ShareEvenOnHopper);
+            let reported = |model| limits(1, 10_000 * percent, model, ThreadCap::ShareEvenOnHopper);
             for model in [Some("NVIDIA H200 NVL"), None] {
-                assert_eq!(told(model), format!("0=1M {clean}"), "{percent} of {model:?}");
+                assert_eq!(reported(model), format!("0=1M {clean}"), "{percent} of {model:?}");
             }
-            assert_eq!(told(Some("Tesla T4")), format!("0=1M {percent}"));
+            assert_eq!(reported(Some("Tesla T4")), format!("0=1M {percent}"));
         }
     }
 }

@@ -39,23 +39,23 @@ pub fn host_amount(spec: &PodSpec) -> HostAmount {
     let mut sidecars = HostAmount::ZERO;
     let mut start_up = HostAmount::ZERO;
     for container in spec.init_containers.iter().flatten() {
-        let asked = container_amount(container);
-        let moment = add(sidecars, asked);
+        let requested = container_amount(container);
+        let moment = add(sidecars, requested);
         if is_sidecar(container) {
             sidecars = moment;
-            running = add(running, asked);
+            running = add(running, requested);
         }
         start_up = larger(start_up, moment);
     }
     let containers = larger(running, start_up);
-    let asked = match &spec.resources {
+    let requested = match &spec.resources {
         Some(whole_pod) => HostAmount {
             cpu: cpu(whole_pod).unwrap_or(containers.cpu),
             memory: memory(whole_pod).unwrap_or(containers.memory),
         },
         None => containers,
     };
-    add(asked, overhead(spec))
+    add(requested, overhead(spec))
 }
 
 /// Whether an init container keeps running with the regular ones.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_count_by_their_largest_moment_and_sidecars_always() {
+    fn init_containers_count_by_their_maximum_and_sidecars_always() {
         let spec = serde_json::json!({
             "initContainers": [sidecar("1", "100Mi"), container("4", "10Mi"), sidecar("1", "1Mi")],
             "containers": [container("1", "500Mi")],
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_stands_in_for_a_request_and_nonsense_counts_as_nothing() {
+    fn a_limit_replaces_a_missing_request_and_invalid_values_count_as_zero() {
         let spec = serde_json::json!({"containers": [
             {"name": "c", "resources": {"limits": {"cpu": "2", "memory": "1e90"}}},
             {"name": "d", "resources": {"requests": {"cpu": "-9", "memory": "many"}}},

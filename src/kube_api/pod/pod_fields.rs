@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_these_fields_is_seen_like_the_whole_one() {
+    fn a_pod_reduced_to_these_fields_is_read_like_the_full_pod() {
         let mut all = Vec::new();
         places(&pod(), "", &mut all);
         let mut equal = 0;
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_takes_no_more_memory_than_its_text_by_far() {
+    fn a_parsed_pod_uses_far_less_memory_than_its_text() {
         let of = |items: &str| {
             format!(r#"{{"metadata":{{"name":"p","namespace":"n","uid":"u"}},{items}}}"#)
         };
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_is_no_pod() {
+    fn an_object_of_another_kind_is_not_a_pod() {
         let read = |json: &str| serde_json::from_str::<PodFields>(json).map(|_| ()).is_ok();
         assert!(read(r#"{"kind":"Pod"}"#) && !read(r#"{"kind":"Node"}"#) && !read("7"));
     }

@@ -17,10 +17,10 @@ use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::request::annotations::parse_request;
 use crate::kube_api::request::other_keys::{OtherKey, check, other_keys};
 use crate::kube_api::request::placement::{
-    PLACED_PREFIX, PlacementError, TOUCH, TouchMaker, decode, refuse_reserved_keys, touch_digest,
+    FENCE, FenceWriter, PLACED_PREFIX, PlacementError, decode, fence_digest, refuse_reserved_keys,
 };
 use crate::kube_api::request::request_error::RequestError;
-use crate::kube_api::request::resources::{ContainerAsk, ContainerKind};
+use crate::kube_api::request::resources::{ContainerKind, ContainerRequest};
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
 use crate::model::request::GpuRequest;
@@ -42,7 +42,7 @@ pub const LONGEST_UID: usize = 64;
 const MOST_ANNOTATIONS: usize = 256 << 10;
 
 /// Most bytes of a pod's annotations with those of a Binding. The rest is room for the annotation
-/// that [`touch`](crate::kube_api::write::writer::ApiWriter::touch) writes.
+/// that [`write_fence`](crate::kube_api::write::writer::ApiWriter::write_fence) writes.
 pub(crate) const MAX_ANNOTATION_BYTES: usize = MOST_ANNOTATIONS - 1024;
 
 /// Most annotations of a pod that are not gpupack's own. The shipped policies allow no more, and
@@ -92,13 +92,13 @@ pub struct SeenPod {
     /// The version of the object that this was read from.
     pub resource_version: String,
     /// The process of gpupack that last requeued, fenced or bound it, if any.
-    pub touched_by: Option<TouchMaker>,
+    pub fenced_by: Option<FenceWriter>,
     /// Digest of that write, different for each; the same in every process.
-    pub touch: u64,
+    pub fence: u64,
     /// The node on which a preemption made room for it.
     pub nominated: Option<NodeName>,
     /// Bytes of all its annotations, keys and values. The API server allows 256 KiB, and a Binding
-    /// that exceeds them makes the pod unwritable for ever.
+    /// that exceeds them makes the pod unwritable forever.
     pub annotation_bytes: usize,
     /// The number of its annotations that are not gpupack's own.
     pub annotation_count: usize,
@@ -150,7 +150,7 @@ impl SeenPod {
             None => refuse_reserved_keys(annotations.keys().chain(labels.keys())),
             Some(_) => Ok(()),
         };
-        let containers = spec.map(container_asks).unwrap_or_default();
+        let containers = spec.map(container_requests).unwrap_or_default();
         let phase = status.and_then(|status| status.phase.as_deref());
         let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
         let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
@@ -179,8 +179,8 @@ impl SeenPod {
             priority_class: class.unwrap_or_default(),
             created_unix_seconds: created.map_or(0, |time| time.0.as_second()),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            touched_by: annotations.get(TOUCH).map(|value| TouchMaker::of(value)),
-            touch: touch_digest(annotations.get(TOUCH)),
+            fenced_by: annotations.get(FENCE).map(|value| FenceWriter::of(value)),
+            fence: fence_digest(annotations.get(FENCE)),
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
             annotation_count: annotations
@@ -294,23 +294,23 @@ pub(crate) fn class_of(spec: &PodSpec) -> Option<&str> {
 }
 
 /// The containers of a pod for the request parser: regular ones first, in their order.
-pub fn container_asks(spec: &PodSpec) -> Vec<ContainerAsk> {
-    let regular = spec.containers.iter().map(|c| container_ask(c, ContainerKind::Regular));
+pub fn container_requests(spec: &PodSpec) -> Vec<ContainerRequest> {
+    let regular = spec.containers.iter().map(|c| container_request(c, ContainerKind::Regular));
     let init = spec.init_containers.iter().flatten();
-    regular.chain(init.map(|c| container_ask(c, ContainerKind::Init))).collect()
+    regular.chain(init.map(|c| container_request(c, ContainerKind::Init))).collect()
 }
 
-fn container_ask(container: &Container, kind: ContainerKind) -> ContainerAsk {
-    let mut asked = BTreeMap::new();
+fn container_request(container: &Container, kind: ContainerKind) -> ContainerRequest {
+    let mut requested = BTreeMap::new();
     if let Some(resources) = &container.resources {
         // The API server requires that request and limit of an extended resource are equal.
         let lists: [Option<&BTreeMap<String, Quantity>>; 2] =
             [resources.requests.as_ref(), resources.limits.as_ref()];
         for (resource, amount) in lists.into_iter().flatten().flatten() {
-            asked.insert(resource.clone(), amount.0.clone());
+            requested.insert(resource.clone(), amount.0.clone());
         }
     }
-    ContainerAsk { name: container.name.clone(), kind, resources: asked }
+    ContainerRequest { name: container.name.clone(), kind, resources: requested }
 }
 
 fn node_name(name: Option<&str>) -> Option<NodeName> {

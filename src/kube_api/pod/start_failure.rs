@@ -1,7 +1,7 @@
 //! Containers that could not be started with their GPU, as kubelet reports in the pod's status.
 //!
 //! NVIDIA's runtime gives a container the device of its placement, on the node, after every
-//! decision. If it refuses, kubelet tries again for ever and reports the reason as text. This file
+//! decision. If it refuses, kubelet retries forever and reports the reason as text. This file
 //! knows the texts of NVIDIA's container toolkit 1.20 about devices and memory limits, as they were
 //! seen. It ignores containers that fail for other reasons.
 
@@ -48,10 +48,10 @@ impl StartFault {
     fn cause(self) -> &'static str {
         match self {
             Self::UnknownDevice => {
-                "the driver of its node does not know the device of its placement"
+                "the driver of its node does not have the device of its placement"
             }
             Self::UnresolvedName => {
-                "the container runtime makes no device of the name in its placement"
+                "the container runtime has no device with the name in its placement"
             }
             Self::NoDriver => "the container runtime finds no driver on its node",
             Self::MemoryLimit => "its node cannot limit the memory of its share",
@@ -70,7 +70,9 @@ impl StartFault {
                  webhook does, and use NVIDIA's container toolkit 1.20 or later as the handler of the \
                  pod's RuntimeClass on this node"
             }
-            Self::NoDriver => "install the driver on the node, or wait until its operator has",
+            Self::NoDriver => {
+                "install the driver on the node, or wait until its operator installs it"
+            }
             Self::MemoryLimit => {
                 "set `webhook.memory_limit: none` and create the pod again, or give every node of \
                  gpupack driver r615 and control groups version 2"
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_is_found_in_each_of_kubelets_forms() {
+    fn a_lost_device_is_recognized_in_each_kubelet_format() {
         let lost = Some(StartFault::UnknownDevice);
         let ended =
             json!({"terminated": {"exitCode": 128, "reason": "StartError", "message": LOST}});
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_apart_by_the_words_of_the_runtime() {
+    fn faults_are_classified_by_the_runtime_message() {
         for (message, fault) in [
             (
                 "unresolvable CDI devices management.nvidia.com/gpu=GPU-a",
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_cut_around_what_was_found() {
+    fn the_excerpt_is_cut_around_the_match() {
         let long = format!("{}\u{1b}é{LOST}{}", "ä".repeat(5_000), "ö".repeat(5_000));
         let state = json!({"waiting": {"reason": "RunContainerError", "message": long}});
         let text = failure(json!({ "state": state })).unwrap().note();

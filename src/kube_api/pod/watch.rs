@@ -33,7 +33,7 @@ const PAGE: u32 = 100;
 /// What the watch reports outside the ledger.
 pub trait Sink: Send + Sync {
     /// A change caused these events.
-    fn effects(&self, effects: Vec<LedgerEvent>);
+    fn events(&self, events: Vec<LedgerEvent>);
 
     /// Whether this process wrote the Binding of a bound pod, as far as the pod shows.
     fn is_bound_by_us(&self, pod: &SeenPod) -> bool;
@@ -123,7 +123,7 @@ impl PodWatch {
         let api: Api<Watched<SeenPod>> = Api::all(client);
         let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| {
-            tracing::warn!(%error, "the watch of pods failed, it will be tried again");
+            tracing::warn!(%error, "the watch of pods failed, gpupack retries it");
         }));
         while let Some(event) = events.next().await {
             self.sink.watched("pods", event.is_err());
@@ -154,7 +154,7 @@ impl PodWatch {
         if !requests.is_empty() {
             tracing::info!(
                 pods = requests.len(),
-                "the request mix is learnt from the pods there are"
+                "the request mix is initialized from the existing pods"
             );
             self.ledger.recall(requests.into_iter());
         }
@@ -177,7 +177,7 @@ impl PodWatch {
         let bound_by_us = self.sink.is_bound_by_us(seen);
         let fact = seen.fact(request.map(|request| self.shared(request)));
         let fact = PodFact { bound_by_us, ..fact };
-        let effects = self.ledger.see_pod(&fact, self.clock.now());
+        let events = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);
         } else {
@@ -189,7 +189,7 @@ impl PodWatch {
         {
             self.sink.start_failed(seen, failure);
         }
-        self.sink.effects(effects);
+        self.sink.events(events);
     }
 
     /// The request, shared with earlier pods that have an equal one.
@@ -209,9 +209,9 @@ impl PodWatch {
 
     fn end(&mut self, uid: &PodUid) {
         self.known.remove(uid);
-        let effects = self.ledger.end_pod(uid, self.clock.now());
+        let events = self.ledger.end_pod(uid, self.clock.now());
         self.sink.pod_ended(uid);
-        self.sink.effects(effects);
+        self.sink.events(events);
     }
 }
 
@@ -228,7 +228,7 @@ impl NodeWatch {
         let api: Api<Watched<NodeFacts>> = Api::all(client);
         let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
         let mut events = std::pin::pin!(events.map_err(|error| {
-            tracing::warn!(%error, "the watch of nodes failed, it will be tried again");
+            tracing::warn!(%error, "the watch of nodes failed, gpupack retries it");
         }));
         while let Some(event) = events.next().await {
             self.sink.watched("nodes", event.is_err());
@@ -256,10 +256,10 @@ impl NodeWatch {
             relisted.insert(name.clone());
         }
         let pool = PoolName::new(node.label(&self.labels.pool));
-        let effects = self.ledger.see_node(name, node.host, pool);
+        let events = self.ledger.see_node(name, node.host, pool);
         self.ledger.see_domain(name, node.label(&self.labels.domain));
         self.ledger.see_unschedulable(name, node.is_unschedulable);
-        self.sink.effects(effects);
+        self.sink.events(events);
     }
 
     fn lose(&mut self, name: &NodeName) {

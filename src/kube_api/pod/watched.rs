@@ -163,7 +163,7 @@ mod tests {
                 "annotations": {
                     "gpu-fraction": "0.5",
                     "placed.gpupack.dev/placement":
-                        r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"protection":"none"}"#,
+                        r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"isolation":"none"}"#,
                 },
                 "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {"f:phase": {}}}}],
             },
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_read_whatever_else_it_says() {
+    fn unknown_node_fields_are_ignored() {
         let node = json!({
             "metadata": {"name": "n1", "resourceVersion": "3", "labels": {"zone": "a"}},
             "spec": {"podCIDR": 7},
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_asked_for_where_it_is() {
+    fn an_object_is_requested_at_its_path() {
         assert_eq!(Watched::<SeenPod>::url_path(&(), None), "/api/v1/pods");
         assert_eq!(Watched::<NodeFacts>::url_path(&(), None), "/api/v1/nodes");
     }

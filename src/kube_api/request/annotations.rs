@@ -20,7 +20,7 @@ use crate::hardware::device::ModelFilter;
 use crate::hardware::units::{MemMib, Share};
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::kube_api::request::resources::{
-    ContainerAsk, ResourceRequest, not_longer, resource_request,
+    ContainerRequest, ResourceRequest, not_longer, resource_request,
 };
 use crate::kube_api::request::values::{
     device_count, fraction, isolation, mebibytes, models, policy, quantity,
@@ -86,7 +86,7 @@ const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory
 /// The first [`RequestError`] found.
 pub fn parse_request(
     annotations: &BTreeMap<String, String>,
-    containers: &[ContainerAsk],
+    containers: &[ContainerRequest],
 ) -> Result<Option<GpuRequest>, RequestError> {
     let keys = Keys { annotations, containers };
     keys.refuse_unknown()?;
@@ -127,7 +127,7 @@ struct SharedAmount<'a> {
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     annotations: &'a BTreeMap<String, String>,
-    containers: &'a [ContainerAsk],
+    containers: &'a [ContainerRequest],
 }
 
 impl<'a> Keys<'a> {
@@ -176,8 +176,8 @@ impl<'a> Keys<'a> {
             self.parsed(MEMORY_LIMIT_HYPHEN, mebibytes)?,
         )?;
         let memory_limit = agreed(memory_limit, container_limit)?;
-        let asks = share.is_some() || memory.is_some();
-        Ok(asks.then_some(SharedAmount { share, memory, memory_limit }))
+        let is_request = share.is_some() || memory.is_some();
+        Ok(is_request.then_some(SharedAmount { share, memory, memory_limit }))
     }
 
     /// The memory of NVIDIA's annotation that ends in `field`; two of them are a disagreement.
@@ -195,8 +195,8 @@ impl<'a> Keys<'a> {
         Ok(found)
     }
 
-    fn shared_request(&self, asked: SharedAmount<'a>) -> Result<GpuRequest, RequestError> {
-        let amount = match (asked.share, asked.memory) {
+    fn shared_request(&self, requested: SharedAmount<'a>) -> Result<GpuRequest, RequestError> {
+        let amount = match (requested.share, requested.memory) {
             (Some(share), Some(memory)) => Amount::FractionAndMemory(share.value, memory.value),
             (Some(share), None) if share.value == Share::WHOLE => Amount::Whole,
             (Some(share), None) => Amount::Fraction(share.value),
@@ -207,7 +207,7 @@ impl<'a> Keys<'a> {
         let mut request =
             GpuRequest::several(amount, count.map_or(NonZeroU32::MIN, |count| count.value));
         request.container = self.container()?;
-        request.limit = self.limit(&asked)?;
+        request.limit = self.limit(&requested)?;
         Ok(request)
     }
 
@@ -233,13 +233,13 @@ impl<'a> Keys<'a> {
         Ok(request)
     }
 
-    fn limit(&self, asked: &SharedAmount<'a>) -> Result<Option<Limit>, RequestError> {
+    fn limit(&self, requested: &SharedAmount<'a>) -> Result<Option<Limit>, RequestError> {
         let share_limit = agreed(
             self.parsed(FRACTION_LIMIT, fraction)?,
             self.parsed(FRACTION_LIMIT_HYPHEN, fraction)?,
         )?;
-        let share_limit = checked_limit(share_limit, asked.share, FRACTION)?;
-        let memory_limit = checked_limit(asked.memory_limit, asked.memory, MEMORY)?;
+        let share_limit = checked_limit(share_limit, requested.share, FRACTION)?;
+        let memory_limit = checked_limit(requested.memory_limit, requested.memory, MEMORY)?;
         match (share_limit, memory_limit) {
             (Some(share), Some(memory)) => {
                 Err(disagreement((share.key, share.text), (memory.key, memory.text)))
@@ -303,9 +303,10 @@ impl<'a> Keys<'a> {
     }
 
     fn two_kinds(&self, resource: &ResourceRequest<'_>) -> RequestError {
-        let asks = |key: &str| key == FRACTION || key == MEMORY || container_key(key).is_some();
-        let first = self.annotations.iter().find(|(key, _)| asks(key));
-        let (key, text) = first.expect("some annotation asks for part of a GPU");
+        let is_request =
+            |key: &str| key == FRACTION || key == MEMORY || container_key(key).is_some();
+        let first = self.annotations.iter().find(|(key, _)| is_request(key));
+        let (key, text) = first.expect("some annotation requests part of a GPU");
         RequestError::TwoKinds {
             key: shown(key),
             value: shown(text),

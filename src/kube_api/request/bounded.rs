@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_refused_as_soon_as_it_is_too_long() {
+    fn a_list_is_rejected_as_soon_as_it_is_too_long() {
         let read = |json: &str| serde_json::from_str::<Bounded<u8, 3>>(json).map(|list| list.0);
         assert_eq!(read("[]").unwrap(), [] as [u8; 0]);
         assert_eq!(read("[1,2,3]").unwrap(), [1, 2, 3]);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_refused_as_soon_as_it_has_too_many_keys() {
+    fn an_object_is_rejected_as_soon_as_it_has_too_many_keys() {
         let read = |json: &str| serde_json::from_str::<BoundedMap<u8, 2>>(json).map(|map| map.0);
         let two = BTreeMap::from([("a".to_owned(), 1), ("b".to_owned(), 3)]);
         assert_eq!(read(r#"{"a":1,"b":2,"b":3}"#).unwrap(), two, "the last one counts");

@@ -12,22 +12,22 @@ use crate::config::requests::{RequestRules, is_like};
 use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerAsk, is_served};
+use crate::kube_api::request::resources::{ContainerRequest, is_served};
 use crate::model::request::{Amount, GpuRequest, Limit};
 
 const MEMORY: &str = "write the annotation `gpu-memory` (MiB of one GPU)";
 const SHARE: &str = "write the annotation `gpu-fraction` (0 to 1 of one GPU)";
 const COUNT: &str = "write the annotation `gpu-fraction` (0 to 1), with `gpu-fraction-num-devices` \
     for several GPUs";
-const MIG: &str = "ask for `nvidia.com/mig-<profile>`";
+const MIG: &str = "request `nvidia.com/mig-<profile>`";
 const NVIDIA: &str =
-    "ask for `nvidia.com/gpu`, or write the annotation `gpu-fraction` or `gpu-memory`";
-const OTHER_VENDOR: &str = "gpupack places NVIDIA GPUs alone, so choose another `schedulerName`";
+    "request `nvidia.com/gpu`, or write the annotation `gpu-fraction` or `gpu-memory`";
+const OTHER_VENDOR: &str = "gpupack places only NVIDIA GPUs, so choose another `schedulerName`";
 const MODEL: &str = "write the annotation `gpupack.dev/gpu-model`, such as `A100|H100`";
 const DEVICE: &str =
     "gpupack chooses the GPU, and `gpupack.dev/gpu-model` the models, so write that";
 const LIMIT: &str = "write the annotation `gpu-fraction.limit`, or `gpu-memory.limit`";
-const TOPOLOGY: &str = "gpupack gives GPUs near each other where there is a choice, so ask for their \
+const TOPOLOGY: &str = "gpupack places a pod's GPUs near each other where possible, so ask for their \
     number";
 
 /// Container resources that request GPUs elsewhere. The first pattern that matches applies.
@@ -118,7 +118,7 @@ pub enum OtherKey {
 /// with the amount zero does not count.
 pub fn other_keys(
     annotations: &BTreeMap<String, String>,
-    containers: &[ContainerAsk],
+    containers: &[ContainerRequest],
 ) -> Vec<OtherKey> {
     let resources = containers.iter().flat_map(|container| {
         let meant = container.resources.iter().filter(|(_, value)| parse_count(value) != Ok(0));

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use serde::{Deserialize, Serialize};
 
 use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, NodeName};
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::request::MAX_DEVICES_PER_POD;
@@ -36,8 +36,8 @@ pub const MPS_THREADS: &str = "placed.gpupack.dev/mps-thread-percentage";
 /// Devices and amounts as compact, versioned JSON.
 pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// Written to requeue a waiting pod, to fence a late Binding, and with a placement. Its value names
-/// the process that wrote it ([`TouchMaker`]); the rest makes it differ from the last one.
-pub const TOUCH: &str = "placed.gpupack.dev/touch";
+/// the process that wrote it ([`FenceWriter`]); the rest makes it differ from the last one.
+pub const FENCE: &str = "placed.gpupack.dev/fence";
 
 /// Kind of device before the UUID in a CDI name.
 const CDI_KIND: &str = "runtime.nvidia.com/gpu=";
@@ -47,29 +47,29 @@ const VERSION: u64 = 1;
 /// 150 bytes.
 const MAX_VALUE_BYTES: usize = 16 << 10;
 
-/// The process of gpupack that wrote [`TOUCH`]. Processes that started later are greater.
+/// The process of gpupack that wrote [`FENCE`]. Processes that started later are greater.
 ///
 /// A client that may write a pod can write any value there; this delays only that pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TouchMaker {
+pub struct FenceWriter {
     started_unix_seconds: u64,
     random: u64,
 }
 
-/// A digest of the value of [`TOUCH`]; only equality matters.
-pub(crate) fn touch_digest(touch: Option<&String>) -> u64 {
+/// A digest of the value of [`FENCE`]; only equality matters.
+pub(crate) fn fence_digest(fence: Option<&String>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    touch.hash(&mut hasher);
+    fence.hash(&mut hasher);
     hasher.finish()
 }
 
-impl TouchMaker {
+impl FenceWriter {
     /// Stands for a value that names no process: it is earlier than every process.
     const UNKNOWN: Self = Self { started_unix_seconds: 0, random: 0 };
 
     /// A process that started at this time. A random number separates processes of one second.
     pub fn new(started_unix_seconds: u64) -> Self {
-        Self { started_unix_seconds, random: RandomState::new().hash_one(TOUCH) }
+        Self { started_unix_seconds, random: RandomState::new().hash_one(FENCE) }
     }
 
     /// The process that wrote this value.
@@ -100,7 +100,7 @@ pub enum PlacementError {
         missing: &'static str,
     },
     /// A value that is longer than that of any placement.
-    #[error("annotation `{key}` has `{bytes}` bytes, at most {MAX_VALUE_BYTES} are believed")]
+    #[error("annotation `{key}` has `{bytes}` bytes, at most {MAX_VALUE_BYTES} are allowed")]
     TooLong {
         /// The annotation.
         key: &'static str,
@@ -114,13 +114,15 @@ pub enum PlacementError {
         fault: String,
     },
     /// A version that this program cannot read.
-    #[error("annotation `{PLACEMENT}` has version `{version}`, version {VERSION} is understood")]
+    #[error(
+        "annotation `{PLACEMENT}` has version `{version}`, only version {VERSION} is supported"
+    )]
     Version {
         /// The version found.
         version: u64,
     },
     /// No device, or more than a pod may have.
-    #[error("a placement on `{count}` devices is not believed: 1 to {MAX_DEVICES_PER_POD} can be")]
+    #[error("a placement on `{count}` devices is not allowed: 1 to {MAX_DEVICES_PER_POD} are")]
     Count {
         /// The number of devices.
         count: usize,
@@ -132,14 +134,14 @@ pub enum PlacementError {
         id: String,
     },
     /// The same device twice.
-    #[error("device `{id}` is placed on twice")]
+    #[error("device `{id}` appears twice in a placement")]
     Twice {
         /// The device.
         id: DeviceId,
     },
     /// An amount of zero, or more than any device has.
     #[error(
-        "`{mib}` MiB and `{share}` millionths of device `{id}` are not believed: up to {max} MiB \
+        "`{mib}` MiB and `{share}` millionths of device `{id}` are not allowed: up to {max} MiB \
          and 1000000 millionths can be, not both zero",
         max = MAX_DEVICE_MEMORY.mib()
     )]
@@ -181,7 +183,8 @@ struct WirePlacement {
     v: u64,
     devices: Vec<WireDevice>,
     #[serde(default)]
-    protection: WireProtection,
+    #[serde(alias = "protection")] // of placements written before the renaming
+    isolation: WireIsolation,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -195,7 +198,7 @@ struct WireDevice {
 /// and gpupack promises nothing that it does not understand.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum WireProtection {
+enum WireIsolation {
     Hardware,
     Driver,
     Mps,
@@ -220,11 +223,11 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     let wire = WirePlacement {
         v: VERSION,
         devices: placement.devices.iter().map(wire_device).collect(),
-        protection: match placement.protection {
-            Protection::None => WireProtection::None,
-            Protection::Mps => WireProtection::Mps,
-            Protection::Driver => WireProtection::Driver,
-            Protection::Hardware => WireProtection::Hardware,
+        isolation: match placement.isolation {
+            ConfiguredIsolation::None => WireIsolation::None,
+            ConfiguredIsolation::Mps => WireIsolation::Mps,
+            ConfiguredIsolation::Driver => WireIsolation::Driver,
+            ConfiguredIsolation::Hardware => WireIsolation::Hardware,
         },
     };
     let json = serde_json::to_string(&wire)
@@ -274,25 +277,25 @@ pub fn decode(
             return Err(PlacementError::Disagreement { devices: shown(devices) });
         }
     }
-    let protection = match wire.protection {
-        WireProtection::None => Protection::None,
-        WireProtection::Mps => Protection::Mps,
-        WireProtection::Driver => Protection::Driver,
-        WireProtection::Hardware => Protection::Hardware,
+    let isolation = match wire.isolation {
+        WireIsolation::None => ConfiguredIsolation::None,
+        WireIsolation::Mps => ConfiguredIsolation::Mps,
+        WireIsolation::Driver => ConfiguredIsolation::Driver,
+        WireIsolation::Hardware => ConfiguredIsolation::Hardware,
     };
-    Ok(Some(Placement { node: node.clone(), devices: placed, protection }))
+    Ok(Some(Placement { node: node.clone(), devices: placed, isolation }))
 }
 
 /// Refuses a key that only gpupack writes, in the annotations or labels of a pod without a node.
 ///
-/// It accepts [`TOUCH`], which gpupack writes on waiting pods.
+/// It accepts [`FENCE`], which gpupack writes on waiting pods.
 ///
 /// # Errors
 /// [`RequestError::ReservedKey`] with the first such key.
 pub fn refuse_reserved_keys<'a>(
     keys: impl IntoIterator<Item = &'a String>,
 ) -> Result<(), RequestError> {
-    match keys.into_iter().find(|key| key.starts_with(PLACED_PREFIX) && *key != TOUCH) {
+    match keys.into_iter().find(|key| key.starts_with(PLACED_PREFIX) && *key != FENCE) {
         Some(key) => Err(RequestError::ReservedKey { key: shown(key) }),
         None => Ok(()),
     }

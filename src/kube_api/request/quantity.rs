@@ -15,7 +15,7 @@ const MIB: u128 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NumberError {
     /// The text does not have the form of such a number.
-    #[error("not a number of this form")]
+    #[error("not a number in this format")]
     Syntax,
     /// A required unit is missing, or is not a unit of memory.
     #[error("no unit of memory")]
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_decimal_is_no_fraction() {
+    fn only_plain_decimals_are_fractions() {
         let long = "9".repeat(4000);
         for text in [
             "", ".", " 0.5", "0.5 ", "+0.5", "-0.5", "5e-1", "0,5", "NaN", "inf", "0.500000",
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_api_server_is_understood() {
+    fn every_response_form_of_the_api_server_is_parsed() {
         for (text, milli) in
             [("100m", 100), ("1", 1000), ("1.5", 1500), ("1e1", 10_000), ("1u", 1), ("1E-3", 1)]
         {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn absurdly_long_numbers_are_out_of_range_and_nothing_worse() {
+    fn absurdly_long_numbers_are_out_of_range() {
         let nines = "9".repeat(100_000);
         let small = format!("0.{}1", "0".repeat(100_000));
         for text in [&nines, &small, &format!("{nines}Ei"), &format!("{nines}.{nines}E")] {

@@ -59,7 +59,7 @@ pub enum RequestError {
     },
     /// A count of a container resource out of range.
     #[error(
-        "container `{container}` asks for `{value}` of `{resource}`: whole numbers from 1 to {max} \
+        "container `{container}` requests `{value}` of `{resource}`: whole numbers from 1 to {max} \
          are allowed"
     )]
     ResourceCount {
@@ -150,7 +150,7 @@ pub enum RequestError {
     },
     /// An annotation that qualifies a GPU request, on a pod without one.
     #[error(
-        "annotation `{key}` is `{value}`, but the pod asks for no part of a GPU: add \
+        "annotation `{key}` is `{value}`, but the pod requests no part of a GPU: add \
          `gpu-fraction` (0 to 1) or `gpu-memory` (MiB), or remove `{key}`"
     )]
     Orphan {
@@ -176,7 +176,7 @@ pub enum RequestError {
     },
     /// Part of a GPU and a whole device in one pod.
     #[error(
-        "annotation `{key}` is `{value}`, and container `{container}` asks for `{resource}`: a pod \
+        "annotation `{key}` is `{value}`, and container `{container}` requests `{resource}`: a pod \
          gets either part of a GPU or whole devices, so remove one of the two"
     )]
     TwoKinds {
@@ -191,11 +191,11 @@ pub enum RequestError {
     },
     /// Whole devices in several containers, or several such resources in one container.
     #[error(
-        "container `{container}` asks for `{resource}` and container `{other_container}` for \
-         `{other_resource}`: one container of a pod may ask for one kind of GPU, so remove one of \
+        "container `{container}` requests `{resource}` and container `{other_container}` for \
+         `{other_resource}`: one container of a pod may request one kind of GPU, so remove one of \
          the two, or split the pod"
     )]
-    SeveralAsk {
+    SeveralRequest {
         /// The first container.
         container: String,
         /// Its resource.
@@ -217,7 +217,7 @@ pub enum RequestError {
     },
     /// A container resource by which another scheduler, or kubelet, gives GPUs.
     #[error(
-        "container `{container}` asks for `{resource}`, which gpupack does not serve: {instead}, and \
+        "container `{container}` requests `{resource}`, which gpupack does not serve: {instead}, and \
          remove `{resource}`; where it is no GPU, the operator lists it in `other_resources`"
     )]
     OtherResource {
@@ -230,7 +230,7 @@ pub enum RequestError {
     },
     /// An annotation by which users request, limit or choose GPUs of another scheduler.
     #[error(
-        "annotation `{key}` is another scheduler's, and gpupack does not follow it: {instead}, and \
+        "annotation `{key}` belongs to another scheduler, and gpupack ignores it: {instead}, and \
          remove `{key}`"
     )]
     OtherAnnotation {
@@ -241,7 +241,7 @@ pub enum RequestError {
     },
     /// Less memory than the operator allows to request.
     #[error(
-        "the pod asks for {memory} of GPU memory: the least that is given here is {least}, so raise \
+        "the pod requests {memory} of GPU memory: the least that is given here is {least}, so raise \
          `gpu-memory`; a CUDA context alone takes some 500 MiB"
     )]
     SmallMemory {
@@ -263,7 +263,7 @@ pub enum RequestError {
     },
     /// A key that only gpupack writes.
     #[error(
-        "`{key}` is written by gpupack alone when it places the pod: remove it from the pod or its \
+        "`{key}` is written only by gpupack when it places the pod: remove it from the pod or its \
          template"
     )]
     ReservedKey {
@@ -272,7 +272,7 @@ pub enum RequestError {
     },
     /// Annotations that leave no room for the placement.
     #[error(
-        "its annotations have `{bytes}` bytes, and beside more than `{most}` no placement can be written: \
+        "its annotations have `{bytes}` bytes, and with more than `{most}` no placement can be written: \
          remove some"
     )]
     FullAnnotations {
@@ -312,7 +312,7 @@ impl RequestError {
             Self::Orphan { .. } => "orphan",
             Self::Disagreement { .. } => "disagreement",
             Self::TwoKinds { .. } => "two_kinds",
-            Self::SeveralAsk { .. } => "several_ask",
+            Self::SeveralRequest { .. } => "several_requests",
             Self::UnknownKey { .. } => "unknown_key",
             Self::OtherResource { .. } => "other_resource",
             Self::OtherAnnotation { .. } => "other_annotation",
@@ -339,7 +339,7 @@ impl RequestError {
             Self::Container { .. } => {
                 "GPU request refused: it names a container that the pod does not have"
             }
-            Self::LongName { .. } => "GPU request refused: a name is longer than any that exists",
+            Self::LongName { .. } => "GPU request refused: a name is too long",
             Self::Model { .. } => "GPU request refused: the model filter names no model",
             Self::Policy { .. } => "GPU request refused: the policy is unknown",
             Self::Isolation { .. } => "GPU request refused: the isolation is unknown",
@@ -348,19 +348,19 @@ impl RequestError {
             Self::Orphan { .. } => "GPU request refused: a key qualifies a request that is missing",
             Self::Disagreement { .. } => "GPU request refused: two annotations disagree",
             Self::TwoKinds { .. } => {
-                "GPU request refused: it asks for part of a GPU and for whole devices"
+                "GPU request refused: it requests part of a GPU and for whole devices"
             }
-            Self::SeveralAsk { .. } => {
-                "GPU request refused: it asks for several kinds of GPU or in several containers"
+            Self::SeveralRequest { .. } => {
+                "GPU request refused: it requests several kinds of GPU or in several containers"
             }
             Self::UnknownKey { .. } => "GPU request refused: an annotation is unknown",
             Self::OtherResource { .. } => {
                 "GPU request refused: a container resource is not served by gpupack"
             }
             Self::OtherAnnotation { .. } => {
-                "GPU request refused: an annotation is another scheduler's"
+                "GPU request refused: an annotation belongs to another scheduler"
             }
-            Self::SmallMemory { .. } => "GPU request refused: too little memory is asked for",
+            Self::SmallMemory { .. } => "GPU request refused: too little memory is requested",
             Self::LimitAboveMax { .. } => {
                 "GPU request refused: a limit is above what the operator allows"
             }

@@ -37,10 +37,10 @@ pub(crate) struct ResourceRequest<'a> {
 /// of zero names nothing.
 ///
 /// # Errors
-/// [`RequestError::SeveralAsk`] for a second one, [`RequestError::ResourceCount`] for an amount out
+/// [`RequestError::SeveralRequest`] for a second one, [`RequestError::ResourceCount`] for an amount out
 /// of range, [`RequestError::LongName`] for a MIG profile longer than any that exists.
 pub(crate) fn resource_request(
-    containers: &[ContainerAsk],
+    containers: &[ContainerRequest],
 ) -> Result<Option<ResourceRequest<'_>>, RequestError> {
     let mut found: Option<ResourceRequest<'_>> = None;
     for container in containers {
@@ -50,18 +50,18 @@ pub(crate) fn resource_request(
             if let Some(profile) = resource.strip_prefix(MIG_PREFIX) {
                 not_longer("MIG profile", profile, MAX_PROFILE)?;
             }
-            let asked = ResourceRequest { container: &container.name, resource, amount, count };
+            let requested = ResourceRequest { container: &container.name, resource, amount, count };
             if let Some(first) = found {
-                return Err(several(&first, &asked));
+                return Err(several(&first, &requested));
             }
-            found = Some(asked);
+            found = Some(requested);
         }
     }
     Ok(found)
 }
 
 /// Whether a container requests a GPU resource that `is_meant`, with an amount other than zero.
-pub(crate) fn asks_for(container: &ContainerAsk, is_meant: impl Fn(&str) -> bool) -> bool {
+pub(crate) fn asks_for(container: &ContainerRequest, is_meant: impl Fn(&str) -> bool) -> bool {
     let mut amounts = container.resources.iter();
     amounts.any(|(resource, value)| {
         kind_of(resource).is_some() && is_meant(resource) && parse_count(value) != Ok(0)
@@ -74,7 +74,7 @@ pub(crate) fn is_served(resource: &str) -> bool {
 }
 
 /// The container, of its resources only those that are ours.
-pub(crate) fn only(ask: &ContainerAsk, is_ours: impl Fn(&str) -> bool) -> ContainerAsk {
+pub(crate) fn only(ask: &ContainerRequest, is_ours: impl Fn(&str) -> bool) -> ContainerRequest {
     let mut only = ask.clone();
     only.resources.retain(|resource, _| is_ours(resource));
     only
@@ -93,7 +93,7 @@ fn kind_of(resource: &str) -> Option<(Amount, u32)> {
 }
 
 fn count_of(
-    container: &ContainerAsk,
+    container: &ContainerRequest,
     resource: &str,
     value: &str,
     max: u32,
@@ -116,7 +116,7 @@ pub(crate) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<
 }
 
 fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {
-    RequestError::SeveralAsk {
+    RequestError::SeveralRequest {
         container: shown(first.container),
         resource: shown(first.resource),
         other_container: shown(other.container),
@@ -135,7 +135,7 @@ pub enum ContainerKind {
 
 /// A container, reduced to what a request needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerAsk {
+pub struct ContainerRequest {
     /// Its name.
     pub name: String,
     /// Init or regular.

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::kube_api::request::placement::{
-    DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS, PLACED_PREFIX, TOUCH,
+    DRIVER_MEMORY, FENCE, MPS_MEMORY, MPS_THREADS, PLACED_PREFIX,
 };
 use crate::model::reservation::Placement;
 
@@ -19,7 +19,7 @@ const LONGEST_LIMIT: usize = 32;
 /// Secret to the process, so that no client can find two sets of annotations with one digest.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// The annotations of a pod that only gpupack writes, except [`TOUCH`]. Equal if all are equal.
+/// The annotations of a pod that only gpupack writes, except [`FENCE`]. Equal if all are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Digest of all keys and values; zero without any.
@@ -68,7 +68,7 @@ pub fn patch_to(
 }
 
 fn is_owned(key: &str) -> bool {
-    key.starts_with(PLACED_PREFIX) && key != TOUCH
+    key.starts_with(PLACED_PREFIX) && key != FENCE
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_of_ours_counts_but_a_touch_and_no_other() {
+    fn every_gpupack_key_counts_except_the_fence() {
         let ours = all(&[("placed.gpupack.dev/uuids", "GPU-a"), (DRIVER_MEMORY, "4096")]);
         let written = Written::of(&ours);
         for (key, value, is_same) in [
@@ -88,7 +88,7 @@ mod tests {
             (DRIVER_MEMORY, "8192", false),
             (MPS_MEMORY, "0=1M", false),
             ("placed.gpupack.dev/new", "", false),
-            (TOUCH, "1", true),
+            (FENCE, "1", true),
             ("note", "1", true),
         ] {
             let mut edited = ours.clone();
@@ -96,20 +96,20 @@ mod tests {
             assert_eq!(Written::of(&edited) == written, is_same, "{key}");
         }
         assert_ne!(Written::of(&all(&[(DRIVER_MEMORY, "4096")])), written);
-        assert_eq!(Written::of(&all(&[(TOUCH, "1")])), Written::default());
+        assert_eq!(Written::of(&all(&[(FENCE, "1")])), Written::default());
     }
 
     #[test]
-    fn limits_are_kept_and_nothing_long() {
+    fn written_limits_are_kept_except_long_values() {
         let long = "9".repeat(LONGEST_LIMIT + 1);
         let written = Written::of(&all(&[(MPS_MEMORY, &long), (MPS_THREADS, "50"), ("b", "c")]));
         assert_eq!(written.limits().collect::<BTreeMap<_, _>>(), all(&[(MPS_THREADS, "50")]));
     }
 
     #[test]
-    fn what_is_not_ours_to_have_is_taken_away() {
+    fn unwanted_gpupack_annotations_are_removed() {
         let there =
-            all(&[("placed.gpupack.dev/x", "1"), (MPS_THREADS, "9"), (TOUCH, "t"), ("b", "")]);
+            all(&[("placed.gpupack.dev/x", "1"), (MPS_THREADS, "9"), (FENCE, "t"), ("b", "")]);
         let patch = patch_to(&all(&[(MPS_THREADS, "5")]), &there);
         let expected = [("placed.gpupack.dev/x", None), (MPS_THREADS, Some("5"))];
         let expected = expected.map(|(key, value)| (key.to_owned(), value.map(str::to_owned)));

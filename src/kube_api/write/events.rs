@@ -55,7 +55,7 @@ pub enum NoticeReason {
     /// Another client bound it, and its annotations have no placement.
     PlacedByOthers,
     /// Its GPU is overallocated.
-    Overbooked,
+    Overallocated,
     /// Its placement annotations cannot be trusted.
     PlacementUnreadable,
     /// Another client changed or removed its placement annotations.
@@ -63,13 +63,13 @@ pub enum NoticeReason {
     /// A device of its placement is missing or unhealthy.
     DeviceLost,
     /// It uses more of a device than it may.
-    GpuOveruse,
+    GpuOverLimit,
     /// Its device is used by processes of no pod that holds anything there.
-    GpuForeignUse,
+    GpuUntrackedMemory,
     /// A container could not be started with its device.
     GpuStartFailed,
     /// The isolation that is configured for its memory is not verified.
-    ProtectionNotVerified,
+    IsolationNotVerified,
     /// It was evicted because it used more than it may.
     GpuEvicted,
 }
@@ -83,14 +83,14 @@ impl NoticeReason {
             Self::GpuRequestRefused => "GpuRequestRefused",
             Self::NoGpuFits => "NoGpuFits",
             Self::PlacedByOthers => "PlacedByOthers",
-            Self::Overbooked => "Overbooked",
+            Self::Overallocated => "Overallocated",
             Self::PlacementUnreadable => "PlacementUnreadable",
             Self::PlacementEdited => "PlacementEdited",
             Self::DeviceLost => "DeviceLost",
-            Self::GpuOveruse => "GpuOveruse",
-            Self::GpuForeignUse => "GpuForeignUse",
+            Self::GpuOverLimit => "GpuOverLimit",
+            Self::GpuUntrackedMemory => "GpuUntrackedMemory",
             Self::GpuStartFailed => "GpuStartFailed",
-            Self::ProtectionNotVerified => "ProtectionNotVerified",
+            Self::IsolationNotVerified => "IsolationNotVerified",
             Self::GpuEvicted => "GpuEvicted",
         }
     }
@@ -101,11 +101,13 @@ impl NoticeReason {
             Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits => "Scheduling",
             Self::GpuRequestRefused => "Parsing",
             Self::PlacedByOthers
-            | Self::Overbooked
+            | Self::Overallocated
             | Self::PlacementUnreadable
             | Self::PlacementEdited
             | Self::DeviceLost => "Allocation",
-            Self::GpuOveruse | Self::GpuForeignUse | Self::ProtectionNotVerified => "Guarding",
+            Self::GpuOverLimit | Self::GpuUntrackedMemory | Self::IsolationNotVerified => {
+                "Monitoring"
+            }
             Self::GpuStartFailed => "Starting",
             Self::GpuEvicted => "Evicting",
         }
@@ -118,14 +120,14 @@ impl NoticeReason {
             | Self::GpuRequestRefused
             | Self::NoGpuFits
             | Self::PlacedByOthers
-            | Self::Overbooked
+            | Self::Overallocated
             | Self::PlacementUnreadable
             | Self::PlacementEdited
             | Self::DeviceLost
-            | Self::GpuOveruse
-            | Self::GpuForeignUse
+            | Self::GpuOverLimit
+            | Self::GpuUntrackedMemory
             | Self::GpuStartFailed
-            | Self::ProtectionNotVerified
+            | Self::IsolationNotVerified
             | Self::GpuEvicted => EventType::Warning,
         }
     }
@@ -169,16 +171,16 @@ struct Counters {
 #[derive(Clone)]
 pub struct NoticeSender {
     queue: mpsc::Sender<(Notice, Timestamp)>,
-    told: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
+    reported: Arc<Mutex<BTreeMap<(PodUid, NoticeReason), Timestamp>>>,
     counters: Arc<Counters>,
 }
 
 impl NoticeSender {
     /// Queues a notice, unless it is muted or the queue is full.
     pub fn offer(&self, notice: Notice, now: Timestamp) {
-        let mut told = self.told.lock();
+        let mut reported = self.reported.lock();
         let key = (notice.uid.clone(), notice.reason);
-        if told.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
+        if reported.get(&key).is_some_and(|at| now.since(*at) < MUTE) {
             self.counters.muted.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -186,24 +188,24 @@ impl NoticeSender {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if told.len() >= MAX_REMEMBERED {
-            told.retain(|_, at| now.since(*at) < MUTE);
+        if reported.len() >= MAX_REMEMBERED {
+            reported.retain(|_, at| now.since(*at) < MUTE);
         }
-        if told.len() >= MAX_REMEMBERED {
-            told.clear();
+        if reported.len() >= MAX_REMEMBERED {
+            reported.clear();
         }
-        told.insert(key, now);
+        reported.insert(key, now);
     }
 
     /// Whether the same notice was sent within the last minute, so that `offer` would drop it.
     pub fn is_muted(&self, uid: &PodUid, reason: NoticeReason, now: Timestamp) -> bool {
-        let told = self.told.lock();
-        told.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
+        let reported = self.reported.lock();
+        reported.get(&(uid.clone(), reason)).is_some_and(|at| now.since(*at) < MUTE)
     }
 
     /// The number of notices that are kept for muting, at most 16,384.
     pub fn remembered(&self) -> usize {
-        self.told.lock().len()
+        self.reported.lock().len()
     }
 
     /// The counts so far.
@@ -255,7 +257,7 @@ pub fn notices(
         timeout,
         counters: Arc::clone(&counters),
     };
-    (NoticeSender { queue: sender, told: Arc::default(), counters }, writer)
+    (NoticeSender { queue: sender, reported: Arc::default(), counters }, writer)
 }
 
 impl NoticeWriter {
@@ -367,13 +369,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_of_events_does_not_grow_with_the_pods_that_came() {
+    async fn event_state_does_not_grow_with_the_number_of_past_pods() {
         assert_eq!(kept_after(NoticeReason::GpuPlaced, 10_000), 0);
         assert!(kept_after(NoticeReason::NoGpuFits, 10_000) <= MAX_RECORDERS);
     }
 
     #[tokio::test]
-    async fn what_is_remembered_for_muting_does_not_grow_with_the_pods_that_came() {
+    async fn mute_state_does_not_grow_with_the_number_of_past_pods() {
         let client = recorders().client;
         let (sender, mut writer) = notices(client, "replica-0".to_owned(), 1, Duration::ZERO);
         for at in 0..=MAX_REMEMBERED {

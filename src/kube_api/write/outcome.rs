@@ -57,9 +57,9 @@ pub enum BindOutcome {
 
 /// The outcome of a write to a pod's annotations.
 #[derive(Clone, Debug, PartialEq)]
-pub enum TouchOutcome {
+pub enum PatchOutcome {
     /// Written. Every Binding for an older version will conflict.
-    Touched {
+    Patched {
         /// The pod after the write.
         pod: Box<Pod>,
     },

@@ -1,7 +1,7 @@
 //! What a Binding is written for, checked before it leaves the process.
 //!
 //! The API server checks nothing in a Binding's metadata. An annotation that it would not accept
-//! elsewhere makes the pod unwritable for ever. So all parts are checked here, and these types have
+//! elsewhere makes the pod unwritable forever. So all parts are checked here, and these types have
 //! no other constructors.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,9 @@ use crate::model::reservation::{Placement, PodRef};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// A name that is invalid in Kubernetes and could change the path of a URL.
-    #[error("{kind} `{name}` is not a name of Kubernetes: lower-case letters, digits, `-` and `.`")]
+    #[error(
+        "{kind} `{name}` is not a valid Kubernetes name: lower-case letters, digits, `-` and `.`"
+    )]
     Name {
         /// Namespace, pod or node.
         kind: &'static str,
@@ -28,7 +30,7 @@ pub enum TargetError {
         name: String,
     },
     /// An unknown precondition, without which a late Binding could not be detected.
-    #[error("the pod has no `{field}` to bind it by")]
+    #[error("the pod has no `{field}`, which a Binding needs")]
     Missing {
         /// The field.
         field: &'static str,
@@ -224,7 +226,7 @@ fn checked_name(kind: &'static str, name: &str) -> Result<String, TargetError> {
 mod tests {
     use super::*;
     use crate::hardware::device::DeviceId;
-    use crate::hardware::pool::Protection;
+    use crate::hardware::pool::ConfiguredIsolation;
     use crate::hardware::units::{Demand, MemMib, Share};
     use crate::model::reservation::PlacedDevice;
 
@@ -232,7 +234,7 @@ mod tests {
         let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
         let id = DeviceId::new("GPU-a").unwrap();
         let devices = vec![PlacedDevice { id, demand }];
-        Placement { node: NodeName::new("n1"), devices, protection: Protection::None }
+        Placement { node: NodeName::new("n1"), devices, isolation: ConfiguredIsolation::None }
     }
 
     fn pod(version: &str, note: usize) -> SeenPod {

@@ -22,8 +22,8 @@ use serde_json::{Value, json};
 use crate::clock::Clock;
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{TOUCH, TouchMaker};
-use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, Settled, TouchOutcome};
+use crate::kube_api::request::placement::{FENCE, FenceWriter};
+use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
 
 /// Writes to pods, and reads them back. Cheap to clone.
@@ -31,7 +31,7 @@ use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
 pub struct ApiWriter {
     client: Client,
     timeout: Duration,
-    maker: TouchMaker,
+    maker: FenceWriter,
 }
 
 /// Status of an answer, with its body if that arrived.
@@ -56,21 +56,21 @@ impl ApiWriter {
     /// A writer on `client`, which must not repeat requests automatically; `timeout` is for one
     /// request and its whole answer.
     pub fn new(client: Client, timeout: Duration) -> Self {
-        let maker = TouchMaker::new(Clock::start().unix_seconds());
+        let maker = FenceWriter::new(Clock::start().unix_seconds());
         Self { client, timeout, maker }
     }
 
-    /// The process that last wrote [`TOUCH`] on this version of the pod: `Equal` for this process
+    /// The process that last wrote [`FENCE`] on this version of the pod: `Equal` for this process
     /// or none, `Less` for one that started earlier, `Greater` for one that started later.
-    pub fn touched(&self, pod: &SeenPod) -> Ordering {
-        pod.touched_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
+    pub fn fenced(&self, pod: &SeenPod) -> Ordering {
+        pod.fenced_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
     }
 
-    /// Binds a pod. A Binding with a placement also writes [`TOUCH`], which names this process.
+    /// Binds a pod. A Binding with a placement also writes [`FENCE`], which names this process.
     pub async fn bind(&self, target: &BindTarget) -> BindOutcome {
         let mut annotations = target.annotations.clone();
         if !annotations.is_empty() {
-            annotations.insert(TOUCH.to_owned(), self.maker.value("bind"));
+            annotations.insert(FENCE.to_owned(), self.maker.value("bind"));
         }
         let reply = match self.exchange(binding_request(target, annotations)).await {
             Ok(reply) => reply,
@@ -104,15 +104,15 @@ impl ApiWriter {
     ///
     /// `value` must differ from the last one: an equal value writes nothing. The name of this
     /// process is put in front of it. With a version the write succeeds only on that version.
-    pub async fn touch(
+    pub async fn write_fence(
         &self,
         key: &PodKey,
         uid: &PodUid,
         resource_version: Option<&str>,
         value: &str,
-    ) -> TouchOutcome {
+    ) -> PatchOutcome {
         let value = self.maker.value(value);
-        self.annotate(key, uid, resource_version, json!({TOUCH: value})).await
+        self.annotate(key, uid, resource_version, json!({FENCE: value})).await
     }
 
     /// Writes annotations of a placement again, on the pod with this UID in this version; `None`
@@ -123,7 +123,7 @@ impl ApiWriter {
         uid: &PodUid,
         resource_version: &str,
         annotations: &BTreeMap<String, Option<String>>,
-    ) -> TouchOutcome {
+    ) -> PatchOutcome {
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 
@@ -133,7 +133,7 @@ impl ApiWriter {
         uid: &PodUid,
         resource_version: Option<&str>,
         annotations: Value,
-    ) -> TouchOutcome {
+    ) -> PatchOutcome {
         let mut metadata = json!({"uid": uid.as_str(), "annotations": annotations});
         if let Some(version) = resource_version {
             metadata["resourceVersion"] = version.into();
@@ -142,17 +142,17 @@ impl ApiWriter {
         let request = pods(key).patch(key.name(), &PatchParams::default(), &patch);
         let reply = match self.exchange(request).await {
             Ok(reply) => reply,
-            Err(cause) => return TouchOutcome::Undecided { cause },
+            Err(cause) => return PatchOutcome::Undecided { cause },
         };
         match reply.status {
             200..=299 => match reply.object() {
-                Ok(pod) => TouchOutcome::Touched { pod: Box::new(pod) },
-                Err(cause) => TouchOutcome::Undecided { cause },
+                Ok(pod) => PatchOutcome::Patched { pod: Box::new(pod) },
+                Err(cause) => PatchOutcome::Undecided { cause },
             },
-            404 => TouchOutcome::Gone,
-            409 => TouchOutcome::Conflict,
-            code if is_definite(code) => TouchOutcome::Refused { code, message: reply.message() },
-            _ => TouchOutcome::Undecided { cause: reply.cause() },
+            404 => PatchOutcome::Gone,
+            409 => PatchOutcome::Conflict,
+            code if is_definite(code) => PatchOutcome::Refused { code, message: reply.message() },
+            _ => PatchOutcome::Undecided { cause: reply.cause() },
         }
     }
 
@@ -165,8 +165,8 @@ impl ApiWriter {
         resource_version: Option<&str>,
         value: &str,
     ) -> Fenced {
-        let cause = match self.touch(key, uid, resource_version, value).await {
-            TouchOutcome::Touched { pod } => {
+        let cause = match self.write_fence(key, uid, resource_version, value).await {
+            PatchOutcome::Patched { pod } => {
                 let pod = Box::new(SeenPod::from_api(&pod));
                 return if pod.node.is_some() {
                     Fenced::Bound { pod }
@@ -174,10 +174,10 @@ impl ApiWriter {
                     Fenced::Waiting { pod }
                 };
             }
-            TouchOutcome::Gone => return Fenced::Gone,
-            TouchOutcome::Conflict => met_another_write(),
-            TouchOutcome::Refused { code, message } => Cause::Status { code, message },
-            TouchOutcome::Undecided { cause } => cause,
+            PatchOutcome::Gone => return Fenced::Gone,
+            PatchOutcome::Conflict => met_another_write(),
+            PatchOutcome::Refused { code, message } => Cause::Status { code, message },
+            PatchOutcome::Undecided { cause } => cause,
         };
         match self.read_back(key).await {
             Err(_) => Fenced::Open { pod: None, cause },
@@ -202,19 +202,19 @@ impl ApiWriter {
     }
 
     /// Fences a pod that is unbound, only in the version of the Binding: an earlier write of
-    /// [`TOUCH`] by another process must stay visible.
+    /// [`FENCE`] by another process must stay visible.
     async fn fence(&self, target: &BindTarget) -> Settled {
         let version = target.resource_version.as_str();
         let value = format!("fence-{version}");
-        let cause = match self.touch(&target.key, &target.uid, Some(version), &value).await {
-            TouchOutcome::Touched { pod } => match concluded(target, pod) {
+        let cause = match self.write_fence(&target.key, &target.uid, Some(version), &value).await {
+            PatchOutcome::Patched { pod } => match concluded(target, pod) {
                 Err(settled) => return settled,
-                Ok(()) => Cause::Body { fault: "the touch left the version as it was".to_owned() },
+                Ok(()) => Cause::Body { fault: "the fence left the version as it was".to_owned() },
             },
-            TouchOutcome::Gone => return Settled::Gone,
-            TouchOutcome::Conflict => met_another_write(),
-            TouchOutcome::Refused { code, message } => Cause::Status { code, message },
-            TouchOutcome::Undecided { cause } => cause,
+            PatchOutcome::Gone => return Settled::Gone,
+            PatchOutcome::Conflict => met_another_write(),
+            PatchOutcome::Refused { code, message } => Cause::Status { code, message },
+            PatchOutcome::Undecided { cause } => cause,
         };
         match self.read_trace(target).await {
             Err(settled) => settled,
@@ -280,7 +280,7 @@ pub(crate) fn is_definite(code: u16) -> bool {
 }
 
 fn met_another_write() -> Cause {
-    Cause::Status { code: 409, message: "the touch met another write".to_owned() }
+    Cause::Status { code: 409, message: "the fence met another write".to_owned() }
 }
 
 /// What `pod`, as just read, settles; `Ok` if the Binding is still undecided.

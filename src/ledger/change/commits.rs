@@ -7,7 +7,7 @@ use dashmap::Entry;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::HoldRule;
 use crate::model::event::LedgerEvent;
 use crate::model::fit::CompiledRequest;
@@ -47,24 +47,24 @@ impl Ledger {
         &self,
         pod: &PodRef,
         node: &str,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         now: Timestamp,
     ) -> Result<Placement, ReserveError> {
         let _stays = self.stay();
         let at = self.position(node).ok_or(ReserveError::Rejection(Rejection::UnknownNode))?;
-        let slot = self.slot(at);
-        let world = self.world();
-        let ask = question.ask(&world.classes);
+        let node_entry = self.node_entry(at);
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
         let entry = self.pods.entry(pod.uid.clone());
         if self.ended().contains(&pod.uid) {
             return Err(ReserveError::Ended);
         }
         match entry {
             Entry::Occupied(held) if *held.get() != at => {
-                let node = self.slot(*held.get()).name.clone();
+                let node = self.node_entry(*held.get()).name.clone();
                 Err(ReserveError::HeldElsewhere { node })
             }
-            Entry::Occupied(_) => match slot.read().reservation(&pod.uid) {
+            Entry::Occupied(_) => match node_entry.read().reservation(&pod.uid) {
                 Some(held) if matches!(held.state, ReservationState::Draining { .. }) => {
                     Err(ReserveError::Ended)
                 }
@@ -72,8 +72,10 @@ impl Ledger {
                 None => Err(ReserveError::Ended), // bound as a pod without a placement of gpupack
             },
             Entry::Vacant(free) => {
-                let placement = slot
-                    .change(|books| assume(books, pod, &ask, question, &world.compiled, now))
+                let placement = node_entry
+                    .change(|node_state| {
+                        assume(node_state, pod, &compiled, query, &cluster.compiled, now)
+                    })
                     .map_err(ReserveError::Rejection)?;
                 self.release(&pod.uid);
                 free.insert(at);
@@ -86,7 +88,7 @@ impl Ledger {
     pub fn confirm(&self, uid: &PodUid) {
         let _stays = self.stay();
         if let Some(at) = self.pods.get(uid).map(|at| *at) {
-            self.slot(at).change(|books| books.confirm(uid));
+            self.node_entry(at).change(|node_state| node_state.confirm(uid));
         }
     }
 
@@ -100,32 +102,32 @@ impl Ledger {
             return Vec::new();
         };
         let from = *held_at.get();
-        let Some(held) = self.slot(from).read().reservation(uid).cloned() else {
+        let Some(held) = self.node_entry(from).read().reservation(uid).cloned() else {
             return Vec::new();
         };
         // Reserved on both nodes meanwhile, so that no other pod gets in between.
         let next = Reservation { placement: to, ..held };
-        let mut effects = self.change_slot(at, |books| books.book(next));
+        let mut events = self.change_node(at, |node_state| node_state.book(next));
         if from != at {
             held_at.insert(at);
-            effects.extend(self.change_slot(from, |books| {
-                books.remove(uid);
+            events.extend(self.change_node(from, |node_state| {
+                node_state.remove(uid);
             }));
         }
-        effects
+        events
     }
 
     /// Takes back a reservation whose Binding was definitely refused. Confirmed ones stay.
     pub fn forget(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let Entry::Occupied(held) = self.pods.entry(uid.clone()) else { return Vec::new() };
         let mut is_gone = false;
-        let effects = self.change_slot(*held.get(), |books| {
-            is_gone = is_assumed(books.reservation(uid)) && books.remove(uid);
+        let events = self.change_node(*held.get(), |node_state| {
+            is_gone = is_assumed(node_state.reservation(uid)) && node_state.remove(uid);
         });
         if is_gone {
             held.remove();
         }
-        effects
+        events
     }
 }
 
@@ -133,61 +135,63 @@ impl Ledger {
     /// The pods that are being bound.
     pub fn assumed(&self) -> Vec<PodRef> {
         let mut assumed = Vec::new();
-        self.look_at_each(|books| {
-            let held = books.reservations().values().filter(|held| is_assumed(Some(held)));
+        self.look_at_each(|node_state| {
+            let held = node_state.reservations().values().filter(|held| is_assumed(Some(held)));
             assumed.extend(held.map(|held| held.pod.clone()));
         });
         assumed
     }
 
     /// The node of a pod that is being bound with exactly this request.
-    pub fn assumed_on(&self, uid: &PodUid, question: &PlacementRequest) -> Option<NodeName> {
+    pub fn assumed_on(&self, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
         let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
-        (held.request.as_deref() == question.gpu.as_ref()).then_some(held.placement.node)
+        (held.request.as_deref() == query.gpu.as_ref()).then_some(held.placement.node)
     }
 }
 
 /// Reserves room for the pod. Its hold ends only if there is a placement.
 fn assume(
-    books: &mut NodeState,
+    node_state: &mut NodeState,
     pod: &PodRef,
-    ask: &CompiledRequest,
-    question: &PlacementRequest,
+    compiled: &CompiledRequest,
+    query: &PlacementRequest,
     mix: &CompiledMix,
     now: Timestamp,
 ) -> Result<Placement, Rejection> {
-    let hold = books.release(&pod.uid);
+    let hold = node_state.release(&pod.uid);
     let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
-    let placement = place(books, ask, question, mix, on_hold).inspect_err(|_| {
+    let placement = place(node_state, compiled, query, mix, on_hold).inspect_err(|_| {
         if let Some(hold) = hold {
-            books.hold(pod.uid.clone(), hold);
+            node_state.hold(pod.uid.clone(), hold);
         }
     })?;
-    books.book(Reservation {
+    node_state.book(Reservation {
         pod: pod.clone(),
         placement: placement.clone(),
-        host: ask.host,
+        host: compiled.host,
         state: ReservationState::Assumed { since: now },
-        request: ask.gpu.clone().map(Arc::new),
+        request: compiled.gpu.clone().map(Arc::new),
     });
     Ok(placement)
 }
 
 /// A placement for the pod: its hold, one beside all holds, or any one if holds are ignored.
 fn place(
-    books: &NodeState,
-    ask: &CompiledRequest,
-    question: &PlacementRequest,
+    node_state: &NodeState,
+    compiled: &CompiledRequest,
+    query: &PlacementRequest,
     mix: &CompiledMix,
     on_hold: Option<Placement>,
 ) -> Result<Placement, Rejection> {
-    if let Some(on_hold) = on_hold.filter(|on_hold| plan::still_fits(books, ask, on_hold)) {
+    if let Some(on_hold) = on_hold.filter(|on_hold| plan::still_fits(node_state, compiled, on_hold))
+    {
         return Ok(on_hold);
     }
-    let beside = plan::evaluate(books, ask, &question.strategy, mix, HoldRule::Respected);
-    let found = beside
-        .or_else(|_| plan::evaluate(books, ask, &question.strategy, mix, HoldRule::Ignored))?;
-    Ok(plan::placement(books, &found))
+    let beside = plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Respected);
+    let found = beside.or_else(|_| {
+        plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Ignored)
+    })?;
+    Ok(plan::placement(node_state, &found))
 }
 
 /// Whether a pod is being bound.

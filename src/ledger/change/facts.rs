@@ -10,7 +10,7 @@ use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
@@ -42,25 +42,25 @@ impl Ledger {
     /// Notes that a node exists, with the CPU and host memory that it offers.
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<LedgerEvent> {
         let _stays = self.stay();
-        let at = self.slot_of(name);
+        let at = self.position_or_insert(name);
         let (mut is_new, mut was_gone) = (false, false);
-        let is_shared_anew = self.share_pool(at, &pool);
-        let mut effects = self.change_slot(at, |books| {
-            was_gone = books.state() == NodeReporting::Gone;
-            is_new = books.host_capacity() != host || is_shared_anew;
-            books.see_node(host, pool);
+        let is_shared_again = self.share_pool(at, &pool);
+        let mut events = self.change_node(at, |node_state| {
+            was_gone = node_state.state() == NodeReporting::Gone;
+            is_new = node_state.host_capacity() != host || is_shared_again;
+            node_state.see_node(host, pool);
         });
         if was_gone {
-            self.slot(at).arrive_again(); // *filter* calls could not name it meanwhile
+            self.node_entry(at).arrive_again(); // *filter* calls could not name it meanwhile
         }
         // What did not fit under the old rule of the pool may fit now.
         let room = LedgerEvent::Room(name.clone());
-        let is_open = || self.slot(at).read().placeable().is_ok();
-        if is_shared_anew && !effects.contains(&room) && is_open() {
-            effects.push(room);
+        let is_open = || self.node_entry(at).read().placeable().is_ok();
+        if is_shared_again && !events.contains(&room) && is_open() {
+            events.push(room);
         }
-        self.is_census_old.fetch_or(is_new, Ordering::AcqRel);
-        effects
+        self.are_shapes_old.fetch_or(is_new, Ordering::AcqRel);
+        events
     }
 
     /// Notes the failure domain of a node. Nodes of the same one may fail together.
@@ -82,23 +82,23 @@ impl Ledger {
                 }
             }
         };
-        self.set_domain(self.slot_of(node), number);
+        self.set_domain(self.position_or_insert(node), number);
     }
 
     /// Notes whether a node's object says that it takes no new pods (`spec.unschedulable`). No
     /// answer depends on it: kube-scheduler leaves it out where it must. Its room requeues no pod.
     pub fn see_unschedulable(&self, node: &NodeName, is_unschedulable: bool) {
         let _stays = self.stay();
-        let slot = self.slot(self.slot_of(node));
-        slot.is_unschedulable.store(is_unschedulable, Ordering::Release);
+        let node_entry = self.node_entry(self.position_or_insert(node));
+        node_entry.is_unschedulable.store(is_unschedulable, Ordering::Release);
     }
 
-    /// Notes that a node was deleted. Its pods keep what they have until they are gone.
+    /// Notes that a node deleted. Its pods keep what they have until they are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();
         let Some(at) = self.position(name.as_str()) else { return };
-        self.slot(at).change(NodeState::lose_node);
-        self.is_census_old.store(true, Ordering::Release);
+        self.node_entry(at).change(NodeState::lose_node);
+        self.are_shapes_old.store(true, Ordering::Release);
         self.recycle(at);
     }
 
@@ -115,7 +115,7 @@ impl Ledger {
         }
         let Some(node) = &fact.node else { return Vec::new() };
         let _stays = self.stay();
-        let Some(at) = self.slot_of_pod(node) else {
+        let Some(at) = self.position_for_pod(node) else {
             // A pod without a GPU counts only with what it takes of a node that exists.
             let unplaced = LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() };
             return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
@@ -126,60 +126,60 @@ impl Ledger {
         }
         let mut held_at = entry.or_insert(at);
         let edited = || LedgerEvent::PlacementEdited { pod: fact.pod.clone(), node: node.clone() };
-        if *held_at != at && keeps_devices(self.slot(*held_at).read().reservation(uid)) {
+        if *held_at != at && keeps_devices(self.node_entry(*held_at).read().reservation(uid)) {
             return vec![edited()];
         }
         let before = std::mem::replace(&mut *held_at, at);
-        let mut effects = self.release(uid).into_iter().collect::<Vec<_>>();
+        let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
         if before != at {
-            effects.extend(self.change_slot(before, |books| {
-                books.remove(uid);
+            events.extend(self.change_node(before, |node_state| {
+                node_state.remove(uid);
             }));
         }
         let (mut is_placed, mut is_edited) = (true, false);
-        effects.extend(self.change_slot(at, |books| {
-            let held = books.reservation(uid);
+        events.extend(self.change_node(at, |node_state| {
+            let held = node_state.reservation(uid);
             let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(fact, held);
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
                     is_edited = written.as_ref() != Some(&held.placement);
-                    books.book(kept(fact, held));
+                    node_state.book(kept(fact, held));
                 }
                 (None, Some(written)) => {
                     let request = fact.request.clone();
                     let request = request.or_else(|| held.and_then(|held| held.request.clone()));
-                    books.book(confirmed(fact, written.clone(), request));
+                    node_state.book(confirmed(fact, written.clone(), request));
                 }
-                (None, None) => books.book_host(uid.clone(), fact.host),
+                (None, None) => node_state.book_host(uid.clone(), fact.host),
             }
-            is_placed = books.reservation(uid).is_some();
+            is_placed = node_state.reservation(uid).is_some();
         }));
         if is_edited {
-            effects.push(edited());
+            events.push(edited());
         }
         if fact.wants_gpu && !is_placed {
-            effects.push(LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() });
+            events.push(LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() });
         }
-        effects
+        events
     }
 
     /// Notes that a pod is terminal or gone. Its devices are free once its processes have ended.
     pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<LedgerEvent> {
         self.ended().remember(uid);
         let entry = self.pods.entry(uid.clone());
-        let mut effects = self.release(uid).into_iter().collect::<Vec<_>>();
-        let Entry::Occupied(held) = entry else { return effects };
+        let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
+        let Entry::Occupied(held) = entry else { return events };
         let at = *held.get();
         let mut is_gone = false;
-        effects.extend(self.change_slot(at, |books| {
-            books.drain(uid, now);
-            is_gone = !books.has_pod(uid);
+        events.extend(self.change_node(at, |node_state| {
+            node_state.drain(uid, now);
+            is_gone = !node_state.has_pod(uid);
         }));
         if is_gone {
             held.remove();
             self.recycle(at);
         }
-        effects
+        events
     }
 
     /// Notes that pods and nodes have been listed completely.
@@ -191,41 +191,44 @@ impl Ledger {
 
     /// Time has passed: silent nodes, drains that lasted too long, holds that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
-        let mut effects = Vec::new();
-        if self.is_census_old.load(Ordering::Acquire) {
+        let mut events = Vec::new();
+        if self.are_shapes_old.load(Ordering::Acquire) {
             self.replace_mix(None);
         }
         self.forget_many_gone_nodes();
-        let slots = self.slots();
-        for at in slots.present() {
-            let slot = &slots[at];
+        let node_table = self.node_table();
+        for at in node_table.present() {
+            let node_entry = &node_table[at];
             let (is_stale, is_due) = {
-                let books = slot.read();
-                let is_stale = books.is_stale(self.settings.stale_after, now);
-                (is_stale, books.is_anything_due(self.settings.drain_limit, now))
+                let node_state = node_entry.read();
+                let is_stale = node_state.is_stale(self.settings.stale_after, now);
+                (is_stale, node_state.is_anything_due(self.settings.drain_limit, now))
             };
-            if is_stale && slot.change(|books| books.silence(self.settings.stale_after, now)) {
-                effects.push(LedgerEvent::Silent(slot.name.clone()));
+            if is_stale
+                && node_entry
+                    .change(|node_state| node_state.silence(self.settings.stale_after, now))
+            {
+                events.push(LedgerEvent::Silent(node_entry.name.clone()));
             }
             if is_due {
                 let mut ended = Vec::new();
-                effects.extend(self.change_slot(at, |books| {
-                    ended = books.expire(self.settings.drain_limit, now);
+                events.extend(self.change_node(at, |node_state| {
+                    ended = node_state.expire(self.settings.drain_limit, now);
                 }));
                 self.drop_index(at, &ended);
             }
         }
-        effects
+        events
     }
 
     /// Learns from a request, so that the request mix follows what pods request.
-    pub fn learn(&self, uid: PodUid, question: &PlacementRequest) {
-        let kind = RequestType::new(question.gpu.as_ref(), question.host.cpu);
+    pub fn learn(&self, uid: PodUid, query: &PlacementRequest) {
+        let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
         let mix = {
             let mut window = self.window.lock();
-            window.observe(uid, kind, question.host.memory).then(|| window.mix())
+            window.observe(uid, kind, query.host.memory).then(|| window.mix())
         };
-        if let Some(mix) = mix.filter(|mix| mix.differs(self.world().mix())) {
+        if let Some(mix) = mix.filter(|mix| mix.differs(self.cluster().mix())) {
             self.replace_mix(Some(mix));
         }
     }
@@ -266,7 +269,7 @@ fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
     }
 }
 
-/// Whether the pod runs on devices of its reservation, whatever is written on it now.
+/// Whether the pod runs on devices of its reservation, despite later edits of its annotations.
 fn keeps_devices(held: Option<&Reservation>) -> bool {
     held.is_some_and(|held| !held.placement.devices.is_empty()) && !is_assumed(held)
 }

@@ -47,20 +47,20 @@ pub struct Receipt {
     /// What is allocated on the node; `None` if the agent already has this version.
     pub allocations: Option<Vec<Reservation>>,
     /// What the change means for others.
-    pub effects: Vec<LedgerEvent>,
+    pub events: Vec<LedgerEvent>,
 }
 
 /// Why a report is refused; nothing of it was applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportRefusal {
     /// The cluster has no such node.
-    #[error("node `{node}` is not known: create the Node object first")]
+    #[error("node `{node}` does not exist: create the Node object first")]
     UnknownNode {
         /// The name.
         node: String,
     },
     /// The session is not the newest; the agent must send a hello.
-    #[error("session `{session}` is not the current one of this node: say hello")]
+    #[error("session `{session}` is not the current session of this node: say hello")]
     OldSession {
         /// The session of the report.
         session: u64,
@@ -70,7 +70,7 @@ pub enum ReportRefusal {
     NoInventory,
     /// A device of another node that reports.
     #[error("device `{device}` belongs to node `{owner}`, which is neither deleted nor silent")]
-    ForeignDevice {
+    DeviceOfOtherNode {
         /// The device.
         device: DeviceId,
         /// Its owner.
@@ -95,15 +95,15 @@ impl Ledger {
         let _stays = self.stay();
         let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
         let at = self.position(node).ok_or_else(unknown)?;
-        let slot = self.slot(at);
+        let node_entry = self.node_entry(at);
         let last_report = {
-            let books = slot.read();
-            if books.is_forgettable() {
+            let node_state = node_entry.read();
+            if node_state.is_forgettable() {
                 return Err(unknown());
             }
-            books.last_report()
+            node_state.last_report()
         };
-        let mut session = slot.session.lock();
+        let mut session = node_entry.session.lock();
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent && report.sequence <= session.sequence;
         let current = match (report.session, session.id) {
@@ -113,20 +113,20 @@ impl Ledger {
             (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
             (None, _) => self.next_session.fetch_add(1, Ordering::AcqRel),
         };
-        let mut effects = Vec::new();
+        let mut events = Vec::new();
         if !is_repeated {
             if let Some(inventory) = &report.inventory {
-                effects.extend(self.take_inventory(at, inventory)?);
+                events.extend(self.take_inventory(at, inventory)?);
             }
-            let (freed, told) = slot.change_if(|books| {
-                let before = StateBefore::of(books);
-                let freed: Vec<PodUid> = books.observe(&report.uses, now);
+            let (freed, reported) = node_entry.change_if(|node_state| {
+                let before = StateBefore::of(node_state);
+                let freed: Vec<PodUid> = node_state.observe(&report.uses, now);
                 // Nearly every report changes nothing; then kept answers about the node stay.
-                let is_news = !freed.is_empty() || !before.is_that_of(books);
-                let told = if is_news { before.effects(books) } else { Vec::new() };
-                ((freed, told), is_news)
+                let is_news = !freed.is_empty() || !before.is_that_of(node_state);
+                let reported = if is_news { before.events(node_state) } else { Vec::new() };
+                ((freed, reported), is_news)
             });
-            effects.extend(told);
+            events.extend(reported);
             if !is_known_agent {
                 session.agent.clone_from(&report.agent);
             }
@@ -137,8 +137,8 @@ impl Ledger {
             }
         }
         let known = report.allocations_version.filter(|_| report.session.is_some());
-        let (allocations_version, allocations) = slot.look(|version, books| {
-            let held = || books.reservations().values().cloned().collect();
+        let (allocations_version, allocations) = node_entry.look(|version, node_state| {
+            let held = || node_state.reservations().values().cloned().collect();
             (version, (known != Some(version)).then(held))
         });
         let is_taken = !is_repeated;
@@ -148,7 +148,7 @@ impl Ledger {
             last_report,
             allocations_version,
             allocations,
-            effects,
+            events,
         })
     }
 
@@ -159,25 +159,29 @@ impl Ledger {
         at: usize,
         inventory: &NodeInventory,
     ) -> Result<Vec<LedgerEvent>, ReportRefusal> {
-        let mut world = self.world_mut(); // one inventory at a time: two nodes may name one device
+        let mut cluster = self.cluster_mut(); // one inventory at a time: two nodes may name one device
         let mut moved = Vec::new();
         for device in inventory.devices() {
             let owner = self.owners.get(&device.id).map(|owner| *owner);
             let Some(owner) = owner.filter(|owner| *owner != at) else { continue };
-            let slot = self.slot(owner);
-            let books = slot.read();
-            if matches!(books.state(), NodeReporting::Reporting) {
-                let owner = books.name().clone();
-                return Err(ReportRefusal::ForeignDevice { device: device.id.clone(), owner });
+            let node_entry = self.node_entry(owner);
+            let node_state = node_entry.read();
+            if matches!(node_state.state(), NodeReporting::Reporting) {
+                let owner = node_state.name().clone();
+                return Err(ReportRefusal::DeviceOfOtherNode { device: device.id.clone(), owner });
             }
             moved.push((owner, device.id.clone()));
         }
         for (owner, device) in moved {
-            self.slot(owner).change(|books| books.lose_device(&device));
+            self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let slot = self.slot(at);
-        let before: Vec<DeviceId> =
-            slot.read().devices().iter().map(|books| books.device().id.clone()).collect();
+        let node_entry = self.node_entry(at);
+        let before: Vec<DeviceId> = node_entry
+            .read()
+            .devices()
+            .iter()
+            .map(|device_state| device_state.device().id.clone())
+            .collect();
         for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
             self.owners.remove_if(gone, |_, owner| *owner == at);
         }
@@ -185,17 +189,18 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let impossible = inventory.faults().iter().map(|(device, fault)| LedgerEvent::Impossible {
-            node: slot.name.clone(),
+            node: node_entry.name.clone(),
             device: device.clone(),
             fault: fault.clone(),
         });
-        let mut effects: Vec<LedgerEvent> = impossible.collect();
-        self.is_census_old.store(true, Ordering::Release);
-        world.change_classes(|classes| {
-            effects
-                .extend(self.change_slot(at, |books| books.replace_inventory(inventory, classes)));
+        let mut events: Vec<LedgerEvent> = impossible.collect();
+        self.are_shapes_old.store(true, Ordering::Release);
+        cluster.change_classes(|classes| {
+            events.extend(
+                self.change_node(at, |node_state| node_state.replace_inventory(inventory, classes)),
+            );
         });
-        Ok(effects)
+        Ok(events)
     }
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::changes::Changes;
 use crate::ledger::nodes::ranking::Ranking;
-use crate::ledger::nodes::table::{Slots, era};
+use crate::ledger::nodes::table::{NodeTable, era};
 use crate::model::fit::HostRule;
 use crate::model::rejection::Rejection;
 use crate::model::request::GpuRequest;
@@ -99,7 +99,7 @@ impl ShapeTable {
     }
 
     /// Forgets an answer.
-    fn forget(&mut self, at: usize, slots: &Slots) {
+    fn forget(&mut self, at: usize, node_table: &NodeTable) {
         if !self.known.contains(at) {
             return;
         }
@@ -107,7 +107,7 @@ impl ShapeTable {
         match (&self.answers[at].1, &mut self.ranking) {
             // A node that came after the list of nodes of the `Ranking` is not in it.
             (Ok(local_cost), Some(ranking)) if at < ranking.nodes => {
-                ranking.remove(at, slots.order(at), local_cost);
+                ranking.remove(at, node_table.order(at), local_cost);
             }
             (Ok(_), _) => {}
             (Err(rejection), _) => self.refused[rejection.position()] -= 1,
@@ -154,17 +154,17 @@ impl ShapeTable {
 
     /// Those that fit in the order of their costs, if it pays to keep that order: to keep one node
     /// in order takes as long as a look at fifty.
-    pub(crate) fn ranking(&mut self, slots: &Slots) -> Option<&Ranking> {
+    pub(crate) fn ranking(&mut self, node_table: &NodeTable) -> Option<&Ranking> {
         if self.ranking.as_ref().is_some_and(Ranking::is_scattered) {
             (self.ranking, self.calm) = (None, CALM - AFTER_SCATTERED);
         }
         if self.ranking.is_none() && self.calm >= CALM {
             let local_cost = |at: usize| {
                 let local_cost = self.answers[at].1.as_ref().ok()?;
-                Some((at, slots.order(at), local_cost))
+                Some((at, node_table.order(at), local_cost))
             };
-            let fitting = self.fitting.ones().take_while(|at| *at < slots.len());
-            self.ranking = Some(Ranking::of(slots.len(), fitting.filter_map(local_cost)));
+            let fitting = self.fitting.ones().take_while(|at| *at < node_table.len());
+            self.ranking = Some(Ranking::of(node_table.len(), fitting.filter_map(local_cost)));
         }
         self.ranking.as_ref()
     }
@@ -182,52 +182,52 @@ impl ShapeTable {
     }
 
     /// Forgets the answers for nodes that had the position of another one.
-    fn forget_others(&mut self, slots: &Slots) {
-        self.generation = slots.generation();
-        for (at, slot) in slots.iter().enumerate().take(self.answers.len()) {
-            if era(self.answers[at].0) != era(slot.version.load(Ordering::Acquire)) {
-                self.forget(at, slots);
+    fn forget_others(&mut self, node_table: &NodeTable) {
+        self.generation = node_table.generation();
+        for (at, node_entry) in node_table.iter().enumerate().take(self.answers.len()) {
+            if era(self.answers[at].0) != era(node_entry.version.load(Ordering::Acquire)) {
+                self.forget(at, node_table);
             }
         }
     }
 
     /// Forgets the answers for nodes that have changed, and makes room for new ones.
-    pub(crate) fn catch_up(&mut self, changes: &Changes, slots: &Slots) {
-        let is_other_list = self.generation != slots.generation();
+    pub(crate) fn catch_up(&mut self, changes: &Changes, node_table: &NodeTable) {
+        let is_other_list = self.generation != node_table.generation();
         let (known, mut seen) = (self.answers.len(), self.seen);
         let changed = changes.since(&mut seen);
         // A new node adds a name, so the order of names changes.
         let is_of_other_names = |_: &Ranking| is_other_list;
-        let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(slots.len()))
+        let is_calm = changed.as_ref().is_some_and(|nodes| nodes.len() <= few(node_table.len()))
             && !self.ranking.as_ref().is_some_and(is_of_other_names);
         self.calm = if is_calm { self.calm.saturating_add(1) } else { self.calm.min(0) };
         if !is_calm {
             self.ranking = None;
         }
         if is_other_list {
-            self.forget_others(slots);
+            self.forget_others(node_table);
         }
         match changed {
             Some(nodes) => {
                 for at in nodes.filter(|at| *at < known) {
-                    self.forget(at, slots);
+                    self.forget(at, node_table);
                 }
             }
             None => {
-                for (at, slot) in slots.iter().enumerate().take(known) {
-                    if self.answers[at].0 != slot.version.load(Ordering::Acquire) {
-                        self.forget(at, slots);
+                for (at, node_entry) in node_table.iter().enumerate().take(known) {
+                    if self.answers[at].0 != node_entry.version.load(Ordering::Acquire) {
+                        self.forget(at, node_table);
                     }
                 }
                 // Nothing is known of nodes that came later than this list of nodes.
-                for at in slots.len()..known {
-                    self.forget(at, slots);
+                for at in node_table.len()..known {
+                    self.forget(at, node_table);
                 }
             }
         }
         self.seen = seen;
         self.fitting.intersect_with(&self.known);
-        let nodes = known.max(slots.len());
+        let nodes = known.max(node_table.len());
         self.answers.resize(nodes, (0, Err(Rejection::UnknownNode)));
         self.known.grow(nodes);
         self.fitting.grow(nodes);
@@ -259,12 +259,12 @@ impl ShapeTables {
             return Arc::clone(&found.0);
         }
         if self.tables.len() >= kept_shapes(nodes) {
-            let last_asked = self
+            let last_used = self
                 .tables
                 .iter()
                 .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
                 .min();
-            if let Some((_, oldest)) = last_asked {
+            if let Some((_, oldest)) = last_used {
                 self.tables.remove(&oldest);
             }
         }
@@ -274,7 +274,7 @@ impl ShapeTables {
 }
 
 impl ShapeTables {
-    /// Keeps a shape longer than those of pods that may be made up.
+    /// Keeps a shape longer than those of pods that may be forged.
     pub(crate) fn prefer(&self, shape: &Shape) {
         if let Some(found) = self.tables.get(shape) {
             found.1.fetch_or(PREFERRED, Ordering::Relaxed);
@@ -290,59 +290,60 @@ mod tests {
     use crate::hardware::device::NodeName;
     use crate::hardware::topology::Proximity;
     use crate::hardware::units::{MemMib, MilliCpu};
-    use crate::ledger::nodes::node_entry::Slot;
+    use crate::ledger::nodes::node_entry::NodeEntry;
     use crate::model::node_state::NodeState;
     use crate::scoring::cost::Cost;
 
-    fn slots(count: usize) -> Slots {
-        let mut slots = Slots::default();
+    fn node_table(count: usize) -> NodeTable {
+        let mut node_table = NodeTable::default();
         for name in (0..count).map(|at| format!("{at:03}")) {
-            let books = NodeState::new(NodeName::new(name.as_str()), MemMib::ZERO);
-            slots.add(&name, |at| Slot::new(at, books, Arc::default()));
+            let node_state = NodeState::new(NodeName::new(name.as_str()), MemMib::ZERO);
+            node_table.add(&name, |at| NodeEntry::new(at, node_state, Arc::default()));
         }
-        slots
+        node_table
     }
 
     fn fits(cost: i64) -> Kept {
         Ok(LocalCost::Ranked(Cost::Fragmentation {
             instance_mib: 0,
             cost,
-            reach: Proximity::default(),
+            proximity: Proximity::default(),
         }))
     }
 
     /// The positions in the order of costs, if that order is kept.
-    fn order(table: &mut ShapeTable, slots: &Slots) -> Option<Vec<usize>> {
-        let ranking = table.ranking(slots)?;
+    fn order(table: &mut ShapeTable, node_table: &NodeTable) -> Option<Vec<usize>> {
+        let ranking = table.ranking(node_table)?;
         Some(ranking.in_order(&Default::default()).map(|node| node.at).collect())
     }
 
     #[test]
-    fn the_order_is_kept_after_some_calm_and_only_while_few_nodes_change() {
-        let (mut table, mut changes, slots) = (ShapeTable::default(), Changes::default(), slots(3));
-        table.catch_up(&changes, &slots);
+    fn the_order_is_cached_while_few_nodes_change() {
+        let (mut table, mut changes, node_table) =
+            (ShapeTable::default(), Changes::default(), node_table(3));
+        table.catch_up(&changes, &node_table);
         for (at, answer) in [fits(7), Err(Rejection::Silent), fits(5)].into_iter().enumerate() {
-            table.keep(at, slots.order(at), 1, answer);
+            table.keep(at, node_table.order(at), 1, answer);
         }
-        assert_eq!(order(&mut table, &slots), None);
-        (1..CALM).for_each(|_| table.catch_up(&changes, &slots));
-        assert_eq!(order(&mut table, &slots), Some(vec![2, 0]));
+        assert_eq!(order(&mut table, &node_table), None);
+        (1..CALM).for_each(|_| table.catch_up(&changes, &node_table));
+        assert_eq!(order(&mut table, &node_table), Some(vec![2, 0]));
         changes.note(2);
-        table.catch_up(&changes, &slots);
-        assert_eq!(order(&mut table, &slots), Some(vec![0]), "of that node nothing is known");
-        table.keep(2, slots.order(2), 2, fits(9));
-        assert_eq!(order(&mut table, &slots), Some(vec![0, 2]));
+        table.catch_up(&changes, &node_table);
+        assert_eq!(order(&mut table, &node_table), Some(vec![0]), "nothing is known of that node");
+        table.keep(2, node_table.order(2), 2, fits(9));
+        assert_eq!(order(&mut table, &node_table), Some(vec![0, 2]));
         let refused = |table: &ShapeTable| table.refused[Rejection::Silent.position()];
         assert_eq!(refused(&table), 1);
         (0..3).for_each(|at| changes.note(at));
-        table.catch_up(&changes, &slots);
-        assert_eq!((order(&mut table, &slots), refused(&table)), (None, 0));
+        table.catch_up(&changes, &node_table);
+        assert_eq!((order(&mut table, &node_table), refused(&table)), (None, 0));
     }
 
     #[test]
-    fn who_has_an_older_list_of_nodes_does_not_stumble_over_newer_ones() {
+    fn readers_with_an_older_node_list_ignore_newer_nodes() {
         let (mut table, mut changes) = (ShapeTable::default(), Changes::default());
-        let (older, newer) = (slots(2), slots(3));
+        let (older, newer) = (node_table(2), node_table(3));
         table.catch_up(&changes, &newer);
         (0..3).for_each(|at| table.keep(at, newer.order(at), 1, fits(1)));
         (0..CALM).for_each(|_| table.catch_up(&changes, &older));
@@ -351,11 +352,11 @@ mod tests {
         table.catch_up(&changes, &older);
         assert_eq!(order(&mut table, &older), Some(vec![0, 1]));
         table.catch_up(&changes, &newer);
-        assert_eq!(order(&mut table, &newer), None, "with the node the order of names has changed");
+        assert_eq!(order(&mut table, &newer), None, "the new node changed the order of names");
     }
 
     #[test]
-    fn shapes_of_made_up_pods_push_out_none_of_those_that_there_are() {
+    fn shapes_of_forged_pods_displace_no_real_shape() {
         let tables = ShapeTables::default();
         let shape = |milli| Shape {
             gpu: None,

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_looked_for_too_long_is_told_so() {
+    fn a_reader_that_was_away_too_long_is_informed() {
         let mut changes = Changes::default();
         let mut seen = 0;
         (0..=REMEMBERED).for_each(|at| changes.note(at));

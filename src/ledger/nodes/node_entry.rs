@@ -13,7 +13,7 @@ use crate::usage::node_details::NodeDetails;
 use crate::waste::supply::{NodeSupply, Supply};
 
 /// One node: its state, and a version that grows with each change.
-pub(crate) struct Slot {
+pub(crate) struct NodeEntry {
     pub(crate) name: NodeName,
     pub(crate) version: AtomicU64,
     /// How many nodes came before this one did, or before it came back.
@@ -21,7 +21,7 @@ pub(crate) struct Slot {
     /// Whether its Node object says that it takes no new pods.
     pub(crate) is_unschedulable: AtomicBool,
     at: usize,
-    books: Mutex<NodeState>,
+    node_state: Mutex<NodeState>,
     /// The expected waste of the node, for a version of the node and a generation of the mix.
     node_waste: Mutex<(u64, u64, KeptNodeWaste)>,
     /// What the node adds to the supply of the cluster; changed while the state is locked.
@@ -48,15 +48,15 @@ impl Shared {
     }
 }
 
-impl Slot {
-    pub(crate) fn new(at: usize, books: NodeState, shared: Arc<Shared>) -> Self {
+impl NodeEntry {
+    pub(crate) fn new(at: usize, node_state: NodeState, shared: Arc<Shared>) -> Self {
         Self {
-            name: books.name().clone(),
+            name: node_state.name().clone(),
             version: AtomicU64::new(1),
             since: AtomicU64::new(shared.arrivals.fetch_add(1, Ordering::AcqRel)),
             is_unschedulable: AtomicBool::new(false),
             at,
-            books: Mutex::new(books),
+            node_state: Mutex::new(node_state),
             node_waste: Mutex::default(),
             supplied: Mutex::default(),
             shared,
@@ -79,22 +79,22 @@ impl Slot {
     /// The state, for reading. A panic under this lock leaves no lasting error: the next change
     /// derives the sums again, and `audit` compares them.
     pub(crate) fn read(&self) -> MutexGuard<'_, NodeState> {
-        self.books.lock()
+        self.node_state.lock()
     }
 
     /// Changes the state; the version grows while it is locked.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeState) -> T) -> T {
-        self.change_if(|books| (change(books), true))
+        self.change_if(|node_state| (change(node_state), true))
     }
 
     /// Changes the state; `change` says whether answers may differ now. Only then the version
     /// grows.
     pub(crate) fn change_if<T>(&self, change: impl FnOnce(&mut NodeState) -> (T, bool)) -> T {
-        let mut books = self.read();
-        let (answer, is_news) = change(&mut books);
+        let mut node_state = self.read();
+        let (answer, is_news) = change(&mut node_state);
         if is_news {
             self.version.fetch_add(1, Ordering::Release);
-            self.supply_again(&books);
+            self.supply_again(&node_state);
             self.shared.changes.lock().note(self.at);
         }
         answer
@@ -102,8 +102,8 @@ impl Slot {
 
     /// What `look` sees of the state and its version.
     pub(crate) fn look<T>(&self, look: impl FnOnce(u64, &NodeState) -> T) -> T {
-        let books = self.read();
-        look(self.version.load(Ordering::Acquire), &books)
+        let node_state = self.read();
+        look(self.version.load(Ordering::Acquire), &node_state)
     }
 
     /// The same with the expected waste under the mix of this generation, as far as it is kept.
@@ -112,18 +112,18 @@ impl Slot {
         mix_generation: u64,
         look: impl FnOnce(&NodeState, &KeptNodeWaste) -> T,
     ) -> (u64, T) {
-        let books = self.read();
+        let node_state = self.read();
         let version = self.version.load(Ordering::Acquire);
         let mut kept = self.node_waste.lock();
         if (kept.0, kept.1) != (version, mix_generation) {
             *kept = (version, mix_generation, KeptNodeWaste::new());
         }
-        (version, look(&books, &kept.2))
+        (version, look(&node_state, &kept.2))
     }
 
     /// Updates the supply of the cluster from the state.
-    fn supply_again(&self, books: &NodeState) {
-        let now = NodeSupply::of(books);
+    fn supply_again(&self, node_state: &NodeState) {
+        let now = NodeSupply::of(node_state);
         let mut before = self.supplied.lock();
         if *before != now {
             self.shared.supply.lock().replace(&before, &now);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{ModelName, PoolName};
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::model::node_state::NodeState;
 use crate::scoring::efficiency::Figures;
 use crate::scoring::fragmentation::Packing;
@@ -26,16 +26,16 @@ impl<T> PerNode<T> {
     /// node with a newer one is measured next time.
     pub(crate) fn refresh(
         &mut self,
-        slots: &[Arc<Slot>],
+        node_table: &[Arc<NodeEntry>],
         classes: usize,
         measure: impl Fn(&NodeState) -> T,
     ) {
-        self.0.resize_with(slots.len(), || None);
-        for (slot, known) in slots.iter().zip(&mut self.0) {
-            let version = slot.version.load(Ordering::Acquire);
+        self.0.resize_with(node_table.len(), || None);
+        for (node_entry, known) in node_table.iter().zip(&mut self.0) {
+            let version = node_entry.version.load(Ordering::Acquire);
             if known.as_ref().is_none_or(|(seen, _)| *seen != version) {
-                let (seen, found) = slot.look(|version, books| {
-                    (version, books.is_of_classes(classes).then(|| measure(books)))
+                let (seen, found) = node_entry.look(|version, node_state| {
+                    (version, node_state.is_of_classes(classes).then(|| measure(node_state)))
                 });
                 *known = found.map(|found| (seen, found));
             }

@@ -20,7 +20,7 @@ enum Family {
     /// Their costs do not depend on prices.
     Ranked,
     /// What the prices apply to.
-    WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, reach: Proximity },
+    WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, proximity: Proximity },
 }
 
 /// A node in its family, the better one first; the order of names decides between equals.
@@ -53,22 +53,30 @@ pub(crate) struct Ranking {
 fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
     match *local_cost {
         LocalCost::Ranked(rank) => (Family::Ranked, rank.key()),
-        LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, reach) => {
-            let family = Family::WasteChange { instance_mib, class, share, spared, reach };
+        LocalCost::WasteChange(
+            instance_mib,
+            WasteChange { gain, spared, class, share },
+            proximity,
+        ) => {
+            let family = Family::WasteChange { instance_mib, class, share, spared, proximity };
             (family, u128::from(i64::MAX.abs_diff(gain)))
         }
     }
 }
 
 /// The cost of a member of the family as a number: see [`LocalCost::key`].
-fn rank_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
+fn cost_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
     match family {
         Family::Ranked => key,
-        Family::WasteChange { instance_mib, class, share, spared, reach } => {
+        Family::WasteChange { instance_mib, class, share, spared, proximity } => {
             let less = u64::try_from(key).expect("it was made of one");
             let gain = i64::MAX.wrapping_sub_unsigned(less);
-            LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, reach)
-                .key(prices)
+            LocalCost::WasteChange(
+                instance_mib,
+                WasteChange { gain, spared, class, share },
+                proximity,
+            )
+            .key(prices)
         }
     }
 }
@@ -125,7 +133,7 @@ impl Ranking {
             self.families.iter().map(|(family, members)| (*family, members.iter())).collect();
         let next = |(family, members): &mut (Family, btree_set::Iter<'_, Member>)| {
             let Member { key, order, at } = *members.next()?;
-            Some(Candidate { key: rank_key(*family, key, prices), order, at: index(at) })
+            Some(Candidate { key: cost_key(*family, key, prices), order, at: index(at) })
         };
         let heads = families.iter_mut().enumerate();
         let heads = heads.filter_map(|(at, family)| Some(Reverse((next(family)?, at))));
@@ -168,30 +176,30 @@ mod tests {
 
     /// Few values each, so that families have several members and costs are often equal.
     fn merits() -> impl Strategy<Value = Vec<LocalCost>> {
-        let reach =
+        let proximity =
             prop::sample::select(vec![Proximity::Linked, Proximity::NumaNode, Proximity::Far]);
         let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
         let instance = || (0..2_u32).prop_map(|size| size * 4_864);
-        let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, reach);
+        let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, proximity);
         let waste_change =
-            waste_change.prop_map(|(instance_mib, gain, spared, number, share, reach)| {
+            waste_change.prop_map(|(instance_mib, gain, spared, number, share, proximity)| {
                 LocalCost::WasteChange(
                     instance_mib,
                     WasteChange { gain, spared, class: class(number), share },
-                    reach,
+                    proximity,
                 )
             });
         let ranked = (instance(), 0..3_usize, 0..3_u64);
         let ranked = ranked.prop_map(|(instance_mib, devices_opened, left)| {
             let left = Share::from_millionths(left);
-            let reach = Proximity::Linked;
+            let proximity = Proximity::Linked;
             let (left_on_devices, left_on_node) = (left, left);
             LocalCost::Ranked(Cost::BinPack {
                 instance_mib,
                 devices_opened,
                 left_on_devices,
                 left_on_node,
-                reach,
+                proximity,
             })
         });
         prop_oneof![
@@ -202,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_merged_families_are_in_the_order_of_ranks(
+        fn the_merged_families_are_in_cost_order(
             merits in merits(),
             changes in prop::collection::vec(any::<(prop::sample::Index, bool)>(), 0..20),
             (several, prices) in (0..5_000_i64, prop::array::uniform2(0..5_000_i64)),

@@ -4,9 +4,9 @@
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. A call returns as
 //! [`LedgerEvent`]s what it changed for others; the caller passes them on.
 //!
-//! Lock order, so that no thread waits in a circle: membership, a session, `world`, a shape table
+//! Lock order, so that no thread waits in a circle: membership, a session, `cluster`, a shape table
 //! or an entry of `pods`, an entry of `holds`, the state of one node, its expected waste, its part
-//! of the supply. `slots`, `ended`, entries of `owners`, details, the supply of the cluster and its
+//! of the supply. `node_table`, `ended`, entries of `owners`, details, the supply of the cluster and its
 //! changes may be taken under any of these, and nothing under them. Gauges are taken first.
 //!
 //! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the
@@ -27,9 +27,9 @@ use crate::hardware::pool::PoolRules;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::answer_cache::ShapeTables;
 use crate::ledger::nodes::changes::{Changes, Ended, Session};
-use crate::ledger::nodes::node_entry::{Shared, Slot};
+use crate::ledger::nodes::node_entry::{NodeEntry, Shared};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
-use crate::ledger::nodes::table::{Slots, VERSION_OF_NOBODY};
+use crate::ledger::nodes::table::{NodeTable, VERSION_OF_VACANT};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
@@ -42,7 +42,7 @@ use crate::waste::weights::WasteWeights;
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// How long a hold lasts at most.
-    pub claim_for: Duration,
+    pub hold_for: Duration,
     /// Age of the last report from which a node counts as silent.
     pub stale_after: Duration,
     /// How long processes of an ended pod keep its devices, unless reports still list them.
@@ -62,12 +62,12 @@ const MAX_NAMED_NODES: usize = 20_000;
 const KEPT_GONE: usize = 64;
 
 /// The entry at positions without a node. No node has its version.
-fn nobody(tolerance: MemMib) -> Slot {
-    let mut books = NodeState::new(NodeName::new(""), tolerance);
-    books.lose_node();
-    let mut slot = Slot::new(0, books, Arc::default());
-    slot.version = VERSION_OF_NOBODY.into();
-    slot
+fn vacant(tolerance: MemMib) -> NodeEntry {
+    let mut node_state = NodeState::new(NodeName::new(""), tolerance);
+    node_state.lose_node();
+    let mut node_entry = NodeEntry::new(0, node_state, Arc::default());
+    node_entry.version = VERSION_OF_VACANT.into();
+    node_entry
 }
 
 /// What is the same for all nodes: device classes, and the request mix compiled for them.
@@ -119,21 +119,21 @@ impl ClusterModel {
 /// The ledger: the state of all nodes.
 pub struct Ledger {
     pub(crate) settings: Settings,
-    slots: RwLock<Arc<Slots>>,
+    node_table: RwLock<Arc<NodeTable>>,
     pub(crate) pods: DashMap<PodUid, usize>,
     pub(crate) holds: DashMap<PodUid, usize>,
     pub(crate) owners: DashMap<DeviceId, usize>,
     /// Numbers of failure domains, from one on.
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
-    world: RwLock<ClusterModel>,
+    cluster: RwLock<ClusterModel>,
     shared: Arc<Shared>,
     /// Held for reading while a name or a position of a node is used, for writing while positions
     /// pass on to other nodes.
     membership: RwLock<()>,
     /// The entry at positions without a node.
-    nobody: Arc<Slot>,
+    vacant: Arc<NodeEntry>,
     /// Whether nodes have come, gone or changed their size since they were last counted.
-    pub(crate) is_census_old: AtomicBool,
+    pub(crate) are_shapes_old: AtomicBool,
     pub(crate) window: Mutex<MixWindow>,
     ended: Mutex<Ended>,
     pub(crate) shapes: ShapeTables,
@@ -155,12 +155,12 @@ impl Ledger {
         let compiled = Arc::new(CompiledMix::of(&mix, &classes, &node_shapes));
         Self {
             settings,
-            slots: RwLock::default(),
+            node_table: RwLock::default(),
             pods: DashMap::new(),
             holds: DashMap::new(),
             owners: DashMap::new(),
             domains: Mutex::default(),
-            world: RwLock::new(ClusterModel {
+            cluster: RwLock::new(ClusterModel {
                 classes,
                 mix,
                 node_shapes,
@@ -171,8 +171,8 @@ impl Ledger {
             }),
             shared: Arc::default(),
             membership: RwLock::default(),
-            nobody: Arc::new(nobody(settings.unmanaged_tolerance)),
-            is_census_old: AtomicBool::new(false),
+            vacant: Arc::new(vacant(settings.unmanaged_tolerance)),
+            are_shapes_old: AtomicBool::new(false),
             window: Mutex::default(),
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
@@ -186,12 +186,12 @@ impl Ledger {
     }
 
     /// The entries of all nodes known now. Cheap: the list is copied only when a node is added.
-    pub(crate) fn slots(&self) -> Arc<Slots> {
-        Arc::clone(&self.slots.read())
+    pub(crate) fn node_table(&self) -> Arc<NodeTable> {
+        Arc::clone(&self.node_table.read())
     }
 
-    pub(crate) fn slot(&self, at: usize) -> Arc<Slot> {
-        Arc::clone(&self.slots()[at])
+    pub(crate) fn node_entry(&self, at: usize) -> Arc<NodeEntry> {
+        Arc::clone(&self.node_table()[at])
     }
 
     /// Keeps every node in its position meanwhile. A thread must not take it twice.
@@ -199,12 +199,12 @@ impl Ledger {
         self.membership.read()
     }
 
-    pub(crate) fn world(&self) -> RwLockReadGuard<'_, ClusterModel> {
-        self.world.read()
+    pub(crate) fn cluster(&self) -> RwLockReadGuard<'_, ClusterModel> {
+        self.cluster.read()
     }
 
-    pub(crate) fn world_mut(&self) -> RwLockWriteGuard<'_, ClusterModel> {
-        self.world.write()
+    pub(crate) fn cluster_mut(&self) -> RwLockWriteGuard<'_, ClusterModel> {
+        self.cluster.write()
     }
 
     /// What is free in the whole cluster now.
@@ -224,24 +224,24 @@ impl Ledger {
 
     /// Uses other weights of the terms of the policy `fragmentation` (simulation).
     pub fn weigh(&self, weights: WasteWeights) {
-        let mut world = self.world_mut();
-        world.weights = weights;
-        world.compile();
+        let mut cluster = self.cluster_mut();
+        cluster.weights = weights;
+        cluster.compile();
     }
 
     /// Uses another mix from now on, or the same one for other nodes.
     pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
-        self.is_census_old.store(false, Ordering::Release);
+        self.are_shapes_old.store(false, Ordering::Release);
         let mut node_shapes = NodeShapes::default();
-        self.slots().iter().for_each(|slot| node_shapes.count(&slot.read()));
-        let mut world = self.world_mut();
+        self.node_table().iter().for_each(|node_entry| node_shapes.count(&node_entry.read()));
+        let mut cluster = self.cluster_mut();
         match mix {
-            None if world.node_shapes == node_shapes => {} // an agent said hello again
+            None if cluster.node_shapes == node_shapes => {} // an agent said hello again
             None => {
-                let mix = world.mix.clone();
-                world.replace_mix(mix, node_shapes);
+                let mix = cluster.mix.clone();
+                cluster.replace_mix(mix, node_shapes);
             }
-            Some(mix) => world.replace_mix(mix, node_shapes),
+            Some(mix) => cluster.replace_mix(mix, node_shapes),
         }
     }
 
@@ -250,66 +250,66 @@ impl Ledger {
     }
 
     pub(crate) fn position(&self, node: &str) -> Option<usize> {
-        self.slots.read().position(node.as_bytes())
+        self.node_table.read().position(node.as_bytes())
     }
 
     /// The position of a node; adds a new one.
-    pub(crate) fn slot_of(&self, name: &NodeName) -> usize {
+    pub(crate) fn position_or_insert(&self, name: &NodeName) -> usize {
         if let Some(at) = self.position(name.as_str()) {
             return at;
         }
-        let mut slots = self.slots.write();
-        if let Some(at) = slots.position(name.as_str().as_bytes()) {
+        let mut node_table = self.node_table.write();
+        if let Some(at) = node_table.position(name.as_str().as_bytes()) {
             return at; // another thread was quicker
         }
-        let mut books = NodeState::new(name.clone(), self.settings.unmanaged_tolerance);
-        books.lose_node(); // until its Node object is seen: a pod may name a node that is gone
-        let slot = |at| Slot::new(at, books, Arc::clone(&self.shared));
-        Arc::make_mut(&mut slots).add(name.as_str(), slot)
+        let mut node_state = NodeState::new(name.clone(), self.settings.unmanaged_tolerance);
+        node_state.lose_node(); // until its Node object is seen: a pod may name a node that is gone
+        let node_entry = |at| NodeEntry::new(at, node_state, Arc::clone(&self.shared));
+        Arc::make_mut(&mut node_table).add(name.as_str(), node_entry)
     }
 
     /// The position of the node that a pod names; adds a new one, unless there are too many. A pod
     /// may name any node; a node that exists is always known.
-    pub(crate) fn slot_of_pod(&self, name: &NodeName) -> Option<usize> {
-        let is_room = || self.slots().count() < MAX_NAMED_NODES;
-        self.position(name.as_str()).or_else(|| is_room().then(|| self.slot_of(name)))
+    pub(crate) fn position_for_pod(&self, name: &NodeName) -> Option<usize> {
+        let is_room = || self.node_table().count() < MAX_NAMED_NODES;
+        self.position(name.as_str()).or_else(|| is_room().then(|| self.position_or_insert(name)))
     }
 
     /// Puts a node into a failure domain.
     pub(crate) fn set_domain(&self, at: usize, domain: u32) {
-        if self.slots().domain(at) != domain {
-            let mut slots = self.slots.write();
-            Arc::make_mut(&mut slots).set_domain(at, domain);
+        if self.node_table().domain(at) != domain {
+            let mut node_table = self.node_table.write();
+            Arc::make_mut(&mut node_table).set_domain(at, domain);
         }
     }
 
     /// Changes a node's state and returns the events of that.
-    pub(crate) fn change_slot(
+    pub(crate) fn change_node(
         &self,
         at: usize,
         change: impl FnOnce(&mut NodeState),
     ) -> Vec<LedgerEvent> {
-        self.slot(at).change(|books| {
-            let before = StateBefore::of(books);
-            change(books);
-            before.effects(books)
+        self.node_entry(at).change(|node_state| {
+            let before = StateBefore::of(node_state);
+            change(node_state);
+            before.events(node_state)
         })
     }
 
     /// Ends the hold of a pod, and returns the event of the room that appears.
     pub(crate) fn release(&self, uid: &PodUid) -> Option<LedgerEvent> {
-        let mut effects = Vec::new();
+        let mut events = Vec::new();
         self.holds.remove_if(uid, |_, at| {
-            effects = self.change_slot(*at, |books| {
-                books.release(uid);
+            events = self.change_node(*at, |node_state| {
+                node_state.release(uid);
             });
             true
         });
-        effects.pop()
+        events.pop()
     }
 
     /// Runs `body` with the position of the pod's hold, unless the pod is on a node or has ended.
-    pub(crate) fn while_unbooked<T: Default>(
+    pub(crate) fn while_unallocated<T: Default>(
         &self,
         uid: &PodUid,
         body: impl FnOnce(Option<usize>) -> T,
@@ -323,20 +323,21 @@ impl Ledger {
 
     /// Removes pods from the index that node `at` no longer has.
     pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
-        let slot = self.slot(at);
+        let node_entry = self.node_entry(at);
         for uid in ended {
-            self.pods.remove_if(uid, |_, held| *held == at && !slot.read().has_pod(uid));
-            let is_claimed = || slot.read().holds().contains_key(uid);
-            self.holds.remove_if(uid, |_, held| *held == at && !is_claimed());
+            self.pods.remove_if(uid, |_, held| *held == at && !node_entry.read().has_pod(uid));
+            let is_held = || node_entry.read().holds().contains_key(uid);
+            self.holds.remove_if(uid, |_, held| *held == at && !is_held());
         }
         self.recycle(at);
     }
 
     /// Forgets gone nodes without pods, if there are many of them.
     pub(crate) fn forget_many_gone_nodes(&self) {
-        let slots = self.slots();
-        let gone = slots.present().filter(|at| slots[*at].read().is_forgettable()).count();
-        if gone > KEPT_GONE.max(slots.count() / 16) {
+        let node_table = self.node_table();
+        let gone =
+            node_table.present().filter(|at| node_table[*at].read().is_forgettable()).count();
+        if gone > KEPT_GONE.max(node_table.count() / 16) {
             self.forget_gone_nodes();
         }
     }
@@ -346,39 +347,39 @@ impl Ledger {
     #[doc(hidden)] // for tests; otherwise time does it
     pub fn forget_gone_nodes(&self) {
         let _alone = self.membership.write();
-        let slots = self.slots();
-        let is_gone = |at: &usize| slots[*at].read().is_forgettable();
-        let gone: FixedBitSet = slots.present().filter(is_gone).collect();
+        let node_table = self.node_table();
+        let is_gone = |at: &usize| node_table[*at].read().is_forgettable();
+        let gone: FixedBitSet = node_table.present().filter(is_gone).collect();
         gone.ones().for_each(|at| self.recycle(at));
-        drop(slots);
-        let mut slots = self.slots.write();
-        Arc::make_mut(&mut slots).remove(&gone, &self.nobody);
-        let used: BTreeSet<u32> = slots.present().map(|at| slots.domain(at)).collect();
+        drop(node_table);
+        let mut node_table = self.node_table.write();
+        Arc::make_mut(&mut node_table).remove(&gone, &self.vacant);
+        let used: BTreeSet<u32> = node_table.present().map(|at| node_table.domain(at)).collect();
         self.domains.lock().retain(|_, number| used.contains(number));
     }
 
     /// Reduces a deleted node without pods to its name, in case it returns.
     pub(crate) fn recycle(&self, at: usize) {
-        let slot = self.slot(at);
-        if Arc::ptr_eq(&slot, &self.nobody) || !slot.read().is_forgettable() {
+        let node_entry = self.node_entry(at);
+        if Arc::ptr_eq(&node_entry, &self.vacant) || !node_entry.read().is_forgettable() {
             return;
         }
-        let is_recycled = slot.change(|books| {
-            if !books.is_forgettable() {
+        let is_recycled = node_entry.change(|node_state| {
+            if !node_state.is_forgettable() {
                 return false; // a pod on it was seen, or the node itself
             }
-            for device in books.devices() {
+            for device in node_state.devices() {
                 self.owners.remove_if(&device.device().id, |_, owner| *owner == at);
             }
             let tolerance = self.settings.unmanaged_tolerance;
-            *books = NodeState::new(books.name().clone(), tolerance);
-            books.lose_node();
+            *node_state = NodeState::new(node_state.name().clone(), tolerance);
+            node_state.lose_node();
             true
         });
         if is_recycled {
-            *slot.session.lock() = Session::default();
-            *slot.details.lock() = NodeDetails::default();
-            slot.arrive_again();
+            *node_entry.session.lock() = Session::default();
+            *node_entry.details.lock() = NodeDetails::default();
+            node_entry.arrive_again();
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fixedbitset::FixedBitSet;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 
 /// The entries of all nodes. A node keeps its position while it exists or has pods; see
 /// [`crate::ledger::nodes::state::Ledger::forget_gone_nodes`]. Then the position is vacant until
@@ -17,8 +17,8 @@ use crate::ledger::nodes::node_entry::Slot;
 /// lie one behind the other, for the CPU's cache. They are chosen inside the cluster, not by
 /// clients that would let their hashes collide.
 #[derive(Clone, Default)]
-pub(crate) struct Slots {
-    all: Vec<Arc<Slot>>,
+pub(crate) struct NodeTable {
+    all: Vec<Arc<NodeEntry>>,
     /// Number of the failure domain of each; zero without one.
     domains: Vec<u32>,
     have_domains: bool,
@@ -55,7 +55,7 @@ impl Known {
     }
 }
 
-impl Slots {
+impl NodeTable {
     /// The position of a node.
     #[inline]
     pub(crate) fn position(&self, node: &[u8]) -> Option<usize> {
@@ -77,14 +77,14 @@ impl Slots {
     }
 
     /// Adds a new node. Returns its position.
-    pub(crate) fn add(&mut self, node: &str, make: impl FnOnce(usize) -> Slot) -> usize {
+    pub(crate) fn add(&mut self, node: &str, make: impl FnOnce(usize) -> NodeEntry) -> usize {
         self.generation += 1;
         let at = match self.vacant.pop() {
             Some(vacant) => {
                 self.reuses += 1;
-                let mut slot = make(index(vacant));
-                slot.version = first_version(self.reuses).into();
-                self.all[index(vacant)] = Arc::new(slot);
+                let mut node_entry = make(index(vacant));
+                node_entry.version = first_version(self.reuses).into();
+                self.all[index(vacant)] = Arc::new(node_entry);
                 index(vacant)
             }
             None => {
@@ -111,11 +111,11 @@ impl Slots {
         at
     }
 
-    /// Removes the nodes at these positions; `nobody` fills them until others come.
-    pub(crate) fn remove(&mut self, gone: &FixedBitSet, nobody: &Arc<Slot>) {
+    /// Removes the nodes at these positions; `vacant` fills them until others come.
+    pub(crate) fn remove(&mut self, gone: &FixedBitSet, vacant: &Arc<NodeEntry>) {
         self.generation += 1;
         for at in gone.ones() {
-            self.all[at] = Arc::clone(nobody);
+            self.all[at] = Arc::clone(vacant);
             self.domains[at] = 0;
             self.vacant.push(number(at));
         }
@@ -174,10 +174,10 @@ impl Slots {
     }
 }
 
-impl Deref for Slots {
-    type Target = [Arc<Slot>];
+impl Deref for NodeTable {
+    type Target = [Arc<NodeEntry>];
 
-    fn deref(&self) -> &[Arc<Slot>] {
+    fn deref(&self) -> &[Arc<NodeEntry>] {
         &self.all
     }
 }
@@ -210,7 +210,7 @@ fn first_version(reuses: u64) -> u64 {
 }
 
 /// The version of the entry without a node: of an era that no node has.
-pub(crate) const VERSION_OF_NOBODY: u64 = u64::MAX << CHANGE_BITS;
+pub(crate) const VERSION_OF_VACANT: u64 = u64::MAX << CHANGE_BITS;
 
 /// The part of a version that tells which node of a position it is for.
 pub(crate) fn era(version: u64) -> u64 {
@@ -234,7 +234,7 @@ mod tests {
     use crate::model::node_state::NodeState;
 
     #[test]
-    fn names_are_the_same_where_all_their_bytes_are() {
+    fn names_are_equal_only_if_all_bytes_are() {
         for length in 0..40 {
             let name: Vec<u8> = (b'0'..).take(length).collect();
             assert!(is_same(&name, &name.clone()));
@@ -248,20 +248,20 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_found_by_name_and_told_apart_in_the_order_of_their_names() {
-        let mut slots = Slots::default();
+    fn nodes_are_found_by_name_and_sorted_by_name() {
+        let mut node_table = NodeTable::default();
         let names = ["m", "c", "x", "a", "ca", "", "y-0", "b"];
         for name in names {
-            let books = NodeState::new(NodeName::new(name), MemMib::ZERO);
-            slots.add(name, |at| Slot::new(at, books, Arc::default()));
+            let node_state = NodeState::new(NodeName::new(name), MemMib::ZERO);
+            node_table.add(name, |at| NodeEntry::new(at, node_state, Arc::default()));
         }
         let mut sorted = names;
         sorted.sort_unstable();
         for (at, name) in names.iter().enumerate() {
-            assert_eq!(slots.position(name.as_bytes()), Some(at));
-            assert_eq!(sorted[index(slots.order(at))], *name);
+            assert_eq!(node_table.position(name.as_bytes()), Some(at));
+            assert_eq!(sorted[index(node_table.order(at))], *name);
         }
-        let (listed, unknown) = slots.listed(["b", "d", "m", "b"].iter());
+        let (listed, unknown) = node_table.listed(["b", "d", "m", "b"].iter());
         assert_eq!((listed.ones().collect::<Vec<_>>(), unknown), (vec![0, 7], 1));
     }
 }

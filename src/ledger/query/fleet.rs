@@ -15,14 +15,15 @@ impl Ledger {
     pub fn fleet(&self) -> BTreeMap<Kind, Figures> {
         let mut gauge = self.fleet.lock();
         let (generation, mix, classes): (u64, Arc<CompiledMix>, usize) = {
-            let world = self.world();
-            (world.mix_generation, Arc::clone(&world.compiled), world.classes.count())
+            let cluster = self.cluster();
+            (cluster.mix_generation, Arc::clone(&cluster.compiled), cluster.classes.count())
         };
         if gauge.generation != Some(generation) {
             *gauge = FleetGauge { generation: Some(generation), nodes: PerNode::default() };
         }
-        let measure = |books: &NodeState| (books.pool().clone(), Figures::of(books, &mix));
-        gauge.nodes.refresh(&self.slots(), classes, measure);
+        let measure =
+            |node_state: &NodeState| (node_state.pool().clone(), Figures::of(node_state, &mix));
+        gauge.nodes.refresh(&self.node_table(), classes, measure);
         let mut fleet: BTreeMap<Kind, Figures> = BTreeMap::new();
         for (pool, figures) in gauge.nodes.all().flatten() {
             for (model, figures) in figures {
@@ -45,7 +46,7 @@ mod tests {
         let of = |fleet: &BTreeMap<Kind, Figures>| {
             let (kind, figures) = fleet.iter().next().unwrap();
             assert_eq!((fleet.len(), kind.1.as_str()), (1, ""));
-            (figures.share.booked, figures.devices)
+            (figures.share.allocated, figures.devices)
         };
         assert_eq!(of(&ledger.fleet()), (Share::ZERO, [2, 0, 0, 0, 0, 0]));
         ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
@@ -56,7 +57,7 @@ mod tests {
         ledger.end_pod(&uid("p"), Timestamp::START);
         let mut seen = 0;
         ledger.look_into_each(|node, details| {
-            assert!(details.sightings.on(&node.devices()[0].device().id).is_none());
+            assert!(details.usage_samples.on(&node.devices()[0].device().id).is_none());
             seen += 1;
         });
         assert_eq!(seen, 1);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{Share, Timestamp};
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
@@ -48,7 +48,7 @@ impl Ledger {
 
     /// How many positions there are: of nodes, also gone ones, and vacant ones.
     pub fn node_count(&self) -> usize {
-        self.slots().len()
+        self.node_table().len()
     }
 
     fn look_whether_ready(&self, now: Timestamp) -> Readiness {
@@ -59,12 +59,13 @@ impl Ledger {
         if now.since(listed_at) >= self.settings.warm_up {
             return Readiness::Ready;
         }
-        let slots = self.slots();
-        let waits = |slot: &&Arc<Slot>| {
-            let books = slot.read();
-            books.state() == NodeReporting::NeverReported && !books.reservations().is_empty()
+        let node_table = self.node_table();
+        let waits = |node_entry: &&Arc<NodeEntry>| {
+            let node_state = node_entry.read();
+            node_state.state() == NodeReporting::NeverReported
+                && !node_state.reservations().is_empty()
         };
-        match slots.iter().filter(waits).count() {
+        match node_table.iter().filter(waits).count() {
             0 => Readiness::Ready,
             nodes => Readiness::AwaitingReports { nodes },
         }
@@ -72,13 +73,13 @@ impl Ledger {
 
     /// A copy of the state of one node.
     pub fn node(&self, name: &str) -> Option<NodeState> {
-        self.position(name).map(|at| self.slot(at).read().clone())
+        self.position(name).map(|at| self.node_entry(at).read().clone())
     }
 
     /// Copies of the state of all nodes, by name.
     pub fn nodes(&self) -> Vec<NodeState> {
         let mut nodes: Vec<NodeState> =
-            self.slots().iter().map(|slot| slot.read().clone()).collect();
+            self.node_table().iter().map(|node_entry| node_entry.read().clone()).collect();
         nodes.retain(|node| !node.is_forgettable());
         nodes.sort_by(|a, b| a.name().cmp(b.name()));
         nodes
@@ -87,38 +88,41 @@ impl Ledger {
     /// Lets `look` see the state of each node, one after the other, in no order, without a copy.
     /// The node is locked meanwhile, so `look` must be short and must not call the ledger.
     pub fn look_at_each(&self, mut look: impl FnMut(&NodeState)) {
-        for slot in self.slots().iter() {
-            let books = slot.read();
-            if !books.is_forgettable() {
-                look(&books);
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            if !node_state.is_forgettable() {
+                look(&node_state);
             }
         }
     }
 
     /// The reporting state of each position, in no order; [`NodeReporting::Gone`] where no node is.
     pub fn node_states(&self) -> Vec<NodeReporting> {
-        self.slots().iter().map(|slot| slot.read().state()).collect()
+        self.node_table().iter().map(|node_entry| node_entry.read().state()).collect()
     }
 
     /// The pods that have part of a device.
     pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
         let Some(at) = self.position(node) else { return Vec::new() };
-        let slot = self.slot(at);
-        let books = slot.read();
+        let node_entry = self.node_entry(at);
+        let node_state = node_entry.read();
         let holds = |held: &&Reservation| held.placement.devices.iter().any(|d| d.id == *device);
-        books.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
+        node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
     /// Ended pods whose processes still run after `drain_limit`: their room is not free.
     pub fn overdue_drains(&self, now: Timestamp) -> usize {
         let limit = self.settings.drain_limit;
-        self.slots().iter().map(|slot| slot.read().overdue_drains(limit, now)).sum()
+        self.node_table()
+            .iter()
+            .map(|node_entry| node_entry.read().overdue_drains(limit, now))
+            .sum()
     }
 
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<Reservation> {
         let at = self.pods.get(uid).map(|at| *at)?;
-        self.slot(at).read().reservation(uid).cloned()
+        self.node_entry(at).read().reservation(uid).cloned()
     }
 
     /// How full and how fragmented the cluster is, by the typical requests that it sees.
@@ -130,39 +134,41 @@ impl Ledger {
     /// nodes × typical requests × devices + nodes).
     pub fn packing_by(&self, gauge: &mut Gauge) -> Packing {
         let classes = {
-            let world = self.world();
+            let cluster = self.cluster();
             let basis = match gauge.mix {
-                None => world.mix_generation,
-                Some(_) => u64::try_from(world.classes.count()).expect("lengths fit into 64 bits"),
+                None => cluster.mix_generation,
+                Some(_) => {
+                    u64::try_from(cluster.classes.count()).expect("lengths fit into 64 bits")
+                }
             };
             if gauge.basis != Some(basis) {
                 gauge.compiled = match &gauge.mix {
-                    None => Arc::clone(&world.compiled),
+                    None => Arc::clone(&cluster.compiled),
                     Some(mix) => {
-                        Arc::new(CompiledMix::of(mix, &world.classes, &NodeShapes::default()))
+                        Arc::new(CompiledMix::of(mix, &cluster.classes, &NodeShapes::default()))
                     }
                 };
                 (gauge.basis, gauge.nodes) = (Some(basis), PerNode::default());
             }
-            world.classes.count()
+            cluster.classes.count()
         };
         let mix = &gauge.compiled;
-        gauge.nodes.refresh(&self.slots(), classes, |books| Packing::of(books, mix));
+        gauge.nodes.refresh(&self.node_table(), classes, |node_state| Packing::of(node_state, mix));
         let nodes = gauge.nodes.all().flatten().copied();
         nodes.fold(Packing::default(), Packing::and)
     }
 
     /// The free share of each GPU that the requests of `mix` cannot use, in no order.
     pub fn stranded_against(&self, mix: &Mix) -> Vec<Share> {
-        let mix = CompiledMix::of(mix, &self.world().classes, &NodeShapes::default());
-        let slots = self.slots();
-        let of_node = |slot: &Arc<Slot>| stranded_by_device(&slot.read(), &mix);
-        slots.iter().flat_map(of_node).map(|(_, share)| share).collect()
+        let mix = CompiledMix::of(mix, &self.cluster().classes, &NodeShapes::default());
+        let node_table = self.node_table();
+        let of_node = |node_entry: &Arc<NodeEntry>| stranded_by_device(&node_entry.read(), &mix);
+        node_table.iter().flat_map(of_node).map(|(_, share)| share).collect()
     }
 
     /// How many typical requests free room is compared with.
     pub fn typical_requests(&self) -> usize {
-        self.world().mix().typical().len()
+        self.cluster().mix().typical().len()
     }
 
     /// How many holds there are now.
@@ -173,12 +179,12 @@ impl Ledger {
     /// How many entries the tables have that grow with pods, nodes or calls, by name.
     #[doc(hidden)] // for tests, which compare them with their bounds
     pub fn entries(&self) -> Vec<(&'static str, usize)> {
-        let slots = self.slots();
-        let all = || slots.present().map(|at| &slots[at]);
-        let sketches = |slot: &Arc<Slot>| slot.details.lock().entries();
-        let held = |slot: &Arc<Slot>| slot.read().entries();
+        let node_table = self.node_table();
+        let all = || node_table.present().map(|at| &node_table[at]);
+        let sketches = |node_entry: &Arc<NodeEntry>| node_entry.details.lock().entries();
+        let held = |node_entry: &Arc<NodeEntry>| node_entry.read().entries();
         vec![
-            ("nodes", slots.count()),
+            ("nodes", node_table.count()),
             ("domains", self.domains.lock().len()),
             ("pods", self.pods.len()),
             ("claims", self.holds.len()),
@@ -196,8 +202,11 @@ impl Ledger {
     /// # Errors
     /// One [`AuditError`] per node whose sums differ.
     pub fn audit(&self) -> Result<(), Vec<AuditError>> {
-        let faults: Vec<_> =
-            self.slots().iter().filter_map(|slot| slot.read().audit().err()).collect();
+        let faults: Vec<_> = self
+            .node_table()
+            .iter()
+            .filter_map(|node_entry| node_entry.read().audit().err())
+            .collect();
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 }

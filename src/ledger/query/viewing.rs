@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use crate::hardware::device::NodeName;
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::HoldRule;
 use crate::model::node_state::NodeState;
 use crate::scoring::fragmentation::Packing;
@@ -18,8 +18,8 @@ impl Ledger {
     /// in no order. The node is locked meanwhile, so `look` must be short and must not call the
     /// ledger. Gone nodes without pods are shown too: see [`NodeState::is_forgettable`].
     pub fn look_into_each(&self, mut look: impl FnMut(&NodeState, &NodeDetails)) {
-        let slots = self.slots();
-        slots.present().for_each(|at| show(&slots[at], &mut look));
+        let node_table = self.node_table();
+        node_table.present().for_each(|at| show(&node_table[at], &mut look));
     }
 
     /// The same for the nodes whose state changed since `seen`, which moves to now; a new reader
@@ -30,31 +30,36 @@ impl Ledger {
         mut look: impl FnMut(&NodeState, &NodeDetails),
     ) {
         let changed: Option<BTreeSet<usize>> = self.changes().since(seen).map(Iterator::collect);
-        let slots = self.slots(); // as young as the changes: it has all that they name
+        let node_table = self.node_table(); // as young as the changes: it has all that they name
         match changed {
-            None => slots.present().for_each(|at| show(&slots[at], &mut look)),
+            None => node_table.present().for_each(|at| show(&node_table[at], &mut look)),
             Some(nodes) => {
-                nodes.iter().filter_map(|at| slots.get(*at)).for_each(|slot| show(slot, &mut look));
+                nodes
+                    .iter()
+                    .filter_map(|at| node_table.get(*at))
+                    .for_each(|node_entry| show(node_entry, &mut look));
             }
         }
     }
 
     /// Each node that fits, in no order, with the positions of all its devices that the pod could
     /// get: O(nodes × devices). It holds and keeps nothing.
-    pub fn fitting(&self, question: &PlacementRequest) -> Vec<(NodeName, Vec<usize>)> {
-        let slots = self.slots();
-        let (ask, known) = {
-            let world = self.world();
-            (question.ask(&world.classes), world.classes.count())
+    pub fn fitting(&self, query: &PlacementRequest) -> Vec<(NodeName, Vec<usize>)> {
+        let node_table = self.node_table();
+        let (compiled, known) = {
+            let cluster = self.cluster();
+            (query.compile(&cluster.classes), cluster.classes.count())
         };
-        let on = |slot: &Slot| {
-            let books = slot.read();
+        let on = |node_entry: &NodeEntry| {
+            let node_state = node_entry.read();
             // Devices of a class that came since are shown next time.
-            let is_known = books.is_of_classes(known);
-            is_known.then(|| plan::fitting(&books, &ask, HoldRule::Respected).ok()).flatten()
+            let is_known = node_state.is_of_classes(known);
+            is_known
+                .then(|| plan::fitting(&node_state, &compiled, HoldRule::Respected).ok())
+                .flatten()
         };
-        let found = slots.present().map(|at| &slots[at]);
-        found.filter_map(|slot| Some((slot.name.clone(), on(slot)?))).collect()
+        let found = node_table.present().map(|at| &node_table[at]);
+        found.filter_map(|node_entry| Some((node_entry.name.clone(), on(node_entry)?))).collect()
     }
 
     /// How full and how fragmented each node is, by the typical requests, in no order. A vacant
@@ -62,12 +67,12 @@ impl Ledger {
     pub fn packing_by_node(&self) -> Vec<(NodeName, Packing)> {
         let mut gauge = self.gauge.lock();
         self.packing_by(&mut gauge);
-        let slots = self.slots();
-        slots.iter().map(|slot| slot.name.clone()).zip(gauge.packings()).collect()
+        let node_table = self.node_table();
+        node_table.iter().map(|node_entry| node_entry.name.clone()).zip(gauge.packings()).collect()
     }
 }
 
-fn show(slot: &Slot, look: &mut impl FnMut(&NodeState, &NodeDetails)) {
-    let books = slot.read();
-    look(&books, &slot.details.lock());
+fn show(node_entry: &NodeEntry, look: &mut impl FnMut(&NodeState, &NodeDetails)) {
+    let node_state = node_entry.read();
+    look(&node_state, &node_entry.details.lock());
 }

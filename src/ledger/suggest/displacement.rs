@@ -44,20 +44,20 @@ impl PartialOrd for Clearing {
     }
 }
 
-/// The sets of at most `most` pods without which `ask` fits on `node`: fewest pods first, then the
+/// The sets of at most `most` pods without which `compiled` fits on `node`: fewest pods first, then the
 /// least share moved. Empty if it already fits, or if nothing helps.
-pub fn clearings(node: &NodeState, ask: &CompiledRequest, most: usize) -> Vec<Clearing> {
+pub fn clearings(node: &NodeState, compiled: &CompiledRequest, most: usize) -> Vec<Clearing> {
     let held = node.reservations().iter();
     let movable: Vec<_> = held.filter(|(_, held)| held.is_movable()).collect();
-    let finder = Finder { node, ask, most, movable };
-    if finder.movable.is_empty() || plan::fits(node, ask, HoldRule::Respected) {
+    let finder = Finder { node, compiled, most, movable };
+    if finder.movable.is_empty() || plan::fits(node, compiled, HoldRule::Respected) {
         return Vec::new();
     }
     let mut found: Vec<Clearing> = finder
         .candidates()
         .into_iter()
         .flat_map(|pods| finder.with_host(pods))
-        .filter(|pods| plan::fits_without(node, ask, pods))
+        .filter(|pods| plan::fits_without(node, compiled, pods))
         .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
         .collect();
     found.sort();
@@ -73,7 +73,7 @@ pub fn clearings(node: &NodeState, ask: &CompiledRequest, most: usize) -> Vec<Cl
 
 struct Finder<'a> {
     node: &'a NodeState,
-    ask: &'a CompiledRequest,
+    compiled: &'a CompiledRequest,
     most: usize,
     movable: Vec<(&'a PodUid, &'a Reservation)>,
 }
@@ -86,11 +86,15 @@ impl Finder<'_> {
         Share::from_millionths(millionths)
     }
 
-    /// Sets of pods whose end leaves enough room on the devices, whatever the host has.
+    /// Sets of pods whose end leaves enough room on the devices; ignores the host.
     fn candidates(&self) -> Vec<BTreeSet<PodUid>> {
-        let mut by_device: Vec<Vec<BTreeSet<PodUid>>> =
-            self.node.devices().iter().filter_map(|books| self.clear_device(books)).collect();
-        match self.ask.count() {
+        let mut by_device: Vec<Vec<BTreeSet<PodUid>>> = self
+            .node
+            .devices()
+            .iter()
+            .filter_map(|device_state| self.clear_device(device_state))
+            .collect();
+        match self.compiled.count() {
             0 => vec![BTreeSet::new()],
             1 => by_device.into_iter().flatten().collect(),
             count => {
@@ -109,24 +113,24 @@ impl Finder<'_> {
 
     /// The sets of tenants of one device without which one part of the request fits there; the
     /// empty set if it already fits. `None` if the device can never take it.
-    fn clear_device(&self, books: &DeviceState) -> Option<Vec<BTreeSet<PodUid>>> {
-        let demand = self.ask.demand_on(books.class()).ok()?;
-        if !books.is_placeable() {
+    fn clear_device(&self, device_state: &DeviceState) -> Option<Vec<BTreeSet<PodUid>>> {
+        let demand = self.compiled.demand_on(device_state.class()).ok()?;
+        if !device_state.is_placeable() {
             return None;
         }
-        let free = books.free();
+        let free = device_state.free();
         let mut tenants: Vec<(&PodUid, &Reservation)> = self
             .movable
             .iter()
-            .filter(|(uid, _)| books.tenants().contains_key(*uid))
+            .filter(|(uid, _)| device_state.tenants().contains_key(*uid))
             .copied()
             .collect();
-        tenants.sort_by_key(|(uid, _)| (books.tenants()[*uid], *uid));
+        tenants.sort_by_key(|(uid, _)| (device_state.tenants()[*uid], *uid));
         tenants.truncate(MOST_TENANTS);
         let enough = |chosen: &[usize]| {
             let freed = chosen
                 .iter()
-                .try_fold(free, |sum, at| sum.checked_add(books.tenants()[tenants[*at].0]));
+                .try_fold(free, |sum, at| sum.checked_add(device_state.tenants()[tenants[*at].0]));
             freed.is_some_and(|freed| freed.memory >= demand.memory && freed.share >= demand.share)
         };
         let mut found: Vec<Vec<usize>> = Vec::new();
@@ -147,7 +151,7 @@ impl Finder<'_> {
         let host =
             |uid: &PodUid| self.node.reservation(uid).map_or(HostAmount::ZERO, |held| held.host);
         let freed = pods.iter().map(host).try_fold(free, HostAmount::checked_add).unwrap_or(free);
-        if fit_host(self.ask, freed).is_ok() || pods.len() >= self.most {
+        if fit_host(self.compiled, freed).is_ok() || pods.len() >= self.most {
             return vec![pods];
         }
         let mut others: Vec<&PodUid> =
@@ -158,7 +162,7 @@ impl Finder<'_> {
         for chosen in subsets(others.len(), self.most - pods.len()) {
             let mut leaving = chosen.iter().map(|at| host(others[*at]));
             let room = leaving.try_fold(freed, HostAmount::checked_add);
-            let is_enough = room.is_some_and(|room| fit_host(self.ask, room).is_ok());
+            let is_enough = room.is_some_and(|room| fit_host(self.compiled, room).is_ok());
             if is_enough && is_least(&found, &chosen) {
                 found.push(chosen);
             }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Share, Timestamp};
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, clearings};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::HostRule;
@@ -58,46 +58,46 @@ pub struct Emptying {
 impl Ledger {
     /// The cheapest way to make room for a pod that fits on no node, with at most `most` moves:
     /// fewest pods, then the least share moved. `None` if it already fits, or if no way is found.
-    pub fn moves(&self, question: &PlacementRequest, most: usize) -> Option<Relocation> {
-        if self.best(question).is_some() {
+    pub fn moves(&self, query: &PlacementRequest, most: usize) -> Option<Relocation> {
+        if self.best(query).is_some() {
             return None;
         }
-        let slots = self.slots();
+        let node_table = self.node_table();
         let mut ways: Vec<(Clearing, &NodeName, usize)> = Vec::new();
         {
-            let world = self.world();
-            let ask = question.ask(&world.classes);
-            for (at, slot) in slots.iter().enumerate() {
-                let books = slot.read();
-                if books.placeable().is_ok() {
-                    let found = clearings(&books, &ask, most);
-                    ways.extend(found.into_iter().map(|way| (way, &slot.name, at)));
+            let cluster = self.cluster();
+            let compiled = query.compile(&cluster.classes);
+            for (at, node_entry) in node_table.iter().enumerate() {
+                let node_state = node_entry.read();
+                if node_state.placeable().is_ok() {
+                    let found = clearings(&node_state, &compiled, most);
+                    ways.extend(found.into_iter().map(|way| (way, &node_entry.name, at)));
                 }
             }
         }
         ways.sort();
         ways.truncate(TRIES);
-        ways.into_iter().find_map(|(way, _, at)| self.relocation(&slots, question, &way.pods, at))
+        ways.into_iter().find_map(|(way, _, at)| self.relocation(&node_table, query, &way.pods, at))
     }
 
     /// GPUs that at most `most` moves each would empty, without use of another empty one; at most
     /// `count`, those with the least share in use first. No pod is in two of them.
     pub fn emptyings(&self, most: usize, count: usize) -> Vec<Emptying> {
-        let slots = self.slots();
+        let node_table = self.node_table();
         let mut targets: Vec<(Share, NodeName, DeviceId, usize, BTreeSet<PodUid>)> = Vec::new();
-        for (at, slot) in slots.iter().enumerate() {
-            let books = slot.read();
-            for device in books.devices().iter().filter(|device| device.is_placeable()) {
+        for (at, node_entry) in node_table.iter().enumerate() {
+            let node_state = node_entry.read();
+            for device in node_state.devices().iter().filter(|device| device.is_placeable()) {
                 let pods: BTreeSet<PodUid> = device.tenants().keys().cloned().collect();
                 if (1..=most).contains(&pods.len()) {
                     let id = device.device().id.clone();
-                    targets.push((device.booked().share, slot.name.clone(), id, at, pods));
+                    targets.push((device.allocated().share, node_entry.name.clone(), id, at, pods));
                 }
             }
         }
         targets.sort();
         targets.truncate(TRIES);
-        let mut board = Board { ledger: self, slots: &slots, changed: BTreeMap::new() };
+        let mut board = Board { ledger: self, node_table: &node_table, changed: BTreeMap::new() };
         let mut found = Vec::new();
         for (_, node, device, at, pods) in targets {
             if found.len() == count {
@@ -114,26 +114,26 @@ impl Ledger {
 
     fn relocation(
         &self,
-        slots: &[Arc<Slot>],
-        question: &PlacementRequest,
+        node_table: &[Arc<NodeEntry>],
+        query: &PlacementRequest,
         pods: &BTreeSet<PodUid>,
         at: usize,
     ) -> Option<Relocation> {
-        let mut board = Board { ledger: self, slots, changed: BTreeMap::new() };
+        let mut board = Board { ledger: self, node_table, changed: BTreeMap::new() };
         let leaving = board.take_out(at, pods)?;
-        let placement = board.place_on(at, question)?;
-        board.book(at, guest(placement.clone(), question));
-        let moves = board.rehome(leaving, &question.strategy, |_| true)?;
+        let placement = board.place_on(at, query)?;
+        board.book(at, guest(placement.clone(), query));
+        let moves = board.rehome(leaving, &query.strategy, |_| true)?;
         Some(Relocation { placement, moves })
     }
 }
 
 /// The waiting pod with its placement, for the state of a proposal only.
-fn guest(placement: Placement, question: &PlacementRequest) -> Reservation {
+fn guest(placement: Placement, query: &PlacementRequest) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new("the waiting pod"), name: "the waiting pod".into() },
         placement,
-        host: question.host,
+        host: query.host,
         state: ReservationState::Assumed { since: Timestamp::START },
         request: None,
     }
@@ -142,45 +142,46 @@ fn guest(placement: Placement, question: &PlacementRequest) -> Reservation {
 /// The state of the nodes as it would be after some moves.
 struct Board<'a> {
     ledger: &'a Ledger,
-    slots: &'a [Arc<Slot>],
+    node_table: &'a [Arc<NodeEntry>],
     changed: BTreeMap<usize, NodeState>,
 }
 
 impl Board<'_> {
-    fn books(&mut self, at: usize) -> &mut NodeState {
-        self.changed.entry(at).or_insert_with(|| self.slots[at].read().clone())
+    fn node_state(&mut self, at: usize) -> &mut NodeState {
+        self.changed.entry(at).or_insert_with(|| self.node_table[at].read().clone())
     }
 
     /// Takes pods out of a node; `None` if one of them may no longer move.
     fn take_out(&mut self, at: usize, pods: &BTreeSet<PodUid>) -> Option<Vec<Reservation>> {
-        let books = self.books(at);
+        let node_state = self.node_state(at);
         let mut taken = Vec::new();
         for uid in pods {
-            taken.push(books.reservation(uid).filter(|held| held.is_movable())?.clone());
-            books.remove(uid);
+            taken.push(node_state.reservation(uid).filter(|held| held.is_movable())?.clone());
+            node_state.remove(uid);
         }
         Some(taken)
     }
 
-    fn place_on(&mut self, at: usize, question: &PlacementRequest) -> Option<Placement> {
-        let (place, _) = self.evaluate(at, question)?;
-        Some(plan::placement(self.books(at), &place))
+    fn place_on(&mut self, at: usize, query: &PlacementRequest) -> Option<Placement> {
+        let (place, _) = self.evaluate(at, query)?;
+        Some(plan::placement(self.node_state(at), &place))
     }
 
-    fn evaluate(&mut self, at: usize, question: &PlacementRequest) -> Option<(Place, Cost)> {
+    fn evaluate(&mut self, at: usize, query: &PlacementRequest) -> Option<(Place, Cost)> {
         let ledger = self.ledger;
-        let books = self.books(at);
-        let world = ledger.world();
-        let ask = question.ask(&world.classes);
-        let strategy = &question.strategy;
+        let node_state = self.node_state(at);
+        let cluster = ledger.cluster();
+        let compiled = query.compile(&cluster.classes);
+        let strategy = &query.strategy;
         let place =
-            plan::evaluate(books, &ask, strategy, &world.compiled, HoldRule::Respected).ok()?;
-        let rank = place.local_cost.rank(&ledger.prices(&world.compiled, question));
+            plan::evaluate(node_state, &compiled, strategy, &cluster.compiled, HoldRule::Respected)
+                .ok()?;
+        let rank = place.local_cost.rank(&ledger.prices(&cluster.compiled, query));
         Some((place, rank))
     }
 
     fn book(&mut self, at: usize, reservation: Reservation) {
-        self.books(at).book(reservation);
+        self.node_state(at).book(reservation);
     }
 
     /// Finds a placement for each of the pods, the largest first.
@@ -197,14 +198,14 @@ impl Board<'_> {
         leaving.sort_by(|a, b| (Reverse(share(a)), &a.pod).cmp(&(Reverse(share(b)), &b.pod)));
         let mut moves = Vec::new();
         for held in leaving {
-            let question = PlacementRequest {
+            let query = PlacementRequest {
                 gpu: held.request.as_deref().cloned(),
                 host: held.host,
                 host_rule: HostRule::Checked,
                 strategy: strategy.clone(),
             };
-            let at = self.best(&question, &is_welcome)?;
-            let to = self.place_on(at, &question)?;
+            let at = self.best(&query, &is_welcome)?;
+            let to = self.place_on(at, &query)?;
             self.book(at, Reservation { placement: to.clone(), ..held.clone() });
             moves.push(Move { pod: held.pod, from: held.placement, to });
         }
@@ -214,17 +215,17 @@ impl Board<'_> {
     /// The best node for a pod: kept answers for unchanged nodes, fresh ones for the rest.
     fn best(
         &mut self,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         is_welcome: impl Fn(Cost) -> bool,
     ) -> Option<usize> {
         let changed: Vec<usize> = self.changed.keys().copied().collect();
-        let here = changed.iter().filter_map(|at| Some((self.evaluate(*at, question)?.1, *at)));
+        let here = changed.iter().filter_map(|at| Some((self.evaluate(*at, query)?.1, *at)));
         let here: Vec<(Cost, usize)> = here.collect();
         // A node may have come since the board was made.
-        let is_asked = |at: usize| at < self.slots.len() && !changed.contains(&at);
-        let elsewhere = self.ledger.ranked(question, is_asked);
+        let is_named = |at: usize| at < self.node_table.len() && !changed.contains(&at);
+        let elsewhere = self.ledger.ranked(query, is_named);
         let all = here.into_iter().chain(elsewhere).filter(|(rank, _)| is_welcome(*rank));
-        let name = |at: usize| &self.slots[at].name;
+        let name = |at: usize| &self.node_table[at].name;
         let best = all.min_by(|a, b| (a.0, name(a.1)).cmp(&(b.0, name(b.1))));
         best.map(|(_, at)| at)
     }
@@ -236,9 +237,9 @@ impl Board<'_> {
         device: &DeviceId,
         pods: &BTreeSet<PodUid>,
     ) -> Option<Vec<Move>> {
-        let mut devices = self.books(at).devices().iter();
-        let books = devices.find(|books| books.device().id == *device)?;
-        if !books.tenants().keys().eq(pods) {
+        let mut devices = self.node_state(at).devices().iter();
+        let node_state = devices.find(|node_state| node_state.device().id == *device)?;
+        if !node_state.tenants().keys().eq(pods) {
             return None; // earlier moves have brought others
         }
         let leaving = self.take_out(at, pods)?;

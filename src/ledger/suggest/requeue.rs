@@ -15,7 +15,7 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
@@ -23,18 +23,18 @@ use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::plan;
 
 /// Compiled requests that are kept, some 300 bytes each.
-const KEPT_ASKS: usize = 20_000;
+const KEPT_REQUESTS: usize = 20_000;
 
 /// The nodes that a *filter* call named.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskedNodes {
+pub struct NamedNodes {
     /// By position in the ledger.
     nodes: FixedBitSet,
     /// Nodes that had come before the call. A newer one may be in the next call.
     arrivals: u64,
 }
 
-impl AskedNodes {
+impl NamedNodes {
     /// Its size in bytes.
     pub(crate) fn size(&self) -> usize {
         self.nodes.len().div_ceil(8) + size_of::<Self>()
@@ -65,25 +65,25 @@ pub struct FreeRoom {
 
 impl Ledger {
     /// The nodes that a call names.
-    pub fn asked_nodes(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> AskedNodes {
+    pub fn named_nodes(&self, nodes: impl Iterator<Item: AsRef<[u8]>>) -> NamedNodes {
         let arrivals = self.arrivals();
-        AskedNodes { nodes: self.slots().listed(nodes).0, arrivals }
+        NamedNodes { nodes: self.node_table().listed(nodes).0, arrivals }
     }
 
     /// The room on a node. `None` if it takes no pods now, or if nothing on it is free.
     pub fn free_room(&self, node: &str) -> Option<FreeRoom> {
         let _stays = self.stay();
         let at = self.position(node)?;
-        let world = self.world();
-        let slot = self.slot(at);
-        if slot.is_unschedulable.load(Ordering::Acquire) {
+        let cluster = self.cluster();
+        let node_entry = self.node_entry(at);
+        if node_entry.is_unschedulable.load(Ordering::Acquire) {
             return None;
         }
-        let node = slot.read().clone();
+        let node = node_entry.read().clone();
         node.placeable().ok()?;
         let most = most_free(node.devices())?;
-        let arrival = Arrival { at, since: slot.since() };
-        Some(FreeRoom { arrival, node, classes: world.classes.clone(), most })
+        let arrival = Arrival { at, since: node_entry.since() };
+        Some(FreeRoom { arrival, node, classes: cluster.classes.clone(), most })
     }
 }
 
@@ -91,18 +91,18 @@ impl Ledger {
     /// A node that takes one of these pods now, among those that their last call named or could not
     /// have. Looks at all nodes at worst, and locks one at a time.
     pub fn node_with_room(&self, pods: &Group) -> Option<NodeName> {
-        let (slots, classes) = (self.slots(), self.world().classes.clone());
-        let ask = pods.question.ask(&classes);
-        for (at, slot) in slots.iter().enumerate() {
-            let arrival = Arrival { at, since: slot.since() };
-            let may_be_asked = pods.asked.as_ref().is_none_or(|asked| asked.may_have(arrival));
-            if !may_be_asked || slot.is_unschedulable.load(Ordering::Acquire) {
+        let (node_table, classes) = (self.node_table(), self.cluster().classes.clone());
+        let compiled = pods.query.compile(&classes);
+        for (at, node_entry) in node_table.iter().enumerate() {
+            let arrival = Arrival { at, since: node_entry.since() };
+            let may_be_named = pods.named.as_ref().is_none_or(|named| named.may_have(arrival));
+            if !may_be_named || node_entry.is_unschedulable.load(Ordering::Acquire) {
                 continue;
             }
-            let node = slot.read();
+            let node = node_entry.read();
             let is_known = node.is_of_classes(classes.count());
-            if is_known && plan::fits(&node, &ask, HoldRule::Respected) {
-                return Some(slot.name.clone());
+            if is_known && plan::fits(&node, &compiled, HoldRule::Respected) {
+                return Some(node_entry.name.clone());
             }
         }
         None
@@ -121,9 +121,9 @@ fn most_free(devices: &[DeviceState]) -> Option<Demand> {
     (memory > MemMib::ZERO && share > Share::ZERO).then_some(Demand { memory, share })
 }
 
-/// The least that a request takes of each device, whatever its class.
-fn least_of(question: &PlacementRequest) -> Demand {
-    match question.gpu.as_ref().map(|gpu| &gpu.amount) {
+/// The least that a request takes of each device of any class.
+fn least_of(query: &PlacementRequest) -> Demand {
+    match query.gpu.as_ref().map(|gpu| &gpu.amount) {
         Some(Amount::Fraction(share)) => Demand { memory: MemMib::ZERO, share: *share },
         Some(Amount::Memory(memory)) => Demand { memory: *memory, share: Share::ZERO },
         Some(Amount::FractionAndMemory(share, memory)) => Demand { memory: *memory, share: *share },
@@ -141,23 +141,23 @@ pub(crate) type Order = (std::cmp::Reverse<i32>, i64, PodUid);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub(crate) order: Order,
-    pub(crate) question: PlacementRequest,
+    pub(crate) query: PlacementRequest,
     /// The nodes of its last call; `None` if the next one may name any node.
-    pub(crate) asked: Option<Arc<AskedNodes>>,
+    pub(crate) named: Option<Arc<NamedNodes>>,
 }
 
 /// Pods with the same request and the same nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    question: Arc<PlacementRequest>,
-    asked: Option<Arc<AskedNodes>>,
+    query: Arc<PlacementRequest>,
+    named: Option<Arc<NamedNodes>>,
 }
 
 impl Candidate {
     pub(crate) fn into_group(self) -> (Order, Group) {
-        let Self { order, mut question, asked } = self;
-        question.gpu = question.gpu.as_ref().map(GpuRequest::shape);
-        (order, Group { question: Arc::new(question), asked })
+        let Self { order, mut query, named } = self;
+        query.gpu = query.gpu.as_ref().map(GpuRequest::shape);
+        (order, Group { query: Arc::new(query), named })
     }
 }
 
@@ -170,7 +170,7 @@ pub struct RequeueOrder {
     /// The groups by their first pod, each with the least that it takes of a device.
     heads: BTreeMap<Order, (Demand, Group)>,
     /// Requests compiled for `classes` device classes.
-    asks: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
+    share_query: BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     classes: usize,
 }
 
@@ -204,9 +204,9 @@ impl RequeueOrder {
 
     /// Removes a pod and returns it.
     pub fn take(&mut self, uid: &PodUid) -> Option<Candidate> {
-        let (order, Group { question, asked }) = self.pods.get(uid)?.clone();
+        let (order, Group { query, named }) = self.pods.get(uid)?.clone();
         self.set(uid, None);
-        Some(Candidate { order, question: PlacementRequest::clone(&question), asked })
+        Some(Candidate { order, query: PlacementRequest::clone(&query), named })
     }
 
     /// Keeps only the pods for which `stays` is true.
@@ -232,10 +232,10 @@ impl RequeueOrder {
         }
         match now {
             Some(now) => {
-                self.heads.insert(now, (least_of(&group.question), group));
+                self.heads.insert(now, (least_of(&group.query), group));
             }
             None => {
-                self.asks.remove(&group.question);
+                self.share_query.remove(&group.query);
             }
         }
     }
@@ -244,7 +244,7 @@ impl RequeueOrder {
     /// with the number of groups that were tried.
     pub fn first(&mut self, room: &FreeRoom, tried: &BTreeSet<PodUid>) -> (Option<PodUid>, usize) {
         if self.classes != room.classes.count() {
-            self.asks.clear();
+            self.share_query.clear();
             self.classes = room.classes.count();
         }
         let (mut first, mut looks): (Option<&Order>, usize) = (None, 0);
@@ -254,9 +254,9 @@ impl RequeueOrder {
             }
             looks += 1;
             let is_small = least.memory <= room.most.memory && least.share <= room.most.share;
-            let may_be_asked =
-                || group.asked.as_ref().is_none_or(|asked| asked.may_have(room.arrival));
-            if !is_small || !may_be_asked() || !fits(&mut self.asks, room, &group.question) {
+            let may_be_named =
+                || group.named.as_ref().is_none_or(|named| named.may_have(room.arrival));
+            if !is_small || !may_be_named() || !fits(&mut self.share_query, room, &group.query) {
                 continue;
             }
             let untried = self.groups[group].iter().find(|(.., uid)| !tried.contains(uid));
@@ -268,18 +268,18 @@ impl RequeueOrder {
 
 /// Whether the request fits on the node; keeps the compiled request.
 fn fits(
-    asks: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
+    share_query: &mut BTreeMap<Arc<PlacementRequest>, CompiledRequest>,
     room: &FreeRoom,
-    question: &Arc<PlacementRequest>,
+    query: &Arc<PlacementRequest>,
 ) -> bool {
-    let fits = |ask: &CompiledRequest| plan::fits(&room.node, ask, HoldRule::Respected);
-    if let Some(ask) = asks.get(question) {
-        return fits(ask);
+    let fits = |compiled: &CompiledRequest| plan::fits(&room.node, compiled, HoldRule::Respected);
+    if let Some(compiled) = share_query.get(query) {
+        return fits(compiled);
     }
-    let ask = question.ask(&room.classes);
-    let fits = fits(&ask);
-    if asks.len() < KEPT_ASKS {
-        asks.insert(Arc::clone(question), ask);
+    let compiled = query.compile(&room.classes);
+    let fits = fits(&compiled);
+    if share_query.len() < KEPT_REQUESTS {
+        share_query.insert(Arc::clone(query), compiled);
     }
     fits
 }
@@ -293,17 +293,17 @@ mod tests {
 
     use super::*;
     use crate::hardware::units::Timestamp;
-    use crate::ledger::fixture::{asks, bound, hello, ledger, see_node, uid};
+    use crate::ledger::fixture::{bound, hello, ledger, see_node, share_query, uid};
 
     #[test]
-    fn the_first_of_the_groups_is_the_first_of_all_pods() {
+    fn the_first_pod_of_the_groups_is_the_first_of_all_pods() {
         let ledger = ledger("A");
         see_node(&ledger, "m");
         ledger.report("m", &hello("y", 1, "B"), Timestamp::START).unwrap();
         ledger.see_pod(&bound("there", "n", "A", 400_000), Timestamp::START);
         let rooms = ["m", "n"].map(|node| ledger.free_room(node).unwrap());
         let sets = [&["m"][..], &["n"], &["m", "n"], &[]]
-            .map(|names| Arc::new(ledger.asked_nodes(names.iter())));
+            .map(|names| Arc::new(ledger.named_nodes(names.iter())));
         let mut chance = ChaCha8Rng::seed_from_u64(7);
         let mut order = RequeueOrder::default();
         let mut pods: BTreeMap<PodUid, Candidate> = BTreeMap::new();
@@ -311,8 +311,8 @@ mod tests {
             let uid = uid(&format!("{}", chance.random_range(0..40)));
             let candidate = chance.random_bool(0.7).then(|| Candidate {
                 order: (Reverse(chance.random_range(0..3)), chance.random_range(0..9), uid.clone()),
-                question: asks(100_000 * chance.random_range(1..=10)),
-                asked: sets.get(chance.random_range(0..5)).cloned(),
+                query: share_query(100_000 * chance.random_range(1..=10)),
+                named: sets.get(chance.random_range(0..5)).cloned(),
             });
             order.set(&uid, candidate.clone());
             pods.remove(&uid);
@@ -322,8 +322,8 @@ mod tests {
             for (room, name) in rooms.iter().zip(["m", "n"]) {
                 let can = pods.iter().filter(|(uid, pod)| {
                     !tried.contains(*uid)
-                        && pod.asked.as_ref().is_none_or(|asked| asked.may_have(room.arrival))
-                        && ledger.fresh_answer(&pod.question, name).is_ok()
+                        && pod.named.as_ref().is_none_or(|named| named.may_have(room.arrival))
+                        && ledger.fresh_answer(&pod.query, name).is_ok()
                 });
                 let expected = can.map(|(_, pod)| &pod.order).min().map(|(.., uid)| uid.clone());
                 assert_eq!(order.first(room, &tried).0, expected);
@@ -333,34 +333,33 @@ mod tests {
         }
         pods.keys().for_each(|uid| order.set(uid, None));
         assert!(order.is_empty() && order.groups.is_empty() && order.heads.is_empty());
-        assert!(order.asks.is_empty(), "nothing is kept of pods that are gone");
+        assert!(order.share_query.is_empty(), "deleted pods leave no state");
     }
 
     #[test]
-    fn thousands_of_requests_are_tried_without_the_answers_that_filter_keeps() {
+    fn large_searches_do_not_evict_cached_filter_answers() {
         let ledger = ledger("A");
-        let kept = asks(300_000);
+        let kept = share_query(300_000);
         ledger.answers(&kept, &["n"]);
         let tables = ledger.shapes.count();
         let mut order = RequeueOrder::default();
         for age in 0..3_000 {
             let uid = uid(&format!("{age}"));
             // The first 2,999 are too large, the more so the older they are.
-            let question = asks(if age < 2_999 { 2_000_000 - age } else { 1_000_000 });
+            let query = share_query(if age < 2_999 { 2_000_000 - age } else { 1_000_000 });
             let age = i64::try_from(age).unwrap();
-            let candidate =
-                Candidate { order: (Reverse(0), age, uid.clone()), question, asked: None };
+            let candidate = Candidate { order: (Reverse(0), age, uid.clone()), query, named: None };
             order.set(&uid, Some(candidate));
         }
         let room = ledger.free_room("n").unwrap();
         let (first, looks) = order.first(&room, &BTreeSet::new());
         assert_eq!((first, looks), (Some(uid("2999")), 3_000));
-        assert_eq!(order.asks.len(), 1, "what is larger than all room is not even compiled");
+        assert_eq!(order.share_query.len(), 1, "a request larger than all room is not compiled");
         assert_eq!(ledger.shapes.count(), tables);
     }
 
     #[test]
-    fn a_node_without_room_is_none() {
+    fn a_node_without_room_is_left_out() {
         let ledger = ledger("A");
         assert!(ledger.free_room("n").is_some());
         ledger.see_pod(&bound("all", "n", "A", 1_000_000), Timestamp::START);

@@ -4,22 +4,22 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::suggest::requeue::{Candidate, FreeRoom, Group};
 use crate::ledger::suggest::waiting::{
-    Pods, Progress, Stage, Touch, WaitingPod, WaitingPods, WaitingState,
+    Pods, Progress, Requeue, Stage, WaitingPod, WaitingPods, WaitingState,
 };
 
 impl WaitingState {
     /// The pod as one that can be requeued; `None` if the watch does not show it, if it was not
     /// refused, or if its next call is due anyway.
     pub(crate) fn candidate(&self) -> Option<Candidate> {
-        let is_due = |touch: &Touch| !matches!(touch.stage, Stage::Asked(_));
-        if !self.is_watched || self.refused.is_none() || self.touch.as_ref().is_some_and(is_due) {
+        let is_due = |requeue: &Requeue| !matches!(requeue.stage, Stage::Called(_));
+        if !self.is_watched || self.refused.is_none() || self.requeue.as_ref().is_some_and(is_due) {
             return None;
         }
-        let WaitingPod { pod, question, priority, created_unix_seconds, .. } = &self.waiting;
+        let WaitingPod { pod, query, priority, created_unix_seconds, .. } = &self.waiting;
         Some(Candidate {
             order: (std::cmp::Reverse(*priority), *created_unix_seconds, pod.uid.clone()),
-            question: question.clone(),
-            asked: self.asked.clone(),
+            query: query.clone(),
+            named: self.named.clone(),
         })
     }
 }
@@ -46,46 +46,46 @@ impl WaitingPods {
 
     /// Notes that the pod will be requeued for room on a node. `None` if it has changed, so that it
     /// cannot be requeued for that.
-    pub fn touch(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
-        let touched = self.pods().change(uid, |state| {
+    pub fn requeue(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
+        let requeued = self.pods().change(uid, |state| {
             let candidate = state.candidate()?;
-            if candidate.asked.is_some_and(|asked| !asked.may_have(room.arrival)) {
+            if candidate.named.is_some_and(|named| !named.may_have(room.arrival)) {
                 return None;
             }
-            state.touch = Some(Touch { node: room.arrival, stage: Stage::Sending });
+            state.requeue = Some(Requeue { node: room.arrival, stage: Stage::Sending });
             Some(state.waiting.clone())
         });
-        touched.flatten()
+        requeued.flatten()
     }
 
     /// Whether a requeue of the pod is being written.
     pub fn is_sending(&self, uid: &PodUid) -> bool {
         let pods = self.pods();
-        let touch = pods.by_uid.get(uid).and_then(|state| state.touch);
-        touch.is_some_and(|touch| touch.stage == Stage::Sending)
+        let requeue = pods.by_uid.get(uid).and_then(|state| state.requeue);
+        requeue.is_some_and(|requeue| requeue.stage == Stage::Sending)
     }
 
     /// Notes that a requeue was written.
-    pub fn touched(&self, uid: &PodUid, now: Timestamp) {
+    pub fn requeued(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Sent(now)));
     }
 
     /// Notes that a requeue may not have been written: the pod can be requeued again.
-    pub fn not_touched(&self, uid: &PodUid) {
+    pub fn requeue_failed(&self, uid: &PodUid) {
         self.end_stage(uid, Stage::Sending, None);
     }
 
     /// Notes that this process may not requeue the pod. It tries again after the pod's next call,
-    /// or when the pod becomes [`touchable`](Self::touchable).
-    pub fn not_touchable(&self, uid: &PodUid, now: Timestamp) {
+    /// or when the pod becomes [`requeuable`](Self::touchable).
+    pub fn not_requeuable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
     }
 
     /// Notes that the pod can be requeued after all; room that appeared meanwhile is looked for.
-    pub fn touchable(&self, uid: &PodUid) {
+    pub fn requeuable(&self, uid: &PodUid) {
         let pods = &mut *self.pods();
-        let is_left = |touch: &mut Touch| matches!(touch.stage, Stage::Unanswered(_));
-        let left = pods.change(uid, |state| state.touch.take_if(is_left));
+        let is_left = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Unanswered(_));
+        let left = pods.change(uid, |state| state.requeue.take_if(is_left));
         if left.flatten().is_some() {
             pods.late.insert(uid.clone());
         }
@@ -93,8 +93,8 @@ impl WaitingPods {
 
     fn end_stage(&self, uid: &PodUid, stage: Stage, next: Option<Stage>) {
         self.pods().change(uid, |state| {
-            if let Some(touch) = state.touch.take_if(|touch| touch.stage == stage) {
-                state.touch = next.map(|stage| Touch { stage, ..touch });
+            if let Some(requeue) = state.requeue.take_if(|requeue| requeue.stage == stage) {
+                state.requeue = next.map(|stage| Requeue { stage, ..requeue });
             }
         });
     }
@@ -104,25 +104,25 @@ impl WaitingPods {
         let pods = &mut *self.pods();
         let patience = pods.patience();
         let Some(state) = pods.by_uid.get_mut(uid) else { return Progress::Gone };
-        match state.touch.as_ref().map(|touch| touch.stage) {
+        match state.requeue.as_ref().map(|requeue| requeue.stage) {
             Some(Stage::Sending) => Progress::Sending,
-            Some(Stage::Sent(at) | Stage::Asked(at)) if at.plus(patience) > now => {
+            Some(Stage::Sent(at) | Stage::Called(at)) if at.plus(patience) > now => {
                 Progress::Until(at.plus(patience))
             }
             Some(Stage::Sent(at)) => {
                 pods.change(uid, |state| {
-                    let late = |touch| Touch { stage: Stage::Unanswered(at), ..touch };
-                    state.touch = state.touch.map(late);
+                    let late = |requeue| Requeue { stage: Stage::Unanswered(at), ..requeue };
+                    state.requeue = state.requeue.map(late);
                 });
                 Progress::Late
             }
-            Some(Stage::Asked(_)) => {
-                pods.change(uid, |state| state.touch = None);
+            Some(Stage::Called(_)) => {
+                pods.change(uid, |state| state.requeue = None);
                 Progress::Late
             }
-            Some(Stage::Unanswered(_)) => Progress::Waits { asked: state.asked_at },
+            Some(Stage::Unanswered(_)) => Progress::Waits { called: state.called_at },
             None if state.refused.is_none() => Progress::Fits,
-            None => Progress::Waits { asked: state.asked_at },
+            None => Progress::Waits { called: state.called_at },
         }
     }
 }

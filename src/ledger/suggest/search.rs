@@ -8,9 +8,9 @@ use parking_lot::MutexGuard;
 use crate::hardware::device::NodeName;
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::MemMib;
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::ClusterModel;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::Clearing;
 use crate::model::device_state::HoldRule;
 use crate::model::fit::CompiledRequest;
@@ -21,78 +21,80 @@ use crate::scoring::plan;
 /// All nodes, and what a request takes of their devices. It has its own list of classes, so that it
 /// locks only one node at a time.
 pub(crate) struct Search<'a> {
-    slots: &'a [Arc<Slot>],
+    node_table: &'a [Arc<NodeEntry>],
     pub(crate) classes: DeviceClasses,
 }
 
 impl<'a> Search<'a> {
-    pub(crate) fn new(slots: &'a [Arc<Slot>], world: &ClusterModel) -> Self {
-        Self { slots, classes: world.classes.clone() }
+    pub(crate) fn new(node_table: &'a [Arc<NodeEntry>], cluster: &ClusterModel) -> Self {
+        Self { node_table, classes: cluster.classes.clone() }
     }
 
     /// The nodes by position, each locked while it is read. Leaves out a node that got devices of a
     /// new class since the search began.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeState>)> {
         let known = self.classes.count();
-        self.slots.iter().filter_map(move |slot| {
-            let books = slot.read();
-            books.is_of_classes(known).then_some((&slot.name, books))
+        self.node_table.iter().filter_map(move |node_entry| {
+            let node_state = node_entry.read();
+            node_state.is_of_classes(known).then_some((&node_entry.name, node_state))
         })
     }
 
     /// The first node, by position, for which `is_it` is true.
     pub(crate) fn find(&self, is_it: impl Fn(&NodeState) -> bool) -> Option<NodeName> {
-        self.nodes().find(|(_, books)| is_it(books)).map(|(name, _)| name.clone())
+        self.nodes().find(|(_, node_state)| is_it(node_state)).map(|(name, _)| name.clone())
     }
 
-    pub(crate) fn first(&self, question: &PlacementRequest) -> Option<NodeName> {
-        let ask = question.ask(&self.classes);
-        self.find(|books| plan::fits(books, &ask, HoldRule::Respected))
+    pub(crate) fn first(&self, query: &PlacementRequest) -> Option<NodeName> {
+        let compiled = query.compile(&self.classes);
+        self.find(|node_state| plan::fits(node_state, &compiled, HoldRule::Respected))
     }
 
-    /// The largest size from `least` up to but without `asked` at which some node fits. At the
+    /// The largest size from `least` up to but without `named` at which some node fits. At the
     /// sizes `whole` a request may fit where smaller ones do not: a pod with a whole device needs
-    /// no isolation. So may the size next to `asked`, on a device with slots. For all other sizes,
+    /// no isolation. So may the size next to `named`, on a device with slots. For all other sizes,
     /// if one fits, each smaller one does, as long as the least memory of a part is ignored. So
     /// that is checked at the end, for the size that was found.
     pub(crate) fn largest(
         &self,
         lever: Lever,
-        (least, asked): (u64, u64),
+        (least, named): (u64, u64),
         whole: &[u64],
         make: impl Fn(u64) -> PlacementRequest,
     ) -> Option<Suggestion> {
-        let most = asked.checked_sub(1).filter(|most| *most >= least)?;
-        let ask = |size| {
-            let mut question = make(size);
-            question.gpu.iter_mut().for_each(|gpu| gpu.min_memory = MemMib::ZERO);
-            question.ask(&self.classes)
+        let most = named.checked_sub(1).filter(|most| *most >= least)?;
+        let compiled = |size| {
+            let mut query = make(size);
+            query.gpu.iter_mut().for_each(|gpu| gpu.min_memory = MemMib::ZERO);
+            query.compile(&self.classes)
         };
         let above = |size: &u64| (least..=most).contains(size);
         let sizes: BTreeSet<u64> = whole.iter().copied().filter(above).chain([most]).collect();
         let special: Vec<(u64, CompiledRequest)> =
-            sizes.into_iter().map(|size| (size, ask(size))).collect();
+            sizes.into_iter().map(|size| (size, compiled(size))).collect();
         let mut best: Option<(u64, NodeName)> = None;
-        let mut next = (least, ask(least));
-        for (name, books) in self.nodes() {
-            let fits = |ask: &CompiledRequest| plan::fits(&books, ask, HoldRule::Respected);
+        let mut next = (least, compiled(least));
+        for (name, node_state) in self.nodes() {
+            let fits =
+                |compiled: &CompiledRequest| plan::fits(&node_state, compiled, HoldRule::Respected);
             let known = best.as_ref().map(|(size, _)| *size);
             let mut better = special.iter().rev().take_while(|(size, _)| Some(*size) > known);
-            let mut found = better.find(|(_, ask)| fits(ask)).map(|(size, _)| *size).max(known);
+            let mut found =
+                better.find(|(_, compiled)| fits(compiled)).map(|(size, _)| *size).max(known);
             let from = found.map_or(least, |size| size + 1);
             if from != next.0 {
-                next = (from, ask(from));
+                next = (from, compiled(from));
             }
             if from <= most && fits(&next.1) {
                 let (mut low, mut high) = (from, most);
                 while low < high {
                     let middle = low + (high - low).div_ceil(2);
-                    if fits(&ask(middle)) { low = middle } else { high = middle - 1 }
+                    if fits(&compiled(middle)) { low = middle } else { high = middle - 1 }
                 }
                 found = Some(low);
             }
             if let Some(size) = found.filter(|size| Some(*size) > known)
-                && plan::fits(&books, &make(size).ask(&self.classes), HoldRule::Respected)
+                && plan::fits(&node_state, &make(size).compile(&self.classes), HoldRule::Respected)
             {
                 best = Some((size, name.clone()));
                 if size == most {

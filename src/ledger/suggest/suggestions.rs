@@ -11,7 +11,7 @@ use crate::hardware::device::{Health, MigProfile, ModelFilter, NodeName};
 use crate::hardware::device_class::ClassKind;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, MOST_MOVES, clearings};
 use crate::ledger::suggest::search::{Change, Lever, Search, Suggestion};
 use crate::model::device_state::HoldRule;
@@ -30,41 +30,41 @@ const MOST_WAYS: usize = 3;
 impl Ledger {
     /// The suggestions for a pod that fits on no node, the cheapest first; empty if it already
     /// fits, or if no single change helps. Looks at every node some ten times.
-    pub fn suggestions(&self, question: &PlacementRequest) -> Vec<Suggestion> {
-        let slots = self.slots();
-        let search = Search::new(&slots, &self.world());
-        if search.first(question).is_some() {
+    pub fn suggestions(&self, query: &PlacementRequest) -> Vec<Suggestion> {
+        let node_table = self.node_table();
+        let search = Search::new(&node_table, &self.cluster());
+        if search.first(query).is_some() {
             return Vec::new();
         }
-        let mut found: Vec<Suggestion> = search.waiting(question).into_iter().collect();
-        found.extend(search.asking(question));
-        found.extend(search.ending(question));
-        found.extend(search.mending(question));
+        let mut found: Vec<Suggestion> = search.waiting(query).into_iter().collect();
+        found.extend(search.requesting(query));
+        found.extend(search.ending(query));
+        found.extend(search.mending(query));
         found
     }
 
     /// Whether a suggestion still helps: a look at one node.
-    pub fn still_helps(&self, question: &PlacementRequest, suggestion: &Suggestion) -> bool {
-        let slots = self.slots();
+    pub fn still_helps(&self, query: &PlacementRequest, suggestion: &Suggestion) -> bool {
+        let node_table = self.node_table();
         let at = self.position(suggestion.node.as_str());
-        let slot = at.and_then(|at| slots.get(at..=at)).unwrap_or_default();
-        let search = Search::new(slot, &self.world());
-        let ask = question.ask(&search.classes);
-        let Some((_, books)) = search.nodes().next() else { return false };
-        if plan::fits(&books, &ask, HoldRule::Respected) {
+        let node_entry = at.and_then(|at| node_table.get(at..=at)).unwrap_or_default();
+        let search = Search::new(node_entry, &self.cluster());
+        let compiled = query.compile(&search.classes);
+        let Some((_, node_state)) = search.nodes().next() else { return false };
+        if plan::fits(&node_state, &compiled, HoldRule::Respected) {
             return false; // not needed any more
         }
         match &suggestion.change {
-            Change::Claimed => plan::fits(&books, &ask, HoldRule::Ignored),
+            Change::Claimed => plan::fits(&node_state, &compiled, HoldRule::Ignored),
             Change::CompiledRequest(_, changed) => {
-                plan::fits(&books, &changed.ask(&search.classes), HoldRule::Respected)
+                plan::fits(&node_state, &changed.compile(&search.classes), HoldRule::Respected)
             }
             Change::Ending(pods) | Change::End(_, pods) => {
                 let gone = pods.iter().map(|pod| &pod.uid);
-                plan::fits_without(&books, &ask, gone)
+                plan::fits_without(&node_state, &compiled, gone)
             }
-            Change::Kubelet(_) => would_serve(&books, &ask, Health::KubeletOwned) > 0,
-            Change::Heal(_) => would_serve(&books, &ask, Health::Unhealthy) > 0,
+            Change::Kubelet(_) => would_serve(&node_state, &compiled, Health::KubeletOwned) > 0,
+            Change::Heal(_) => would_serve(&node_state, &compiled, Health::Unhealthy) > 0,
         }
     }
 
@@ -73,7 +73,7 @@ impl Ledger {
     pub fn suited(&self, request: &GpuRequest) -> BTreeSet<usize> {
         let mut found = BTreeSet::new();
         let mut at = 0;
-        let _ = self.world().classes.map(|class| {
+        let _ = self.cluster().classes.map(|class| {
             if request.demand_on(class).is_ok() {
                 found.insert(at);
             }
@@ -85,56 +85,57 @@ impl Ledger {
 
 impl Search<'_> {
     /// What only takes a short time.
-    fn waiting(&self, question: &PlacementRequest) -> Option<Suggestion> {
-        let ask = question.ask(&self.classes);
-        let on_hold = self
-            .find(|books| !books.holds().is_empty() && plan::fits(books, &ask, HoldRule::Ignored));
+    fn waiting(&self, query: &PlacementRequest) -> Option<Suggestion> {
+        let compiled = query.compile(&self.classes);
+        let on_hold = self.find(|node_state| {
+            !node_state.holds().is_empty() && plan::fits(node_state, &compiled, HoldRule::Ignored)
+        });
         if let Some(node) = on_hold {
             return Some(Suggestion { node, change: Change::Claimed });
         }
-        self.nodes().find_map(|(name, books)| {
-            let held = books.reservations().values();
+        self.nodes().find_map(|(name, node_state)| {
+            let held = node_state.reservations().values();
             let ending: Vec<PodRef> = held
                 .filter(|held| matches!(held.state, ReservationState::Draining { .. }))
                 .map(|held| held.pod.clone())
                 .collect();
             let gone = ending.iter().map(|pod| &pod.uid);
-            let helps = !ending.is_empty() && plan::fits_without(&books, &ask, gone);
+            let helps = !ending.is_empty() && plan::fits_without(&node_state, &compiled, gone);
             helps.then(|| Suggestion { node: name.clone(), change: Change::Ending(ending) })
         })
     }
 
     /// Requests that fit now and are as near to this one as possible, each changed in one way.
-    fn asking(&self, question: &PlacementRequest) -> Vec<Suggestion> {
+    fn requesting(&self, query: &PlacementRequest) -> Vec<Suggestion> {
         let mut found = Vec::new();
-        if let Some(request) = &question.gpu {
-            found.extend(self.smaller(question, request));
+        if let Some(request) = &query.gpu {
+            found.extend(self.smaller(query, request));
         }
-        if question.host_rule == HostRule::Checked {
+        if query.host_rule == HostRule::Checked {
             let cpu = |milli| {
-                let mut less = question.clone();
+                let mut less = query.clone();
                 less.host.cpu = MilliCpu::new(milli);
                 less
             };
-            found.extend(self.largest(Lever::Cpu, (0, question.host.cpu.milli()), &[], cpu));
+            found.extend(self.largest(Lever::Cpu, (0, query.host.cpu.milli()), &[], cpu));
             let memory = |mib| {
-                let mut less = question.clone();
+                let mut less = query.clone();
                 less.host.memory = MemMib::new(mib);
                 less
             };
-            let asked = question.host.memory.mib();
-            found.extend(self.largest(Lever::HostMemory, (0, asked), &[], memory));
+            let named = query.host.memory.mib();
+            found.extend(self.largest(Lever::HostMemory, (0, named), &[], memory));
         }
-        let Some(request) = &question.gpu else { return found };
+        let Some(request) = &query.gpu else { return found };
         let devices = |count| {
             let count = u32::try_from(count).ok().and_then(NonZeroU32::new);
             let count = count.unwrap_or(NonZeroU32::MIN);
-            asking(question, GpuRequest { count, ..request.clone() })
+            requesting(query, GpuRequest { count, ..request.clone() })
         };
-        let asked = u64::from(request.count.get());
-        found.extend(self.largest(Lever::Devices, (1, asked), &[], devices));
+        let named = u64::from(request.count.get());
+        found.extend(self.largest(Lever::Devices, (1, named), &[], devices));
         for (lever, other) in self.others(request) {
-            let changed = asking(question, other);
+            let changed = requesting(query, other);
             let node = self.first(&changed);
             let change = |node| Suggestion {
                 node,
@@ -146,18 +147,20 @@ impl Search<'_> {
     }
 
     /// The largest smaller amounts that fit.
-    fn smaller(&self, question: &PlacementRequest, request: &GpuRequest) -> Vec<Suggestion> {
-        let ask = |amount| asking(question, GpuRequest { amount, ..request.clone() });
+    fn smaller(&self, query: &PlacementRequest, request: &GpuRequest) -> Vec<Suggestion> {
+        let compiled = |amount| requesting(query, GpuRequest { amount, ..request.clone() });
         let share_of = |steps| Share::from_millionths(steps * FRACTION_STEP_MILLIONTHS);
         let steps = |share: Share| share.millionths().div_ceil(FRACTION_STEP_MILLIONTHS);
-        let by_share = |asked: Share, make: &dyn Fn(Share) -> Amount| {
-            self.largest(Lever::Share, (1, steps(asked)), &[], |size| ask(make(share_of(size))))
+        let by_share = |named: Share, make: &dyn Fn(Share) -> Amount| {
+            self.largest(Lever::Share, (1, steps(named)), &[], |size| {
+                compiled(make(share_of(size)))
+            })
         };
         let mut capacities = Vec::new();
         let _ = self.classes.map(|class| capacities.push(class.capacity.mib()));
-        let by_memory = |asked: MemMib, make: &dyn Fn(MemMib) -> Amount| {
-            let range = (1, asked.mib());
-            self.largest(Lever::Memory, range, &capacities, |mib| ask(make(MemMib::new(mib))))
+        let by_memory = |named: MemMib, make: &dyn Fn(MemMib) -> Amount| {
+            let range = (1, named.mib());
+            self.largest(Lever::Memory, range, &capacities, |mib| compiled(make(MemMib::new(mib))))
         };
         let found = match &request.amount {
             Amount::Fraction(share) => [by_share(*share, &Amount::Fraction), None],
@@ -211,24 +214,24 @@ impl Search<'_> {
     }
 
     /// The cheapest sets of pods without which it fits: fewest pods, then the least share.
-    fn ending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
-        let ask = question.ask(&self.classes);
+    fn ending(&self, query: &PlacementRequest) -> Vec<Suggestion> {
+        let compiled = query.compile(&self.classes);
         let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
-        for (name, books) in self.nodes() {
-            if books.placeable().is_err() {
+        for (name, node_state) in self.nodes() {
+            if node_state.placeable().is_err() {
                 continue;
             }
             // Sets of tenants are tried on a copy, so that the node is not locked meanwhile.
-            let copy = books.clone();
-            drop(books);
-            let books = copy;
+            let copy = node_state.clone();
+            drop(node_state);
+            let node_state = copy;
             let pods = |way: &Clearing| {
                 let mut held: Vec<_> =
-                    way.pods.iter().filter_map(|uid| books.reservation(uid)).collect();
+                    way.pods.iter().filter_map(|uid| node_state.reservation(uid)).collect();
                 held.sort_by_key(|held| held.placement.devices.iter().map(|d| d.demand).max());
                 held.into_iter().map(|held| held.pod.clone()).collect()
             };
-            let found = clearings(&books, &ask, MOST_MOVES).into_iter().take(MOST_WAYS);
+            let found = clearings(&node_state, &compiled, MOST_MOVES).into_iter().take(MOST_WAYS);
             ways.extend(found.map(|way| (way.clone(), name.clone(), pods(&way))));
             ways.sort();
             ways.truncate(MOST_WAYS);
@@ -238,16 +241,16 @@ impl Search<'_> {
     }
 
     /// GPUs that gpupack cannot use now, and that would take it.
-    fn mending(&self, question: &PlacementRequest) -> Vec<Suggestion> {
-        let ask = question.ask(&self.classes);
+    fn mending(&self, query: &PlacementRequest) -> Vec<Suggestion> {
+        let compiled = query.compile(&self.classes);
         let mut found = Vec::new();
         for (health, change) in [
             (Health::KubeletOwned, Change::Kubelet as fn(usize) -> Change),
             (Health::Unhealthy, Change::Heal),
         ] {
             let (mut devices, mut first) = (0, None);
-            for (name, books) in self.nodes() {
-                let of_node = would_serve(&books, &ask, health);
+            for (name, node_state) in self.nodes() {
+                let of_node = would_serve(&node_state, &compiled, health);
                 devices += of_node;
                 if of_node > 0 {
                     first.get_or_insert_with(|| name.clone());
@@ -259,23 +262,23 @@ impl Search<'_> {
     }
 }
 
-fn asking(question: &PlacementRequest, request: GpuRequest) -> PlacementRequest {
-    PlacementRequest { gpu: Some(request), ..question.clone() }
+fn requesting(query: &PlacementRequest, request: GpuRequest) -> PlacementRequest {
+    PlacementRequest { gpu: Some(request), ..query.clone() }
 }
 
 /// Devices of this health on a node where the request would fit if they were healthy.
-fn would_serve(node: &NodeState, ask: &CompiledRequest, health: Health) -> usize {
-    if ask.count() == 0 || node.placeable().is_err() {
+fn would_serve(node: &NodeState, compiled: &CompiledRequest, health: Health) -> usize {
+    if compiled.count() == 0 || node.placeable().is_err() {
         return 0;
     }
     let fits_if_healthy = |room: &&Room| {
         let is_ill = room.health == health;
         let health = if is_ill { Health::Healthy } else { room.health };
-        fit(ask, &Room { health, ..**room }).is_ok()
+        fit(compiled, &Room { health, ..**room }).is_ok()
     };
     let serving = node.rooms(HoldRule::Respected).iter().filter(fits_if_healthy);
     let (ill, well): (Vec<&Room>, Vec<&Room>) = serving.partition(|room| room.health == health);
-    let is_enough = ill.len() + well.len() >= ask.count();
-    let has_host = fit_host(ask, node.host_room(HoldRule::Respected)).is_ok();
+    let is_enough = ill.len() + well.len() >= compiled.count();
+    let has_host = fit_host(compiled, node.host_room(HoldRule::Respected)).is_ok();
     if is_enough && has_host { ill.len() } else { 0 }
 }

@@ -14,8 +14,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
-use crate::ledger::query::questions::PlacementRequest;
-use crate::ledger::suggest::requeue::{Arrival, AskedNodes, Candidate};
+use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::PodRef;
 
@@ -40,7 +40,7 @@ const BUSY_FOR: Duration = Duration::from_secs(30);
 
 /// Most memory for the nodes that calls named, each set once. Pods beyond it may be requeued for
 /// room on any node.
-const ASKED_BYTES: usize = 16 << 20;
+const NAMED_BYTES: usize = 16 << 20;
 
 /// The number of sets from which unused ones are removed.
 const FEW_SETS: usize = 64;
@@ -59,7 +59,7 @@ pub struct WaitingPod {
     /// Its name.
     pub name: String,
     /// What it requests.
-    pub question: PlacementRequest,
+    pub query: PlacementRequest,
     /// Its priority; the larger the more important.
     pub priority: i32,
     /// When it was created, in seconds since 1970.
@@ -74,12 +74,12 @@ pub struct WaitingState {
     /// The rejections of its last call with the number of nodes, if no node fitted.
     pub refused: Option<BTreeMap<Rejection, usize>>,
     /// The nodes of its last call; `None` while that call runs, and before the first.
-    pub(crate) asked: Option<Arc<AskedNodes>>,
+    pub(crate) named: Option<Arc<NamedNodes>>,
     /// When that call began.
-    pub(crate) asked_at: Timestamp,
+    pub(crate) called_at: Timestamp,
     /// Whether its last call, if there was one, is answered.
     pub(crate) is_answered: bool,
-    pub(crate) touch: Option<Touch>,
+    pub(crate) requeue: Option<Requeue>,
     /// How often room was held for it, and since when.
     holds: (u32, Timestamp),
     pub(crate) is_watched: bool,
@@ -88,14 +88,14 @@ pub struct WaitingState {
 
 impl WaitingState {
     /// A pod without a *filter* call yet.
-    pub fn unasked(waiting: WaitingPod, now: Timestamp) -> Self {
+    pub fn without_call(waiting: WaitingPod, now: Timestamp) -> Self {
         Self {
             waiting,
             refused: None,
-            asked: None,
-            asked_at: now,
+            named: None,
+            called_at: now,
             is_answered: true,
-            touch: None,
+            requeue: None,
             holds: (0, now),
             is_watched: false,
             seen: now,
@@ -134,7 +134,7 @@ pub(crate) struct Pods {
     /// Whether there were too many changes to remember: any pod may have changed.
     pub(crate) is_all_changed: bool,
     /// The nodes that calls named, each set once.
-    asked: BTreeSet<Arc<AskedNodes>>,
+    named: BTreeSet<Arc<NamedNodes>>,
     /// The number of sets at which unused ones are removed next.
     sets_at_ease: usize,
     /// The longest recent time from a requeue to the next call.
@@ -178,25 +178,25 @@ impl Pods {
         if !is_watched {
             self.unseen.insert((now, uid.clone()));
         }
-        let fresh = WaitingState { is_watched, ..WaitingState::unasked(waiting, now) };
+        let fresh = WaitingState { is_watched, ..WaitingState::without_call(waiting, now) };
         self.by_uid.insert(uid, fresh);
     }
 
     /// The same set of nodes, shared with other pods; `None` if there are too many.
-    fn shared(&mut self, asked: AskedNodes) -> Option<Arc<AskedNodes>> {
-        if let Some(known) = self.asked.get(&asked) {
+    fn shared(&mut self, named: NamedNodes) -> Option<Arc<NamedNodes>> {
+        if let Some(known) = self.named.get(&named) {
             return Some(Arc::clone(known));
         }
-        if self.asked.len() >= self.sets_at_ease.max(FEW_SETS) {
-            self.asked.retain(|set| Arc::strong_count(set) > 1);
-            self.sets_at_ease = 2 * self.asked.len();
+        if self.named.len() >= self.sets_at_ease.max(FEW_SETS) {
+            self.named.retain(|set| Arc::strong_count(set) > 1);
+            self.sets_at_ease = 2 * self.named.len();
         }
-        if self.asked.len() >= ASKED_BYTES / asked.size() {
+        if self.named.len() >= NAMED_BYTES / named.size() {
             return None;
         }
-        let asked = Arc::new(asked);
-        self.asked.insert(Arc::clone(&asked));
-        Some(asked)
+        let named = Arc::new(named);
+        self.named.insert(Arc::clone(&named));
+        Some(named)
     }
 
     /// The pods that the watch shows.
@@ -225,19 +225,19 @@ impl WaitingPods {
         };
         let was_unseen = !std::mem::replace(&mut state.is_watched, true);
         let before = std::mem::replace(&mut state.seen, now);
-        let is_asked = was_unseen && state.waiting.question == waiting.question;
-        if was_unseen && !is_asked {
-            (state.refused, state.asked) = (None, None);
+        let is_named = was_unseen && state.waiting.query == waiting.query;
+        if was_unseen && !is_named {
+            (state.refused, state.named) = (None, None);
         }
         let has_changed = state.waiting != waiting;
-        let is_other = !was_unseen && state.waiting.question != waiting.question;
+        let is_other = !was_unseen && state.waiting.query != waiting.query;
         state.waiting = waiting;
         if is_other {
             // kube-scheduler may have made this request already; its answer did not count then.
             state.refused.get_or_insert_default();
-            (state.asked, state.is_answered) = (None, true);
+            (state.named, state.is_answered) = (None, true);
         }
-        if is_other || (is_asked && state.refused.is_some()) {
+        if is_other || (is_named && state.refused.is_some()) {
             pods.late.insert(uid.clone());
         }
         if was_unseen {
@@ -246,18 +246,18 @@ impl WaitingPods {
         if was_unseen || has_changed {
             pods.changed(&uid);
         }
-        is_asked
+        is_named
     }
 
     /// Notes a pod of a *filter* call, as refused until [`WaitingPods::fits`] is called: room that
     /// appears during the call must find it, on any node. A caller cannot change a pod that the
     /// watch shows; a call with another request for it is ignored.
-    pub fn ask(&self, waiting: WaitingPod, now: Timestamp) {
+    pub fn begin_call(&self, waiting: WaitingPod, now: Timestamp) {
         let (pods, uid) = (&mut *self.pods(), waiting.pod.uid.clone());
         match pods.by_uid.get_mut(&uid) {
             None => pods.add(waiting, now, pods.is_unwatched),
             Some(state) if state.is_watched && !pods.is_unwatched => {
-                if state.waiting.question != waiting.question {
+                if state.waiting.query != waiting.query {
                     return;
                 }
             }
@@ -269,20 +269,20 @@ impl WaitingPods {
                 }
             }
         }
-        let touched = pods.change(&uid, |state| {
+        let requeued = pods.change(&uid, |state| {
             state.refused.get_or_insert_default();
-            (state.asked, state.asked_at, state.is_answered) = (None, now, false);
-            let touch = state.touch.take()?;
-            let (stage, sent) = match touch.stage {
-                Stage::Sending => (Some(Stage::Asked(now)), None),
-                Stage::Sent(at) => (Some(Stage::Asked(now)), Some(at)),
-                Stage::Asked(at) => (Some(Stage::Asked(at)), None),
+            (state.named, state.called_at, state.is_answered) = (None, now, false);
+            let requeue = state.requeue.take()?;
+            let (stage, sent) = match requeue.stage {
+                Stage::Sending => (Some(Stage::Called(now)), None),
+                Stage::Sent(at) => (Some(Stage::Called(now)), Some(at)),
+                Stage::Called(at) => (Some(Stage::Called(at)), None),
                 Stage::Unanswered(at) => (None, Some(at)),
             };
-            state.touch = stage.map(|stage| Touch { stage, ..touch });
+            state.requeue = stage.map(|stage| Requeue { stage, ..requeue });
             sent
         });
-        if let Some(sent) = touched.flatten()
+        if let Some(sent) = requeued.flatten()
             && now.since(sent) < BUSY_FOR
         {
             pods.slowest = now.since(sent).min(PATIENCE.1).max(pods.slowest * 3 / 4);
@@ -305,33 +305,33 @@ impl WaitingPods {
     pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
         let ended = self.pods().change(uid, |state| {
             (state.refused, state.is_answered) = (None, true);
-            let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
-            state.touch.take_if(is_asked).map(|_| Requeued::Helped)
+            let is_named = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Called(_));
+            state.requeue.take_if(is_named).map(|_| Requeued::Helped)
         });
         ended.flatten()
     }
 
-    /// Notes why no node fitted, and which nodes the call named. `asked` is `None` if it named only
+    /// Notes why no node fitted, and which nodes the call named. `named` is `None` if it named only
     /// the node that kube-scheduler has nominated for the pod; a call about all nodes follows.
     /// Returns how its requeue ended.
     pub fn refuse(
         &self,
         uid: &PodUid,
         rejections: BTreeMap<Rejection, usize>,
-        asked: Option<AskedNodes>,
+        named: Option<NamedNodes>,
     ) -> Option<Requeued> {
         let pods = &mut *self.pods();
         if !pods.by_uid.contains_key(uid) {
             return None;
         }
-        let is_about_all = asked.is_some();
-        let asked = asked.and_then(|asked| pods.shared(asked));
+        let is_about_all = named.is_some();
+        let named = named.and_then(|named| pods.shared(named));
         let ended = pods.change(uid, |state| {
             state.refused = Some(rejections);
-            (state.asked, state.is_answered) = (asked, true);
-            let is_asked = |touch: &mut Touch| matches!(touch.stage, Stage::Asked(_));
-            let touch = state.touch.take_if(|touch| is_about_all && is_asked(touch))?;
-            let named = state.asked.as_ref().is_none_or(|asked| asked.may_have(touch.node));
+            (state.named, state.is_answered) = (named, true);
+            let is_named = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Called(_));
+            let requeue = state.requeue.take_if(|requeue| is_about_all && is_named(requeue))?;
+            let named = state.named.as_ref().is_none_or(|named| named.may_have(requeue.node));
             Some(if named { Requeued::Refused } else { Requeued::LeftOut })
         });
         ended.flatten()
@@ -433,7 +433,7 @@ fn order(waiting: &WaitingPod) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
 
 /// A requeue whose next call is still to come, or is being answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Touch {
+pub(crate) struct Requeue {
     /// The node that had room for it.
     pub(crate) node: Arrival,
     pub(crate) stage: Stage,
@@ -446,7 +446,7 @@ pub(crate) enum Stage {
     /// Since then kube-scheduler has reason to call about the pod.
     Sent(Timestamp),
     /// Its first call after the requeue began then.
-    Asked(Timestamp),
+    Called(Timestamp),
     /// No call came in time: in-tree filters may leave no node. If a change lets them,
     /// kube-scheduler calls without a requeue. Until it does, another requeue would be useless.
     Unanswered(Timestamp),
@@ -483,7 +483,7 @@ pub enum Progress {
     /// It waits, and its last call began then.
     Waits {
         /// When.
-        asked: Timestamp,
+        called: Timestamp,
     },
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PodRef, Reservation};
@@ -39,7 +39,7 @@ pub struct Advice {
     /// Its devices, by their positions in the node's state.
     pub positions: Vec<usize>,
     /// Memory allocated to it on all its devices.
-    pub booked: MemMib,
+    pub allocated: MemMib,
     /// Share allocated to it, likewise.
     pub share: Share,
     /// Memory of its devices.
@@ -57,12 +57,12 @@ impl Advice {
     /// Memory that it does not need: all of an idle pod's, else what is beyond enough.
     pub fn reclaimable(&self) -> MemMib {
         let enough = if self.is_idle() { MemMib::ZERO } else { self.usage.enough() };
-        self.booked.checked_sub(enough).unwrap_or(MemMib::ZERO)
+        self.allocated.checked_sub(enough).unwrap_or(MemMib::ZERO)
     }
 
     /// The same as a share of its devices, at most what it has.
     pub fn reclaimable_share(&self) -> Share {
-        let part = Share::ratio(self.reclaimable(), self.booked).unwrap_or(Share::ZERO);
+        let part = Share::ratio(self.reclaimable(), self.allocated).unwrap_or(Share::ZERO);
         let millionths = u128::from(self.share.millionths()) * u128::from(part.millionths());
         let millionths = u64::try_from(millionths / 1_000_000).unwrap_or(u64::MAX);
         Share::from_millionths(millionths.min(self.share.millionths()))
@@ -121,8 +121,8 @@ impl Ledger {
     /// memory first. O(pods).
     pub fn advice(&self, now: Timestamp) -> Vec<Advice> {
         let mut all = Vec::new();
-        for slot in self.slots().iter() {
-            advise(slot, now, &mut all);
+        for node_entry in self.node_table().iter() {
+            advise(node_entry, now, &mut all);
         }
         all.sort_by(|a, b| {
             let key = |it: &Advice| std::cmp::Reverse(it.reclaimable());
@@ -132,15 +132,15 @@ impl Ledger {
     }
 }
 
-fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
-    let books = slot.read();
-    let details = slot.details.lock();
-    for (uid, held) in books.reservations() {
+fn advise(node_entry: &Arc<NodeEntry>, now: Timestamp, all: &mut Vec<Advice>) {
+    let node_state = node_entry.read();
+    let details = node_entry.details.lock();
+    for (uid, held) in node_state.reservations() {
         let Some(usage) = details.usages.of(uid) else { continue };
         if usage.watched_for(now) < WATCHED_FOR {
             continue;
         }
-        if let Some(advice) = advice_on(&books, held, *usage, now) {
+        if let Some(advice) = advice_on(&node_state, held, *usage, now) {
             all.push(advice);
         }
     }
@@ -148,28 +148,28 @@ fn advise(slot: &Arc<Slot>, now: Timestamp, all: &mut Vec<Advice>) {
 
 /// The advice about a pod; `None` if it has a device that is gone.
 fn advice_on(
-    books: &NodeState,
+    node_state: &NodeState,
     held: &Reservation,
     usage: Usage,
     now: Timestamp,
 ) -> Option<Advice> {
-    let (mut booked, mut share, mut capacity) = (MemMib::ZERO, Share::ZERO, MemMib::ZERO);
+    let (mut allocated, mut share, mut capacity) = (MemMib::ZERO, Share::ZERO, MemMib::ZERO);
     let mut positions = Vec::new();
     for part in &held.placement.devices {
-        let position = books.devices().iter().position(|on| on.device().id == part.id)?;
-        let device = &books.devices()[position];
+        let position = node_state.devices().iter().position(|on| on.device().id == part.id)?;
+        let device = &node_state.devices()[position];
         positions.push(position);
-        booked = booked.checked_add(part.demand.memory)?;
+        allocated = allocated.checked_add(part.demand.memory)?;
         share = share.checked_add(part.demand.share)?;
         capacity = capacity.checked_add(device.capacity().memory)?;
     }
     Some(Advice {
         pod: held.pod.clone(),
-        node: books.name().to_string(),
-        pool: books.pool().clone(),
+        node: node_state.name().to_string(),
+        pool: node_state.pool().clone(),
         usage,
         positions,
-        booked,
+        allocated,
         share,
         capacity,
         idle: usage.idle_for(now),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_in_twenty_may_need_more() {
+    fn one_tenant_in_twenty_may_exceed_the_estimate() {
         let slots = |many: usize| std::iter::repeat_n(8, many).chain([1]).collect();
         assert_eq!(for_most(slots(19)), Some(8));
         assert_eq!(for_most(slots(18)), Some(1));

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
-use crate::ledger::nodes::node_entry::Slot;
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::reservation::ReservationState;
-use crate::usage::history::{History, Usage, booked};
+use crate::usage::history::{History, Usage, allocated};
 use crate::usage::isolation::TenantsByMode;
-use crate::usage::node_details::{DetailsReport, NodeDetails, evidence};
+use crate::usage::node_details::{DetailsReport, NodeDetails, verification};
 use crate::usage::samples::{BEYOND, Outside, OverLimitPod};
 
 impl Ledger {
     /// Notes which isolation of devices is verified now, and returns the events of that.
-    pub(crate) fn see_evidence(
+    pub(crate) fn set_verification(
         &self,
         at: usize,
         found: &[(DeviceId, Verification)],
@@ -26,28 +26,30 @@ impl Ledger {
             return Vec::new();
         }
         // A pod that was refused for lack of isolation may fit again, though nothing became free.
-        let is_room = found.iter().any(|(_, evidence)| *evidence != Verification::Missing);
-        let mut effects: Vec<LedgerEvent> =
-            is_room.then(|| LedgerEvent::Room(self.slot(at).name.clone())).into_iter().collect();
-        effects.extend(self.change_slot(at, |books| {
-            for (id, evidence) in found {
-                books.see_evidence(id, *evidence);
+        let is_room = found.iter().any(|(_, verification)| *verification != Verification::Missing);
+        let mut events: Vec<LedgerEvent> = is_room
+            .then(|| LedgerEvent::Room(self.node_entry(at).name.clone()))
+            .into_iter()
+            .collect();
+        events.extend(self.change_node(at, |node_state| {
+            for (id, verification) in found {
+                node_state.set_verification(id, *verification);
             }
         }));
-        effects
+        events
     }
 
     /// Tenants by mode: how many have it configured, and how many have it verified. A pod counts
     /// once for each of its devices.
-    pub fn protections(&self, limits: DriverLimits) -> TenantsByMode {
+    pub fn isolation(&self, limits: DriverLimits) -> TenantsByMode {
         let mut tenants: TenantsByMode = Mode::ALL.into_iter().map(|mode| (mode, (0, 0))).collect();
-        for slot in self.slots().iter() {
-            let books = slot.read();
-            let details = slot.details.lock();
-            for device in books.devices() {
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            let details = node_entry.details.lock();
+            for device in node_state.devices() {
                 for (uid, held) in device.tenants() {
-                    let found = details.protections.of(device, (uid, *held), limits);
-                    tenants.entry(found.intended).or_default().0 += 1;
+                    let found = details.isolation.of(device, (uid, *held), limits);
+                    tenants.entry(found.configured).or_default().0 += 1;
                     tenants.entry(found.verified).or_default().1 += 1;
                 }
             }
@@ -58,28 +60,28 @@ impl Ledger {
 
 impl Ledger {
     /// All over-limit pods, node by node in no order.
-    pub fn over_users(&self) -> Vec<OverLimitPod> {
-        let slots = self.slots();
-        let of_node = |slot: &Arc<Slot>| {
-            let books = slot.read();
-            slot.details.lock().sightings.over_users(&books)
+    pub fn over_limit_pods(&self) -> Vec<OverLimitPod> {
+        let node_table = self.node_table();
+        let of_node = |node_entry: &Arc<NodeEntry>| {
+            let node_state = node_entry.read();
+            node_entry.details.lock().usage_samples.over_limit_pods(&node_state)
         };
-        slots.iter().flat_map(of_node).collect()
+        node_table.iter().flat_map(of_node).collect()
     }
 
     /// What is used beyond what is allocated, in the whole cluster.
     pub fn outside(&self) -> Outside {
         let mut outside = Outside::default();
         let add = |sum: &mut MemMib, more| *sum = sum.checked_add(more).unwrap_or(BEYOND);
-        for slot in self.slots().iter() {
-            let books = slot.read();
-            let details = slot.details.lock();
-            for over in details.sightings.over_users(&books) {
-                outside.over_users += 1;
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            let details = node_entry.details.lock();
+            for over in details.usage_samples.over_limit_pods(&node_state) {
+                outside.over_limit_pods += 1;
                 add(&mut outside.excess, over.seen.excess());
             }
-            for on in details.sightings.devices.values() {
-                add(&mut outside.foreign, on.foreign);
+            for on in details.usage_samples.devices.values() {
+                add(&mut outside.untracked, on.untracked);
             }
         }
         outside
@@ -90,12 +92,12 @@ impl Ledger {
     /// The placed pods of which nothing is known from before the start of the process.
     pub fn pods_without_history(&self) -> Vec<PodUid> {
         let mut pods = Vec::new();
-        for slot in self.slots().iter() {
-            let books = slot.read();
-            let details = slot.details.lock();
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            let details = node_entry.details.lock();
             let is_new =
                 |uid: &&PodUid| details.usages.of(uid).is_none_or(|usage| usage.before.is_none());
-            let placed = books.reservations().iter();
+            let placed = node_state.reservations().iter();
             let placed = placed.filter(|(_, held)| held.state == ReservationState::Confirmed);
             pods.extend(placed.map(|(uid, _)| uid).filter(is_new).cloned());
         }
@@ -106,15 +108,15 @@ impl Ledger {
     /// whether the pod is still there.
     pub fn recall_use(&self, uid: &PodUid, history: &History) -> bool {
         let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
-        let slot = self.slot(at);
-        let books = slot.read();
-        let Some(held) = books.reservation(uid) else { return false };
+        let node_entry = self.node_entry(at);
+        let node_state = node_entry.read();
+        let Some(held) = node_state.reservation(uid) else { return false };
         if history.stretches.iter().any(Option::is_some) {
-            let details = &mut *slot.details.lock();
+            let details = &mut *node_entry.details.lock();
             let usage = details.usages.0.entry(uid.clone());
             // By its history, it is known from the start on.
             let usage = usage.or_insert_with(|| Usage::new(Timestamp::START));
-            usage.recall(history, booked(held));
+            usage.recall(history, allocated(held));
         }
         true
     }
@@ -132,19 +134,19 @@ impl Ledger {
     ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let Some(at) = self.position(node) else { return Vec::new() };
-        let slot = self.slot(at);
-        let (mut effects, found) = slot.look(|version, books| {
-            let mut details = slot.details.lock();
-            let effects = details.take((version, books), seen, rules, now);
-            (effects, evidence(books, &details))
+        let node_entry = self.node_entry(at);
+        let (mut events, found) = node_entry.look(|version, node_state| {
+            let mut details = node_entry.details.lock();
+            let events = details.take((version, node_state), seen, rules, now);
+            (events, verification(node_state, &details))
         });
-        effects.extend(self.see_evidence(at, &found));
-        effects
+        events.extend(self.set_verification(at, &found));
+        events
     }
 
     /// What is known of a node beside its state; empty for an unknown node.
     pub fn details(&self, node: &str) -> NodeDetails {
-        let known = self.position(node).map(|at| self.slot(at).details.lock().clone());
+        let known = self.position(node).map(|at| self.node_entry(at).details.lock().clone());
         known.unwrap_or_default()
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::hardware::device::{Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MilliCpu, Share};
 use crate::model::device_state::ProcessUse;
 use crate::model::reservation::{PlacedDevice, Placement, PodRef};
@@ -72,7 +72,7 @@ fn demand(mib: u64, millionths: u64) -> Demand {
 
 fn placement(device: &str, demand: Demand) -> Placement {
     let devices = vec![PlacedDevice { id: id(device), demand }];
-    Placement { node: NodeName::new("n"), devices, protection: Protection::None }
+    Placement { node: NodeName::new("n"), devices, isolation: ConfiguredIsolation::None }
 }
 
 fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
@@ -107,7 +107,7 @@ fn names_of_a_placement_are_held_once_per_node() {
 }
 
 #[test]
-fn amounts_beyond_any_type_overbook_their_device_and_nothing_else() {
+fn amounts_beyond_any_type_overallocate_only_their_device() {
     let mut node = node();
     node.book(held("p", "A", demand(u64::MAX, u64::MAX)));
     node.book(held("q", "A", demand(1, 1)));
@@ -118,7 +118,7 @@ fn amounts_beyond_any_type_overbook_their_device_and_nothing_else() {
     node.observe(&[used("A", 700, &[(Some("p"), Some(700))]), clean("B")], Timestamp::START);
     assert_eq!(node.audit(), Ok(()));
     assert_eq!(free(&node), [(0, 0), (1000, 1_000_000)]);
-    assert!(node.devices()[0].is_overbooked() && !node.devices()[1].is_overbooked());
+    assert!(node.devices()[0].is_overallocated() && !node.devices()[1].is_overallocated());
     assert_eq!(node.host_free(), HostAmount::ZERO);
     for pod in ["p", "q", "r"] {
         assert!(node.remove(&uid(pod)));
@@ -158,7 +158,7 @@ fn room_of_an_ended_pod_is_free_after_two_reports_in_a_row_without_its_processes
 }
 
 #[test]
-fn a_pod_on_a_device_that_vanished_is_drained_by_what_is_still_seen() {
+fn a_pod_on_a_vanished_device_drains_by_its_remaining_processes() {
     let mut node = node();
     node.book(held("p", "A", demand(400, 400_000)));
     node.replace_inventory(&inventory(&["B"], 1000), &mut DeviceClasses::default());
@@ -168,12 +168,12 @@ fn a_pod_on_a_device_that_vanished_is_drained_by_what_is_still_seen() {
 }
 
 #[test]
-fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
+fn a_drain_times_out_even_before_the_first_agent_report() {
     let limit = Duration::from_secs(30);
     let mut spoken = node();
     spoken.book(held("p", "A", demand(400, 400_000)));
     assert!(!spoken.drain(&uid("p"), Timestamp::from_millis(500)));
-    assert_eq!(spoken.host_free(), cores(8000), "the host is free at once");
+    assert_eq!(spoken.host_free(), cores(8000), "the host is free immediately");
     for (millis, is_due) in [(500, false), (30_499, false), (30_500, true)] {
         let now = Timestamp::from_millis(millis);
         assert_eq!(spoken.is_anything_due(limit, now), is_due, "after {millis} ms");
@@ -192,9 +192,9 @@ fn a_drain_ends_by_time_also_where_no_agent_has_spoken_yet() {
 }
 
 #[test]
-fn memory_outside_the_books_is_taken_off_what_is_free() {
+fn untracked_memory_reduces_free_memory() {
     // device A, of 1000 MiB, has pod p with 400 MiB; 10 MiB are tolerated
-    for (total, processes, unbooked) in [
+    for (total, processes, unallocated_use) in [
         (0, vec![], 0),
         (400, vec![(Some("p"), Some(400))], 0),
         (150, vec![(Some("p"), Some(150))], 0),
@@ -211,23 +211,27 @@ fn memory_outside_the_books_is_taken_off_what_is_free() {
         node.book(held("p", "A", demand(400, 400_000)));
         node.observe(&[used("A", total, &processes), clean("B")], Timestamp::START);
         let device = &node.devices()[0];
-        assert_eq!(device.unbooked().mib(), unbooked, "{total} used by {processes:?}");
-        assert_eq!(device.free().memory.mib(), 600_u64.saturating_sub(unbooked));
+        assert_eq!(
+            device.unallocated_use().mib(),
+            unallocated_use,
+            "{total} used by {processes:?}"
+        );
+        assert_eq!(device.free().memory.mib(), 600_u64.saturating_sub(unallocated_use));
         assert_eq!(device.free().share.millionths(), 600_000);
     }
 }
 
 #[test]
-fn a_report_without_processes_forgets_no_stranger() {
+fn a_report_without_processes_keeps_untracked_memory() {
     let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
     let mut node = node();
     node.book(held("p", "A", demand(400, 400_000)));
     // p uses 10 of its 400 MiB; 300 MiB are untracked
     let listed = used("A", 310, &[(Some("p"), Some(10)), (None, Some(300))]);
     node.observe(&[listed], Timestamp::START);
-    for (total, unbooked) in [(310, 300), (700, 300), (500, 300), (900, 500), (200, 200)] {
+    for (total, unallocated_use) in [(310, 300), (700, 300), (500, 300), (900, 500), (200, 200)] {
         node.observe(&[unlisted(total)], Timestamp::START);
-        assert_eq!(node.devices()[0].unbooked().mib(), unbooked, "{total} in use");
+        assert_eq!(node.devices()[0].unallocated_use().mib(), unallocated_use, "{total} in use");
     }
     // a pod that came after the list does not hide untracked memory either
     node.book(held("q", "A", demand(200, 200_000)));
@@ -277,14 +281,14 @@ fn room_of_an_ended_pod_is_not_free_while_reports_list_its_processes() {
     assert_eq!(free(&node)[0], (600, 600_000));
     let mut silent = node.clone();
     let mut clean_twice = node.clone();
-    // Two lists without it free it at once.
+    // Two lists without it free it immediately.
     assert_eq!(clean_twice.observe(&[clean("A"), clean("B")], at(3600)), []);
     assert_eq!(clean_twice.observe(&[clean("A"), clean("B")], at(3601)), [uid("p")]);
     assert_eq!(free(&clean_twice)[0], (1000, 1_000_000));
     // Where reports end, so does the proof: the last list came at 3,595 s.
     assert!(!silent.is_anything_due(limit, at(3624)));
     assert_eq!(silent.expire(limit, at(3625)), [uid("p")]);
-    assert_eq!(free(&silent)[0], (600, 1_000_000), "what it used stays taken");
+    assert_eq!(free(&silent)[0], (600, 1_000_000), "what it used stays in use");
 }
 
 /// What is free of `A` after each of these lists, if 50 MiB of unknown use are tolerated.
@@ -304,14 +308,14 @@ fn free_after_lists(node: &mut NodeState, lists: &[(u64, &[&str])]) -> Vec<u64> 
 }
 
 #[test]
-fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
+fn processes_of_deleted_pods_block_whole_device_requests() {
     let fresh = || {
         let mut node = NodeState::new(NodeName::new("n"), MemMib::new(50));
         node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
         node
     };
     let gone: &[&str] = &["gone"];
-    // Until two lists show it no more.
+    // Until two lists no longer show it.
     let lists = [(0, gone), (5, gone), (10, &[]), (15, gone), (20, &[]), (25, &[])];
     assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 999, 991, 999, 1000]);
     // At most for the time of a drain. A second pod has a time of its own.
@@ -340,7 +344,7 @@ fn processes_of_pods_that_are_gone_keep_a_device_from_being_given_away_whole() {
 }
 
 #[test]
-fn the_parent_of_mig_instances_holds_up_no_drain() {
+fn the_parent_of_mig_instances_delays_no_drain() {
     let mut devices = inventory(&["A", "B"], 1000).devices().to_vec();
     devices[1].kind = DeviceKind::MigParent;
     let mut node = node();
@@ -368,7 +372,7 @@ fn a_new_inventory_keeps_what_was_seen_until_it_is_seen_again() {
 }
 
 #[test]
-fn a_smaller_replacement_is_overbooked_until_its_tenants_end() {
+fn a_smaller_replacement_is_overallocated_until_its_tenants_end() {
     let mut node = node();
     node.book(held("p", "A", demand(700, 100_000)));
     node.book(held("q", "A", demand(200, 100_000)));
@@ -379,7 +383,7 @@ fn a_smaller_replacement_is_overbooked_until_its_tenants_end() {
             .collect(),
     );
     node.replace_inventory(&smaller.unwrap(), &mut DeviceClasses::default());
-    assert!(node.devices()[0].is_overbooked());
+    assert!(node.devices()[0].is_overallocated());
     assert_eq!(free(&node), [(0, 0), (1000, 1_000_000)]);
     node.remove(&uid("p"));
     assert_eq!(free(&node), [(400, 900_000), (1000, 1_000_000)]);

@@ -58,7 +58,7 @@ fn bad_bodies_are_clear_errors() {
 }
 
 #[test]
-fn brackets_within_texts_are_no_nesting() {
+fn brackets_in_strings_do_not_count_as_nesting() {
     let body = format!(r#"{{"Pod":{POD},"NodeNames":[],"x":"{}\"["}}"#, "[".repeat(500));
     assert!(ExtenderArgs::parse(body.as_bytes()).is_ok());
 }
@@ -118,7 +118,7 @@ fn answers_have_gos_field_names() {
 }
 
 #[test]
-fn node_objects_come_back_as_they_went() {
+fn node_objects_are_returned_unchanged() {
     let node = r#"{ "metadata": {"name":"a","labels":{"k":"v"},"managedFields":[{}]}, "status":{"allocatable":{"cpu":"4"}} }"#;
     let body = format!(r#"{{"Pod":{POD},"Nodes":{{"metadata":{{}},"items":[{node}]}}}}"#);
     let args = ExtenderArgs::parse(body.as_bytes()).unwrap();
@@ -165,7 +165,7 @@ fn name_list() -> impl Strategy<Value = String> {
 proptest! {
     // What kube-scheduler sends takes the fast path; a blank makes the same body take the slow one.
     #[test]
-    fn the_quick_way_reads_what_the_other_one_reads(
+    fn the_fast_parser_reads_the_same_as_the_full_parser(
         list in name_list(),
         head in prop_oneof![
             6 => Just(format!(r#"{{"Pod":{POD},"Nodes":null"#)),
@@ -215,7 +215,7 @@ proptest! {
 }
 
 #[test]
-fn bodies_of_kube_scheduler_take_the_quick_way() {
+fn bodies_of_kube_scheduler_use_the_fast_parser() {
     let long = "a-name.of-some-length".repeat(9);
     let names: [&str; 6] = [&long, "b-1.x", "", "12345678", "1234567", "é"];
     let list = serde_json::to_string(&names).unwrap();

@@ -17,7 +17,7 @@ const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15
     "reservedMib":450,"healthy":true}"#;
 
 #[test]
-fn a_hello_of_a_newer_agent_is_read_in_the_words_of_the_core() {
+fn a_hello_of_a_newer_agent_is_read_with_its_core_fields() {
     let instance = r#"{"uuid":"MIG-a","index":1,"model":"M","memoryMib":9,"kind":"MigInstance",
         "parent":"GPU-a","profile":"1g.5gb","healthy":false,"novelty":[1,{}]}"#;
     let used = r#"{"uuid":"GPU-a","usedMib":99999,"busyPercent":100,"healthy":true,
@@ -37,7 +37,7 @@ fn a_hello_of_a_newer_agent_is_read_in_the_words_of_the_core() {
 }
 
 #[test]
-fn lists_not_looked_for_and_empty_lists_stay_apart() {
+fn lists_not_read_differ_from_empty_lists() {
     let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true,"processes":[]}"#);
     let uses = Report::from_json(body.as_bytes()).unwrap().facts.uses;
     assert_eq!(uses[0].processes, Some(Vec::new()));

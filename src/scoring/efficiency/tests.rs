@@ -8,19 +8,19 @@ fn figures(node: &str, mix: &str) -> Vec<(ModelName, Figures)> {
 }
 
 #[test]
-fn the_parts_come_to_the_capacity_and_the_states_to_all_devices() {
+fn the_parts_add_up_to_capacity_and_the_states_to_all_devices() {
     let text = "A:500/1000 B:0/1000 C:1000/1000 D!:300/1000 E:200/2000@T4 F:900/1000,0";
     let all = figures(text, "1 fraction=0.5; 1 whole");
     let names: Vec<&str> = all.iter().map(|(model, _)| model.as_str()).collect();
     assert_eq!(names, ["GPU", "T4"]);
     let gpu = &all[0].1;
-    assert_eq!(gpu.devices, [1, 1, 2, 1, 0, 0], "C is empty, A shared, B and F full, D ill");
-    let ShareParts { booked, stranded, free, unavailable } = gpu.share;
-    let shares = [booked, stranded, free, unavailable].map(Share::millionths);
+    assert_eq!(gpu.devices, [1, 1, 2, 1, 0, 0], "C is empty, A shared, B and F full, D unhealthy");
+    let ShareParts { allocated, stranded, free, unavailable } = gpu.share;
+    let shares = [allocated, stranded, free, unavailable].map(Share::millionths);
     // a whole GPU cannot use what is left of A: half of the requests lose it
     assert_eq!(shares, [3_200_000, 250_000, 1_250_000, 300_000]);
-    let MemoryParts { booked, outside, free, unavailable } = gpu.memory;
-    assert_eq!([booked, outside, free, unavailable].map(MemMib::mib), [2_300, 0, 2_400, 300]);
+    let MemoryParts { allocated, outside, free, unavailable } = gpu.memory;
+    assert_eq!([allocated, outside, free, unavailable].map(MemMib::mib), [2_300, 0, 2_400, 300]);
     assert_eq!((gpu.largest_share, gpu.largest_memory), (Share::WHOLE, MemMib::new(1_000)));
     assert_eq!(gpu.by_free_share, [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]);
     assert_eq!(gpu.by_tenants, [1, 3, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -43,12 +43,12 @@ fn ratios_are_those_of_the_whole_node() {
         let fragmentation = (stranded * 1_000_000).checked_div(stranded + free).unwrap_or(0);
         let apart = fragmentation.abs_diff(packing.fragmentation().millionths());
         assert!(apart <= 10, "{text}: rounded device by device");
-        assert_eq!(sum.share.booked, packing.booked_share, "{text}");
+        assert_eq!(sum.share.allocated, packing.allocated_share, "{text}");
     }
 }
 
 #[test]
-fn room_is_told_for_each_size() {
+fn room_is_reported_for_each_size() {
     let text = "A:20000/40000 B:3000/40000 C:40000/40000,0.3";
     let all = figures(text, "");
     let room = |name: &str| {
@@ -57,7 +57,7 @@ fn room_is_told_for_each_size() {
     };
     assert_eq!(room("0.25"), (3, 3_000), "two on A, one on C");
     assert_eq!(room("1"), (0, 63_000));
-    assert_eq!(room("4GiB"), (4 + 2, 3_000), "C has little share to go with its memory");
+    assert_eq!(room("4GiB"), (4 + 2, 3_000), "C has little share beside its memory");
     assert_eq!(room("80GiB"), (0, 63_000), "more than any of them has");
 }
 

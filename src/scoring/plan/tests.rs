@@ -10,14 +10,14 @@ use crate::scoring::fixture;
 
 fn answer(node_text: &str, request_text: &str, policy: Policy, mix_text: &str) -> String {
     let (node, classes) = fixture::node(node_text);
-    let ask = fixture::ask(request_text, &classes);
+    let compiled = fixture::compiled_request(request_text, &classes);
     let mix = fixture::compiled(mix_text, &node, &classes);
-    let found = evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected);
+    let found = evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected);
     match found {
         Err(rejection) => format!("{rejection:?}"),
         Ok(place) => {
             let placed = placement(&node, &place);
-            assert!(still_fits(&node, &ask, &placed), "what was just found fits");
+            assert!(still_fits(&node, &compiled, &placed), "what was just found fits");
             let names: Vec<_> = placed.devices.iter().map(|device| device.id.as_str()).collect();
             names.join("+")
         }
@@ -79,7 +79,7 @@ fn memory_and_share_are_two_dimensions() {
 }
 
 #[test]
-fn a_refusal_names_what_the_smallest_change_would_cure() {
+fn a_rejection_names_the_obstacle_with_the_smallest_fix() {
     check("", "fraction=0.1", expect!["NoDevices"]);
     check("A:1000/1000@T4", "fraction=0.1 model=A100", expect!["Model"]);
     check("A:1000/1000", "mig=1g.5gb", expect!["Kind"]);
@@ -93,7 +93,7 @@ fn a_refusal_names_what_the_smallest_change_would_cure() {
 }
 
 #[test]
-fn a_mig_instance_is_taken_whole_and_by_its_profile() {
+fn a_mig_instance_is_allocated_whole_and_by_its_profile() {
     let node = "A=1g.5gb:500/500 B=2g.10gb:1000/1000";
     check(node, "mig=2g.10gb", expect!["B"]);
     check(node, "mig=3g.20gb", expect!["Kind"]);
@@ -122,7 +122,7 @@ fn spread_takes_the_device_with_the_fewest_tenants() {
 }
 
 #[test]
-fn fragmentation_keeps_room_for_the_typical_requests() {
+fn fragmentation_preserves_room_for_typical_requests() {
     let keep = |node: &str, request: &str, mix: &str, expected: Expect| {
         expected.assert_eq(&answer(node, request, Policy::Fragmentation, mix));
     };
@@ -138,37 +138,37 @@ fn fragmentation_keeps_room_for_the_typical_requests() {
 }
 
 #[test]
-fn room_that_is_claimed_is_free_for_bind_alone() {
+fn held_room_is_free_only_for_the_bind_of_its_pod() {
     let (mut node, classes) = fixture::node("A:1000/1000");
-    let ask = fixture::ask("fraction=0.6 cpu=9000", &classes);
+    let compiled = fixture::compiled_request("fraction=0.6 cpu=9000", &classes);
     let mix = fixture::compiled("", &node, &classes);
     let strategy = &Strategy::Policy(Policy::BinPack);
-    let place = evaluate(&node, &ask, strategy, &mix, HoldRule::Respected).unwrap();
+    let place = evaluate(&node, &compiled, strategy, &mix, HoldRule::Respected).unwrap();
     let hold = Hold {
         placement: placement(&node, &place),
         host: HostAmount { cpu: MilliCpu::new(9000), memory: MemMib::ZERO },
         expires: Timestamp::START,
     };
     node.hold(PodUid::new("other"), hold.clone());
-    let refused = evaluate(&node, &ask, strategy, &mix, HoldRule::Respected);
+    let refused = evaluate(&node, &compiled, strategy, &mix, HoldRule::Respected);
     assert!(matches!(refused, Err(Rejection::Memory { .. })), "{refused:?}");
-    let cpu_only = fixture::ask("cpu=9000", &classes);
+    let cpu_only = fixture::compiled_request("cpu=9000", &classes);
     let refused = evaluate(&node, &cpu_only, strategy, &mix, HoldRule::Respected);
     assert!(matches!(refused, Err(Rejection::Cpu { .. })), "{refused:?}");
-    for ask in [&ask, &cpu_only] {
-        assert!(evaluate(&node, ask, strategy, &mix, HoldRule::Ignored).is_ok());
+    for compiled in [&compiled, &cpu_only] {
+        assert!(evaluate(&node, compiled, strategy, &mix, HoldRule::Ignored).is_ok());
     }
-    assert!(still_fits(&node, &ask, &hold.placement));
+    assert!(still_fits(&node, &compiled, &hold.placement));
 }
 
 #[test]
-fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
+fn an_untrusted_node_gets_no_gpu_pod() {
     let (mut node, classes) = fixture::node("A:1000/1000");
     let mix = fixture::compiled("", &node, &classes);
-    let ask = fixture::ask("fraction=0.5", &classes);
+    let compiled = fixture::compiled_request("fraction=0.5", &classes);
     let strategy = &Strategy::Policy(Policy::BinPack);
     let found =
-        |node: &NodeState| evaluate(node, &ask, strategy, &mix, HoldRule::Ignored).map(|_| ());
+        |node: &NodeState| evaluate(node, &compiled, strategy, &mix, HoldRule::Ignored).map(|_| ());
     assert_eq!(found(&node), Ok(()));
     node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1));
     assert_eq!(found(&node), Err(Rejection::Silent));
@@ -183,27 +183,28 @@ fn a_node_that_cannot_be_trusted_takes_no_gpu_pod() {
 fn check_pool(rule: &str, node_text: &str, request_text: &str, expected: Expect) {
     let (mut node, mut classes) = fixture::node(node_text);
     node.share_by(fixture::rule(rule), &mut classes);
-    let ask = fixture::ask(request_text, &classes);
+    let compiled = fixture::compiled_request(request_text, &classes);
     let mix = fixture::compiled("1 fraction=0.5; 1 slot", &node, &classes);
     for policy in Policy::ALL {
-        let found = evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected);
+        let found =
+            evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected);
         expected.assert_eq(&found.map_or_else(
             |rejection| format!("{rejection:?}"),
             |place| {
                 let placed = placement(&node, &place);
-                assert!(still_fits(&node, &ask, &placed), "what was just found fits");
+                assert!(still_fits(&node, &compiled, &placed), "what was just found fits");
                 let devices = placed.devices.iter().map(|PlacedDevice { id, demand }| {
                     format!("{id}:{},{}", demand.memory.mib(), demand.share)
                 });
                 let devices: Vec<String> = devices.collect();
-                format!("{} {}", devices.join("+"), placed.protection.name())
+                format!("{} {}", devices.join("+"), placed.isolation.name())
             },
         ));
     }
 }
 
 #[test]
-fn a_device_with_replicas_is_taken_in_whole_slots() {
+fn a_device_with_replicas_is_allocated_in_whole_slots() {
     let four = "replicas=4";
     check_pool(four, "A:1000/1000", "slot", expect!["A:250,0.25 none"]);
     check_pool(four, "A:1000/1000", "fraction=0.25", expect!["A:250,0.25 none"]);
@@ -256,7 +257,7 @@ fn a_shared_instance_is_used_like_a_gpu_and_a_whole_one_is_not() {
 }
 
 #[test]
-fn isolation_by_hardware_needs_a_device_of_ones_own() {
+fn hardware_isolation_requires_an_exclusive_device() {
     let hardware = |words: &str| format!("{words} isolation=hardware");
     for rule in ["", "mps", "driver"] {
         check_pool(rule, "A:1000/1000", &hardware("fraction=0.5"), expect!["PartOfGpu"]);
@@ -287,7 +288,7 @@ fn isolation_by_hardware_needs_a_device_of_ones_own() {
 }
 
 #[test]
-fn isolation_of_memory_needs_a_guard_and_neighbours_that_it_holds() {
+fn memory_isolation_requires_enforcement_and_limited_neighbors() {
     let half = "fraction=0.5 isolation=memory";
     check_pool("", "A:1000/1000", half, expect!["Unprotected"]);
     check_pool("mps", "A:1000/1000", half, expect!["A:500,0.5 mps"]);
@@ -310,15 +311,15 @@ fn isolation_of_memory_needs_a_guard_and_neighbours_that_it_holds() {
     );
 }
 
-/// A node whose GPU `A` has one tenant with isolation of its memory, under MPS.
+/// A node whose GPU `A` has one tenant with memory isolation by MPS.
 fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceClasses) {
     let (mut node, mut classes) = fixture::node("A:1000/1000");
     node.share_by(fixture::rule("mps"), &mut classes);
     let (request, _) = fixture::request("fraction=0.25 isolation=memory");
-    let ask = fixture::ask("fraction=0.25 isolation=memory", &classes);
+    let compiled = fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
     let mix = fixture::compiled("", &node, &classes);
     let place =
-        evaluate(&node, &ask, &Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
+        evaluate(&node, &compiled, &Strategy::Policy(Policy::BinPack), &mix, HoldRule::Respected);
     let mut tenant = fixture::tenant("guarded", Vec::new());
     tenant.placement = placement(&node, &place.unwrap());
     tenant.request = request.map(Into::into);
@@ -327,36 +328,36 @@ fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceC
 }
 
 #[test]
-fn nobody_unheld_comes_beside_a_tenant_that_needs_all_to_be_held() {
+fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
     use crate::hardware::device::DeviceId;
     use crate::model::device_state::Verification;
     let answer = |node: &NodeState, classes: &_, request_text: &str| {
-        let ask = fixture::ask(request_text, classes);
-        fit(&ask, &node.rooms(HoldRule::Respected)[0]).err()
+        let compiled = fixture::compiled_request(request_text, classes);
+        fit(&compiled, &node.rooms(HoldRule::Respected)[0]).err()
     };
     let (mut node, mut classes) = with_protected_tenant();
-    assert_eq!(node.devices()[0].evidence(), Verification::Intended);
+    assert_eq!(node.devices()[0].verification(), Verification::Configured);
     let guarded = "fraction=0.25 isolation=memory";
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the agent finds that nothing limits them
     let id = DeviceId::new("A").unwrap();
-    node.see_evidence(&id, Verification::Missing);
-    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
-    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::UnverifiedGuard));
-    node.see_evidence(&id, Verification::Verified);
+    node.set_verification(&id, Verification::Missing);
+    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::IsolatedTenant));
+    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::UnverifiedIsolation));
+    node.set_verification(&id, Verification::Verified);
     assert_eq!(answer(&node, &classes, guarded), None);
     // the operator configures no enforcement
     node.share_by(fixture::rule(""), &mut classes);
-    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::ProtectedTenant));
-    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::Unprotected));
+    assert_eq!(answer(&node, &classes, "fraction=0.25"), Some(Rejection::IsolatedTenant));
+    assert_eq!(answer(&node, &classes, guarded), Some(Rejection::NoIsolation));
     node.remove(&PodUid::new("guarded"));
     assert_eq!(answer(&node, &classes, "fraction=0.25"), None);
     assert_eq!(node.audit(), Ok(()));
 }
 
 #[test]
-fn use_that_no_booking_covers_is_held_by_nothing() {
+fn use_without_a_reservation_has_no_limit() {
     use crate::hardware::device::{DeviceId, Health};
     use crate::model::device_state::DeviceUse;
     let (mut node, classes) = with_protected_tenant();
@@ -367,9 +368,9 @@ fn use_that_no_booking_covers_is_held_by_nothing() {
         health: Health::Healthy,
         processes: Some(Vec::new()),
     };
-    let ask = fixture::ask("fraction=0.25 isolation=memory", &classes);
-    for (used, expected) in [(10, Some(Rejection::UnheldTenant)), (0, None)] {
+    let compiled = fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
+    for (used, expected) in [(10, Some(Rejection::UnisolatedTenant)), (0, None)] {
         node.observe(&[seen(used)], Timestamp::START);
-        assert_eq!(fit(&ask, &node.rooms(HoldRule::Respected)[0]).err(), expected, "{used}");
+        assert_eq!(fit(&compiled, &node.rooms(HoldRule::Respected)[0]).err(), expected, "{used}");
     }
 }

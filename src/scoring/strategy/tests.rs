@@ -13,9 +13,9 @@ use crate::waste::scarcity::ScarcityPrices;
 
 fn place(node: &str, request: &str, policy: Policy, mix: &str) -> Place {
     let (node, classes) = fixture::node(node);
-    let ask = fixture::ask(request, &classes);
+    let compiled = fixture::compiled_request(request, &classes);
     let mix = fixture::compiled(mix, &node, &classes);
-    plan::evaluate(&node, &ask, &Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
+    plan::evaluate(&node, &compiled, &Strategy::Policy(policy), &mix, HoldRule::Respected).unwrap()
 }
 
 fn share(millionths: u64) -> Share {
@@ -47,7 +47,7 @@ fn binpack_opens_no_device_where_it_can_fill_one() {
 }
 
 #[test]
-fn spread_meets_as_few_tenants_as_it_can() {
+fn spread_minimizes_the_number_of_neighbors() {
     for (request, better, worse) in [
         ("fraction=0.3", "A:1000/1000", "A:900/1000"),
         ("fraction=0.3", "A:700/1000", "A:600/1000"),
@@ -59,7 +59,7 @@ fn spread_meets_as_few_tenants_as_it_can() {
 }
 
 #[test]
-fn fragmentation_prefers_the_node_that_loses_least() {
+fn fragmentation_prefers_the_node_with_the_least_new_waste() {
     for (request, better, worse) in [
         ("fraction=0.5", "A:500/1000", "A:1000/1000"),
         ("fraction=0.3", "A:300/1000", "A:500/1000"),
@@ -72,14 +72,14 @@ fn fragmentation_prefers_the_node_that_loses_least() {
 }
 
 #[test]
-fn a_rank_counts_what_stays_free_where_tenants_may_come() {
+fn a_cost_counts_the_room_that_stays_free_for_tenants() {
     let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
     let rank = place(node, "fraction=0.4", Policy::BinPack, "").local_cost;
     let left = Cost::BinPack {
         instance_mib: 0,
         devices_opened: 0,
         left_on_devices: share(200_000),
-        reach: Proximity::Linked,
+        proximity: Proximity::Linked,
         left_on_node: share(1_200_000), // of A and C; B is unhealthy, and a MIG parent has no tenants
     };
     assert_eq!(rank, LocalCost::Ranked(left));
@@ -89,13 +89,13 @@ fn a_rank_counts_what_stays_free_where_tenants_may_come() {
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
-        reach: Proximity::Linked,
+        proximity: Proximity::Linked,
     };
     assert_eq!(rank, LocalCost::Ranked(left));
 }
 
 #[test]
-fn of_whole_devices_of_several_models_the_least_wanted_is_taken() {
+fn the_least_requested_model_is_chosen_for_whole_devices() {
     let mix = "9 fraction=0.5 model=T4; 1 fraction=0.5 model=A100";
     let node = "A:1000/1000@T4 B:1000/1000@A100 C:1000/1000@T4";
     let taken = |request| {
@@ -145,15 +145,15 @@ fn policies_are_named_as_the_annotation_writes_them() {
 }
 
 /// Any cost of one strategy, near others as a rule.
-fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
+fn any_cost(strategy: u8) -> impl Any<Value = Cost> {
     let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
     let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
     let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
-    let reach =
+    let proximity =
         prop_oneof![Just(Proximity::Linked), Just(Proximity::NumaNode), Just(Proximity::Far)];
     let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
-    let any = (few, share.clone(), share, reach, number, instance);
-    any.prop_map(move |(few, a, b, reach, number, instance_mib)| {
+    let any = (few, share.clone(), share, proximity, number, instance);
+    any.prop_map(move |(few, a, b, proximity, number, instance_mib)| {
         let (a, b) = (self::share(a), self::share(b));
         match strategy {
             0 => Cost::BinPack {
@@ -161,16 +161,16 @@ fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
                 devices_opened: few,
                 left_on_devices: a,
                 left_on_node: b,
-                reach,
+                proximity,
             },
             1 => Cost::Spread {
                 instance_mib,
                 tenants_met: few,
                 left_on_devices: Reverse(a),
                 left_on_node: Reverse(b),
-                reach,
+                proximity,
             },
-            2 => Cost::Fragmentation { instance_mib, cost: number, reach },
+            2 => Cost::Fragmentation { instance_mib, cost: number, proximity },
             _ => Cost::Custom { score: Reverse(number) },
         }
     })
@@ -178,8 +178,8 @@ fn any_rank(strategy: u8) -> impl Any<Value = Cost> {
 
 proptest! {
     #[test]
-    fn keys_are_in_the_order_of_ranks(
-        (a, b) in (0..4_u8).prop_flat_map(|strategy| (any_rank(strategy), any_rank(strategy)))
+    fn keys_are_in_cost_order(
+        (a, b) in (0..4_u8).prop_flat_map(|strategy| (any_cost(strategy), any_cost(strategy)))
     ) {
         prop_assert_eq!(a.key().cmp(&b.key()), a.cmp(&b));
     }

@@ -12,7 +12,7 @@ use crate::api::moves::MoveProposals;
 use crate::control::bind::edits::{restoring, tell_edited};
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::pods::memory_guard::{
-    Told, guarding, tell_foreign_use, tell_over_use, tell_unprotected,
+    OverLimitUse, guarding, report_over_limit, report_untracked_memory, report_unverified_isolation,
 };
 use crate::control::pods::proposals::proposals;
 use crate::control::pods::reasons::explaining;
@@ -24,7 +24,7 @@ use crate::control::shared::outbox::rooms;
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::{Fenced, TouchOutcome};
+use crate::kube_api::write::outcome::{Fenced, PatchOutcome};
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::displacement::MOST_MOVES;
@@ -35,7 +35,7 @@ use crate::model::reservation::PodRef;
 use crate::server::history::recall::recalling;
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
-const BEAT: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_secs(1);
 
 /// Ticks between two accounts of what teams hold.
 const ACCOUNT_EVERY: u64 = 5;
@@ -47,7 +47,7 @@ const AUDIT_EVERY: u64 = 60;
 const PROPOSE_EVERY: Duration = Duration::from_secs(30);
 
 /// Pods that are fenced concurrently at the start.
-const TOUCHES_AT_ONCE: usize = 32;
+const REQUEUES_AT_ONCE: usize = 32;
 
 /// How long a pod that cannot be fenced may delay the start, for instance while an admission
 /// webhook is down. The API server gives each request 60 seconds (`--request-timeout`), so a
@@ -55,7 +55,7 @@ const TOUCHES_AT_ONCE: usize = 32;
 const FENCE_FOR: Duration = Duration::from_secs(90);
 
 /// How often a requeue is tried on a newer version of a pod that changed at the same time.
-const WAKE_ATTEMPTS: u32 = 3;
+const REQUEUE_ATTEMPTS: u32 = 3;
 
 /// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
 const PAUSE: u32 = 4;
@@ -69,7 +69,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     tokio::select! {
         () = beats(&app) => {}
         () = async { fence(&app).await; std::future::pending::<()>().await } => {}
-        () = effects(&app) => {}
+        () = events(&app) => {}
         () = settling(&app) => {}
         () = restoring(&app) => {}
         () = proposing(&app) => {}
@@ -95,18 +95,18 @@ async fn fence(app: &Arc<App>) {
     let count = pending.len();
     let value = format!("start-{}", app.clock.unix_seconds());
     futures::stream::iter(pending)
-        .for_each_concurrent(TOUCHES_AT_ONCE, |pod| {
+        .for_each_concurrent(REQUEUES_AT_ONCE, |pod| {
             let value = &value;
             async move {
                 while !fence_waiting(app, cluster, &pod, value).await
                     && app.clock.now().since(started) < FENCE_FOR
                 {
-                    tokio::time::sleep(BEAT).await;
+                    tokio::time::sleep(TICK).await;
                 }
             }
         })
         .await;
-    tracing::info!(pods = count, "Bindings of an earlier run can land no more");
+    tracing::info!(pods = count, "Bindings of an earlier run can no longer land");
     app.set_fenced();
 }
 
@@ -122,7 +122,7 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
         }
         Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
             // An earlier run cannot bind it in this version either, and older versions have ended.
-            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it takes no placement");
+            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it cannot get a placement");
             true
         }
         Fenced::Open { cause, .. } => {
@@ -133,18 +133,18 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
 }
 
 async fn beats(app: &Arc<App>) {
-    let mut interval = tokio::time::interval(BEAT);
+    let mut interval = tokio::time::interval(TICK);
     let mut was_ready = false;
-    for beat in 0_u64.. {
+    for tick in 0_u64.. {
         interval.tick().await;
         let now = app.clock.now();
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
         app.take_over_waiting();
-        if beat.is_multiple_of(ACCOUNT_EVERY) {
+        if tick.is_multiple_of(ACCOUNT_EVERY) {
             teams::account(app);
         }
-        if beat.is_multiple_of(AUDIT_EVERY) {
+        if tick.is_multiple_of(AUDIT_EVERY) {
             audit(app);
         }
         let is_ready = app.readiness() == Readiness::Ready;
@@ -158,7 +158,7 @@ async fn beats(app: &Arc<App>) {
 /// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop
 /// delays nothing else.
 async fn settling(app: &Arc<App>) {
-    let mut interval = tokio::time::interval(BEAT);
+    let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
@@ -194,93 +194,93 @@ fn audit(app: &App) {
     }
 }
 
-async fn effects(app: &Arc<App>) {
-    let mut wakes = RequeueLoop::default();
+async fn events(app: &Arc<App>) {
+    let mut requeues = RequeueLoop::default();
     loop {
         let taken = tokio::select! {
             taken = app.outbox.take() => taken,
             () = app.outbox.nudged() => Vec::new(),
-            () = tokio::time::sleep(wakes.rest(app.clock.now())) => Vec::new(),
+            () = tokio::time::sleep(requeues.rest(app.clock.now())) => Vec::new(),
         };
         if !taken.is_empty() {
             tokio::time::sleep(GATHER_FOR).await;
         }
-        for effect in &taken {
-            tell(app, effect);
+        for event in &taken {
+            tell(app, event);
         }
         if let Truth::Cluster(_) = app.truth {
-            wakes.room(rooms(&taken), app.clock.now());
-            wakes = requeued(app, wakes).await;
+            requeues.room(rooms(&taken), app.clock.now());
+            requeues = requeued(app, requeues).await;
         }
     }
 }
 
 /// Requeues the pods that are due. It chooses them off the threads that answer calls, and pauses
 /// afterwards: it takes a fifth of a core at most, however much room appears.
-async fn requeued(app: &Arc<App>, mut wakes: RequeueLoop) -> RequeueLoop {
+async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     let started = app.clock.precise();
     let worker = Arc::clone(app);
     let work = move || {
-        let step = wakes.step(&worker.waiting, &worker.ledger, worker.clock.now());
-        (wakes, step)
+        let step = requeues.step(&worker.waiting, &worker.ledger, worker.clock.now());
+        (requeues, step)
     };
-    let Ok((wakes, step)) = tokio::task::spawn_blocking(work).await else {
-        tracing::error!("a fault while choosing pods to requeue, please report this");
+    let Ok((requeues, step)) = tokio::task::spawn_blocking(work).await else {
+        tracing::error!("a bug in the choice of pods to requeue, please report this");
         app.waiting.change_all();
         return RequeueLoop::default();
     };
     step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
-    for (node, pod) in step.touches {
+    for (node, pod) in step.requeues {
         wake(app, node, pod);
     }
     tokio::time::sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
-    wakes
+    requeues
 }
 
-fn tell(app: &App, effect: &LedgerEvent) {
-    match effect {
+fn tell(app: &App, event: &LedgerEvent) {
+    match event {
         LedgerEvent::Room(_) => {}
-        LedgerEvent::Overbooked { node, device } => {
-            tracing::error!(%node, %device, "more is booked on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+        LedgerEvent::Overallocated { node, device } => {
+            tracing::error!(%node, %device, "more is allocated on a device than it has: bound by others, a smaller replacement, or a forged annotation");
             let note = format!(
-                "its device {device} on node {node} holds more than it has: nothing more is placed there, nothing is taken away"
+                "its device {device} on node {node} is overallocated: gpupack places nothing more there and removes nothing"
             );
-            tell_tenants(app, node, device, NoticeReason::Overbooked, &note);
+            tell_tenants(app, node, device, NoticeReason::Overallocated, &note);
         }
         LedgerEvent::DeviceLost { node, device, health } => {
             let what = match health {
                 None => "has vanished",
-                Some(Health::KubeletOwned) => "is handed out by kubelet, to other pods too",
+                Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
                 Some(Health::Healthy | Health::Unhealthy) => "is ill",
             };
             tracing::error!(%node, %device, "a device that holds pods {what}");
             let note = format!(
-                "its device {device} on node {node} {what}: it stays booked, nothing more is placed there"
+                "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there"
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
         LedgerEvent::Impossible { node, device, fault } => {
-            tracing::error!(%node, %device, %fault, "a MIG instance is reported that cannot be: nothing is placed on it");
+            tracing::error!(%node, %device, %fault, "an impossible MIG instance is reported: gpupack places nothing on it");
         }
         LedgerEvent::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
             let note = format!(
-                "runs on node {node} without a placement of gpupack: it counts only by the memory that it is seen to use"
+                "runs on node {node} without a placement of gpupack: only the memory that it is seen to use counts"
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {
-            tell_over_use(app, pod, *allowed, &Told { node, device, used: *used });
+            report_over_limit(app, pod, *allowed, &OverLimitUse { node, device, used: *used });
         }
-        LedgerEvent::Foreign { node, device, used } => {
-            tell_foreign_use(app, &Told { node, device, used: *used });
+        LedgerEvent::Untracked { node, device, used } => {
+            report_untracked_memory(app, &OverLimitUse { node, device, used: *used });
         }
-        LedgerEvent::Unprotected { node, device, pod, intended, limit } => {
-            tell_unprotected(app, pod, (*intended, *limit), (node, device));
+        LedgerEvent::NoIsolation { node, device, pod, configured, limit } => {
+            report_unverified_isolation(app, pod, (*configured, *limit), (node, device));
         }
         LedgerEvent::Silent(node) => {
-            tracing::warn!(%node, "the node's agent is silent: the node takes no new pods");
+            tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");
         }
     }
 }
@@ -293,31 +293,30 @@ fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeRea
 
 /// Requeues a waiting pod: kube-scheduler looks at it again.
 fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
-    app.metrics.woke();
-    tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "woken: room appeared");
+    tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "requeued: room appeared");
     let app = Arc::clone(app);
     tokio::spawn(async move {
         let Truth::Cluster(cluster) = &app.truth else { return };
-        match touch_own(&app, cluster, &pod).await {
+        match requeue_own(&app, cluster, &pod).await {
             // A conflicting write by another client makes kube-scheduler look at the pod, too.
-            TouchOutcome::Touched { .. } | TouchOutcome::Conflict => {
-                app.waiting.touched(&pod.pod.uid, app.clock.now());
+            PatchOutcome::Patched { .. } | PatchOutcome::Conflict => {
+                app.waiting.requeued(&pod.pod.uid, app.clock.now());
             }
-            TouchOutcome::Gone => {
+            PatchOutcome::Gone => {
                 app.settle_pod(&pod.pod.uid); // the watch missed it or is late
                 app.outbox.nudge();
             }
-            TouchOutcome::Refused { code, message } => {
-                app.waiting.not_touchable(&pod.pod.uid, app.clock.now());
+            PatchOutcome::Refused { code, message } => {
+                app.waiting.not_requeuable(&pod.pod.uid, app.clock.now());
                 app.metrics.requeued(RequeueResult::Failed);
                 app.outbox.nudge();
-                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "may not wake a waiting pod");
+                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "not allowed to requeue a waiting pod");
             }
-            TouchOutcome::Undecided { cause } => {
-                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not wake a waiting pod");
+            PatchOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");
                 app.metrics.requeued(RequeueResult::Failed);
-                tokio::time::sleep(BEAT).await;
-                app.waiting.not_touched(&pod.pod.uid);
+                tokio::time::sleep(TICK).await;
+                app.waiting.requeue_failed(&pod.pod.uid);
                 app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
             }
         }
@@ -326,38 +325,38 @@ fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
 
 /// Requeues a waiting pod, but never in a version that another process may own. A process that
 /// started later relies on its own write being seen, and this write would hide it.
-async fn touch_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> TouchOutcome {
+async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> PatchOutcome {
     let uid = &pod.pod.uid;
-    let refused = |code, message: String| TouchOutcome::Refused { code, message };
+    let refused = |code, message: String| PatchOutcome::Refused { code, message };
     let key = match PodKey::new(&pod.namespace, &pod.name) {
         Ok(key) => key,
         Err(error) => return refused(400, error.to_string()),
     };
     let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
-        return TouchOutcome::Gone; // it was bound meanwhile
+        return PatchOutcome::Gone; // it was bound meanwhile
     };
     let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
-    for _ in 0..WAKE_ATTEMPTS {
+    for _ in 0..REQUEUE_ATTEMPTS {
         if app.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
-        if app.touched(cluster, &seen) == Ordering::Greater {
+        if app.fenced(cluster, &seen) == Ordering::Greater {
             return refused(409, BindError::OtherProcess.to_string());
         }
-        match cluster.writer.touch(&key, uid, Some(&seen.resource_version), &value).await {
-            TouchOutcome::Conflict => {} // the watch is behind
+        match cluster.writer.write_fence(&key, uid, Some(&seen.resource_version), &value).await {
+            PatchOutcome::Conflict => {} // the watch is behind
             outcome => return outcome,
         }
         let read = match cluster.writer.read_back(&key).await {
-            Err(cause) => return TouchOutcome::Undecided { cause },
+            Err(cause) => return PatchOutcome::Undecided { cause },
             Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
         };
-        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return TouchOutcome::Gone };
+        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return PatchOutcome::Gone };
         if now.node.is_some() {
             app.see_bound(&now);
-            return TouchOutcome::Gone;
+            return PatchOutcome::Gone;
         }
         seen = Arc::new(now);
     }
-    TouchOutcome::Conflict
+    PatchOutcome::Conflict
 }

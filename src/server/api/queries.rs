@@ -20,7 +20,7 @@ use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::{LONGEST_NAME, LONGEST_NAMESPACE};
 use crate::server::http::respond::{ReadQuery, encoded, json, refusal};
 use crate::server::page::routes;
-use crate::server::page::service::{Service, look, look_in_turn, too_long, turn_of};
+use crate::server::page::service::{Service, look, look_with_permit, permit_of, too_long};
 use crate::server::views::explain::explain_named;
 use crate::server::views::{advice, inspect, waiting};
 
@@ -45,8 +45,8 @@ pub(crate) async fn state(
     ReadQuery(query): ReadQuery<StateQuery>,
 ) -> Response {
     let Some(name) = query.node else {
-        let _turn = match turn_of(&WHOLE).await {
-            Ok(turn) => turn,
+        let _turn = match permit_of(&WHOLE).await {
+            Ok(permit) => permit,
             Err(refused) => return refused,
         };
         let found = look(&service.app, inspect::state).await;
@@ -72,7 +72,7 @@ pub(crate) async fn scrape(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> Vec<u8> + Send + 'static,
 ) -> Result<Vec<u8>, Response> {
-    look_in_turn(&SCRAPES, app, look).await
+    look_with_permit(&SCRAPES, app, look).await
 }
 
 /// Moves of running pods that would make room for waiting pods, or empty a GPU while none waits.
@@ -176,9 +176,9 @@ mod tests {
     use crate::server::api::server::router;
 
     #[tokio::test]
-    async fn queries_that_take_long_wait_for_their_turn() {
+    async fn long_queries_wait_for_a_permit() {
         let ledger = Arc::new(Ledger::new(settings()));
-        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Ledger);
         let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         let ask = |path: &str| {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
@@ -208,7 +208,7 @@ mod tests {
         drop(all);
         let whole = WHOLE.acquire().await.unwrap();
         let second = tokio::time::timeout(Duration::from_millis(50), ask("/v1/state")).await;
-        assert!(second.is_err(), "the whole model is written down twice at once");
+        assert!(second.is_err(), "two answers with the whole model do not fit");
         drop(whole);
         for path in paths {
             assert_eq!(ask(path).await.unwrap().status(), StatusCode::OK, "{path}");

@@ -28,7 +28,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 if receipt.is_taken { ReportResult::Accepted } else { ReportResult::Ignored };
             let last = receipt.last_report.filter(|_| receipt.is_taken);
             app.metrics.report(result, last.map(|last| now.since(last)));
-            app.outbox.push(receipt.effects);
+            app.outbox.push(receipt.events);
             if receipt.is_taken {
                 let rules = Rules {
                     tolerance: app.config.guard.tolerance,
@@ -59,7 +59,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     (StatusCode::CONFLICT, Some(Refusal::SESSION_EXPIRED))
                 }
                 ReportRefusal::NoInventory
-                | ReportRefusal::ForeignDevice { .. }
+                | ReportRefusal::DeviceOfOtherNode { .. }
                 | ReportRefusal::Inventory(_) => {
                     tracing::warn!(node, error = %refusal, "report refused");
                     (StatusCode::UNPROCESSABLE_ENTITY, None)

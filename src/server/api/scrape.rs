@@ -41,10 +41,10 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);
     }
-    let Outside { over_users, excess, foreign } = app.ledger.outside();
+    let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
-    app.metrics.set_outside(OutsideFigures { over_users, excess, foreign });
-    for (mode, counts) in app.ledger.protections(app.driver_limits()) {
+    app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
+    for (mode, counts) in app.ledger.isolation(app.driver_limits()) {
         app.metrics.set_tenants(mode.name(), counts);
     }
     let fleet = Fleet {
@@ -67,7 +67,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
 fn queue(app: &App) -> Queue {
     let mut queue = Queue::default();
     app.waiting.look_at_each(|state| {
-        let Some(request) = &state.waiting.question.gpu else { return };
+        let Some(request) = &state.waiting.query.gpu else { return };
         if state.refused.is_none() {
             return;
         }
@@ -93,17 +93,17 @@ fn queue(app: &App) -> Queue {
 /// so they have a path of their own. Agents export the same and more for their own devices.
 pub(crate) fn devices(app: &App) -> Vec<u8> {
     let mut families: [String; 4] = [
-        ("gpupack_device_share_gpus", "Booked compute share, in GPUs."),
-        ("gpupack_device_memory_bytes", "Memory: capacity, booked, and seen in use."),
+        ("gpupack_device_share_gpus", "Allocated compute share, in GPUs."),
+        ("gpupack_device_memory_bytes", "Memory: capacity, allocated, and seen in use."),
         ("gpupack_device_tenants", "Pods that hold a part of it."),
         ("gpupack_device_placeable", "1 where it may take tenants."),
     ]
     .map(|(name, help)| format!("# HELP {name} {help}\n# TYPE {name} gauge\n"));
     let mut labels = String::new();
     app.ledger.look_at_each(|node| {
-        for books in node.devices() {
+        for device_state in node.devices() {
             labels.clear();
-            let device = books.device();
+            let device = device_state.device();
             for (name, value) in [
                 ("UUID", device.id.as_str()),
                 ("Hostname", node.name().as_str()),
@@ -116,7 +116,7 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
             }
             let _ = write!(labels, "gpu=\"{}\"", device.index.0);
             let [share, memory, tenants, placeable] = &mut families;
-            let held = books.booked();
+            let held = device_state.allocated();
             let (whole, rest) =
                 (held.share.millionths() / 1_000_000, held.share.millionths() % 1_000_000);
             let _ = writeln!(share, "gpupack_device_share_gpus{{{labels}}} {whole}.{rest:06}");
@@ -127,14 +127,14 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
                     "gpupack_device_memory_bytes{{{labels},kind=\"{kind}\"}} {bytes}"
                 );
             };
-            amount("capacity", books.capacity().memory.mib());
-            amount("booked", held.memory.mib());
-            if let Some(used) = books.used() {
+            amount("capacity", device_state.capacity().memory.mib());
+            amount("allocated", held.memory.mib());
+            if let Some(used) = device_state.used() {
                 amount("observed", used.mib());
             }
-            let count = books.tenants().len();
+            let count = device_state.tenants().len();
             let _ = writeln!(tenants, "gpupack_device_tenants{{{labels}}} {count}");
-            let is_open = u8::from(node.placeable().is_ok() && books.is_placeable());
+            let is_open = u8::from(node.placeable().is_ok() && device_state.is_placeable());
             let _ = writeln!(placeable, "gpupack_device_placeable{{{labels}}} {is_open}");
         }
     });
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn label_values_cannot_break_out() {
+    fn label_values_are_escaped() {
         let mut text = String::new();
         escape("a\"} 1\n\\b", &mut text);
         assert_eq!(text, "a\\\"} 1\\n\\\\b");

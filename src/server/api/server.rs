@@ -143,18 +143,18 @@ async fn until_answered(
 }
 
 /// Answers at once, or, if the body is large, once it has a permit.
-async fn in_turn(
-    turns: &'static Semaphore,
+async fn with_permit(
+    permits: &'static Semaphore,
     body: Bytes,
     answer: impl FnOnce(&[u8]) -> Response + Send + 'static,
 ) -> Response {
     if body.len() <= LARGE_BODY {
         return answer(&body);
     }
-    let turn = turns.acquire().await;
+    let permit = permits.acquire().await;
     // The work owns the permit: a client that closes the connection does not end it.
     let work = move || {
-        let _turn = turn;
+        let _turn = permit;
         answer(&body)
     };
     let answered = tokio::task::spawn_blocking(work).await;
@@ -175,7 +175,7 @@ pub(crate) async fn filter(State(service): State<Service>, body: Bytes) -> Respo
         let started = app.clock.precise();
         answered(app, Verb::Filter, started, verbs::filter(app, body))
     };
-    in_turn(&LARGE_BODIES, body, answer).await
+    with_permit(&LARGE_BODIES, body, answer).await
 }
 
 /// The score of each node for a pod; called by kube-scheduler.
@@ -192,7 +192,7 @@ pub(crate) async fn prioritize(State(service): State<Service>, body: Bytes) -> R
         let started = app.clock.precise();
         answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
     };
-    in_turn(&LARGE_BODIES, body, answer).await
+    with_permit(&LARGE_BODIES, body, answer).await
 }
 
 /// Reserves devices and posts the Binding of a pod; called by kube-scheduler.
@@ -224,7 +224,7 @@ pub(crate) async fn preempt(State(service): State<Service>, body: Bytes) -> Resp
         let started = app.clock.precise();
         answered(app, Verb::Preempt, started, preempt::preempt(body))
     };
-    in_turn(&LARGE_BODIES, body, answer).await
+    with_permit(&LARGE_BODIES, body, answer).await
 }
 
 fn answered(
@@ -249,8 +249,7 @@ fn answered(
 
 async fn unknown_verb(Path(verb): Path<String>) -> Response {
     let shown: String = verb.chars().take(40).collect();
-    let error =
-        format!("verb `{shown}` is unknown: there are filter, prioritize, preempt and bind");
+    let error = format!("verb `{shown}` is unknown: use filter, prioritize, preempt or bind");
     refusal(StatusCode::NOT_FOUND, &error)
 }
 
@@ -276,7 +275,7 @@ pub(crate) async fn take_report(
         let (status, body) = reports::answer(&service.app, &node, body);
         json(status, body)
     };
-    in_turn(&LARGE_REPORTS, body, answer).await
+    with_permit(&LARGE_REPORTS, body, answer).await
 }
 
 /// Changes the log level while the extender runs.
@@ -359,17 +358,17 @@ mod tests {
     use crate::ledger::nodes::state::Ledger;
 
     #[test]
-    fn a_large_body_holds_up_no_other_request() {
+    fn a_large_body_does_not_delay_other_requests() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = |status: StatusCode| status.into_response();
         // A small body, and a large report.
-        for (turns, length) in [(&LARGE_BODIES, LARGE_BODY), (&LARGE_REPORTS, LARGE_BODY + 1)] {
+        for (permits, length) in [(&LARGE_BODIES, LARGE_BODY), (&LARGE_REPORTS, LARGE_BODY + 1)] {
             let (is_answered, until_then) = mpsc::channel();
-            let large = in_turn(&LARGE_BODIES, vec![0; LARGE_BODY + 1].into(), move |_| {
+            let large = with_permit(&LARGE_BODIES, vec![0; LARGE_BODY + 1].into(), move |_| {
                 let waited = until_then.recv_timeout(Duration::from_secs(20));
                 answer(waited.map_or(StatusCode::REQUEST_TIMEOUT, |()| StatusCode::OK))
             });
-            let other = in_turn(turns, vec![0; length].into(), move |_| {
+            let other = with_permit(permits, vec![0; length].into(), move |_| {
                 is_answered.send(()).expect("it is waited for");
                 answer(StatusCode::OK)
             });
@@ -379,9 +378,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_log_level_is_changed_from_the_loopback_interface_alone() {
+    async fn the_log_level_is_changed_only_from_the_loopback_interface() {
         let ledger = Arc::new(Ledger::new(settings()));
-        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Books);
+        let app = App::new(ledger, Clock::start(), Config::default(), Truth::Ledger);
         let routes = router(Service::new(Arc::new(app), Arc::new(|_| Ok(()))));
         for (from, status) in
             [("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("fd00::1", 403)]

@@ -69,7 +69,7 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
             (kind, answer.review).into_response()
         }
         Err(fault) => {
-            tracing::warn!(%fault, "a call that is no admission of a pod");
+            tracing::warn!(%fault, "a call that is not an admission review of a pod");
             (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
         }
     }
@@ -84,7 +84,7 @@ mod tests {
     use crate::config::webhook::WebhookConfig;
 
     #[tokio::test]
-    async fn large_reviews_wait_for_their_turn() {
+    async fn large_reviews_wait_for_a_permit() {
         let rules = Admission::new(WebhookConfig::default(), vec!["gpupack".to_owned()]);
         let routes = router(Arc::new(rules));
         let send = |bytes: usize| {

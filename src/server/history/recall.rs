@@ -11,7 +11,7 @@ use crate::control::shared::app::App;
 use crate::hardware::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::query::reading::Readiness;
-use crate::server::history::series::{Moments, Prometheus, Told, read};
+use crate::server::history::series::{Moments, Prometheus, ReportedTenant, read};
 use crate::usage::history::{History, Used};
 
 /// Length of one stretch of history: half of the time after which a pod is idle.
@@ -57,13 +57,13 @@ pub(crate) async fn recalling(app: &Arc<App>) {
     let (all, mut tally) = (pods.len(), Tally::default());
     for (nth, pause) in TRIES.into_iter().enumerate() {
         tokio::time::sleep(pause).await;
-        match ask_all(app, &store, &at, &mut pods, &mut tally).await {
+        match query_all(app, &store, &at, &mut pods, &mut tally).await {
             Ok(()) => return tell(address, all, &tally),
             Err(error) if nth + 1 < TRIES.len() => {
-                tracing::warn!(%address, %error, "Prometheus does not tell what pods used before the start; it is asked again");
+                tracing::warn!(%address, %error, "Prometheus does not answer what pods used before the start; gpupack queries it again");
             }
             Err(error) => {
-                tracing::error!(%address, %error, pods = pods.len(), "Prometheus did not tell what pods used before the start: advice on them begins with it; see to `advice.prometheus_url` and restart");
+                tracing::error!(%address, %error, pods = pods.len(), "Prometheus did not answer what pods used before the start: advice on them begins with the start; check `advice.prometheus_url` and restart");
             }
         }
     }
@@ -71,17 +71,17 @@ pub(crate) async fn recalling(app: &Arc<App>) {
 
 /// Logs the outcome.
 fn tell(address: &str, all: usize, Tally { known, absurd }: &Tally) {
-    tracing::info!(%address, pods = all, known, "Prometheus told what pods used before the start");
+    tracing::info!(%address, pods = all, known, "read from Prometheus what pods used before the start");
     if *known == 0 && all > 0 {
         tracing::warn!(%address, "Prometheus knows none of the pods: it must scrape the agents (`--metrics-listen`) of this version, whose series name the UID");
     }
     if *absurd > 0 {
-        tracing::warn!(%address, absurd, "values of Prometheus count for nothing: no number, out of range, or of nobody who was asked for; does something else write `gpupack_tenant_…` there?");
+        tracing::warn!(%address, absurd, "values of Prometheus are ignored: no number, out of range, or of a pod that was not queried; does something else write `gpupack_tenant_…` there?");
     }
 }
 
 /// Queries the history of `pods`, and removes the answered ones from the list.
-async fn ask_all(
+async fn query_all(
     app: &Arc<App>,
     store: &Prometheus,
     at: &Moments,
@@ -94,12 +94,12 @@ async fn ask_all(
         let [memory, load] = expressions(&some);
         let memory = store.ask(&memory, at).await?;
         let load = store.ask(&load, at).await?;
-        let (app, at, asked) = (Arc::clone(app), *at, some.len());
+        let (app, at, requested) = (Arc::clone(app), *at, some.len());
         let taken = tokio::task::spawn_blocking(move || take(&app, &some, &at, [&memory, &load]));
-        let taken = taken.await.map_err(|error| format!("its answer broke us: {error}"))??;
+        let taken = taken.await.map_err(|error| format!("its answer caused a bug: {error}"))??;
         tally.known += taken.known;
         tally.absurd += taken.absurd;
-        pods.drain(..asked);
+        pods.drain(..requested);
         tokio::time::sleep(PAUSE).await;
     }
     Ok(())
@@ -152,8 +152,8 @@ fn take(
     Ok(tally)
 }
 
-fn value<'a>(told: &'a Told, uid: &PodUid, position: usize) -> Option<&'a f64> {
-    told.series.get(uid.as_str())?.get(position)?.as_ref()
+fn value<'a>(reported: &'a ReportedTenant, uid: &PodUid, position: usize) -> Option<&'a f64> {
+    reported.series.get(uid.as_str())?.get(position)?.as_ref()
 }
 
 /// A value as an amount. A value that is no possible amount counts as absurd.
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_uids_are_asked_for() {
+    fn only_valid_uids_are_queried() {
         for (uid, is_plain) in [
             ("0b5a9c4e-7f0e-4f43-9d24-1d9c3a0c5b11", true),
             ("4f1e2d3c4b5a69788796a5b4c3d2e1f0", true), // of a static pod
@@ -206,11 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn amounts_that_cannot_be_are_none() {
+    fn impossible_amounts_are_none() {
         assert_eq!(mib(1_048_577.0), Some(MemMib::new(2)));
         assert_eq!((mib(1e300), mib(f64::MAX), mib(9e18)), (None, None, None));
         assert_eq!(part(0.25), Some(Share::from_millionths(250_000)));
-        assert_eq!(part(1.000_000_1), Some(Share::WHOLE), "a mean of ones is no exact one");
+        assert_eq!(part(1.000_000_1), Some(Share::WHOLE), "a mean of ones is not exactly one");
         assert_eq!((part(1.1), part(1e9)), (None, None));
     }
 }

@@ -52,7 +52,7 @@ impl Moments {
 
 /// The content of an answer: the values of each series at each timestamp, by the label `uid`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct ReportedTenant {
     /// Finite values of at least zero; `None` where a value is missing.
     pub series: BTreeMap<String, Vec<Option<f64>>>,
     /// Invalid values: no number, below zero, at another timestamp, or of another pod.
@@ -131,30 +131,35 @@ struct Labels {
 ///
 /// # Errors
 /// The body is no answer of Prometheus, or of another kind, as text.
-pub(crate) fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result<Told, String> {
+pub(crate) fn read(
+    body: &[u8],
+    at: &Moments,
+    wanted: &BTreeSet<&str>,
+) -> Result<ReportedTenant, String> {
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| format!("it is none of Prometheus: {error}"))?;
     let data = match answer.data {
         Some(data) if answer.status == "success" && data.kind == "matrix" => data,
-        Some(data) => return Err(format!("a matrix was asked for, not{}", words(&data.kind))),
+        Some(data) => return Err(format!("a matrix was requested, not{}", words(&data.kind))),
         None => return Err(format!("no data{}", words(&answer.error.unwrap_or_default()))),
     };
-    let mut told = Told::default();
+    let mut reported = ReportedTenant::default();
     for series in data.result {
         if !wanted.contains(series.metric.uid.as_str()) {
-            told.absurd += series.values.len();
+            reported.absurd += series.values.len();
             continue;
         }
-        let values = told.series.entry(series.metric.uid).or_insert_with(|| vec![None; at.count]);
+        let values =
+            reported.series.entry(series.metric.uid).or_insert_with(|| vec![None; at.count]);
         for (time, value) in series.values {
             let value = value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
             match at.position(time).zip(value) {
                 Some((position, value)) => values[position] = Some(value),
-                None => told.absurd += 1,
+                None => reported.absurd += 1,
             }
         }
     }
-    Ok(told)
+    Ok(reported)
 }
 
 /// Text of another process, made short and safe for a log.
@@ -184,26 +189,26 @@ mod tests {
 
     const AT: Moments = Moments { last: 1_000, every: 300, count: 3 };
 
-    fn answer(result: &str) -> Result<Told, String> {
+    fn answer(result: &str) -> Result<ReportedTenant, String> {
         let body =
             format!(r#"{{"status":"success","data":{{"resultType":"matrix","result":{result}}}}}"#);
         read(body.as_bytes(), &AT, &BTreeSet::from(["u1", "u2"]))
     }
 
     #[test]
-    fn values_stand_at_their_moments() {
-        let told = answer(
+    fn values_are_plotted_at_their_times() {
+        let reported = answer(
             r#"[{"metric":{"uid":"u1"},"values":[[400,"1.5e+09"],[1000,"0"]]},
                 {"metric":{"uid":"u2"},"values":[[700.0,"7"]]}]"#,
         );
-        let told = told.unwrap();
-        assert_eq!(told.series["u1"], [Some(1.5e9), None, Some(0.0)]);
-        assert_eq!(told.series["u2"], [None, Some(7.0), None]);
-        assert_eq!(told.absurd, 0);
+        let reported = reported.unwrap();
+        assert_eq!(reported.series["u1"], [Some(1.5e9), None, Some(0.0)]);
+        assert_eq!(reported.series["u2"], [None, Some(7.0), None]);
+        assert_eq!(reported.absurd, 0);
     }
 
     #[test]
-    fn lies_count_for_nothing_and_are_counted() {
+    fn false_values_are_ignored_and_counted() {
         for (result, absurd) in [
             (r#"[{"metric":{"uid":"u1"},"values":[[400,"NaN"],[700,"-1"],[1000,"+Inf"]]}]"#, 3),
             (r#"[{"metric":{"uid":"u1"},"values":[[400,""],[700,"1 GiB"]]}]"#, 2),
@@ -211,14 +216,14 @@ mod tests {
             (r#"[{"metric":{"uid":"stranger"},"values":[[400,"1"]]}]"#, 1),
             (r#"[{"metric":{},"values":[[400,"1"],[700,"1"]]}]"#, 2),
         ] {
-            let told = answer(result).unwrap();
-            assert_eq!(told.absurd, absurd, "{result}");
-            assert!(told.series.values().flatten().all(Option::is_none), "{result}");
+            let reported = answer(result).unwrap();
+            assert_eq!(reported.absurd, absurd, "{result}");
+            assert!(reported.series.values().flatten().all(Option::is_none), "{result}");
         }
     }
 
     #[test]
-    fn what_is_no_answer_is_refused_in_words() {
+    fn invalid_answers_are_rejected_with_a_message() {
         let deep = "[".repeat(100_000);
         for (body, said) in [
             ("", "none of Prometheus"),
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_takes_every_letter() {
+    fn form_decoding_accepts_every_letter() {
         assert_eq!(
             encoded("a-1{b=~\"c|d\"}[5m] ü"),
             "a-1%7Bb%3D~%22c%7Cd%22%7D%5B5m%5D%20%C3%BC".replace('~', "%7E")

@@ -22,7 +22,7 @@ pub(crate) type Hosts = Option<Arc<[String]>>;
 /// Passes a request on, unless a page of another site may have made it. Forbids browsers to guess
 /// the content type of an answer.
 pub(crate) async fn guard(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
-    let refused = check(hosts.as_deref(), request.method(), &Asked::of(&request));
+    let refused = check(hosts.as_deref(), request.method(), &Caller::of(&request));
     let mut response = match refused {
         Ok(()) => next.run(request).await,
         Err((status, error)) => {
@@ -36,13 +36,13 @@ pub(crate) async fn guard(State(hosts): State<Hosts>, request: Request, next: Ne
 }
 
 /// The parts of a request that say who makes it.
-struct Asked<'a> {
+struct Caller<'a> {
     headers: &'a HeaderMap,
     /// From the request line. If it is there, the header `Host` is ignored.
     authority: Option<&'a Authority>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> Caller<'a> {
     fn of(request: &'a Request) -> Self {
         Self { headers: request.headers(), authority: request.uri().authority() }
     }
@@ -68,33 +68,33 @@ impl<'a> Asked<'a> {
 fn check(
     hosts: Option<&[String]>,
     method: &Method,
-    asked: &Asked<'_>,
+    caller: &Caller<'_>,
 ) -> Result<(), (StatusCode, String)> {
-    let host = asked.host()?;
+    let host = caller.host()?;
     if let (Some(hosts), Some(host)) = (hosts, host)
-        && !asked.headers.contains_key(CLIENT_HEADER)
+        && !caller.headers.contains_key(CLIENT_HEADER)
         && !is_allowed(hosts, host)
     {
         let shown: String = host.chars().take(253).collect();
         let error = format!(
-            "host `{shown}` is not known here: ask by address, or add it to `allowed_hosts`"
+            "host `{shown}` is not known here: call it by address, or add it to `allowed_hosts`"
         );
         return Err((StatusCode::MISDIRECTED_REQUEST, error));
     }
-    let value = |name| asked.one(HeaderName::from_static(name));
+    let value = |name| caller.one(HeaderName::from_static(name));
     let is_navigation = method == Method::GET
         && value("sec-fetch-mode")? == Some("navigate")
         && value("sec-fetch-dest")? == Some("document");
     let is_foreign = matches!(value("sec-fetch-site")?, Some("cross-site" | "same-site"));
-    let origin = asked.one(header::ORIGIN)?;
+    let origin = caller.one(header::ORIGIN)?;
     let is_of_host = |origin: &str| {
         let of = origin.split_once("://").map(|(_, of)| of);
         of.is_some_and(|of| host.is_some_and(|host| of.eq_ignore_ascii_case(host)))
     };
     if (is_foreign && !is_navigation) || origin.is_some_and(|origin| !is_of_host(origin)) {
-        return Err((StatusCode::FORBIDDEN, "pages of other sites may not ask this".to_owned()));
+        return Err((StatusCode::FORBIDDEN, "pages of other sites may not call this".to_owned()));
     }
-    let kind = asked.one(header::CONTENT_TYPE)?.unwrap_or_default();
+    let kind = caller.one(header::CONTENT_TYPE)?.unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     let needs_json = [Method::POST, Method::PUT].contains(method);
     if needs_json && !kind.eq_ignore_ascii_case("application/json") {
@@ -133,12 +133,12 @@ mod tests {
         }
         let request = request.body(axum::body::Body::empty()).unwrap();
         let hosts = ["gpupack.gpu-system.svc".to_owned()];
-        let checked = check(Some(&hosts), request.method(), &Asked::of(&request));
+        let checked = check(Some(&hosts), request.method(), &Caller::of(&request));
         checked.map_or_else(|(status, _)| status.as_u16(), |()| 200)
     }
 
     #[test]
-    fn a_host_is_an_address_this_machine_or_on_the_list() {
+    fn a_host_is_an_address_localhost_or_a_listed_name() {
         for host in [
             "127.0.0.1:8080",
             "10.1.2.3",
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_request_counts_before_its_header() {
+    fn the_request_line_counts_before_its_headers() {
         let request = Request::get("http://evil.example/").header("host", "localhost");
         let request = request.body(axum::body::Body::empty()).unwrap();
-        assert!(check(Some(&[]), &Method::GET, &Asked::of(&request)).is_err());
+        assert!(check(Some(&[]), &Method::GET, &Caller::of(&request)).is_err());
     }
 
     #[test]
-    fn pages_of_other_sites_may_lead_here_and_nothing_else() {
+    fn pages_of_other_sites_may_only_link_here() {
         let host = ("host", "localhost:8081");
         let document = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
         for site in ["cross-site", "same-site"] {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_something_is_json() {
+    fn requests_that_change_state_must_be_json() {
         for (kind, status) in [
             ("application/json", 200),
             ("Application/JSON; charset=utf-8", 200),

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::server::http::bell::awake;
-use crate::server::http::exchange::{Observed, Progress, Turn, answer};
+use crate::server::http::exchange::{Exchange, Observed, Progress, answer};
 use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
@@ -164,7 +164,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
         let progress = Progress::begin(connection)?;
         let seen = Arc::clone(&progress);
-        let answer = service_fn(|request| answer(Turn::begin(&seen), &routes, request));
+        let answer = service_fn(|request| answer(Exchange::begin(&seen), &routes, request));
         let socket =
             Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
         let mut http = http1::Builder::new();

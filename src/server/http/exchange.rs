@@ -58,7 +58,7 @@ pub(crate) struct Progress {
     /// Bytes counted for hyper's buffers.
     buffers: AtomicUsize,
     /// Bytes counted for the request.
-    asked: AtomicUsize,
+    requested: AtomicUsize,
     /// Bytes counted for an answer that hyper does not have yet.
     pending: AtomicUsize,
     /// Bytes counted for answers that hyper has not yet written.
@@ -79,7 +79,7 @@ impl Progress {
                 stays_for: AtomicUsize::new(0),
                 is_over: AtomicBool::new(false),
                 buffers: AtomicUsize::new(BUFFERS),
-                asked: AtomicUsize::new(0),
+                requested: AtomicUsize::new(0),
                 pending: AtomicUsize::new(0),
                 unwritten: AtomicUsize::new(0),
                 written: AtomicUsize::new(0),
@@ -116,7 +116,7 @@ impl Progress {
         let bytes = piece.len() + PIECE;
         let is_room = self.connection.hold(bytes);
         if is_room {
-            self.asked.fetch_add(bytes, Ordering::AcqRel);
+            self.requested.fetch_add(bytes, Ordering::AcqRel);
         } else {
             self.is_over.store(true, Ordering::Release);
         }
@@ -139,7 +139,7 @@ impl Progress {
 
     /// The answer to send: `overloaded` if there is no room for the request or the answer.
     fn given(&self, response: Response<Body>) -> Response<Body> {
-        self.connection.release(self.asked.swap(0, Ordering::AcqRel));
+        self.connection.release(self.requested.swap(0, Ordering::AcqRel));
         let length = response.body().size_hint().exact().unwrap_or(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let held = if self.is_over.load(Ordering::Acquire) {
@@ -198,7 +198,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        let held = [&self.buffers, &self.asked, &self.pending, &self.unwritten];
+        let held = [&self.buffers, &self.requested, &self.pending, &self.unwritten];
         self.connection.release(held.iter().map(|held| held.load(Ordering::Acquire)).sum());
     }
 }
@@ -217,56 +217,57 @@ fn overloaded() -> Response<Body> {
 }
 
 /// An open request: it lives until the request is answered and both bodies are dropped.
-pub(crate) struct Turn(Arc<Progress>);
+pub(crate) struct Exchange(Arc<Progress>);
 
-impl Turn {
+impl Exchange {
     pub(crate) fn begin(progress: &Arc<Progress>) -> Self {
         progress.under_way.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(progress))
     }
 }
 
-impl Drop for Turn {
+impl Drop for Exchange {
     fn drop(&mut self) {
         self.0.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 pub(crate) async fn answer(
-    turn: Turn,
+    exchange: Exchange,
     routes: &Router,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
-    let progress = &turn.0;
+    let progress = &exchange.0;
     progress.note(request.body());
     progress.is_over.store(false, Ordering::Release);
     let has_body = !request.body().is_end_stream();
     progress.connection.enter(if has_body { Phase::Body } else { Phase::Work });
-    let asked = Turn::begin(progress);
-    let mut request = request.map(|body| Body::new(Asked { body, is_read: false, turn: asked }));
+    let requested = Exchange::begin(progress);
+    let mut request =
+        request.map(|body| Body::new(RequestBody { body, is_read: false, exchange: requested }));
     request.extensions_mut().insert(PeerAddress(progress.connection.address));
     let response = routes.clone().oneshot(request).await?;
     let response = progress.given(response);
-    Ok(response.map(|body| Answer { body, turn }))
+    Ok(response.map(|body| Answer { body, exchange }))
 }
 
 /// The body of a request.
-struct Asked {
+struct RequestBody {
     body: Incoming,
     is_read: bool,
-    turn: Turn,
+    exchange: Exchange,
 }
 
-impl Drop for Asked {
+impl Drop for RequestBody {
     fn drop(&mut self) {
         if !self.is_end_stream() {
-            self.turn.0.is_cut.store(true, Ordering::Release);
+            self.exchange.0.is_cut.store(true, Ordering::Release);
         }
-        self.turn.0.has_body();
+        self.exchange.0.has_body();
     }
 }
 
-impl HttpBody for Asked {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -278,7 +279,7 @@ impl HttpBody for Asked {
         self.is_read |= matches!(poll, Poll::Ready(None));
         if let Poll::Ready(Some(Ok(frame))) = &poll
             && let Some(piece) = frame.data_ref()
-            && !self.turn.0.take_in(piece)
+            && !self.exchange.0.take_in(piece)
         {
             return Poll::Ready(Some(Err(axum::Error::new("too many bytes are held"))));
         }
@@ -297,12 +298,12 @@ impl HttpBody for Asked {
 /// The body of an answer; hyper drops it when it has all of it.
 pub(crate) struct Answer {
     body: Body,
-    turn: Turn,
+    exchange: Exchange,
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.turn.0.hand_over(0);
+        self.exchange.0.hand_over(0);
     }
 }
 
@@ -316,7 +317,7 @@ impl HttpBody for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let poll = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &poll
-            && !self.turn.0.hand_over(frame.data_ref().map_or(0, Bytes::len))
+            && !self.exchange.0.hand_over(frame.data_ref().map_or(0, Bytes::len))
         {
             return Poll::Ready(Some(Err(axum::Error::new("too many bytes are held"))));
         }

@@ -143,7 +143,7 @@ impl TlsService {
         };
         tokio::select! {
             () = accept(listener, (clients, Phase::Handshake), stop, attend) => {}
-            () = late => tracing::warn!("requests on their way were cut off"),
+            () = late => tracing::warn!("open requests were cut off"),
         }
         reading.abort();
     }
@@ -181,7 +181,7 @@ async fn follow(files: CertificateFiles, mut seen: Pair, config: watch::Sender<A
             Ok(pair) if pair == seen => continue,
             Ok(pair) => pair,
             Err(error) => {
-                tracing::warn!(%error, "the certificate stays as it was");
+                tracing::warn!(%error, "the old certificate stays in use");
                 continue;
             }
         };
@@ -190,7 +190,7 @@ async fn follow(files: CertificateFiles, mut seen: Pair, config: watch::Sender<A
                 config.send_replace(checked);
                 tracing::info!(file = %files.certificate.display(), "certificate read again");
             }
-            Err(error) => tracing::warn!(%error, "the certificate stays as it was"),
+            Err(error) => tracing::warn!(%error, "the old certificate stays in use"),
         }
         seen = pair;
     }
@@ -212,7 +212,7 @@ mod tests {
     const OF_A_BYTE: usize = 700 / 5;
 
     #[test]
-    fn whatever_is_sent_at_once_takes_half_of_the_memory_limit_at_most() {
+    fn concurrent_requests_use_at_most_half_of_the_memory_limit() {
         let large = LARGE_AT_ONCE * (MOST_REVIEW_BYTES + MAX_BODY_BYTES);
         // Each other thread works on a small review, or assembles a body from its pieces.
         let other = MAX_BODY_BYTES.max(LARGE_REVIEW * OF_A_BYTE);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn handshakes_count_the_bytes_that_they_may_take() {
+    async fn handshakes_count_the_bytes_that_they_may_use() {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

@@ -76,27 +76,31 @@ pub(crate) fn node_cell(node: &NodeState, sight: &mut Sight<'_>) -> NodeCell {
     NodeCell {
         name: node.name().to_string(),
         state: reporting(node.state()),
-        gpus: node.devices().iter().map(|books| gpu_cell(node, books, sight)).collect(),
+        gpus: node
+            .devices()
+            .iter()
+            .map(|device_state| gpu_cell(node, device_state, sight))
+            .collect(),
     }
 }
 
-fn gpu_cell(node: &NodeState, books: &DeviceState, sight: &mut Sight<'_>) -> GpuCell {
-    let (device, capacity) = (books.device(), books.capacity().memory);
-    let flags = match books.health() {
+fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>) -> GpuCell {
+    let (device, capacity) = (device_state.device(), device_state.capacity().memory);
+    let flags = match device_state.health() {
         Health::Healthy => 0,
         Health::Unhealthy => 1,
         Health::KubeletOwned => 8,
     };
     let flags = flags
-        + 2 * u8::from(books.is_overbooked())
+        + 2 * u8::from(device_state.is_overallocated())
         + 4 * u8::from(device.kind == DeviceKind::MigParent);
-    let mut tenants = Vec::with_capacity(books.tenants().len());
-    for (uid, held) in books.tenants() {
+    let mut tenants = Vec::with_capacity(device_state.tenants().len());
+    for (uid, held) in device_state.tenants() {
         let reservation = node.reservation(uid);
         let namespace = reservation.map_or("", |held| held.pod.namespace());
         let is_ended =
             reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
-        let found = sight.details.protections.of(books, (uid, *held), sight.limits);
+        let found = sight.details.isolation.of(device_state, (uid, *held), sight.limits);
         tenants.push(TenantCell((
             sight.legend.namespaces.position(namespace, sight.number),
             thousandths(held.share),
@@ -108,9 +112,9 @@ fn gpu_cell(node: &NodeState, books: &DeviceState, sight: &mut Sight<'_>) -> Gpu
         sight.legend.models.position(device.model.as_str(), sight.number),
         capacity.mib(),
         flags,
-        thousandths_of(books.unbooked(), capacity),
+        thousandths_of(device_state.unallocated_use(), capacity),
         tenants,
-        books.used().map(|used| thousandths_of(used, capacity) / USED_STEP * USED_STEP),
+        device_state.used().map(|used| thousandths_of(used, capacity) / USED_STEP * USED_STEP),
     ))
 }
 

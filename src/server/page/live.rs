@@ -200,7 +200,7 @@ impl Live {
 impl FleetMap {
     fn refresh(&mut self, app: &App) {
         if self.is_overgrown() {
-            self.begin_anew();
+            self.start_over();
         }
         let (now, next) = (app.clock.now(), self.number + 1);
         let is_due = |last: Option<Timestamp>, every| last.is_none_or(|at| now.since(at) >= every);
@@ -271,7 +271,7 @@ impl FleetMap {
         gone.max(names) > MAX_NAMES
     }
 
-    fn begin_anew(&mut self) {
+    fn start_over(&mut self) {
         let mut trend = std::mem::take(&mut self.trend);
         trend.retell(1);
         *self = Self { generation: self.generation + 1, number: 1, trend, ..Self::default() };

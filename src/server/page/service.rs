@@ -38,18 +38,18 @@ impl Service {
 pub(crate) static LOOKS: Semaphore = Semaphore::const_new(4);
 
 /// How long a query waits for its permit.
-pub(crate) const TURN_WITHIN: Duration = Duration::from_secs(8);
+pub(crate) const PERMIT_WITHIN: Duration = Duration::from_secs(8);
 
 /// A permit, or the refusal if too many wait for one.
-pub(crate) async fn turn_of(
-    turns: &'static Semaphore,
+pub(crate) async fn permit_of(
+    permits: &'static Semaphore,
 ) -> Result<SemaphorePermit<'static>, Response> {
-    match tokio::time::timeout(TURN_WITHIN, turns.acquire()).await {
-        Ok(turn) => {
-            turn.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
+    match tokio::time::timeout(PERMIT_WITHIN, permits.acquire()).await {
+        Ok(permit) => {
+            permit.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
         }
         Err(_) => {
-            let error = "too many ask at once: ask again later";
+            let error = "too many queries at once: try again later";
             Err(refusal(StatusCode::SERVICE_UNAVAILABLE, error))
         }
     }
@@ -60,18 +60,18 @@ pub(crate) async fn look<T: Send + 'static>(
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
-    look_in_turn(&LOOKS, app, look).await
+    look_with_permit(&LOOKS, app, look).await
 }
 
-pub(crate) async fn look_in_turn<T: Send + 'static>(
-    turns: &'static Semaphore,
+pub(crate) async fn look_with_permit<T: Send + 'static>(
+    permits: &'static Semaphore,
     app: &Arc<App>,
     look: impl FnOnce(&App) -> T + Send + 'static,
 ) -> Result<T, Response> {
     let app = Arc::clone(app);
-    let turn = turn_of(turns).await?;
+    let permit = permit_of(permits).await?;
     let found = tokio::task::spawn_blocking(move || look(&app)).await;
-    drop(turn);
+    drop(permit);
     found.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }
 

@@ -31,13 +31,13 @@ impl Trend {
 
     /// The points sent after `number`, the oldest first.
     pub(crate) fn after(&self, number: u64) -> Vec<TrendPoint> {
-        let fresh = self.points.iter().filter(|(told, _)| *told > number);
+        let fresh = self.points.iter().filter(|(reported, _)| *reported > number);
         fresh.map(|(_, point)| *point).collect()
     }
 
     /// Sends all points under `number` from now on: the numbers of an earlier map are void.
     pub(crate) fn retell(&mut self, number: u64) {
-        self.points.iter_mut().for_each(|(told, _)| *told = number);
+        self.points.iter_mut().for_each(|(reported, _)| *reported = number);
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_hour_is_kept_and_no_more() {
+    fn only_the_last_hour_is_kept() {
         let mut trend = Trend::default();
         let numbers = 1..=u64::try_from(KEPT).unwrap() + 5;
         numbers.for_each(|number| trend.add(number, TrendPoint((number * 5, None, None, None, 0))));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn no_body_takes_far_more_memory_than_its_text() {
+    fn no_parsed_body_uses_far_more_memory_than_its_text() {
         let many = |count: usize, item: fn(usize) -> String| {
             (0..count).map(item).collect::<Vec<String>>().join(",")
         };

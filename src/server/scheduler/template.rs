@@ -14,16 +14,16 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::host::host_offer;
 use crate::kube_api::pod::labels::{is_of_gpus, labelled_gpus};
-use crate::ledger::query::questions::{Answer, PlacementRequest};
+use crate::ledger::query::queries::{Answer, PlacementRequest};
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
 use crate::protocol::wire::NodeObject;
 
 /// The answer for each Node object, in their order. Changes nothing.
-pub fn answers(app: &App, question: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<Answer> {
+pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) -> Vec<Answer> {
     let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
-    let mut answers = ledger.answers(question, &names);
+    let mut answers = ledger.answers(query, &names);
     // The objects whose node the ledger does not know: an autoscaler simulates them.
     let is_thought_of =
         |at: &usize| matches!(answers[*at], Err(Rejection::UnknownNode | Rejection::NodeGone));
@@ -31,7 +31,7 @@ pub fn answers(app: &App, question: &PlacementRequest, objects: &[NodeObject<'_>
     if places.is_empty() {
         return answers;
     }
-    let empty = ledger.answers_on(question, places.len(), |place, classes| {
+    let empty = ledger.answers_on(query, places.len(), |place, classes| {
         empty_node(&objects[places[place]], &app.config, classes)
     });
     for (at, answer) in places.into_iter().zip(empty) {

@@ -16,7 +16,7 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::nodes::narrowing::Keys;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::Outcome;
 use crate::model::rejection::Rejection;
@@ -91,7 +91,7 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         };
         return Ok((result.to_json(), Outcome::Refused));
     }
-    let Some(question) = question_of(app, pod, &args.nodes) else {
+    let Some(query) = query_of(app, pod, &args.nodes) else {
         // The pod requests no GPU: nothing to refuse, ready or not.
         let names = names();
         note_passed(app, pod, None, None::<std::iter::Empty<&str>>);
@@ -104,50 +104,50 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     match &args.nodes {
         NodesArg::Objects(objects) => {
-            let answers = template::answers(app, &question, objects);
+            let answers = template::answers(app, &query, objects);
             let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
             let names = names();
             let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
-            note_passed(app, pod, Some(&question), Some(fitting.into_iter()));
+            note_passed(app, pod, Some(&query), Some(fitting.into_iter()));
             Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
         }
-        NodesArg::Names(names) => Ok(ask(app, pod, &question, names)),
+        NodesArg::Names(names) => Ok(compiled(app, pod, &query, names)),
     }
 }
 
 /// The request; `None` if it is not valid or needs nothing of gpupack. Of a Node object, which need
 /// not exist, only the GPUs are judged.
-fn question_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementRequest> {
-    let is_judged = |question: &PlacementRequest| match nodes {
+fn query_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementRequest> {
+    let is_judged = |query: &PlacementRequest| match nodes {
         NodesArg::Names(_) => true,
-        NodesArg::Objects(_) => question.gpu.is_some(),
+        NodesArg::Objects(_) => query.gpu.is_some(),
     };
-    app.question(pod).filter(is_judged)
+    app.query(pod).filter(is_judged)
 }
 
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
-fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
+fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
     let now = app.clock.now();
-    app.note_asked(pod, question, now);
-    if let Some(held_on) = app.ledger.assumed_on(uid, question)
+    app.note_named(pod, query, now);
+    if let Some(held_on) = app.ledger.assumed_on(uid, query)
         && names.iter().any(|name| name == held_on.as_str())
     {
         // Its Binding may still succeed there, and its own reservation would count against it.
         let kept = vec![held_on.as_str()];
-        note_fitting(app, pod, &kept, question, now);
+        note_fitting(app, pod, &kept, query, now);
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
     {
-        let choice = app.ledger.choose(question, names.bytes(), most.get());
+        let choice = app.ledger.choose(query, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
         if !kept.is_empty() {
             app.metrics.refused(&choice.refused);
-            note_fitting(app, pod, &kept, question, now);
+            note_fitting(app, pod, &kept, query, now);
             let passed = Passed::Names(kept);
             let result = ExtenderFilterResult { passed, ..Default::default() };
             return (result.to_json(), Outcome::Ok);
@@ -155,7 +155,7 @@ fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>)
     }
     let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
-    let answers = app.ledger.answers(question, &names);
+    let answers = app.ledger.answers(query, &names);
     let answers: Vec<Option<Rejection>> = answers.into_iter().map(Result::err).collect();
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);
@@ -175,10 +175,10 @@ fn ask(app: &App, pod: &SeenPod, question: &PlacementRequest, names: &Names<'_>)
         let is_nominated =
             |only: &&str| pod.nominated.as_ref().is_some_and(|it| it.as_str() == *only);
         let is_about_all = !matches!(&names[..], [only] if is_nominated(only));
-        let asked = is_about_all.then(|| app.ledger.asked_nodes(names.iter()));
-        app.note_refused(uid, question, rejections, asked);
+        let named = is_about_all.then(|| app.ledger.named_nodes(names.iter()));
+        app.note_refused(uid, query, rejections, named);
     } else {
-        note_fitting(app, pod, &fitting, question, now);
+        note_fitting(app, pod, &fitting, query, now);
     }
     encode_filter(Passed::Names(fitting), (&names, are_plain), &answers)
 }
@@ -188,13 +188,13 @@ fn note_fitting(
     app: &App,
     pod: &SeenPod,
     fitting: &[&str],
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     now: Timestamp,
 ) {
-    app.note_fits(&pod.pod.uid, question);
-    note_passed(app, pod, Some(question), Some(fitting.iter().copied()));
+    app.note_fits(&pod.pod.uid, query);
+    note_passed(app, pod, Some(query), Some(fitting.iter().copied()));
     if let [only] = fitting {
-        hold(app, &pod.pod.uid, only, question, now);
+        hold(app, &pod.pod.uid, only, query, now);
     }
 }
 
@@ -202,12 +202,12 @@ fn note_fitting(
 fn note_passed<'a>(
     app: &App,
     pod: &SeenPod,
-    question: Option<&PlacementRequest>,
+    query: Option<&PlacementRequest>,
     nodes: Option<impl ExactSizeIterator<Item = &'a str>>,
 ) {
     let uid = &pod.pod.uid;
     let is_checked = matches!(app.truth, Truth::Cluster(_));
-    if is_checked && app.is_ours(pod) && app.may_note(uid, question) {
+    if is_checked && app.is_ours(pod) && app.may_note(uid, query) {
         app.passed.pass(uid, nodes, app.is_shown_waiting(uid), app.clock.now());
     }
 }
@@ -215,20 +215,20 @@ fn note_passed<'a>(
 /// Makes a hold for a pod, or, if the watch does not show the pod yet, as soon as it does. Any
 /// client can make up a pod, and a hold takes room from real ones. A pod that keeps coming back
 /// without being bound gets no hold for a while.
-fn hold(app: &App, uid: &PodUid, node: &str, question: &PlacementRequest, now: Timestamp) {
-    if app.is_known_to_wait(uid, question) {
+fn hold(app: &App, uid: &PodUid, node: &str, query: &PlacementRequest, now: Timestamp) {
+    if app.is_known_to_wait(uid, query) {
         if app.waiting.may_hold(uid, now) {
-            app.outbox.push(app.ledger.hold(uid, node, question, now));
+            app.outbox.push(app.ledger.hold(uid, node, query, now));
         }
         return;
     }
-    if !app.may_note(uid, Some(question)) {
+    if !app.may_note(uid, Some(query)) {
         return;
     }
     app.passed.hold_later(uid, node);
-    if app.is_known_to_wait(uid, question) {
+    if app.is_known_to_wait(uid, query) {
         // The watch has shown it meanwhile.
-        app.outbox.push(app.ledger.hold(uid, node, question, now));
+        app.outbox.push(app.ledger.hold(uid, node, query, now));
     }
 }
 
@@ -267,8 +267,8 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let pod = &args.pod;
     let names = args.nodes.names();
     let is_ready = app.readiness() == Readiness::Ready;
-    let question = question_of(app, pod, &args.nodes).filter(|_| is_ready);
-    let Some(question) = question else {
+    let query = query_of(app, pod, &args.nodes).filter(|_| is_ready);
+    let Some(query) = query else {
         // The pod requests no GPU, or nothing is known yet: no preference, but each node has a
         // score.
         let level = names.iter().map(|host| HostPriority { host, score: 0 });
@@ -276,13 +276,13 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     };
     let keys = match &args.nodes {
         NodesArg::Names(names) => {
-            if app.is_known_to_wait(&pod.pod.uid, &question) {
+            if app.is_known_to_wait(&pod.pod.uid, &query) {
                 app.outbox.push(app.ledger.drop_hold(&pod.pod.uid));
             }
-            app.ledger.keys(&question, names.bytes())
+            app.ledger.keys(&query, names.bytes())
         }
         NodesArg::Objects(objects) => {
-            let answers = template::answers(app, &question, objects);
+            let answers = template::answers(app, &query, objects);
             let keys = answers.iter().map(|answer| answer.as_ref().ok().map(Cost::key));
             Keys::of(names.iter().copied().zip(keys))
         }
@@ -290,7 +290,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let is_best = |place: &Option<usize>| place.is_some() && *place == keys.best;
     if let (NodesArg::Names(_), Some(best)) = (&args.nodes, keys.places.iter().position(is_best)) {
         let now = app.clock.now();
-        hold(app, &pod.pod.uid, names[best], &question, now);
+        hold(app, &pod.pod.uid, names[best], &query, now);
     }
     let outcome = if keys.best.is_some() { Outcome::Ok } else { Outcome::Refused };
     let scores = scores(&keys);
@@ -328,7 +328,7 @@ mod tests {
     use crate::hardware::topology::Proximity;
 
     fn rank(cost: i64) -> Option<u128> {
-        Some(Cost::Fragmentation { instance_mib: 0, cost, reach: Proximity::default() }.key())
+        Some(Cost::Fragmentation { instance_mib: 0, cost, proximity: Proximity::default() }.key())
     }
 
     fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_node_stands_out_and_every_node_is_scored() {
+    fn the_best_node_has_the_top_score_and_every_node_has_a_score() {
         let score = |keys: [Option<u128>; 4]| {
             let nodes: Vec<_> = ["d", "c", "b", "a"].into_iter().zip(keys).collect();
             score(&nodes)
@@ -347,11 +347,11 @@ mod tests {
         assert_eq!(score([None, rank(5), None, None]), [0, 100, 0, 0]);
         assert_eq!(score([None; 4]), [0, 0, 0, 0]);
         let ties = [rank(5), rank(5), rank(5), rank(6)];
-        assert_eq!(score(ties), [50, 50, 100, 25], "of equal ranks the first name");
+        assert_eq!(score(ties), [50, 50, 100, 25], "of equal costs the first name");
     }
 
     #[test]
-    fn scores_of_very_many_nodes_are_in_the_order_of_their_ranks() {
+    fn scores_of_many_nodes_follow_their_costs() {
         let keys = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003));
         let names: Vec<String> = (0..5_000).map(|at| format!("{at}")).collect();
         let nodes: Vec<_> = names.iter().map(String::as_str).zip(keys).collect();

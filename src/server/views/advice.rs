@@ -57,7 +57,7 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery) -> Advice {
                 node: advice.node.clone(),
                 gpus: advice.positions.clone(),
                 allocated: DeviceAmount {
-                    memory_mib: advice.booked.mib(),
+                    memory_mib: advice.allocated.mib(),
                     share_millionths: advice.share.millionths(),
                 },
                 peak_mib: advice.usage.peak.mib(),

@@ -2,13 +2,13 @@
 
 use crate::api::state;
 use crate::api::state::{
-    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, PodState, Slots,
-    Tenant, TenantIsolation,
+    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, NodeTable,
+    PodState, Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::Protection;
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::Demand;
 use crate::model::device_state::{DeviceState, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
@@ -33,7 +33,7 @@ pub(crate) fn device(
     let more = details.devices.get(&device.id).cloned().unwrap_or_default();
     let condition = details.conditions.get(&device.id).copied().unwrap_or_default();
     let neighbor = |(id, links): &(DeviceId, u32)| Neighbor { id: id.to_string(), links: *links };
-    let on = details.sightings.on(&device.id);
+    let on = details.usage_samples.on(&device.id);
     Device {
         id: device.id.to_string(),
         index: device.index.0,
@@ -43,7 +43,7 @@ pub(crate) fn device(
         mig_placement: more.slot.map(|it| MigPlacement { start: it.start, size: it.size }),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
-        slots: found.slots().map(|(total, free)| Slots { total, free }),
+        slots: found.slots().map(|(total, free)| NodeTable { total, free }),
         isolation: isolation(found),
         health: match found.health() {
             Health::Healthy => state::Health::Healthy,
@@ -58,14 +58,14 @@ pub(crate) fn device(
         neighbors: more.neighbors.iter().map(neighbor).collect(),
         can_limit_memory: more.can_limit_memory,
         capacity_mib: device.capacity().mib(),
-        allocated: amount(found.booked()),
+        allocated: amount(found.allocated()),
         held: amount(found.on_hold()),
         free: amount(found.free()),
         used_mib: found.used().map(|used| used.mib()),
-        used_beyond_allocated_mib: found.unbooked().mib(),
-        untracked_mib: on.map_or(0, |on| on.foreign.mib()),
+        used_beyond_allocated_mib: found.unallocated_use().mib(),
+        untracked_mib: on.map_or(0, |on| on.untracked.mib()),
         over_limit_pods: on.map(|on| over_limit_pods(node, on)).unwrap_or_default(),
-        overallocated: found.is_overbooked(),
+        overallocated: found.is_overallocated(),
         tenants: tenants(node, details, found, limits),
     }
 }
@@ -84,14 +84,14 @@ fn compute_of(node: &NodeState, found: &DeviceState) -> Option<u64> {
 
 fn isolation(found: &DeviceState) -> DeviceIsolation {
     DeviceIsolation {
-        configured: match found.promised_guard() {
-            Protection::None => IsolationMode::None,
-            Protection::Mps => IsolationMode::Mps,
-            Protection::Driver => IsolationMode::Driver,
-            Protection::Hardware => IsolationMode::Mig,
+        configured: match found.configured_isolation() {
+            ConfiguredIsolation::None => IsolationMode::None,
+            ConfiguredIsolation::Mps => IsolationMode::Mps,
+            ConfiguredIsolation::Driver => IsolationMode::Driver,
+            ConfiguredIsolation::Hardware => IsolationMode::Mig,
         },
-        verification: match found.evidence() {
-            Verification::Intended => state::Verification::Pending,
+        verification: match found.verification() {
+            Verification::Configured => state::Verification::Pending,
             Verification::Verified => state::Verification::Verified,
             Verification::Missing => state::Verification::Missing,
         },
@@ -115,10 +115,10 @@ fn tenants(
     found: &DeviceState,
     limits: DriverLimits,
 ) -> Vec<Tenant> {
-    let on = details.sightings.on(&found.device().id);
+    let on = details.usage_samples.on(&found.device().id);
     let tenants = found.tenants().iter().map(|(uid, held)| {
         let reservation = node.reservation(uid);
-        let isolation = details.protections.of(found, (uid, *held), limits);
+        let isolation = details.isolation.of(found, (uid, *held), limits);
         Tenant {
             pod_uid: uid.to_string(),
             pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
@@ -126,7 +126,7 @@ fn tenants(
             allocated: amount(*held),
             used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
             isolation: TenantIsolation {
-                configured: mode(isolation.intended),
+                configured: mode(isolation.configured),
                 verified: mode(isolation.verified),
             },
         }

@@ -11,7 +11,7 @@ use crate::control::pods::wording;
 use crate::control::pods::wording::{GATED, NOT_OURS, REQUEST, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
-use crate::ledger::query::questions::Answer;
+use crate::ledger::query::queries::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::node_state::{NodeReporting, NodeState};
@@ -29,8 +29,8 @@ const NAMED_IN_WORDS: usize = 3;
 pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
     let pod = format!("{namespace}/{name}");
     let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
-    let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.question(&gated)?)));
-    let gated = gated.map(|gated| WaitingState::unasked(gated, app.clock.now()));
+    let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.query(&gated)?)));
+    let gated = gated.map(|gated| WaitingState::without_call(gated, app.clock.now()));
     if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
         return Some(explain(app, &waiting));
     }
@@ -75,10 +75,10 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
 
 /// Why a pod waits, by the current ledger.
 pub fn explain(app: &App, state: &WaitingState) -> Explanation {
-    let (waiting, question) = (&state.waiting, &state.waiting.question);
+    let (waiting, query) = (&state.waiting, &state.waiting.query);
     let nodes = app.ledger.nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
-    let answers = app.ledger.answers(question, &names);
+    let answers = app.ledger.answers(query, &names);
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
     let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
     let rejections: BTreeSet<Rejection> =
@@ -86,8 +86,8 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     let closest = rejections.iter().copied().max_by_key(|rejection| rejection.closeness());
     let (way, suggestions) = match fits_on.len() {
         0 => (
-            app.ledger.moves(question, MOST_MOVES),
-            app.reasons.found(&app.ledger, question, app.clock.now()),
+            app.ledger.moves(query, MOST_MOVES),
+            app.reasons.found(&app.ledger, query, app.clock.now()),
         ),
         _ => (None, Vec::new()),
     };
@@ -108,13 +108,13 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     Explanation {
         pod: waiting.pod.to_string(),
         verdict,
-        request: question.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
+        request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
         blocked_by: blocked_by.to_owned(),
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
         queue: Queues::of(app).position(waiting),
         fitting_nodes: fits_on.len(),
         refusals: groups(&nodes, &answers),
-        suggestions: wording::suggestions(question, &suggestions, of_operator),
+        suggestions: wording::suggestions(query, &suggestions, of_operator),
         moves: way.map(|way| listed(&way.moves)).unwrap_or_default(),
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),
@@ -159,8 +159,8 @@ fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<Refusal> {
 /// The devices of a node, equal ones together.
 fn gpus(node: &NodeState) -> String {
     let mut alike: BTreeMap<(String, u64), usize> = BTreeMap::new();
-    for books in node.devices() {
-        let device = books.device();
+    for device_state in node.devices() {
+        let device = device_state.device();
         let product = DeviceClass::of(device, node.rule()).product().to_string();
         *alike.entry((product, device.capacity().mib())).or_default() += 1;
     }
@@ -185,14 +185,16 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
         }
     }
     let devices = nodes.iter().flat_map(|node| node.devices());
-    let unread = devices.filter(|books| books.is_placeable() && books.used().is_none()).count();
+    let unread = devices
+        .filter(|device_state| device_state.is_placeable() && device_state.used().is_none())
+        .count();
     if unread > 0 {
         unknown.push(format!("{unread} GPUs do not report how much memory is in use"));
     }
     let asked: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
     if asked > 0 && asked < nodes.len() {
         unknown.push(format!(
-            "kube-scheduler asked about {asked} of {} nodes: its own filters (taints, affinity, CPU) \
+            "kube-scheduler called for {asked} of {} nodes: its own filters (taints, affinity, CPU) \
              refuse the others, and may also refuse nodes that the suggestions name",
             nodes.len()
         ));

@@ -13,8 +13,8 @@ use crate::kube_api::request::annotations::{
     DEVICE_COUNT, FRACTION, ISOLATION, MEMORY, MODEL, parse_request,
 };
 use crate::kube_api::request::other_keys::check;
-use crate::kube_api::request::resources::{ContainerAsk, ContainerKind};
-use crate::ledger::query::questions::PlacementRequest;
+use crate::kube_api::request::resources::{ContainerKind, ContainerRequest};
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::fit::HostRule;
 use crate::model::request::GpuRequest;
 use crate::scoring::strategy::Strategy;
@@ -37,8 +37,8 @@ pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fit, S
     let words = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
     let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
-    let question = PlacementRequest { gpu: Some(request), host, host_rule, strategy: policy };
-    let found = app.ledger.fitting(&question);
+    let query = PlacementRequest { gpu: Some(request), host, host_rule, strategy: policy };
+    let found = app.ledger.fitting(&query);
     Ok(Fit {
         api_version: ApiVersion::default(),
         kind: FitKind::default(),
@@ -60,7 +60,7 @@ fn waiting_request(
     }
     let named =
         pod.split_once('/').and_then(|(namespace, name)| app.waiting.named(namespace, name));
-    let request = named.and_then(|state| state.waiting.question.gpu);
+    let request = named.and_then(|state| state.waiting.query.gpu);
     request.ok_or_else(|| {
         let shown: String = pod.chars().take(MAX_VALUE).collect();
         format!("no pod `{shown}` waits for a GPU: use /v1/fit?pod=NAMESPACE/NAME")
@@ -70,7 +70,7 @@ fn waiting_request(
 /// The request of a pod with these annotations, read by the one parser.
 fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<GpuRequest, String> {
     let mut annotations = BTreeMap::new();
-    let mut container = ContainerAsk {
+    let mut container = ContainerRequest {
         name: "gpu".to_owned(),
         kind: ContainerKind::Regular,
         resources: BTreeMap::new(),

@@ -16,7 +16,7 @@ pub(crate) fn packing(packing: &Packing) -> state::Packing {
     state::Packing {
         devices: packing.devices,
         occupied: packing.occupied,
-        overallocated: packing.overbooked,
+        overallocated: packing.overallocated,
         allocation_millionths: packing.allocation().millionths(),
         efficiency_millionths: packing.efficiency().millionths(),
         fragmentation_millionths: packing.fragmentation().millionths(),

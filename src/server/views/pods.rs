@@ -51,9 +51,9 @@ impl Pod {
             created_unix_seconds: u64::try_from(waiting.created_unix_seconds)
                 .ok()
                 .filter(|seconds| *seconds > 0),
-            ..Self::bare(&waiting.pod.uid, PodState::Waiting, waiting.question.host)
+            ..Self::bare(&waiting.pod.uid, PodState::Waiting, waiting.query.host)
         };
-        let Some(request) = &waiting.question.gpu else { return bare };
+        let Some(request) = &waiting.query.gpu else { return bare };
         let (share, memory, mig_profile) = match &request.amount {
             Amount::Fraction(share) => (Some(*share), None, None),
             Amount::Memory(memory) => (None, Some(*memory), None),
@@ -88,7 +88,7 @@ pub(crate) fn host_amount(host: units::HostAmount) -> HostAmount {
 }
 
 fn profile(node: &NodeState, id: &DeviceId) -> Option<String> {
-    let mut devices = node.devices().iter().map(|books| books.device());
+    let mut devices = node.devices().iter().map(|device_state| device_state.device());
     match &devices.find(|device| device.id == *id)?.kind {
         DeviceKind::MigInstance { profile, .. } => Some(profile.to_string()),
         DeviceKind::Gpu | DeviceKind::MigParent => None,

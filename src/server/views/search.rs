@@ -49,7 +49,7 @@ pub(crate) fn search(app: &App, text: &str) -> SearchResults {
                 continue;
             }
             let places = held.placement.devices.iter().filter_map(|placed| {
-                node.devices().iter().position(|books| books.device().id == placed.id)
+                node.devices().iter().position(|device_state| device_state.device().id == placed.id)
             });
             let (pod, gpus) = (held.pod.name.to_string(), places.collect());
             pods.see(FoundPod { pod, node: Some(node.name().to_string()), gpus });

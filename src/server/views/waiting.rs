@@ -13,7 +13,7 @@ use crate::control::pods::wording::{
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::request_error::RequestError;
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::Suggestion;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::request::GpuRequest;
@@ -41,7 +41,7 @@ impl Queues {
         pods.retain(|state| state.refused.is_some());
         pods.truncate(MOST);
         let mut classes = BTreeMap::new();
-        for request in pods.iter().filter_map(|state| state.waiting.question.gpu.as_ref()) {
+        for request in pods.iter().filter_map(|state| state.waiting.query.gpu.as_ref()) {
             let shape = request.shape();
             classes.entry(shape).or_insert_with_key(|shape| app.ledger.suited(shape));
         }
@@ -54,7 +54,7 @@ impl Queues {
     }
 
     fn classes_of(&self, waiting: &WaitingPod) -> Option<&BTreeSet<usize>> {
-        self.classes.get(&waiting.question.gpu.as_ref()?.shape())
+        self.classes.get(&waiting.query.gpu.as_ref()?.shape())
     }
 
     /// The position of one pod; `None` if no device could ever take it, or it is in no queue.
@@ -103,11 +103,9 @@ pub(crate) fn refused(app: &App, most: usize) -> Vec<waiting::WaitingPod> {
     let places = lines.first(most);
     let pods = lines.pods().iter().zip(places);
     pods.map(|(state, queue)| {
-        let question = &state.waiting.question;
-        let suggestion = app
-            .reasons
-            .known(&app.ledger, question)
-            .and_then(|known| suggestions_of(state, &known));
+        let query = &state.waiting.query;
+        let suggestion =
+            app.reasons.known(&app.ledger, query).and_then(|known| suggestions_of(state, &known));
         waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
     })
     .collect()
@@ -126,7 +124,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),
             Ok(_) if !pending.is_gated => {}
-            Ok(_) => gated.extend(app.question(&pending).map(|it| App::waiting_pod(&pending, it))),
+            Ok(_) => gated.extend(app.query(&pending).map(|it| App::waiting_pod(&pending, it))),
         }
     }
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
@@ -144,22 +142,22 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
     let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
-        let question = &state.waiting.question;
+        let query = &state.waiting.query;
         if looked.len() < MOST_REQUESTS {
-            looked.entry(question).or_insert_with(|| app.ledger.best(question).is_some());
+            looked.entry(query).or_insert_with(|| app.ledger.best(query).is_some());
         }
-        let known = match looked.get(question) {
+        let known = match looked.get(query) {
             Some(true) => None,
-            Some(false) => Some(app.reasons.recent(&app.ledger, question, app.clock.now())),
-            None => app.reasons.known(&app.ledger, question),
+            Some(false) => Some(app.reasons.recent(&app.ledger, query, app.clock.now())),
+            None => app.reasons.known(&app.ledger, query),
         };
         let suggestion = known.and_then(|known| suggestions_of(state, &known));
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
-        let fits = looked.get(question) == Some(&true);
+        let fits = looked.get(query) == Some(&true);
         pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
     }
     for gated in gated.into_iter().take(limit - pods.len()) {
-        let state = WaitingState::unasked(gated, app.clock.now());
+        let state = WaitingState::without_call(gated, app.clock.now());
         pods.push(waiting::WaitingPod { reason: GATED.to_owned(), ..view(&state, true, now) });
     }
     WaitingPodList {
@@ -174,7 +172,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
 /// The first suggestion for a pod that fits on no node.
 fn suggestions_of(state: &WaitingState, known: &[Suggestion]) -> Option<String> {
     let rejections = state.refused.as_ref()?.keys().copied();
-    wording::suggestions(&state.waiting.question, known, rejections).into_iter().next()
+    wording::suggestions(&state.waiting.query, known, rejections).into_iter().next()
 }
 
 /// A pod as at its last refusal, or as one that `fits` now.
@@ -188,11 +186,7 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> waiting::Wai
     };
     waiting::WaitingPod {
         pod: waiting.pod.to_string(),
-        request: waiting
-            .question
-            .gpu
-            .as_ref()
-            .map_or_else(|| "no GPU".to_owned(), wording::in_words),
+        request: waiting.query.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
         reason: reason.to_owned(),
         blocked_by: blocked_by.to_owned(),
         missing: closest.map(|(rejection, _)| rejection.missing()).unwrap_or_default(),

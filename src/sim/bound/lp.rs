@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_maximum_is_found_and_never_undercut() {
+    fn the_maximum_is_found_and_never_underestimated() {
         near(goods().maximum(), 12.0);
         let mut exact = goods();
         exact.row(vec![(1, 1.0)], Limit::Exactly, 1.0);
@@ -218,11 +218,11 @@ mod tests {
             assert!(goods().proven(&prices) >= 12.0, "{prices:?}");
         }
         assert_eq!(goods().proven(&[3.0, 0.0]), 12.0);
-        assert_eq!(goods().proven(&[]), 50.0, "without prices, all of everything");
+        assert_eq!(goods().proven(&[]), 50.0, "without prices, the sum of everything");
     }
 
     #[test]
-    fn what_cannot_be_is_an_error() {
+    fn an_infeasible_program_is_an_error() {
         let mut contradiction = goods();
         contradiction.row(vec![(0, -1.0)], Limit::AtMost, -5.0);
         assert_eq!(contradiction.maximum(), Err(LpError::Infeasible));

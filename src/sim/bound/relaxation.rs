@@ -104,14 +104,14 @@ pub(crate) fn most_allocated(
     // Packings are whole thousandths. A value this little below one may be its rounding error.
     let milli = (gpus * 1000.0 + 1e-3).floor();
     let cluster: u64 = nodes.iter().map(TraceNode::capacity_milli).sum();
-    let asked: u64 = pods.iter().map(TracePod::demand_milli).sum();
+    let requested: u64 = pods.iter().map(TracePod::demand_milli).sum();
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a proven maximum is finite, not negative and near the capacity"
     )]
     let milli = milli.max(0.0) as u64;
-    Ok(milli.min(cluster).min(asked))
+    Ok(milli.min(cluster).min(requested))
 }
 
 /// Nodes by class and pods by type, rounded if there would be too many.
@@ -227,11 +227,11 @@ fn fill(lp: &mut LinearProgram, class: &Class, nodes: u64, pairs: &[Pair<'_>]) {
         (|kind| kind.memory_mib, class.memory_mib, 1024.0),
         (Kind::demand_milli, u64::from(class.gpus) * 1000, 1000.0),
     ];
-    for (asked, offered, unit) in offers {
+    for (requested, offered, unit) in offers {
         let terms: Vec<_> = pairs
             .iter()
-            .filter(|pair| asked(pair.kind) > 0)
-            .map(|pair| (pair.variable, asked(pair.kind) as f64 / unit))
+            .filter(|pair| requested(pair.kind) > 0)
+            .map(|pair| (pair.variable, requested(pair.kind) as f64 / unit))
             .collect();
         if !terms.is_empty() {
             lp.row(terms, Limit::AtMost, (offered * nodes) as f64 / unit);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_kinds_of_pods_and_nodes_are_made_fewer_and_looser() {
+    fn too_many_kinds_of_pods_and_nodes_are_merged() {
         let nodes: Vec<TraceNode> = (2001..2501).map(node).collect();
         let pods: Vec<TracePod> = (1001..1201).map(pod).collect();
         let (classes, kinds) = grouped(&nodes, &pods, 0);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn fractions_are_cut_on_the_grid() {
+    fn fractions_are_rounded_to_the_grid() {
         let size = |num_gpu, gpu_milli| {
             let mut kinds = kinds(&[TracePod { num_gpu, gpu_milli, ..pod(1) }], 1, 1);
             kinds.pop_first().and_then(|(kind, _)| kind.grid_size())

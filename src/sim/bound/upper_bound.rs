@@ -37,7 +37,7 @@ pub enum BoundError {
     NoSolver,
     /// The pods that must be placed do not fit.
     #[error(
-        "the first `{forced}` arrivals cannot all be placed, so no policy has lost none of them"
+        "the first `{forced}` arrivals cannot all be placed, so every policy has lost some of them"
     )]
     Forced {
         /// How many pods.

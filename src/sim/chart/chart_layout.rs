@@ -71,11 +71,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_is_cut_to_the_room_it_has() {
+    fn a_label_is_cut_to_its_available_width() {
         for (text, expected) in [
             ("fgd", "fgd"),
             ("", ""),
-            ("a policy with a very long name that nobody asked for", "a policy with a very l…"),
+            ("a policy with a very long name that nobody requested", "a policy with a very l…"),
             ("WWWWWWWWWWWWWWWWWWWWWWWWWWW", "WWWWWWWWWWWW…"),
             ("装箱装箱装箱装箱装箱装箱装箱装箱", "装箱装箱装箱装箱装箱装…"),
         ] {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_have_as_many_decimals_as_tell_them_apart() {
+    fn tick_labels_have_enough_decimals_to_differ() {
         for (range, expected) in [(0.0..100.0, 0), (0.0..8.0, 0), (95.0..96.5, 1), (0.0..0.5, 2)] {
             assert_eq!(decimals(&range), expected, "{range:?}");
         }

@@ -307,16 +307,16 @@ mod tests {
     }
 
     #[test]
-    fn labels_cannot_break_out_of_the_picture() {
+    fn labels_are_escaped_in_the_picture() {
         let label = "</text><script>\u{0}\u{1b}[31m\u{202e}&\u{ffff}";
         let picture = draw_svg(&[chart(vec![curve(label, &[(0.0, 1.0)])])]).unwrap();
         assert!(picture.contains("&lt;/text&gt;&lt;script&gt;"), "{picture}");
-        let foreign = |c: char| c != '\n' && !is_printable(c);
-        assert!(!picture.contains("<script") && !picture.contains(foreign));
+        let untracked = |c: char| c != '\n' && !is_printable(c);
+        assert!(!picture.contains("<script") && !picture.contains(untracked));
     }
 
     #[test]
-    fn what_cannot_be_drawn_is_refused() {
+    fn an_undrawable_chart_is_rejected() {
         let cases = [
             (vec![], "there is no chart to draw"),
             (vec![chart(vec![])], "the chart `GPU allocation` has no points"),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+    fn a_file_is_replaced_atomically_and_leaves_no_temporary_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.svg");
         fs::write(&path, "old").unwrap();

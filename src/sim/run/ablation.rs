@@ -8,7 +8,7 @@ pub enum CostTerm {
     /// Expected waste in residuals: `H`.
     Residuals,
     /// The prices of sizes in `H`; without them every size is sought after alike.
-    HolePrices,
+    ResidualPrices,
     /// Expected waste for lack of CPU or host memory: `J`.
     Host,
     /// CPU in pieces: `P`.
@@ -27,7 +27,7 @@ impl CostTerm {
     /// All of them, in the order of the documentation.
     pub const ALL: [Self; 8] = [
         Self::Residuals,
-        Self::HolePrices,
+        Self::ResidualPrices,
         Self::Host,
         Self::Pieces,
         Self::Several,
@@ -41,7 +41,7 @@ impl CostTerm {
         let all = WasteWeights::default();
         match self {
             Self::Residuals => WasteWeights { residuals: 0.0, ..all },
-            Self::HolePrices => WasteWeights { price_rounds: 0, ..all },
+            Self::ResidualPrices => WasteWeights { price_rounds: 0, ..all },
             Self::Host => WasteWeights { host: 0.0, ..all },
             Self::Pieces => WasteWeights { pieces: 0.0, ..all },
             Self::Several => WasteWeights { several: 0.0, ..all },

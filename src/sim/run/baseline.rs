@@ -93,8 +93,8 @@ fn least_fragmenting(context: &ScoringContext<'_>, mix: &CompiledMix) -> (i64, T
         let after = usability.fragments_after(taken, context.host_left().cpu);
         i64::from(usability.score(before, after))
     };
-    if context.ask.count() == 0 || (context.ask.is_whole() && context.is_of_one_class()) {
-        let taken = TakenList::from_slice(&context.fits[..context.ask.count()]);
+    if context.compiled.count() == 0 || (context.compiled.is_whole() && context.is_of_one_class()) {
+        let taken = TakenList::from_slice(&context.fits[..context.compiled.count()]);
         return (score(&taken), taken);
     }
     let alone = |fit: &Taken| Reverse(score(std::slice::from_ref(fit)));
@@ -126,21 +126,22 @@ fn best_fit_score(context: &ScoringContext<'_>, taken: &[Taken]) -> i64 {
 }
 
 fn dot_product_score(context: &ScoringContext<'_>) -> i64 {
-    let asked: i64 =
-        context.fits.iter().take(context.ask.count()).map(|(_, d)| whole(d.share)).sum();
+    let requested: i64 =
+        context.fits.iter().take(context.compiled.count()).map(|(_, d)| whole(d.share)).sum();
     let square = |max: i64| i128::from(max) * i128::from(max);
-    let cpu = i128::from(context.host_free.cpu.milli()) * i128::from(context.ask.host.cpu.milli());
-    let gpu = i128::from(free_gpu(context)) * i128::from(asked);
+    let cpu =
+        i128::from(context.host_free.cpu.milli()) * i128::from(context.compiled.host.cpu.milli());
+    let gpu = i128::from(free_gpu(context)) * i128::from(requested);
     let unit = square(MAX_CPU) * square(MAX_GPU);
     let score = (100 * unit - 50 * (cpu * square(MAX_GPU) + gpu * square(MAX_CPU))) / unit;
     i64::try_from(score).expect("a score is at most 100")
 }
 
 fn clustering_score(context: &ScoringContext<'_>) -> i64 {
-    if context.ask.count() == 0 {
+    if context.compiled.count() == 0 {
         return 0;
     }
-    let own = class_of(context.ask.count(), context.ask.is_whole());
+    let own = class_of(context.compiled.count(), context.compiled.is_whole());
     let present: BTreeSet<usize> =
         context.node.reservations().values().filter_map(class_of_tenant).collect();
     let used = 25 * (MAX_GPU - free_gpu(context)) / MAX_GPU;
@@ -204,10 +205,10 @@ mod tests {
     /// The score of the best placement, and the position of its first device.
     fn place(baseline: Baseline, node: &str, request: &str) -> (i64, Option<usize>) {
         let (node, classes) = fixture::node(node);
-        let ask = fixture::ask(request, &classes);
+        let compiled = fixture::compiled_request(request, &classes);
         let mix = fixture::compiled("", &node, &classes);
         let strategy = Strategy::Custom(CustomCost::new(baseline));
-        let place = plan::evaluate(&node, &ask, &strategy, &mix, HoldRule::Respected).unwrap();
+        let place = plan::evaluate(&node, &compiled, &strategy, &mix, HoldRule::Respected).unwrap();
         let LocalCost::Ranked(Cost::Custom { score: Reverse(score) }) = place.local_cost else {
             panic!("{place:?}")
         };
@@ -250,7 +251,7 @@ mod tests {
                          E:1000/1000 F:1000/1000 G:1000/1000 H:1000/1000";
 
     #[test]
-    fn chance_is_the_caller_s_and_reaches_every_device() {
+    fn the_caller_provides_randomness_and_every_device_can_be_drawn() {
         let draw = |chance| place(Baseline::Random { chance }, EIGHT, "fraction=0.5");
         assert_eq!(draw(1), draw(1));
         let devices: BTreeSet<_> = (0..100).map(|chance| draw(chance).1).collect();

@@ -21,7 +21,7 @@ use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
-use crate::ledger::query::questions::PlacementRequest;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::moves::Move;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse};
 use crate::model::fit::HostRule;
@@ -79,7 +79,7 @@ impl SimCluster {
         most_moves: usize,
     ) -> Result<Self, ReportRefusal> {
         let ledger = Ledger::new(Settings {
-            claim_for: FOREVER,
+            hold_for: FOREVER,
             stale_after: FOREVER,
             drain_limit: FOREVER,
             warm_up: Duration::ZERO,
@@ -139,27 +139,27 @@ impl SimCluster {
     pub(crate) fn meet(&self, arrival: usize, pod: &TracePod) {
         if self.policy.mix_source() == MixSource::Arrivals {
             let strategy = self.policy.strategy(|| 0); // the mix learns the request only
-            self.ledger.learn(uid(arrival), &question_of(pod, strategy));
+            self.ledger.learn(uid(arrival), &query_of(pod, strategy));
         }
     }
 
     /// Searches, reserves and confirms, as the verbs of the extender do. `None` if no node fits.
     pub(crate) fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
-        let question = self.question(pod);
-        let found = self.ledger.best(&question).map(|(node, _)| node);
-        let node = found.or_else(|| self.make_room(&question))?;
-        Some(self.reserve(arrival, pod, self.rank_of[&node], &question))
+        let query = self.query(pod);
+        let found = self.ledger.best(&query).map(|(node, _)| node);
+        let node = found.or_else(|| self.make_room(&query))?;
+        Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
     }
 
     /// Moves running pods so that a pod fits that no node fits now. Returns its node.
-    fn make_room(&mut self, question: &PlacementRequest) -> Option<NodeName> {
-        if self.most_moves == 0 || self.hopeless.contains(question) {
+    fn make_room(&mut self, query: &PlacementRequest) -> Option<NodeName> {
+        if self.most_moves == 0 || self.hopeless.contains(query) {
             return None;
         }
-        let Some(way) = self.ledger.moves(question, self.most_moves) else {
+        let Some(way) = self.ledger.moves(query, self.most_moves) else {
             // With new chances the next search may find some.
-            if question.strategy.is_repeatable() {
-                self.hopeless.insert(question.clone());
+            if query.strategy.is_repeatable() {
+                self.hopeless.insert(query.clone());
             }
             return None;
         };
@@ -180,15 +180,15 @@ impl SimCluster {
 
     /// The same on the node at position `rank` alone.
     pub(crate) fn place_on(&mut self, rank: usize, arrival: usize, pod: &TracePod) -> Option<Seat> {
-        let question = self.question(pod);
-        let answers = self.ledger.answers(&question, &[&self.agents[rank].agent]);
+        let query = self.query(pod);
+        let answers = self.ledger.answers(&query, &[&self.agents[rank].agent]);
         let is_free = answers.iter().all(Result::is_ok);
-        is_free.then(|| self.reserve(arrival, pod, rank, &question))
+        is_free.then(|| self.reserve(arrival, pod, rank, &query))
     }
 
-    fn question(&mut self, pod: &TracePod) -> PlacementRequest {
+    fn query(&mut self, pod: &TracePod) -> PlacementRequest {
         let strategy = self.policy.strategy(|| self.chance.next_u64());
-        question_of(pod, strategy)
+        query_of(pod, strategy)
     }
 
     fn reserve(
@@ -196,13 +196,13 @@ impl SimCluster {
         arrival: usize,
         pod: &TracePod,
         rank: usize,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
     ) -> Seat {
         let pod = PodRef { uid: uid(arrival), name: pod.name.as_str().into() };
         let placement = self
             .ledger
-            .reserve(&pod, &self.agents[rank].agent, question, Timestamp::START)
-            .expect("what a question found is there: nobody else changes these books");
+            .reserve(&pod, &self.agents[rank].agent, query, Timestamp::START)
+            .expect("what a query found is there: nothing else changes this ledger");
         self.ledger.confirm(&pod.uid);
         let shares = placement.devices.iter().map(|placed| placed.demand.share.millionths());
         let micro = shares.sum::<u64>();
@@ -225,7 +225,7 @@ impl SimCluster {
             agent.sequence += 1;
             self.ledger
                 .report(&agent.agent, agent, Timestamp::START)
-                .expect("the agent speaks in its session and brings no inventory");
+                .expect("the agent reports in its session and sends no inventory");
         }
         seat.node
     }
@@ -314,7 +314,7 @@ fn request_type(pod: &TracePod) -> RequestType {
     RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli))
 }
 
-fn question_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
+fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
     PlacementRequest {
         gpu: gpu_request(pod),
         host: host_of(pod.cpu_milli, pod.memory_mib),

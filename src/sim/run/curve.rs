@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_go_to_the_even_neighbour() {
+    fn halves_round_to_even() {
         for (part, unit, whole, expected) in
             [(1, 100, 200, 0), (3, 100, 200, 2), (5, 100, 200, 2), (7, 100, 200, 4), (2, 1, 3, 1)]
         {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_a_large_pod_jumps_over_has_what_was_allocated_before() {
+    fn a_skipped_column_has_the_allocation_of_the_previous_one() {
         let mut curve = Curve::new(2000);
         assert_eq!((curve.at_100(), curve.last()), (None, 0.0));
         curve.arrive(1900, 1900);

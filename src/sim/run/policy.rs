@@ -69,7 +69,7 @@ impl SimPolicy {
             Self::Product(policy) => policy.name(),
             Self::Foreknowing => "foreknowing",
             Self::Without(CostTerm::Residuals) => "without-holes",
-            Self::Without(CostTerm::HolePrices) => "without-hole-prices",
+            Self::Without(CostTerm::ResidualPrices) => "without-hole-prices",
             Self::Without(CostTerm::Host) => "without-host",
             Self::Without(CostTerm::Pieces) => "without-pieces",
             Self::Without(CostTerm::Several) => "without-several",
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_read_back_and_another_one_is_answered_with_the_list() {
+    fn every_name_is_read_back_and_an_unknown_one_gets_the_list() {
         for policy in SimPolicy::ALL.into_iter().chain(SimPolicy::ABLATIONS) {
             assert_eq!(policy.name().parse(), Ok(policy));
         }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_is_drawn_by_the_rule_that_plays_with_it_only() {
+    fn only_the_random_policy_draws_random_numbers() {
         for policy in SimPolicy::ALL {
             let mut drawn = false;
             policy.strategy(|| {

@@ -53,7 +53,7 @@ pub fn timeline(
         // The copy of `back` rounds ago still runs if `end` is beyond that many rounds.
         for back in 1..=(end - 1) / round {
             if earlier.len() >= ARRIVALS_MAX {
-                return Err(WorkloadError::TooManyStanding { compress: compress as f64 / 1e6 });
+                return Err(WorkloadError::TooManyRunning { compress: compress as f64 / 1e6 });
             }
             let arrival = Arrival { pod: stay.pod, at: 0, stays: Some(end - back * round) };
             earlier.push((back * round - at.min(round), arrival));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_rounds_left_comes_first_and_then_the_trace() {
+    fn leftovers_of_earlier_rounds_come_before_the_trace() {
         // b of two rounds ago has 5 s left, of the last round 15 s; a of the last round 4 s.
         let standing = [(1, 0, 5000), (1, 0, 15_000), (0, 0, 4000)];
         let round = [(1, 1, 25_000), (2, 4001, 1), (0, 9001, 5000)];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_is_reached_by_going_faster() {
+    fn a_higher_load_comes_from_faster_arrivals() {
         // 30 GPU seconds in a round of 10 on 4 GPUs: a load of 0.75.
         let factor = |pace| played(&trace(), pace).unwrap().schedule.window.end - 1;
         assert_eq!(factor(Pace::Load(0.75)), 10_000);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_an_end_runs_to_the_last_moment_of_the_trace() {
+    fn a_pod_without_an_end_runs_to_the_end_of_the_trace() {
         let pods = [pod("a", Some(10), None), pod("b", Some(30), Some(50))];
         let schedule = played(&pods, Pace::Compress(1.0)).unwrap().schedule;
         let last = &schedule.arrivals[schedule.arrivals.len() - 2..];
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_make_no_sense_are_refused() {
+    fn invalid_times_are_rejected() {
         let check = |pods: &[TracePod], pace, expected: &str| {
             assert_eq!(played(pods, pace).unwrap_err().to_string(), expected);
         };
@@ -214,7 +214,7 @@ mod tests {
         check(
             &[idle],
             Pace::Load(0.5),
-            "none of the `1` pods asks for a GPU, so no load can be reached",
+            "none of the `1` pods requests a GPU, so no load can be reached",
         );
         let refused = played(&trace(), Pace::Load(0.0)).unwrap_err();
         assert_eq!(refused, WorkloadError::MeanLoad { load: 0.0 });

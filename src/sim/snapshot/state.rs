@@ -79,7 +79,7 @@ pub enum Note {
     MigGpu,
     /// A GPU is of another model than most of its node.
     OtherModel,
-    /// A node has no GPU.
+    /// A no GPU on the node.
     NoGpu,
     /// A pod requests no GPU and runs on a node that is not written.
     Elsewhere,
@@ -93,22 +93,22 @@ impl Note {
     /// The note on `count` cases.
     fn text(self) -> &'static str {
         match self {
-            Self::Memory => "pods ask for GPU memory: written as the share it is of their GPU",
+            Self::Memory => "pods request GPU memory: written as the share it is of their GPU",
             Self::MemoryTooLarge => {
-                "pods ask for more GPU memory than any GPU here has: written as whole GPUs"
+                "pods request more GPU memory than any GPU here has: written as whole GPUs"
             }
             Self::SharesOfSeveral => {
-                "pods ask for a share of each of several GPUs: written as a pod per GPU"
+                "pods request a share of each of several GPUs: written as a pod per GPU"
             }
             Self::FineShare => "shares have more than three decimals: rounded up",
-            Self::OtherDevice => "pods ask for MIG instances or replicas: left out",
+            Self::OtherDevice => "pods request MIG instances or replicas: left out",
             Self::MigGpu => "GPUs are cut into MIG instances: left out",
             Self::OtherModel => {
-                "GPUs are of another model than most of their node: written as that"
+                "GPUs have another model than most of their node: written as that model"
             }
             Self::NoGpu => "nodes without a GPU: left out",
             Self::Elsewhere => "pods without a GPU run on none of the nodes written: left out",
-            Self::Absurd => "amounts of processor time or memory exceed any machine: cut",
+            Self::Absurd => "amounts of CPU or memory exceed any machine: cut",
             Self::Name => "names cannot be written: replaced by a number",
         }
     }

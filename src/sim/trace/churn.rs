@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_asked_for_is_offered() {
+    fn the_requested_load_is_generated() {
         let TimedWorkload { pods, schedule, .. } = churned(0.9, 7).unwrap();
         let demand = |arrival: &Arrival| pods[arrival.pod].demand_milli() as f64;
         let (standing, later): (Vec<Arrival>, Vec<Arrival>) =
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_again_and_another_one_does_not() {
+    fn equal_seeds_give_equal_results_and_other_seeds_do_not() {
         assert_eq!(churned(0.5, 3).unwrap(), churned(0.5, 3).unwrap());
         let first = churned(0.5, 3).unwrap();
         assert_ne!(first.schedule, churned(0.5, 4).unwrap().schedule);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_reach_no_load_is_refused() {
+    fn an_unreachable_load_is_rejected() {
         for load in [0.0, -1.0, 10.1, f64::NAN, f64::INFINITY, 1e-9] {
             let refused = churned(load, 1).unwrap_err();
             assert!(matches!(refused, WorkloadError::MeanLoad { .. }), "{refused}");

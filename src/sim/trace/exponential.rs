@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_these_times_on_every_machine() {
+    fn a_seed_gives_the_same_times_on_every_machine() {
         let mut chance = ChaCha8Rng::seed_from_u64(42);
         let drawn = [(); 4].map(|()| exponential(&mut chance));
         assert_eq!(drawn, [2_928_721_845, 1_836_168_968, 7_747_574_541, 3_873_215_131]);

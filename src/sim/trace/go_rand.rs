@@ -112,7 +112,7 @@ impl GoRand {
             Ok(small) if small.get() <= INT32_MAX => u64::from(self.int31n(small)),
             _ => self.int63n(NonZeroU64::try_from(n).expect("no platform has wider indices")),
         };
-        usize::try_from(drawn).expect("what is below an index is an index")
+        usize::try_from(drawn).expect("a value below an index is an index")
     }
 
     /// Go's `Perm`: the numbers 0 to `n - 1` in random order.
@@ -133,7 +133,7 @@ impl GoRand {
             let choices = NonZeroUsize::MIN.saturating_add(i);
             let j = match NonZeroU32::try_from(choices) {
                 Ok(small) if small.get() <= INT32_MAX => {
-                    usize::try_from(self.scaled(small)).expect("indices have 32 bits at least")
+                    usize::try_from(self.scaled(small)).expect("indices have at least 32 bits")
                 }
                 _ => self.intn(choices),
             };
@@ -198,7 +198,7 @@ mod tests {
             for _ in 0..2000 {
                 rand.int63();
             }
-            assert_eq!(rand.int63(), later, "after the register has turned, seed {seed}");
+            assert_eq!(rand.int63(), later, "after the register has wrapped, seed {seed}");
         }
     }
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_order_draws_as_go_does() {
+    fn an_empty_shuffle_draws_as_go_does() {
         let mut rand = GoRand::new(42);
         rand.shuffle(&mut [0; 1]);
         assert_eq!(rand.perm(0), Vec::<usize>::new());

@@ -64,7 +64,7 @@ pub enum WorkloadError {
     },
     /// At this pace too many pods would run at once.
     #[error("times `{compress}` as fast, more than {ARRIVALS_MAX} pods would run at once")]
-    TooManyStanding {
+    TooManyRunning {
         /// The factor.
         compress: f64,
     },
@@ -75,7 +75,7 @@ pub enum WorkloadError {
         nodes: usize,
     },
     /// Repeating pods that request no GPU never adds load.
-    #[error("none of the `{pods}` pods asks for a GPU, so no load can be reached")]
+    #[error("none of the `{pods}` pods requests a GPU, so no load can be reached")]
     NoDemand {
         /// How many pods were given.
         pods: usize,
@@ -122,7 +122,7 @@ impl Workload {
         let mut rand = GoRand::new(seed);
         rand.int63();
         rand.shuffle(&mut pods);
-        target.reach(&mut pods, &population, &mut rand)?;
+        target.proximity(&mut pods, &population, &mut rand)?;
         let ranks = rand.perm(nodes.len());
         let mut ranked: Vec<_> = ranks.into_iter().zip(nodes).collect();
         ranked.sort_by_key(|(rank, _)| *rank);
@@ -179,7 +179,7 @@ impl Target {
         demand as f64 > self.demand_milli
     }
 
-    fn reach(
+    fn proximity(
         &self,
         arrivals: &mut Vec<TracePod>,
         population: &[TracePod],
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_workload_whatever_the_order_of_the_rows() {
+    fn the_same_seed_gives_the_same_workload_in_any_row_order() {
         let (mut nodes, mut pods) = trace();
         nodes.reverse();
         pods.reverse();
@@ -279,14 +279,14 @@ mod tests {
     }
 
     #[test]
-    fn seeds_differ_in_arrivals_and_in_node_ranks() {
+    fn seeds_differ_in_arrivals_and_in_node_order() {
         let all: Vec<Workload> = (0..20).map(|seed| paper(seed, 1.3).unwrap()).collect();
         assert!(all.iter().any(|other| other.arrivals != all[0].arrivals));
         assert!(all.iter().any(|other| other.nodes != all[0].nodes));
     }
 
     #[test]
-    fn the_load_is_filled_up_with_copies_and_overshot_by_less_than_one_pod() {
+    fn copies_fill_the_load_and_exceed_it_by_less_than_one_pod() {
         for seed in 0..200 {
             let workload = paper(seed, 1.3).unwrap();
             let target = workload.capacity_milli() * 13 / 10;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_load_exactly_the_trace_is_only_shuffled() {
+    fn at_the_exact_load_the_trace_is_only_shuffled() {
         let (nodes, pods) = trace();
         let load = demand_milli(&pods) as f64 / capacity_milli(&nodes) as f64;
         let workload = Workload::paper(nodes, pods, 42, load).unwrap();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_never_takes_the_name_of_a_pod_of_the_trace() {
+    fn a_copy_never_has_the_name_of_a_pod_of_the_trace() {
         let pods = vec![pod("a", 1, 1000), pod("a-tuned-0", 0, 0), pod("a-tuned-1", 0, 0)];
         let workload = Workload::paper(vec![node("n", 8)], pods, 1, 1.0).unwrap();
         let unique: BTreeSet<&str> = names(&workload.arrivals).into_iter().collect();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_reach_no_load_is_refused() {
+    fn an_unreachable_load_is_rejected() {
         let (nodes, pods) = trace();
         for load in [0.0, -1.0, 100.1, f64::NAN, f64::INFINITY] {
             let refused = paper(42, load).unwrap_err();

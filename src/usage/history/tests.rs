@@ -7,18 +7,23 @@ use crate::model::isolation::{DriverLimits, Rules};
 use crate::usage::node_details::DetailsReport;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
-    note_told(ledger, seen, BTreeMap::new(), at);
+    note_reported(ledger, seen, BTreeMap::new(), at);
 }
 
 /// Includes what the driver reports of the pods on A.
-fn note_told(ledger: &Ledger, seen: &[DeviceUse], told: BTreeMap<PodUid, Told>, at: u64) {
+fn note_reported(
+    ledger: &Ledger,
+    seen: &[DeviceUse],
+    reported: BTreeMap<PodUid, ReportedTenant>,
+    at: u64,
+) {
     let rules = Rules {
         tolerance: MemMib::ZERO,
         limits: DriverLimits::Unused,
         grace: Duration::ZERO,
         max_limit: Share::WHOLE,
     };
-    let tenants = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
+    let tenants = BTreeMap::from([(DeviceId::new("A").unwrap(), reported)]);
     let report = DetailsReport { tenants, ..DetailsReport::default() };
     ledger.note("n", (seen, report), rules, seconds(at));
 }
@@ -40,7 +45,7 @@ fn tenanted() -> Ledger {
 }
 
 #[test]
-fn what_was_seen_is_summed_up_and_advice_waits_for_it() {
+fn samples_are_summarized_before_advice_is_given() {
     let ledger = tenanted();
     for at in 0..100 {
         let mib = if at < 95 { 100 } else { 230 };
@@ -50,7 +55,7 @@ fn what_was_seen_is_summed_up_and_advice_waits_for_it() {
     list(&ledger, Some(0), Some(7), 600);
     let all = ledger.advice(seconds(700));
     let [advice] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((advice.usage.peak, advice.booked), (MemMib::new(230), MemMib::new(500)));
+    assert_eq!((advice.usage.peak, advice.allocated), (MemMib::new(230), MemMib::new(500)));
     assert_eq!(advice.usage.percentile(50), Share::from_millionths(250_000), "100 of 500");
     assert_eq!(advice.usage.percentile(99), Share::from_millionths(500_000), "230 of 500");
     assert_eq!(advice.usage.enough(), MemMib::new(256), "230 and a tenth, in steps of 256");
@@ -81,7 +86,7 @@ fn a_pod_is_idle_when_its_gpus_have_not_been_busy_for_long() {
 }
 
 #[test]
-fn on_a_shared_gpu_idle_is_who_runs_no_kernels_where_the_driver_says_whose_they_are() {
+fn on_a_shared_gpu_a_pod_without_kernels_is_idle() {
     for (own, is_idle, load) in [
         (Some(0), true, Some(0)), // its process exists, and others run there
         (Some(1), false, Some(10_000)),
@@ -94,10 +99,11 @@ fn on_a_shared_gpu_idle_is_who_runs_no_kernels_where_the_driver_says_whose_they_
         let known = |process: &mut ProcessUse| process.memory = Some(MemMib::new(1));
         seen[0].processes.as_mut().unwrap().iter_mut().for_each(known);
         for at in 0..=130 {
-            let told = |busy_percent| Told { busy_percent, ..Told::default() };
-            let told = [("p", told(own)), ("q", told(Some(90)))];
-            let told = told.map(|(pod, told)| (uid(pod), told)).into();
-            note_told(&ledger, &seen, told, at * 5);
+            let reported =
+                |busy_percent| ReportedTenant { busy_percent, ..ReportedTenant::default() };
+            let reported = [("p", reported(own)), ("q", reported(Some(90)))];
+            let reported = reported.map(|(pod, reported)| (uid(pod), reported)).into();
+            note_reported(&ledger, &seen, reported, at * 5);
         }
         let all = ledger.advice(seconds(650));
         let advice = all.iter().find(|advice| advice.pod.uid == uid("p")).unwrap();
@@ -107,7 +113,7 @@ fn on_a_shared_gpu_idle_is_who_runs_no_kernels_where_the_driver_says_whose_they_
 }
 
 #[test]
-fn what_the_driver_cannot_say_and_what_is_over_are_forgotten() {
+fn unknown_and_past_driver_values_are_dropped() {
     let ledger = tenanted();
     let mut seen = uses("A", &["p"]);
     note(&ledger, &seen, 0); // memory of the process: not known
@@ -131,7 +137,7 @@ fn shared() -> Ledger {
 }
 
 #[test]
-fn load_is_divided_among_those_with_processes_by_what_they_hold() {
+fn load_is_divided_among_active_pods_by_their_allocation() {
     for (present, busy, load) in [
         (&["p"][..], Some(60), Some(600_000)),
         (&["p", "q"], Some(60), Some(400_000)),
@@ -152,7 +158,7 @@ fn load_is_divided_among_those_with_processes_by_what_they_hold() {
 }
 
 #[test]
-fn lists_that_come_faster_weigh_by_the_time_for_which_they_stand() {
+fn lists_are_weighted_by_the_time_they_cover() {
     let ledger = tenanted();
     for at in 0..10 {
         list(&ledger, Some(9), Some(80), at * 5); // 50 s
@@ -176,7 +182,7 @@ fn history(stretches: Vec<Option<Used>>) -> History {
 }
 
 #[test]
-fn history_and_what_is_seen_now_make_one_sketch() {
+fn history_and_current_samples_merge_into_one_sketch() {
     let ledger = tenanted();
     assert_eq!(ledger.pods_without_history(), [uid("p")]);
     let past = vec![None, used(400, Some(500_000)), used(100, Some(0)), used(100, Some(0))];
@@ -194,7 +200,7 @@ fn history_and_what_is_seen_now_make_one_sketch() {
     assert_eq!(usage.percentile(75), Share::from_millionths(437_500), "then 60 at 200");
     assert_eq!(usage.mean_load(), Some(Share::from_millionths(125_000)), "one stretch of four");
     let advice = ledger.advice(now).remove(0);
-    assert!(advice.is_idle(), "known at once: {advice:?}");
+    assert!(advice.is_idle(), "known immediately: {advice:?}");
     list(&ledger, Some(200), Some(3), 305);
     ledger.recall_use(&uid("p"), &history(vec![used(499, None); 9]));
     let usage = *ledger.details("n").usages.of(&uid("p")).unwrap();
@@ -203,7 +209,7 @@ fn history_and_what_is_seen_now_make_one_sketch() {
 }
 
 #[test]
-fn what_nobody_measured_is_not_idle() {
+fn an_unmeasured_pod_is_not_idle() {
     let idle = used(9, Some(0));
     for (stretches, watched, idle_for) in [
         (vec![idle; 4], 900, 900),
@@ -223,7 +229,7 @@ fn what_nobody_measured_is_not_idle() {
 }
 
 #[test]
-fn history_of_nothing_and_of_nobody_changes_nothing() {
+fn empty_or_unknown_history_changes_nothing() {
     let ledger = tenanted();
     assert!(ledger.recall_use(&uid("p"), &history(vec![None; 9])));
     assert!(ledger.details("n").usages.of(&uid("p")).is_none());
@@ -231,7 +237,7 @@ fn history_of_nothing_and_of_nobody_changes_nothing() {
 }
 
 #[test]
-fn absurd_amounts_do_no_harm() {
+fn absurd_amounts_cause_no_error() {
     let mut usage = Usage::new(Timestamp::START);
     let all = Used { memory: MemMib::new(u64::MAX), load: Some(Share::from_millionths(u64::MAX)) };
     usage.note(&all, MemMib::ZERO, (u32::MAX, Duration::MAX));

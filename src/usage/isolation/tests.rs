@@ -35,72 +35,72 @@ fn known(ledger: &Ledger) -> DetailsReport {
 }
 
 /// A list with a process of `p`, reported so. Returns if an event says what is missing.
-fn list(ledger: &Ledger, told: Option<Told>, limits: DriverLimits, at: u64) -> bool {
-    let told = told.map(|told| (uid("p"), told)).into_iter().collect();
-    let told = BTreeMap::from([(DeviceId::new("A").unwrap(), told)]);
-    let report = DetailsReport { tenants: told, ..known(ledger) };
-    let effects = note(ledger, ("n", &uses("A", &["p"])), report, limits, at);
-    let is_news = |it: &LedgerEvent| matches!(it, LedgerEvent::Unprotected { .. });
+fn list(ledger: &Ledger, reported: Option<ReportedTenant>, limits: DriverLimits, at: u64) -> bool {
+    let reported = reported.map(|reported| (uid("p"), reported)).into_iter().collect();
+    let reported = BTreeMap::from([(DeviceId::new("A").unwrap(), reported)]);
+    let report = DetailsReport { tenants: reported, ..known(ledger) };
+    let events = note(ledger, ("n", &uses("A", &["p"])), report, limits, at);
+    let is_news = |it: &LedgerEvent| matches!(it, LedgerEvent::NoIsolation { .. });
     let is_room = |it: &LedgerEvent| matches!(it, LedgerEvent::Room(_));
-    assert!(effects.iter().all(|it| is_news(it) || is_room(it)), "{effects:?}");
-    effects.iter().any(is_news)
+    assert!(events.iter().all(|it| is_news(it) || is_room(it)), "{events:?}");
+    events.iter().any(is_news)
 }
 
 /// Configured and verified mode of the pod.
 fn modes(ledger: &Ledger, limits: DriverLimits) -> String {
-    let books = node(ledger, "n");
-    let device = &books.devices()[0];
+    let node_state = node(ledger, "n");
+    let device = &node_state.devices()[0];
     let held = device.tenants()[&uid("p")];
-    let found = ledger.details("n").protections.of(device, (&uid("p"), held), limits);
-    let tenants = ledger.protections(limits);
-    assert!(tenants[&found.intended].0 == 1 && tenants[&found.verified].1 == 1, "{tenants:?}");
-    format!("{} {}", found.intended.name(), found.verified.name())
+    let found = ledger.details("n").isolation.of(device, (&uid("p"), held), limits);
+    let tenants = ledger.isolation(limits);
+    assert!(tenants[&found.configured].0 == 1 && tenants[&found.verified].1 == 1, "{tenants:?}");
+    format!("{} {}", found.configured.name(), found.verified.name())
 }
 
-fn limit(mib: u64) -> Option<Told> {
-    Some(Told { limit: Some(MemMib::new(mib)), ..Told::default() })
+fn limit(mib: u64) -> Option<ReportedTenant> {
+    Some(ReportedTenant { limit: Some(MemMib::new(mib)), ..ReportedTenant::default() })
 }
 
-/// A client of MPS, whose processes have this limit.
-fn client(mib: Option<u64>) -> Option<Told> {
+/// An MPS client whose processes have this limit.
+fn client(mib: Option<u64>) -> Option<ReportedTenant> {
     let mps_limit = mib.map(MemMib::new);
-    Some(Told { is_mps_client: true, mps_limit, ..Told::default() })
+    Some(ReportedTenant { is_mps_client: true, mps_limit, ..ReportedTenant::default() })
 }
 
 #[test]
 fn only_what_is_read_back_is_verified() {
     let mps = client(None);
     let of_clients = DriverLimits::OfClients;
-    let (unused, intended) = (DriverLimits::Unused, DriverLimits::Intended);
-    for (told, limits, modes_then) in [
+    let (unused, configured) = (DriverLimits::Unused, DriverLimits::Configured);
+    for (reported, limits, modes_then) in [
         (None, unused, "none none"),
         (mps, unused, "mps none"),
         (limit(500), unused, "driver driver"),
         (limit(501), unused, "none none"),
-        (None, intended, "driver none"),
-        (mps, intended, "driver none"),
-        (limit(501), intended, "driver none"),
-        (limit(500), intended, "driver driver"),
+        (None, configured, "driver none"),
+        (mps, configured, "driver none"),
+        (limit(501), configured, "driver none"),
+        (limit(500), configured, "driver driver"),
         (None, of_clients, "mps none"),
         (mps, of_clients, "mps none"),
         (client(Some(501)), of_clients, "mps none"),
         (client(Some(500)), of_clients, "mps mps"),
         (client(Some(500)), unused, "mps mps"),
-        (client(Some(500)), intended, "driver mps"),
+        (client(Some(500)), configured, "driver mps"),
         (limit(500), of_clients, "driver driver"),
     ] {
         let ledger = tenanted(500_000);
-        list(&ledger, told, limits, 0);
-        assert_eq!(modes(&ledger, limits), modes_then, "{told:?} {limits:?}");
+        list(&ledger, reported, limits, 0);
+        assert_eq!(modes(&ledger, limits), modes_then, "{reported:?} {limits:?}");
     }
-    assert_eq!(modes(&tenanted(1_000_000), intended), "whole whole");
+    assert_eq!(modes(&tenanted(1_000_000), configured), "whole whole");
 }
 
 #[test]
-fn a_lack_of_protection_is_told_once_after_some_seconds() {
+fn missing_isolation_is_reported_once_after_some_seconds() {
     let ledger = tenanted(500_000);
-    let (limits, too_much) = (DriverLimits::Intended, limit(501));
-    for (told, at, is_effect) in [
+    let (limits, too_much) = (DriverLimits::Configured, limit(501));
+    for (reported, at, is_event) in [
         (None, 0, false),
         (too_much, 9, false),
         (too_much, 10, true),
@@ -109,50 +109,50 @@ fn a_lack_of_protection_is_told_once_after_some_seconds() {
         (None, 101, false),
         (None, 111, true),
     ] {
-        assert_eq!(list(&ledger, told, limits, at), is_effect, "{told:?} at {at}");
+        assert_eq!(list(&ledger, reported, limits, at), is_event, "{reported:?} at {at}");
     }
     let clients = tenanted(500_000);
-    for (told, at, is_effect) in [
+    for (reported, at, is_event) in [
         (client(None), 0, false),
         (client(Some(501)), 10, true),
         (client(Some(500)), 11, false),
         (None, 12, false),
         (None, 22, true),
     ] {
-        let found = list(&clients, told, DriverLimits::OfClients, at);
-        assert_eq!(found, is_effect, "{told:?} at {at}");
+        let found = list(&clients, reported, DriverLimits::OfClients, at);
+        assert_eq!(found, is_event, "{reported:?} at {at}");
     }
     let unasked = tenanted(500_000);
     assert!(!list(&unasked, client(None), DriverLimits::Unused, 0));
     assert!(!list(&unasked, client(None), DriverLimits::Unused, 99), "its own affair");
     assert!(!list(&unasked, None, DriverLimits::Unused, 0));
-    assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody asked for it");
+    assert!(!list(&unasked, None, DriverLimits::Unused, 99), "nobody requested it");
 }
 
 #[test]
-fn what_a_pool_promises_is_held_against_what_was_found() {
+fn configured_isolation_is_compared_with_verified_isolation() {
     let ledger = tenanted(500_000);
     let share_by = |enforcement| {
         let rule = PoolRule { enforcement, ..PoolRule::default() };
         let at = ledger.position("n").unwrap();
-        ledger.world_mut().change_classes(|classes| {
-            ledger.slot(at).change(|books| books.share_by(rule, classes));
+        ledger.cluster_mut().change_classes(|classes| {
+            ledger.node_entry(at).change(|node_state| node_state.share_by(rule, classes));
         });
     };
     share_by(Enforcement::Driver);
-    let evidence = || node(&ledger, "n").devices()[0].evidence().name();
-    let unlimited = Some(Told { is_unlimited: true, ..Told::default() });
-    for (told, at, expected) in [
+    let verification = || node(&ledger, "n").devices()[0].verification().name();
+    let unlimited = Some(ReportedTenant { is_unlimited: true, ..ReportedTenant::default() });
+    for (reported, at, expected) in [
         (None, 0, "intended"),
-        (None, 99, "intended"), // what cannot be read proves nothing
+        (None, 99, "intended"), // an unreadable limit verifies nothing
         (limit(500), 100, "verified"),
         (unlimited, 101, "intended"),
         (unlimited, 111, "missing"),
         (limit(501), 112, "missing"),
         (limit(500), 113, "verified"),
     ] {
-        list(&ledger, told, DriverLimits::Intended, at);
-        assert_eq!(evidence(), expected, "{told:?} at {at}");
+        list(&ledger, reported, DriverLimits::Configured, at);
+        assert_eq!(verification(), expected, "{reported:?} at {at}");
     }
     let id = DeviceId::new("A").unwrap();
     let driver = Driver { version: "580".to_owned(), cuda: None };
@@ -161,13 +161,13 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         let devices = BTreeMap::from([(id.clone(), known)]);
         let inventory = Some((Some(driver.clone()), devices));
         let report = DetailsReport { inventory, ..DetailsReport::default() };
-        note(&ledger, ("n", &[]), report, DriverLimits::Intended, 120);
-        list(&ledger, limit(500), DriverLimits::Intended, 120);
-        assert_eq!(evidence(), expected, "the driver knows limits: {can_limit_memory}");
+        note(&ledger, ("n", &[]), report, DriverLimits::Configured, 120);
+        list(&ledger, limit(500), DriverLimits::Configured, 120);
+        assert_eq!(verification(), expected, "the driver knows limits: {can_limit_memory}");
     }
     share_by(Enforcement::Mps);
     let limits = DriverLimits::OfClients;
-    for (told, daemon, at, expected) in [
+    for (reported, daemon, at, expected) in [
         (client(Some(500)), "Serving", 200, "verified"),
         (client(None), "Serving", 201, "intended"), // its environment cannot be read
         (client(None), "Serving", 219, "intended"),
@@ -179,25 +179,25 @@ fn what_a_pool_promises_is_held_against_what_was_found() {
         let conditions = BTreeMap::from([(id.clone(), condition)]);
         let report = DetailsReport { conditions, ..DetailsReport::default() };
         note(&ledger, ("n", &[]), report, limits, at);
-        list(&ledger, told, limits, at);
-        assert_eq!(evidence(), expected, "{told:?} {daemon} at {at}");
+        list(&ledger, reported, limits, at);
+        assert_eq!(verification(), expected, "{reported:?} {daemon} at {at}");
     }
     // The rule of the pool precedes what the webhook does elsewhere.
     for at in [230, 250] {
-        assert!(!list(&ledger, client(Some(500)), DriverLimits::Intended, at));
-        assert_eq!(evidence(), "verified", "at {at}");
+        assert!(!list(&ledger, client(Some(500)), DriverLimits::Configured, at));
+        assert_eq!(verification(), "verified", "at {at}");
     }
 }
 
 #[test]
-fn a_pod_without_processes_is_not_waited_for() {
+fn a_pod_without_processes_delays_nothing() {
     let ledger = tenanted(500_000);
     for at in [0, 99] {
         let seen = ("n", &uses("A", &[])[..]);
-        let effects = note(&ledger, seen, known(&ledger), DriverLimits::Intended, at);
-        assert_eq!(effects, []);
+        let events = note(&ledger, seen, known(&ledger), DriverLimits::Configured, at);
+        assert_eq!(events, []);
     }
-    assert_eq!(modes(&ledger, DriverLimits::Intended), "driver none");
+    assert_eq!(modes(&ledger, DriverLimits::Configured), "driver none");
     let seen = ("nobody", &uses("A", &["p"])[..]);
-    assert_eq!(note(&ledger, seen, known(&ledger), DriverLimits::Intended, 0), []);
+    assert_eq!(note(&ledger, seen, known(&ledger), DriverLimits::Configured, 0), []);
 }

@@ -41,21 +41,23 @@ fn tenanted() -> Ledger {
     ledger
 }
 
-fn shown(effects: &[LedgerEvent]) -> String {
-    let shown = effects.iter().map(|effect| match effect {
+fn shown(events: &[LedgerEvent]) -> String {
+    let shown = events.iter().map(|event| match event {
         LedgerEvent::Overuse { device, pod, used, allowed, .. } => {
             format!("{pod} {}/{} on {device}", used.mib(), allowed.mib())
         }
-        LedgerEvent::Foreign { device, used, .. } => format!("foreign {} on {device}", used.mib()),
+        LedgerEvent::Untracked { device, used, .. } => {
+            format!("foreign {} on {device}", used.mib())
+        }
         other => format!("{other:?}"),
     });
     shown.collect::<Vec<_>>().join(", ")
 }
 
-fn check(ledger: &Ledger, processes: &str, effects: &str, over: &str) {
-    let told = note(ledger, "n", &list("A", processes));
-    assert_eq!(shown(&told), effects, "{processes}");
-    let found = ledger.over_users();
+fn check(ledger: &Ledger, processes: &str, events: &str, over: &str) {
+    let reported = note(ledger, "n", &list("A", processes));
+    assert_eq!(shown(&reported), events, "{processes}");
+    let found = ledger.over_limit_pods();
     let rows = found
         .iter()
         .map(|it| format!("{} +{} x{}", it.pod(), it.seen.excess().mib(), it.seen.lists_over));
@@ -63,7 +65,7 @@ fn check(ledger: &Ledger, processes: &str, effects: &str, over: &str) {
 }
 
 #[test]
-fn an_over_user_is_told_once_and_counted_with_each_list() {
+fn an_over_limit_pod_is_reported_once_and_counted_with_each_list() {
     let ledger = tenanted();
     check(&ledger, "p=500 q=250", "", "");
     check(&ledger, "p=400 p=151 q=200", "p 551/500 on A", "p +51 x1");
@@ -81,11 +83,11 @@ fn a_report_without_lists_changes_nothing() {
     let mut uses = list("A", "");
     uses[0].processes = None;
     assert_eq!(note(&ledger, "n", &uses), []);
-    assert_eq!(ledger.over_users().len(), 1);
+    assert_eq!(ledger.over_limit_pods().len(), 1);
 }
 
 #[test]
-fn a_pod_on_a_device_that_it_does_not_hold_is_an_over_user_there() {
+fn a_pod_on_a_device_without_reservation_is_over_its_limit() {
     let ledger = tenanted();
     check(&ledger, "r=51", "r 51/0 on A", "r +51 x1");
 }
@@ -100,7 +102,7 @@ fn limited(limit: Limit) -> PodFact {
 }
 
 #[test]
-fn a_limit_may_be_used_alone_and_not_more() {
+fn a_pod_alone_on_its_gpu_may_use_its_limit_and_no_more() {
     for (limit, allowed) in [
         (Limit::Fraction(Share::from_millionths(800_000)), 800),
         (Limit::Memory(MemMib::new(700)), 700),
@@ -111,41 +113,41 @@ fn a_limit_may_be_used_alone_and_not_more() {
         let ledger = ledger("A B");
         ledger.see_pod(&limited(limit), Timestamp::START);
         check(&ledger, &format!("p={}", allowed + 50), "", "");
-        let told = format!("p {}/{allowed} on A", allowed + 51);
-        check(&ledger, &format!("p={}", allowed + 51), &told, "p +51 x1");
+        let reported = format!("p {}/{allowed} on A", allowed + 51);
+        check(&ledger, &format!("p={}", allowed + 51), &reported, "p +51 x1");
         check(&ledger, "", "", "");
     }
 }
 
 #[test]
-fn who_is_no_longer_alone_goes_down_to_what_it_holds_within_the_grace() {
+fn a_pod_with_a_new_neighbor_must_shrink_within_the_grace() {
     let ledger = ledger("A B");
     let at = |seconds_now: u64, processes: &str| {
         shown(&note_at(&ledger, "n", &list("A", processes), seconds(seconds_now)))
     };
     ledger.see_pod(&limited(Limit::Fraction(Share::from_millionths(800_000))), seconds(0));
     assert_eq!(at(0, "p=800"), "");
-    assert_eq!(at(100, "p=800"), "", "alone, for however long");
+    assert_eq!(at(100, "p=800"), "", "alone, for any time");
     ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(101));
     assert_eq!(at(105, "p=800"), "", "the grace begins");
     ledger.see_pod(&bound("r", "n", "A", 100_000), seconds(120));
-    assert_eq!(at(134, "p=800 q=100"), "", "and does not begin again with the next neighbor");
-    assert_eq!(at(134, "p=851"), "p 851/800 on A", "the limit counts as long");
+    assert_eq!(at(134, "p=800 q=100"), "", "and does not restart with the next neighbor");
+    assert_eq!(at(134, "p=851"), "p 851/800 on A", "the limit counts until then");
     assert_eq!(at(135, "p=540"), "");
     assert_eq!(at(140, "p=800"), "p 800/500 on A");
     for pod in ["q", "r"] {
         ledger.end_pod(&uid(pod), seconds(141));
     }
-    assert_eq!(at(145, "p=800"), "", "they are draining, and it was told");
-    assert_eq!(ledger.over_users().len(), 1);
+    assert_eq!(at(145, "p=800"), "", "they are draining, and it was reported");
+    assert_eq!(ledger.over_limit_pods().len(), 1);
     say(&ledger, &report("x", 7, 2, "A B")).unwrap();
     say(&ledger, &report("x", 7, 3, "A B")).unwrap();
     assert_eq!(at(150, "p=800"), "", "alone again");
-    assert_eq!(ledger.over_users(), []);
+    assert_eq!(ledger.over_limit_pods(), []);
 }
 
 #[test]
-fn a_list_without_a_pod_or_without_its_use_takes_no_grace_from_it() {
+fn a_list_without_the_pod_or_its_use_does_not_shorten_its_grace() {
     for processes in ["p=?", "q=100", ""] {
         let ledger = ledger("A B");
         let at = |seconds_now: u64, processes: &str| {
@@ -157,14 +159,14 @@ fn a_list_without_a_pod_or_without_its_use_takes_no_grace_from_it() {
         ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(101));
         assert_eq!(at(105, "p=800"), "", "the grace begins");
         assert_eq!(at(110, processes), "", "{processes}");
-        assert_eq!(at(115, "p=800"), "", "and goes on: {processes}");
+        assert_eq!(at(115, "p=800"), "", "and continues: {processes}");
         assert_eq!(at(134, processes), "", "{processes}");
         assert_eq!(at(135, "p=800"), "p 800/500 on A", "no longer than that: {processes}");
     }
 }
 
 #[test]
-fn the_grace_of_a_pod_begins_although_the_list_does_not_show_it() {
+fn the_grace_of_a_pod_begins_even_if_the_list_lacks_it() {
     let ledger = ledger("A B");
     let at = |seconds_now: u64, processes: &str| {
         shown(&note_at(&ledger, "n", &list("A", processes), seconds(seconds_now)))
@@ -175,17 +177,17 @@ fn the_grace_of_a_pod_begins_although_the_list_does_not_show_it() {
     assert_eq!(at(5, "p=?"), "", "it begins");
     assert_eq!(at(34, "p=800"), "");
     assert_eq!(at(35, "p=800"), "p 800/500 on A");
-    assert_eq!(ledger.details("n").sightings.count(), 2, "both tenants");
+    assert_eq!(ledger.details("n").usage_samples.count(), 2, "both tenants");
     ledger.end_pod(&uid("p"), seconds(36));
     ledger.end_pod(&uid("q"), seconds(36));
     say(&ledger, &report("x", 7, 2, "A B")).unwrap();
     say(&ledger, &report("x", 7, 3, "A B")).unwrap();
     assert_eq!(at(40, ""), "");
-    assert_eq!(ledger.details("n").sightings.count(), 0, "it goes with what they hold");
+    assert_eq!(ledger.details("n").usage_samples.count(), 0, "it goes with what they hold");
 }
 
 #[test]
-fn who_came_second_has_no_grace_but_after_a_restart_everybody_has() {
+fn a_second_tenant_has_no_grace_except_after_a_restart() {
     let ledger = ledger("A B");
     ledger.see_pod(&bound("q", "n", "A", 200_000), seconds(0));
     ledger.see_pod(&limited(Limit::Fraction(Share::from_millionths(800_000))), seconds(0));
@@ -199,15 +201,16 @@ fn who_came_second_has_no_grace_but_after_a_restart_everybody_has() {
 }
 
 #[test]
-fn foreign_use_is_told_when_it_begins_and_summed() {
+fn untracked_memory_is_reported_when_it_begins_and_summed() {
     let ledger = tenanted();
     check(&ledger, "host=30 x=20", "", "");
     check(&ledger, "host=30 x=21 p=600", "p 600/500 on A, foreign 51 on A", "p +100 x1");
     check(&ledger, "host=900 p=600", "", "p +100 x2");
-    let expected = Outside { over_users: 1, excess: MemMib::new(100), foreign: MemMib::new(900) };
+    let expected =
+        Outside { over_limit_pods: 1, excess: MemMib::new(100), untracked: MemMib::new(900) };
     assert_eq!(ledger.outside(), expected);
     check(&ledger, "host=18446744073709551615 x=1", "", "");
-    assert_eq!(ledger.outside().foreign, BEYOND, "absurd sums stop nothing");
+    assert_eq!(ledger.outside().untracked, BEYOND, "absurd sums cause no failure");
 }
 
 #[test]
@@ -215,11 +218,11 @@ fn pods_and_devices_that_are_gone_are_forgotten() {
     let ledger = tenanted();
     check(&ledger, "p=600", "p 600/500 on A", "p +100 x1");
     ledger.end_pod(&uid("p"), seconds(1));
-    let told = note(&ledger, "n", &list("A", "p=700"));
-    assert_eq!(shown(&told), "", "it is ending");
+    let reported = note(&ledger, "n", &list("A", "p=700"));
+    assert_eq!(shown(&reported), "", "it is ending");
     say(&ledger, &report("x", 7, 2, "A B")).unwrap();
     say(&ledger, &report("x", 7, 3, "A B")).unwrap();
-    assert_eq!(ledger.over_users(), [], "it is out of the books");
+    assert_eq!(ledger.over_limit_pods(), [], "it has left the ledger");
     say(&ledger, &hello("y", 1, "B")).unwrap();
     assert_eq!(note(&ledger, "n", &list("A", "host=900")), []);
     assert_eq!(ledger.outside(), Outside::default());

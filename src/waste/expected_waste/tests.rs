@@ -7,7 +7,7 @@ use crate::scoring::{fixture, node_waste};
 
 fn expected_waste(node: &str, mix: &str) -> ExpectedWaste {
     let (node, classes) = fixture::node(node);
-    fixture::compiled(mix, &node, &classes).expected_waste.expect("the mix asks for GPUs")
+    fixture::compiled(mix, &node, &classes).expected_waste.expect("the mix requests GPUs")
 }
 
 fn close(found: f64, expected: f64) {
@@ -15,7 +15,7 @@ fn close(found: f64, expected: f64) {
 }
 
 #[test]
-fn share_that_processor_time_will_not_serve_is_the_mean_over_the_demand() {
+fn share_unusable_for_lack_of_cpu_is_the_mean_over_requests() {
     let four = "A:1000/1000 B:1000/1000 C:1000/1000 D:1000/1000";
     for (mix, cpu, unserved) in [
         ("1 whole cpu=8000", 32_000.0, 0.0),
@@ -52,18 +52,18 @@ fn nothing_is_expected_before_the_first_request_for_a_gpu() {
 fn taken(node: &str, mix: &str, request: &str) -> usize {
     let (node, classes) = fixture::node(node);
     let mix = fixture::compiled(mix, &node, &classes);
-    let ask = fixture::ask(request, &classes);
+    let compiled = fixture::compiled_request(request, &classes);
     let rooms = node.rooms(HoldRule::Respected);
     let fits: Vec<Taken> = (0..)
         .zip(rooms)
-        .filter_map(|(at, room)| Some((at, crate::model::fit::fit(&ask, room).ok()?)))
+        .filter_map(|(at, room)| Some((at, crate::model::fit::fit(&compiled, room).ok()?)))
         .collect();
     let host_free = node.host_room(HoldRule::Respected);
     let node_waste = KeptNodeWaste::new();
     let context = ScoringContext {
         node: &node,
         rooms,
-        ask: &ask,
+        compiled: &compiled,
         fits: &fits,
         host_free,
         node_waste: &node_waste,
@@ -72,7 +72,7 @@ fn taken(node: &str, mix: &str, request: &str) -> usize {
 }
 
 #[test]
-fn holes_are_kept_for_those_who_fill_them() {
+fn residuals_are_kept_for_requests_that_fill_them() {
     let mix = "3 fraction=0.7; 3 fraction=0.3";
     assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.3"), 1);
     assert_eq!(taken("A:1000/1000 B:300/1000 C:700/1000", mix, "fraction=0.7"), 2);
@@ -81,7 +81,7 @@ fn holes_are_kept_for_those_who_fill_them() {
 }
 
 #[test]
-fn processor_time_under_pressure_is_left_in_small_pieces() {
+fn scarce_cpu_leaves_small_unusable_pieces() {
     let pressure =
         |weight| Pressure { weight, gpus_per_cpu: 1e-4, rest: vec![0.0; HALF_CORES + 1] };
     let (one, two) = (40_000.0, 20_000.0);
@@ -92,7 +92,7 @@ fn processor_time_under_pressure_is_left_in_small_pieces() {
 }
 
 #[test]
-fn pods_without_gpu_leave_what_they_cannot_use() {
+fn pods_without_gpu_leave_unusable_room() {
     let (node, classes) = fixture::node("A:1000/1000");
     let expected_waste =
         fixture::compiled("1 whole; 1 cpu=4000", &node, &classes).expected_waste.unwrap();

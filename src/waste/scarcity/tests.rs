@@ -29,19 +29,19 @@ const PAIR: &str = "A:1000/1000 B:1000/1000";
 const SPLIT: &str = "A:900/1000 B:1000/1000";
 
 #[test]
-fn room_for_several_devices_is_dear_when_it_is_nearly_all_needed() {
+fn room_for_several_devices_is_scarce_when_nearly_all_is_needed() {
     let price = |nodes: &[&str]| prices(nodes, "100000 whole count=2; 200000 whole", true).several;
     let (plenty, some, none) =
         (price(&[PAIR, PAIR, PAIR]), price(&[PAIR, PAIR, SPLIT]), price(&[SPLIT, SPLIT]));
     assert!(plenty < some && some < none, "{plenty}, {some}, {none}");
-    assert_eq!(none, 30_000, "it is never dearer than that");
-    assert_eq!(prices(&[SPLIT], "1000000 whole", true).several, 0, "nobody asks for several");
+    assert_eq!(none, 30_000, "the price never exceeds that");
+    assert_eq!(prices(&[SPLIT], "1000000 whole", true).several, 0, "nobody requests several");
     let early = prices(&[SPLIT], "10 whole", true).several;
-    assert!(early > 0, "before much is known, somebody may");
+    assert!(early > 0, "with few samples, a pod may request several");
 }
 
 #[test]
-fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
+fn a_model_is_scarce_for_all_when_some_pods_accept_nothing_else() {
     let nodes = ["A:1000/1000@T4 B:1000/1000@T4", "C:1000/1000@A100"];
     let bound = prices(&nodes, "1 whole model=A100; 1 whole", true);
     assert!(bound.by_class[1] > 0 && bound.by_class[0] == 0, "{bound:?}");
@@ -53,7 +53,7 @@ fn a_model_is_dear_to_all_when_some_accept_nothing_else() {
 }
 
 #[test]
-fn a_place_costs_its_waste_and_what_it_takes_of_the_scarce() {
+fn a_placement_costs_its_waste_and_its_scarcity_price() {
     let waste_change = WasteChange { gain: 5, spared: 2, class: ClassId::default(), share: 3 };
     let free = ScarcityPrices::default();
     assert_eq!(free.cost(&waste_change), -5_000);

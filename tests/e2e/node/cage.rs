@@ -2,10 +2,10 @@
 //! containers live.
 //!
 //! When its first process is killed, the kernel kills every other process in it, and its mounts go with
-//! the last of them: nothing is left to be cleared away but control groups, which are removed by
+//! the last of them: nothing remains to clean up but control groups, which are removed by
 //! [`ControlGroups`]. The cage is killed when it is dropped, when a test panics, and also when the
 //! test process itself is killed; see [`crate::leash`]. In that last case empty control groups stay until
-//! the next run. Several cages of several test processes can be there at once; then, too, empty folders
+//! the next run. Cages of several test processes can exist together; then, too, empty folders
 //! may stay where this machine had none.
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use super::programs::said_by;
 use crate::clock;
 use crate::leash::Leash;
 
-/// Fixed places of containerd and kubelet. In the cage each is an empty file system of its own, so that
+/// Fixed places of containerd and kubelet. In the cage each is an empty file system, so that
 /// a containerd or kubelet of this machine is not met.
 const PRIVATE: [&str; 4] =
     ["/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/containers"];
@@ -27,7 +27,7 @@ const PRIVATE: [&str; 4] =
 const SETTINGS: &str = "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
                         kernel/keys/root_maxkeys kernel/keys/root_maxbytes";
 
-/// The first process. It tells its id outside ($1), and stays. A shell, because it has to collect the
+/// The first process. It writes its id to file $1, and stays. A shell, because it has to reap the
 /// processes whose parents have ended.
 const FIRST: &str = r#"
 set -e
@@ -72,14 +72,15 @@ impl Cage {
                 .map_err(|error| format!("cannot make {place}: {error}"))?;
             made.push(place);
         }
-        let told = work.join("cage.pid");
-        let _absent = std::fs::remove_file(&told);
+        let reported = work.join("cage.pid");
+        let _absent = std::fs::remove_file(&reported);
         let log = work.join("cage.log");
         let _absent = std::fs::remove_file(&log);
         let mut arguments: Vec<String> =
             ["--pid", "--fork", "--kill-child", "--mount", "sh", "-c"].map(str::to_owned).to_vec();
         arguments.extend([FIRST, "cage"].map(str::to_owned));
-        arguments.extend([&told, &work.join("settings")].map(|path| path.display().to_string()));
+        arguments
+            .extend([&reported, &work.join("settings")].map(|path| path.display().to_string()));
         arguments.push(SETTINGS.to_owned());
         arguments.extend(PRIVATE.map(str::to_owned));
         let first = Leash::start("cage", Path::new("unshare"), &arguments, &log);
@@ -92,7 +93,7 @@ impl Cage {
             }
             assert!(started.elapsed() < LIMIT, "no namespaces after {LIMIT:?}");
             std::thread::sleep(Duration::from_millis(20));
-            let text = std::fs::read_to_string(&told).unwrap_or_default();
+            let text = std::fs::read_to_string(&reported).unwrap_or_default();
             cage.pid = text.trim().parse().unwrap_or(0);
         }
         Ok(cage)
@@ -113,7 +114,7 @@ impl Cage {
         let err = out.try_clone().expect("a file handle can be duplicated");
         let mut command = self.command(program);
         command.args(arguments).stdin(std::process::Stdio::null()).stdout(out).stderr(err);
-        let mut child = command.spawn().expect("nsenter was there a moment ago");
+        let mut child = command.spawn().expect("nsenter was found just before");
         // Collected when it ends, with the cage.
         std::thread::spawn(move || drop(child.wait()))
     }
@@ -131,10 +132,10 @@ impl Drop for Cage {
         while Path::new(&format!("/proc/{}", self.pid)).exists() && started.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Removing a folder takes away what is mounted on it in other namespaces: only the last cage may.
+        // Removing a folder removes what is mounted on it in other namespaces: only the last cage may.
         let is_last = self.users.unlock().is_ok() && self.users.try_lock().is_ok();
         for place in self.made.iter().filter(|_| is_last) {
-            // Only where it is empty, as we left it.
+            // Only if it is empty, as we left it.
             let _kept = std::fs::remove_dir(place);
         }
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::programs::said_by;
 use crate::fleet::FleetGpu;
 
-/// The version it says it has: the first branch with limits of memory.
+/// The version it reports: the first branch with memory limits.
 const VERSION: &str = "615.43";
 
 /// Minor numbers of the device nodes, by NVML index: deliberately not the index.
@@ -82,7 +82,7 @@ impl Driver {
         std::fs::read_to_string(self.root.join("usr/lib64/limits")).unwrap_or_default()
     }
 
-    /// Takes one of the GPUs away.
+    /// Removes one of the GPUs.
     pub(crate) fn lose(&self, gpus: &[FleetGpu], uuid: &str) {
         self.play_those(gpus, &[], |gpu| gpu.uuid != uuid);
     }

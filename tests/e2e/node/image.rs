@@ -11,13 +11,13 @@ use super::programs::said_by;
 /// The image of ordinary containers, and of the containers that hold a pod's namespaces.
 pub(crate) const BOX: &str = "docker.io/local/box:1";
 
-/// The same, and it says that it wants every GPU, as CUDA images do.
+/// The same, and it requests every GPU, as CUDA images do.
 pub(crate) const CUDA: &str = "docker.io/local/cuda:1";
 
 /// Commands of busybox that containers use.
 const COMMANDS: [&str; 8] = ["cat", "grep", "ls", "mknod", "sh", "sleep", "tr", "rm"];
 
-/// What a container tells about itself, in one line, before it does nothing for ever: its variables,
+/// What a container prints about itself, in one line, before it sleeps forever: its variables,
 /// the device nodes that it has, and the minor numbers of NVIDIA's devices that it may open. The last
 /// is tried on nodes made here: making one is allowed, opening it is up to the control group.
 const TELL: &str = r#"#!/bin/sh
@@ -33,7 +33,7 @@ echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUP
 [ "$1" = once ] || exec sleep 1000000
 "#;
 
-/// Writes one archive with both images; answers its path.
+/// Writes one archive with both images. Returns its path.
 pub(crate) fn write(work: &Path, busybox: &Path) -> Result<PathBuf, String> {
     let files = work.join("image");
     let said = |error: std::io::Error| format!("cannot write the image: {error}");
@@ -70,7 +70,7 @@ pub(crate) fn root(work: &Path) -> PathBuf {
     work.join("image/root")
 }
 
-/// Adds an image of one layer; answers its entry in the index.
+/// Adds an image of one layer. Returns its entry in the index.
 fn image(layout: &Path, layer: &Value, name: &str, variables: &[&str]) -> Result<Value, String> {
     let mut env = vec!["PATH=/bin"];
     env.extend(variables);

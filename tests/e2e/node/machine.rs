@@ -52,7 +52,7 @@ pub(crate) struct Machine {
     pub(crate) runtime: Runtime,
     /// The GPUs.
     pub(crate) driver: Driver,
-    /// NVIDIA's runtime, where it is there.
+    /// NVIDIA's runtime, if it is installed.
     pub(crate) toolkit: Option<Toolkit>,
     /// The GPUs for the checker.
     pub(crate) fleet: Fleet,
@@ -62,7 +62,7 @@ pub(crate) struct Machine {
     pub(crate) extender: Extender,
     /// The checker.
     pub(crate) watching: Watching,
-    /// Where everything of the scenario lies.
+    /// The folder of all files of the scenario.
     pub(crate) work: PathBuf,
     /// etcd and the API server.
     pub(crate) plane: &'static ControlPlane,
@@ -190,7 +190,7 @@ impl Machine {
         tenants.into_iter().map(|it| it.pod).collect()
     }
 
-    /// Waits until `/v1/state` tells how much of the GPU the pod uses; in MiB.
+    /// Waits until `/v1/state` shows how much of the GPU the pod uses; in MiB.
     pub(crate) async fn until_used(&self, uuid: &str, name: &str) -> u64 {
         let full_name = format!("{}/{name}", self.cluster.namespace);
         let started = clock::now();
@@ -201,7 +201,7 @@ impl Machine {
                 Some(used) if used > 0 => return used,
                 _ => {}
             }
-            assert!(started.elapsed() < LIMIT, "{name} is seen to use nothing: {tenants:#?}");
+            assert!(started.elapsed() < LIMIT, "{name} has no usage sample: {tenants:#?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -222,15 +222,15 @@ impl Machine {
     }
 
     /// What a container says of itself in its `life`, counted from 0; waits until it has.
-    pub(crate) async fn told(&self, name: &str, container: &str, life: u32) -> Told {
+    pub(crate) async fn reported(&self, name: &str, container: &str, life: u32) -> Reported {
         let uid = self.pod(name).await.metadata.uid.expect("every object has a UID");
         let (cluster, short) = self.place(name);
         let place = (cluster.namespace.as_str(), short, uid.as_str());
         let started = clock::now();
         loop {
             let printed = self.runtime.printed(place, container, life);
-            if let Some(told) = Told::of(&printed) {
-                return told;
+            if let Some(reported) = Reported::of(&printed) {
+                return reported;
             }
             if started.elapsed() > LIMIT {
                 let status = self.pod(name).await.status;
@@ -243,7 +243,7 @@ impl Machine {
         }
     }
 
-    /// Kills the first process of a container, which kubelet then starts anew in the same pod.
+    /// Kills the first process of a container, which kubelet then restarts in the same pod.
     pub(crate) async fn kill(&self, name: &str, container: &str) {
         let (process, _) = self.process(name, container).await;
         let killed = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
@@ -268,17 +268,12 @@ impl Machine {
         }
     }
 
-    /// Waits until `question` answers true of the pod.
-    pub(crate) async fn until(
-        &self,
-        what: &str,
-        name: &str,
-        question: impl Fn(&Pod) -> bool,
-    ) -> Pod {
+    /// Waits until `query` answers true of the pod.
+    pub(crate) async fn until(&self, what: &str, name: &str, query: impl Fn(&Pod) -> bool) -> Pod {
         let started = clock::now();
         loop {
             let pod = self.pod(name).await;
-            if question(&pod) {
+            if query(&pod) {
                 return pod;
             }
             let late = started.elapsed() > LIMIT;
@@ -290,11 +285,11 @@ impl Machine {
 
 /// What a container says of itself; see [`super::image`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Reported {
     line: String,
 }
 
-impl Told {
+impl Reported {
     /// What it printed last of itself.
     pub(crate) fn of(printed: &str) -> Option<Self> {
         let line = printed.lines().find(|line| line.starts_with("tell|"))?;
@@ -344,7 +339,7 @@ fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &P
     runtime.cage.start(&gpupack(), &arguments, &work.join("agent.log"));
 }
 
-/// Waits until kubelet says that the node is ready, and takes the taint of new nodes away: there is no
+/// Waits until kubelet reports the node as ready, and removes the taint of new nodes: there is no
 /// controller that would.
 async fn until_ready(client: &Client, work: &Path) {
     let nodes: Api<Node> = Api::all(client.clone());

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use crate::binaries;
 use crate::clock;
 
-/// The release whose behaviour `docs/admission.md` tells.
+/// The release whose behavior `docs/admission.md` describes.
 const TOOLKIT: &str = "v1.20.1";
 
 /// Its programs that take part in the start of a container.
@@ -45,7 +45,7 @@ pub(crate) fn find() -> Result<Programs, String> {
     Ok(Programs { kubelet: binaries::kubelet()?, containerd, runc, busybox })
 }
 
-/// Builds NVIDIA's container toolkit unless the cache has it; answers its folder.
+/// Builds NVIDIA's container toolkit unless the cache has it. Returns its folder.
 pub(crate) fn toolkit() -> Result<PathBuf, String> {
     let folder = binaries::cache()?.join(format!("nvidia-container-toolkit-{TOOLKIT}"));
     if TOOLKIT_PROGRAMS.iter().all(|program| folder.join(program).is_file()) {

@@ -101,11 +101,11 @@ impl Runtime {
             "nodeStatusUpdateFrequency": "2s", "syncFrequency": "2s",
             "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
             "localStorageCapacityIsolation": false,
-            // A container that ends is started again at once, and not ten seconds later.
+            // A container that ends is started again immediately, not ten seconds later.
             "featureGates": {"KubeletCrashLoopBackOffMax": true},
             "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         });
-        // Whatever the disk of this machine looks like.
+        // For any state of the disk of this machine.
         let never = [
             "imagefs.available",
             "imagefs.inodesFree",
@@ -158,7 +158,7 @@ impl Runtime {
     }
 }
 
-/// Waits until a program works. Where it ends, or takes too long, the error has its last words.
+/// Waits until a program works. If it ends or takes too long, the error has its last output.
 fn until(
     running: &JoinHandle<()>,
     name: &str,

@@ -18,7 +18,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// All that there are from release 1.20 on, but for the old one and Tegra's.
+    /// All modes from release 1.20 on, except the old one and Tegra's.
     pub(crate) const ALL: [Self; 3] = [Self::Cdi, Self::Auto, Self::JitCdi];
 
     /// As the configuration has it.
@@ -85,7 +85,7 @@ impl Toolkit {
 
     /// Changes the mode, for containers that are created from now on.
     pub(crate) fn set_mode(&self, mode: Mode) {
-        // `load-kmods` is off so that no kernel module of this machine is touched.
+        // `load-kmods` is off so that no kernel module of this machine changes.
         let text = format!(
             "[nvidia-container-cli]\nroot = \"{}\"\nload-kmods = false\n\
              [nvidia-container-runtime]\nmode = \"{}\"\nruntimes = [\"{}\"]\ndebug = \"{}\"\n\

@@ -14,18 +14,18 @@ use crate::pods::PodPlan;
 use crate::schedulers::SchedulerPlan;
 use crate::testbed::{Setup, Stage, figure, scenario};
 use crate::watching::{find, is_bound};
-use crate::webhook::{Webhook, dry_run, policies, told, unconfigure};
+use crate::webhook::{Webhook, dry_run, policies, reported, unconfigure};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 const DEVICES: &str = "metadata.annotations['placed.gpupack.dev/devices']";
 
 #[test]
-fn pods_of_all_makers_are_completed_and_placed() {
+fn pods_of_all_controllers_are_completed_and_placed() {
     scenario("admission", |bed| async move {
         let plane = bed.plane;
         let stage = bed.stage(Setup::of(Fleet::new().with("admission", 2, (2, A100)))).await;
-        // Older than the webhook: placed, and told that it sees nothing by it.
+        // Older than the webhook: placed, with an event that it cannot see its GPU.
         stage.cluster.add_pods(&[PodPlan::fraction("older", "0.25")]).await;
         stage.watching.until("older bound", LIMIT, |pods| is_bound(pods, "older")).await;
         let mut webhook = Webhook::start(plane, &stage.cluster, json!({})).await;
@@ -35,7 +35,7 @@ fn pods_of_all_makers_are_completed_and_placed() {
         let started = clock::now();
         let mut names = Vec::new();
         for pod in &made {
-            let stored = api.create(&PostParams::default(), pod).await.map_err(|e| told(&e));
+            let stored = api.create(&PostParams::default(), pod).await.map_err(|e| reported(&e));
             let stored = stored.expect("a good pod");
             completed(&stored);
             names.push(stored.metadata.name.expect("every pod has a name"));
@@ -43,7 +43,7 @@ fn pods_of_all_makers_are_completed_and_placed() {
         let each = clock::ms(started.elapsed() / 3);
         stage.watching.until_bound(1 + made.len(), LIMIT).await;
         stage.figure(&format!(
-            "pods of a Deployment, a Job and nobody completed and placed, {each} ms a creation"
+            "pods of a Deployment, a Job and no owner completed and placed, {each} ms a creation"
         ));
         told_that_it_sees_nothing(&stage, "older").await;
         refused_with_the_mend(&stage).await;
@@ -57,7 +57,7 @@ fn pods_of_all_makers_are_completed_and_placed() {
 }
 
 #[test]
-fn in_place_the_webhook_marks_pods_and_takes_whole_gpus_over() {
+fn in_place_the_webhook_marks_pods_and_converts_whole_gpus() {
     scenario("take-over", |bed| async move {
         let plane = bed.plane;
         let names = json!(["default-scheduler"]);
@@ -78,11 +78,11 @@ fn in_place_the_webhook_marks_pods_and_takes_whole_gpus_over() {
         stage.cluster.add_pods(&plans).await;
         stage.watching.until_bound(plans.len(), LIMIT).await;
         let whole = stage.watching.ask(|pods| find(pods, "whole").map(|seen| seen.devices().len()));
-        assert_eq!(whole, Some(2), "as many as were asked for by resource");
+        assert_eq!(whole, Some(2), "as many as were requested by resource");
         stage.figure(
             "a share, an amount of memory and two whole GPUs placed, no marker in a template",
         );
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }
@@ -173,7 +173,7 @@ async fn told_that_it_sees_nothing(stage: &Stage, name: &str) {
     loop {
         let events = stage.cluster.events().await;
         let mut placed = events.iter().filter(|event| event.reason == "GpuPlaced");
-        let blind = |message: &str| message.contains("sees no GPU by this");
+        let blind = |message: &str| message.contains("does not see its GPU");
         if placed.clone().count() >= 4 {
             assert!(
                 placed.all(|event| blind(&event.message) == (event.pod == name)),
@@ -195,7 +195,7 @@ async fn refused_with_the_mend(stage: &Stage) {
     privileged["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
     let mut stranger = json!(PodPlan::new("stranger").for_scheduler("default-scheduler").to_pod());
     stranger["spec"]["runtimeClassName"] = "nvidia".into();
-    // A class that nobody has heard of, and an amount of zero, open no way.
+    // An unknown class and an amount of zero give no access.
     let mut unknown = stranger.clone();
     unknown["spec"]["runtimeClassName"] = "fast".into();
     let mut zero = stranger.clone();
@@ -231,11 +231,11 @@ async fn refused_with_the_mend(stage: &Stage) {
         ),
         (
             json!(PodPlan::new("forged").annotated("placed.gpupack.dev/devices", "x").to_pod()),
-            "by gpupack alone",
+            "only by gpupack",
         ),
     ] {
         let pod: Pod = serde_json::from_value(pod).expect("still a pod");
-        let message = api.create(&PostParams::default(), &pod).await.map_err(|e| told(&e));
+        let message = api.create(&PostParams::default(), &pod).await.map_err(|e| reported(&e));
         let message = message.expect_err(part);
         let by_webhook = message.starts_with("admission webhook \"pods.gpupack.dev\" denied");
         assert!(by_webhook && message.contains(part), "{message}");
@@ -243,8 +243,8 @@ async fn refused_with_the_mend(stage: &Stage) {
     let mut harmless = json!(PodPlan::new("kata").for_scheduler("default-scheduler").to_pod());
     harmless["spec"]["runtimeClassName"] = "kata".into();
     let harmless: Pod = serde_json::from_value(harmless).expect("still a pod");
-    dry_run(&api, &harmless).await.expect("a runtime that hands out no GPU");
-    stage.figure("13 bad pods refused at their creation, each with the mend");
+    dry_run(&api, &harmless).await.expect("a runtime that provides no GPU");
+    stage.figure("13 bad pods rejected at their creation, each with a suggestion");
 }
 
 async fn debug_containers(stage: &Stage, name: &str) {
@@ -252,7 +252,7 @@ async fn debug_containers(stage: &Stage, name: &str) {
     let added = async |container: Value| {
         let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}));
         let patched = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
-        patched.map_err(|error| told(&error))
+        patched.map_err(|error| reported(&error))
     };
     let pod =
         added(json!({"name": "debug", "image": "local/cuda"})).await.expect("a harmless container");
@@ -289,11 +289,11 @@ async fn edits(stage: &Stage, name: &str) {
     for (patch, part) in [
         (
             keys("placed.gpupack.dev/devices", "runtime.nvidia.com/gpu=GPU-x".into()),
-            "by gpupack alone",
+            "only by gpupack",
         ),
-        (keys("placed.gpupack.dev/placement", Value::Null), "by gpupack alone"),
-        (keys("placed.gpupack.dev/new", "x".into()), "by gpupack alone"),
-        (json!({"metadata": {"labels": {"placed.gpupack.dev/x": "y"}}}), "by gpupack alone"),
+        (keys("placed.gpupack.dev/placement", Value::Null), "only by gpupack"),
+        (keys("placed.gpupack.dev/new", "x".into()), "only by gpupack"),
+        (json!({"metadata": {"labels": {"placed.gpupack.dev/x": "y"}}}), "only by gpupack"),
         (keys("gpu-fraction", "0.1".into()), request),
         (keys("gpu-fraction", Value::Null), request),
         (keys("gpupack.dev/policy", "spread".into()), request),
@@ -306,7 +306,7 @@ async fn edits(stage: &Stage, name: &str) {
                 false => api.patch(name, &parameters, &merge).await,
                 true => api.patch_status(name, &parameters, &merge).await,
             };
-            let message = told(&patched.expect_err("an edit of what is ours"));
+            let message = reported(&patched.expect_err("an edit of what is ours"));
             assert!(message.contains(part), "{message}");
         }
     }
@@ -323,14 +323,16 @@ async fn edits(stage: &Stage, name: &str) {
         assert!(message.contains("at most 1,000 annotations"), "{message}");
     }
     let harmless = keys("team", "a".into());
-    api.patch(name, &parameters, &Patch::Merge(&harmless)).await.expect("a note of the user's");
+    api.patch(name, &parameters, &Patch::Merge(&harmless))
+        .await
+        .expect("an annotation of the user");
     stage.cluster.set_phase(name, "Running").await;
     stage.figure(
         "9 edits of what is ours refused, on pod and status; the user's own and kubelet's pass",
     );
 }
 
-/// The conditions look through the limits of a hundred containers at most: more cost the API server seconds.
+/// The conditions check the limits of at most a hundred containers: more cost the API server seconds.
 async fn many_containers(stage: &Stage) {
     let api = stage.cluster.pods();
     let limits: serde_json::Map<String, Value> =
@@ -345,7 +347,7 @@ async fn many_containers(stage: &Stage) {
         let answer = dry_run(&api, &pod).await;
         took.push(clock::ms(started.elapsed()));
         let by_webhook = answer.is_err_and(|error| error.contains("pods.gpupack.dev"));
-        assert_eq!(by_webhook, is_sent, "{count}: the webhook refuses so many limits");
+        assert_eq!(by_webhook, is_sent, "{count}: the webhook rejects this many limits");
     }
     stage.figure(&format!("pods of 100 and 900 containers, 99 limits each: {took:?} ms"));
 }
@@ -356,7 +358,7 @@ async fn forged_binding(stage: &Stage) {
     stage.cluster.add_pods(&[plan]).await;
     let path = format!("/api/v1/namespaces/{}/pods/waiting/binding", stage.cluster.namespace);
     for (key, part) in [
-        ("placed.gpupack.dev/devices", "by gpupack alone"),
+        ("placed.gpupack.dev/devices", "only by gpupack"),
         ("gpu-fraction", "does not change"),
         ("cdi.k8s.io/x", "does not change"),
     ] {
@@ -366,7 +368,7 @@ async fn forged_binding(stage: &Stage) {
         let request = axum::http::Request::post(&path).header("content-type", "application/json");
         let request = request.body(binding.to_string().into_bytes()).expect("a sound request");
         let bound = stage.cluster.client.request::<Value>(request).await;
-        let message = told(&bound.expect_err("a Binding with what is ours"));
+        let message = reported(&bound.expect_err("a Binding with what is ours"));
         assert!(message.contains(part), "{message}");
     }
     stage.cluster.delete_pod("waiting").await;
@@ -378,20 +380,20 @@ async fn closed_without_the_webhook(stage: &Stage, webhook: &mut Webhook) {
     let started = clock::now();
     let refused = dry_run(&api, &PodPlan::fraction("late", "0.25").to_pod()).await;
     let took = clock::ms(started.elapsed());
-    let message = refused.expect_err("nobody completed it");
+    let message = refused.expect_err("no webhook completed it");
     assert!(message.contains("pods.gpupack.dev"), "{message}");
     let plain = PodPlan::new("plain").for_scheduler("default-scheduler");
-    dry_run(&api, &plain.to_pod()).await.expect("a pod without a GPU does not notice");
+    dry_run(&api, &plain.to_pod()).await.expect("a pod without a GPU is not affected");
     let system: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), "kube-system");
     let pod = PodPlan::fraction("system", "0.25").to_pod();
-    dry_run(&system, &pod).await.expect("system namespaces do not notice");
+    dry_run(&system, &pod).await.expect("system namespaces are not affected");
     figure(
         "admission",
         &format!("without the webhook a GPU pod is refused in {took} ms, others pass"),
     );
 }
 
-/// What the policy of `webhook.yaml` holds to where nobody is asked any more.
+/// What the policy of `webhook.yaml` enforces when the webhook is not called.
 async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     let api = stage.cluster.pods();
     unconfigure(&stage.cluster).await;
@@ -437,7 +439,7 @@ async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     let debug = json!({"name": "late", "image": "local/cuda", "env": [variable("all")]});
     let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}));
     let patched = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
-    let message = told(&patched.expect_err("it takes every GPU"));
+    let message = reported(&patched.expect_err("it takes every GPU"));
     assert!(message.contains("gpupack-devices"), "{message}");
     stage.figure("with the webhook's configuration deleted, 10 ways to take every GPU are refused");
 }

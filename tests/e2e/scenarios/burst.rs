@@ -1,5 +1,5 @@
-//! Many equal pods at once on one node: the race that double-books a GPU when the next pod's
-//! question comes before the last pod's bind.
+//! Many equal pods concurrently on one node: a GPU would be allocated twice if the next pod's
+//! *filter* call could miss the last pod's bind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 
 #[test]
-fn sixteen_halves_at_once_are_two_on_each_of_eight_gpus() {
+fn sixteen_concurrent_halves_are_two_on_each_of_eight_gpus() {
     scenario("burst", |bed| async move {
         let rounds = clock::number("GPUPACK_E2E_ROUNDS", 20);
         let stage = bed.stage(Setup::of(Fleet::new().with("burst", 1, (8, A100)))).await;
@@ -53,6 +53,6 @@ async fn one_round(stage: &Stage, round: usize) -> Duration {
             pods.values().all(|seen| seen.gone.is_some())
         })
         .await;
-    stage.until_books_agree().await;
+    stage.until_ledgers_agree().await;
     took
 }

@@ -1,4 +1,4 @@
-//! A killed extender, lost and late replies, and two schedulers, all at once.
+//! A killed extender, lost and late replies, and two schedulers, all together.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const FAULTS: Faults = Faults {
 };
 
 #[test]
-fn a_killed_extender_and_lost_replies_book_nothing_twice() {
+fn a_killed_extender_and_lost_replies_cause_no_double_allocation() {
     scenario("chaos", |bed| async move {
         let seed = u64::try_from(clock::number("GPUPACK_E2E_SEED", 1)).expect("64 bits");
         let setup = Setup {
@@ -33,7 +33,7 @@ fn a_killed_extender_and_lost_replies_book_nothing_twice() {
         };
         let mut stage = bed.stage(setup).await;
         let started = clock::now();
-        // 300 pods of a quarter on 80 GPUs: nearly full at the end, so a double booking would show.
+        // 300 pods of a quarter on 80 GPUs: nearly full at the end: double allocation would show.
         let plans: Vec<PodPlan> = (0..300)
             .map(|i| {
                 let scheduler = if i % 2 == 0 { GPUPACK } else { OTHER };
@@ -47,7 +47,7 @@ fn a_killed_extender_and_lost_replies_book_nothing_twice() {
         stage.watching.until_bound(300, Duration::from_secs(240)).await;
         stage.figure(&format!("300 pods bound in {} ms", clock::ms(started.elapsed())));
         report(&stage, seed).await;
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }
@@ -72,9 +72,9 @@ async fn report(stage: &Stage, seed: u64) {
 }
 
 /// The Binding of an extender that has died may still be on its way when the next one has read all
-/// pods. It must not land on room that the next one has given away.
+/// pods. It must not land on room that the next one has allocated to others.
 #[test]
-fn a_late_binding_of_a_dead_extender_books_nothing_twice() {
+fn a_late_binding_of_a_dead_extender_causes_no_double_allocation() {
     scenario("late", |bed| async move {
         let held = Faults { hold_percent: 100, delay: Duration::from_secs(5), ..Faults::default() };
         let fleet = Fleet::new().with("late", 1, (1, A100));
@@ -93,7 +93,7 @@ fn a_late_binding_of_a_dead_extender_books_nothing_twice() {
         }
         let posted = clock::now();
         stage.extender.kill();
-        // Nobody asks about the first pod again, so the second one gets the room.
+        // No call comes for the first pod again, so the second one gets the room.
         drop(stage.schedulers.remove(0));
         stage.proxy.as_ref().expect("the scenario has a proxy").set(Faults::default());
         let took = stage.extender.start_again().await;
@@ -106,7 +106,7 @@ fn a_late_binding_of_a_dead_extender_books_nothing_twice() {
         // The held Binding arrives five seconds after it was posted.
         tokio::time::sleep(Duration::from_secs(7).saturating_sub(posted.elapsed())).await;
         assert_eq!(stage.watching.ask(bound), 1, "two pods of 0.6 are bound to one GPU");
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }

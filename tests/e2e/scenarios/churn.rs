@@ -1,7 +1,7 @@
 //! Waves of pods that come, run and end, and what the extender keeps of them.
 //!
 //! `GPUPACK_CHURN="pods=15000"` measures; without it the pods are few. What the extender itself lists is
-//! counted after each wave. Its host memory is printed and never asserted: honest figures want a release
+//! counted after each wave. Its host memory is printed and never asserted: real figures need a release
 //! build in `GPUPACK_E2E_BINARY`.
 
 use std::ops::Range;
@@ -25,7 +25,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 const WAVE: usize = 300;
 
 #[test]
-fn of_pods_that_came_and_ended_nothing_is_listed() {
+fn ended_pods_are_not_listed() {
     let pods = pods();
     let limit =
         Duration::from_secs(600) + Duration::from_millis(100) * u32::try_from(pods).unwrap();
@@ -66,13 +66,13 @@ async fn wave(stage: &Stage, numbers: Range<usize>) {
     let plans: Vec<PodPlan> = numbers.map(plan).collect();
     stage.cluster.add_pods(&plans).await;
     stage.watching.until_bound(plans.len(), LIMIT).await;
-    // The agents hear of the bookings with one report, and tell of processes with the next.
+    // The agents get the reservations with one report, and report processes with the next.
     tokio::time::sleep(3 * REPORT_EVERY).await;
     stage.cluster.delete_all_pods().await;
     let all_gone = |pods: &Pods| pods.values().all(|seen| seen.gone.is_some());
     stage.watching.until("all pods gone", LIMIT, all_gone).await;
     stage.watching.forget_gone();
-    stage.until_books_agree().await;
+    stage.until_ledgers_agree().await;
     let waiting: Value = serde_json::from_str(&stage.extender.page("/v1/waiting").await).unwrap();
     assert_eq!(waiting["total"], 0, "{waiting}");
 }

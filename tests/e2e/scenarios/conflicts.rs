@@ -48,7 +48,7 @@ async fn burst(stage: &Stage, schedulers: &[&str]) {
     stage.figure(&format!("320 pods fill 80 GPUs in {} ms", clock::ms(started.elapsed())));
     let binds = stage.extender.binds_of(320.0).await;
     let total: f64 = binds.values().sum();
-    // The pods are 320, so every further bind is one that did not succeed at once.
+    // The pods are 320, so every further bind is one that failed at first.
     let conflicts = total - 320.0;
     let rate = 100.0 * conflicts / total;
     let mut errors = 0.0;

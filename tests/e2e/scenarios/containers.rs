@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::node::image::{BOX, CUDA};
 use crate::node::machine::{GpuRuntime, Machine, node_scenario};
-use crate::webhook::told;
+use crate::webhook::reported;
 
-/// A pod with an init container, the container of the GPU, and one more whose image wants every GPU.
+/// A pod with an init container, the container of the GPU, and one more whose image requests every GPU.
 pub(crate) fn pod(name: &str, annotations: &Value) -> Value {
     let container = |name: &str, image: &str, command: &[&str]| {
         json!({"name": name, "image": image, "imagePullPolicy": "Never", "command": command,
@@ -31,7 +31,7 @@ pub(crate) fn pod(name: &str, annotations: &Value) -> Value {
     })
 }
 
-/// How often a container was started anew.
+/// How often a container was restarted.
 pub(crate) fn restarts(pod: &Pod, container: &str) -> i32 {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     let mut all = statuses.into_iter().flatten().filter(|status| status.name == container);
@@ -39,13 +39,13 @@ pub(crate) fn restarts(pod: &Pod, container: &str) -> i32 {
 }
 
 #[test]
-fn containers_are_told_the_gpu_of_the_books() {
+fn containers_get_the_gpu_of_their_reservation() {
     node_scenario("containers", GpuRuntime::Plain, json!({}), |node| async move {
         node.create(&pod("half-a", &json!({"gpu-fraction": "0.5"}))).await;
         node.create(&pod("half-b", &json!({"gpu-fraction": "0.5"}))).await;
         node.create(&pod("memory", &json!({"gpu-memory": "20000"}))).await;
         for name in ["half-a", "half-b", "memory"] {
-            as_in_the_books(&node, name, 0).await;
+            as_in_the_ledger(&node, name, 0).await;
         }
         let mut sharers: Vec<usize> = Vec::new();
         for uuid in node.uuids() {
@@ -53,26 +53,26 @@ fn containers_are_told_the_gpu_of_the_books() {
         }
         sharers.sort_unstable();
         assert_eq!(sharers, [1, 2], "two halves fill one GPU, the third pod has the other");
-        node.figure("0.5 + 0.5 + 20000 MiB run on two GPUs; 9 containers see what the books say");
+        node.figure("0.5 + 0.5 + 20000 MiB run on two GPUs; 9 containers see their reservation");
         joined_by_the_agent(&node).await;
         kept_by_a_restart(&node).await;
         node.watching.verdict();
     });
 }
 
-/// The container of the GPU sees what the record and the books say, and the others see nothing.
-async fn as_in_the_books(node: &Machine, name: &str, life: u32) {
-    let main = node.told(name, "main", life).await;
+/// The container with the GPU sees what the record and the ledger say, and the others see nothing.
+async fn as_in_the_ledger(node: &Machine, name: &str, life: u32) {
+    let main = node.reported(name, "main", life).await;
     let placed = node.placed(name).await;
     assert!(node.uuids().contains(&placed.as_str()), "{name} has one GPU of the node: {placed}");
     let full_name = format!("{}/{name}", node.cluster.namespace);
-    assert!(node.tenants(&placed).await.contains(&full_name), "{name} in the books of {placed}");
+    assert!(node.tenants(&placed).await.contains(&full_name), "{name} in the ledger of {placed}");
     assert_eq!(main.devices(), format!("runtime.nvidia.com/gpu={placed}"), "{name}");
     assert_eq!(main.uuids(), placed, "{name}");
     let mib: u64 = main.mib().parse().expect("a whole number");
     assert_eq!(mib, if name == "memory" { 20_000 } else { 40_660 }, "{name}");
     for other in ["setup", "side"] {
-        let other = node.told(name, other, 0).await;
+        let other = node.reported(name, other, 0).await;
         assert_eq!((other.devices(), other.uuids()), ("void", ""), "{name}");
     }
 }
@@ -92,19 +92,19 @@ async fn joined_by_the_agent(node: &Machine) {
 async fn kept_by_a_restart(node: &Machine) {
     let before = node.placed("half-a").await;
     node.kill("half-a", "main").await;
-    let main = node.told("half-a", "main", 1).await;
+    let main = node.reported("half-a", "main", 1).await;
     assert_eq!(main.uuids(), before, "the same GPU after a restart");
-    as_in_the_books(node, "half-a", 1).await;
+    as_in_the_ledger(node, "half-a", 1).await;
     edited(node, &before).await;
     node.kill("half-a", "main").await;
-    let main = node.told("half-a", "main", 2).await;
+    let main = node.reported("half-a", "main", 2).await;
     assert_eq!(main.uuids(), before, "the same GPU after an edit that was refused");
     let pod = node.until("restarted twice", "half-a", |pod| restarts(pod, "main") == 2).await;
     assert_eq!(restarts(&pod, "side"), 0);
     node.figure("two restarts of a container keep its GPU; an edit in between is refused");
 }
 
-/// Whoever may do everything tries to give the pod the other GPU.
+/// A user with all rights tries to give the pod the other GPU.
 async fn edited(node: &Machine, uuid: &str) {
     let uuids = node.uuids();
     let other = uuids.iter().find(|other| **other != uuid).expect("two GPUs");
@@ -114,7 +114,7 @@ async fn edited(node: &Machine, uuid: &str) {
     ] {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
         let patched = node.cluster.pods().patch("half-a", &PatchParams::default(), &patch).await;
-        let message = told(&patched.expect_err("an edit of what is ours"));
-        assert!(message.contains("by gpupack alone"), "{message}");
+        let message = reported(&patched.expect_err("an edit of what is ours"));
+        assert!(message.contains("only by gpupack"), "{message}");
     }
 }

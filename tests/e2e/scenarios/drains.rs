@@ -1,4 +1,4 @@
-//! A pod that is deleted by force while its processes go on.
+//! A pod that is force-deleted while its processes continue.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::watching::is_bound;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long the processes go on.
+/// How long the processes keep running.
 const LINGER: Duration = Duration::from_secs(20);
 
 #[test]
@@ -24,7 +24,7 @@ fn room_of_a_pod_deleted_by_force_is_free_when_its_processes_are_gone() {
         let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.cluster.add_pods(&[PodPlan::fraction("first", "0.9")]).await;
         stage.watching.until("first bound", LIMIT, |pods| is_bound(pods, "first")).await;
-        // Its process runs as soon as the agent has heard of the booking.
+        // Its process runs as soon as the agent has the reservation.
         tokio::time::sleep(Duration::from_secs(3)).await;
         stage.cluster.delete_pod("first").await;
         let deleted = clock::now();
@@ -35,7 +35,7 @@ fn room_of_a_pod_deleted_by_force_is_free_when_its_processes_are_gone() {
             overdue = overdue.max(stage.extender.metric("gpupack_overdue_drains", "").await);
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        assert!((overdue - 1.0).abs() < 0.5, "{overdue} pods hold room after the time for that");
+        assert!((overdue - 1.0).abs() < 0.5, "{overdue} pods hold room after the drain time");
         stage.watching.until("second bound", LIMIT, |pods| is_bound(pods, "second")).await;
         stage.figure(&format!(
             "bound {} ms after the other was deleted, whose processes ran for {} ms",

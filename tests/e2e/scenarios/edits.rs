@@ -17,7 +17,7 @@ use crate::watching::{find, is_bound};
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
-fn an_edited_placement_makes_no_room_and_comes_back() {
+fn an_edited_placement_frees_no_room_and_is_restored() {
     scenario("edits", |bed| async move {
         let stage = bed.stage(Setup::of(Fleet::new().with("edits", 1, (1, A100)))).await;
         stage.cluster.add_pods(&[PodPlan::fraction("first", "0.9")]).await;
@@ -35,16 +35,16 @@ fn an_edited_placement_makes_no_room_and_comes_back() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert!(!stage.watching.ask(|pods| is_bound(pods, "second")), "0.9 beside 0.9");
         let events = stage.cluster.events().await;
-        let told = |event: &&_| is_told(event);
-        assert_eq!(events.iter().filter(told).count(), 1, "once a minute");
+        let reported = |event: &&_| is_reported(event);
+        assert_eq!(events.iter().filter(reported).count(), 1, "once a minute");
         let seen = stage.extender.metric("gpupack_placement_edits_total", "seen").await;
         assert!(seen >= 2.0, "{seen} edits seen");
         // The checker has seen the edits themselves; what counts is what was bound by them.
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
     });
 }
 
-fn is_told(event: &crate::cluster::SeenEvent) -> bool {
+fn is_reported(event: &crate::cluster::SeenEvent) -> bool {
     event.pod == "first" && event.reason == "PlacementEdited"
 }
 
@@ -67,7 +67,7 @@ async fn until_back(stage: &Stage, ours: &str) {
         if annotation(&pod, PLACEMENT) == Some(ours) && annotation(&pod, DEVICES).is_some() {
             break;
         }
-        assert!(started.elapsed() < LIMIT, "the placement does not come back");
+        assert!(started.elapsed() < LIMIT, "the placement is not restored");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     stage.figure(&format!("the placement is back after {} ms", clock::ms(started.elapsed())));

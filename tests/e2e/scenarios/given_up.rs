@@ -1,4 +1,4 @@
-//! A Binding whose caller has given up: kube-scheduler has the pod's CPU and memory for others again.
+//! A Binding whose caller timed out: kube-scheduler gives the pod's CPU and memory to others again.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::watching::{bound, is_bound};
 const GIVEN_UP_AFTER: Duration = Duration::from_millis(10_300);
 
 #[test]
-fn a_bind_that_kube_scheduler_has_given_up_is_not_posted_again() {
+fn an_abandoned_bind_is_not_posted_again() {
     scenario("given-up", |bed| async move {
         // No Binding arrives in time: each is undecided after 4 s, and posted again while that is allowed.
         let held =

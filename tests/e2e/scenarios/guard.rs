@@ -1,4 +1,4 @@
-//! The memory guard on a real API server: an over-user is told, and evicted only when asked for.
+//! The memory guard on a real API server: it reports over-limit pods, and evicts only when requested.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::watching::find;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long pods that must stay are watched: several sightings and several looks of the guard.
+/// How long pods that must stay are watched: several usage samples and several ticks of the guard.
 const QUIET: Duration = Duration::from_secs(6);
 
 /// Lets two pods share one GPU: `greedy` uses twice its share, `modest` all of its own.
@@ -57,48 +57,48 @@ async fn evictions(stage: &Stage, outcome: &str) -> f64 {
 }
 
 #[test]
-fn an_over_user_is_told_and_left_alone_unless_asked_otherwise() {
+fn an_over_limit_pod_is_only_reported_by_default() {
     scenario("guard-told", |bed| async move {
         let stage = bed.stage(Setup::of(fleet("guard-told"))).await;
         shared(&stage).await;
-        let told = event(&stage, "greedy", "GpuOveruse").await;
+        let reported = event(&stage, "greedy", "GpuOverLimit").await;
         // 0.4 of 81,320 MiB, and twice that.
         for part in ["uses 65056 MiB", "may use 32528 MiB", "32528 MiB too much", "gpu-memory"] {
-            assert!(told.contains(part), "{part} in {told}");
+            assert!(reported.contains(part), "{part} in {reported}");
         }
         tokio::time::sleep(QUIET).await;
         assert!(is_there(&stage, "greedy") && is_there(&stage, "modest"));
-        assert!((stage.extender.metric("gpupack_over_users", "").await - 1.0).abs() < 0.5);
-        let asked = stage.extender.metric("gpupack_evictions_total", "").await;
-        assert!(asked < 0.5, "{asked} evictions were asked for");
-        stage.figure("an over-user is told and stays, without `guard.evict`");
+        assert!((stage.extender.metric("gpupack_over_limit_pods", "").await - 1.0).abs() < 0.5);
+        let queried = stage.extender.metric("gpupack_evictions_total", "").await;
+        assert!(queried < 0.5, "{queried} evictions were requested");
+        stage.figure("an over-limit pod is reported and stays, without `guard.evict`");
         stage.judge().await;
     });
 }
 
 #[test]
-fn an_over_user_is_evicted_when_asked_for_and_nobody_within_its_share_is() {
+fn the_guard_evicts_over_limit_pods_on_request_and_no_others() {
     scenario("guard-evict", |bed| async move {
         let settings = json!({"guard": {"evict": true}});
         let setup = Setup { settings, ..Setup::of(fleet("guard-evict")) };
         manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
         let stage = bed.stage(setup).await;
-        // A disruption budget that nobody has worked out yet allows nothing to running pods.
+        // A disruption budget without a computed status allows no eviction of running pods.
         let budgets = budget(&stage, "greedy").await;
         let started = clock::now();
         shared(&stage).await;
         stage.cluster.set_phase("greedy", "Running").await;
         while evictions(&stage, "blocked").await + evictions(&stage, "evicted").await < 0.5 {
-            assert!(started.elapsed() < LIMIT, "no eviction was asked for");
+            assert!(started.elapsed() < LIMIT, "no eviction was requested");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        assert!(is_there(&stage, "greedy"), "a disruption budget was passed over");
-        stage.figure("a disruption budget holds an over-user back from eviction");
+        assert!(is_there(&stage, "greedy"), "a disruption budget was ignored");
+        stage.figure("a disruption budget prevents the eviction of an over-limit pod");
         budgets.delete("budget", &DeleteParams::default()).await.expect("it is there");
-        let told = event(&stage, "greedy", "GpuEvicted").await;
-        assert!(told.contains("65056 MiB") && told.contains("32528 MiB"), "{told}");
+        let reported = event(&stage, "greedy", "GpuEvicted").await;
+        assert!(reported.contains("65056 MiB") && reported.contains("32528 MiB"), "{reported}");
         assert!(!is_there(&stage, "greedy"));
-        stage.figure(&format!("an over-user is evicted: {told}"));
+        stage.figure(&format!("an over-limit pod is evicted: {reported}"));
         tokio::time::sleep(QUIET).await;
         assert!(is_there(&stage, "modest"), "a pod within its share was evicted");
         assert!((evictions(&stage, "evicted").await - 1.0).abs() < 0.5);
@@ -114,7 +114,7 @@ async fn budget(stage: &Stage, name: &str) -> Api<PodDisruptionBudget> {
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
     });
     let object: PodDisruptionBudget =
-        serde_json::from_value(object).expect("a budget is that simple");
+        serde_json::from_value(object).expect("a valid disruption budget");
     let budgets = Api::namespaced(stage.cluster.client.clone(), &stage.cluster.namespace);
     budgets.create(&PostParams::default(), &object).await.expect("a new budget");
     budgets

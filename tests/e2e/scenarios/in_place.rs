@@ -15,7 +15,7 @@ use crate::watching::is_bound;
 const CLUSTER: &str = "default-scheduler";
 
 #[test]
-fn only_pods_with_a_marker_are_asked_about_in_place() {
+fn in_place_only_pods_with_a_marker_reach_the_extender() {
     scenario("in-place", |bed| async move {
         let setup = Setup {
             schedulers: vec![SchedulerPlan::in_place()],
@@ -33,13 +33,13 @@ fn only_pods_with_a_marker_are_asked_about_in_place() {
             .collect();
         stage.cluster.add_pods(&marked).await;
         stage.watching.until_bound(8, Duration::from_secs(30)).await;
-        let asked = stage.extender.calls("filter").await;
-        assert!(asked >= 8.0, "the extender was asked {asked} times about 8 pods");
+        let queried = stage.extender.calls("filter").await;
+        assert!(queried >= 8.0, "the extender was asked {queried} times about 8 pods");
         stage.cluster.add_pods(&[plain("plain")]).await;
         let limit = Duration::from_secs(30);
         stage.watching.until("the plain pod bound", limit, |pods| is_bound(pods, "plain")).await;
         let again = stage.extender.calls("filter").await;
-        assert!((again - asked).abs() < 0.5, "asked about a pod without a marker");
+        assert!((again - queried).abs() < 0.5, "a call about a pod without a marker");
         stage.figure("8 pods with a marker placed, a pod without one bound without a call");
         stage.extender.kill();
         stage.cluster.add_pods(&[plain("still")]).await;

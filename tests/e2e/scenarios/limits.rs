@@ -10,32 +10,32 @@ use super::containers::pod;
 use super::runtime::{has_only, until_explained};
 use crate::clock;
 use crate::node::alone::{self, is_version_2};
-use crate::node::machine::{GpuRuntime, LIMIT, Machine, Told, node_scenario};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, Reported, node_scenario};
 
-/// What the pod asks for, and is held to.
+/// What the pod requests, and is held to.
 const MIB: u64 = 4_096;
 
 #[test]
-fn the_driver_is_told_the_limit_of_the_share() {
+fn the_driver_gets_the_limit_of_the_share() {
     let settings = json!({"webhook": {"memory_limit": "driver"}});
     node_scenario("limits", GpuRuntime::Nvidia, settings, |node| async move {
         node.create(&pod("limited", &json!({"gpu-memory": MIB.to_string()}))).await;
         let process = if is_version_2() {
-            node.told("limited", "main", 0).await;
+            node.reported("limited", "main", 0).await;
             node.process("limited", "main").await.1
         } else {
             on_version_1(&node).await
         };
         let placed = node.placed("limited").await;
         let group = told_to_the_driver(&node, &placed).await;
-        node.figure(&format!("the driver was told: soft 0, hard {MIB} MiB, for {group}"));
+        node.figure(&format!("the driver got: soft 0, hard {MIB} MiB, for {group}"));
         verified(&node, &placed, process).await;
         node.watching.verdict();
     });
 }
 
 /// kubelet cannot start such a container on version 1, which is explained; the runtime alone can, on
-/// version 2. Answers the container's first process.
+/// version 2. Returns the container's first process.
 async fn on_version_1(node: &Machine) -> u32 {
     let note = until_explained(node, "limited").await;
     for part in ["its node cannot limit the memory", "`webhook.memory_limit: none`", "cgroup v2"] {
@@ -51,17 +51,20 @@ async fn on_version_1(node: &Machine) -> u32 {
     let started = clock::now();
     loop {
         let printed = std::fs::read_to_string(&log).unwrap_or_default();
-        if let Some(told) = Told::of(&printed) {
-            has_only(node, &node.placed("limited").await, &told);
+        if let Some(reported) = Reported::of(&printed) {
+            has_only(node, &node.placed("limited").await, &reported);
             node.figure("by the runtime alone on version 2: its GPU and no other");
             return node.runtime.process(alone::ID).expect("it runs").1;
         }
-        assert!(started.elapsed() < LIMIT, "the runtime alone starts no container: {printed}");
+        assert!(
+            started.elapsed() < LIMIT,
+            "the runtime alone does not start a container: {printed}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// A pod that is not tried again is over at once, and has its event all the same.
+/// A pod that is not retried ends immediately, and still has its event.
 async fn told_at_its_end(node: &Machine) {
     let mut once = pod("once", &json!({"gpu-memory": MIB.to_string()}));
     once["spec"]["restartPolicy"] = "Never".into();
@@ -75,7 +78,7 @@ async fn told_at_its_end(node: &Machine) {
     node.figure("a pod that is not tried again fails, and has the event too");
 }
 
-/// The driver has the limit for a group of this pod, and nothing else; answers the group.
+/// The driver has the limit for a group of this pod, and nothing else. Returns the group.
 async fn told_to_the_driver(node: &Machine, placed: &str) -> String {
     let uid = node.pod("limited").await.metadata.uid.expect("every object has a UID");
     let limits = node.driver.limits();
@@ -88,7 +91,7 @@ async fn told_to_the_driver(node: &Machine, placed: &str) -> String {
     group.to_owned()
 }
 
-/// The agent reads the limit back for a process of the container, and the state says so.
+/// The agent reads the limit back for a process of the container, and the state shows it.
 async fn verified(node: &Machine, placed: &str, process: u32) {
     let index = node.uuids().iter().position(|uuid| *uuid == placed).expect("a GPU of the node");
     node.driver.play(&node.fleet.nodes[0].gpus, &[(index, process, 1_000)]);

@@ -9,7 +9,7 @@ use crate::testbed::{figure, scenario};
 use crate::webhook::{dry_run, runtime_classes};
 
 #[test]
-fn the_api_server_takes_every_manifest() {
+fn the_api_server_accepts_every_manifest() {
     scenario("manifests", |bed| async move {
         // Without webhook-certificate.yaml: its kinds are cert-manager's.
         let files = [
@@ -44,7 +44,7 @@ fn the_api_server_takes_every_manifest() {
 }
 
 #[test]
-fn only_the_agents_are_beyond_restricted() {
+fn only_the_agents_exceed_the_restricted_profile() {
     scenario("namespaces", |bed| async move {
         let client = &bed.cluster.client;
         runtime_classes(client).await;

@@ -37,12 +37,12 @@ fn five_hundred_mixed_pods_fit_on_fifty_nodes() {
             .any(|i| stage.watching.ask(|pods| is_bound(pods, &format!("too-large-{i}"))));
         assert!(!wrong, "a pod larger than every GPU is bound");
         stage.figure(&format!("binds by outcome: {:?}", stage.extender.binds_of(500.0).await));
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }
 
-/// 500 pods that fit and a few that cannot, in an order drawn from the seed. Together they ask for
+/// 500 pods that fit and a few that cannot, in an order drawn from the seed. Together they request
 /// about 200 of the 340 GPUs, so that no policy can fragment them into a refusal.
 fn plans(seed: u64) -> Vec<PodPlan> {
     let fractions = ["0.1", "0.2", "0.25", "0.3", "0.33333", "0.5"];
@@ -61,7 +61,7 @@ fn plans(seed: u64) -> Vec<PodPlan> {
     plans.extend((0..100).map(both));
     plans.extend((0..100).map(two));
     plans.extend((0..40).map(|i| PodPlan::fraction(format!("whole-{i}"), "1")));
-    // ten pods that ask as the device plugin has taught people to
+    // ten pods with the resource of the device plugin
     let named =
         |i: usize| PodPlan::new(format!("named-{i}")).limited(GPU, if i < 5 { "1" } else { "2" });
     plans.extend((0..10).map(named));

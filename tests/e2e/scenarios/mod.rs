@@ -8,7 +8,7 @@ mod conflicts;
 mod containers;
 mod drains;
 mod edits;
-mod foreign;
+mod untracked;
 mod given_up;
 mod guard;
 mod in_place;

@@ -10,7 +10,7 @@ use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 use crate::watching::find;
-use crate::webhook::{Webhook, policies, told};
+use crate::webhook::{Webhook, policies, reported};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -76,7 +76,7 @@ async fn refused(stage: &Stage) {
         [(own, "remove the variable"), (folder, "remove it"), (several, "a part of one GPU")]
     {
         let pod: Pod = serde_json::from_value(pod).expect("still a pod");
-        let message = api.create(&PostParams::default(), &pod).await.map_err(|e| told(&e));
+        let message = api.create(&PostParams::default(), &pod).await.map_err(|e| reported(&e));
         let message = message.expect_err(part);
         assert!(message.contains(part), "{message}");
     }
@@ -85,12 +85,12 @@ async fn refused(stage: &Stage) {
     let debug = json!({"name": "debug", "image": "local/none", "volumeMounts": mount});
     let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}));
     let added = api.patch_ephemeral_containers("part", &parameters, &patch).await;
-    let message = added.map_err(|error| told(&error)).expect_err("it would see all pipes");
+    let message = added.map_err(|error| reported(&error)).expect_err("it would see all pipes");
     assert!(message.contains("container `debug` mounts"), "{message}");
     let keys = json!({"placed.gpupack.dev/mps-memory-limit": "0=80000M"});
     let patch = Patch::Merge(json!({"metadata": {"annotations": keys}}));
     let widened = api.patch("part", &parameters, &patch).await;
-    let message = widened.map_err(|error| told(&error)).expect_err("it is gpupack's");
-    assert!(message.contains("written by gpupack alone"), "{message}");
+    let message = widened.map_err(|error| reported(&error)).expect_err("it is gpupack's");
+    assert!(message.contains("written only by gpupack"), "{message}");
     stage.figure("3 pods, a debug container and an edit that would widen a limit are refused");
 }

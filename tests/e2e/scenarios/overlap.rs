@@ -1,4 +1,4 @@
-//! Two extenders at once: the old one has posted a Binding that a slow API server holds, and its successor
+//! Two extenders run: the old one has posted a Binding that a slow API server holds, and its successor
 //! gives the room away meanwhile.
 
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::schedulers::SchedulerPlan;
 use crate::testbed::{Setup, scenario};
 use crate::watching::bound;
 
-/// Profile of the scheduler that asks the successor.
+/// Profile of the scheduler that calls the successor.
 const OTHER: &str = "gpupack-other";
 
 /// How long the network holds a Binding of the old extender: less than a call may take.
 const HELD_FOR: Duration = Duration::from_secs(4);
 
 #[test]
-fn an_extender_that_is_stopping_books_nothing_behind_its_successor() {
+fn a_stopping_extender_allocates_nothing_after_its_successor_starts() {
     overlap("overlap-stopping", true);
 }
 
 #[test]
-fn an_extender_that_does_not_know_its_successor_books_nothing_behind_it() {
+fn an_extender_unaware_of_its_successor_allocates_nothing() {
     overlap("overlap-unaware", false);
 }
 
@@ -47,7 +47,7 @@ fn overlap(name: &'static str, is_stopped: bool) {
         }
         let posted = clock::now();
         if is_stopped {
-            stage.extender.ask_to_end();
+            stage.extender.stop_gently();
         }
         let successor = stage.start_successor(settings).await;
         let ready = clock::ms(posted.elapsed());

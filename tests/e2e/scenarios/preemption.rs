@@ -28,7 +28,7 @@ fn evicted(pods: &Pods) -> usize {
 }
 
 #[test]
-fn the_second_scheduler_evicts_no_bystander() {
+fn the_second_scheduler_evicts_no_unrelated_pod() {
     scenario("bystanders", |bed| async move {
         let (plan, settings) = (SchedulerPlan::second(), json!({}));
         let stage = bystanders(bed, plan, settings, |pod| pod).await;
@@ -45,11 +45,11 @@ fn the_second_scheduler_evicts_no_gpu_pod() {
 }
 
 #[test]
-fn in_place_evicts_no_bystander_and_pods_without_a_gpu_still_preempt() {
+fn in_place_evicts_no_unrelated_pod_and_other_pods_still_preempt() {
     scenario("bystanders-in-place", |bed| async move {
         let settings = json!({"scheduler_names": ["default-scheduler"]});
         let stage = bystanders(bed, SchedulerPlan::in_place(), settings, in_place).await;
-        assert!(stage.extender.calls("preempt").await >= 1.0, "kube-scheduler asked");
+        assert!(stage.extender.calls("preempt").await >= 1.0, "kube-scheduler called");
         let plain = |name: &str| {
             let pod = PodPlan::new(name).for_scheduler("default-scheduler").with_cpu("60");
             pod.important("e2e-high")
@@ -75,12 +75,12 @@ fn in_place_evicts_no_gpu_pod() {
     });
 }
 
-/// The pod as the cluster's own scheduler asks gpupack about it.
+/// The pod as the cluster's own scheduler sends it to gpupack.
 fn in_place(pod: PodPlan) -> PodPlan {
     pod.for_scheduler("default-scheduler").limited("gpupack.dev/gpu-share", "0")
 }
 
-/// Seven nodes whose GPUs are held by pods as important as the one that waits; the CPU of six of them is
+/// Seven nodes with GPUs used by pods of the same priority as the waiting one; the CPU of six of them is
 /// held by less important pods without a GPU.
 async fn bystanders(
     bed: Testbed,
@@ -134,11 +134,11 @@ async fn waits_and_evicts_nobody(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan
     stage.cluster.add_pods(&[high]).await;
     tokio::time::sleep(LONG_ENOUGH).await;
     let (count, bound) = stage.watching.ask(|pods| (evicted(pods), is_bound(pods, "high")));
-    let asked = stage.extender.calls("filter").await;
+    let queried = stage.extender.calls("filter").await;
     let preempt = stage.extender.calls("preempt").await;
     stage.figure(&format!(
         "an important GPU pod without room: {count} pods evicted in {LONG_ENOUGH:?}; \
-         {asked} filter calls and {preempt} preempt calls in all"
+         {queried} filter calls and {preempt} preempt calls in all"
     ));
     assert_eq!((count, bound), (0, false), "evicted, and whether it runs");
 }
@@ -148,7 +148,7 @@ async fn classes(stage: &Stage) {
     for (name, value) in [("e2e-high", 1_000), ("e2e-low", 10)] {
         let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": name}, "value": value});
-        let class: PriorityClass = serde_json::from_value(class).expect("a class is that simple");
+        let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
         match api.create(&PostParams::default(), &class).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 409 => {}

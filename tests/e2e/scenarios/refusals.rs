@@ -41,7 +41,7 @@ fn refusable() -> Vec<(PodPlan, &'static str)> {
 }
 
 #[test]
-fn bad_annotations_are_refused_with_an_event_and_without_a_loop() {
+fn bad_annotations_are_rejected_with_an_event_and_without_a_loop() {
     scenario("refusals", |bed| async move {
         let stage = bed.stage(Setup::of(Fleet::new().with("refusals", 2, (2, A100)))).await;
         let refusable = refusable();
@@ -96,7 +96,7 @@ fn kube_scheduler_counts_the_resources_that_gpupack_does_not() {
             .await;
         for (name, part) in [
             ("network", "Insufficient nvidia.com/hostdev"),
-            ("instance", "node has no device of the requested kind"),
+            ("instance", "no device of the requested kind"),
             ("hami", "Insufficient nvidia.com/gpumem"),
         ] {
             until_said(&stage, name, part).await;
@@ -122,7 +122,7 @@ async fn until_said(stage: &Stage, name: &str, part: &str) {
 }
 
 #[test]
-fn a_full_cluster_of_less_important_pods_makes_no_loop() {
+fn a_cluster_full_of_lower_priority_pods_causes_no_loop() {
     scenario("important", |bed| async move {
         let stage = bed.stage(Setup::of(Fleet::new().with("important", 10, (1, A100)))).await;
         let low: Vec<PodPlan> =
@@ -131,7 +131,7 @@ fn a_full_cluster_of_less_important_pods_makes_no_loop() {
         stage.watching.until_bound(10, Duration::from_secs(30)).await;
         let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": "e2e-important"}, "value": 1000});
-        let class: PriorityClass = serde_json::from_value(class).expect("a class is that simple");
+        let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
         let classes: Api<PriorityClass> = Api::all(stage.cluster.client.clone());
         classes.create(&PostParams::default(), &class).await.expect("a new class");
         let high = PodPlan::fraction("high", "0.5").important("e2e-important");
@@ -162,5 +162,5 @@ async fn told_why(stage: &Stage, name: &str, key: &str) {
     assert_eq!(scheduler, 1, "{name}: the scheduler's texts are {messages:#?}");
     let ours = messages.iter().filter(|(reason, _)| *reason != "FailedScheduling");
     let named = ours.flat_map(|(_, texts)| texts).any(|text| text.contains(key));
-    assert!(named, "{name}: no event of gpupack names `{key}`: {messages:#?}");
+    assert!(named, "{name}: no gpupack event names `{key}`: {messages:#?}");
 }

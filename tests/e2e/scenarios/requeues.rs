@@ -1,4 +1,4 @@
-//! Room in one pool while many older pods wait for another: the pod that can use it is touched, the others
+//! Room in one pool while many older pods wait for another: the pod that can use it is requeued, others
 //! are left alone.
 //!
 //! And SIGTERM while room comes and goes that none of many waiting pods can use.
@@ -28,7 +28,7 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
     let ahead = ahead();
     let limit = Duration::from_secs(300) + Duration::from_secs(1) * u32::try_from(ahead).unwrap();
     scenario_within("requeues", limit, |bed| async move {
-        // Processes outlive their pod: kube-scheduler has looked at all pods long before there is room.
+        // Processes outlive their pod: kube-scheduler has tried all pods long before there is room.
         let fleet = Fleet::new().lingering(2_000 + 10 * ahead as u64);
         let fleet = fleet.with("ra", 1, (1, A100)).with("rb", 1, (1, A100));
         let stage = bed.stage(Setup::of(fleet)).await;
@@ -44,25 +44,25 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
         stage.cluster.add_pods(&[PodPlan::fraction("last", "0.5").only_on("rb-00")]).await;
         until_refused(&stage.watching, ahead + 1).await;
 
-        let before = stage.extender.metric("gpupack_wakeups_total", "").await;
+        let before = stage.extender.metric("gpupack_requeues_total", "").await;
         stage.cluster.delete_pod("holder-rb").await;
         let ended = clock::now();
         let device = stage.fleet.uuids("rb-00")[0];
         let room = async {
-            while stage.extender.booked().await.get(device).is_some_and(|load| load.1 == WHOLE) {
+            while stage.extender.allocated().await.get(device).is_some_and(|load| load.1 == WHOLE) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             ended.elapsed()
         };
         let bound = stage.watching.until("the last is bound", LIMIT, |pods| is_bound(pods, "last"));
         let (room, bound) = tokio::join!(room, bound);
-        let touches = stage.extender.metric("gpupack_wakeups_total", "").await - before;
+        let touches = stage.extender.metric("gpupack_requeues_total", "").await - before;
         stage.figure(&format!(
             "{ahead} ahead: room {} ms after the end of the holder, bound after {} ms, {touches} touches",
             clock::ms(room),
             clock::ms(bound),
         ));
-        assert!(touches <= 3.0, "{touches} touches for one pod that can use the room");
+        assert!(touches <= 3.0, "{touches} requeues for one pod that can use the room");
         for result in ["node_left_out", "refused", "gone", "failed"] {
             assert_eq!(
                 stage.extender.metric("gpupack_requeues_total", result).await,
@@ -70,12 +70,12 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
                 "{result}"
             );
         }
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }
 
-/// Longest time that a stop may take; a release build takes no more than two seconds.
+/// Longest time that a shutdown may take; a release build takes at most two seconds.
 const STOPPED_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long room comes and goes before the stop.
@@ -88,7 +88,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 const NODES: usize = 20;
 
 #[test]
-fn a_stop_does_not_wait_for_the_requeues() {
+fn shutdown_does_not_wait_for_requeues() {
     let ahead = ahead();
     let limit = Duration::from_secs(300) + Duration::from_secs(1) * u32::try_from(ahead).unwrap();
     scenario_within("requeues-stop", limit, |bed| async move {
@@ -127,19 +127,19 @@ fn a_stop_does_not_wait_for_the_requeues() {
         let stopped = async {
             tokio::time::sleep(ROOMS_FOR).await;
             let made = rooms.get();
-            let asked = clock::now();
-            extender.ask_to_end();
+            let queried = clock::now();
+            extender.stop_gently();
             let status = loop {
                 if let Some(status) = extender.ended() {
                     break status;
                 }
                 assert!(
-                    asked.elapsed() < STOPPED_WITHIN,
+                    queried.elapsed() < STOPPED_WITHIN,
                     "it runs {STOPPED_WITHIN:?} after SIGTERM"
                 );
                 tokio::time::sleep(Duration::from_millis(5)).await;
             };
-            (made, asked.elapsed(), status)
+            (made, queried.elapsed(), status)
         };
         let (made, took, status) = tokio::select! {
             stopped = stopped => stopped,
@@ -150,7 +150,7 @@ fn a_stop_does_not_wait_for_the_requeues() {
             clock::ms(took)
         ));
         assert!(status.success(), "{status}");
-        assert!(made > 0, "no room came and went");
+        assert!(made > 0, "no room appeared and vanished");
         stage.judge().await;
     });
 }
@@ -162,7 +162,7 @@ fn half(fleet: &Fleet, node: usize, round: usize) -> PodPlan {
         return PodPlan::fraction(name, "0.5").only_on(&on);
     }
     let uuid = fleet.uuids(&on)[0];
-    let mib = fleet.device(uuid).expect("it is of the fleet").1.capacity_mib() / 2;
+    let mib = fleet.device(uuid).expect("it is part of the fleet").1.capacity_mib() / 2;
     PodPlan::new(name).placed_on(uuid, mib, WHOLE / 2).bound_by_others(&on)
 }
 
@@ -178,7 +178,7 @@ fn ahead() -> usize {
     number.unwrap_or_else(|| panic!("GPUPACK_REQUEUES is `{text}`: not `ahead=` with a number"))
 }
 
-/// Waits until so many pods were refused everywhere.
+/// Waits until this many pods were rejected on every node.
 async fn until_refused(watching: &Watching, count: usize) {
     let is_refused = |seen: &&Seen| {
         let status = seen.pod.status.as_ref();

@@ -1,4 +1,4 @@
-//! The books can be thrown away: a restarted extender reads them from the pods.
+//! The ledger can be lost: a restarted extender rebuilds it from the pods.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::testbed::{Setup, scenario};
 use crate::watching::is_bound;
 
 #[test]
-fn a_restarted_extender_has_the_same_books() {
+fn a_restarted_extender_has_the_same_ledger() {
     scenario("restart", |bed| async move {
         let fleet =
             Fleet::new().with("restart-a100", 2, (2, A100)).with("restart-a10", 1, (2, A10));
@@ -25,16 +25,16 @@ fn a_restarted_extender_has_the_same_books() {
         stage.cluster.add_pods(&plans).await;
         stage.watching.until_bound(plans.len(), Duration::from_secs(30)).await;
         stage.cluster.set_phase("ended", "Succeeded").await;
-        stage.until_books_agree().await;
-        let before = stage.extender.booked().await;
+        stage.until_ledgers_agree().await;
+        let before = stage.extender.allocated().await;
         stage.extender.kill();
         let took = stage.extender.start_again().await;
-        stage.until_books_agree().await;
-        assert_eq!(stage.extender.booked().await, before);
-        // Nobody has asked since: what is asked for in this cluster was read from the pods there are.
+        stage.until_ledgers_agree().await;
+        assert_eq!(stage.extender.allocated().await, before);
+        // No call has come since: what is requested in this cluster was read from the pods there are.
         let types = stage.extender.metric("gpupack_typical_requests", "").await;
         assert!((types - 6.0).abs() < 0.5, "{types} types of requests");
-        stage.figure(&format!("ready {} ms after SIGKILL, same books", clock::ms(took)));
+        stage.figure(&format!("ready {} ms after SIGKILL, same ledger", clock::ms(took)));
         // Six GPUs; what is left is not enough for seven whole ones, and exactly what it is.
         stage.cluster.add_pods(&[PodPlan::fraction("late", "0.25")]).await;
         let limit = Duration::from_secs(30);
@@ -44,7 +44,7 @@ fn a_restarted_extender_has_the_same_books() {
             "a pod created after the restart is bound in {} ms",
             clock::ms(waited)
         ));
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }

@@ -15,14 +15,14 @@ use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 use crate::watching::is_bound;
-use crate::webhook::{policies, told};
+use crate::webhook::{policies, reported};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What a message of the policy under test contains; RBAC would say something else.
 const POLICY: &str = "gpupack-extender";
 
-/// A role by which RBAC is in nobody's way.
+/// A role with which RBAC denies nothing.
 const TOO_MUCH: &str = "e2e-too-much";
 
 #[test]
@@ -49,7 +49,7 @@ fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
 }
 
 #[test]
-fn the_right_to_evict_is_in_a_file_of_its_own() {
+fn the_eviction_role_is_in_a_separate_file() {
     scenario("rights-evict", |bed| async move {
         let client = bed.plane.client(Identity::Extender).await;
         let admin = &bed.cluster.client;
@@ -105,24 +105,24 @@ async fn grant_everything(admin: &Client) -> Api<ClusterRoleBinding> {
 async fn patches(stage: &Stage, client: &Client) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &stage.cluster.namespace);
     let annotation = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
-    let touch = annotation("placed.gpupack.dev/touch", "1".into());
+    let touch = annotation("placed.gpupack.dev/fence", "1".into());
     let change = async |patch: &Value| {
         let patched =
             pods.patch("waiting", &PatchParams::default(), &Patch::Strategic(patch)).await;
-        patched.map_err(|error| told(&error))
+        patched.map_err(|error| reported(&error))
     };
     // Until the role that gives too much is in force, RBAC refuses this.
     let status = async || {
         let patch = Patch::Merge(&touch);
         let patched = pods.patch_status("waiting", &PatchParams::default(), &patch).await;
-        patched.map(drop).map_err(|error| told(&error))
+        patched.map(drop).map_err(|error| reported(&error))
     };
     until_refused(POLICY, status).await;
     change(&touch).await.expect("a touch");
     let admin = stage.cluster.pods();
     let note = annotation("team", "a".into());
     admin.patch("waiting", &PatchParams::default(), &Patch::Merge(&note)).await.expect("a note");
-    change(&annotation("placed.gpupack.dev/touch", Value::Null)).await.expect("its own");
+    change(&annotation("placed.gpupack.dev/fence", Value::Null)).await.expect("its own");
     for patch in [
         annotation("team", "b".into()),
         annotation("team", Value::Null),
@@ -144,7 +144,7 @@ async fn patches(stage: &Stage, client: &Client) {
     stage.figure("2 changes of its own annotations pass, 12 others of a pod are refused");
 }
 
-/// Annotations that name devices: on no pod, whether it asks for a GPU or not.
+/// Annotations that name devices: on no pod, whether it requests a GPU or not.
 async fn named_devices(stage: &Stage) {
     let whole = PodPlan::new("whole").limited("nvidia.com/gpu", "1").for_scheduler("nobody");
     stage.cluster.add_pods(&[whole]).await;
@@ -152,7 +152,7 @@ async fn named_devices(stage: &Stage) {
     let patch = json!({"metadata": {"annotations": {"devices.nri.io/container.main": "x"}}});
     let patch = Patch::Merge(&patch);
     for name in ["gpu", "whole", "plain"] {
-        let message = told(&api.patch(name, &parameters, &patch).await.expect_err(name));
+        let message = reported(&api.patch(name, &parameters, &patch).await.expect_err(name));
         assert!(message.contains("names devices"), "{message}");
     }
     stage.cluster.delete_pod("whole").await;
@@ -173,7 +173,7 @@ async fn others(stage: &Stage, client: &Client) {
         pods.patch_status("waiting", &patch, &status).await.map(drop),
         pods.patch_ephemeral_containers("waiting", &patch, &debug).await.map(drop),
     ] {
-        let message = told(&refused.expect_err("not the extender's to do"));
+        let message = reported(&refused.expect_err("not the extender's to do"));
         assert!(message.contains(POLICY), "{message}");
     }
     stage.figure("creation, deletion, status and debug containers are refused");
@@ -217,23 +217,23 @@ async fn bindings(stage: &Stage, client: &Client) {
 async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, String> {
     let request = axum::http::Request::post(path).header("content-type", "application/json");
     let request = request.body(body.to_string().into_bytes()).expect("a sound request");
-    client.request::<Value>(request).await.map_err(|error| told(&error))
+    client.request::<Value>(request).await.map_err(|error| reported(&error))
 }
 
 /// Waits until a call is refused with these words: the API server follows a changed role a moment later.
 async fn until_refused(part: &str, call: impl AsyncFn() -> Result<(), String>) {
     let started = clock::now();
     loop {
-        let told = call().await;
-        if told.as_ref().is_err_and(|message| message.contains(part)) {
+        let reported = call().await;
+        if reported.as_ref().is_err_and(|message| message.contains(part)) {
             return;
         }
-        assert!(started.elapsed() < LIMIT, "not refused with `{part}`: {told:?}");
+        assert!(started.elapsed() < LIMIT, "not refused with `{part}`: {reported:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Waits until a call is not refused any more.
+/// Waits until a call is no longer rejected.
 async fn until_allowed(call: impl AsyncFn() -> Result<(), String>) {
     let started = clock::now();
     while let Err(message) = call().await {

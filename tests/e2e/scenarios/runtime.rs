@@ -14,12 +14,12 @@ use crate::cluster::SeenEvent;
 use crate::control_plane::Identity;
 use crate::node::driver::MINORS;
 use crate::node::image::CUDA;
-use crate::node::machine::{GpuRuntime, LIMIT, Machine, Told, node_scenario};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, Reported, node_scenario};
 use crate::node::runtime::NODE;
 use crate::node::toolkit::Mode;
 
 #[test]
-fn the_runtime_hands_out_the_gpu_of_the_books_and_no_other() {
+fn the_runtime_provides_only_the_gpu_of_the_reservation() {
     let settings = json!({"webhook": {"unmanaged_runtime_class": "blank"}});
     node_scenario("runtime", GpuRuntime::Nvidia, settings, |mut node| async move {
         for mode in Mode::ALL {
@@ -30,7 +30,7 @@ fn the_runtime_hands_out_the_gpu_of_the_books_and_no_other() {
             named_by_hand(&node, mode).await;
         }
         node.watching.verdict();
-        // Nobody moves pods yet; the checker would call it a fault.
+        // Nothing moves pods yet; the checker would report a fault.
         moved_in_place(&mut node).await;
     });
 }
@@ -42,22 +42,22 @@ fn device_of(node: &Machine, uuid: &str) -> (String, String) {
 }
 
 /// The container has this GPU and no other, as nodes and by its control group.
-pub(crate) fn has_only(node: &Machine, uuid: &str, container: &Told) {
+pub(crate) fn has_only(node: &Machine, uuid: &str, container: &Reported) {
     let (device, minor) = device_of(node, uuid);
     let nodes = container.nodes();
     assert_eq!(gpus(container), [device.as_str()], "{nodes:?}");
     assert!(nodes.contains(&"nvidiactl") && nodes.contains(&"nvidia-uvm"), "{nodes:?}");
-    assert_eq!(container.open(), [minor.as_str()], "what its control group lets it open");
-    assert_eq!(container.uuids(), uuid, "what the workload is told");
+    assert_eq!(container.open(), [minor.as_str()], "what its control group allows it to open");
+    assert_eq!(container.uuids(), uuid, "what the workload sees");
 }
 
 /// The GPUs among a container's device nodes.
-fn gpus(container: &Told) -> Vec<&str> {
+fn gpus(container: &Reported) -> Vec<&str> {
     let is_gpu = |name: &&str| name.trim_start_matches("nvidia").parse::<u32>().is_ok();
     container.nodes().into_iter().filter(is_gpu).collect()
 }
 
-fn has_none(container: &Told) {
+fn has_none(container: &Reported) {
     assert_eq!((container.nodes(), container.open()), (vec![], vec![]));
 }
 
@@ -66,14 +66,14 @@ async fn placed_in(node: &Machine, mode: Mode) {
     let name = format!("share-{}", mode.name());
     let both = format!("both-{}", mode.name());
     node.create(&pod(&name, &json!({"gpu-fraction": "0.5"}))).await;
-    let main = node.told(&name, "main", 0).await;
+    let main = node.reported(&name, "main", 0).await;
     has_only(node, &node.placed(&name).await, &main);
     for other in ["setup", "side"] {
-        has_none(&node.told(&name, other, 0).await);
+        has_none(&node.reported(&name, other, 0).await);
     }
     let devices = json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"});
     node.create(&pod(&both, &devices)).await;
-    let main = node.told(&both, "main", 0).await;
+    let main = node.reported(&both, "main", 0).await;
     assert_eq!(gpus(&main), ["nvidia1", "nvidia3"], "both GPUs in mode {}", mode.name());
     assert_eq!(main.open(), ["1", "3"]);
     node.figure(&format!(
@@ -82,19 +82,19 @@ async fn placed_in(node: &Machine, mode: Mode) {
     ));
     debugged(node, &name).await;
     node.kill(&name, "main").await;
-    has_only(node, &node.placed(&name).await, &node.told(&name, "main", 1).await);
+    has_only(node, &node.placed(&name).await, &node.reported(&name, "main", 1).await);
     node.delete(&name).await;
     node.delete(&both).await;
 }
 
-/// A debug container whose image wants every GPU, in a pod that has one.
+/// A debug container whose image requests every GPU, in a pod that has one.
 async fn debugged(node: &Machine, name: &str) {
     let debug = json!({"name": "debug", "image": CUDA, "imagePullPolicy": "Never", "command": ["/bin/tell"]});
     let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [debug]}}));
     let api = node.cluster.pods();
     let added = api.patch_ephemeral_containers(name, &PatchParams::default(), &patch).await;
     added.unwrap_or_else(|error| panic!("no debug container: {error}"));
-    has_none(&node.told(name, "debug", 0).await);
+    has_none(&node.reported(name, "debug", 0).await);
 }
 
 /// A pod without a request whose image says `all`.
@@ -116,16 +116,16 @@ fn greedy(name: &str, class: Option<&str>) -> Value {
 async fn nothing_by_image(node: &Machine, mode: Mode) {
     let blanked = format!("blanked-{}", mode.name());
     node.create(&greedy(&blanked, Some("nvidia"))).await;
-    has_none(&node.told(&blanked, "main", 0).await);
+    has_none(&node.reported(&blanked, "main", 0).await);
     let plain = format!("plain-{}", mode.name());
     node.create(&greedy(&plain, None)).await;
-    has_none(&node.told(&plain, "main", 0).await);
+    has_none(&node.reported(&plain, "main", 0).await);
     let exempt = format!("exempt-{}", mode.name());
     let mut pod = greedy(&exempt, Some("nvidia"));
     pod["metadata"]["namespace"] = "kube-system".into();
     node.create(&pod).await;
     let exempt = format!("kube-system/{exempt}");
-    let all = node.told(&exempt, "main", 0).await;
+    let all = node.reported(&exempt, "main", 0).await;
     assert_eq!(gpus(&all), ["nvidia1", "nvidia3"], "without gpupack it gets every GPU");
     node.figure(&format!(
         "mode {}: image with `all`: no GPU under the class, in a side car or as debug container; \
@@ -157,11 +157,11 @@ fn is_running(pod: &Pod) -> bool {
     main_status(pod).and_then(|it| it.state.as_ref()).is_some_and(|it| it.running.is_some())
 }
 
-/// The driver loses a GPU, and its tenant's container has to start anew.
+/// The driver loses a GPU, and its tenant's container has to restart.
 async fn lost_and_found(node: &Machine, mode: Mode) {
     let name = format!("lost-{}", mode.name());
     node.create(&pod(&name, &json!({"gpu-fraction": "0.5"}))).await;
-    node.told(&name, "main", 0).await;
+    node.reported(&name, "main", 0).await;
     let placed = node.placed(&name).await;
     node.driver.lose(&node.fleet.nodes[0].gpus, &placed);
     node.kill(&name, "main").await;
@@ -172,7 +172,7 @@ async fn lost_and_found(node: &Machine, mode: Mode) {
     node.driver.play(&node.fleet.nodes[0].gpus, &[]);
     let pod = node.until("started anew", &name, is_running).await;
     let life = main_status(&pod).map_or(0, |it| it.restart_count);
-    let main = node.told(&name, "main", life.unsigned_abs()).await;
+    let main = node.reported(&name, "main", life.unsigned_abs()).await;
     has_only(node, &placed, &main);
     let path = format!("/v1/explain?pod={}/{name}", node.cluster.namespace);
     let explanation = node.extender.page(&path).await;
@@ -180,14 +180,14 @@ async fn lost_and_found(node: &Machine, mode: Mode) {
     node.delete(&name).await;
 }
 
-/// Waits for the event on a pod whose container cannot start; answers its text.
+/// Waits for the event on a pod whose container cannot start. Returns its text.
 pub(crate) async fn until_explained(node: &Machine, name: &str) -> String {
     let started = clock::now();
     let (cluster, short) = node.place(name);
-    let is_told = |event: &SeenEvent| event.pod == short && event.reason == "GpuStartFailed";
+    let is_reported = |event: &SeenEvent| event.pod == short && event.reason == "GpuStartFailed";
     loop {
         let events = cluster.events().await;
-        if let Some(event) = events.into_iter().find(|event| is_told(event)) {
+        if let Some(event) = events.into_iter().find(|event| is_reported(event)) {
             return event.message;
         }
         assert!(started.elapsed() < LIMIT, "no event on {name}");
@@ -207,7 +207,9 @@ async fn explained(node: &Machine, name: &str) {
     }
     let state = node.extender.page("/v1/state").await;
     assert!(state.contains("\"startFailure\":\"container `main`"), "{state}");
-    node.figure(&format!("the event `GpuStartFailed`, {took} ms after kubelet told of it: {note}"));
+    node.figure(&format!(
+        "the event `GpuStartFailed`, {took} ms after kubelet reported it: {note}"
+    ));
 }
 
 /// Without the webhook, a template that takes the bare UUID: good enough for two modes, and explained
@@ -236,18 +238,18 @@ async fn named_by_hand(node: &Machine, mode: Mode) {
         }
         node.figure(&format!("mode {}: a bare UUID: {note}", mode.name()));
     } else {
-        let main = node.told(&name, "main", 0).await;
+        let main = node.reported(&name, "main", 0).await;
         has_only(node, &node.placed(&name).await, &main);
         node.figure(&format!("mode {}: a bare UUID: that GPU and no other", mode.name()));
     }
     node.delete(&name).await;
 }
 
-/// gpupack itself, and nobody else, may give a pod another GPU of its node: a changed record and the end
+/// Only gpupack may give a pod another GPU of its node: a changed record and the end
 /// of a process are enough.
 async fn moved_in_place(node: &mut Machine) {
     node.create(&pod("moved", &json!({"gpu-fraction": "0.5"}))).await;
-    let main = node.told("moved", "main", 0).await;
+    let main = node.reported("moved", "main", 0).await;
     has_only(node, &node.placed("moved").await, &main);
     let (before, from) = (node.pod("moved").await, node.placed("moved").await);
     let uuids = node.uuids();
@@ -265,12 +267,12 @@ async fn moved_in_place(node: &mut Machine) {
     let patch = Patch::Merge(json!({"metadata": {"annotations": keys}}));
     let patched = api.patch("moved", &PatchParams::default(), &patch).await;
     patched.unwrap_or_else(|error| panic!("gpupack may move its pods: {error}"));
-    // Kubelet makes the next container from the pod as it knows it, and tells nobody what that is: its watch
+    // Kubelet makes the next container from the pod as it knows it, and does not report that: its watch
     // brings the change within milliseconds, but a process that ends sooner finds the old record.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let started = clock::now();
     node.kill("moved", "main").await;
-    let main = node.told("moved", "main", 1).await;
+    let main = node.reported("moved", "main", 1).await;
     let took = clock::ms(started.elapsed());
     has_only(node, to, &main);
     let after = node.pod("moved").await;

@@ -1,4 +1,4 @@
-//! Several pods on one GPU, and when the room of one that ends can be given away.
+//! Several pods on one GPU, and when the room of an ended one can be allocated again.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const REPORT_PERIOD: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[test]
-fn a_fourth_pod_waits_until_the_processes_of_another_are_gone() {
+fn a_fourth_pod_waits_until_the_processes_of_another_have_ended() {
     scenario("sharing", |bed| async move {
         let fleet = Fleet::new().with("sharing", 1, (1, A100)).lingering(3_000);
         let stage = bed.stage(Setup::of(fleet)).await;
@@ -40,7 +40,7 @@ fn a_fourth_pod_waits_until_the_processes_of_another_are_gone() {
 }
 
 #[test]
-fn slots_of_a_protected_gpu_are_given_out_and_isolation_is_kept() {
+fn slots_of_an_isolated_gpu_are_allocated_and_isolation_is_kept() {
     scenario("slots", |bed| async move {
         let fleet = Fleet::new().with("slots", 1, (1, A100));
         let settings = json!({"pools": {"": {"replicas": SLOTS, "enforcement": "mps"}}});
@@ -64,17 +64,17 @@ fn slots_of_a_protected_gpu_are_given_out_and_isolation_is_kept() {
             assert!(!stage.watching.ask(|pods| is_bound(pods, name)), "{name} is bound");
         }
         let events = stage.cluster.events().await;
-        let told = |name: &str, part: &str| {
+        let reported = |name: &str, part: &str| {
             let mut of_pod = events.iter().filter(|event| event.pod == name);
             assert!(of_pod.any(|event| event.message.contains(part)), "{name}: {part}");
         };
-        told("alone", "part of a GPU has no isolation by hardware");
-        told("four", "MPS is to hold each tenant of the GPU to its memory, which nobody has");
+        reported("alone", "no hardware isolation for part of a GPU");
+        reported("four", "MPS is to hold each tenant of the GPU to its memory, which nobody has");
         let deleted = clock::now();
         stage.cluster.delete_pod("one").await;
-        stage.watching.until("the slot given on", LIMIT * 3, |pods| is_bound(pods, "fifth")).await;
+        stage.watching.until("the slot is reused", LIMIT * 3, |pods| is_bound(pods, "fifth")).await;
         let waited = clock::ms(deleted.elapsed());
-        stage.figure(&format!("a slot is given on {waited} ms after its pod was deleted"));
+        stage.figure(&format!("a slot is reused {waited} ms after its pod was deleted"));
         stage.judge().await;
     });
 }

@@ -3,10 +3,10 @@
 //!
 //! `GPUPACK_THROUGHPUT="nodes=5000 pods=2000 rounds=3 keep=16,50,0"` measures that; without it, a small
 //! cluster shows that the comparison works. `keep` lists values of the extender's `keep_best`. No time
-//! is asserted. Honest figures want a release build in `GPUPACK_E2E_BINARY`.
+//! is asserted. Real figures need a release build in `GPUPACK_E2E_BINARY`.
 //!
 //! Each round binds the same pods once without gpupack and once with each `keep_best`, in an order that
-//! turns round from one round to the next. Without gpupack neither extender nor agents run. All pods
+//! alternates from one round to the next. Without gpupack neither extender nor agents run. All pods
 //! are created before the scheduler starts, so that its queue is full and nothing but its work is
 //! measured: the rate is that from the first pod seen bound to the last, waits after a refused bind
 //! included. The simulated agents, which in a real cluster have cores of their own, report less often
@@ -30,13 +30,13 @@ use crate::watching;
 /// Reports a second of all simulated agents together.
 const REPORTS_PER_SECOND: usize = 250;
 
-/// What the pods ask for, in turn: 100 pods need 43 GPUs at least.
+/// What the pods request, in turn: 100 pods need 43 GPUs at least.
 const FRACTIONS: [&str; 10] =
     ["0.1", "0.25", "0.5", "0.2", "1", "0.3", "0.75", "0.4", "0.15", "0.65"];
 
 #[test]
-fn all_pods_are_bound_with_and_without_gpupack_at_rates_that_are_told() {
-    let size = Size::asked();
+fn all_pods_are_bound_with_and_without_gpupack_at_reported_rates() {
+    let size = Size::queried();
     scenario_within("throughput", size.limit(), |bed| async move {
         let report_every = Duration::from_millis(1_000 * size.nodes as u64)
             .div_f64(REPORTS_PER_SECOND as f64)
@@ -72,8 +72,8 @@ struct Size {
 }
 
 impl Size {
-    /// What the environment asks for; else a small cluster, in which the extender narrows already.
-    fn asked() -> Self {
+    /// What the environment requests; else a small cluster, in which the extender narrows already.
+    fn queried() -> Self {
         let mut size = Self { nodes: 120, pods: 60, rounds: 1, keep: vec![50, 0] };
         let text = clock::variable("GPUPACK_THROUGHPUT").unwrap_or_default();
         for word in text.split_whitespace() {
@@ -145,9 +145,9 @@ struct Measured {
     packed: Option<Packed>,
 }
 
-/// What only gpupack tells.
+/// What only gpupack reports.
 struct Packed {
-    /// Binds that were not done at once.
+    /// Binds that needed more than one attempt.
     conflicts: f64,
     /// Mean fullness of the GPUs with tenants.
     efficiency: f64,
@@ -179,7 +179,7 @@ async fn measure(stage: &mut Stage, size: &Size, round: usize, variant: Variant)
         None => None,
         Some(_) => {
             let packed = packed(stage, size.pods as f64).await;
-            stage.until_books_agree().await;
+            stage.until_ledgers_agree().await;
             Some(packed)
         }
     };

@@ -24,7 +24,7 @@ use crate::watching::is_bound;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn a_waiting_pod_is_walked_from_its_event_to_its_suggestion() {
+fn docs_lead_from_the_event_of_a_waiting_pod_to_its_suggestion() {
     scenario("walk", |bed| async move {
         let plane = bed.plane;
         let stage = bed.stage(Setup::of(Fleet::new().with("walk", 1, (1, A100)))).await;
@@ -34,7 +34,7 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_suggestion() {
         let smaller =
             "request `gpu-fraction: \"0.4\"` instead of 0.5 GPU: it fits on node walk-00 now";
         let end = "end walk/first (0.6 GPU): it fits on node walk-00 then";
-        let message = told(&stage, "second").await;
+        let message = reported(&stage, "second").await;
         assert!(
             message.starts_with("none of 1 nodes fits; 1: no single GPU has enough free"),
             "{message}"
@@ -51,11 +51,11 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_suggestion() {
                 page_through_the_api_server(&stage, &client, port).await;
             }
             None => {
-                stage.figure("this machine has only loopback addresses: the proxy is not asked")
+                stage.figure("this machine has only loopback addresses: the proxy is not tested")
             }
         }
         let url = format!("http://{}", stage.extender.page_address());
-        let direct = asked(&["explain", "walk/second", "--server", &url]).await;
+        let direct = queried(&["explain", "walk/second", "--server", &url]).await;
         let joined = direct.1.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
             direct.0 == Some(0) && joined.contains(smaller) && joined.contains(end),
@@ -76,15 +76,15 @@ fn a_waiting_pod_is_walked_from_its_event_to_its_suggestion() {
             .until("the second is bound", LIMIT, |pods| is_bound(pods, "second"))
             .await;
         stage.figure(&format!("bound {} ms after the tenant's end", clock::ms(took)));
-        let (code, text) = asked(&["waiting", "--server", &url]).await;
+        let (code, text) = queried(&["waiting", "--server", &url]).await;
         assert!(code == Some(0) && text.ends_with("(none)\n"), "{text}");
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         stage.judge().await;
     });
 }
 
 /// What the API server has as event about why a pod waits.
-async fn told(stage: &Stage, pod: &str) -> String {
+async fn reported(stage: &Stage, pod: &str) -> String {
     let started = clock::now();
     loop {
         let events = stage.cluster.events().await.into_iter();
@@ -93,7 +93,7 @@ async fn told(stage: &Stage, pod: &str) -> String {
             assert_eq!(ours.count(), 0, "one event for one text");
             return event.message;
         }
-        assert!(started.elapsed() < LIMIT, "no event says why {pod} waits");
+        assert!(started.elapsed() < LIMIT, "no event with the reason why {pod} waits");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -101,7 +101,7 @@ async fn told(stage: &Stage, pod: &str) -> String {
 async fn through_the_api_server(stage: &Stage, jane: &Path, suggestions: [&str; 2]) {
     let jane = jane.to_str().expect("the target folder is UTF-8");
     let of_jane = ["explain", "-n", "walk", "second", "--kubeconfig", jane];
-    let (code, line) = asked(&of_jane).await;
+    let (code, line) = queried(&of_jane).await;
     assert!(code == Some(1) && line.contains("gpupack-view"), "without any right: {code:?} {line}");
     let subject = json!({"kind": "User", "name": "jane", "apiGroup": "rbac.authorization.k8s.io"});
     let role =
@@ -111,7 +111,7 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, suggestions: [&str; 
     keep(stage, binding).await;
     let started = clock::now();
     let text = loop {
-        let (code, text) = asked(&of_jane).await;
+        let (code, text) = queried(&of_jane).await;
         if code == Some(0) {
             break text;
         }
@@ -122,12 +122,12 @@ async fn through_the_api_server(stage: &Stage, jane: &Path, suggestions: [&str; 
     for suggestion in suggestions {
         assert!(joined.contains(suggestion), "{suggestion} in {text}");
     }
-    let (code, line) = asked(&["explain", "-n", "walk", "nobody", "--kubeconfig", jane]).await;
+    let (code, line) = queried(&["explain", "-n", "walk", "nobody", "--kubeconfig", jane]).await;
     assert!(code == Some(5) && line.contains("`walk/nobody` is not known"), "{line}");
     let (code, line) =
-        asked(&["waiting", "--service", "walk/gpupack:page", "--kubeconfig", jane]).await;
+        queried(&["waiting", "--service", "walk/gpupack:page", "--kubeconfig", jane]).await;
     assert!(code == Some(1), "no right to other Services: {line}");
-    let (code, text) = asked(&["top", "gpus", "--kubeconfig", jane]).await;
+    let (code, text) = queried(&["top", "gpus", "--kubeconfig", jane]).await;
     assert!(code == Some(0) && text.contains("walk-0"), "{text}");
     stage.figure(
         "explain, top and refusals through the API server's proxy, with rights to that alone",
@@ -156,7 +156,7 @@ async fn page_through_the_api_server(stage: &Stage, jane: &Client, port: u16) {
                 None => format!("{base}{name}"),
                 Some(_) => name.to_owned(),
             };
-            assert!(path.starts_with(&base), "{name} leads away from {base}");
+            assert!(path.starts_with(&base), "{name} points outside {base}");
             let text = text_at(client, &path).await;
             assert!(!text.is_empty(), "{path}");
             loaded += 1;
@@ -226,7 +226,7 @@ async fn keep(stage: &Stage, object: Value) {
     kept.unwrap_or_else(|error| panic!("{} {name}: {error}", types.kind));
 }
 
-/// An address of this machine that others could reach, by asking which one a packet would leave from.
+/// An address of this machine that is not loopback: the source address of a packet to the outside.
 /// None is sent.
 fn own_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
@@ -236,7 +236,7 @@ fn own_address() -> Option<IpAddr> {
 }
 
 /// Exit code and all output of the program.
-async fn asked(arguments: &[&str]) -> (Option<i32>, String) {
+async fn queried(arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = std::process::Command::new(gpupack());
     command.args(arguments).env_remove("KUBERNETES_SERVICE_HOST");
     let output = tokio::task::spawn_blocking(move || command.output()).await.expect("no panic");

@@ -1,4 +1,4 @@
-//! A real extender on the loopback, whose own books are the truth, with one node `n`.
+//! A real extender on the loopback without Kubernetes, with one node `n`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::{App, Truth};
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
@@ -54,7 +54,7 @@ impl Extender {
         let ledger = Arc::new(Ledger::new(settings));
         ledger.see_node(&NodeName::new("n"), HostAmount::ZERO, PoolName::new(""));
         ledger.set_listed(clock.now());
-        let app = Arc::new(App::new(ledger, clock, config, Truth::Books));
+        let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
         app.set_fenced();
         let router = router(Service::new(Arc::clone(&app), Arc::new(|_| Ok(()))));
         let threads =
@@ -87,7 +87,7 @@ impl Extender {
         let placement = Placement {
             node: node.clone(),
             devices: vec![PlacedDevice { id, demand }],
-            protection: Protection::None,
+            isolation: ConfiguredIsolation::None,
         };
         let fact = PodFact {
             pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },
@@ -107,7 +107,7 @@ impl Extender {
         serde_json::to_value(&inspect::state_of(&self.app, "n").unwrap().nodes[0]).unwrap()
     }
 
-    /// The sum of the series whose line starts so, a whole number.
+    /// The sum of the series whose line starts with this, a whole number.
     pub(crate) fn metric(&self, start: &str) -> u64 {
         let threads = self.threads.as_ref().unwrap();
         let text = threads.block_on(async {
@@ -121,7 +121,7 @@ impl Extender {
         lines.map(|rest| value(rest).unwrap_or_else(|| panic!("{start}{rest}"))).sum()
     }
 
-    /// Why a pod waits, or where it is.
+    /// Why a pod waits, or its node.
     pub(crate) fn explained(&self, namespace: &str, name: &str) -> String {
         explain::explain_named(&self.app, namespace, name).unwrap().verdict
     }

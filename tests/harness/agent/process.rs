@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use super::bed::Bed;
 use super::extender::Extender;
-use super::world::World;
 
-/// The running agent of a world; killed when it is dropped.
+/// The running agent of a test bed; killed when it is dropped.
 pub(crate) struct AgentProcess {
     child: Child,
     metrics: String,
@@ -16,21 +16,21 @@ pub(crate) struct AgentProcess {
 
 impl AgentProcess {
     /// Starts it, and waits until it shows its metrics.
-    pub(crate) fn start(world: &World, extender: &Extender) -> Self {
-        Self::start_with(world, extender, &[])
+    pub(crate) fn start(bed: &Bed, extender: &Extender) -> Self {
+        Self::start_with(bed, extender, &[])
     }
 
     /// Starts it with further flags.
-    pub(crate) fn start_with(world: &World, extender: &Extender, flags: &[&OsStr]) -> Self {
+    pub(crate) fn start_with(bed: &Bed, extender: &Extender, flags: &[&OsStr]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
             .args(["--extender", &extender.url()])
             .arg("--nvml-library")
-            .arg(world.library())
+            .arg(bed.library())
             .arg("--proc-root")
-            .arg(world.proc_root())
+            .arg(bed.proc_root())
             .arg("--kubelet-socket")
-            .arg(world.proc_root().join("kubelet.sock"))
+            .arg(bed.proc_root().join("kubelet.sock"))
             .args(flags)
             .env("NO_COLOR", "1")
             .stderr(Stdio::piped())
@@ -40,7 +40,7 @@ impl AgentProcess {
         let shown = log.by_ref().map(Result::unwrap).find(|line| line.contains("showing metrics"));
         let shown = shown.expect("the agent shows its metrics, or says on stderr why not");
         let metrics = shown.rsplit_once("address=").unwrap().1.trim().to_owned();
-        // What else it says is nobody's, but must not fill the pipe.
+        // Its other output is not needed, but must not fill the pipe.
         std::thread::spawn(move || log.for_each(drop));
         Self { child, metrics }
     }
@@ -66,7 +66,7 @@ impl AgentProcess {
         line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.to_owned())
     }
 
-    /// Asks it to end, as kubelet does, and waits until it has.
+    /// Stops it with a signal, as kubelet does, and waits until it has ended.
     pub(crate) fn end(mut self) -> ExitStatus {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());

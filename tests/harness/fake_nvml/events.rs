@@ -1,4 +1,4 @@
-//! What went wrong: event sets, and the field that tells the recovery action.
+//! Faults: event sets, and the field with the recovery action.
 //!
 //! The scenario lists all events since the start. Each set has read them up to a place of its own,
 //! which is the end of the list when a device is registered first.
@@ -12,10 +12,10 @@ use super::{INVALID_ARGUMENT, NOT_SUPPORTED, SUCCESS, answer, answer_for, put};
 /// Nothing has happened within the time.
 const TIMEOUT: c_uint = 10;
 
-/// All kinds of events that there are.
+/// All kinds of events.
 const ALL_KINDS: u64 = 0xff9f;
 
-/// The field that tells the recovery action, and NVML's tag for an unsigned 32-bit value.
+/// The field with the recovery action, and NVML's tag for an unsigned 32-bit value.
 const RECOVERY_ACTION: c_uint = 230;
 const UNSIGNED_INT: c_uint = 1;
 
@@ -34,8 +34,8 @@ pub struct EventData {
 struct EventSet {
     /// Events of the scenario that it has passed; none before a device is registered.
     passed: Option<usize>,
-    /// Kinds of events that are asked for, by the position of the GPU.
-    asked: BTreeMap<usize, u64>,
+    /// Kinds of events that are requested, by the position of the GPU.
+    queried: BTreeMap<usize, u64>,
 }
 
 /// The sets by their handles.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn nvmlDeviceRegisterEvents(device: usize, kinds: u64, set
         let mut sets = sets();
         let set = sets.get_mut(&set).ok_or(INVALID_ARGUMENT)?;
         set.passed.get_or_insert(happened);
-        *set.asked.entry((device >> 8) - 1).or_default() |= kinds;
+        *set.queried.entry((device >> 8) - 1).or_default() |= kinds;
         Ok(())
     })
 }
@@ -103,21 +103,21 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         let set = sets.get_mut(&set).ok_or(INVALID_ARGUMENT)?;
         let passed = set.passed.unwrap_or(scenario.events.len());
         let new = scenario.events.iter().zip(1..).skip(passed);
-        let told = new.filter(|(event, _)| {
-            let asked = set.asked.get(&event.gpu).copied().unwrap_or(0);
-            event.unasked || asked & event.kind != 0
+        let reported = new.filter(|(event, _)| {
+            let queried = set.queried.get(&event.gpu).copied().unwrap_or(0);
+            event.unasked || queried & event.kind != 0
         });
-        let (event, number) = told.min_by_key(|(_, number)| *number).ok_or(TIMEOUT)?;
+        let (event, number) = reported.min_by_key(|(_, number)| *number).ok_or(TIMEOUT)?;
         set.passed = Some(number);
         let instance = event.instance.unwrap_or(c_uint::MAX);
-        let told = EventData {
+        let reported = EventData {
             device: (event.gpu + 1) << 8,
             kind: event.kind,
             data: event.data,
             gpu_instance: instance,
             compute_instance: c_uint::MAX,
         };
-        unsafe { put(data, told) }
+        unsafe { put(data, reported) }
     });
     if code == TIMEOUT {
         std::thread::sleep(std::time::Duration::from_millis(u64::from(timeout_ms)));

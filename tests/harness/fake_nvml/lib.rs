@@ -5,12 +5,12 @@
 //! `target/<profile>/examples`, and loaded by the same `lib_path` as the real library. The scenario
 //! (`scenario::Scenario` as JSON) is the file named by the environment variable
 //! `FAKE_NVML_SCENARIO`, else `scenario.json` beside the library itself, so that a test copies the
-//! library and has a world of its own. It is read again when it has changed: a test changes the
+//! library and has a scenario of its own. It is read again when it has changed: a test changes the
 //! hardware below a running agent by replacing the file.
 //!
-//! It is honest where it matters: version words are checked, buffers are never overrun, counts are
-//! answered in NVML's two steps, events come once, to those who asked, and not from before they
-//! asked, and calls before `nvmlInit_v2` fail. A function that a driver lacks is taken out of the
+//! It is strict where it matters: version words are checked, buffers are never overrun, counts are
+//! answered in NVML's two steps, events come once, to registered sets, and not from before they
+//! registered, and calls before `nvmlInit_v2` fail. A function that a driver lacks is not in the
 //! copy of the library.
 
 #![expect(unsafe_code, reason = "a C interface: symbols without mangling, pointers of the caller")]
@@ -41,7 +41,7 @@ const UNKNOWN: c_uint = 999;
 /// `nvmlMemory_v2_t`: 40 bytes, version 2.
 const MEMORY_V2: c_uint = 40 | (2 << 24);
 
-/// NVML's word for "cannot say".
+/// NVML's value for "not available".
 const NOT_AVAILABLE: u64 = u64::MAX;
 
 /// `nvmlMemory_v2_t`.
@@ -73,7 +73,7 @@ pub struct ProcessInfo {
 /// How often the library is initialised.
 static STARTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Answers a call, or fails as the scenario wants.
+/// Answers a call, or fails as the scenario says.
 fn answer(symbol: &str, call: impl FnOnce(&Scenario) -> Result<(), c_uint>) -> c_uint {
     if symbol != "nvmlInit_v2" && STARTS.load(Ordering::SeqCst) == 0 {
         return UNINITIALIZED;
@@ -321,19 +321,19 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
                 decoder: 0,
             })
         };
-        let told: Vec<ProcessUtilization> = gpu.processes.iter().filter_map(of).collect();
-        if told.is_empty() {
+        let reported: Vec<ProcessUtilization> = gpu.processes.iter().filter_map(of).collect();
+        if reported.is_empty() {
             return Err(NOT_FOUND);
         }
         if count.is_null() {
             return Err(INVALID_ARGUMENT);
         }
         let room = unsafe { count.read() } as usize;
-        unsafe { put(count, c_uint::try_from(told.len()).unwrap_or(0))? };
-        if samples.is_null() || told.len() > room {
+        unsafe { put(count, c_uint::try_from(reported.len()).unwrap_or(0))? };
+        if samples.is_null() || reported.len() > room {
             return Err(INSUFFICIENT_SIZE);
         }
-        for (offset, sample) in told.into_iter().enumerate() {
+        for (offset, sample) in reported.into_iter().enumerate() {
             unsafe { samples.add(offset).write(sample) };
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Deserialize;
 
-/// A node as NVML would tell it.
+/// A node as NVML would report it.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Scenario {
@@ -23,7 +23,7 @@ pub(crate) struct Scenario {
     /// Milliseconds that a call takes, by symbol.
     #[serde(default)]
     pub delays_ms: BTreeMap<String, u64>,
-    /// The number of GPUs that is told, where it is a lie.
+    /// The number of GPUs that is reported, if it is false.
     pub count: Option<c_uint>,
     /// The GPUs, in the order of NVML's index.
     #[serde(default)]
@@ -57,7 +57,7 @@ pub(crate) struct Gpu {
     /// Return codes by symbol; `*` stands for all of them.
     #[serde(default)]
     pub failures: BTreeMap<String, c_uint>,
-    /// The position that `nvmlDeviceGetIndex` tells, where it is not the position in the list.
+    /// The position from `nvmlDeviceGetIndex`, if it is not the position in the list.
     pub index: Option<c_uint>,
     pub minor: Option<c_uint>,
     /// The bus of its PCI address; domain and device are zero.
@@ -68,13 +68,13 @@ pub(crate) struct Gpu {
     pub links: Vec<Link>,
     /// Memory limits in MiB by control group; none: the driver has no limits here.
     pub memory_limits: Option<BTreeMap<String, u64>>,
-    /// What field 230 tells; none: the driver does not know the field.
+    /// The value of field 230; `None`: the driver does not have the field.
     pub recovery_action: Option<u64>,
-    /// Kinds of events that it can tell, as NVML's bits; none: all that there are.
+    /// Kinds of events that it supports, as NVML's bits; `None`: all.
     pub event_types: Option<u64>,
     /// MIG instances, by their position; a GPU that has the list is in MIG mode, `null` is a gap.
     pub mig: Option<Vec<Option<Gpu>>>,
-    /// Largest number of MIG instances that is told, where it is a lie.
+    /// Largest number of MIG instances that is reported, if it is false.
     pub mig_count: Option<c_uint>,
     /// Of a MIG instance: id of its GPU instance, start and size on the axis.
     pub slot: Option<(c_uint, c_uint, c_uint)>,
@@ -108,11 +108,11 @@ pub(crate) enum Link {
     Down,
 }
 
-/// Something that NVML tells by event.
+/// Something that NVML reports by event.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Event {
-    /// Position of the GPU; one that does not exist: a handle that nobody knows.
+    /// Position of the GPU; one that does not exist: an unknown handle.
     pub gpu: usize,
     /// NVML's bit for the kind of event.
     pub kind: u64,
@@ -121,7 +121,7 @@ pub(crate) struct Event {
     pub data: u64,
     /// The GPU instance that it is about.
     pub instance: Option<c_uint>,
-    /// A lie: it is told to those, too, who did not ask for this kind.
+    /// False: sent also to sets that did not request this kind.
     #[serde(default)]
     pub unasked: bool,
 }
@@ -165,7 +165,7 @@ fn find_path() -> Option<PathBuf> {
     Some(library.with_file_name("scenario.json"))
 }
 
-/// The scenario of this moment; none where the file is missing or is no scenario.
+/// The current scenario; `None` if the file is missing or is not a scenario.
 pub(crate) fn current() -> Option<Arc<Scenario>> {
     let path = path()?;
     let file = std::fs::metadata(path).ok()?;
@@ -198,7 +198,7 @@ pub(crate) fn write_line_to(file: &str, line: &str) {
     }
 }
 
-/// What has been written to a file beside the scenario; nothing where there is none.
+/// The content of a file beside the scenario; empty if there is none.
 pub(crate) fn lines_of(file: &str) -> String {
     let text = path().map(|path| std::fs::read_to_string(path.with_file_name(file)));
     text.and_then(Result::ok).unwrap_or_default()

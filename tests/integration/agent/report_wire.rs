@@ -1,4 +1,4 @@
-//! Whatever an agent may send, a report is read or refused, and what was read is within its limits.
+//! Any report of an agent is read or rejected, and what was read is within its limits.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -130,12 +130,12 @@ fn believe(body: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn any_json_is_read_or_refused(value in any_json()) {
+    fn any_json_is_read_or_rejected(value in any_json()) {
         believe(value.to_string().as_bytes())?;
     }
 
     #[test]
-    fn any_near_report_is_read_or_refused(value in near_report(), cut in 0..2_000_usize) {
+    fn any_similar_report_is_read_or_rejected(value in near_report(), cut in 0..2_000_usize) {
         let text = value.to_string();
         believe(text.as_bytes())?;
         let cut = text.as_bytes().get(..cut).unwrap_or_default();
@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_read_or_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         believe(&bytes)?;
     }
 }
@@ -164,7 +164,7 @@ const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15
     "reservedMib":450,"healthy":true}"#;
 
 #[test]
-fn malformed_bodies_are_refused_with_the_place() {
+fn malformed_bodies_are_rejected_with_the_position() {
     check("", "cannot be read");
     check("\u{1}", "cannot be read");
     check(&"[".repeat(100_000), "cannot be read");
@@ -177,7 +177,7 @@ fn malformed_bodies_are_refused_with_the_place() {
 }
 
 #[test]
-fn absurd_reports_are_refused_with_the_offending_value() {
+fn absurd_reports_are_rejected_with_the_offending_value() {
     let used = |rest: &str| hello(GPU, &format!(r#"{{"uuid":"GPU-a","healthy":true{rest}}}"#));
     let once = r#"{"uuid":"GPU-a","healthy":true}"#;
     let crowd = vec![r#"{"pid":1}"#; 4097].join(",");

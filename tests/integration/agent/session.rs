@@ -25,26 +25,26 @@ use gpupack::report::wire::{
 };
 use tokio::runtime::Runtime;
 
-/// What the fake extender knows and is told to do.
+/// What the fake extender knows and how it replies.
 #[derive(Default)]
-struct World {
+struct Bed {
     /// Every report that arrived, with its node.
     reports: Vec<(String, Report)>,
     /// Session of each node.
     sessions: BTreeMap<String, u64>,
     /// Statuses of the next answers.
     refusals: VecDeque<u16>,
-    /// Whether the next reply asks for the inventory.
+    /// Whether the next reply requests the inventory.
     ask_inventory: bool,
     /// What replies carry, unless the report names their version.
     allocations: Vec<Allocation>,
 }
 
-type Shared = Arc<Mutex<World>>;
+type Shared = Arc<Mutex<Bed>>;
 
-/// A fake extender with threads of its own: when it is dropped, its connections break.
+/// A fake extender with its own threads: when it is dropped, its connections break.
 struct Extender {
-    world: Shared,
+    bed: Shared,
     address: SocketAddr,
     _threads: Threads,
 }
@@ -58,21 +58,20 @@ impl Drop for Threads {
 }
 
 impl Extender {
-    fn start(world: Shared, address: &str) -> Self {
+    fn start(bed: Shared, address: &str) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let app = Router::new()
-            .route("/v1/nodes/{node}/report", put(take))
-            .with_state(Arc::clone(&world));
+        let app =
+            Router::new().route("/v1/nodes/{node}/report", put(take)).with_state(Arc::clone(&bed));
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             axum::serve(listener, app).await.unwrap();
         });
-        Self { world, address, _threads: Threads(Some(runtime)) }
+        Self { bed, address, _threads: Threads(Some(runtime)) }
     }
 
     fn new() -> Self {
@@ -86,36 +85,36 @@ impl Extender {
 
 /// Answers one report.
 async fn take(
-    State(world): State<Shared>,
+    State(bed): State<Shared>,
     Path(node): Path<String>,
     Json(report): Json<Report>,
 ) -> Response {
     let _: CheckedReport = report.clone().checked().unwrap();
-    let mut world = world.lock().unwrap();
-    world.reports.push((node.clone(), report.clone()));
+    let mut bed = bed.lock().unwrap();
+    bed.reports.push((node.clone(), report.clone()));
     let refuse = |status: u16, reason: Option<&str>| {
         let body = Refusal { error: "no".to_owned(), reason: reason.map(str::to_owned) };
         (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
     };
-    if let Some(status) = world.refusals.pop_front() {
+    if let Some(status) = bed.refusals.pop_front() {
         return refuse(status, None);
     }
-    let known = world.sessions.get(&node).copied();
+    let known = bed.sessions.get(&node).copied();
     let session = match report.session {
         None => known.unwrap_or(0) + 1,
         Some(named) if Some(named) == known => named,
         Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
     };
-    world.sessions.insert(node, session);
-    let version = version(&world.allocations);
+    bed.sessions.insert(node, session);
+    let version = version(&bed.allocations);
     let is_known = report.allocations_version == Some(version);
     Json(Reply {
         api_version: API_VERSION.to_owned(),
         session,
         outcome: Outcome::Accepted,
-        send_inventory: std::mem::take(&mut world.ask_inventory),
+        send_inventory: std::mem::take(&mut bed.ask_inventory),
         allocations_version: Some(version),
-        allocations: (!is_known).then(|| world.allocations.clone()),
+        allocations: (!is_known).then(|| bed.allocations.clone()),
     })
     .into_response()
 }
@@ -168,14 +167,14 @@ impl Drop for Agent {
     }
 }
 
-/// Waits until `done` holds for the world, and gives its answer.
+/// Waits until `done` holds for the fake extender, and returns its value.
 async fn until<T>(
     extender: &Extender,
     what: &str,
-    mut done: impl FnMut(&mut World) -> Option<T>,
+    mut done: impl FnMut(&mut Bed) -> Option<T>,
 ) -> T {
     for _ in 0..2_000 {
-        if let Some(found) = done(&mut extender.world.lock().unwrap()) {
+        if let Some(found) = done(&mut extender.bed.lock().unwrap()) {
             return found;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -185,14 +184,14 @@ async fn until<T>(
 
 /// Waits for `count` more reports.
 async fn more_reports(extender: &Extender, count: usize) {
-    let before = extender.world.lock().unwrap().reports.len();
-    until(extender, "more reports", |world| (world.reports.len() >= before + count).then_some(()))
+    let before = extender.bed.lock().unwrap().reports.len();
+    until(extender, "more reports", |bed| (bed.reports.len() >= before + count).then_some(()))
         .await;
 }
 
 /// Pods listed on the first device by the newest report.
-fn pods(world: &World) -> Option<usize> {
-    let (_, report) = world.reports.last()?;
+fn pods(bed: &Bed) -> Option<usize> {
+    let (_, report) = bed.reports.last()?;
     Some(report.devices.first()?.processes.as_ref()?.len())
 }
 
@@ -201,76 +200,76 @@ async fn hello_carries_the_inventory_and_later_reports_do_not() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
     more_reports(&extender, 5).await;
-    extender.world.lock().unwrap().ask_inventory = true;
+    extender.bed.lock().unwrap().ask_inventory = true;
     more_reports(&extender, 5).await;
-    let world = extender.world.lock().unwrap();
-    let (node, hello) = &world.reports[0];
+    let bed = extender.bed.lock().unwrap();
+    let (node, hello) = &bed.reports[0];
     assert_eq!((node.as_str(), hello.session, hello.inventory.is_some()), ("n0", None, true));
-    let later = &world.reports[1..];
+    let later = &bed.reports[1..];
     assert!(later.iter().all(|(_, report)| report.session == Some(1)));
     let inventories = later.iter().filter(|(_, report)| report.inventory.is_some()).count();
-    assert_eq!(inventories, 1, "once, when it was asked for");
-    assert!(world.reports.iter().all(|(_, report)| report.agent == hello.agent));
-    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
+    assert_eq!(inventories, 1, "once, when it was requested");
+    assert!(bed.reports.iter().all(|(_, report)| report.agent == hello.agent));
+    assert!(bed.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_expired_session_begins_anew_with_a_greater_sequence() {
+async fn an_expired_session_restarts_with_a_greater_sequence() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
     more_reports(&extender, 3).await;
-    extender.world.lock().unwrap().sessions.insert("n0".to_owned(), 7);
-    until(&extender, "a second session", |world| {
-        let (_, last) = world.reports.last()?;
+    extender.bed.lock().unwrap().sessions.insert("n0".to_owned(), 7);
+    until(&extender, "a second session", |bed| {
+        let (_, last) = bed.reports.last()?;
         (last.session == Some(8)).then_some(())
     })
     .await;
-    let world = extender.world.lock().unwrap();
+    let bed = extender.bed.lock().unwrap();
     let hellos: Vec<&Report> =
-        world.reports.iter().map(|(_, it)| it).filter(|it| it.session.is_none()).collect();
+        bed.reports.iter().map(|(_, it)| it).filter(|it| it.session.is_none()).collect();
     assert_eq!(hellos.len(), 2);
     assert!(hellos[1].inventory.is_some());
-    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
+    assert!(bed.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_outlives_its_booking_by_the_linger_time_and_its_end_is_seen_soon() {
+async fn a_process_outlives_its_reservation_and_its_end_is_seen_soon() {
     let extender = Extender::new();
     let clock = Clock::start();
     let _agent = Agent::start(&[&extender], fleet(600, 1), 1_000);
-    extender.world.lock().unwrap().allocations = vec![allocation(AllocationState::Confirmed)];
-    until(&extender, "the process", |world| (pods(world) == Some(1)).then_some(())).await;
-    let used = extender.world.lock().unwrap().reports.last().unwrap().1.devices[0].used_mib;
-    assert_eq!(used, Some(600), "60 percent of what is booked");
-    let (told, reports_before) = {
-        let mut world = extender.world.lock().unwrap();
-        world.allocations = vec![allocation(AllocationState::Draining)];
-        (clock.now(), world.reports.len())
+    extender.bed.lock().unwrap().allocations = vec![allocation(AllocationState::Confirmed)];
+    until(&extender, "the process", |bed| (pods(bed) == Some(1)).then_some(())).await;
+    let used = extender.bed.lock().unwrap().reports.last().unwrap().1.devices[0].used_mib;
+    assert_eq!(used, Some(600), "60 percent of what is allocated");
+    let (reported, reports_before) = {
+        let mut bed = extender.bed.lock().unwrap();
+        bed.allocations = vec![allocation(AllocationState::Draining)];
+        (clock.now(), bed.reports.len())
     };
-    until(&extender, "its end", |world| (pods(world) == Some(0)).then_some(())).await;
-    let took = clock.now().since(told);
+    until(&extender, "its end", |bed| (pods(bed) == Some(0)).then_some(())).await;
+    let took = clock.now().since(reported);
     assert!(took >= Duration::from_millis(600), "{took:?}");
-    let quick = extender.world.lock().unwrap().reports.len() - reports_before;
+    let quick = extender.bed.lock().unwrap().reports.len() - reports_before;
     assert!(quick >= 3, "one to hear of it, one that it still runs, one that it ended: {quick}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_and_a_lost_extender_are_survived_and_cost_its_peer_nothing() {
+async fn the_agent_survives_rejections_and_a_lost_extender() {
     let (first, peer) = (Extender::new(), Extender::new());
     let _agent = Agent::start(&[&first, &peer], fleet(0, 1), 20);
-    first.world.lock().unwrap().refusals = [503, 500, 429].into();
+    first.bed.lock().unwrap().refusals = [503, 500, 429].into();
     more_reports(&first, 6).await;
-    let (world, address) = (Arc::clone(&first.world), first.address.to_string());
+    let (bed, address) = (Arc::clone(&first.bed), first.address.to_string());
     drop(first);
     more_reports(&peer, 20).await;
-    let reports_before = world.lock().unwrap().reports.len();
+    let reports_before = bed.lock().unwrap().reports.len();
     // The port is free for a moment only: another test may take it, then this one waits in vain.
-    let again = Extender::start(Arc::clone(&world), &address);
+    let again = Extender::start(Arc::clone(&bed), &address);
     more_reports(&again, 3).await;
-    let world = world.lock().unwrap();
-    assert_eq!(world.reports[reports_before].1.session, Some(1), "the session stands");
-    assert!(world.reports.is_sorted_by(|(_, a), (_, b)| a.sequence <= b.sequence));
-    let peer_world = peer.world.lock().unwrap();
+    let bed = bed.lock().unwrap();
+    assert_eq!(bed.reports[reports_before].1.session, Some(1), "the session stands");
+    assert!(bed.reports.is_sorted_by(|(_, a), (_, b)| a.sequence <= b.sequence));
+    let peer_world = peer.bed.lock().unwrap();
     assert_eq!(peer_world.reports.iter().filter(|(_, it)| it.session.is_none()).count(), 1);
 }
 
@@ -278,21 +277,21 @@ async fn refusals_and_a_lost_extender_are_survived_and_cost_its_peer_nothing() {
 async fn a_fleet_reports_every_node_in_each_period() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 200), 200);
-    until(&extender, "three reports of each node", |world| {
+    until(&extender, "three reports of each node", |bed| {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for (node, _) in &world.reports {
+        for (node, _) in &bed.reports {
             *counts.entry(node).or_default() += 1;
         }
         (counts.len() == 200 && counts.values().all(|count| *count >= 3)).then_some(())
     })
     .await;
-    let world = extender.world.lock().unwrap();
-    assert_eq!(world.sessions.len(), 200);
-    assert!(world.sessions.values().all(|session| *session == 1));
+    let bed = extender.bed.lock().unwrap();
+    assert_eq!(bed.sessions.len(), 200);
+    assert!(bed.sessions.values().all(|session| *session == 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_without_driver_stays_silent_and_stops_when_told() {
+async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
     let extender = Extender::new();
     let config = AgentConfig {
         extenders: vec![extender.url()],
@@ -303,5 +302,5 @@ async fn a_node_without_driver_stays_silent_and_stops_when_told() {
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));
     run_node(&config, "n0", probe, stop).await.unwrap();
-    assert!(extender.world.lock().unwrap().reports.is_empty());
+    assert!(extender.bed.lock().unwrap().reports.is_empty());
 }

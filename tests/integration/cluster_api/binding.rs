@@ -1,4 +1,4 @@
-//! *bind* over HTTP against the fake API server: what the books say after each fault.
+//! *bind* over HTTP against the fake API server: the ledger after each fault.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::harness::api_server::{Fake, Fault, TIMEOUT};
 pub(crate) struct Bed {
     pub(crate) app: Arc<App>,
     router: Router,
-    /// Who writes what is told about pods; elsewhere nobody does.
+    /// The writer of events about pods; other tests have none.
     pub(crate) notices: Option<NoticeWriter>,
 }
 
@@ -72,7 +72,7 @@ impl Bed {
         Self { notices: None, ..bed }
     }
 
-    /// One whose notices are still to be written, with this clock and these devices.
+    /// One whose events are still to be written, with this clock and these devices.
     pub(crate) async fn made(
         fake: &Fake,
         (config, clock): (Config, Clock),
@@ -101,8 +101,8 @@ impl Bed {
             "inventory": inventory, "devices": uses,
         });
         bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
-        fake.world(|world| {
-            let pod = world.pod.as_mut().unwrap();
+        fake.bed(|bed| {
+            let pod = bed.pod.as_mut().unwrap();
             pod.annotations.append(&mut serde_json::from_value(annotations).unwrap());
         });
         bed
@@ -113,7 +113,7 @@ impl Bed {
         self.app.pod(&SeenPod::from_json(&pod_of(fake).to_string()).unwrap());
     }
 
-    /// Asks *filter* about the fake's pod; the nodes that are left.
+    /// Calls *filter* for the fake's pod; returns the nodes that pass.
     pub(crate) async fn filter(&self, pod: &Value) -> Value {
         let body = json!({"Pod": pod, "Nodes": null, "NodeNames": ["n1"]});
         self.send("POST", "/v1/filter", &body).await["NodeNames"].take()
@@ -148,13 +148,13 @@ impl Bed {
 }
 
 pub(crate) fn node(fake: &Fake) -> Option<String> {
-    fake.world(|world| world.pod.as_ref().unwrap().node.clone())
+    fake.bed(|bed| bed.pod.as_ref().unwrap().node.clone())
 }
 
 /// The fake's pod, as the API server shows it.
 pub(crate) fn pod_of(fake: &Fake) -> Value {
-    fake.world(|world| {
-        let pod = world.pod.as_ref().unwrap();
+    fake.bed(|bed| {
+        let pod = bed.pod.as_ref().unwrap();
         json!({
             "metadata": {"uid": pod.uid, "namespace": "team-a", "name": "infer",
                 "resourceVersion": pod.version.to_string(), "annotations": pod.annotations},
@@ -166,7 +166,7 @@ pub(crate) fn pod_of(fake: &Fake) -> Value {
 
 /// Requests so far whose method and path contain `part`.
 pub(crate) fn requests(fake: &Fake, part: &str) -> usize {
-    fake.world(|world| world.requests.iter().filter(|told| told.contains(part)).count())
+    fake.bed(|bed| bed.requests.iter().filter(|reported| reported.contains(part)).count())
 }
 
 #[tokio::test]
@@ -183,26 +183,26 @@ async fn two_calls_at_once_post_one_binding() {
 }
 
 #[tokio::test]
-async fn a_later_call_settles_first_what_an_earlier_one_has_left_open() {
+async fn a_later_call_first_settles_the_undecided_earlier_one() {
     // The Binding of the earlier call may still land; the next one is refused, and its room given back.
     let fake = Fake::with_pod().on_bind(Fault::Answer(403));
     let bed = Bed::new(&fake).await;
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-    let question = bed.app.question(&pod).unwrap();
-    let placement = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let query = bed.app.query(&pod).unwrap();
+    let placement = bed.app.ledger.reserve(&pod.pod, "n1", &query, bed.app.clock.now()).unwrap();
     let target = BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap();
     let mut turn = bed.app.binds.take(&pod.pod.uid).await;
     *turn.on_its_way = Some(target);
     drop(turn);
     assert!(bed.bind().await.contains("code 403"));
-    let told = fake.world(|world| world.requests.clone());
-    let first = |part: &str| told.iter().position(|request| request.contains(part));
-    assert!(first("PATCH").is_some() && first("PATCH") < first("/binding"), "{told:?}");
+    let reported = fake.bed(|bed| bed.requests.clone());
+    let first = |part: &str| reported.iter().position(|request| request.contains(part));
+    assert!(first("PATCH").is_some() && first("PATCH") < first("/binding"), "{reported:?}");
     assert_eq!((bed.state(), node(&fake)), (None, None));
 }
 
 #[tokio::test]
-async fn a_refused_bind_takes_its_room_back() {
+async fn a_rejected_bind_frees_its_room() {
     let fake = Fake::with_pod().on_bind(Fault::Answer(403));
     let bed = Bed::new(&fake).await;
     assert!(bed.bind().await.contains("code 403"));
@@ -214,36 +214,36 @@ async fn a_refused_bind_takes_its_room_back() {
 }
 
 #[tokio::test]
-async fn an_undecided_bind_goes_on_when_its_caller_hangs_up() {
-    for fault in [Fault::SilentAfterCommit, Fault::LateAfterTouch, Fault::Answer(503)] {
+async fn an_undecided_bind_continues_after_its_caller_disconnects() {
+    for fault in [Fault::SilentAfterCommit, Fault::LateAfterFence, Fault::Answer(503)] {
         let fake = Fake::with_pod().on_bind(fault);
         // The API server cannot be read while the caller waits.
-        fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+        fake.bed(|bed| bed.on_read.extend([Fault::Answer(500); 1_000]));
         let bed = Bed::new(&fake).await;
         let hangs_up = Duration::from_millis(300);
         let answer = tokio::time::timeout(hangs_up, bed.bind()).await;
-        assert!(answer.is_err(), "undecided is no answer: {answer:?}");
+        assert!(answer.is_err(), "undecided is not an answer: {answer:?}");
         assert!(bed.app.binds.abandoned().is_empty(), "it is seen to");
         settle_abandoned(&bed.app).await;
         assert!(matches!(bed.state(), Some(ReservationState::Assumed { .. })), "{fault:?}");
-        fake.world(|world| world.on_read.clear());
+        fake.bed(|bed| bed.on_read.clear());
         assert_eq!(bed.bind().await, "", "the next call waits for it");
         assert_eq!(node(&fake).as_deref(), Some("n1"));
         assert_eq!(bed.state(), Some(ReservationState::Confirmed));
     }
 }
 
-/// The answer could come after kube-scheduler has given up from 400 ms after a call on.
+/// From 400 ms after a call on, the answer could come after kube-scheduler's timeout.
 fn impatient() -> Config {
     let scheduler_timeout = TIMEOUT + Duration::from_millis(900);
     Config { api_timeout: TIMEOUT, scheduler_timeout, ..Config::default() }
 }
 
 #[tokio::test]
-async fn nothing_is_posted_when_the_caller_may_have_given_up() {
+async fn no_binding_is_posted_after_the_caller_may_have_timed_out() {
     // Whether the first Binding landed is not known for half a second.
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    fake.bed(|bed| bed.on_read.push_back(Fault::Answer(500)));
     let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
@@ -257,9 +257,9 @@ async fn nothing_is_posted_when_the_caller_may_have_given_up() {
 }
 
 #[tokio::test]
-async fn binds_that_wait_for_an_undecided_pod_take_no_place_of_others() {
+async fn binds_waiting_for_an_undecided_pod_displace_no_other_bind() {
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-    fake.world(|world| world.on_read.extend([Fault::Answer(500); 1_000]));
+    fake.bed(|bed| bed.on_read.extend([Fault::Answer(500); 1_000]));
     let bed = Bed::starting(&fake, impatient(), json!({"gpu-fraction": "0.5"})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
@@ -279,7 +279,7 @@ async fn binds_that_wait_for_an_undecided_pod_take_no_place_of_others() {
     let (errors, another) =
         tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(same_pod, another) })
             .await
-            .expect("nobody waits longer than kube-scheduler does");
+            .expect("no call takes longer than kube-scheduler waits");
     let another = another.as_str().unwrap();
     assert!(!another.is_empty() && !another.contains("too many binds"), "{another}");
     let too_many = errors.iter().filter(|error| error.contains("too many binds")).count();
@@ -289,7 +289,7 @@ async fn binds_that_wait_for_an_undecided_pod_take_no_place_of_others() {
 }
 
 #[tokio::test]
-async fn abandoned_bindings_are_settled_side_by_side() {
+async fn abandoned_bindings_are_settled_in_parallel() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     let target = |uid: usize| {
@@ -303,7 +303,7 @@ async fn abandoned_bindings_are_settled_side_by_side() {
         let mut turn = bed.app.binds.take(target.uid()).await;
         *turn.on_its_way = Some(target);
     }
-    fake.world(|world| world.on_read.extend([Fault::SilentAfterCommit; 32]));
+    fake.bed(|bed| bed.on_read.extend([Fault::SilentAfterCommit; 32]));
     let started = bed.app.clock.precise();
     settle_abandoned(&bed.app).await;
     let took = bed.app.clock.precise() - started;
@@ -318,19 +318,19 @@ async fn abandoned_bindings_are_settled_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_reservation_whose_bind_has_died_is_settled() {
+async fn a_reservation_of_a_dead_bind_is_settled() {
     for is_bound in [false, true] {
         let fake = Fake::with_pod();
         let bed = Bed::new(&fake).await;
         let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-        let question = bed.app.question(&pod).unwrap();
-        bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+        let query = bed.app.query(&pod).unwrap();
+        bed.app.ledger.reserve(&pod.pod, "n1", &query, bed.app.clock.now()).unwrap();
         if is_bound {
             // What the task posted has landed, and the watch has not shown it.
-            fake.world(|world| world.bind(&other_binding(&world.pod.as_ref().unwrap().uid)));
+            fake.bed(|bed| bed.bind(&other_binding(&bed.pod.as_ref().unwrap().uid)));
         } else {
             // It is still on its way.
-            fake.world(|world| world.after_touch.push(other_binding("u1")));
+            fake.bed(|bed| bed.after_fence.push(other_binding("u1")));
         }
         let turn = bed.app.binds.take(&pod.pod.uid).await;
         settle_abandoned(&bed.app).await;
@@ -341,7 +341,7 @@ async fn a_reservation_whose_bind_has_died_is_settled() {
         assert_eq!(bed.state(), expected);
         assert_eq!(node(&fake).is_some(), is_bound);
         let late = if is_bound { vec![] } else { vec![409] };
-        assert_eq!(fake.world(|world| world.late_answers.clone()), late, "it can land no more");
+        assert_eq!(fake.bed(|bed| bed.late_answers.clone()), late, "it can no longer land");
         bed.app.ledger.audit().unwrap();
     }
 }
@@ -349,7 +349,7 @@ async fn a_reservation_whose_bind_has_died_is_settled() {
 /// A Binding of version 7 to the first half of the GPU of `n1`, as another process would post it.
 pub(crate) fn other_binding(uid: &str) -> Value {
     let placement = json!({
-        "v": 1, "devices": [{"id": "GPU-a", "mib": 11_517, "share": 500_000}], "protection": "none",
+        "v": 1, "devices": [{"id": "GPU-a", "mib": 11_517, "share": 500_000}], "isolation":"none",
     });
     json!({
         "metadata": {"uid": uid, "resourceVersion": "7", "annotations": {
@@ -373,14 +373,14 @@ async fn a_pod_without_a_gpu_is_bound_while_warming_up() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_being_bound_still_fits_where_its_room_is_held() {
+async fn a_pod_being_bound_still_fits_where_its_room_is_held() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-    let question = bed.app.question(&pod).unwrap();
-    bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let query = bed.app.query(&pod).unwrap();
+    bed.app.ledger.reserve(&pod.pod, "n1", &query, bed.app.clock.now()).unwrap();
     let mut larger = pod_of(&fake);
     larger["metadata"]["annotations"]["gpu-fraction"] = "0.9".into();
     assert_eq!(bed.filter(&larger).await, json!([]), "no room is held for that");
@@ -392,16 +392,16 @@ async fn a_pod_that_is_being_bound_still_fits_where_its_room_is_held() {
 }
 
 #[tokio::test]
-async fn only_pods_of_ours_are_bound_and_only_where_filter_passed_them() {
+async fn only_gpupack_pods_are_bound_and_only_where_filter_passed_them() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
     bed.app.set_fenced();
     let forged = pod_of(&fake);
-    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "default-scheduler");
+    fake.bed(|bed| bed.pod.as_mut().unwrap().scheduler = "default-scheduler");
     assert_eq!(bed.filter(&forged).await, json!(["n1"]));
     let error = bed.bind().await;
     assert!(error.contains("scheduler `default-scheduler`"), "{error}");
-    fake.world(|world| world.pod.as_mut().unwrap().scheduler = "gpupack");
+    fake.bed(|bed| bed.pod.as_mut().unwrap().scheduler = "gpupack");
     let error = bed.bind_to("n2").await;
     assert!(error.starts_with("filter did not pass the pod on this node"), "{error}");
     assert_eq!(requests(&fake, "/binding"), 0);
@@ -409,7 +409,7 @@ async fn only_pods_of_ours_are_bound_and_only_where_filter_passed_them() {
 }
 
 #[tokio::test]
-async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
+async fn room_is_held_only_for_pods_that_the_watch_shows() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;
     bed.app.set_fenced();
@@ -431,8 +431,8 @@ async fn room_is_held_for_pods_that_the_watch_shows_and_for_no_others() {
     other["metadata"]["uid"] = "u2".into();
     assert_eq!(bed.filter(&other).await, json!([]));
     assert_eq!(bed.filter(&real).await, json!(["n1"]), "its own room is no obstacle");
-    assert_eq!(bed.app.ledger.hold_count(), 1, "held at once now");
-    // A call that says otherwise about a pod that there is holds nothing, and gives nothing back.
+    assert_eq!(bed.app.ledger.hold_count(), 1, "held immediately now");
+    // A call that contradicts an existing pod makes no hold and ends none.
     let mut larger = real.clone();
     larger["metadata"]["annotations"]["gpu-fraction"] = "1".into();
     bed.filter(&larger).await;
@@ -457,7 +457,7 @@ async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
         let fake = Fake::with_pod();
         let bed = Bed::with(&fake, Config::from_yaml(config).unwrap(), &inventory).await;
         assert_eq!(bed.bind().await, "");
-        let written = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let written = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.clone());
         let written = |key: &str| written.get(&format!("placed.gpupack.dev/{key}")).cloned();
         assert_eq!(written("uuids").as_deref(), Some(device));
         assert_eq!(written("driver-memory-limit").as_deref(), limit, "{device}");
@@ -465,7 +465,7 @@ async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
 }
 
 #[tokio::test]
-async fn driver_and_mps_hold_a_pod_to_its_request_whatever_its_limit() {
+async fn driver_and_mps_limit_a_pod_to_its_request_and_ignore_its_limit() {
     for (by, key, written) in
         [("driver", "driver-memory-limit", "11517"), ("mps", "mps-memory-limit", "0=11517M")]
     {
@@ -476,7 +476,7 @@ async fn driver_and_mps_hold_a_pod_to_its_request_whatever_its_limit() {
         bed.app.set_fenced();
         bed.watch(&fake);
         assert_eq!(bed.bind().await, "");
-        let all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
+        let all = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.clone());
         let limit = all.get(&format!("placed.gpupack.dev/{key}"));
         assert_eq!(limit.map(String::as_str), Some(written), "{by}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpupack::config::file::Config;
 use gpupack::control::bind::edits;
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
@@ -24,7 +24,7 @@ type Edit = Box<dyn FnOnce(&mut BTreeMap<String, String>)>;
 
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 const DEVICES: &str = "placed.gpupack.dev/devices";
-const TOUCH: &str = "placed.gpupack.dev/touch";
+const FENCE: &str = "placed.gpupack.dev/fence";
 const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
 
 /// The pod as the watch shows it now.
@@ -45,14 +45,14 @@ fn fact(fake: &Fake) -> PodFact {
 
 /// All but the one that says who wrote the others: an edit of it means nothing.
 fn annotations(fake: &Fake) -> BTreeMap<String, String> {
-    let mut all = fake.world(|world| world.pod.as_ref().unwrap().annotations.clone());
-    all.remove(TOUCH);
+    let mut all = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.clone());
+    all.remove(FENCE);
     all
 }
 
 fn edit(fake: &Fake, change: impl FnOnce(&mut BTreeMap<String, String>)) {
-    fake.world(|world| {
-        let pod = world.pod.as_mut().unwrap();
+    fake.bed(|bed| {
+        let pod = bed.pod.as_mut().unwrap();
         change(&mut pod.annotations);
         pod.version += 1;
     });
@@ -98,24 +98,24 @@ async fn an_edited_placement_frees_nothing_and_is_written_back() {
     ];
     for change in edits {
         edit(&fake, change);
-        let effects = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
-        assert_eq!(effects.len(), 1, "{effects:?}");
-        bed.app.outbox.push(effects);
+        let events = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
+        assert_eq!(events.len(), 1, "{events:?}");
+        bed.app.outbox.push(events);
         assert_eq!(free_millionths(&bed), 500_000);
         until("written back", || annotations(&fake) == ours).await;
-        let effects = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
-        assert_eq!(effects, [], "our own write is no edit");
+        let events = bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now());
+        assert_eq!(events, [], "our own write is no edit");
     }
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(text.contains("gpupack_placement_edits_total{result=\"seen\"} 3"), "{text}");
 }
 
 #[tokio::test]
-async fn a_write_that_meets_another_is_tried_again_on_the_newest_version() {
+async fn a_conflicting_write_is_retried_on_the_newest_version() {
     let fake = Fake::with_pod();
     let (bed, _stop) = bound(&fake).await;
     let ours = annotations(&fake);
-    fake.world(|world| world.on_touch.extend([Fault::WrittenBefore, Fault::Answer(500)]));
+    fake.bed(|bed| bed.on_fence.extend([Fault::WrittenBefore, Fault::Answer(500)]));
     edit(&fake, |all| drop(all.remove(PLACEMENT)));
     bed.app.outbox.push(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
     until("written back", || annotations(&fake) == ours).await;
@@ -123,7 +123,7 @@ async fn a_write_that_meets_another_is_tried_again_on_the_newest_version() {
     assert!(text.contains("gpupack_placement_edits_total{result=\"failed\"} 2"), "{text}");
 }
 
-/// An extender by whose configuration the driver limits memory, or nothing does.
+/// An extender configured so that the driver limits memory, or nothing does.
 async fn limiting(fake: &Fake, memory_limit: &str) -> Bed {
     let config = format!("webhook: {{memory_limit: {memory_limit}}}");
     let config = Config::from_yaml(&config).unwrap();
@@ -154,7 +154,7 @@ fn edits_seen(bed: &Bed) -> Option<String> {
 }
 
 #[tokio::test]
-async fn an_edit_beside_the_placement_is_reported_and_all_of_it_written_back() {
+async fn an_edit_of_other_keys_is_reported_and_written_back_in_full() {
     fn key(name: &str) -> String {
         format!("placed.gpupack.dev/{name}")
     }
@@ -177,12 +177,12 @@ async fn an_edit_beside_the_placement_is_reported_and_all_of_it_written_back() {
         assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "{:?}", annotations(&fake));
         until("written back", || annotations(&fake) == ours).await;
         edit(&fake, |all| drop(all.insert(key("touch"), "1".into())));
-        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "neither our write nor a touch is one");
+        assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "our write and a fence are no edits");
     }
 }
 
 #[tokio::test]
-async fn an_edit_that_comes_before_the_watch_shows_the_bound_pod_is_one() {
+async fn an_edit_before_the_watch_shows_the_bound_pod_is_detected() {
     let fake = Fake::with_pod();
     let (bed, _stop) = run(limiting(&fake, "driver").await).await;
     let ours = annotations(&fake);
@@ -192,7 +192,7 @@ async fn an_edit_that_comes_before_the_watch_shows_the_bound_pod_is_one() {
 }
 
 #[tokio::test]
-async fn after_a_start_the_limits_that_are_first_seen_count() {
+async fn after_a_start_the_first_limits_that_are_read_count() {
     let fake = Fake::with_pod();
     let before = limiting(&fake, "driver").await;
     assert_eq!(before.bind().await, "");
@@ -215,7 +215,7 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
     let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(500_000) };
     let devices = vec![PlacedDevice { id: DeviceId::new(device).unwrap(), demand }];
     let node = NodeName::new("n1");
-    let placement = Placement { node, devices, protection: Protection::None };
+    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None };
     let mut annotations = encode(&placement).unwrap();
     annotations.insert(DRIVER_MEMORY.to_owned(), limit.to_owned());
     json!({
@@ -224,7 +224,7 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
     })
 }
 
-/// An extender with two GPUs, by whose configuration the driver limits memory. It chooses the small one.
+/// An extender with two GPUs, configured so that the driver limits memory. It chooses the small one.
 async fn with_two_gpus(fake: &Fake) -> Bed {
     let gpu = |index: usize, uuid: &str, memory_mib: u64| {
         json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memoryMib": memory_mib,
@@ -234,15 +234,15 @@ async fn with_two_gpus(fake: &Fake) -> Bed {
     let config = Config::from_yaml("webhook: {memory_limit: driver}").unwrap();
     let bed = Bed::with(fake, config, &gpus).await;
     let pod = SeenPod::from_json(&pod_of(fake).to_string()).unwrap();
-    let question = bed.app.question(&pod).unwrap();
-    let chosen = bed.app.ledger.reserve(&pod.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let query = bed.app.query(&pod).unwrap();
+    let chosen = bed.app.ledger.reserve(&pod.pod, "n1", &query, bed.app.clock.now()).unwrap();
     assert_eq!(chosen.devices[0].id.as_str(), "GPU-a");
     drop(bed.app.ledger.forget(&pod.pod.uid));
     bed
 }
 
 #[tokio::test]
-async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_landed() {
+async fn an_own_placement_is_ignored_after_the_binding_of_another() {
     for (device, mib, limit, is_shown_first) in [
         ("GPU-b", 40_000, "40000", false),
         ("GPU-b", 40_000, "40000", true),
@@ -254,10 +254,10 @@ async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_lan
     ] {
         let fake = Fake::with_pod();
         let bed = with_two_gpus(&fake).await;
-        fake.world(|world| assert_eq!(world.bind(&binding_to(device, mib, limit)).0, 201));
+        fake.bed(|bed| assert_eq!(bed.bind(&binding_to(device, mib, limit)).0, 201));
         let theirs = annotations(&fake);
         if is_shown_first {
-            fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+            fake.bed(|bed| bed.on_read.push_back(Fault::Answer(500)));
         }
         let watch = async {
             while requests(&fake, "GET") == 0 {
@@ -286,9 +286,9 @@ async fn what_a_binding_of_ours_was_to_write_is_no_measure_where_another_one_lan
 }
 
 #[tokio::test]
-async fn a_placement_edited_before_the_answer_of_its_binding_is_known_is_written_back() {
+async fn a_placement_edited_before_its_binding_is_decided_is_written_back() {
     let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit);
-    fake.world(|world| world.on_read.push_back(Fault::Answer(500)));
+    fake.bed(|bed| bed.on_read.push_back(Fault::Answer(500)));
     let bed = limiting(&fake, "driver").await;
     let editor = async {
         while node(&fake).is_none() {

@@ -1,4 +1,4 @@
-//! Evictions: asked for once, and what each answer means.
+//! Evictions: requested once, and what each answer means.
 
 use gpupack::hardware::device::PodUid;
 use gpupack::kube_api::write::evict::EvictOutcome;
@@ -6,7 +6,7 @@ use gpupack::kube_api::write::target::PodKey;
 
 use crate::harness::api_server::{Fake, Fault};
 
-/// What an eviction of the pod with this UID comes to, in one word.
+/// The outcome of an eviction of the pod with this UID, in one word.
 async fn evict(fake: &Fake, uid: &str) -> String {
     let key = PodKey::new("team-a", "infer").unwrap();
     match fake.writer().evict(&key, &PodUid::new(uid)).await {
@@ -25,11 +25,11 @@ async fn a_pod_is_evicted_by_name_and_uid() {
     assert_eq!(evict(&fake, "u1").await, "evicted");
     assert_eq!(evict(&fake, "u1").await, "gone");
     let eviction = "POST /api/v1/namespaces/team-a/pods/infer/eviction";
-    fake.world(|world| assert_eq!(world.requests, [eviction; 3], "nothing is deleted"));
+    fake.bed(|bed| assert_eq!(bed.requests, [eviction; 3], "nothing is deleted"));
 }
 
 #[tokio::test]
-async fn refusals_are_told_apart_and_nothing_is_tried_twice() {
+async fn rejections_are_classified_and_nothing_is_retried() {
     for (fault, outcome, stays) in [
         (Fault::Answer(429), "blocked: scripted", true),
         (Fault::Answer(403), "refused 403", true),
@@ -41,10 +41,10 @@ async fn refusals_are_told_apart_and_nothing_is_tried_twice() {
         (Fault::HalfBody, "evicted", false),
     ] {
         let fake = Fake::with_pod();
-        fake.world(|world| world.on_evict.push_back(fault));
+        fake.bed(|bed| bed.on_evict.push_back(fault));
         assert_eq!(evict(&fake, "u1").await, outcome, "{fault:?}");
-        fake.world(|world| {
-            assert_eq!((world.pod.is_some(), world.requests.len()), (stays, 1), "{fault:?}");
+        fake.bed(|bed| {
+            assert_eq!((bed.pod.is_some(), bed.requests.len()), (stays, 1), "{fault:?}");
         });
     }
 }

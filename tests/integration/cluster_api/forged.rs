@@ -1,4 +1,4 @@
-//! Calls that anyone who reaches the port can make up: about pods that there are not, and with the UID of one
+//! Calls that any client of the port can forge: about pods that do not exist, and with the UID of one
 //! that there is.
 
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn forged(fake: &Fake, annotations: Value) -> Value {
     pod
 }
 
-/// Notices that were offered: nobody takes the bed's.
+/// The events that were queued: the test bed has no writer for them.
 fn notices(bed: &Bed) -> u64 {
     let Truth::Cluster(cluster) = &bed.app.truth else { return 0 };
     cluster.notices.counts().dropped
@@ -36,7 +36,7 @@ fn holds(bed: &Bed) -> usize {
 }
 
 #[tokio::test]
-async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
+async fn calls_with_the_name_of_another_pod_do_not_affect_it() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
@@ -48,27 +48,28 @@ async fn calls_in_the_name_of_a_pod_take_nothing_from_it() {
             assert_eq!(holds(&bed), 1, "{path} {pod}");
         }
     }
-    // Nor is a text of the caller told about the pod.
-    let (unreadable, told) = (forged(&fake, json!({"gpu-fraction": "tell this"})), notices(&bed));
+    // Nor does the pod get an event with a text of the caller.
+    let (unreadable, reported) =
+        (forged(&fake, json!({"gpu-fraction": "tell this"})), notices(&bed));
     bed.send("POST", "/v1/filter", &json!({"Pod": unreadable, "NodeNames": ["n2"]})).await;
-    assert_eq!(notices(&bed), told);
+    assert_eq!(notices(&bed), reported);
     let state = bed.app.waiting.pod(&PodUid::new("u1")).unwrap();
     let shown = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-    assert_eq!(Some(state.waiting.question), bed.app.question(&shown));
+    assert_eq!(Some(state.waiting.query), bed.app.query(&shown));
     assert_eq!((state.waiting.priority, state.refused), (0, None));
     let error = bed.bind_to("n2").await;
     assert!(
         error.contains("filter did not pass the pod"),
         "not by the body without a GPU: {error}"
     );
-    // Even what is asked in its own words, of other nodes, adds to what was passed.
+    // Even a call with its own request, for other nodes, adds to what was passed.
     bed.send("POST", "/v1/filter", &json!({"Pod": pod_of(&fake), "NodeNames": ["n2"]})).await;
     assert_eq!(bed.bind().await, "");
     assert_eq!(node(&fake).as_deref(), Some("n1"));
 }
 
 #[tokio::test]
-async fn room_is_not_held_without_end_for_a_pod_that_nobody_binds() {
+async fn room_is_not_held_forever_for_a_pod_that_is_never_bound() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
@@ -86,7 +87,7 @@ async fn room_is_not_held_without_end_for_a_pod_that_nobody_binds() {
 }
 
 #[tokio::test]
-async fn a_pod_without_a_gpu_is_bound_where_it_was_passed_whatever_others_ask() {
+async fn a_pod_without_gpu_is_bound_where_it_passed_despite_other_calls() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
     bed.app.set_fenced();
@@ -98,19 +99,19 @@ async fn a_pod_without_a_gpu_is_bound_where_it_was_passed_whatever_others_ask() 
 }
 
 #[tokio::test]
-async fn made_up_pods_are_not_requeued_not_told_and_not_learnt_from() {
+async fn forged_pods_are_not_requeued_reported_or_learned() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
     bed.watch(&fake);
     let holder = forged(&fake, json!({"gpu-fraction": "1.0"}));
     let mut holder = SeenPod::from_json(&holder.to_string()).unwrap();
     holder.pod.uid = PodUid::new("holder");
-    let whole = bed.app.question(&holder).unwrap();
+    let whole = bed.app.query(&holder).unwrap();
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(background::run(bed.app.clone(), stopped));
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let touched = requests(&fake, "PATCH");
-    assert_eq!(touched, 1, "the pod that waits, at the start");
+    let fenced = requests(&fake, "PATCH");
+    assert_eq!(fenced, 1, "the pod that waits, at the start");
     bed.app.ledger.reserve(&holder.pod, "n1", &whole, bed.app.clock.now()).unwrap();
     let mix = bed.app.entries()["mix"];
     for number in 0..20 {
@@ -122,7 +123,7 @@ async fn made_up_pods_are_not_requeued_not_told_and_not_learnt_from() {
     }
     bed.app.outbox.push(bed.app.ledger.forget(&holder.pod.uid));
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(requests(&fake, "PATCH"), touched);
+    assert_eq!(requests(&fake, "PATCH"), fenced);
     assert_eq!(notices(&bed), 0);
     assert_eq!((bed.app.waiting.all().len(), bed.app.entries()["mix"]), (1, mix));
     stop.send_replace(true);
@@ -130,7 +131,7 @@ async fn made_up_pods_are_not_requeued_not_told_and_not_learnt_from() {
 }
 
 #[tokio::test]
-async fn what_was_asked_before_the_watch_shows_the_pod_counts_once_it_does() {
+async fn calls_before_the_watch_shows_the_pod_count_once_it_does() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
     bed.app.set_fenced();
@@ -143,14 +144,14 @@ async fn what_was_asked_before_the_watch_shows_the_pod_counts_once_it_does() {
 }
 
 #[tokio::test]
-async fn a_refusal_counts_once_the_watch_shows_that_the_pod_asks_for_a_gpu_now() {
+async fn a_rejection_counts_once_the_watch_shows_the_new_gpu_request() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
     let without = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-    fake.world(|world| {
-        let annotations = &mut world.pod.as_mut().unwrap().annotations;
+    fake.bed(|bed| {
+        let annotations = &mut bed.pod.as_mut().unwrap().annotations;
         annotations.insert("gpu-memory".to_owned(), "99999".to_owned());
     });
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
@@ -166,14 +167,14 @@ async fn a_refusal_counts_once_the_watch_shows_that_the_pod_asks_for_a_gpu_now()
 }
 
 #[tokio::test]
-async fn a_refusal_counts_once_the_watch_shows_that_a_faulty_request_was_corrected() {
+async fn a_rejection_counts_once_the_watch_shows_the_corrected_request() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "much"})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
     let set = |memory: &str| {
-        fake.world(|world| {
-            let annotations = &mut world.pod.as_mut().unwrap().annotations;
+        fake.bed(|bed| {
+            let annotations = &mut bed.pod.as_mut().unwrap().annotations;
             annotations.insert("gpu-memory".to_owned(), memory.to_owned());
         });
     };
@@ -183,7 +184,7 @@ async fn a_refusal_counts_once_the_watch_shows_that_a_faulty_request_was_correct
     assert_eq!(counts(), (0, 1));
     bed.watch(&fake);
     assert_eq!(counts(), (1, 1), "room that appears is looked for");
-    // The request changes again, and what kube-scheduler asks about that is seen before the change is.
+    // The request changes again, and kube-scheduler's call for it arrives before the change.
     set("1000");
     bed.watch(&fake);
     assert_ne!(bed.filter(&pod_of(&fake)).await, json!([]));
@@ -195,7 +196,7 @@ async fn a_refusal_counts_once_the_watch_shows_that_a_faulty_request_was_correct
 }
 
 #[tokio::test]
-async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
+async fn a_rejected_request_is_reported_once_the_watch_shows_the_pod() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "7"})).await;
     bed.filter(&pod_of(&fake)).await;
@@ -205,7 +206,7 @@ async fn a_refused_request_is_told_once_the_watch_shows_the_pod() {
 }
 
 #[tokio::test]
-async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pass_it() {
+async fn bind_of_an_unknown_pod_reads_nothing_unless_filter_passed_it() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
     bed.app.set_fenced();
@@ -217,14 +218,14 @@ async fn a_bind_of_a_pod_that_there_is_not_reads_nothing_where_filter_did_not_pa
 }
 
 #[tokio::test]
-async fn binds_of_pods_that_there_are_not_hold_up_no_other() {
+async fn binds_of_unknown_pods_delay_no_other_bind() {
     for (asks, gates) in [(json!({}), &[][..]), (json!({"gpu-fraction": "0.5"}), &["quota"])] {
         let fake = Fake::with_pod();
-        fake.world(|world| world.pod.as_mut().unwrap().gates = gates);
+        fake.bed(|bed| bed.pod.as_mut().unwrap().gates = gates);
         let bed = Bed::starting(&fake, Config::default(), asks).await;
         bed.app.set_fenced();
         bed.watch(&fake);
-        fake.world(|world| world.pod.as_mut().unwrap().gates = &[]); // the watch is late
+        fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &[]); // the watch is late
         let made_up = (0..500).map(|at| {
             let bed = &bed;
             async move {
@@ -238,14 +239,18 @@ async fn binds_of_pods_that_there_are_not_hold_up_no_other() {
             assert!(futures::poll!(made_up.as_mut()).is_pending());
             tokio::task::yield_now().await;
         }
-        let (error, told) = tokio::join!(bed.bind(), made_up);
+        let (error, reported) = tokio::join!(bed.bind(), made_up);
         assert_eq!(error, "");
-        assert!(told.iter().any(|told| told.to_string().contains("too many")), "{:?}", told[499]);
+        assert!(
+            reported.iter().any(|reported| reported.to_string().contains("too many")),
+            "{:?}",
+            reported[499]
+        );
     }
 }
 
 #[tokio::test]
-async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu() {
+async fn forged_pods_displace_no_passed_pod_without_gpu() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
     bed.app.set_fenced();
@@ -270,7 +275,7 @@ async fn made_up_pods_push_out_nothing_that_was_passed_for_a_pod_without_a_gpu()
 #[tokio::test]
 async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().gates = &["quota"]);
+    fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &["quota"]);
     let bed = Bed::new(&fake).await;
     let body = json!({"Pod": pod_of(&fake), "NodeNames": ["n1"]});
     for path in ["/v1/filter", "/v1/prioritize"] {
@@ -279,15 +284,15 @@ async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
     }
     assert_eq!(bed.bind().await, "the pod has scheduling gates");
     assert_eq!((requests(&fake, "/binding"), bed.state()), (0, None));
-    let gated = "it has scheduling gates: kube-scheduler does not look at it before";
+    let gated = "it has scheduling gates: kube-scheduler ignores it until";
     let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
     assert!(explained["verdict"].as_str().unwrap().starts_with(gated), "{explained}");
     let listed = bed.send("GET", "/v1/waiting", &Value::Null).await;
     assert_eq!((&listed["total"], listed["items"].as_array().unwrap().len()), (&json!(1), 1));
     assert!(listed["items"][0]["reason"].as_str().unwrap().starts_with(gated), "{listed}");
-    // The gate is taken away: what was asked before the watch said so counts.
-    fake.world(|world| {
-        let pod = world.pod.as_mut().unwrap();
+    // The gate is removed: a call before the watch shows this counts.
+    fake.bed(|bed| {
+        let pod = bed.pod.as_mut().unwrap();
         (pod.gates, pod.version) = (&[], 8);
     });
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));

@@ -1,4 +1,4 @@
-//! What is kept of pods that came and ended, counted table by table.
+//! The state that remains of ended pods, counted table by table.
 
 use gpupack::control::pods::teams;
 use gpupack::control::shared::passed::Verdict;
@@ -15,16 +15,16 @@ use crate::harness::api_server::Fake;
 
 const PODS: u64 = 10_000;
 
-/// Pod number `at` as the API server has it. A few ask for what does not fit.
+/// Pod number `at` as the API server has it. A few request what does not fit.
 fn pod(at: u64, node: Option<&str>) -> Value {
-    let asked = match at % 100 {
+    let queried = match at % 100 {
         0 => json!({"gpu-memory": "99999"}),
         _ => json!({"gpu-fraction": format!("0.01{}", at % 900)}),
     };
     json!({
         "metadata": {"uid": format!("uid-{at}"), "namespace": format!("team-{}", at % 7),
             "name": format!("pod-{at}"), "resourceVersion": "7",
-            "annotations": asked},
+            "annotations": queried},
         "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}], "nodeName": node,
             "priorityClassName": format!("class-{}", at % 3)},
     })
@@ -46,13 +46,13 @@ async fn report(bed: &Bed, sequence: u64, running: &[String]) {
     bed.send("PUT", "/v1/nodes/n1/report", &report).await;
 }
 
-/// One pod from its creation to its start, as verbs and watch tell of it.
+/// One pod from its creation to its start, as verbs and watch show it.
 async fn start(bed: &Bed, at: u64) -> PodUid {
     let waiting = pod(at, None);
     let app = &bed.app;
     app.pod(&seen(&waiting));
     let bound = seen(&pod(at, Some("n1")));
-    // The way over HTTP takes the most time, and leaves no more than the ledger does.
+    // The path over HTTP takes the most time, and leaves no more state than the ledger does.
     if at.is_multiple_of(10) {
         let body = json!({"Pod": waiting, "NodeNames": ["n1"]});
         let answer = bed.send("POST", "/v1/filter", &body).await;
@@ -62,8 +62,8 @@ async fn start(bed: &Bed, at: u64) -> PodUid {
         }
     }
     let now = app.clock.now();
-    let question = app.question(&bound).unwrap();
-    let placement = app.ledger.reserve(&bound.pod, "n1", &question, now).unwrap();
+    let query = app.query(&bound).unwrap();
+    let placement = app.ledger.reserve(&bound.pod, "n1", &query, now).unwrap();
     app.ledger.confirm(&bound.pod.uid);
     let fact = PodFact {
         pod: bound.pod.clone(),
@@ -102,7 +102,7 @@ async fn lives(bed: &Bed, pods: std::ops::Range<u64>) {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_of_a_pod_that_ends_before_the_watch_shows_it_bound() {
+async fn a_pod_that_ends_before_the_watch_shows_it_bound_leaves_no_state() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     let (uid, app) = (PodUid::new("u1"), &bed.app);
@@ -118,7 +118,7 @@ async fn nothing_is_kept_of_a_pod_that_ends_before_the_watch_shows_it_bound() {
 }
 
 #[tokio::test]
-async fn what_is_kept_of_pods_that_ended_is_bounded_in_every_table() {
+async fn state_of_ended_pods_is_bounded_in_every_table() {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     // One pod of the bed waits, and is forgotten like all others.

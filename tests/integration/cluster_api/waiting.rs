@@ -1,5 +1,5 @@
-//! Which pods count as waiting: they are forgotten by whoever hears first that they wait no more. And what a
-//! pod is told that gets very little.
+//! Which pods count as waiting: the first source that shows the end of the wait removes them. And what a
+//! pod with a very small request is told in an event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn waiting(bed: &Bed) -> (usize, usize) {
     (entries["waiting"], entries["pending"])
 }
 
-async fn asked() -> (Fake, Bed) {
+async fn queried() -> (Fake, Bed) {
     let fake = Fake::with_pod();
     let bed = Bed::new(&fake).await;
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
@@ -31,7 +31,7 @@ async fn asked() -> (Fake, Bed) {
 }
 
 #[tokio::test]
-async fn a_touch_that_finds_its_pod_gone_ends_its_wait() {
+async fn a_requeue_of_a_missing_pod_ends_its_wait() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
     let (stop, stopped) = watch::channel(false);
@@ -42,12 +42,12 @@ async fn a_touch_that_finds_its_pod_gone_ends_its_wait() {
     other["metadata"]["uid"] = "other".into();
     other["metadata"]["annotations"] = json!({"gpu-fraction": "1"});
     let other = SeenPod::from_json(&other.to_string()).unwrap();
-    let question = bed.app.question(&other).unwrap();
-    bed.app.ledger.reserve(&other.pod, "n1", &question, bed.app.clock.now()).unwrap();
+    let query = bed.app.query(&other).unwrap();
+    bed.app.ledger.reserve(&other.pod, "n1", &query, bed.app.clock.now()).unwrap();
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
     assert_eq!(waiting(&bed), (1, 1));
     // It is deleted, and the watch is late.
-    fake.world(|world| world.pod = None);
+    fake.bed(|bed| bed.pod = None);
     bed.app.outbox.push(bed.app.ledger.forget(&other.pod.uid));
     let forgotten = async {
         while waiting(&bed) != (0, 0) {
@@ -61,14 +61,14 @@ async fn a_touch_that_finds_its_pod_gone_ends_its_wait() {
 }
 
 #[tokio::test]
-async fn a_bound_pod_waits_no_more_before_the_watch_says_so() {
-    let (_fake, bed) = asked().await;
+async fn a_bound_pod_stops_waiting_before_the_watch_shows_it() {
+    let (_fake, bed) = queried().await;
     assert_eq!(bed.bind().await, "");
     assert_eq!(waiting(&bed), (0, 0));
 }
 
 #[tokio::test]
-async fn a_pod_that_the_watch_shows_otherwise_waits_no_more() {
+async fn a_pod_changed_in_the_watch_stops_waiting() {
     let changes: [fn(&mut Value); 4] = [
         |pod| pod["spec"]["nodeName"] = "n1".into(),
         |pod| pod["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z".into(),
@@ -76,40 +76,40 @@ async fn a_pod_that_the_watch_shows_otherwise_waits_no_more() {
         |pod| pod["metadata"]["annotations"] = json!({}),
     ];
     for change in changes {
-        let (fake, bed) = asked().await;
+        let (fake, bed) = queried().await;
         let mut pod = pod_of(&fake);
         change(&mut pod);
         bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
         assert_eq!(waiting(&bed), (0, 0), "{pod}");
     }
-    let (fake, bed) = asked().await;
+    let (fake, bed) = queried().await;
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     bed.app.pod_ended(&pod.pod.uid);
     assert_eq!(waiting(&bed), (0, 0));
 }
 
 #[tokio::test]
-async fn a_late_event_of_a_gated_pod_takes_away_no_refusal() {
+async fn a_late_event_of_a_gated_pod_keeps_its_rejection() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().gates = &["quota"]);
+    fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &["quota"]);
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-memory": "99999"})).await;
     bed.app.set_fenced();
     bed.watch(&fake);
     let gated = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
-    fake.world(|world| world.pod.as_mut().unwrap().gates = &[]);
+    fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &[]);
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
-    // Another change of before the gate was taken away.
+    // Another change from before the gate was removed.
     bed.app.pod(&gated);
     assert_eq!(waiting(&bed), (1, 0));
     bed.watch(&fake);
     assert_eq!((waiting(&bed), bed.app.waiting.refused_count()), ((1, 1), 1));
-    // A pod that was shown without gates is not looked at again while it has some.
+    // A pod that was shown without gates is not checked again while it has some.
     bed.app.pod(&gated);
     assert_eq!(waiting(&bed), (0, 0));
 }
 
 #[tokio::test]
-async fn a_pod_that_gets_less_than_a_cuda_context_takes_is_warned() {
+async fn a_request_below_the_cuda_context_size_gets_a_warning() {
     for (memory, is_small) in [("511", true), ("512", false)] {
         let fake = Fake::with_pod();
         let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
@@ -120,13 +120,13 @@ async fn a_pod_that_gets_less_than_a_cuda_context_takes_is_warned() {
         bed.watch(&fake);
         let writer = bed.notices.take().unwrap();
         assert_eq!(bed.bind().await, "");
-        drop(bed); // so that nothing more is told
+        drop(bed); // so that no more events are sent
         tokio::time::timeout(Duration::from_secs(20), writer.run()).await.unwrap();
-        let told = fake.world(|world| world.events.clone());
-        let reasons: Vec<&str> = told.iter().filter_map(|it| it["reason"].as_str()).collect();
+        let reported = fake.bed(|bed| bed.events.clone());
+        let reasons: Vec<&str> = reported.iter().filter_map(|it| it["reason"].as_str()).collect();
         let expected = ["GpuPlaced", "GpuMemorySmall"];
         assert_eq!(reasons, expected[..1 + usize::from(is_small)], "{memory} MiB");
-        if let [_, small] = &told[..] {
+        if let [_, small] = &reported[..] {
             assert_eq!(
                 (&small["type"], &small["regarding"]["uid"]),
                 (&json!("Warning"), &json!("u1"))

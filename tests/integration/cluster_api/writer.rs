@@ -1,6 +1,6 @@
 //! The writer to the API server, against a fake one with named scenarios.
 //!
-//! `binding` asks the same of the verb, with the books, and `overlapping` of two processes.
+//! `binding` tests the same for the verb, with the ledger, and `overlapping` for two processes.
 //! Each scenario asserts what `bind` says and what `settle` makes of it.
 
 #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
@@ -11,12 +11,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::kube_api::containers::mps::ClientLimits;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
-use gpupack::kube_api::write::outcome::{BindOutcome, Cause, Settled, TouchOutcome};
+use gpupack::kube_api::write::outcome::{BindOutcome, Cause, PatchOutcome, Settled};
 use gpupack::kube_api::write::target::{BindTarget, PodKey};
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::model::reservation::{PlacedDevice, Placement};
@@ -33,12 +33,12 @@ fn target() -> BindTarget {
     let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
     let devices = vec![PlacedDevice { id: DeviceId::new("GPU-a").unwrap(), demand }];
     let node = NodeName::new("n1");
-    let placement = Placement { node, devices, protection: Protection::None };
+    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None };
     BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap()
 }
 
-/// The outcome in one word, with the status where there is one.
-fn told(outcome: &BindOutcome) -> String {
+/// The outcome in one word, with the status if there is one.
+fn reported(outcome: &BindOutcome) -> String {
     match outcome {
         BindOutcome::Bound => "bound".to_owned(),
         BindOutcome::Conflict => "conflict".to_owned(),
@@ -51,7 +51,7 @@ fn told(outcome: &BindOutcome) -> String {
     }
 }
 
-fn told_settled(settled: &Settled) -> String {
+fn settled_events(settled: &Settled) -> String {
     match settled {
         Settled::Bound { pod } => format!("bound {}", node_of(pod)),
         Settled::NotBound => "not bound".to_owned(),
@@ -68,8 +68,8 @@ fn node_of(pod: &k8s_openapi::api::core::v1::Pod) -> String {
 /// Binds and settles; what both say.
 async fn outcome(fake: &Fake) -> (String, String) {
     let (writer, target) = (fake.writer(), target());
-    let bound = told(&writer.bind(&target).await);
-    (bound, told_settled(&writer.settle(&target).await))
+    let bound = reported(&writer.bind(&target).await);
+    (bound, settled_events(&writer.settle(&target).await))
 }
 
 async fn check(fake: Fake, bound: &str, settled: &str) -> Fake {
@@ -80,11 +80,11 @@ async fn check(fake: Fake, bound: &str, settled: &str) -> Fake {
 #[tokio::test]
 async fn created_names_node_and_devices_in_one_write() {
     let fake = check(Fake::with_pod(), "bound", "bound n1").await;
-    fake.world(|world| {
-        let pod = world.pod.as_ref().unwrap();
+    fake.bed(|bed| {
+        let pod = bed.pod.as_ref().unwrap();
         let devices = &pod.annotations["placed.gpupack.dev/devices"];
         assert_eq!((pod.version, devices.as_str()), (8, "runtime.nvidia.com/gpu=GPU-a"));
-        assert_eq!(world.requests.len(), 2, "{:?}", world.requests);
+        assert_eq!(bed.requests.len(), 2, "{:?}", bed.requests);
     });
 }
 
@@ -92,27 +92,27 @@ async fn created_names_node_and_devices_in_one_write() {
 async fn a_conflict_with_our_own_earlier_binding_is_bound() {
     let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit);
     let (writer, target) = (fake.writer(), target());
-    assert_eq!(told(&writer.bind(&target).await), "undecided timeout");
+    assert_eq!(reported(&writer.bind(&target).await), "undecided timeout");
     check(fake, "conflict", "bound n1").await;
 }
 
 #[tokio::test]
 async fn a_conflict_with_another_binding_is_bound_elsewhere() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().node = Some("n2".to_owned()));
+    fake.bed(|bed| bed.pod.as_mut().unwrap().node = Some("n2".to_owned()));
     check(fake, "conflict", "elsewhere n2").await;
     // The same node without our placement is not our Binding either.
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().node = Some("n1".to_owned()));
+    fake.bed(|bed| bed.pod.as_mut().unwrap().node = Some("n1".to_owned()));
     check(fake, "conflict", "elsewhere n1").await;
 }
 
 #[tokio::test]
 async fn a_conflict_with_a_newer_version_is_not_bound_and_writes_nothing() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().version = 9);
+    fake.bed(|bed| bed.pod.as_mut().unwrap().version = 9);
     let fake = check(fake, "conflict", "not bound").await;
-    fake.world(|world| assert_eq!(world.pod.as_ref().unwrap().version, 9));
+    fake.bed(|bed| assert_eq!(bed.pod.as_ref().unwrap().version, 9));
 }
 
 #[tokio::test]
@@ -123,20 +123,20 @@ async fn a_deleted_pod_is_gone() {
 #[tokio::test]
 async fn a_replaced_pod_of_the_same_name_is_gone() {
     let fake = Fake::with_pod();
-    fake.world(|world| world.pod.as_mut().unwrap().uid = "u2".to_owned());
+    fake.bed(|bed| bed.pod.as_mut().unwrap().uid = "u2".to_owned());
     check(fake, "conflict", "gone").await;
-    // Replaced between the read and the touch: the touch names the UID and is refused.
+    // Replaced between the read and the fence: the fence names the UID and is rejected.
     let fake = Fake::with_pod().on_bind(Fault::Answer(500));
     let (writer, target) = (fake.writer(), target());
-    assert_eq!(told(&writer.bind(&target).await), "undecided 500");
-    fake.world(|world| world.pod.as_mut().unwrap().uid = "u2".to_owned());
-    let touched = writer.touch(target.key(), target.uid(), None, "x").await;
-    assert!(matches!(touched, TouchOutcome::Refused { code: 422, .. }), "{touched:?}");
-    fake.world(|world| assert!(world.pod.as_ref().unwrap().annotations.is_empty()));
+    assert_eq!(reported(&writer.bind(&target).await), "undecided 500");
+    fake.bed(|bed| bed.pod.as_mut().unwrap().uid = "u2".to_owned());
+    let fenced = writer.write_fence(target.key(), target.uid(), None, "x").await;
+    assert!(matches!(fenced, PatchOutcome::Refused { code: 422, .. }), "{fenced:?}");
+    fake.bed(|bed| assert!(bed.pod.as_ref().unwrap().annotations.is_empty()));
 }
 
 #[tokio::test]
-async fn definite_refusals_are_told_apart_from_open_questions() {
+async fn definite_rejections_differ_from_undecided_answers() {
     for (code, bound) in [
         (400, "refused 400"),
         (401, "refused 401"),
@@ -150,8 +150,8 @@ async fn definite_refusals_are_told_apart_from_open_questions() {
         (504, "undecided 504"),
     ] {
         let fake = check(Fake::with_pod().on_bind(Fault::Answer(code)), bound, "not bound").await;
-        fake.world(|world| {
-            let posts = world.requests.iter().filter(|told| told.starts_with("POST")).count();
+        fake.bed(|bed| {
+            let posts = bed.requests.iter().filter(|reported| reported.starts_with("POST")).count();
             assert_eq!(posts, 1, "{code} is not tried again");
         });
     }
@@ -167,72 +167,72 @@ async fn a_cut_connection_or_a_lost_answer_after_the_commit_is_bound() {
 }
 
 #[tokio::test]
-async fn a_late_binding_loses_against_the_touch() {
-    let fake = Fake::with_pod().on_bind(Fault::LateAfterTouch);
+async fn a_late_binding_fails_after_the_fence() {
+    let fake = Fake::with_pod().on_bind(Fault::LateAfterFence);
     let fake = check(fake, "undecided timeout", "not bound").await;
-    fake.world(|world| {
-        assert_eq!(world.late_answers, [409]);
-        assert_eq!(world.pod.as_ref().unwrap().node, None);
+    fake.bed(|bed| {
+        assert_eq!(bed.late_answers, [409]);
+        assert_eq!(bed.pod.as_ref().unwrap().node, None);
     });
 }
 
 #[tokio::test]
-async fn a_late_binding_that_comes_before_the_touch_is_seen() {
-    let fake = Fake::with_pod().on_bind(Fault::LateBeforeTouch);
+async fn a_late_binding_before_the_fence_is_detected() {
+    let fake = Fake::with_pod().on_bind(Fault::LateBeforeFence);
     let fake = check(fake, "undecided timeout", "bound n1").await;
-    fake.world(|world| assert_eq!(world.late_answers, [201]));
+    fake.bed(|bed| assert_eq!(bed.late_answers, [201]));
 }
 
 #[tokio::test]
 async fn nothing_is_settled_while_the_api_server_does_not_answer() {
-    let fake = Fake::with_pod().on_bind(Fault::LateBeforeTouch);
-    fake.world(|world| world.on_read.push_back(Fault::SilentAfterCommit));
+    let fake = Fake::with_pod().on_bind(Fault::LateBeforeFence);
+    fake.bed(|bed| bed.on_read.push_back(Fault::SilentAfterCommit));
     check(fake, "undecided timeout", "undecided").await;
-    // A touch without an answer is looked after: it fenced, although nobody said so.
+    // A fence without an answer is read back: it was written.
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-    fake.world(|world| world.on_touch.push_back(Fault::CutAfterCommit));
+    fake.bed(|bed| bed.on_fence.push_back(Fault::CutAfterCommit));
     check(fake, "undecided 503", "not bound").await;
-    // A touch that did nothing settles nothing.
+    // A fence without effect settles nothing.
     for code in [409, 422, 429, 500] {
         let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-        fake.world(|world| world.on_touch.push_back(Fault::Answer(code)));
+        fake.bed(|bed| bed.on_fence.push_back(Fault::Answer(code)));
         check(fake, "undecided 503", "undecided").await;
     }
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-    fake.world(|world| world.on_touch.push_back(Fault::HalfBody));
+    fake.bed(|bed| bed.on_fence.push_back(Fault::HalfBody));
     check(fake, "undecided 503", "not bound").await;
 }
 
 #[tokio::test]
-async fn a_touch_with_a_version_meets_only_that_version() {
+async fn a_fence_with_a_version_changes_only_that_version() {
     let fake = Fake::with_pod();
     let (writer, target) = (fake.writer(), target());
-    let stale = writer.touch(target.key(), target.uid(), Some("6"), "a").await;
-    assert_eq!(stale, TouchOutcome::Conflict);
-    let touched = writer.touch(target.key(), target.uid(), Some("7"), "a").await;
-    assert!(matches!(touched, TouchOutcome::Touched { .. }), "{touched:?}");
-    assert_eq!(told(&writer.bind(&target).await), "conflict");
+    let stale = writer.write_fence(target.key(), target.uid(), Some("6"), "a").await;
+    assert_eq!(stale, PatchOutcome::Conflict);
+    let fenced = writer.write_fence(target.key(), target.uid(), Some("7"), "a").await;
+    assert!(matches!(fenced, PatchOutcome::Patched { .. }), "{fenced:?}");
+    assert_eq!(reported(&writer.bind(&target).await), "conflict");
     let pod = writer.read_back(target.key()).await.unwrap().unwrap();
-    let value = &pod.metadata.annotations.as_ref().unwrap()["placed.gpupack.dev/touch"];
+    let value = &pod.metadata.annotations.as_ref().unwrap()["placed.gpupack.dev/fence"];
     assert!(value.ends_with(" a"), "{value}");
     let seen = SeenPod::from_api(&pod);
-    assert_eq!(writer.touched(&seen), Ordering::Equal, "who made it stands before it");
-    assert_ne!(fake.writer().touched(&seen), Ordering::Equal, "another process");
+    assert_eq!(writer.fenced(&seen), Ordering::Equal, "who made it stands before it");
+    assert_ne!(fake.writer().fenced(&seen), Ordering::Equal, "another process");
 }
 
 #[tokio::test]
-async fn a_fence_leaves_the_touch_of_another_process_to_be_seen() {
+async fn a_fence_does_not_overwrite_the_fence_of_another_process() {
     let fake = Fake::with_pod().on_bind(Fault::Answer(503));
-    fake.world(|world| world.on_touch.push_back(Fault::TouchedBefore("1-1 start-1")));
+    fake.bed(|bed| bed.on_fence.push_back(Fault::FencedBefore("1-1 start-1")));
     let fake = check(fake, "undecided 503", "not bound").await;
-    fake.world(|world| {
-        let touch = &world.pod.as_ref().unwrap().annotations["placed.gpupack.dev/touch"];
-        assert_eq!(touch, "1-1 start-1");
+    fake.bed(|bed| {
+        let fence = &bed.pod.as_ref().unwrap().annotations["placed.gpupack.dev/fence"];
+        assert_eq!(fence, "1-1 start-1");
     });
 }
 
 /// A server on a real socket that gives every request the same answer, or cuts it where that is
-/// empty; it stops at the word `stop` and tells how many requests came.
+/// empty; it stops at the word `stop` and returns how many requests came.
 fn socket(answer: &'static str) -> (SocketAddr, std::thread::JoinHandle<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -253,7 +253,7 @@ fn socket(answer: &'static str) -> (SocketAddr, std::thread::JoinHandle<usize>) 
 }
 
 #[tokio::test]
-async fn no_request_is_repeated_behind_the_callers_back() {
+async fn no_request_is_repeated_without_the_caller() {
     for (answer, expected) in [
         ("HTTP/1.1 503 no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n", "undecided 503"),
         ("HTTP/1.1 504 no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n", "undecided 504"),
@@ -262,7 +262,7 @@ async fn no_request_is_repeated_behind_the_callers_back() {
         let (address, server) = socket(answer);
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
         let writer = ApiWriter::connect(config, Duration::from_secs(2)).unwrap();
-        assert_eq!(told(&writer.bind(&target()).await), expected);
+        assert_eq!(reported(&writer.bind(&target()).await), expected);
         TcpStream::connect(address).unwrap().write_all(b"stop").unwrap();
         assert_eq!(server.join().unwrap(), 1, "{expected}");
     }
@@ -274,7 +274,7 @@ fn notice(uid: &str, reason: NoticeReason, note: &str) -> Notice {
 }
 
 #[tokio::test]
-async fn a_notice_is_told_once_a_minute_and_never_waits() {
+async fn a_notice_is_logged_once_a_minute_and_never_blocks() {
     let fake = Fake::with_pod();
     let (sender, writer) = notices(fake.client(), "replica-0".to_owned(), 3, TIMEOUT);
     let at = |seconds: u64| Timestamp::from_millis(seconds * 1000);
@@ -298,8 +298,8 @@ async fn a_notice_is_told_once_a_minute_and_never_waits() {
     .unwrap();
     drop(counts);
     writing.await.unwrap();
-    fake.world(|world| {
-        let [first, second, repeat] = &world.events[..] else { panic!("{:?}", world.events) };
+    fake.bed(|bed| {
+        let [first, second, repeat] = &bed.events[..] else { panic!("{:?}", bed.events) };
         assert_eq!(first["reason"], "GpuRequestRefused");
         assert_eq!(first["reportingController"], "gpupack.dev/extender");
         assert_eq!(first["regarding"]["uid"], "u1");
@@ -314,11 +314,11 @@ async fn a_notice_is_told_once_a_minute_and_never_waits() {
 }
 
 #[tokio::test]
-async fn a_text_that_has_changed_is_an_event_of_its_own() {
+async fn a_changed_text_is_a_new_event() {
     let fake = Fake::with_pod();
     let (sender, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
     let texts =
-        ["mend: ask for 0.4", "mend: ask for 0.4", "mend: ask for 0.2", "mend: ask for 0.2"];
+        ["mend: request 0.4", "mend: request 0.4", "mend: request 0.2", "mend: request 0.2"];
     for (text, minute) in texts.into_iter().zip(0..) {
         let now = Timestamp::from_millis(minute * 60_000);
         let is_muted = sender.is_muted(&PodUid::new("u1"), NoticeReason::NoGpuFits, now);
@@ -328,13 +328,17 @@ async fn a_text_that_has_changed_is_an_event_of_its_own() {
     }
     drop(sender);
     tokio::time::timeout(Duration::from_secs(5), writer.run()).await.unwrap();
-    fake.world(|world| {
-        let told = |event: &Value| (event["note"].clone(), event["series"]["count"].clone());
-        let [first, repeat, other, again] = &world.events[..] else { panic!("{:?}", world.events) };
-        assert_eq!(told(first), (texts[0].into(), Value::Null));
-        assert_eq!(told(repeat), (texts[0].into(), 2.into()));
-        assert_eq!(told(other), (texts[2].into(), Value::Null), "an old text is not counted up");
-        assert_eq!(told(again), (texts[2].into(), 2.into()));
+    fake.bed(|bed| {
+        let reported = |event: &Value| (event["note"].clone(), event["series"]["count"].clone());
+        let [first, repeat, other, again] = &bed.events[..] else { panic!("{:?}", bed.events) };
+        assert_eq!(reported(first), (texts[0].into(), Value::Null));
+        assert_eq!(reported(repeat), (texts[0].into(), 2.into()));
+        assert_eq!(
+            reported(other),
+            (texts[2].into(), Value::Null),
+            "an old text is not counted up"
+        );
+        assert_eq!(reported(again), (texts[2].into(), 2.into()));
         assert_eq!(repeat["metadata"]["name"], first["metadata"]["name"]);
         assert_ne!(other["metadata"]["name"], first["metadata"]["name"]);
     });

@@ -1,4 +1,4 @@
-//! The commands that ask a running extender, as their users run them: the real program against a real
+//! The commands that query a running extender, as users run them: the real program against a real
 //! router, directly and through an API server's service proxy.
 
 use std::fs;
@@ -161,7 +161,7 @@ fn assert_is_whole(value: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
+async fn a_waiting_pod_has_the_same_text_in_list_and_explanation() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let list = printed(&["waiting", "--server", &url]);
@@ -173,20 +173,20 @@ async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
         joined.contains(&format!("team/whole 0s 1/1 memory 1 whole GPU on T4 → {size}")),
         "{list}"
     );
-    let told = printed(&["explain", "team/whole", "--server", &url]);
-    fits_80_columns(&told);
-    let joined = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    let reported = printed(&["explain", "team/whole", "--server", &url]);
+    fits_80_columns(&reported);
+    let joined = reported.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "team/whole: none of 4 nodes fits; the closest obstacle: no single GPU has enough free memory",
+        "team/whole: none of 4 nodes fits; the closest obstacle: insufficient GPU memory",
         "requests 1 whole GPU on T4; waits for 0s; position 1 of 1 in the queue; blocked by memory",
         "1 memory 7680 MiB of GPU memory gpu-a of 1 × Tesla T4 (15360 MiB), pool gpu-a",
-        "1 agent the node's gpupack agent has not reported yet gpu-late of no GPU, pool late",
+        "1 agent GPU agent has not reported yet gpu-late of no GPU, pool late",
         size,
         end,
         "check the gpupack agent on nodes that are not reporting",
         "1 nodes have not reported since the extender started (gpu-late)",
     ] {
-        assert!(joined.contains(part), "{part} in {told}");
+        assert!(joined.contains(part), "{part} in {reported}");
     }
     let placed = printed(&["explain", "team/half", "--server", &url]);
     assert!(placed.contains("placed on node gpu-a, GPU-gpu-a-0 (Confirmed)"), "{placed}");
@@ -197,7 +197,7 @@ async fn a_pod_that_waits_is_listed_and_explained_in_the_same_words() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hostile_name_reaches_no_terminal() {
+async fn control_characters_in_names_are_not_printed() {
     let bed = Bed::warm().await;
     let hostile = "a\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}b\r\nteam/fake  0s";
     bed.filter(pod(hostile, json!({"gpu-memory": "90000"})), &["gpu-a"]).await;
@@ -218,7 +218,7 @@ async fn a_hostile_name_reaches_no_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn absurd_figures_are_shown_and_stop_nothing() {
+async fn absurd_figures_are_shown_without_a_failure() {
     let most = || json!({"memoryMib": u64::MAX, "shareMillionths": u64::MAX});
     let tenant = json!({"podUid": "u", "pod": "no-namespace", "state": "Confirmed",
         "allocated": most(), "usedMib": u64::MAX,
@@ -242,7 +242,7 @@ async fn absurd_figures_are_shown_and_stop_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_way_to_fail_has_its_line_and_exit_code() {
+async fn each_failure_has_its_message_and_exit_code() {
     let bed = Bed::warm().await;
     let url = format!("http://{}", served(bed.router()).await);
     let line = refused(5, &["explain", "team/nobody", "--server", &url]);
@@ -256,7 +256,7 @@ async fn each_way_to_fail_has_its_line_and_exit_code() {
     let line = refused(4, &["top", "nodes", "--server", "http://127.0.0.1:1"]);
     assert!(line.contains("cannot reach the extender at http://127.0.0.1:1"), "{line}");
     let line = refused(1, &["waiting", "--kubeconfig", "/nowhere/kubeconfig"]);
-    assert!(line.contains("no kubeconfig can be used"), "{line}");
+    assert!(line.contains("no usable kubeconfig"), "{line}");
     for (status, code, part) in [
         (StatusCode::SERVICE_UNAVAILABLE, 4, "is not ready: not yet"),
         (StatusCode::INTERNAL_SERVER_ERROR, 1, "500"),
@@ -269,7 +269,7 @@ async fn each_way_to_fail_has_its_line_and_exit_code() {
     let page = Router::new().fallback(|| async { "<html>" });
     let url = format!("http://{}", served(page).await);
     let line = refused(1, &["waiting", "--server", &url]);
-    assert!(line.contains("not that of a gpupack extender"), "{line}");
+    assert!(line.contains("not from a gpupack extender"), "{line}");
     let slow = Router::new().fallback(|| async {
         tokio::time::sleep(std::time::Duration::from_secs(30)).await;
     });
@@ -301,7 +301,7 @@ fn status(code: StatusCode, message: &str) -> (StatusCode, Json<Value>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_server_is_asked_with_the_users_own_kubeconfig() {
+async fn the_api_server_is_called_with_the_kubeconfig_of_the_user() {
     let bed = busy().await;
     let router = Router::new().nest(PROXIED, bed.router());
     let router = router.route(
@@ -325,10 +325,10 @@ async fn the_api_server_is_asked_with_the_users_own_kubeconfig() {
         all.extend(["--kubeconfig", config.leak_to()]);
         all
     };
-    let told = printed(&kube(&["explain", "whole"]));
+    let reported = printed(&kube(&["explain", "whole"]));
     assert!(
-        told.starts_with("team/whole: none of 4 nodes fits"),
-        "namespace of the context: {told}"
+        reported.starts_with("team/whole: none of 4 nodes fits"),
+        "namespace of the context: {reported}"
     );
     let line = refused(5, &kube(&["explain", "whole", "--context", "d"]));
     assert!(line.contains("`other/whole` is not known"), "{line}");
@@ -368,7 +368,7 @@ impl Drop for Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_is_appended_where_there_is_no_terminal_and_colors_are_requested() {
+async fn forced_colors_without_a_terminal_append_each_update() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
@@ -425,11 +425,11 @@ fn completions_and_manual_pages_are_made_from_the_flags() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn advise_names_who_holds_without_need() {
+async fn advise_names_pods_that_hold_unused_memory() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let early = printed(&["advise", "--server", &url]);
-    assert_eq!(early, "No pod has been watched for 10m yet: try again then.\n");
+    assert_eq!(early, "No pod has been observed for 10m yet: try again then.\n");
     let pod = |name: &str, is_idle: bool| {
         let mut pod = json!({"pod": name, "node": "gpu-a", "gpus": [0],
             "allocated": {"memoryMib": 8192, "shareMillionths": 500_000}, "peakMib": 1000,

@@ -24,7 +24,7 @@ fn summary(line: &str) -> Value {
 }
 
 #[test]
-fn once_places_everything_and_twice_the_same() {
+fn one_run_places_everything_and_a_second_run_does_the_same() {
     let line = "--once --nodes 4 --gpus-per-node 4 --pods 40 --seed 7 --output json";
     let first = summary(line);
     assert_eq!(first, summary(line), "the same seed gives the same placements");
@@ -45,7 +45,7 @@ fn once_places_everything_and_twice_the_same() {
 }
 
 #[test]
-fn the_base_load_of_a_large_fleet_goes_straight_into_the_books() {
+fn the_base_load_of_a_large_fleet_goes_directly_into_the_ledger() {
     let line = "--once --nodes 201 --gpus-per-node 1 --fill 0.2 --pods 5 --output json";
     let first = summary(line);
     let direct = first["pods"]["placedWithoutHttp"].as_u64().unwrap();
@@ -69,13 +69,13 @@ fn slots_and_instances_are_placed_too() {
 }
 
 #[test]
-fn the_summary_for_people_is_short_and_says_why_pods_wait() {
+fn the_text_summary_is_short_and_says_why_pods_wait() {
     let output = demo("--once --nodes 2 --gpus-per-node 2 --fill 1 --pods 20");
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with("page: http://127.0.0.1:"), "{text}");
-    let (rows, reasons) = text.split_once("why pods wait or were refused\n").unwrap();
-    for part in [" placed, ", "packing efficiency  ", "every sum is right, no GPU was"] {
+    let (rows, reasons) = text.split_once("why pods wait or were rejected\n").unwrap();
+    for part in [" placed, ", "packing efficiency  ", "all sums are correct, no GPU was"] {
         assert!(rows.contains(part), "{part} in {text}");
     }
     assert!((1..=6).contains(&reasons.lines().count()), "{text}");
@@ -103,7 +103,7 @@ fn a_demo_that_is_stopped_ends_with_its_summary() {
 }
 
 #[test]
-fn bad_flags_are_refused_with_code_2() {
+fn bad_flags_are_rejected_with_code_2() {
     for bad in [
         "--nodes 0",
         "--nodes many",
@@ -127,7 +127,7 @@ fn bad_flags_are_refused_with_code_2() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_named() {
+fn an_address_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let output = demo(&format!("--once --listen {address}"));

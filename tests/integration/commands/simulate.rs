@@ -39,7 +39,7 @@ fn check_refusal(output: &Output, code: i32, expected: &Expect) {
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(code), &b""[..]));
 }
 
-/// What a call with these two files, both written anew, complains about.
+/// The error of a call with these two files, both written again.
 fn check_files(nodes: &str, pods: &str, expected: &Expect) {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let file = |name: &str, text: &str| {
@@ -81,7 +81,7 @@ fn every_policy_gives_the_figures_it_gave_before() {
 }
 
 #[test]
-fn files_are_taken_as_they_are_where_that_is_asked_for() {
+fn files_are_kept_as_they_are_on_request() {
     let expected = expect![[r#"
         policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,fragmentation_at_end,packing_efficiency
         fgd,42,93.0267,94.15,200,22,5,92.6521,93.7079,94.8111
@@ -91,7 +91,7 @@ fn files_are_taken_as_they_are_where_that_is_asked_for() {
 }
 
 #[test]
-fn the_table_is_aligned_and_says_what_it_shows() {
+fn the_table_is_aligned_and_has_titles() {
     let table = printed("--policy fgd,bestfit --seeds 42..44 --load 1.1");
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, load 1.1, seeds 42..44");
@@ -105,7 +105,7 @@ fn the_table_is_aligned_and_says_what_it_shows() {
 }
 
 #[test]
-fn json_has_means_and_every_run_in_the_order_asked_for() {
+fn json_has_means_and_every_run_in_the_requested_order() {
     let json: Value =
         serde_json::from_str(&printed("--policy spread,fgd --seeds 42..43 --output json")).unwrap();
     let results = json["results"].as_array().unwrap();
@@ -205,7 +205,7 @@ fn own_times_with_a_queue_give_the_figures_they_gave_before() {
 }
 
 #[test]
-fn what_pods_got_is_told_as_json() {
+fn placements_of_pods_are_printed_as_json() {
     let flags = "--policy fgd,bestfit --churn 0.9 --queue --seeds 1..2 --output json";
     let json: Value = serde_json::from_str(&printed(flags)).unwrap();
     let [fgd, bestfit] = json["results"].as_array().unwrap().as_slice() else { panic!("{json}") };
@@ -223,7 +223,7 @@ fn what_pods_got_is_told_as_json() {
 }
 
 #[test]
-fn pods_that_no_node_suits_are_counted_and_told() {
+fn pods_without_a_suitable_node_are_counted_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pods.csv");
     fs::write(&path, fs::read_to_string(PODS).unwrap().replace(",T4,", ",T5,")).unwrap();
@@ -231,14 +231,14 @@ fn pods_that_no_node_suits_are_counted_and_told() {
         let pods = path.display().to_string();
         text(command(NODES, &pods, &format!("--as-is {flags}")).output().unwrap().stdout)
     };
-    let told = run("").lines().nth(1).unwrap().to_owned();
-    assert_eq!(told, "pods: 29 of 200 pods accept only GPU models that no node has");
+    let reported = run("").lines().nth(1).unwrap().to_owned();
+    assert_eq!(reported, "pods: 29 of 200 pods accept only GPU models that no node has");
     let json: Value = serde_json::from_str(&run("--output json")).unwrap();
     assert_eq!(json["unknown_model_pods"], 29);
 }
 
 #[test]
-fn several_traces_are_compared_in_one_table_and_told_apart_in_json() {
+fn several_traces_are_compared_in_one_table_and_named_in_json() {
     let folder = tempfile::tempdir().unwrap();
     let copy = |name: &str| {
         let path = folder.path().join(name);
@@ -296,11 +296,11 @@ fn the_charts_of_each_trace_are_files_with_their_points_beside_them() {
     }
     let output = simulate(&format!("--charts {}", charts.join("charts.json").display()));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(output.stderr).contains("--charts: cannot make the folder"));
+    assert!(text(output.stderr).contains("--charts: cannot create the folder"));
 }
 
 #[test]
-fn bad_files_are_named_with_the_place_and_what_would_do() {
+fn bad_files_are_reported_with_position_and_valid_values() {
     let nodes = "sn,cpu_milli,memory_mib,gpu,model\nn,8000,8192,2,T4\n";
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1000,1024,1,500\n";
     check_files(
@@ -342,10 +342,10 @@ fn bad_files_are_named_with_the_place_and_what_would_do() {
 }
 
 #[test]
-fn bad_flags_are_refused_with_what_would_do() {
+fn bad_flags_are_rejected_with_valid_values() {
     for (flags, part) in [
         ("--policy fgdd", "fragmentation, binpack, spread, fgd, bestfit, dotprod"),
-        ("--seeds 51..42", "the first seed is larger than the last one"),
+        ("--seeds 51..42", "the first seed is greater than the last one"),
         ("--seeds 1..x", "expected two whole numbers such as 42..51"),
         ("--seeds 1..99999", "more than 10000 seeds"),
         ("--seed 1 --seeds 1..2", "cannot be used with"),
@@ -370,7 +370,7 @@ fn bad_flags_are_refused_with_what_would_do() {
 }
 
 #[test]
-fn a_chart_that_cannot_be_written_is_a_failure_of_its_own() {
+fn an_unwritable_chart_is_a_separate_failure() {
     let folder = tempfile::tempdir().unwrap();
     let output = simulate(&format!("--load 0.1 --chart {}", folder.path().display()));
     let complaint = text(output.stderr);
@@ -381,7 +381,7 @@ fn a_chart_that_cannot_be_written_is_a_failure_of_its_own() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
+fn a_reader_that_stops_early_is_not_an_error() {
     let mut child = command(NODES, PODS, "--policy bestfit --output csv")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -395,7 +395,7 @@ fn a_reader_that_leaves_early_is_no_error() {
 
 #[cfg(feature = "bound")]
 #[test]
-fn bounds_lie_above_what_policies_reach() {
+fn bounds_are_above_the_results_of_all_policies() {
     let report = printed("--bound --policy fgd,bestfit --seeds 42..43 --output json");
     let report: Value = serde_json::from_str(&report).expect("the program writes JSON");
     let figure = |value: &Value| value.as_f64().expect("a number");
@@ -427,7 +427,7 @@ fn bounds_lie_above_what_policies_reach() {
 
 #[cfg(not(feature = "bound"))]
 #[test]
-fn a_build_without_the_solver_says_what_is_missing() {
+fn a_build_without_the_solver_names_what_is_missing() {
     let expected = expect![[r#"
         gpupack: --bound: this build has no solver for bounds: build it with `--features bound`
     "#]];

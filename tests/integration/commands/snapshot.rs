@@ -72,10 +72,10 @@ fn pod_rows(pods: &[TracePod]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_books_of_an_extender_come_back_as_a_trace() {
+async fn the_ledger_of_an_extender_exports_as_a_trace() {
     let bed = Bed::warm().await;
     let all = ["gpu-a", "gpu-b", "gpu-c"];
-    let asked = |uid: &str, annotations: Value, cpu: &str| {
+    let queried = |uid: &str, annotations: Value, cpu: &str| {
         let mut pod = pod(uid, annotations);
         let requests = json!({"requests": {"cpu": cpu, "memory": "2Gi"}});
         pod["spec"]["containers"][0]["resources"] = requests;
@@ -86,13 +86,13 @@ async fn the_books_of_an_extender_come_back_as_a_trace() {
         ("mem", json!({"gpu-memory": "20480"}), "gpu-b"),
         ("pair", json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}), "gpu-b"),
     ] {
-        bed.filter(asked(uid, annotations, "1500m"), &all).await;
+        bed.filter(queried(uid, annotations, "1500m"), &all).await;
         let bind = json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node});
         let (_, answer) = bed.post("/v1/bind", bind.to_string()).await;
         assert_eq!(answer, json!({"Error": ""}));
     }
     let model = json!({"gpu-fraction": "0.3", "gpupack.dev/gpu-model": "B200|H100"});
-    bed.filter(asked("waits", model, "2"), &all).await;
+    bed.filter(queried("waits", model, "2"), &all).await;
     let from = format!("http://{}", served(bed.router()).await);
     let folder = tempfile::tempdir().unwrap();
     let (nodes, pods, said) = written(&folder, &["--from", &from]);
@@ -114,7 +114,7 @@ async fn the_books_of_an_extender_come_back_as_a_trace() {
             "team.waits 2000 2048 1 300 B200|H100",
         ]
     );
-    for part in ["1 pods ask for a share of each", "3 running pods", "wrote 3 nodes and 5 pods"] {
+    for part in ["1 pods request a share of each", "3 running pods", "wrote 3 nodes and 5 pods"] {
         assert!(said.contains(part), "{part} in {said}");
     }
     let (nodes, pods, _) = written(&folder, &["--from", &from, "--anonymous"]);
@@ -221,7 +221,7 @@ fn kubeconfig(folder: &TempDir, server: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_server_knows_all_but_mig() {
+async fn the_api_server_has_all_facts_but_mig() {
     let address = served(api_server()).await;
     let folder = tempfile::tempdir().unwrap();
     let config = kubeconfig(&folder, &format!("http://{address}"));
@@ -232,7 +232,7 @@ async fn the_api_server_knows_all_but_mig() {
         ["t.early 1000 0 1 250 ", "t.daemon 1000 0 0 0 ", "t.waits 1000 0 1 500 "]
     );
     assert_eq!((pods[0].creation_time, pods[2].creation_time), (Some(0), Some(10)));
-    for part in ["1 pods ask for GPU memory", "7 GPUs are cut", "1 nodes without", "1 pods without"]
+    for part in ["1 pods request GPU memory", "7 GPUs are cut", "1 nodes without", "1 pods without"]
     {
         assert!(said.contains(part), "{part} in {said}");
     }
@@ -240,7 +240,7 @@ async fn the_api_server_knows_all_but_mig() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_source_is_named() {
+async fn a_bad_source_is_named_in_the_error() {
     let elsewhere = served(Router::new()).await;
     let old = Router::new().route("/v1/state", get(async || Json(json!({"nodes": []}))));
     let old = served(old).await;
@@ -250,11 +250,11 @@ async fn a_bad_source_is_named() {
     for (from, part) in [
         ("", "--from `` does not begin with `http://`"),
         ("https://a:1", "does not begin with `http://`"),
-        ("http://a b", "is no address, expected http://host:port"),
-        ("http://127.0.0.1:1", "cannot ask the extender at `http://127.0.0.1:1`"),
-        (&format!("http://{elsewhere}"), "404 Not Found: is a gpupack extender there?"),
+        ("http://a b", "is not an address, expected http://host:port"),
+        ("http://127.0.0.1:1", "cannot query the extender at `http://127.0.0.1:1`"),
+        (&format!("http://{elsewhere}"), "404 Not Found: is it a gpupack extender?"),
         (&format!("http://{old}/"), "is no state of a gpupack extender of this version: missing"),
-        (&format!("http://{empty}"), "no node with a GPU is known there: nothing is written"),
+        (&format!("http://{empty}"), "no node with a GPU there: nothing is written"),
     ] {
         let said = refused(&["--from", from]);
         assert!(said.contains(part), "{part} in {said}");

@@ -23,7 +23,7 @@ use gpupack::sim::trace::workload::Workload;
 
 const LOAD: f64 = 1.3;
 
-/// What a pod asks for, as the trace writes it.
+/// What a pod requests, as the trace writes it.
 fn pod_row(pod: &TracePod) -> String {
     let TracePod { cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, .. } = pod;
     format!("{cpu_milli},{memory_mib},{num_gpu},{gpu_milli},{}", gpu_spec.join("|"))
@@ -51,8 +51,8 @@ fn summary(workload: &Workload) -> (usize, u64, u64) {
     (workload.arrivals.len(), pods, nodes)
 }
 
-/// The recipe of the small trace: 24 nodes of four kinds in turn, and 200 pods whose kind, size and
-/// models are drawn from a generator with seed 2023. `UPDATE_EXPECT=1` writes the files anew.
+/// The recipe of the small trace: 24 nodes of four kinds, and 200 pods whose kind, size and
+/// models are drawn from a generator with seed 2023. `UPDATE_EXPECT=1` writes the files again.
 fn small_trace() -> (String, String) {
     let kinds =
         ["64000,262144,4,P100", "96000,393216,8,V100M32", "96000,786432,8,G2", "32000,131072,4,T4"];
@@ -88,7 +88,7 @@ fn small_trace() -> (String, String) {
 }
 
 #[test]
-fn the_small_trace_is_what_its_recipe_says() {
+fn the_small_trace_matches_its_generator() {
     let (nodes, pods) = small_trace();
     expect_file!["../../data/small-nodes.csv"].assert_eq(&nodes);
     expect_file!["../../data/small-pods.csv"].assert_eq(&pods);
@@ -112,7 +112,7 @@ fn the_workload_of_the_small_trace_is_the_one_go_computes() {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test has no flags to be told the folder with")]
+#[expect(clippy::disallowed_methods, reason = "a test has no flags for the folder")]
 fn public_traces() -> Option<PathBuf> {
     std::env::var("GPUPACK_TRACES").ok().filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! Whatever pod is sent to admission: no panic, and no container that sees a device by its own choice.
+//! For any pod sent to admission: no panic, and no container that sees a device of its own choice.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use gpupack::hardware::mig::GEOMETRIES;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::request::annotations::parse_request;
 use gpupack::kube_api::request::resources::{
-    ContainerAsk, ContainerKind, MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE,
+    ContainerKind, ContainerRequest, MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -32,7 +32,7 @@ fn review(object: &Value, sub_resource: &str) -> Value {
     })
 }
 
-/// The pod as it is stored; none where it is refused, or is no pod.
+/// The pod as it is stored; `None` if it is rejected or is not a pod.
 fn answered(rules: &Admission, object: &Value) -> Option<Value> {
     let answer = rules.review(review(object, "").to_string().as_bytes()).ok()?;
     let text: Value = serde_json::from_slice(&answer.review).unwrap();
@@ -195,7 +195,7 @@ proptest! {
     /// A pod of ours has one container with our variable and `void` in all others, each as the only
     /// one of its name; and admitting it again changes nothing.
     #[test]
-    fn an_admitted_gpu_pod_sees_no_device_but_ours(pod in any_pod(), rules in any_rules()) {
+    fn an_admitted_gpu_pod_sees_only_allocated_devices(pod in any_pod(), rules in any_rules()) {
         let Some(done) = answered(&rules, &pod) else { return Ok(()) };
         let again = answered(&rules, &done);
         prop_assert_eq!(again.as_ref(), Some(&done), "applied twice");
@@ -258,7 +258,7 @@ proptest! {
     /// Under MPS the container with the GPU is a client with our limit and our mounts, once each, and
     /// no other container reaches the folders of the daemons.
     #[test]
-    fn a_share_under_mps_is_a_client_and_nobody_else_reaches_the_daemons(pod in any_pod()) {
+    fn a_share_under_mps_is_a_client_and_no_other_pod_has_daemon_access(pod in any_pod()) {
         let memory_limit = MemoryLimit::Mps;
         let allowed_host_paths = vec!["/data".parse().unwrap()];
         let default = WebhookConfig::default();
@@ -301,7 +301,7 @@ fn half(change: impl FnOnce(&mut Value)) -> Value {
     pod
 }
 
-/// Why a pod is refused under MPS; empty where it is not.
+/// Why a pod is rejected under MPS; empty if it is not.
 fn refused(pod: &Value, sub_resource: &str) -> String {
     let memory_limit = MemoryLimit::Mps;
     let rules = rules(WebhookConfig { memory_limit, ..WebhookConfig::default() });
@@ -310,7 +310,7 @@ fn refused(pod: &Value, sub_resource: &str) -> String {
 }
 
 #[test]
-fn what_would_get_round_the_limits_of_mps_is_refused_with_the_mend() {
+fn bypasses_of_mps_limits_are_rejected_with_a_suggestion() {
     let mount = |name: &str, path: &str| json!([{"name": name, "mountPath": path}]);
     let folder = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
     let mine = json!([{"name": "gpupack-mps", "emptyDir": {}}]);
@@ -356,7 +356,7 @@ fn what_would_get_round_the_limits_of_mps_is_refused_with_the_mend() {
 }
 
 #[test]
-fn only_shares_become_clients_and_percentages_only_where_asked_for() {
+fn only_shares_become_clients_and_percentages_are_optional() {
     let settings = WebhookConfig { memory_limit: MemoryLimit::Mps, ..WebhookConfig::default() };
     let main = |settings: &WebhookConfig, annotations: Value| {
         let pod = half(|pod| pod["metadata"]["annotations"] = annotations);
@@ -370,7 +370,7 @@ fn only_shares_become_clients_and_percentages_only_where_asked_for() {
         assert_eq!(main(&settings, alone), plain);
     }
     let several = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2"});
-    assert_eq!(main(&settings, several), plain, "whole GPUs have no neighbours");
+    assert_eq!(main(&settings, several), plain, "whole GPUs have no neighbors");
     let own = half(|pod| {
         pod["metadata"]["annotations"]["gpu-fraction"] = "1".into();
         pod["spec"]["containers"][0]["env"] =
@@ -420,7 +420,8 @@ fn the_second_scheduler_ignores_exactly_the_resources_that_are_served() {
     for resource in served.iter().filter(|name| name.starts_with("nvidia.com/")) {
         let resources = [(resource.clone(), "1".to_owned())].into();
         let (name, kind) = ("main".to_owned(), ContainerKind::Regular);
-        let asked = parse_request(&BTreeMap::new(), &[ContainerAsk { name, kind, resources }]);
-        assert!(matches!(asked, Ok(Some(_))), "{resource}");
+        let queried =
+            parse_request(&BTreeMap::new(), &[ContainerRequest { name, kind, resources }]);
+        assert!(matches!(queried, Ok(Some(_))), "{resource}");
     }
 }

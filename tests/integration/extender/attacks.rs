@@ -21,10 +21,10 @@ use crate::harness::turns::turn;
 /// Most memory of the program under any attack.
 const MOST_MIB: u64 = 300;
 
-/// How long each attack goes on.
+/// How long each attack lasts.
 const ATTACK: Duration = Duration::from_secs(3);
 
-/// How long anything may take before the test gives up.
+/// The timeout of every step of the test.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A running demo.
@@ -62,7 +62,7 @@ impl Attacked {
         let clock = Clock::start();
         let is_ready = || {
             let text = attacked.get("/metrics").unwrap_or_default();
-            text.contains("gpupack_ready 1") && booked(&text) > 0.4
+            text.contains("gpupack_ready 1") && allocated(&text) > 0.4
         };
         while !is_ready() {
             assert!(clock.precise() < LIMIT, "the demo does not become ready");
@@ -91,14 +91,14 @@ impl Attacked {
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.process.id()), "5");
     }
 
-    /// The body of a question about a pod.
-    fn question(&self, name: &str) -> String {
+    /// The body of a call about a pod.
+    fn query(&self, name: &str) -> String {
         let names: Vec<String> = (0..self.nodes).map(|at| format!("\"node-{at:05}\"")).collect();
-        question(name, &names.join(","))
+        query(name, &names.join(","))
     }
 }
 
-fn question(name: &str, names: &str) -> String {
+fn query(name: &str, names: &str) -> String {
     format!(
         "{{\"Pod\":{{\"metadata\":{{\"name\":\"{name}\",\"namespace\":\"team\",\"uid\":\"u-{name}\",\
          \"annotations\":{{\"gpu-fraction\":\"0.25\"}}}},\"spec\":{{\"schedulerName\":\"gpupack\",\
@@ -106,15 +106,15 @@ fn question(name: &str, names: &str) -> String {
     )
 }
 
-/// The part of all compute that is booked.
-fn booked(metrics: &str) -> f64 {
+/// The part of all compute that is allocated.
+fn allocated(metrics: &str) -> f64 {
     let sum = |state: &str| -> f64 {
         let of_state = metrics.lines().filter(|line| {
             line.starts_with("gpupack_share_gpus{") && line.contains(&format!("state=\"{state}\""))
         });
         of_state.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    sum("booked") / (sum("booked") + sum("free")).max(1.0)
+    sum("allocated") / (sum("allocated") + sum("free")).max(1.0)
 }
 
 fn head(verb: &str, length: usize) -> String {
@@ -124,7 +124,7 @@ fn head(verb: &str, length: usize) -> String {
     )
 }
 
-/// One call on a connection that is kept; the status.
+/// One call on a keep-alive connection. Returns the status.
 fn call(stream: &mut TcpStream, verb: &str, body: &str) -> Option<u16> {
     stream.write_all(format!("{}{body}", head(verb, body.len())).as_bytes()).ok()?;
     let mut heard = Vec::new();
@@ -149,7 +149,7 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// What kube-scheduler met meanwhile.
+/// What kube-scheduler observed meanwhile.
 #[derive(Default)]
 struct Met {
     took: Vec<Duration>,
@@ -166,10 +166,10 @@ impl Met {
     }
 }
 
-/// Asks as kube-scheduler does, again and again on one connection, until told to stop. A connection that was
-/// closed while nothing was asked is no failure.
+/// Sends kube-scheduler's calls again and again on one connection, until stopping on a signal. A connection that was
+/// closed while idle is no failure.
 fn ask(attacked: &Attacked, stop: &AtomicBool) -> Met {
-    let (body, clock, mut met) = (attacked.question("scheduler"), Clock::start(), Met::default());
+    let (body, clock, mut met) = (attacked.query("scheduler"), Clock::start(), Met::default());
     let mut stream = connect(attacked.address);
     while !stop.load(Ordering::SeqCst) {
         let started = clock.precise();
@@ -186,7 +186,7 @@ fn ask(attacked: &Attacked, stop: &AtomicBool) -> Met {
 }
 
 /// Runs an attack beside *filter*; what the attack found out. Attackers have the lowest priority: they stand for
-/// other machines, whose processors are not the program's.
+/// other machines, whose CPUs are not the program's.
 fn beside<T: Send>(attacked: &Attacked, name: &str, attack: impl FnOnce() -> T + Send) -> T {
     attacked.forget_peak();
     let stop = AtomicBool::new(false);
@@ -250,7 +250,7 @@ fn pieces(address: SocketAddr) {
     });
 }
 
-/// Asks for the largest answer 20 times and takes none.
+/// Requests the largest answer 20 times and reads none.
 fn answers(address: SocketAddr) {
     let ask = |_| {
         let mut stream = connect(address)?;
@@ -294,22 +294,22 @@ fn calls(
 }
 
 #[test]
-fn no_attack_takes_the_memory_or_the_time_of_kube_scheduler() {
+fn no_attack_slows_kube_scheduler_or_fills_memory() {
     let _turn = turn();
     let attacked = Attacked::start();
     let address = attacked.address;
     beside(&attacked, "nothing", || thread::sleep(ATTACK));
     beside(&attacked, "60 bodies of 32 MiB, held", || bodies(address));
     beside(&attacked, "8 bodies in pieces of a byte", || pieces(address));
-    beside(&attacked, "20 answers nobody takes", || answers(address));
+    beside(&attacked, "20 answers that no client reads", || answers(address));
     beside(&attacked, "2,000 heads without an end", || heads(address));
     let long = "x".repeat(8 << 20);
     let names = beside(&attacked, "10 pods with names of 8 MiB", || {
-        calls((address, "filter"), 10, |at| question(&format!("{at}-{long}"), "\"node-00000\""))
+        calls((address, "filter"), 10, |at| query(&format!("{at}-{long}"), "\"node-00000\""))
     });
     let many = vec!["\"n\""; 1_000_000].join(",");
     let nodes = beside(&attacked, "5 lists of 1,000,000 nodes", || {
-        calls((address, "filter"), 5, |at| question(&format!("many-{at}"), &many))
+        calls((address, "filter"), 5, |at| query(&format!("many-{at}"), &many))
     });
     let empty = vec!["{}"; 1_300_000].join(",");
     let lists = ["filter", "preempt"].map(|verb| {

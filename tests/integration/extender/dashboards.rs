@@ -48,7 +48,7 @@ fn rules() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Words that look like names of our families.
+/// Words that have the form of our family names.
 fn families(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let words = text.split(|c: char| !is_part(c)).filter(|word| word.starts_with("gpupack_"));
@@ -117,14 +117,14 @@ fn dashboards_and_rules_name_what_exists() {
     }
     assert!(named.len() > 25, "{named:?}");
     for (family, place) in named {
-        assert!(document.contains(&family), "{place} names `{family}`, which nobody exports");
+        assert!(document.contains(&family), "{place} names `{family}`, which is not exported");
     }
 }
 
 /// Each alert has a chapter with all four parts, a case that fires and one that stays silent; the events and
 /// commands that the chapters name exist.
 #[test]
-fn every_alert_has_its_chapter_and_two_tests() {
+fn every_alert_has_a_runbook_chapter_and_two_tests() {
     let (runbook, tests) = (file("docs/runbook.md"), file("deploy/prometheus/rules.test.yaml"));
     let alerts: Vec<String> =
         rules().into_iter().map(|(name, _)| name).filter(|name| !name.contains(':')).collect();
@@ -226,7 +226,7 @@ impl Drop for Running {
     }
 }
 
-/// The body of `GET path` on a port of the loopback interface; none while nobody answers.
+/// The body of `GET path` on a port of the loopback interface; `None` while there is no answer.
 fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -1,5 +1,5 @@
-//! What pods used before the extender started, asked of Prometheus: a real one, with the agents' own series
-//! of some hours; and stand-ins that lie.
+//! What pods used before the extender started, from Prometheus: a real one, with the agents' own series
+//! of some hours; and stand-ins with false answers.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
 
@@ -21,7 +21,7 @@ use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::clock::Clock;
 use gpupack::hardware::device::{DeviceId, NodeName};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
@@ -45,15 +45,15 @@ async fn served(router: Router) -> SocketAddr {
     address
 }
 
-/// What an extender with one pod advises after it asked a stand-in, and how often it asked.
+/// What an extender with one pod advises after it queried a stand-in, and how often it did.
 async fn advised_after(
     answer: impl Fn() -> (StatusCode, String) + Clone + Send + Sync + 'static,
 ) -> (Value, usize) {
-    let (asked, mut questions) = tokio::sync::mpsc::unbounded_channel();
+    let (queried, mut queries) = tokio::sync::mpsc::unbounded_channel();
     let router = Router::new().fallback(move |body: String| {
-        let told = answer();
-        asked.send(body).unwrap();
-        async move { told }
+        let reported = answer();
+        queried.send(body).unwrap();
+        async move { reported }
     });
     let address = served(router).await;
     let bed =
@@ -63,16 +63,16 @@ async fn advised_after(
     assert_eq!(bed.post("/v1/bind", bind.to_string()).await.1, json!({"Error": ""}));
     let (stop, stopped) = watch::channel(false);
     let loops = tokio::spawn(background::run(bed.app.clone(), stopped));
-    let first = questions.recv().await.unwrap();
+    let first = queries.recv().await.unwrap();
     assert!(first.contains("uid%3D%7E%22a%22"), "by UID: {first}");
     tokio::time::sleep(Duration::from_millis(500)).await;
     let answer = bed.filter(pod("b", json!({"gpu-fraction": "0.25"})), &["gpu-a"]).await;
-    assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "questions go on");
+    assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "calls are still answered");
     let advice = read(bed.get("/v1/advise").await.1.as_bytes());
     stop.send_replace(true);
     loops.await.unwrap();
     bed.app.ledger.audit().unwrap();
-    (advice, 1 + questions.len())
+    (advice, 1 + queries.len())
 }
 
 fn matrix(result: &Value) -> String {
@@ -80,7 +80,7 @@ fn matrix(result: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prometheus_that_lies_or_fails_costs_its_own_knowledge_alone() {
+async fn a_false_or_failing_prometheus_loses_only_its_history() {
     let now = || Clock::start().unix_seconds();
     let strangers: Vec<Value> = (0..1_000)
         .map(|at| json!({"metric": {"uid": format!("s{at}")}, "values": [[now(), "1"]]}))
@@ -105,9 +105,9 @@ async fn a_prometheus_that_lies_or_fails_costs_its_own_knowledge_alone() {
         (StatusCode::FOUND, String::new()),
     ] {
         let said: String = body.chars().take(60).collect();
-        let (advice, asked) = advised_after(move || (status, body.clone())).await;
+        let (advice, queried) = advised_after(move || (status, body.clone())).await;
         assert_eq!(
-            (advice["watchedPods"].as_u64(), asked <= 2),
+            (advice["watchedPods"].as_u64(), queried <= 2),
             (Some(0), true),
             "{status} {said}"
         );
@@ -135,7 +135,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// Status and body of an answer; none while nobody answers.
+/// Status and body of an answer; `None` while there is no answer.
 fn exchange(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -209,7 +209,7 @@ impl Tenant {
         let placement = Placement {
             node: NodeName::new("gpu-a"),
             devices: vec![PlacedDevice { id: DeviceId::new(&self.device()).unwrap(), demand }],
-            protection: Protection::None,
+            isolation: ConfiguredIsolation::None,
         };
         let mut annotations = encode(&placement).unwrap();
         annotations.insert("gpu-fraction".to_owned(), "0.5".to_owned());
@@ -315,7 +315,7 @@ fn api_server() -> Router {
         })
 }
 
-/// A fresh extender over that API server, of which the node's agent has been heard.
+/// A new extender with that API server, to which the node's agent has reported.
 fn extender(folder: &Path, prometheus: u16) -> (Running, Ports) {
     let (port, page) = (free_port(), free_port());
     let config = format!(
@@ -355,7 +355,7 @@ fn advice(of: Ports) -> Value {
     read(exchange(of.page, "GET", "/v1/advise", "").unwrap().1.as_bytes())
 }
 
-/// What is advised as soon as Prometheus has told: what happened before the process began.
+/// The advice as soon as Prometheus has answered: what happened before the process started.
 fn knows_what_was(ports: Ports) {
     let advice =
         until("history is known", || Some(advice(ports)).filter(|it| it["watchedPods"] == 2));
@@ -403,7 +403,7 @@ fn knows_what_was(ports: Ports) {
 }
 
 #[test]
-fn an_extender_that_was_killed_knows_at_once_what_prometheus_knows() {
+fn a_restarted_extender_reads_usage_history_from_prometheus() {
     if !has("prometheus") || !has("promtool") {
         let why = "`prometheus` is not installed (Debian: prometheus)";
         let _shown =

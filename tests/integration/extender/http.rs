@@ -1,5 +1,5 @@
-//! The verbs over HTTP as kube-scheduler meets them, with good and bad input. The books themselves are
-//! the truth here, so nothing of Kubernetes is needed.
+//! The verbs over HTTP as kube-scheduler calls them, with good and bad input. The ledger itself is
+//! the truth here, so no Kubernetes is needed.
 
 use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
@@ -14,7 +14,7 @@ mod objects;
 mod pools;
 
 /// Reasons are constant texts: kube-scheduler retries at full speed when one changes.
-const NO_MEMORY: &str = "no single GPU has enough free memory";
+const NO_MEMORY: &str = "insufficient GPU memory";
 
 #[tokio::test]
 async fn a_recorded_pod_is_filtered_prioritized_and_bound() {
@@ -23,7 +23,7 @@ async fn a_recorded_pod_is_filtered_prioritized_and_bound() {
     let expected = json!({
         "Nodes": null, "NodeNames": ["gpu-b"], "FailedNodes": {},
         "FailedAndUnresolvableNodes": {
-            "gpu-a": "GPU model is excluded by the pod", "gpu-c": "GPU model is excluded by the pod",
+            "gpu-a": "no GPU of an allowed model", "gpu-c": "no GPU of an allowed model",
         },
         "Error": "",
     });
@@ -59,7 +59,7 @@ async fn any_casing_of_the_outer_fields_is_read() {
 }
 
 #[tokio::test]
-async fn every_dropped_node_is_in_exactly_one_map() {
+async fn every_rejected_node_is_in_exactly_one_map() {
     let bed = Bed::warm().await;
     let nodes = ["nowhere", "gpu-a", "gpu-b", "gpu-c", "elsewhere"];
     let answer = bed.filter(pod("a", json!({"gpu-memory": "20000"})), &nodes).await;
@@ -71,18 +71,18 @@ async fn every_dropped_node_is_in_exactly_one_map() {
         let is_passed = passed.contains(&node.into());
         assert_ne!(is_passed, unresolvable.contains_key(node), "{node}");
     }
-    let unknown = "node is not known to gpupack: no agent has reported it";
+    let unknown = "no GPU agent on the node";
     assert_eq!(
         (&unresolvable["nowhere"], &unresolvable["elsewhere"]),
         (&unknown.into(), &unknown.into())
     );
-    assert_eq!(unresolvable["gpu-a"], "request exceeds the memory of every GPU of the node");
+    assert_eq!(unresolvable["gpu-a"], "request exceeds the memory of every GPU");
     let none = bed.filter(pod("b", json!({"gpu-fraction": "0.5"})), &[]).await;
     assert_eq!((&none["NodeNames"], &none["Error"]), (&json!([]), &json!("")));
 }
 
 #[tokio::test]
-async fn of_many_nodes_the_best_are_left_and_without_any_all_are_refused_by_name() {
+async fn only_the_best_nodes_remain_or_all_are_rejected_by_name() {
     for (config, kept) in [("", 50), ("keep_best: 7", 7), ("keep_best: 0", 120)] {
         let bed = Bed::warm_with(config).await;
         let names: Vec<String> = (0..120).map(|at| format!("more-{at:03}")).collect();
@@ -96,16 +96,16 @@ async fn of_many_nodes_the_best_are_left_and_without_any_all_are_refused_by_name
         // A node with a tenant is better packed; it is the last of all by name.
         let first = pod("first", json!({"gpu-fraction": "0.5"}));
         assert_eq!(bed.filter(first, &["more-119"]).await["NodeNames"], json!(["more-119"]));
-        let asked = |uid, fraction| {
+        let queried = |uid, fraction| {
             pod(uid, json!({"gpu-fraction": fraction, "gpupack.dev/policy": "binpack"}))
         };
-        let answer = bed.filter(asked("fits", "0.25"), &names).await;
+        let answer = bed.filter(queried("fits", "0.25"), &names).await;
         let left = answer["NodeNames"].as_array().unwrap();
         assert_eq!(left.len(), kept, "{config}");
         assert!(left.contains(&json!("more-119")), "{config}: the best one is left");
         assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}), "{config}");
         // Of a hundred nodes all are left.
-        let answer = bed.filter(asked("few", "0.25"), &names[..100]).await;
+        let answer = bed.filter(queried("few", "0.25"), &names[..100]).await;
         assert_eq!(answer["NodeNames"].as_array().unwrap().len(), 100, "{config}");
         let large = pod("large", json!({"gpu-memory": "20000"}));
         let answer = bed.filter(large, &names).await;
@@ -115,7 +115,7 @@ async fn of_many_nodes_the_best_are_left_and_without_any_all_are_refused_by_name
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_questions_are_refused_and_change_nothing() {
+async fn invalid_bodies_are_rejected_and_change_nothing() {
     let bed = Bed::warm().await;
     let before = bed.books().await;
     let whole = data("filter.json");
@@ -159,7 +159,7 @@ async fn bodies_that_are_no_questions_are_refused_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_body_beyond_the_limit_is_413_and_one_below_is_read() {
+async fn a_body_over_the_limit_is_413_and_a_smaller_one_is_read() {
     let bed = Bed::warm().await;
     let names: Vec<String> = (0..60_000).map(|number| format!("node-{number:015}")).collect();
     let long = json!({"Pod": pod("a", json!({"gpu-fraction": "1"})), "NodeNames": names});
@@ -176,7 +176,7 @@ async fn a_body_beyond_the_limit_is_413_and_one_below_is_read() {
 }
 
 #[tokio::test]
-async fn preempt_plans_nothing_for_gpu_pods_and_leaves_the_plan_for_others_ready_or_not() {
+async fn preempt_plans_nothing_for_gpu_pods_and_keeps_plans_for_others() {
     let plan = json!({"gpu-a": {"Pods": [{"UID": "1"}, {"UID": "2"}], "NumPDBViolations": 0}});
     for bed in [Bed::cold(), Bed::warm().await] {
         for (annotations, expected) in [
@@ -203,7 +203,7 @@ async fn preempt_plans_nothing_for_gpu_pods_and_leaves_the_plan_for_others_ready
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_are_refused_and_nothing_is_kept_of_them() {
+async fn invalid_names_are_rejected_and_leave_no_state() {
     let bed = Bed::warm().await;
     let fraction = json!({"gpu-fraction": "0.5"});
     let named = |count: usize| (0..count).map(|at| format!("n{at}")).collect::<Vec<_>>();
@@ -247,14 +247,14 @@ async fn names_that_cannot_be_are_refused_and_nothing_is_kept_of_them() {
     let cold = Bed::cold();
     let body = json!({"Pod": pod("a", json!({})), "Nodes": null, "NodeNames": named(1_007)});
     let (status, _) = cold.post("/v1/filter", body.to_string()).await;
-    assert_eq!(status, StatusCode::OK, "nobody knows yet how many nodes there are");
+    assert_eq!(status, StatusCode::OK, "the number of nodes is not known yet");
 }
 
 #[tokio::test]
-async fn no_page_of_another_site_can_have_a_browser_ask() {
+async fn pages_of_other_sites_cannot_make_a_browser_send_requests() {
     let bed = Bed::warm().await;
     let body = data("filter.json");
-    let asked = async |headers: &[(&'static str, &str)]| {
+    let queried = async |headers: &[(&'static str, &str)]| {
         let mut request = Request::post("/v1/filter");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -266,12 +266,16 @@ async fn no_page_of_another_site_can_have_a_browser_ask() {
     };
     let json = ("content-type", "application/json");
     let own = ("host", "gpupack.gpu-system.svc:8080");
-    assert_eq!(asked(&[own, json]).await, 200, "as kube-scheduler asks");
-    assert_eq!(asked(&[own]).await, 415);
-    assert_eq!(asked(&[own, ("content-type", "text/plain")]).await, 415, "a form can send that");
-    assert_eq!(asked(&[("host", "evil.example:8080"), json]).await, 421, "rebound to our address");
-    assert_eq!(asked(&[own, json, ("sec-fetch-site", "cross-site")]).await, 403);
-    assert_eq!(asked(&[own, json, ("origin", "http://evil.example")]).await, 403);
+    assert_eq!(queried(&[own, json]).await, 200, "as kube-scheduler asks");
+    assert_eq!(queried(&[own]).await, 415);
+    assert_eq!(queried(&[own, ("content-type", "text/plain")]).await, 415, "a form can send that");
+    assert_eq!(
+        queried(&[("host", "evil.example:8080"), json]).await,
+        421,
+        "rebound to our address"
+    );
+    assert_eq!(queried(&[own, json, ("sec-fetch-site", "cross-site")]).await, 403);
+    assert_eq!(queried(&[own, json, ("origin", "http://evil.example")]).await, 403);
     for path in ["/nowhere", "/healthz", "/", "/v1/state"] {
         let request = Request::get(path).body(Body::empty()).unwrap();
         let answer = bed.router().oneshot(request).await.unwrap();
@@ -280,7 +284,7 @@ async fn no_page_of_another_site_can_have_a_browser_ask() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_404_and_a_wrong_method_405() {
+async fn an_unknown_path_is_404_and_a_wrong_method_405() {
     let bed = Bed::warm().await;
     let (status, answer) = bed.post("/v1/preempt-everything", "{}").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -346,12 +350,12 @@ const FAULTY: [(&str, &str, &str); 25] = [
     (
         "{}",
         r#"{"nvidia.com/gpu":"1","nvidia.com/mig-1g.5gb":"1"}"#,
-        "it asks for several kinds of GPU or in several containers",
+        "it requests several kinds of GPU or in several containers",
     ),
     (
         r#"{"gpu-fraction":"0.5"}"#,
         r#"{"nvidia.com/gpu":"1"}"#,
-        "it asks for part of a GPU and for whole devices",
+        "it requests part of a GPU and for whole devices",
     ),
     (
         "{}",
@@ -361,9 +365,9 @@ const FAULTY: [(&str, &str, &str); 25] = [
     (
         r#"{"gpu-fraction":"0.5","kai.scheduler/container.main.gpu-memory.portion.limit":"0.8"}"#,
         "{}",
-        "an annotation is another scheduler's",
+        "an annotation belongs to another scheduler",
     ),
-    (r#"{"gpu-memory":"63"}"#, "{}", "too little memory is asked for"),
+    (r#"{"gpu-memory":"63"}"#, "{}", "too little memory is requested"),
     (
         r#"{"gpu-fraction":"0.2","gpu-fraction.limit":"0.9"}"#,
         "{}",
@@ -392,7 +396,7 @@ async fn each_faulty_request_has_its_constant_reason_on_every_node() {
 }
 
 #[tokio::test]
-async fn what_the_operator_lists_is_no_gpu_and_what_is_tiny_is_not_given() {
+async fn excluded_resources_are_no_gpu_request_and_tiny_shares_are_rejected() {
     let bed = Bed::warm_with("other_resources: ['nvidia.com/host*']").await;
     let nodes = ["gpu-a", "gpu-b"];
     let mut asks = pod("a", json!({"gpu-fraction": "0.5"}));
@@ -408,7 +412,7 @@ async fn what_the_operator_lists_is_no_gpu_and_what_is_tiny_is_not_given() {
 }
 
 #[tokio::test]
-async fn before_it_is_ready_it_says_error_and_nothing_else() {
+async fn before_ready_it_answers_only_with_an_error() {
     let bed = Bed::cold();
     let (status, answer) = bed.post("/v1/filter", data("filter.json")).await;
     assert_eq!(status, StatusCode::OK);
@@ -427,7 +431,7 @@ async fn before_it_is_ready_it_says_error_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn binds_that_do_not_fit_say_why_and_book_nothing() {
+async fn binds_that_do_not_fit_give_a_reason_and_allocate_nothing() {
     let bed = Bed::warm().await;
     let bind = |uid: &str, node: &str| {
         json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node}).to_string()
@@ -437,9 +441,9 @@ async fn binds_that_do_not_fit_say_why_and_book_nothing() {
     let before = bed.books().await;
     bed.filter(pod("large", json!({"gpu-memory": "20000"})), &["gpu-a", "gpu-b", "gpu-c"]).await;
     let (_, answer) = bed.post("/v1/bind", bind("large", "gpu-a")).await;
-    assert_eq!(answer["Error"], "request exceeds the memory of every GPU of the node");
+    assert_eq!(answer["Error"], "request exceeds the memory of every GPU");
     let (_, answer) = bed.post("/v1/bind", bind("large", "nowhere")).await;
-    assert_eq!(answer["Error"], "node is not known to gpupack: no agent has reported it");
+    assert_eq!(answer["Error"], "no GPU agent on the node");
     assert_eq!(bed.books().await, before);
     assert_eq!(bed.post("/v1/bind", bind("large", "gpu-c")).await.1["Error"], "");
     bed.filter(pod("late", json!({"gpu-memory": "20000"})), &["gpu-c"]).await;
@@ -447,7 +451,7 @@ async fn binds_that_do_not_fit_say_why_and_book_nothing() {
 }
 
 #[tokio::test]
-async fn a_pod_without_a_gpu_is_placed_by_its_processor_time_where_the_books_are_the_truth() {
+async fn without_kubernetes_a_pod_without_gpu_is_placed_by_its_cpu() {
     let bed = Bed::warm().await;
     let mut web = pod("web", json!({}));
     web["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "40"}});
@@ -459,5 +463,5 @@ async fn a_pod_without_a_gpu_is_placed_by_its_processor_time_where_the_books_are
     web["metadata"]["uid"] = "web-2".into();
     let answer = bed.filter(web, &["gpu-a", "gpu-b"]).await;
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
-    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "node has too little free CPU");
+    assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "insufficient CPU");
 }

@@ -30,7 +30,7 @@ fn a_full_pod_is_read_from_a_filter_body() {
     assert_eq!(pod.pod.to_string(), "team-a/infer-7f9c6d5b8-x2kqz");
     assert_eq!((pod.resource_version.as_str(), pod.priority), ("48213", 1000));
     assert_eq!(pod.node, None::<NodeName>);
-    // The largest moment is regular container plus sidecar in memory, start-up in processor time.
+    // The maximum is regular container plus sidecar in memory, and the init container in CPU.
     assert_eq!((pod.host.cpu.milli(), pod.host.memory), (2000, MemMib::new(8192 + 64)));
     let request = pod.request.unwrap().unwrap();
     assert_eq!(request.amount, Amount::Fraction(Share::from_millionths(500_000)));
@@ -40,11 +40,11 @@ fn a_full_pod_is_read_from_a_filter_body() {
 }
 
 #[test]
-fn filter_and_prioritize_answers_are_byte_exact() {
+fn filter_and_prioritize_answers_have_the_exact_bytes() {
     let body = data("filter.json");
     let args = ExtenderArgs::parse(&body).unwrap();
     let names = args.nodes.names();
-    let [c, a, b] = names[..] else { panic!("three nodes are asked about") };
+    let [c, a, b] = names[..] else { panic!("the call names three nodes") };
     let answer = ExtenderFilterResult {
         passed: Passed::Names(vec![b]),
         failed_and_unresolvable: vec![
@@ -96,7 +96,7 @@ fn a_bind_body_is_read_and_answered() {
 }
 
 #[test]
-fn every_cut_of_a_real_body_is_an_error() {
+fn every_truncated_body_is_an_error() {
     for name in ["filter.json", "bind.json"] {
         let body = data(name);
         for end in (0..body.len()).step_by(7) {

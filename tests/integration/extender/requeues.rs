@@ -1,8 +1,8 @@
-//! Room appears again and again while many pods with different requests wait: who is touched for it, and what
+//! Room appears again and again while many pods with different requests wait: which are requeued, and what
 //! that costs *filter*.
 //!
-//! The extender runs in this process, with a stand-in for the API server that plays kube-scheduler, too: it asks
-//! about a pod that was touched, and binds it where it fits. Counts are asserted, times never.
+//! The extender runs in this process, with a stand-in for the API server and kube-scheduler: it calls
+//! the extender for a requeued pod, and binds it where it fits. Counts are asserted, times never.
 //! `GPUPACK_REQUEUES="pods=10000 nodes=500 rooms=50 seconds=20"` measures: times of *filter* with and without
 //! requeues, the share of a core that these take, and how long a stop takes in the midst of it. The CPU time
 //! is that of the whole process: run this test alone for it.
@@ -48,7 +48,7 @@ struct Size {
 }
 
 impl Size {
-    fn asked() -> Self {
+    fn named() -> Self {
         let mut size = Self { pods: 300, nodes: 10, rooms: 50, seconds: 1 };
         for word in variable("GPUPACK_REQUEUES").split_whitespace() {
             let (key, value) = word.split_once('=').unwrap_or_default();
@@ -71,26 +71,26 @@ fn variable(name: &str) -> String {
 }
 
 /// What the stand-in has seen, by the name of the pod.
-type Touches = Arc<Mutex<BTreeMap<String, usize>>>;
+type Requeues = Arc<Mutex<BTreeMap<String, usize>>>;
 
 /// An extender and the cluster around it.
 struct Bed {
     app: Arc<App>,
-    touches: Touches,
+    requeues: Requeues,
     /// The nodes of the pool that is full, and those of the other one.
     pools: [Vec<String>; 2],
 }
 
-fn client(touches: Touches, asked: mpsc::UnboundedSender<String>) -> Client {
+fn client(requeues: Requeues, named: mpsc::UnboundedSender<String>) -> Client {
     let service = tower::service_fn(move |request: Request<Body>| {
         let name = request.uri().path().split('/').nth(6).unwrap_or_default().to_owned();
         let status = if request.method() == "PATCH" {
-            *touches
+            *requeues
                 .lock()
                 .expect("no test holds it while it panics")
                 .entry(name.clone())
                 .or_default() += 1;
-            let _ = asked.send(name.clone());
+            let _ = named.send(name.clone());
             200
         } else {
             201
@@ -117,28 +117,28 @@ fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
     for (nodes, parts) in pools.iter().zip([2, 1]) {
         let tenants = nodes.iter().flat_map(|node| (0..parts).map(move |part| (node, part)));
         for (node, part) in tenants {
-            let question = asks(fraction(1_000_000 / parts), 1, Policy::BinPack);
+            let query = asks(fraction(1_000_000 / parts), 1, Policy::BinPack);
             let tenant = pod(&format!("{node}/{part}"));
-            ledger.reserve(&tenant, node, &question, clock.now()).expect("it fits");
+            ledger.reserve(&tenant, node, &query, clock.now()).expect("it fits");
         }
     }
-    let (asked, scheduler) = mpsc::unbounded_channel();
-    let touches = Touches::default();
-    let client = client(Arc::clone(&touches), asked);
+    let (named, scheduler) = mpsc::unbounded_channel();
+    let requeues = Requeues::default();
+    let client = client(Arc::clone(&requeues), named);
     let (sender, _) = notices(client.clone(), "test".to_owned(), 1, LIMIT);
     let writer = ApiWriter::new(client, LIMIT);
     let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: sender }));
     ledger.set_listed(clock.now());
     let app = Arc::new(App::new(ledger, clock, config, truth));
-    (Bed { app, touches, pools }, scheduler)
+    (Bed { app, requeues, pools }, scheduler)
 }
 
-/// The body of a question about a pod. `ahead-7` waits for the first pool, all others for the other one.
+/// The body of a call about a pod. `ahead-7` waits for the first pool, all others for the other one.
 fn body(bed: &Bed, name: &str) -> Vec<u8> {
     let number = name.split_once('-').map_or("", |(_, number)| number);
     let number: usize = number.parse().expect("names end in a number");
     let (annotations, nodes) = match name.split_once('-').map_or("", |(kind, _)| kind) {
-        // Half of them are too large for half a GPU, the others want a model that there is not.
+        // Half of them are too large for half a GPU, the others require an absent model.
         "ahead" if number.is_multiple_of(2) => {
             (json!({"gpu-fraction": format!("0.{}", 60_000 + number)}), &bed.pools[0])
         }
@@ -165,7 +165,7 @@ fn see(bed: &Bed, name: &str) {
     bed.app.pod(&SeenPod::from_json(&body["Pod"].to_string()).expect("a pod"));
 }
 
-/// Asks, and answers which nodes fit.
+/// Calls *filter*. Returns the nodes that fit.
 fn filter(bed: &Bed, name: &str) -> Vec<String> {
     let (answer, _) = verbs::filter(&bed.app, &body(bed, name)).expect("a good body");
     let answer: Value = serde_json::from_slice(&answer).expect("JSON");
@@ -173,9 +173,9 @@ fn filter(bed: &Bed, name: &str) -> Vec<String> {
     serde_json::from_value(answer["NodeNames"].clone()).unwrap_or_default()
 }
 
-/// Plays kube-scheduler: asks about pods that were touched, and binds those that fit.
-async fn schedule(bed: Arc<Bed>, mut asked: mpsc::UnboundedReceiver<String>) {
-    while let Some(name) = asked.recv().await {
+/// Plays kube-scheduler: calls for requeued pods, and binds those that fit.
+async fn schedule(bed: Arc<Bed>, mut named: mpsc::UnboundedReceiver<String>) {
+    while let Some(name) = named.recv().await {
         if let Some(node) = filter(&bed, &name).first() {
             let args =
                 json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": node});
@@ -187,32 +187,32 @@ async fn schedule(bed: Arc<Bed>, mut asked: mpsc::UnboundedReceiver<String>) {
 }
 
 /// Lets room appear and go on one node of the full pool after the other; on every tenth occasion also, for
-/// good, on one of the other pool. Whether anybody hears of it is for the caller to say.
+/// good, on one of the other pool. The caller decides if a pod can use it.
 async fn make_rooms(bed: &Bed, size: &Size, are_told: bool) {
     let (app, clock) = (&bed.app, bed.app.clock);
     let (mut others, started) = (bed.pools[1].iter(), clock.precise());
     for room in 0..size.rooms * u32::try_from(size.seconds).expect("few") {
         let node = &bed.pools[0][usize::try_from(room).expect("few") % size.nodes];
         let tenant = pod(&format!("{node}/0"));
-        let mut effects = app.ledger.forget(&tenant.uid);
-        assert_eq!(effects.len(), 1);
+        let mut events = app.ledger.forget(&tenant.uid);
+        assert_eq!(events.len(), 1);
         if are_told
             && room.is_multiple_of(10)
             && let Some(node) = others.next()
         {
-            effects.extend(app.ledger.forget(&pod(&format!("{node}/0")).uid));
+            events.extend(app.ledger.forget(&pod(&format!("{node}/0")).uid));
         }
         if are_told {
-            app.outbox.push(effects);
+            app.outbox.push(events);
         }
         let next = started + Duration::from_secs(1) * (room + 1) / size.rooms;
         tokio::time::sleep(next.saturating_sub(clock.precise())).await;
-        let question = asks(fraction(500_000), 1, Policy::BinPack);
-        app.ledger.reserve(&tenant, node, &question, clock.now()).expect("it fits");
+        let query = asks(fraction(500_000), 1, Policy::BinPack);
+        app.ledger.reserve(&tenant, node, &query, clock.now()).expect("it fits");
     }
 }
 
-/// Asks about a few pods again and again from a thread of its own until `stop`; answers how long that took
+/// Calls for a few pods again and again from a thread of its own until `stop`; returns how long that took
 /// each time, in order.
 fn probe(bed: &Bed, stop: &watch::Receiver<bool>) -> Vec<Duration> {
     let (clock, mut took) = (bed.app.clock, Vec::new());
@@ -227,7 +227,7 @@ fn probe(bed: &Bed, stop: &watch::Receiver<bool>) -> Vec<Duration> {
     took
 }
 
-/// Processor time of this process in hundredths of a second.
+/// CPU time of this process in hundredths of a second.
 fn cpu() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split(' ').collect();
@@ -240,7 +240,7 @@ fn figure(text: &str) {
     let _shown = writeln!(io::stdout().lock(), "figure: requeues: {text}");
 }
 
-/// One phase: rooms that nobody or that everybody hears of. Prints what it cost.
+/// One phase: rooms that no pod or that every pod can use. Prints what it cost.
 async fn phase(bed: &Arc<Bed>, size: &Size, are_told: bool) {
     let (stop, stopped) = watch::channel(false);
     let prober = Arc::clone(bed);
@@ -275,11 +275,11 @@ fn metric(bed: &Bed, family: &str, label: &str) -> u64 {
 }
 
 #[test]
-fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
+fn only_pods_that_can_use_the_room_are_requeued() {
     let _turn = turn();
-    let size = Size::asked();
+    let size = Size::named();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (bed, asked) = {
+    let (bed, named) = {
         let _entered = runtime.enter();
         bed(&size)
     };
@@ -287,7 +287,7 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
     let (stop, stopped) = watch::channel(false);
     let started = runtime.block_on(async {
         let loops = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
-        tokio::spawn(schedule(Arc::clone(&bed), asked));
+        tokio::spawn(schedule(Arc::clone(&bed), named));
         let until = async |what: &str, is_so: &dyn Fn() -> bool| {
             let since = clock.precise();
             while !is_so() {
@@ -295,7 +295,7 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        // The start touches the pods that wait then.
+        // The start requeues the pods that wait then.
         until("the start", &|| bed.app.readiness() == Readiness::Ready).await;
         for name in (0..size.pods).map(|at| format!("ahead-{at}")) {
             see(&bed, &name);
@@ -308,7 +308,7 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
         });
         assert_eq!(bed.app.waiting.refused_count(), size.pods + OTHERS, "pods that wait");
         phase(&bed, &size, false).await;
-        assert!(bed.touches.lock().unwrap().is_empty());
+        assert!(bed.requeues.lock().unwrap().is_empty());
         phase(&bed, &size, true).await;
         let is_bound = |name: &String| bed.app.ledger.reservation(&pod(name).uid).is_some();
         until("all are bound that can be", &|| late.iter().all(is_bound)).await;
@@ -323,10 +323,10 @@ fn only_pods_that_can_use_the_room_are_touched_however_many_wait() {
     });
     runtime.shutdown_timeout(LIMIT);
     figure(&format!("stopped after {:?}", clock.precise() - started));
-    let touches = bed.touches.lock().unwrap().clone();
-    assert!(touches.keys().all(|name| name.starts_with("late")), "{touches:?}");
-    let useless = touches.values().sum::<usize>() - OTHERS;
-    assert!(useless <= 2 * OTHERS, "{touches:?}");
-    assert_eq!(metric(&bed, "gpupack_wakeups_total", ""), (useless + OTHERS) as u64);
+    let requeues = bed.requeues.lock().unwrap().clone();
+    assert!(requeues.keys().all(|name| name.starts_with("late")), "{requeues:?}");
+    let useless = requeues.values().sum::<usize>() - OTHERS;
+    assert!(useless <= 2 * OTHERS, "{requeues:?}");
+    assert_eq!(metric(&bed, "gpupack_requeues_total", ""), (useless + OTHERS) as u64);
     bed.app.ledger.audit().unwrap();
 }

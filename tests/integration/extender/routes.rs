@@ -45,7 +45,7 @@ const ABSURD: [(&str, &str, u16, &str); 12] = [
 ];
 
 #[tokio::test]
-async fn reports_that_are_not_believed_have_their_status_and_change_nothing() {
+async fn implausible_reports_have_their_status_and_change_nothing() {
     let bed = Bed::warm().await;
     let before = bed.books().await;
     let mut good = hello("gpu-a", "Tesla T4", 15_360, 1);
@@ -78,7 +78,7 @@ async fn reports_that_are_not_believed_have_their_status_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod_booked() {
+async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod() {
     let bed = Bed::warm().await;
     let (status, reply) = bed.report("gpu-b", &hello("gpu-b", "Other", 1, 2)).await;
     assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("Ignored")));
@@ -112,7 +112,7 @@ async fn a_waiting_pod_is_listed_and_explained() {
     assert_eq!(refusals.len(), 3, "each node is of another kind");
     let closest = json!({
         "pool": "gpu-b", "gpus": "2 × NVIDIA A100-SXM4-80GB (81920 MiB)", "lacks": "memory",
-        "reason": "request exceeds the memory of every GPU of the node", "nodes": 1,
+        "reason": "request exceeds the memory of every GPU", "nodes": 1,
         "closestNode": "gpu-b", "missing": "8080 MiB more than the largest GPU has",
         "fitsIfPodsEnd": false,
     });
@@ -140,7 +140,7 @@ async fn a_waiting_pod_is_listed_and_explained() {
     assert_eq!(figures["waiting"], 1);
     let waits = &figures["waitingPods"][0];
     assert_eq!((&waits["pod"], &waits["request"]), (&json!("team/huge"), &json!("90000 MiB")));
-    assert_eq!(waits["reason"], "request exceeds the memory of every GPU of the node");
+    assert_eq!(waits["reason"], "request exceeds the memory of every GPU");
     assert_eq!(
         (&waits["blockedBy"], &waits["suggestion"]),
         (&json!("memory"), &explanation["suggestions"][0])
@@ -170,7 +170,7 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
     bed.post("/v1/filter", data("filter.json")).await;
     bed.post("/v1/bind", data("bind.json")).await;
     let uid = read(bed.get("/v1/state").await.1.as_bytes())["pods"][0]["podUid"].take();
-    let told = |state: Value, phase: &str| {
+    let reported = |state: Value, phase: &str| {
         let mut pod = pod("x", json!({}));
         pod["metadata"]["uid"] = uid.clone();
         pod["status"] = json!({"phase": phase, "containerStatuses": [{"name": "main", "image": "", "imageID": "",
@@ -181,13 +181,13 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
     let refused = json!({"waiting": {"reason": "RunContainerError", "message": message}});
     let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
     let path = "/v1/explain?pod=team-a/infer-7f9c6d5b8-x2kqz";
-    for (state, phase, is_told) in [
+    for (state, phase, is_reported) in [
         (&refused, "Running", true),
         (&running, "Running", false),
         (&refused, "Running", true),
         (&refused, "Failed", false),
     ] {
-        let seen = told(state.clone(), phase);
+        let seen = reported(state.clone(), phase);
         if seen.is_terminal {
             bed.app.pod_ended(&seen.pod.uid);
         } else {
@@ -198,10 +198,10 @@ async fn a_container_that_cannot_start_is_explained_until_it_runs() {
         }
         let explanation = read(bed.get(path).await.1.as_bytes());
         let verdict = explanation["verdict"].as_str().unwrap();
-        assert_eq!(verdict.contains("; container `main` cannot start: the driver"), is_told);
-        assert_eq!(explanation["suggestions"].as_array().unwrap().len(), usize::from(is_told));
+        assert_eq!(verdict.contains("; container `main` cannot start: the driver"), is_reported);
+        assert_eq!(explanation["suggestions"].as_array().unwrap().len(), usize::from(is_reported));
         let state = read(bed.get("/v1/state").await.1.as_bytes());
-        assert_eq!(state["pods"][0]["startFailure"].is_string(), is_told, "{state}");
+        assert_eq!(state["pods"][0]["startFailure"].is_string(), is_reported, "{state}");
     }
 }
 
@@ -238,8 +238,8 @@ async fn exchange(
     let mut stream = TcpStream::connect(address).await.expect("it listens");
     let head =
         format!("{method} {path} HTTP/1.0\r\nhost: {host}\r\ncontent-type: application/json");
-    let asked = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-    stream.write_all(asked.as_bytes()).await.expect("it reads");
+    let queried = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(queried.as_bytes()).await.expect("it reads");
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("it answers");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");
@@ -248,7 +248,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() {
+async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
     for (config, debug) in [("", 200), ("log_level_endpoint: off", 403)] {
         let bed = Bed::warm_with(config).await;
         let bind = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -274,13 +274,13 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
             assert_eq!(ask(page, "GET", path, "").await, 200, "{path}");
             assert!([404, 405].contains(&ask(verbs, "GET", path, "").await), "{path}");
         }
-        let question = String::from_utf8(data("filter.json")).unwrap();
+        let query = String::from_utf8(data("filter.json")).unwrap();
         for path in ["/healthz", "/readyz", "/metrics", "/metrics/gpus"] {
             assert_eq!(ask(verbs, "GET", path, "").await, 200, "{path}");
             assert_eq!(ask(page, "GET", path, "").await, 404, "{path}");
         }
-        assert_eq!(ask(verbs, "POST", "/v1/filter", &question).await, 200);
-        assert_eq!(ask(page, "POST", "/v1/filter", &question).await, 404);
+        assert_eq!(ask(verbs, "POST", "/v1/filter", &query).await, 200);
+        assert_eq!(ask(page, "POST", "/v1/filter", &query).await, 404);
         assert_eq!(ask(page, "PUT", "/v1/nodes/gpu-a/report", "{}").await, 404);
         assert_eq!(ask(page, "PUT", "/v1/log-level", DEBUG).await, 404);
         assert_eq!(ask(verbs, "PUT", "/v1/log-level", DEBUG).await, debug, "{config}");
@@ -297,7 +297,7 @@ async fn verbs_and_page_are_apart_and_only_this_machine_changes_the_log_level() 
 }
 
 #[tokio::test]
-async fn parameters_longer_than_any_name_are_refused() {
+async fn parameters_longer_than_any_name_are_rejected() {
     let bed = Bed::warm().await;
     let (namespace, name) = ("n".repeat(64), "x".repeat(254));
     for path in [
@@ -331,10 +331,7 @@ async fn the_page_loads_nothing_from_elsewhere_and_has_no_script_in_it() {
         assert_eq!(status, StatusCode::OK, "{name}");
         texts.push(text);
     }
-    assert!(
-        texts.len() > 9,
-        "all scripts and the style are named in the page, to be loaded at once"
-    );
+    assert!(texts.len() > 9, "the page names all scripts and the style, to load them early");
     for text in &texts {
         for forbidden in [
             "https://",
@@ -429,11 +426,11 @@ async fn moves_that_would_help_are_proposed() {
 }
 
 #[tokio::test]
-async fn teams_are_told_what_they_held_and_used() {
+async fn teams_see_what_they_held_and_used() {
     let bed = Bed::warm().await;
-    let mut asked = pod("p", json!({"gpu-fraction": "0.25"}));
-    asked["spec"]["priorityClassName"] = json!("high");
-    bed.filter(asked, &["gpu-b"]).await;
+    let mut queried = pod("p", json!({"gpu-fraction": "0.25"}));
+    queried["spec"]["priorityClassName"] = json!("high");
+    bed.filter(queried, &["gpu-b"]).await;
     let body = json!({"PodName": "p", "PodNamespace": "team", "PodUID": "p", "Node": "gpu-b"});
     assert_eq!(bed.post("/v1/bind", body.to_string()).await.1["Error"], "");
     let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
@@ -457,11 +454,11 @@ async fn teams_are_told_what_they_held_and_used() {
         line.unwrap_or_else(|| panic!("{series} in {text}")).parse().unwrap()
     };
     let near = |found: f64, wanted: f64| (found - wanted).abs() < wanted * 1e-6;
-    let booked = value("gpupack_share_seconds_total", "booked");
-    assert!(booked >= 0.25 * 0.03, "{booked}");
+    let allocated = value("gpupack_share_seconds_total", "allocated");
+    assert!(allocated >= 0.25 * 0.03, "{allocated}");
     // Its GPU's only tenant has all of the busy time.
-    assert!(near(value("gpupack_share_seconds_total", "used"), booked / 0.25 * 0.4));
-    let memory = value("gpupack_memory_byte_seconds_total", "booked");
+    assert!(near(value("gpupack_share_seconds_total", "used"), allocated / 0.25 * 0.4));
+    let memory = value("gpupack_memory_byte_seconds_total", "allocated");
     assert!(near(value("gpupack_memory_byte_seconds_total", "used"), memory * 0.4), "8 of 20 GiB");
 }
 
@@ -482,7 +479,7 @@ async fn every_gpu_has_series_on_a_path_of_its_own() {
 }
 
 #[tokio::test]
-async fn the_guard_goes_by_the_grace_and_the_largest_limit_of_the_configuration() {
+async fn the_guard_uses_the_configured_grace_and_largest_limit() {
     for (grace, over_beside_another) in [(0, 1), (3600, 0)] {
         let config = format!("max_limit: 0.5\nguard: {{tolerance_mib: 0, grace_seconds: {grace}}}");
         let bed = Bed::warm_with(&config).await;
@@ -500,7 +497,7 @@ async fn the_guard_goes_by_the_grace_and_the_largest_limit_of_the_configuration(
             report["devices"][0]["processes"] =
                 json!([{"pid": 7, "podUid": "p", "memoryMib": mib}]);
             assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::OK);
-            bed.app.ledger.over_users().len()
+            bed.app.ledger.over_limit_pods().len()
         };
         place("p", json!({"gpu-memory": "1000", "gpu-memory.limit": "14Gi"})).await;
         assert_eq!((over(2, 7_680).await, over(3, 7_681).await), (0, 1), "half of it");
@@ -511,7 +508,7 @@ async fn the_guard_goes_by_the_grace_and_the_largest_limit_of_the_configuration(
 }
 
 #[tokio::test]
-async fn advice_waits_until_a_pod_was_watched() {
+async fn advice_waits_until_a_pod_was_observed_long_enough() {
     let bed = Bed::warm().await;
     let (status, text) = bed.get("/v1/advise?namespace=%22%3Cb%3E").await;
     let advice = read(text.as_bytes());

@@ -71,7 +71,7 @@ impl Bed {
         Self { address, folder, stop, serving }
     }
 
-    /// One call by a client that believes this authority alone; the error of its handshake.
+    /// One call by a client that trusts only this authority. Returns the error of its handshake.
     async fn call(
         &self,
         authority: &str,
@@ -100,7 +100,7 @@ impl Bed {
     }
 }
 
-/// A client that believes this authority alone.
+/// A client that trusts only this authority.
 fn connector(authority: &str) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
@@ -162,13 +162,13 @@ async fn pods_are_answered_over_tls() {
 }
 
 #[tokio::test]
-async fn what_is_no_review_is_refused_with_a_clear_status() {
+async fn an_invalid_review_is_rejected_with_a_clear_status() {
     let pair = fresh_pair();
     let bed = Bed::start(&pair).await;
     for (body, status, part) in [
-        (Bytes::from("{"), StatusCode::BAD_REQUEST, "no AdmissionReview"),
+        (Bytes::from("{"), StatusCode::BAD_REQUEST, "not an AdmissionReview"),
         (Bytes::from("{\"kind\":\"Pod\"}"), StatusCode::BAD_REQUEST, "`Pod`"),
-        (Bytes::from(vec![0xff; 9]), StatusCode::BAD_REQUEST, "no AdmissionReview"),
+        (Bytes::from(vec![0xff; 9]), StatusCode::BAD_REQUEST, "not an AdmissionReview"),
         (Bytes::from(vec![b' '; (8 << 20) + 1]), StatusCode::PAYLOAD_TOO_LARGE, "limit"),
     ] {
         let (found, text) = bed.post(&pair, body).await;
@@ -181,7 +181,7 @@ async fn what_is_no_review_is_refused_with_a_clear_status() {
     ] {
         assert_eq!(bed.call(&pair.authority, get(path)).await.unwrap().0, expected, "{path}");
     }
-    // A caller that speaks no TLS is sent away, and disturbs nobody.
+    // A caller without TLS is rejected, and disturbs no other client.
     let address = bed.address;
     let answer = tokio::task::spawn_blocking(move || {
         let mut plain = std::net::TcpStream::connect(address).unwrap();
@@ -195,12 +195,12 @@ async fn what_is_no_review_is_refused_with_a_clear_status() {
 }
 
 #[tokio::test]
-async fn thousands_of_idle_connections_do_not_close_it() {
+async fn thousands_of_idle_connections_do_not_block_the_server() {
     let pair = fresh_pair();
     let bed = Bed::start(&pair).await;
     let connector = connector(&pair.authority);
     let mut idle = Vec::new();
-    // Some have shaken hands and ask nothing, some have not even begun.
+    // Some have finished the handshake and send nothing, some have not even begun.
     for at in 0..2_000 {
         let stream = TcpStream::connect(bed.address).await.unwrap();
         if at % 4 == 0 {
@@ -234,7 +234,7 @@ async fn only_json_is_reviewed() {
 }
 
 #[tokio::test]
-async fn a_changed_certificate_is_taken_without_a_restart_and_a_broken_one_is_not() {
+async fn a_changed_certificate_is_reloaded_and_a_broken_one_is_rejected() {
     let (old, new) = (fresh_pair(), fresh_pair());
     let bed = Bed::start(&old).await;
     assert!(bed.call(&new.authority, get("/healthz")).await.is_err(), "not signed by that one");
@@ -256,7 +256,7 @@ async fn a_changed_certificate_is_taken_without_a_restart_and_a_broken_one_is_no
 }
 
 #[tokio::test]
-async fn a_certificate_that_cannot_be_used_is_named() {
+async fn an_unusable_certificate_is_named() {
     let pair = fresh_pair();
     let folder = tempfile::tempdir().unwrap();
     let started = async || {
@@ -308,7 +308,7 @@ fn the_shipped_files_agree_with_each_other() {
     for name in &config.scheduler_names {
         assert!(condition.contains(&format!("'{name}'")), "{name} is not in the condition");
     }
-    // Pods of any other RuntimeClass are sent, those of NVIDIA's among them.
+    // Pods of any other RuntimeClass are sent, also those with NVIDIA's.
     let listed = &config.webhook.runtime_classes_without_gpus;
     assert!(config.webhook.runtime_class.iter().all(|class| !listed.contains(class)));
     let classes: Vec<String> = listed.iter().map(|class| format!("'{class}'")).collect();
@@ -318,7 +318,7 @@ fn the_shipped_files_agree_with_each_other() {
 
 /// The time of a loop in CEL grows with the square of what it runs over.
 #[test]
-fn the_shipped_policies_loop_over_no_large_pod() {
+fn the_shipped_policies_have_no_loop_over_a_large_pod() {
     let most = format!("variables.annotations.size() > {MAX_ANNOTATIONS} ||");
     let text = shipped("policies.yaml").iter().map(Value::to_string).collect::<String>();
     assert!(text.contains(&most), "gpupack writes on pods that others may not write");
@@ -345,7 +345,7 @@ fn the_shipped_policies_loop_over_no_large_pod() {
 }
 
 #[test]
-fn the_program_says_what_it_lacks() {
+fn the_program_names_missing_requirements() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("gpupack.yaml");
     let text = "webhook:\n  listen: 127.0.0.1:0\n  certificate_file: /nowhere/tls.crt\n";

@@ -1,4 +1,4 @@
-//! Many threads on one ledger: no deadlock, and books that agree with themselves and with the facts.
+//! Many threads on one ledger: no deadlock, and a ledger that agrees with itself and with the facts.
 //!
 //! A deadlock shows as a message after a minute. The threads sweep over the same few pods at about the
 //! same time, so that calls about one pod meet.
@@ -16,7 +16,7 @@ use gpupack::hardware::units::{Demand, HostAmount};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::reservation::Placement;
 use rand::{Rng, SeedableRng};
@@ -39,7 +39,7 @@ fn uid(rng: &mut ChaCha8Rng, step: u64) -> String {
     format!("pod-{}", step / 40 + rng.random_range(0..4))
 }
 
-fn question(rng: &mut ChaCha8Rng) -> PlacementRequest {
+fn query(rng: &mut ChaCha8Rng) -> PlacementRequest {
     let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
     asks(fraction([200_000, 333_330, 500_000][rng.random_range(0..3)]), 1, policy)
 }
@@ -96,13 +96,13 @@ fn on_threads(body: impl Fn(u64) + Send + Sync + 'static) {
     }
 }
 
-/// Where each pod is booked; each on one node, and found by its UID there.
-fn booked_pods(ledger: &Ledger) -> BTreeMap<PodUid, NodeName> {
+/// Where each pod is allocated; each on one node, and found by its UID there.
+fn allocated_pods(ledger: &Ledger) -> BTreeMap<PodUid, NodeName> {
     let mut pods = BTreeMap::new();
     for node in ledger.nodes() {
         for uid in node.reservations().keys() {
             let twice = pods.insert(uid.clone(), node.name().clone());
-            assert_eq!(twice, None, "{uid} is booked on two nodes, one is {}", node.name());
+            assert_eq!(twice, None, "{uid} is allocated on two nodes, one is {}", node.name());
             let found = ledger.reservation(uid).map(|held| held.placement.node);
             assert_eq!(found.as_ref(), Some(node.name()), "{uid} is not found by its UID");
         }
@@ -110,21 +110,21 @@ fn booked_pods(ledger: &Ledger) -> BTreeMap<PodUid, NodeName> {
     pods
 }
 
-fn check_claims(ledger: &Ledger) {
+fn check_holds(ledger: &Ledger) {
     let held: Vec<PodUid> =
         ledger.nodes().iter().flat_map(|node| node.holds().keys().cloned()).collect();
     let distinct: BTreeSet<&PodUid> = held.iter().collect();
-    assert_eq!(distinct.len(), held.len(), "a pod has two claims: {held:?}");
-    assert_eq!(ledger.hold_count(), held.len(), "claims are counted that nothing holds");
+    assert_eq!(distinct.len(), held.len(), "a pod has two holds: {held:?}");
+    assert_eq!(ledger.hold_count(), held.len(), "more holds are counted than exist");
 }
 
 fn check_capacity(ledger: &Ledger) {
     for node in ledger.nodes() {
         for device in node.devices() {
-            let (capacity, booked) = (device.capacity(), device.booked());
+            let (capacity, allocated) = (device.capacity(), device.allocated());
             assert!(
-                capacity.checked_sub(booked).is_some(),
-                "{} holds {booked:?} of {capacity:?}",
+                capacity.checked_sub(allocated).is_some(),
+                "{} holds {allocated:?} of {capacity:?}",
                 device.device().id
             );
         }
@@ -132,7 +132,7 @@ fn check_capacity(ledger: &Ledger) {
 }
 
 #[test]
-fn commands_from_many_threads_leave_sound_books() {
+fn commands_from_many_threads_leave_a_consistent_ledger() {
     let ledger = ledger();
     let shared = Arc::clone(&ledger);
     on_threads(move |thread| {
@@ -140,13 +140,13 @@ fn commands_from_many_threads_leave_sound_books() {
         for step in 1..=STEPS {
             let node = NODES[rng.random_range(0..NODES.len())];
             let uid = uid(&mut rng, step);
-            let question = question(&mut rng);
-            // Time runs fast enough for claims and drains to end while others use them.
+            let query = query(&mut rng);
+            // Time runs fast enough for holds and drains to end while others use them.
             let now = seconds(step / 10);
             match rng.random_range(0..10) {
-                0..=2 => drop(shared.reserve(&pod(&uid), node, &question, now)),
+                0..=2 => drop(shared.reserve(&pod(&uid), node, &query, now)),
                 3 => drop(shared.forget(&PodUid::new(uid))),
-                4..=5 => drop(shared.hold(&PodUid::new(uid), node, &question, now)),
+                4..=5 => drop(shared.hold(&PodUid::new(uid), node, &query, now)),
                 6 if step % 40 > 20 => drop(shared.end_pod(&PodUid::new(uid), now)),
                 6 => drop(shared.drop_hold(&PodUid::new(uid))),
                 7 => drop(shared.tick(now)),
@@ -155,7 +155,7 @@ fn commands_from_many_threads_leave_sound_books() {
                     drop(shared.report(node, &report, now));
                 }
                 _ => {
-                    shared.answers(&question, &NODES);
+                    shared.answers(&query, &NODES);
                     check_capacity(&shared);
                 }
             }
@@ -163,16 +163,16 @@ fn commands_from_many_threads_leave_sound_books() {
     });
     assert_eq!(ledger.audit(), Ok(()));
     check_capacity(&ledger);
-    check_claims(&ledger);
-    booked_pods(&ledger);
+    check_holds(&ledger);
+    allocated_pods(&ledger);
     for step in 0..=STEPS / 40 + 4 {
         ledger.end_pod(&PodUid::new(format!("pod-{step}")), seconds(10_000));
     }
     ledger.tick(seconds(20_000));
-    assert_eq!(booked_pods(&ledger), BTreeMap::new(), "every pod has ended and was found");
+    assert_eq!(allocated_pods(&ledger), BTreeMap::new(), "every pod has ended and was found");
     assert_eq!(ledger.hold_count(), 0);
     for node in ledger.nodes() {
-        assert!(node.devices().iter().all(|device| device.booked() == Demand::ZERO));
+        assert!(node.devices().iter().all(|device| device.allocated() == Demand::ZERO));
     }
 }
 
@@ -199,17 +199,17 @@ struct Facts {
 fn step_of_facts(ledger: &Ledger, facts: &Mutex<Facts>, rng: &mut ChaCha8Rng, step: u64) {
     let node = NODES[rng.random_range(0..NODES.len())];
     let uid = uid(rng, step);
-    let question = question(rng);
+    let query = query(rng);
     let now = seconds(step / 10);
     match rng.random_range(0..10) {
         0..=3 => {
-            if let Ok(placement) = ledger.reserve(&pod(&uid), node, &question, now) {
+            if let Ok(placement) = ledger.reserve(&pod(&uid), node, &query, now) {
                 ledger.see_pod(&bound(&uid, &placement), now);
                 facts.lock().expect("no thread panics").bound.insert(PodUid::new(uid));
             }
         }
         4..=5 => drop(ledger.forget(&PodUid::new(uid))),
-        6 => drop(ledger.hold(&PodUid::new(uid), node, &question, now)),
+        6 => drop(ledger.hold(&PodUid::new(uid), node, &query, now)),
         7 if step % 40 > 20 => {
             ledger.end_pod(&PodUid::new(uid.clone()), now);
             facts.lock().expect("no thread panics").ended.insert(PodUid::new(uid));
@@ -219,12 +219,12 @@ fn step_of_facts(ledger: &Ledger, facts: &Mutex<Facts>, rng: &mut ChaCha8Rng, st
             ledger.lose_node(&NodeName::new(node));
             ledger.see_node(&NodeName::new(node), host(), PoolName::new(""));
         }
-        _ => drop(ledger.answers(&question, &NODES)),
+        _ => drop(ledger.answers(&query, &NODES)),
     }
 }
 
 #[test]
-fn a_bound_pod_stays_booked_and_an_ended_one_does_not_whatever_else_runs() {
+fn bound_pods_stay_allocated_and_ended_pods_do_not_in_any_interleaving() {
     let ledger = ledger();
     let facts = Arc::new(Mutex::new(Facts::default()));
     let (shared, seen_facts) = (Arc::clone(&ledger), Arc::clone(&facts));
@@ -236,12 +236,12 @@ fn a_bound_pod_stays_booked_and_an_ended_one_does_not_whatever_else_runs() {
     });
     assert_eq!(ledger.audit(), Ok(()));
     ledger.tick(seconds(20_000));
-    let booked: BTreeSet<PodUid> = booked_pods(&ledger).into_keys().collect();
+    let allocated: BTreeSet<PodUid> = allocated_pods(&ledger).into_keys().collect();
     let facts = facts.lock().unwrap();
     let lost: Vec<_> =
-        facts.bound.difference(&facts.ended).filter(|uid| !booked.contains(*uid)).collect();
-    assert!(lost.is_empty(), "bound pods that are not booked: {lost:?}");
-    let risen: Vec<_> = facts.ended.intersection(&booked).collect();
-    assert!(risen.is_empty(), "ended pods that are booked: {risen:?}");
-    check_claims(&ledger);
+        facts.bound.difference(&facts.ended).filter(|uid| !allocated.contains(*uid)).collect();
+    assert!(lost.is_empty(), "bound pods that are not allocated: {lost:?}");
+    let risen: Vec<_> = facts.ended.intersection(&allocated).collect();
+    assert!(risen.is_empty(), "ended pods that are allocated: {risen:?}");
+    check_holds(&ledger);
 }

@@ -1,5 +1,5 @@
-//! What holds for the books after any history: nothing over capacity, nothing lost, answers that keep
-//! their word, and the same books whatever the order of the facts.
+//! Invariants of the ledger after any history: nothing over capacity, nothing lost, answers that keep
+//! their promise, and the same ledger for any order of the facts.
 
 mod facts;
 mod suggestions;
@@ -8,13 +8,13 @@ mod sharing;
 
 use std::collections::BTreeMap;
 
-use crate::harness::histories::{Event, NODES, Player, history, question};
+use crate::harness::histories::{Event, NODES, Player, history, query};
 use crate::harness::ledger::pod;
 use gpupack::hardware::device::NodeName;
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::commits::ReserveError;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::device_state::DeviceState;
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
@@ -27,7 +27,7 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: default.cases / 4, ..default }
 }
 
-/// Sums on every device: within its capacity, and free, booked, claimed and unbooked make it up.
+/// Sums on every device: within capacity, and free, allocated, held and unallocated use add up.
 fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
     for node in ledger.nodes() {
         for device in node.devices() {
@@ -41,36 +41,35 @@ fn check_sums(ledger: &Ledger) -> Result<(), TestCaseError> {
 
 fn check_device(device: &DeviceState) -> Result<(), TestCaseError> {
     let tenants = device.tenants().values().try_fold(Demand::ZERO, |sum, d| sum.checked_add(*d));
-    prop_assert_eq!(tenants, Some(device.booked()));
-    let left = device.capacity().checked_sub(device.booked());
+    prop_assert_eq!(tenants, Some(device.allocated()));
+    let left = device.capacity().checked_sub(device.allocated());
     prop_assert!(left.is_some(), "over capacity: {device:?}");
-    // bind may take what others have claimed; then nothing is free
+    // bind may use what is held for others; then nothing is free
     let left = left.and_then(|left| left.checked_sub(device.on_hold())).unwrap_or_default();
-    let memory = left.memory.checked_sub(device.unbooked()).unwrap_or(MemMib::ZERO);
+    let memory = left.memory.checked_sub(device.unallocated_use()).unwrap_or(MemMib::ZERO);
     prop_assert_eq!(device.free(), Demand { memory, ..left });
     Ok(())
 }
 
-/// Kept answers are those of today's books.
-fn check_answers(ledger: &Ledger, question: &PlacementRequest) -> Result<(), TestCaseError> {
-    let kept = ledger.answers(question, &NODES);
+/// Cached answers are those of the current ledger.
+fn check_answers(ledger: &Ledger, query: &PlacementRequest) -> Result<(), TestCaseError> {
+    let kept = ledger.answers(query, &NODES);
     for (node, kept) in NODES.iter().zip(kept) {
-        prop_assert_eq!(kept, ledger.fresh_answer(question, node), "node {}", node);
+        prop_assert_eq!(kept, ledger.fresh_answer(query, node), "node {}", node);
     }
-    let keys = ledger.keys(question, NODES.iter());
-    let fresh =
-        NODES.map(|node| (ledger.fresh_answer(question, node).ok().map(|it| it.key()), node));
+    let keys = ledger.keys(query, NODES.iter());
+    let fresh = NODES.map(|node| (ledger.fresh_answer(query, node).ok().map(|it| it.key()), node));
     let found = keys.places.iter().map(|place| place.map(|at| keys.keys[at]));
     prop_assert!(found.eq(fresh.iter().map(|(key, _)| *key)), "{:?}, {:?}", keys, fresh);
     let first = fresh.iter().filter(|(key, _)| key.is_some()).min();
     let first = first.and_then(|first| fresh.iter().position(|node| node == first));
     let best = keys.best.and_then(|best| keys.places.iter().position(|at| *at == Some(best)));
     prop_assert_eq!(best, first);
-    let best = ledger.best(question).map(|(_, rank)| rank);
-    let all = ledger.answers(question, &NODES);
+    let best = ledger.best(query).map(|(_, rank)| rank);
+    let all = ledger.answers(query, &NODES);
     prop_assert_eq!(best, all.into_iter().filter_map(Result::ok).min());
     for listed in [&[0, 1, 2, 3][..], &[3, 1], &[2]] {
-        (1..=listed.len()).try_for_each(|most| check_choice(ledger, question, listed, most))?;
+        (1..=listed.len()).try_for_each(|most| check_choice(ledger, query, listed, most))?;
     }
     Ok(())
 }
@@ -79,7 +78,7 @@ fn check_answers(ledger: &Ledger, question: &PlacementRequest) -> Result<(), Tes
 /// failure domains, and fill up with the best of all.
 fn check_choice(
     ledger: &Ledger,
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     listed: &[usize],
     most: usize,
 ) -> Result<(), TestCaseError> {
@@ -89,7 +88,7 @@ fn check_choice(
     }
     let (mut fitting, mut refused) = (Vec::new(), [0; Rejection::LABELS.len()]);
     for at in listed {
-        match ledger.fresh_answer(question, NODES[*at]) {
+        match ledger.fresh_answer(query, NODES[*at]) {
             Ok(rank) => fitting.push((rank, NODES[*at], *at)),
             Err(rejection) => refused[rejection.position()] += 1,
         }
@@ -110,35 +109,35 @@ fn check_choice(
         }
     }
     kept.sort_by_key(|at| fitting.iter().position(|(_, _, other)| other == at));
-    let choice = ledger.choose(question, listed.iter().map(|at| NODES[*at]), most);
+    let choice = ledger.choose(query, listed.iter().map(|at| NODES[*at]), most);
     let chosen: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
     prop_assert_eq!(chosen, kept.into_iter().map(|at| NODES[at]).collect::<Vec<_>>());
     prop_assert_eq!(choice.refused, refused);
     Ok(())
 }
 
-/// A yes is kept by `reserve`; a no too, unless only claims stood in the way.
+/// `reserve` agrees with a yes, and with a no unless only holds were in the way.
 fn check_reserve(
     ledger: &Ledger,
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     now: Timestamp,
 ) -> Result<(), TestCaseError> {
     for node in NODES {
-        let answer = ledger.answers(question, &[node]).remove(0);
-        let has_claims = ledger.node(node).is_some_and(|books| !books.holds().is_empty());
-        let reserved = ledger.reserve(&pod("probe"), node, question, now);
+        let answer = ledger.answers(query, &[node]).remove(0);
+        let has_holds = ledger.node(node).is_some_and(|books| !books.holds().is_empty());
+        let reserved = ledger.reserve(&pod("probe"), node, query, now);
         match (answer, reserved) {
             (Ok(_), Ok(placement)) => {
                 check_sums(ledger)?;
                 let devices = placement.devices.len();
-                let count = question.gpu.as_ref().map_or(0, |gpu| gpu.count.get());
+                let count = query.gpu.as_ref().map_or(0, |gpu| gpu.count.get());
                 prop_assert_eq!(u32::try_from(devices), Ok(count));
             }
             (Ok(rank), Err(error)) => {
                 return Err(TestCaseError::fail(format!("{node} said {rank:?}, then {error}")));
             }
-            (Err(rejection), Ok(_)) => prop_assert!(has_claims, "{} said {:?}", node, rejection),
-            (Err(rejection), Err(ReserveError::Rejection(again))) if !has_claims => {
+            (Err(rejection), Ok(_)) => prop_assert!(has_holds, "{} said {:?}", node, rejection),
+            (Err(rejection), Err(ReserveError::Rejection(again))) if !has_holds => {
                 prop_assert_eq!(rejection, again);
             }
             (Err(_), Err(ReserveError::Rejection(_))) => {}
@@ -165,11 +164,11 @@ fn room(nodes: &[NodeState]) -> BTreeMap<(String, String), (u64, u64)> {
     .collect()
 }
 
-/// Room is told of exactly where some device has more than before.
-fn check_effects(
+/// Room is reported exactly where some device has more than before.
+fn check_events(
     before: &[NodeState],
     after: &[NodeState],
-    effects: &[LedgerEvent],
+    events: &[LedgerEvent],
     event: &Event,
 ) -> Result<(), TestCaseError> {
     let (old, new) = (room(before), room(after));
@@ -181,8 +180,8 @@ fn check_effects(
                 && (*memory > 0 && *share > 0)
                 && known.is_none_or(|(m, s)| *memory > m || *share > s)
         });
-        let told = effects.contains(&LedgerEvent::Room(node.name().clone()));
-        prop_assert_eq!(told, grew, "{:?} at {}", event, name);
+        let reported = events.contains(&LedgerEvent::Room(node.name().clone()));
+        prop_assert_eq!(reported, grew, "{:?} at {}", event, name);
     }
     Ok(())
 }
@@ -200,47 +199,47 @@ proptest! {
     }
 
     #[test]
-    fn kept_answers_equal_fresh_ones(
+    fn cached_answers_equal_fresh_ones(
         history in history(),
-        questions in prop::collection::vec(question(), 1..4),
+        queries in prop::collection::vec(query(), 1..4),
     ) {
         let mut player = Player::new();
         for event in &history {
             player.play(event);
-            for question in &questions {
-                check_answers(&player.ledger, question)?;
+            for query in &queries {
+                check_answers(&player.ledger, query)?;
             }
         }
     }
 
     #[test]
-    fn reserve_keeps_the_word_of_the_answers(
+    fn reserve_agrees_with_filter_answers(
         history in history(),
-        questions in prop::collection::vec(question(), 1..4),
+        queries in prop::collection::vec(query(), 1..4),
     ) {
         let mut player = Player::new();
         for event in &history {
             player.play(event);
         }
-        for question in &questions {
-            check_reserve(&player.ledger, question, player.now)?;
-            check_answers(&player.ledger, question)?;
+        for query in &queries {
+            check_reserve(&player.ledger, query, player.now)?;
+            check_answers(&player.ledger, query)?;
         }
     }
 
     #[test]
-    fn room_is_told_of_exactly_when_it_grows(history in history()) {
+    fn room_is_reported_exactly_when_it_grows(history in history()) {
         let mut player = Player::new();
         for event in &history {
             let before = player.ledger.nodes();
-            if let Some(effects) = player.play(event) {
-                check_effects(&before, &player.ledger.nodes(), &effects, event)?;
+            if let Some(events) = player.play(event) {
+                check_events(&before, &player.ledger.nodes(), &events, event)?;
             }
         }
     }
 
     #[test]
-    fn claims_and_pods_are_found_where_they_are(history in history()) {
+    fn holds_and_pods_are_found_on_their_nodes(history in history()) {
         let mut player = Player::new();
         for event in &history {
             player.play(event);
@@ -257,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn a_bound_pod_is_booked_once_with_what_is_written(history in history()) {
+    fn a_bound_pod_is_allocated_once_with_its_written_placement(history in history()) {
         let mut player = Player::new();
         for event in &history {
             player.play(event);
@@ -267,11 +266,11 @@ proptest! {
             let holding: Vec<_> = nodes.iter().filter(|node| node.reservation(uid).is_some()).collect();
             let written: Vec<_> = fact.placement.iter().collect();
             let placements = holding.iter().filter_map(|node| node.reservation(uid));
-            let booked: Vec<_> = placements
+            let allocated: Vec<_> = placements
                 .map(|held| &held.placement)
                 .filter(|placement| !placement.devices.is_empty())
                 .collect();
-            prop_assert_eq!(booked, written);
+            prop_assert_eq!(allocated, written);
         }
     }
 
@@ -281,8 +280,8 @@ proptest! {
         for event in &history {
             player.play(event);
         }
-        let question = PlacementRequest { gpu: None, ..crate::harness::ledger::asks(crate::harness::ledger::fraction(1), 1, Default::default()) };
-        for (node, answer) in NODES.iter().zip(player.ledger.answers(&question, &NODES)) {
+        let query = PlacementRequest { gpu: None, ..crate::harness::ledger::asks(crate::harness::ledger::fraction(1), 1, Default::default()) };
+        for (node, answer) in NODES.iter().zip(player.ledger.answers(&query, &NODES)) {
             let is_known = player.ledger.node(node).is_some();
             prop_assert_eq!(answer.err(), (!is_known).then_some(Rejection::UnknownNode));
         }

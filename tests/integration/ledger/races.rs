@@ -1,4 +1,4 @@
-//! Pairs of calls that meet: whichever comes first, the books agree with the facts afterwards.
+//! Pairs of concurrent calls: in either order the ledger agrees with the facts afterwards.
 //!
 //! Each round starts two threads at the same moment on a fresh pod. A race that is lost once in some
 //! hundred rounds shows here; the number of rounds keeps a run below a second.
@@ -12,12 +12,12 @@ use crate::harness::ledger::{
 };
 use crate::harness::turns::turn;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::node_state::NodeReporting;
 use gpupack::model::policy::Policy;
 use gpupack::model::reservation::{PlacedDevice, Placement};
@@ -58,7 +58,7 @@ fn bound(round: u64, node: &str) -> PodFact {
         placement: Some(Placement {
             node: NodeName::new(node),
             devices: vec![device],
-            protection: Protection::None,
+            isolation: ConfiguredIsolation::None,
         }),
         bound_by_us: false,
     }
@@ -124,21 +124,21 @@ fn wait_for(counter: &AtomicU64, round: u64) {
     }
 }
 
-fn is_booked(ledger: &Ledger, uid: &PodUid) -> bool {
+fn is_allocated(ledger: &Ledger, uid: &PodUid) -> bool {
     let held = ledger.nodes().iter().filter(|node| node.reservation(uid).is_some()).count();
-    assert!(held <= 1, "{uid} is booked on {held} nodes");
+    assert!(held <= 1, "{uid} is allocated on {held} nodes");
     let found = ledger.reservation(uid).is_some();
-    assert_eq!(found, held == 1, "{uid} is booked on {held} nodes; found by its UID: {found}");
+    assert_eq!(found, held == 1, "{uid} is allocated on {held} nodes; found by its UID: {found}");
     found
 }
 
-fn check_claims(ledger: &Ledger, round: u64) {
+fn check_holds(ledger: &Ledger, round: u64) {
     let held: usize = ledger.nodes().iter().map(|node| node.holds().len()).sum();
-    assert_eq!(ledger.hold_count(), held, "round {round}: claims counted and claims held");
+    assert_eq!(ledger.hold_count(), held, "round {round}: holds counted and holds present");
 }
 
 #[test]
-fn a_bound_pod_is_not_forgotten_by_a_refusal_that_comes_late() {
+fn a_late_rejection_does_not_remove_a_bound_pod() {
     let ledger = ledger();
     race(
         |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
@@ -147,7 +147,7 @@ fn a_bound_pod_is_not_forgotten_by_a_refusal_that_comes_late() {
             ledger.reserve(&pod(uid_of(round).as_str()), "a", &half(), seconds(1)).unwrap();
         },
         |round| {
-            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
+            assert!(is_allocated(&ledger, &uid_of(round)), "round {round}");
             ledger.end_pod(&uid_of(round), seconds(1));
             add_report(&ledger, "a", 2 * round, seconds(1));
             add_report(&ledger, "a", 2 * round + 1, seconds(1));
@@ -156,7 +156,7 @@ fn a_bound_pod_is_not_forgotten_by_a_refusal_that_comes_late() {
 }
 
 #[test]
-fn an_ended_pod_is_not_booked_by_a_late_copy_of_its_past() {
+fn a_late_old_copy_does_not_allocate_an_ended_pod() {
     let ledger = ledger();
     race(
         |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
@@ -164,13 +164,13 @@ fn an_ended_pod_is_not_booked_by_a_late_copy_of_its_past() {
         |_| {},
         |round| {
             ledger.tick(seconds(100));
-            assert!(!is_booked(&ledger, &uid_of(round)), "round {round}");
+            assert!(!is_allocated(&ledger, &uid_of(round)), "round {round}");
         },
     );
 }
 
 #[test]
-fn a_pod_whose_claim_ends_while_it_is_reserved_is_still_found() {
+fn a_pod_whose_hold_ends_during_reserve_is_still_found() {
     let ledger = ledger();
     race(
         |round| {
@@ -182,31 +182,31 @@ fn a_pod_whose_claim_ends_while_it_is_reserved_is_still_found() {
             ledger.hold(&uid_of(round), "a", &half(), seconds(1));
         },
         |round| {
-            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
-            check_claims(&ledger, round);
+            assert!(is_allocated(&ledger, &uid_of(round)), "round {round}");
+            check_holds(&ledger, round);
             ledger.forget(&uid_of(round));
-            assert!(!is_booked(&ledger, &uid_of(round)), "round {round}");
+            assert!(!is_allocated(&ledger, &uid_of(round)), "round {round}");
         },
     );
 }
 
 #[test]
-fn two_claims_of_one_pod_leave_one() {
+fn two_holds_of_one_pod_leave_one() {
     let ledger = ledger();
     race(
         |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
         |round| drop(ledger.hold(&uid_of(round), "b", &half(), seconds(1))),
         |_| {},
         |round| {
-            check_claims(&ledger, round);
+            check_holds(&ledger, round);
             ledger.drop_hold(&uid_of(round));
-            check_claims(&ledger, round);
+            check_holds(&ledger, round);
         },
     );
 }
 
 #[test]
-fn a_claim_that_meets_its_own_bind_leaves_nothing_behind() {
+fn a_hold_that_races_with_its_bind_leaves_nothing_behind() {
     let ledger = ledger();
     race(
         |round| drop(ledger.hold(&uid_of(round), "a", &half(), seconds(1))),
@@ -215,7 +215,7 @@ fn a_claim_that_meets_its_own_bind_leaves_nothing_behind() {
         },
         |_| {},
         |round| {
-            check_claims(&ledger, round);
+            check_holds(&ledger, round);
             assert_eq!(ledger.hold_count(), 0, "round {round}: the pod is reserved");
             ledger.forget(&uid_of(round));
         },
@@ -223,14 +223,14 @@ fn a_claim_that_meets_its_own_bind_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_pod_seen_while_its_node_is_deleted_stays_booked() {
+fn a_pod_seen_while_its_node_is_deleted_stays_allocated() {
     let ledger = ledger();
     race(
         |round| drop(ledger.see_pod(&bound(round, "a"), seconds(1))),
         |_| ledger.lose_node(&NodeName::new("a")),
         |_| {},
         |round| {
-            assert!(is_booked(&ledger, &uid_of(round)), "round {round}");
+            assert!(is_allocated(&ledger, &uid_of(round)), "round {round}");
             ledger.end_pod(&uid_of(round), seconds(1));
             ledger.tick(seconds(100));
             ledger.see_node(&NodeName::new("a"), host(), PoolName::new(""));
@@ -253,7 +253,7 @@ fn add_report(ledger: &Ledger, node: &str, sequence: u64, now: Timestamp) {
 }
 
 #[test]
-fn a_node_that_reports_just_before_it_counts_as_silent_is_not_silent() {
+fn a_node_that_reports_just_in_time_is_not_silent() {
     let ledger = ledger();
     race(
         |round| add_report(&ledger, "a", round, seconds(100 * round)),
@@ -268,9 +268,9 @@ fn a_node_that_reports_just_before_it_counts_as_silent_is_not_silent() {
 }
 
 #[test]
-fn a_node_that_is_deleted_just_before_it_counts_as_silent_stays_deleted() {
+fn a_node_deleted_just_before_it_becomes_silent_stays_deleted() {
     let ledger = ledger();
-    ledger.see_pod(&bound(0, "a"), seconds(0)); // else nothing of the node is kept
+    ledger.see_pod(&bound(0, "a"), seconds(0)); // else no part of the node is kept
     race(
         |_| ledger.lose_node(&NodeName::new("a")),
         |round| drop(ledger.tick(seconds(100 * round + 50))),

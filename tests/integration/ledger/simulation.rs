@@ -17,7 +17,7 @@ use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::Amount;
 use gpupack::model::reservation::{Placement, ReservationState};
@@ -27,24 +27,24 @@ use schedulers::{Binding, Scheduler};
 
 const STEPS: u64 = 1200;
 
-/// Most pods at once: about twice as many as fit.
+/// Most pods at a time: about twice as many as fit.
 const PODS: usize = 40;
 
 /// A Binding that is undecided for this long is looked into.
 const UNDECIDED: Duration = Duration::from_secs(2);
 
-/// Seeds that once failed, and how many are run beside them.
+/// Seeds that once failed, and how many others are run.
 const FAILED_SEEDS: [u64; 1] = [14];
 const SEEDS: u64 = 10;
 
-/// Settings of the ledger after so many restarts. What is seen on a device is exact here.
+/// Settings of the ledger after this many restarts. What is seen on a device is exact here.
 fn exact(restarts: u64) -> Settings {
     let unmanaged_tolerance = MemMib::ZERO;
     Settings { first_session: 1 + 1_000_000 * restarts, unmanaged_tolerance, ..settings() }
 }
 
 /// Everything there is.
-struct World {
+struct Bed {
     rng: ChaCha8Rng,
     now: Timestamp,
     ledger: Ledger,
@@ -54,12 +54,12 @@ struct World {
     agents: [Agent; 4],
     schedulers: [Scheduler; 2],
     bindings: Vec<Binding>,
-    questions: BTreeMap<PodUid, PlacementRequest>,
+    queries: BTreeMap<PodUid, PlacementRequest>,
     created: u64,
     placed: u64,
 }
 
-impl World {
+impl Bed {
     fn new(seed: u64) -> Self {
         let ledger = Ledger::new(exact(0));
         let mut api = Api::default();
@@ -77,7 +77,7 @@ impl World {
             agents: Default::default(),
             schedulers: Default::default(),
             bindings: Vec::new(),
-            questions: BTreeMap::new(),
+            queries: BTreeMap::new(),
             created: 0,
             placed: 0,
         }
@@ -127,7 +127,7 @@ impl World {
         let count = if rng.random_bool(0.2) { 2 } else { 1 };
         let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
         let pod = pod(&format!("pod-{}", self.created));
-        self.questions.insert(pod.uid.clone(), asks(amount, count, policy));
+        self.queries.insert(pod.uid.clone(), asks(amount, count, policy));
         self.api.create(PodFact {
             pod,
             node: None,
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// The extender is killed and comes back: pending pods are touched first, so that what is still
+    /// The extender is killed and comes back: pending pods are fenced first, so that what is still
     /// under way from its former life conflicts.
     fn restart(&mut self) {
         self.restarts += 1;
@@ -194,15 +194,15 @@ impl World {
         for node in self.ledger.nodes() {
             for device in node.devices() {
                 whole
-                    .checked_sub(device.booked())
-                    .ok_or_else(|| format!("{} is booked over capacity", device.device().id))?;
+                    .checked_sub(device.allocated())
+                    .ok_or_else(|| format!("{} is allocated over capacity", device.device().id))?;
             }
         }
         self.check_bound_pods()?;
         self.check_processes(whole)
     }
 
-    /// Every pod that is bound with a placement of ours is booked with it, from the moment of binding.
+    /// Every pod that is bound with our placement is allocated with it, from its Binding on.
     fn check_bound_pods(&self) -> Result<(), String> {
         for (uid, pod) in &self.api.pods {
             let Some(written) = pod.fact.placement.as_ref() else { continue };
@@ -230,7 +230,7 @@ impl World {
         for (uid, process) in &self.kubelets.processes {
             let mut placement = process.placement.clone();
             if process.is_stranded {
-                // its share is in no books after a restart; its memory is seen as unbooked use
+                // its share is in no ledger after a restart; its memory is seen as unallocated use
                 placement.devices.iter_mut().for_each(|device| device.demand.share = Share::ZERO);
             }
             placements.insert(uid.clone(), placement);
@@ -247,7 +247,7 @@ impl World {
         Ok(())
     }
 
-    /// The faults end. What was told must be what is true, and everything must come to an end.
+    /// The faults end. What was reported must be true, and everything must end.
     fn settle(&mut self) -> Result<(), String> {
         while !self.bindings.is_empty() {
             self.deliver_binding();
@@ -266,7 +266,7 @@ impl World {
             .filter(|held| assumed(held.state))
             .collect();
         if !undecided.is_empty() || self.ledger.hold_count() > 0 {
-            return Err(format!("undecided for ever: {undecided:?}"));
+            return Err(format!("undecided forever: {undecided:?}"));
         }
         for uid in self.api.pods.keys().cloned().collect::<Vec<_>>() {
             self.api.delete(&uid);
@@ -276,31 +276,31 @@ impl World {
         self.ledger.tick(self.now);
         let rest: Vec<_> =
             self.ledger.nodes().into_iter().filter(|n| !n.reservations().is_empty()).collect();
-        if rest.is_empty() { Ok(()) } else { Err(format!("booked for ever: {rest:?}")) }
+        if rest.is_empty() { Ok(()) } else { Err(format!("allocated forever: {rest:?}")) }
     }
 }
 
 fn run(seed: u64) -> u64 {
-    let mut world = World::new(seed);
+    let mut bed = Bed::new(seed);
     for step in 0..STEPS {
-        world.step();
-        if let Err(fault) = world.check() {
+        bed.step();
+        if let Err(fault) = bed.check() {
             panic!("seed {seed}, step {step}: {fault}");
         }
     }
-    if let Err(fault) = world.settle() {
+    if let Err(fault) = bed.settle() {
         panic!("seed {seed}, at the end: {fault}");
     }
-    world.placed
+    bed.placed
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test has no flags to be told a number with")]
+#[expect(clippy::disallowed_methods, reason = "a test has no flags for a number")]
 fn seeds() -> u64 {
     std::env::var("SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SEEDS)
 }
 
 #[test]
-fn the_books_are_true_whatever_fails() {
+fn the_ledger_is_correct_after_any_failure() {
     let placed: u64 = FAILED_SEEDS.into_iter().chain(0..seeds()).map(run).sum();
     assert!(placed > 20 * seeds(), "only {placed} pods were placed: nothing was tried");
 }

@@ -60,10 +60,10 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     for (kind, mib) in [
         ("capacity", 900_u64),
         ("reserved", 100),
-        ("booked", 500),
+        ("allocated", 500),
         ("observed", 700),
-        ("overuse", 100),
-        ("foreign", 50),
+        ("over_limit", 100),
+        ("untracked", 50),
     ] {
         let kind = format!("kind=\"{kind}\"");
         let found = value(&metrics, &["gpupack_gpu_memory_bytes{", labels, &kind]);
@@ -78,17 +78,17 @@ fn every_gpu_has_its_series_until_it_is_gone() {
         let parts = ["gpupack_tenant_memory_bytes{", labels, "namespace=\"d\"", &pod, &kind];
         value(&metrics, &parts).map(|value| value.parse::<u64>().unwrap() >> 20)
     };
-    assert_eq!([tenant("p", "booked"), tenant("p", "used")], [Some(300), Some(400)]);
-    assert_eq!([tenant("idle", "booked"), tenant("idle", "used")], [Some(200), Some(0)]);
-    assert_eq!(tenant("p", "limit"), None, "nobody confirms one");
+    assert_eq!([tenant("p", "allocated"), tenant("p", "used")], [Some(300), Some(400)]);
+    assert_eq!([tenant("idle", "allocated"), tenant("idle", "used")], [Some(200), Some(0)]);
+    assert_eq!(tenant("p", "limit"), None, "no source confirms one");
     let load =
         |pod: &str| value(&metrics, &["gpupack_tenant_busy_ratio{", &format!("uid=\"{pod}\"")]);
     assert_eq!([load("p"), load("idle")].map(Option::unwrap), ["0.25", "0"], "no process: no part");
     let xids = |class: &str| value(&metrics, &["gpupack_gpu_xid_errors_total{", class]);
     assert_eq!((xids("application").unwrap(), xids("device").unwrap()), ("2".into(), "1".into()));
     metrics.show("n1", &sample(vec![seen(None)]), &allocations);
-    let foreign = || value(&metrics, &["gpupack_gpu_memory", "kind=\"foreign\""]);
-    assert_eq!(foreign().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
+    let untracked = || value(&metrics, &["gpupack_gpu_memory", "kind=\"foreign\""]);
+    assert_eq!(untracked().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
     assert_eq!(tenant("p", "used"), Some(400), "likewise");
     assert_eq!(load("p").unwrap(), "0.25", "likewise");
     let both = vec![process(Some("p"), Some(400)), process(Some("idle"), None)];
@@ -103,14 +103,14 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     metrics.show("n1", &sample(vec![dumb]), &allocations);
     assert_eq!([load("p"), load("idle")], [None, None], "MIG does not say");
     metrics.show("n2", &sample(Vec::new()), &[]);
-    assert_eq!(tenant("p", "booked"), Some(300), "another node says nothing of this one");
+    assert_eq!(tenant("p", "allocated"), Some(300), "another node does not affect this one");
     let lost = sample(vec![DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost)]);
     metrics.show("n1", &lost, &allocations);
-    assert_eq!((foreign(), value(&metrics, &["kind=\"observed\""])), (None, None));
+    assert_eq!((untracked(), value(&metrics, &["kind=\"observed\""])), (None, None));
     assert_eq!(value(&metrics, &["gpupack_gpu_healthy{"]).unwrap(), "0");
     metrics.show("n1", &sample(Vec::new()), &allocations);
     assert!(
-        value(&metrics, &["gpupack_gpu_", "GPU-a"]).is_none() && tenant("p", "booked").is_some()
+        value(&metrics, &["gpupack_gpu_", "GPU-a"]).is_none() && tenant("p", "allocated").is_some()
     );
     metrics.show("n1", &sample(Vec::new()), &[]);
     assert_eq!(value(&metrics, &["GPU-a"]), None);
@@ -118,7 +118,7 @@ fn every_gpu_has_its_series_until_it_is_gone() {
 }
 
 #[test]
-fn a_tenant_is_as_busy_as_its_own_kernels_where_the_driver_says_whose_they_are() {
+fn tenant_load_is_that_of_its_own_kernels_if_the_driver_reports_them() {
     let runs = |pod: &str, percent| TenantReport {
         pod_uid: pod.to_owned(),
         limit_mib: None,
@@ -138,9 +138,9 @@ fn a_tenant_is_as_busy_as_its_own_kernels_where_the_driver_says_whose_they_are()
 }
 
 #[test]
-fn memory_outside_the_books_is_told_apart() {
+fn untracked_memory_is_reported_separately() {
     let held = BTreeMap::from([("p", 100), ("q", 100)]);
-    for (processes, overuse_mib, foreign_mib) in [
+    for (processes, overuse_mib, untracked_mib) in [
         (vec![], 0, 0),
         (vec![process(Some("p"), Some(60)), process(Some("p"), Some(60))], 20, 0),
         (vec![process(Some("p"), Some(60)), process(Some("q"), Some(60))], 0, 0),
@@ -149,6 +149,6 @@ fn memory_outside_the_books_is_told_apart() {
         (vec![process(None, Some(u64::MAX)), process(None, Some(1))], 0, u64::MAX),
     ] {
         let found = Outside::of(&processes, &held);
-        assert_eq!(found, Outside { overuse_mib, foreign_mib }, "{processes:?}");
+        assert_eq!(found, Outside { overuse_mib, untracked_mib }, "{processes:?}");
     }
 }

@@ -34,7 +34,7 @@ fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
 }
 
 #[test]
-fn the_inventory_goes_with_hello_when_it_changed_and_when_asked() {
+fn the_inventory_is_sent_with_hello_on_change_and_on_request() {
     let mut session = Session::new("a");
     let (one, two) = (sample("GPU-a"), sample("GPU-b"));
     let accepted = Answer::Reply(reply(7, Outcome::Accepted));
@@ -51,11 +51,11 @@ fn the_inventory_goes_with_hello_when_it_changed_and_when_asked() {
     let asks = Reply { send_inventory: true, ..reply(7, Outcome::Accepted) };
     assert_eq!(said(&mut session, &two), (Some(7), 5, false));
     session.settle(&Answer::Reply(asks));
-    assert_eq!(said(&mut session, &two), (Some(7), 6, true), "asked for");
+    assert_eq!(said(&mut session, &two), (Some(7), 6, true), "requested");
 }
 
 #[test]
-fn the_version_of_the_bookings_is_named_within_the_session_that_gave_it() {
+fn the_reservations_version_is_sent_only_within_its_session() {
     let (mut session, sample) = (Session::new("a"), sample("GPU-a"));
     let mut named = |answer: Answer| {
         session.settle(&answer);
@@ -71,7 +71,7 @@ fn the_version_of_the_bookings_is_named_within_the_session_that_gave_it() {
 }
 
 #[test]
-fn an_expired_session_says_hello_at_once_and_only_once() {
+fn an_expired_session_sends_exactly_one_hello_immediately() {
     let mut session = Session::new("a");
     let one = sample("GPU-a");
     said(&mut session, &one);
@@ -80,12 +80,12 @@ fn an_expired_session_says_hello_at_once_and_only_once() {
     assert_eq!(session.settle(&Answer::SessionExpired), Next::NewSession);
     assert_eq!(said(&mut session, &one), (None, 3, true));
     let next = session.settle(&Answer::SessionExpired);
-    assert!(matches!(next, Next::Pause(_)), "a hello that expires is no reason to hurry");
+    assert!(matches!(next, Next::Pause(_)), "an expired hello does not shorten the pause");
     assert_eq!(said(&mut session, &one), (None, 3, true));
 }
 
 #[test]
-fn pauses_grow_while_the_extender_is_away_and_end_with_a_reply() {
+fn pauses_grow_while_the_extender_is_unavailable() {
     let mut session = Session::new("a");
     let away = Answer::Away { error: "refused".to_owned() };
     let mut pauses = Vec::new();
@@ -102,7 +102,7 @@ fn pauses_grow_while_the_extender_is_away_and_end_with_a_reply() {
 }
 
 #[test]
-fn an_extender_is_lost_once_when_it_answers_nobody_for_a_while() {
+fn an_extender_that_stops_answering_is_reported_lost_once() {
     let mut contact = Contact::default();
     let lost = ContactChange::Lost { error: "e".to_owned() };
     let (away, reply) =
@@ -150,12 +150,12 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
     assert_eq!(shown(&all), "p Confirmed, q Assumed", "only who replies counts");
     assert!(all.draining().is_empty());
     all.lose(0);
-    assert_eq!(shown(&all), "p Draining, q Assumed", "nobody replies: the last word stands");
+    assert_eq!(shown(&all), "p Draining, q Assumed", "no reply: the last state stays");
     assert!(all.draining().is_empty(), "and nobody waits");
 }
 
 #[test]
-fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
+fn a_list_taken_before_a_pod_drained_is_not_reported() {
     let mut session = Session::new("a");
     let listed = |draining: &[&str]| {
         let unread = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost);
@@ -179,7 +179,7 @@ fn a_list_from_before_a_pod_was_known_to_drain_is_not_reported() {
     assert!(is_told(None, &[]), "hello");
     assert!(is_told(Some(&drains("p", AllocationState::Confirmed)), &[]), "none drains");
     assert!(!is_told(Some(&drains("p", AllocationState::Draining)), &[]), "taken before");
-    assert!(!is_told(Some(&same), &["q"]), "p has not been looked for");
+    assert!(!is_told(Some(&same), &["q"]), "p was not searched for");
     assert!(is_told(Some(&same), &["p", "q"]));
     assert!(is_told(Some(&away), &["p"]), "one of the two counts");
     assert!(!is_told(Some(&away), &["p"]), "the answer that got lost may have had news");
@@ -226,7 +226,7 @@ fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
 }
 
 #[test]
-fn between_two_replies_one_list_counts_at_most_from_the_hello_on() {
+fn at_most_one_list_counts_between_two_replies() {
     let calls = [Call::Answered, Call::AnswerLost, Call::Lost];
     for number in 0..3_usize.pow(8) {
         let calls = (0..8).map(|at| calls[number / 3_usize.pow(at) % 3]);
@@ -236,7 +236,7 @@ fn between_two_replies_one_list_counts_at_most_from_the_hello_on() {
 }
 
 #[test]
-fn lists_come_through_where_every_second_call_fails() {
+fn lists_complete_when_every_second_call_fails() {
     for fails in [Call::AnswerLost, Call::Lost] {
         let taken = lists_taken([fails, Call::Answered].into_iter().cycle().take(20));
         assert_eq!(taken, [&[1; 10][..], &[0]].concat());

@@ -39,7 +39,7 @@ fn amounts_have_defaults_and_limits() {
 }
 
 #[test]
-fn pods_come_at_a_pace_that_suits_the_fleet() {
+fn the_arrival_rate_of_pods_fits_the_fleet() {
     let arrivals = |line| parsed(line).unwrap().arrivals();
     let live = arrivals("");
     assert_eq!((live.pods, live.per_second, live.is_alive), (None, Some(4.0), true));

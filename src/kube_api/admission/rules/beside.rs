@@ -187,21 +187,21 @@ fn what_baseline_allows_and_what_the_operator_lists_is_admitted() {
 
 #[test]
 fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
-    let asks = |scheduler: &str, annotations: Value, resource: &str| {
+    let is_request = |scheduler: &str, annotations: Value, resource: &str| {
         pod(annotations, |pod| {
             pod["spec"]["schedulerName"] = scheduler.into();
             let limits = json!({"nvidia.com/gpu": "1", resource: "4096"});
             pod["spec"]["containers"][0]["resources"] = json!({"limits": limits});
         })
     };
-    let hami = asks("gpupack", json!({}), "nvidia.com/gpumem");
+    let hami = is_request("gpupack", json!({}), "nvidia.com/gpumem");
     let refusal = admitted(&shipped(), &hami).unwrap_err();
     for part in
         ["`main`", "`nvidia.com/gpumem`", "`gpu-memory` (MiB of one GPU)", "other_resources"]
     {
         assert!(refusal.contains(part), "`{part}` is not in `{refusal}`");
     }
-    let network = asks("gpupack", json!({}), "nvidia.com/hostdev");
+    let network = is_request("gpupack", json!({}), "nvidia.com/hostdev");
     let requests = RequestRules {
         other_resources: vec!["nvidia.com/hostdev".to_owned()],
         ..RequestRules::default()
@@ -216,11 +216,11 @@ fn keys_of_other_schedulers_are_refused_on_our_pods_and_left_on_others() {
     // Another scheduler or kubelet's device plugin serves these.
     for scheduler in ["hami-scheduler", "default-scheduler"] {
         let annotations = json!({"nvidia.com/use-gpuuuid": "GPU-a"});
-        let theirs = asks(scheduler, annotations, "nvidia.com/gpumem");
+        let theirs = is_request(scheduler, annotations, "nvidia.com/gpumem");
         assert_eq!(admitted(&shipped(), &theirs), Ok(theirs.clone()), "{scheduler}");
     }
     let taking = rules(|settings| settings.take_over_whole_gpus = true);
-    let theirs = asks("default-scheduler", json!({}), "nvidia.com/gpumem");
+    let theirs = is_request("default-scheduler", json!({}), "nvidia.com/gpumem");
     assert!(admitted(&taking, &theirs).is_err(), "its GPU would be a whole one");
     let limited = pod(json!({"gpu-fraction": "0.5", "nvidia.com/use-gputype": "A100"}), |_| ());
     assert!(admitted(&shipped(), &limited).unwrap_err().contains("`gpupack.dev/gpu-model`"));

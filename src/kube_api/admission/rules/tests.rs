@@ -83,14 +83,14 @@ pub(crate) fn half(change: impl FnOnce(&mut Value)) -> Value {
 
 /// `NAME=value` or `NAME<annotation` for each variable of a container.
 pub(crate) fn env(container: &Value) -> Vec<String> {
-    let told = |variable: &Value| {
+    let reported = |variable: &Value| {
         let name = variable["name"].as_str().unwrap();
         match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some(path) => format!("{name}<{path}"),
             None => format!("{name}={}", variable["value"].as_str().unwrap()),
         }
     };
-    container["env"].as_array().into_iter().flatten().map(told).collect()
+    container["env"].as_array().into_iter().flatten().map(reported).collect()
 }
 
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES<metadata.annotations['placed.gpupack.dev/devices']";
@@ -131,7 +131,7 @@ fn the_named_container_gets_the_gpu() {
 }
 
 #[test]
-fn a_container_put_in_front_by_another_webhook_gets_no_gpu() {
+fn a_container_inserted_first_by_another_webhook_gets_no_gpu() {
     let rules = shipped();
     let mut once = admitted(&rules, &half(|_| ())).unwrap();
     let containers = once["spec"]["containers"].as_array_mut().unwrap();
@@ -142,7 +142,7 @@ fn a_container_put_in_front_by_another_webhook_gets_no_gpu() {
 }
 
 #[test]
-fn a_template_that_hands_over_the_devices_itself_is_fine() {
+fn a_template_that_sets_the_devices_itself_is_accepted() {
     let own = json!({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {
         "apiVersion": "v1", "fieldPath": "metadata.annotations['placed.gpupack.dev/devices']"}}});
     let twice = half(|pod| {
@@ -155,7 +155,7 @@ fn a_template_that_hands_over_the_devices_itself_is_fine() {
 }
 
 #[test]
-fn the_memory_limit_is_set_for_shares_alone_and_only_where_configured() {
+fn the_memory_limit_is_set_only_for_shares_and_where_configured() {
     let driver = rules(|settings| settings.memory_limit = MemoryLimit::Driver);
     let done = admitted(&driver, &half(|_| ())).unwrap();
     let given = env(&done["spec"]["containers"][0]);
@@ -220,7 +220,7 @@ fn gpus(count: &str, scheduler: &str) -> Value {
 }
 
 #[test]
-fn whole_gpus_are_turned_into_our_form_for_our_scheduler_or_when_taken_over() {
+fn whole_gpu_resources_are_converted_for_gpupack_pods() {
     let take_over = rules(|settings| settings.take_over_whole_gpus = true);
     for (rules, scheduler, becomes) in
         [(&shipped(), "gpupack-b", "gpupack-b"), (&take_over, "default-scheduler", "gpupack")]
@@ -270,7 +270,7 @@ fn a_mig_instance_keeps_its_resource_and_gets_its_variables() {
 }
 
 #[test]
-fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() {
+fn the_nvidia_runtime_without_a_request_is_treated_as_configured() {
     let plain = |class: &str| pod(json!({}), |pod| pod["spec"]["runtimeClassName"] = class.into());
     for class in ["nvidia", "nvidia-cdi", "nvidia-legacy"] {
         assert!(
@@ -304,7 +304,7 @@ fn nvidias_runtime_without_a_request_is_refused_blanked_or_left_as_configured() 
 }
 
 #[test]
-fn pods_of_others_are_left_alone_but_for_our_own_keys() {
+fn other_pods_are_left_alone_except_for_gpupack_keys() {
     for annotations in [json!({}), json!({"app": "web"}), json!({"gpu-fraction": "9"})] {
         let theirs = pod(annotations, |pod| pod["spec"]["schedulerName"] = "kai-scheduler".into());
         assert_eq!(admitted(&shipped(), &theirs), Ok(theirs));
@@ -313,7 +313,7 @@ fn pods_of_others_are_left_alone_but_for_our_own_keys() {
         pod["spec"]["schedulerName"] = "kai-scheduler".into();
         pod["spec"]["nodeName"] = "n1".into();
     });
-    assert!(admitted(&shipped(), &forged).unwrap_err().contains("written by gpupack alone"));
+    assert!(admitted(&shipped(), &forged).unwrap_err().contains("written only by gpupack"));
 }
 
 /// A change of a pod with half a GPU, and what the refusal must name: the fault and the fix.
@@ -392,7 +392,7 @@ const REFUSED: &[Bad] = &[
 ];
 
 #[test]
-fn every_refusal_names_what_is_wrong_and_the_mend() {
+fn every_rejection_names_the_error_and_a_suggestion() {
     for (change, parts) in REFUSED {
         let message = admitted(&shipped(), &half(change)).unwrap_err();
         for part in parts {
@@ -425,7 +425,7 @@ fn a_container_added_later_gets_no_gpu() {
     };
     let now = added(json!({"name": "debug", "image": "cuda"})).unwrap();
     assert_eq!(env(&now["spec"]["ephemeralContainers"][1]), [VOID]);
-    assert_eq!(env(&now["spec"]["ephemeralContainers"][0]), [""; 0], "it cannot change any more");
+    assert_eq!(env(&now["spec"]["ephemeralContainers"][0]), [""; 0], "it can no longer change");
     assert_eq!(now["spec"]["containers"], bound["spec"]["containers"]);
     for (bad, part) in [
         (
@@ -447,7 +447,7 @@ fn a_container_added_later_gets_no_gpu() {
 }
 
 #[test]
-fn a_body_that_is_no_review_of_a_pod_is_a_fault() {
+fn a_body_without_a_pod_review_is_an_error() {
     let good = review(&half(|_| ()), "", None);
     let with = |path: &str, value: Value| {
         let mut changed = good.clone();
@@ -455,21 +455,21 @@ fn a_body_that_is_no_review_of_a_pod_is_a_fault() {
         changed.to_string()
     };
     for (body, part) in [
-        (String::new(), "no AdmissionReview"),
-        ("null".to_owned(), "AdmissionReview of admission.k8s.io/v1 is understood"),
-        ("[".repeat(10_000), "no AdmissionReview"),
+        (String::new(), "not an AdmissionReview"),
+        ("null".to_owned(), "only AdmissionReview of admission.k8s.io/v1 is supported"),
+        ("[".repeat(10_000), "not an AdmissionReview"),
         (with("/kind", json!("Pod")), "`Pod`"),
         (with("/apiVersion", json!("admission.k8s.io/v1beta1")), "v1beta1"),
         (with("/request", Value::Null), "no `request`"),
         (with("/request/object", Value::Null), "no `request.object`"),
         (
             with("/request/object", json!({"kind": "Node", "apiVersion": "v1"})),
-            "no AdmissionReview",
+            "not an AdmissionReview",
         ),
-        (with("/request/object/spec/containers", json!(7)), "no AdmissionReview"),
+        (with("/request/object/spec/containers", json!(7)), "not an AdmissionReview"),
         (with("/request/resource/resource", json!("nodes")), "`/nodes`"),
         (with("/request/subResource", json!("status")), "`pods/status`"),
-        (with("/request/uid", Value::Null), "no AdmissionReview"),
+        (with("/request/uid", Value::Null), "not an AdmissionReview"),
     ] {
         let fault = shipped().review(body.as_bytes()).unwrap_err().to_string();
         assert!(fault.contains(part) && fault.len() < 400, "{part}: {fault}");

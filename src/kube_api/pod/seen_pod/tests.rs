@@ -20,7 +20,7 @@ fn pod(change: impl FnOnce(&mut Value)) -> SeenPod {
 }
 
 const PLACEMENT: &str =
-    r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"protection":"none"}"#;
+    r#"{"v":1,"devices":[{"id":"GPU-a","mib":4,"share":5}],"isolation":"none"}"#;
 
 fn place(pod: &mut Value) {
     pod["metadata"]["annotations"]["placed.gpupack.dev/placement"] = PLACEMENT.into();
@@ -58,30 +58,29 @@ fn a_placement_counts_only_on_a_pod_with_a_node() {
     assert_eq!(forged.request.unwrap_err().label(), "reserved_key");
     let label = pod(|pod| pod["metadata"]["labels"]["placed.gpupack.dev/x"] = "1".into());
     assert_eq!(label.request.unwrap_err().label(), "reserved_key");
-    let touched =
-        pod(|pod| pod["metadata"]["annotations"]["placed.gpupack.dev/touch"] = "9".into());
-    assert!(touched.request.is_ok());
+    let fenced = pod(|pod| pod["metadata"]["annotations"]["placed.gpupack.dev/fence"] = "9".into());
+    assert!(fenced.request.is_ok());
 }
 
 #[test]
-fn more_annotations_than_gpupack_may_write_beside_are_refused() {
+fn too_many_annotations_for_gpupack_to_write_are_rejected() {
     let with = |count: usize| {
         let mut seen = pod(|pod| {
             let notes = &mut pod["metadata"]["annotations"];
             (1..count).for_each(|at| notes[format!("note-{at}")] = "".into());
-            notes["placed.gpupack.dev/touch"] = "9".into();
+            notes["placed.gpupack.dev/fence"] = "9".into();
         });
         seen.judge(&RequestRules::default());
         seen
     };
-    assert!(with(MAX_ANNOTATIONS).request.is_ok(), "its own touch does not count");
+    assert!(with(MAX_ANNOTATIONS).request.is_ok(), "its own requeue key does not count");
     let many = with(MAX_ANNOTATIONS + 1);
     assert_eq!(many.request.as_ref().unwrap_err().label(), "many_annotations");
     assert_eq!(many.full_annotations(), many.request.err());
 }
 
 #[test]
-fn the_end_of_a_pod_is_told_apart_from_its_beginning() {
+fn the_end_of_a_pod_differs_from_its_start() {
     assert!(pod(|pod| pod["status"]["phase"] = "Failed".into()).is_terminal);
     let deleting = pod(|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
     assert!(deleting.is_deleting && !deleting.is_terminal);
@@ -89,7 +88,7 @@ fn the_end_of_a_pod_is_told_apart_from_its_beginning() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_booked_is_a_fault() {
+fn a_pod_that_cannot_be_allocated_is_an_error() {
     for (json, part) in [
         ("null", "cannot be read"),
         ("7", "cannot be read"),
@@ -104,7 +103,7 @@ fn a_pod_that_cannot_be_booked_is_a_fault() {
 }
 
 #[test]
-fn what_is_longer_than_kubernetes_allows_is_a_fault() {
+fn values_longer_than_kubernetes_allows_are_errors() {
     let read = |pointer: &str, bytes: usize| {
         let mut pod = json!({
             "metadata": {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "1",

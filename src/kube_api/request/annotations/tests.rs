@@ -14,7 +14,7 @@ fn annotations(text: &str) -> BTreeMap<String, String> {
 }
 
 /// `main;init:setup;worker nvidia.com/gpu=2`
-fn containers(text: &str) -> Vec<ContainerAsk> {
+fn containers(text: &str) -> Vec<ContainerRequest> {
     text.split(';')
         .map(|container| {
             let (kind, rest) = match container.strip_prefix("init:") {
@@ -25,7 +25,7 @@ fn containers(text: &str) -> Vec<ContainerAsk> {
             let name = words.next().unwrap().to_owned();
             let resources = words.map(|word| word.split_once('=').unwrap());
             let resources = resources.map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
-            ContainerAsk { name, kind, resources }
+            ContainerRequest { name, kind, resources }
         })
         .collect()
 }
@@ -35,7 +35,7 @@ fn parse(keys: &str, pod: &str) -> Result<Option<GpuRequest>, RequestError> {
 }
 
 /// What the parser understood, in one line.
-fn told(request: &GpuRequest) -> String {
+fn reported(request: &GpuRequest) -> String {
     let amount = match &request.amount {
         Amount::Fraction(share) => format!("share {share}"),
         Amount::Memory(memory) => format!("memory {}", memory.mib()),
@@ -46,24 +46,24 @@ fn told(request: &GpuRequest) -> String {
         Amount::MigInstance(profile) => format!("mig {profile}"),
         Amount::SharedSlot => "slot".to_owned(),
     };
-    let mut told = format!("{} x {amount}", request.count);
+    let mut reported = format!("{} x {amount}", request.count);
     match request.limit {
-        Some(Limit::Fraction(share)) => told += &format!(" limit {share}"),
-        Some(Limit::Memory(memory)) => told += &format!(" limit {}", memory.mib()),
+        Some(Limit::Fraction(share)) => reported += &format!(" limit {share}"),
+        Some(Limit::Memory(memory)) => reported += &format!(" limit {}", memory.mib()),
         None => {}
     }
     if let Some(container) = &request.container {
-        told += &format!(" in {container}");
+        reported += &format!(" in {container}");
     }
     if !request.models.is_any() {
-        told += &format!(" on {}", request.models.names().collect::<Vec<_>>().join("|"));
+        reported += &format!(" on {}", request.models.names().collect::<Vec<_>>().join("|"));
     }
     if let Some(policy) = request.policy {
-        told += &format!(" by {policy}");
+        reported += &format!(" by {policy}");
     }
     match request.isolation {
-        Isolation::None => told,
-        isolation => told + &format!(" behind {isolation:?}"),
+        Isolation::None => reported,
+        isolation => reported + &format!(" behind {isolation:?}"),
     }
 }
 
@@ -137,12 +137,12 @@ const UNDERSTOOD: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_way_to_ask_is_understood() {
+fn every_form_of_the_query_is_accepted() {
     for &(keys, pod, expected) in UNDERSTOOD {
         let request = parse(keys, pod).unwrap_or_else(|error| panic!("{keys}: {error}"));
-        assert_eq!(told(&request.expect(keys)), expected, "{keys}");
+        assert_eq!(reported(&request.expect(keys)), expected, "{keys}");
     }
-    for keys in ["", "app=web", "nvidia.com/driver=x;mps=true", "placed.gpupack.dev/touch=3"] {
+    for keys in ["", "app=web", "nvidia.com/driver=x;mps=true", "placed.gpupack.dev/fence=3"] {
         assert_eq!(parse(keys, "main nvidia.com/gpu=0 example.com/gpu=1"), Ok(None), "{keys}");
     }
 }
@@ -313,11 +313,16 @@ const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
         "orphan",
         ["num-devices", "`2`", "remove"],
     ),
-    ("", "a nvidia.com/gpu=1;b nvidia.com/gpu=1", "several_ask", ["`a`", "`b`", "split the pod"]),
+    (
+        "",
+        "a nvidia.com/gpu=1;b nvidia.com/gpu=1",
+        "several_requests",
+        ["`a`", "`b`", "split the pod"],
+    ),
     (
         "",
         "a nvidia.com/gpu=1 nvidia.com/mig-1g.5gb=1",
-        "several_ask",
+        "several_requests",
         ["`a`", "mig-1g.5gb", "remove one"],
     ),
     ("", "a nvidia.com/gpu=65", "resource_count", ["`a`", "`65`", "from 1 to 64"]),
@@ -335,7 +340,7 @@ const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
 ];
 
 #[test]
-fn every_refusal_names_key_value_and_mend() {
+fn every_rejection_names_key_value_and_suggestion() {
     for &(keys, pod, label, parts) in REFUSED {
         let error = parse(keys, pod).expect_err(keys);
         let message = error.to_string();
@@ -348,7 +353,7 @@ fn every_refusal_names_key_value_and_mend() {
 }
 
 #[test]
-fn no_text_is_kept_that_is_longer_than_any_real_one() {
+fn overlong_texts_are_not_kept() {
     let name = |bytes: usize| "x".repeat(bytes);
     let refused = |keys: &str, pod: &str| {
         let error = parse(keys, pod).err()?;
@@ -405,7 +410,7 @@ proptest! {
             0..2,
         ),
     ) {
-        let main = ContainerAsk { name: "main".to_owned(), kind: ContainerKind::Regular, resources };
+        let main = ContainerRequest { name: "main".to_owned(), kind: ContainerKind::Regular, resources };
         match parse_request(&keys, &[main]) {
             Ok(Some(request)) => {
                 prop_assert!(request.count.get() <= MAX_DEVICES_PER_POD);

@@ -7,9 +7,9 @@ fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn container(resources: &[(&str, &str)]) -> ContainerAsk {
+fn container(resources: &[(&str, &str)]) -> ContainerRequest {
     let (name, kind) = ("main".to_owned(), ContainerKind::Regular);
-    ContainerAsk { name, kind, resources: map(resources) }
+    ContainerRequest { name, kind, resources: map(resources) }
 }
 
 /// The label of the refusal of a pod of ours with these annotations and resources, if any.
@@ -24,7 +24,7 @@ fn label(
 }
 
 #[test]
-fn a_resource_that_asks_another_scheduler_is_refused_with_the_key_to_use() {
+fn a_resource_of_another_scheduler_is_rejected_with_the_key_to_use() {
     for (resource, instead) in [
         ("nvidia.com/gpumem", "`gpu-memory`"),
         ("nvidia.com/gpumem-percentage", "`gpu-fraction`"),
@@ -60,14 +60,14 @@ fn a_resource_that_asks_another_scheduler_is_refused_with_the_key_to_use() {
             }
             assert_eq!(error.reason().find(resource), None, "the reason is constant");
         }
-        assert_eq!(label(&rules, &[], &[(resource, "0")]), Ok(()), "nothing of it is asked for");
+        assert_eq!(label(&rules, &[], &[(resource, "0")]), Ok(()), "nothing of it is requested");
         let listed = RequestRules { other_resources: vec![resource.to_owned()], ..rules };
         assert_eq!(label(&listed, &[("gpu-fraction", "0.5")], &one[1..]), Ok(()), "{resource}");
     }
 }
 
 #[test]
-fn an_annotation_that_asks_limits_or_chooses_elsewhere_is_refused_with_the_key_to_use() {
+fn annotations_of_other_schedulers_are_rejected_with_the_key_to_use() {
     for (key, instead) in [
         ("kai.scheduler/container.main.gpu-memory.portion.limit", "`gpu-fraction.limit`"),
         ("nvidia.com/use-gpuuuid", "`gpupack.dev/gpu-model`"),
@@ -87,7 +87,7 @@ fn an_annotation_that_asks_limits_or_chooses_elsewhere_is_refused_with_the_key_t
 }
 
 #[test]
-fn what_is_no_gpu_or_only_informs_is_left_alone() {
+fn other_resources_and_informational_variables_are_left_alone() {
     let annotations = [
         ("gpu-fraction", "0.5"),
         ("nvidia.com/container.main.gpu-compute.mode", "time-slicing"),
@@ -120,7 +120,7 @@ fn what_is_no_gpu_or_only_informs_is_left_alone() {
 }
 
 #[test]
-fn the_operator_says_how_little_and_how_high() {
+fn the_operator_sets_the_minimum_memory_and_the_maximum_limit() {
     let rules = RequestRules {
         min_memory: MemMib::new(64),
         max_limit: Share::from_millionths(500_000),

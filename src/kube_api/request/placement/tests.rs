@@ -14,7 +14,7 @@ fn placement(devices: &[(&str, u64, u64)]) -> Placement {
     Placement {
         node: node(),
         devices: devices.iter().map(device).collect(),
-        protection: Protection::None,
+        isolation: ConfiguredIsolation::None,
     }
 }
 
@@ -29,21 +29,21 @@ fn the_written_form_is_stable() {
     assert_eq!((keys[UUIDS].as_str(), keys[MEMORY_MIB].as_str()), ("GPU-a,GPU-b", "1"));
     assert_eq!(
         keys[PLACEMENT],
-        r#"{"v":1,"devices":[{"id":"GPU-a","mib":40660,"share":500000},{"id":"GPU-b","mib":1,"share":0}],"protection":"none"}"#
+        r#"{"v":1,"devices":[{"id":"GPU-a","mib":40660,"share":500000},{"id":"GPU-b","mib":1,"share":0}],"isolation":"none"}"#
     );
 }
 
 #[test]
-fn what_a_newer_writer_adds_is_tolerated() {
-    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"protection":"vault"}"#;
+fn unknown_fields_of_newer_writers_are_ignored() {
+    let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"isolation":"vault"}"#;
     let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();
     assert_eq!(read, placement(&[("GPU-a", 4, 5)]));
 }
 
 #[test]
-fn what_cannot_be_true_is_not_believed() {
+fn impossible_values_are_rejected() {
     let a = "runtime.nvidia.com/gpu=GPU-a";
-    let device = |json: &str| format!(r#"{{"v":1,"devices":[{json}],"protection":"none"}}"#);
+    let device = |json: &str| format!(r#"{{"v":1,"devices":[{json}],"isolation":"none"}}"#);
     let good = r#"{"id":"GPU-a","mib":4,"share":5}"#;
     let many = vec![good; 65].join(",");
     for (devices, json, label) in [
@@ -74,12 +74,12 @@ fn what_cannot_be_true_is_not_believed() {
 }
 
 #[test]
-fn reserved_keys_are_refused_but_for_the_touch() {
+fn reserved_keys_are_rejected_except_the_fence() {
     let refused = |keys: &[&str]| {
         let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
         refuse_reserved_keys(&keys).err().map(|error| error.to_string())
     };
-    assert_eq!(refused(&["app", TOUCH, "gpu-fraction"]), None);
+    assert_eq!(refused(&["app", FENCE, "gpu-fraction"]), None);
     assert!(refused(&["app", DEVICES]).unwrap().contains("`placed.gpupack.dev/devices`"));
     assert!(refused(&["placed.gpupack.dev/"]).is_some());
 }
@@ -87,8 +87,8 @@ fn reserved_keys_are_refused_but_for_the_touch() {
 prop_compose! {
     fn any_placement()(
         amounts in proptest::collection::vec((0..=MAX_DEVICE_MEMORY.mib(), 1..=1_000_000_u64), 1..=64),
-        protection in proptest::sample::select(vec![
-            Protection::None, Protection::Mps, Protection::Driver, Protection::Hardware,
+        isolation in proptest::sample::select(vec![
+            ConfiguredIsolation::None, ConfiguredIsolation::Mps, ConfiguredIsolation::Driver, ConfiguredIsolation::Hardware,
         ]),
         tail in "[A-Za-z0-9/-]{1,80}",
     ) -> Placement {
@@ -103,7 +103,7 @@ prop_compose! {
                 .enumerate()
                 .map(|(i, amount)| PlacedDevice { id: id(i), demand: demand(amount) })
                 .collect(),
-            protection,
+            isolation,
         }
     }
 }
@@ -122,22 +122,22 @@ proptest! {
 }
 
 #[test]
-fn the_amounts_alone_are_enough_to_be_booked() {
+fn the_amounts_alone_are_enough_for_a_reservation() {
     let placement = r#"{"v":1,"devices":[{"id":"GPU-a","mib":10,"share":20}]}"#;
     let annotations = BTreeMap::from([(PLACEMENT.to_owned(), placement.to_owned())]);
     let read = decode(&annotations, &NodeName::new("n")).unwrap().unwrap();
     assert_eq!(read.devices[0].demand.memory.mib(), 10);
     let devices = BTreeMap::from([(DEVICES.to_owned(), "runtime.nvidia.com/gpu=GPU-a".to_owned())]);
-    assert!(decode(&devices, &NodeName::new("n")).is_err(), "a list without amounts books nothing");
+    assert!(decode(&devices, &NodeName::new("n")).is_err(), "without amounts nothing is reserved");
 }
 
 #[test]
-fn a_touch_says_which_process_made_it() {
-    let (earlier, later) = (TouchMaker::new(1_700_000_000), TouchMaker::new(1_700_000_001));
-    assert_eq!(TouchMaker::of(&earlier.value("start-7")), earlier);
-    assert!(earlier < later && earlier != TouchMaker::new(1_700_000_000));
+fn a_fence_names_its_process() {
+    let (earlier, later) = (FenceWriter::new(1_700_000_000), FenceWriter::new(1_700_000_001));
+    assert_eq!(FenceWriter::of(&earlier.value("start-7")), earlier);
+    assert!(earlier < later && earlier != FenceWriter::new(1_700_000_000));
     for value in ["", " ", "wake-1-2", "1-2", "1-x y", "-1-2 x", "11111111111111111-1 x", "é-é é"]
     {
-        assert!(TouchMaker::of(value) < earlier, "{value}");
+        assert!(FenceWriter::of(value) < earlier, "{value}");
     }
 }

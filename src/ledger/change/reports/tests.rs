@@ -4,7 +4,8 @@ use super::*;
 use crate::hardware::device::Health;
 use crate::hardware::units::MemMib;
 use crate::ledger::fixture::{
-    asks, bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, uid, uses,
+    bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, share_query, uid,
+    uses,
 };
 use crate::model::rejection::Rejection;
 
@@ -18,9 +19,9 @@ fn a_repeated_or_late_report_changes_nothing() {
         let late = NodeReport { session: spoken, ..hello("x", sequence, "B C") };
         let receipt = say(&ledger, &late).unwrap();
         assert_eq!((receipt.session, receipt.is_taken), (7, false), "sequence {sequence}");
-        assert_eq!(receipt.effects, []);
-        let told = receipt.allocations.map(|held| held.len());
-        assert_eq!(told, Some(1), "the agent learns what is booked all the same");
+        assert_eq!(receipt.events, []);
+        let reported = receipt.allocations.map(|held| held.len());
+        assert_eq!(reported, Some(1), "the agent still learns its reservations");
         assert_eq!(free(&ledger), [500]);
     }
     assert!(say(&ledger, &report("x", 7, 6, "A")).unwrap().is_taken);
@@ -28,15 +29,15 @@ fn a_repeated_or_late_report_changes_nothing() {
     say(&ledger, &report("x", 7, 6, "A")).unwrap();
     assert_eq!(free(&ledger), [500], "nor is the same one twice");
     let receipt = say(&ledger, &report("x", 7, 7, "A")).unwrap();
-    assert_eq!(receipt.effects, [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(receipt.events, [LedgerEvent::Room(NodeName::new("n"))]);
     assert_eq!(receipt.allocations, Some(Vec::new()));
     assert_eq!(free(&ledger), [1000]);
 }
 
 #[test]
-fn bookings_are_told_when_they_changed_and_to_whoever_does_not_say_what_it_knows() {
+fn reservations_are_sent_on_change_or_when_the_agent_names_no_version() {
     let ledger = ledger("A");
-    let told = |sequence, allocations_version, session: Option<u64>| {
+    let reported = |sequence, allocations_version, session: Option<u64>| {
         let report = match session {
             Some(session) => report("x", session, sequence, "A"),
             None => hello("x", sequence, "A"),
@@ -45,26 +46,26 @@ fn bookings_are_told_when_they_changed_and_to_whoever_does_not_say_what_it_knows
         let receipt = say(&ledger, &report).unwrap();
         (receipt.allocations.map(|held| held.len()), receipt.allocations_version)
     };
-    let (none, first) = told(2, None, Some(7));
+    let (none, first) = reported(2, None, Some(7));
     assert_eq!(none, Some(0));
-    assert_eq!(told(3, Some(first), Some(7)), (None, first));
+    assert_eq!(reported(3, Some(first), Some(7)), (None, first));
     ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));
-    let (one, second) = told(4, Some(first), Some(7));
+    let (one, second) = reported(4, Some(first), Some(7));
     assert_eq!(one, Some(1));
-    assert_eq!(told(5, Some(second), Some(7)).0, None);
-    assert_eq!(told(5, Some(first), Some(7)).0, Some(1), "the reply before was lost");
+    assert_eq!(reported(5, Some(second), Some(7)).0, None);
+    assert_eq!(reported(5, Some(first), Some(7)).0, Some(1), "the reply before was lost");
     ledger.end_pod(&uid("p"), seconds(0));
-    assert_eq!(told(6, Some(second), Some(7)).0, Some(1), "it is draining now");
-    let (_, third) = told(7, None, Some(7));
+    assert_eq!(reported(6, Some(second), Some(7)).0, Some(1), "it is draining now");
+    let (_, third) = reported(7, None, Some(7));
     assert_eq!(
-        told(8, Some(third), None).0,
+        reported(8, Some(third), None).0,
         Some(0),
-        "a hello names a version of nobody knows whom"
+        "a hello names a version of an unknown session"
     );
 }
 
 #[test]
-fn only_the_newest_session_speaks_for_a_node() {
+fn only_the_newest_session_may_report_for_a_node() {
     let ledger = ledger("A");
     let old = |session| Err(ReportRefusal::OldSession { session });
     assert_eq!(say(&ledger, &report("x", 6, 2, "A")), old(6));
@@ -92,65 +93,65 @@ fn a_hello_needs_a_node_and_an_inventory() {
 }
 
 #[test]
-fn a_node_that_only_a_pod_names_takes_nobody() {
+fn a_node_named_only_by_a_pod_gets_no_pod() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "ghost", "G", 500_000), seconds(0));
     ledger.report("ghost", &hello("g", 1, "G"), seconds(0)).unwrap();
-    let question = asks(1000);
-    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Rejection::NodeGone)]);
+    let query = share_query(1000);
+    assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "ghost");
-    assert_eq!(ledger.answers(&question, &["ghost"]), [Err(Rejection::Silent)]);
+    assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::Silent)]);
     ledger.report("ghost", &hello("g", 2, "G"), seconds(0)).unwrap();
-    assert!(ledger.answers(&question, &["ghost"])[0].is_ok());
+    assert!(ledger.answers(&query, &["ghost"])[0].is_ok());
 }
 
 #[test]
 fn a_device_moves_only_from_a_node_that_is_deleted_or_silent() {
     let ledger = ledger("A B");
     see_node(&ledger, "m");
-    let foreign = Err(ReportRefusal::ForeignDevice {
+    let untracked = Err(ReportRefusal::DeviceOfOtherNode {
         device: DeviceId::new("B").unwrap(),
         owner: NodeName::new("n"),
     });
     let moved = hello("m", 1, "C B");
-    assert_eq!(ledger.report("m", &moved, seconds(9)), foreign);
-    assert_eq!(node(&ledger, "m").devices().len(), 0, "nothing of it was taken in");
+    assert_eq!(ledger.report("m", &moved, seconds(9)), untracked);
+    assert_eq!(node(&ledger, "m").devices().len(), 0, "no part of it was applied");
     assert_eq!(ledger.tick(seconds(11)), [LedgerEvent::Silent(NodeName::new("n"))]);
     let receipt = ledger.report("m", &moved, seconds(12)).unwrap();
-    assert_eq!(receipt.effects, [LedgerEvent::Room(NodeName::new("m"))]);
+    assert_eq!(receipt.events, [LedgerEvent::Room(NodeName::new("m"))]);
     assert_eq!(node(&ledger, "m").devices().len(), 2);
     assert_eq!(node(&ledger, "n").devices().len(), 1);
     let back = ledger.report("n", &hello("x", 2, "A B"), seconds(13));
-    assert!(matches!(back, Err(ReportRefusal::ForeignDevice { .. })), "{back:?}");
+    assert!(matches!(back, Err(ReportRefusal::DeviceOfOtherNode { .. })), "{back:?}");
     ledger.lose_node(&NodeName::new("m"));
     ledger.report("n", &hello("x", 2, "A B"), seconds(14)).unwrap();
     assert_eq!(free(&ledger), [1000, 1000]);
 }
 
 #[test]
-fn room_appears_with_health_and_not_with_a_mere_inventory() {
+fn room_appears_with_recovered_health_and_not_with_an_inventory() {
     let ledger = ledger("A");
     let mut sick = report("x", 7, 2, "A");
     for seen in &mut sick.uses {
         seen.health = Health::Unhealthy;
     }
-    assert_eq!(say(&ledger, &sick).unwrap().effects, []);
+    assert_eq!(say(&ledger, &sick).unwrap().events, []);
     let still = NodeReport { sequence: 3, inventory: Some(inventory("A")), ..sick };
-    assert_eq!(say(&ledger, &still).unwrap().effects, []);
+    assert_eq!(say(&ledger, &still).unwrap().events, []);
     let well = report("x", 7, 4, "A");
-    assert_eq!(say(&ledger, &well).unwrap().effects, [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(say(&ledger, &well).unwrap().events, [LedgerEvent::Room(NodeName::new("n"))]);
     let running = NodeReport { uses: uses("A", &["stranger"]), ..report("x", 7, 5, "A") };
-    assert_eq!(say(&ledger, &running).unwrap().effects, []);
+    assert_eq!(say(&ledger, &running).unwrap().events, []);
     let silence = ledger.tick(seconds(60));
     assert_eq!(silence, [LedgerEvent::Silent(NodeName::new("n"))]);
     let spoken = ledger.report("n", &report("x", 7, 6, "A"), seconds(61)).unwrap();
-    assert_eq!(spoken.effects, [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(spoken.events, [LedgerEvent::Room(NodeName::new("n"))]);
 }
 
 #[test]
-fn a_report_without_news_leaves_known_answers_known() {
+fn an_unchanged_report_keeps_cached_answers() {
     let ledger = ledger("A");
-    let version = || ledger.slot(0).version.load(Ordering::Acquire);
+    let version = || ledger.node_entry(0).version.load(Ordering::Acquire);
     let known = version();
     let mut busier = report("x", 7, 2, "A");
     busier.uses[0].busy_percent = Some(90);
@@ -160,18 +161,18 @@ fn a_report_without_news_leaves_known_answers_known() {
     unhealthy.uses[0].health = Health::Unhealthy;
     say(&ledger, &unhealthy).unwrap();
     assert!(version() > known);
-    assert_eq!(ledger.answers(&asks(500_000), &["n"]), [Err(Rejection::Unhealthy)]);
+    assert_eq!(ledger.answers(&share_query(500_000), &["n"]), [Err(Rejection::Unhealthy)]);
     say(&ledger, &report("x", 7, 4, "A")).unwrap();
-    assert!(ledger.answers(&asks(500_000), &["n"])[0].is_ok(), "and it is back");
+    assert!(ledger.answers(&share_query(500_000), &["n"])[0].is_ok(), "and it is back");
     let known = version();
-    let mut foreign = report("x", 7, 5, "A");
-    foreign.uses[0].used = Some(MemMib::new(900));
-    say(&ledger, &foreign).unwrap();
-    assert!(version() > known, "memory that nobody booked is no longer free");
+    let mut untracked = report("x", 7, 5, "A");
+    untracked.uses[0].used = Some(MemMib::new(900));
+    say(&ledger, &untracked).unwrap();
+    assert!(version() > known, "untracked memory is no longer free");
 }
 
 #[test]
-fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
+fn an_impossible_instance_is_reported_and_gets_no_pod() {
     use crate::hardware::device::{Device, DeviceIndex, DeviceKind, MigProfile, ModelName};
     let ledger = ledger("A");
     let device = |id: &str, mib, kind| Device {
@@ -194,10 +195,10 @@ fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
     ];
     let inventory = NodeInventory::new(devices).unwrap();
     let said = NodeReport { inventory: Some(inventory), ..hello("y", 1, "B") };
-    let effects = say(&ledger, &said).unwrap().effects;
-    let told: Vec<_> = effects
+    let events = say(&ledger, &said).unwrap().events;
+    let reported: Vec<_> = events
         .iter()
-        .filter_map(|effect| match effect {
+        .filter_map(|event| match event {
             LedgerEvent::Impossible { device, fault, .. } => {
                 Some((device.as_str(), fault.to_string()))
             }
@@ -205,12 +206,12 @@ fn an_instance_that_cannot_be_is_told_of_and_takes_nobody() {
         })
         .collect();
     let fault = "a GPU of model `NVIDIA A30` has no MIG profile `3g.18gb`".to_owned();
-    assert_eq!(told, [("M-bad", fault)]);
+    assert_eq!(reported, [("M-bad", fault)]);
     for (profile, rejection) in [("1g.6gb", None), ("3g.18gb", Some(Rejection::Unhealthy))] {
-        let mut question = asks(1);
-        question.gpu = Some(crate::model::request::GpuRequest::one(
+        let mut query = share_query(1);
+        query.gpu = Some(crate::model::request::GpuRequest::one(
             crate::model::request::Amount::MigInstance(MigProfile::new(profile)),
         ));
-        assert_eq!(ledger.answers(&question, &["n"])[0].err(), rejection, "{profile}");
+        assert_eq!(ledger.answers(&query, &["n"])[0].err(), rejection, "{profile}");
     }
 }

@@ -5,7 +5,7 @@ use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{
-    asks, bound, free, hello, ledger, node, pod, report, say, seconds, see_node, uid,
+    bound, free, hello, ledger, node, pod, report, say, seconds, see_node, share_query, uid,
 };
 use crate::ledger::query::reading::Readiness;
 use crate::model::rejection::Rejection;
@@ -17,33 +17,33 @@ fn room() -> LedgerEvent {
 }
 
 fn reserve(ledger: &Ledger, name: &str, share: u64) -> Result<Placement, ReserveError> {
-    ledger.reserve(&pod(name), "n", &asks(share), seconds(0))
+    ledger.reserve(&pod(name), "n", &share_query(share), seconds(0))
 }
 
 /// How many nodes, and how many failure domains, are kept.
 fn kept_nodes(ledger: &Ledger) -> (usize, usize) {
-    (ledger.slots().count(), ledger.domains.lock().len())
+    (ledger.node_table().count(), ledger.domains.lock().len())
 }
 
 #[test]
-fn a_repeated_bind_gives_the_same_place_and_another_node_is_refused() {
+fn a_repeated_bind_returns_the_same_placement_and_rejects_other_nodes() {
     let ledger = ledger("A B");
     see_node(&ledger, "m");
     ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
     let first = reserve(&ledger, "p", 500_000).unwrap();
     assert_eq!(reserve(&ledger, "p", 500_000), Ok(first.clone()));
-    let elsewhere = ledger.reserve(&pod("p"), "m", &asks(500_000), seconds(0));
+    let elsewhere = ledger.reserve(&pod("p"), "m", &share_query(500_000), seconds(0));
     assert_eq!(elsewhere, Err(ReserveError::HeldElsewhere { node: NodeName::new("n") }));
     ledger.confirm(&uid("p"));
     assert_eq!(reserve(&ledger, "p", 500_000), Ok(first));
     assert_eq!(ledger.forget(&uid("p")), [], "a bound pod is not forgotten");
     assert_eq!(free(&ledger), [500, 1000]);
-    let unknown = ledger.reserve(&pod("q"), "nowhere", &asks(1), seconds(0));
+    let unknown = ledger.reserve(&pod("q"), "nowhere", &share_query(1), seconds(0));
     assert_eq!(unknown, Err(ReserveError::Rejection(Rejection::UnknownNode)));
 }
 
 #[test]
-fn a_refused_binding_gives_its_room_back_and_the_pod_may_try_elsewhere() {
+fn a_rejected_binding_frees_its_room_and_the_pod_can_try_again() {
     let ledger = ledger("A");
     reserve(&ledger, "p", 500_000).unwrap();
     assert_eq!(ledger.forget(&uid("p")), [room()]);
@@ -53,7 +53,7 @@ fn a_refused_binding_gives_its_room_back_and_the_pod_may_try_elsewhere() {
 }
 
 #[test]
-fn time_alone_never_frees_a_binding_that_is_undecided() {
+fn time_alone_never_frees_an_undecided_binding() {
     let ledger = ledger("A");
     reserve(&ledger, "p", 500_000).unwrap();
     ledger.tick(seconds(1_000_000));
@@ -64,7 +64,7 @@ fn time_alone_never_frees_a_binding_that_is_undecided() {
 }
 
 #[test]
-fn a_pod_is_booked_where_it_is_bound_with_what_is_written() {
+fn a_pod_is_allocated_where_it_is_bound_with_its_written_placement() {
     let ledger = ledger("A B");
     see_node(&ledger, "m");
     ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
@@ -80,7 +80,7 @@ fn a_pod_is_booked_where_it_is_bound_with_what_is_written() {
 }
 
 #[test]
-fn a_pod_without_a_placement_is_told_of_and_its_reservation_ends() {
+fn a_pod_without_placement_is_reported_and_its_reservation_ends() {
     let ledger = ledger("A");
     reserve(&ledger, "p", 500_000).unwrap();
     let fact = PodFact { placement: None, ..bound("p", "n", "A", 0) };
@@ -95,7 +95,7 @@ fn a_pod_without_a_placement_is_told_of_and_its_reservation_ends() {
 }
 
 #[test]
-fn keys_taken_away_from_a_bound_pod_free_nothing() {
+fn keys_removed_from_a_bound_pod_free_nothing() {
     let ledger = ledger("A");
     let fact = bound("p", "n", "A", 400_000);
     ledger.see_pod(&fact, seconds(0));
@@ -109,7 +109,7 @@ fn edited(node: &str) -> LedgerEvent {
 }
 
 #[test]
-fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
+fn an_edited_placement_is_reported_and_changes_no_reservation() {
     let ledger = ledger("A B");
     see_node(&ledger, "m");
     ledger.report("m", &hello("m", 1, "M"), seconds(0)).unwrap();
@@ -120,10 +120,10 @@ fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
     let edits = [bound("p", "n", "A", 1), bound("p", "n", "B", 900_000), bound("p", "m", "M", 1)];
     for state in ["confirmed", "draining"] {
         for edit in &edits {
-            let told = ledger.see_pod(edit, seconds(1));
+            let reported = ledger.see_pod(edit, seconds(1));
             let node = edit.node.as_ref().unwrap().as_str();
             // Nothing is reported of a pod that has ended.
-            assert_eq!(told, if state == "confirmed" { vec![edited(node)] } else { vec![] });
+            assert_eq!(reported, if state == "confirmed" { vec![edited(node)] } else { vec![] });
             assert_eq!((free(&ledger), state), (vec![100, 1000], state));
         }
         assert_eq!(ledger.see_pod(&ours, seconds(2)), [], "as it was written");
@@ -134,7 +134,7 @@ fn an_edited_placement_is_told_and_changes_nothing_of_what_a_pod_holds() {
 }
 
 #[test]
-fn the_first_placement_seen_counts_and_may_then_change_only_beside_its_devices() {
+fn the_first_placement_seen_counts_and_its_devices_may_not_change() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
     assert_eq!(ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(1)), [edited("n")]);
@@ -146,7 +146,7 @@ fn the_first_placement_seen_counts_and_may_then_change_only_beside_its_devices()
 }
 
 #[test]
-fn what_a_pod_asked_for_when_it_was_bound_counts_whatever_it_asks_for_later() {
+fn the_request_at_bind_time_counts_despite_later_edits() {
     let ours = bound("p", "n", "A", 10_000);
     let mut later = ours.request.as_deref().unwrap().clone();
     (later.isolation, later.limit) = (Isolation::Memory, Some(Limit::Fraction(Share::WHOLE)));
@@ -173,7 +173,7 @@ fn what_a_pod_asked_for_when_it_was_bound_counts_whatever_it_asks_for_later() {
 }
 
 #[test]
-fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
+fn after_a_start_a_pod_placed_without_isolation_requires_none() {
     let mut fact = bound("p", "n", "A", 10_000);
     let mut later = fact.request.as_deref().unwrap().clone();
     later.isolation = Isolation::Memory;
@@ -186,7 +186,7 @@ fn after_a_start_a_pod_that_was_placed_without_protection_needs_none() {
 
 #[test]
 fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
-    let asked = || asks(900_000).gpu.map(Arc::new);
+    let asked = || share_query(900_000).gpu.map(Arc::new);
     let ledger = ledger("A B");
     reserve(&ledger, "p", 900_000).unwrap();
     let mut edit = PodFact { request: asked(), ..bound("p", "n", "A", 1) };
@@ -212,10 +212,10 @@ fn a_placement_edited_before_it_is_read_for_the_first_time_changes_nothing() {
 }
 
 #[test]
-fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
+fn a_pod_without_gpu_gets_no_report_when_too_many_nodes_are_named() {
     let ledger = ledger("A");
     for at in 0..MAX_NAMED_NODES {
-        ledger.slot_of(&NodeName::new(format!("m-{at}").as_str()));
+        ledger.position_or_insert(&NodeName::new(format!("m-{at}").as_str()));
     }
     let unplaced = LedgerEvent::Unplaced { pod: pod("p"), node: NodeName::new("one-more") };
     let fact = PodFact { placement: None, ..bound("p", "one-more", "X", 1) };
@@ -225,7 +225,7 @@ fn a_pod_without_a_gpu_is_not_told_of_where_too_many_nodes_are_named() {
 }
 
 #[test]
-fn an_ended_pod_is_not_booked_again_by_late_events() {
+fn late_events_do_not_allocate_an_ended_pod_again() {
     let ledger = ledger("A");
     let fact = bound("p", "n", "A", 400_000);
     ledger.see_pod(&fact, seconds(0));
@@ -234,7 +234,7 @@ fn an_ended_pod_is_not_booked_again_by_late_events() {
     ledger.see_pod(&fact, seconds(1));
     assert_eq!(reserve(&ledger, "p", 1000), Err(ReserveError::Ended));
     let silent = LedgerEvent::Silent(NodeName::new("n"));
-    assert_eq!(ledger.tick(seconds(30)), [silent], "no room on a node that is silent");
+    assert_eq!(ledger.tick(seconds(30)), [silent], "no room on a silent node");
     assert!(ledger.reservation(&uid("p")).is_none());
     ledger.see_pod(&fact, seconds(31));
     assert!(ledger.reservation(&uid("p")).is_none());
@@ -262,11 +262,11 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 400_000), seconds(0));
     ledger.lose_node(&NodeName::new("n"));
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NodeGone)]);
+    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NodeGone)]);
     assert!(say(&ledger, &report("x", 7, 2, "A")).is_ok());
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NodeGone)]);
+    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::Silent)]);
+    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::Silent)]);
     say(&ledger, &report("x", 7, 3, "A")).unwrap();
     assert_eq!(free(&ledger), [600]);
     ledger.lose_node(&NodeName::new("n"));
@@ -274,24 +274,26 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     ledger.tick(seconds(30));
     assert_eq!(ledger.nodes().len(), 0);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&asks(1000), &["n"]), [Err(Rejection::NeverReported)]);
+    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NeverReported)]);
 }
 
 #[test]
-fn overbooking_by_facts_is_told_and_stops_nothing_else() {
+fn overallocation_by_facts_is_reported_and_affects_nothing_else() {
     let ledger = ledger("A B");
     ledger.see_pod(&bound("p", "n", "A", 700_000), seconds(0));
-    let overbooked =
-        LedgerEvent::Overbooked { node: NodeName::new("n"), device: DeviceId::new("A").unwrap() };
-    assert_eq!(ledger.see_pod(&bound("q", "n", "A", 400_000), seconds(0)), [overbooked]);
+    let overallocated = LedgerEvent::Overallocated {
+        node: NodeName::new("n"),
+        device: DeviceId::new("A").unwrap(),
+    };
+    assert_eq!(ledger.see_pod(&bound("q", "n", "A", 400_000), seconds(0)), [overallocated]);
     assert_eq!(free(&ledger), [0, 1000]);
     assert_eq!(reserve(&ledger, "r", 1_000_000).unwrap().devices[0].id.as_str(), "B");
-    assert_eq!(ledger.packing().overbooked, 1);
+    assert_eq!(ledger.packing().overallocated, 1);
     assert_eq!(ledger.audit(), Ok(()));
 }
 
 #[test]
-fn questions_wait_for_the_lists_and_then_for_nodes_that_hold_pods() {
+fn calls_wait_for_the_lists_and_then_for_nodes_with_pods() {
     let ledger = Ledger::new(crate::ledger::fixture::settings());
     assert_eq!(ledger.readiness(seconds(0)), Readiness::NotListed);
     see_node(&ledger, "n");
@@ -315,9 +317,9 @@ fn arrive(ledger: &Ledger, name: &str) {
 }
 
 #[test]
-fn names_of_nodes_that_come_and_go_leave_few_slots() {
+fn names_of_short_lived_nodes_leave_few_entries() {
     let ledger = ledger("A");
-    let question = asks(500_000);
+    let query = share_query(500_000);
     for round in 0..10_000_u64 {
         let name = format!("node-{round}");
         arrive(&ledger, &name);
@@ -330,9 +332,9 @@ fn names_of_nodes_that_come_and_go_leave_few_slots() {
         }
         if round.is_multiple_of(97) {
             let names = ["n", name.as_str(), "node-1"];
-            let fresh = names.map(|name| ledger.fresh_answer(&question, name));
-            assert_eq!(ledger.answers(&question, &names), fresh, "{round}");
-            let best = ledger.best(&question).map(|(_, rank)| rank);
+            let fresh = names.map(|name| ledger.fresh_answer(&query, name));
+            assert_eq!(ledger.answers(&query, &names), fresh, "{round}");
+            let best = ledger.best(&query).map(|(_, rank)| rank);
             assert_eq!(best, fresh.into_iter().filter_map(Result::ok).min(), "{round}");
         }
         ledger.lose_node(&NodeName::new(name.as_str()));
@@ -348,7 +350,7 @@ fn names_of_nodes_that_come_and_go_leave_few_slots() {
     let (nodes, domains) = kept_nodes(&ledger);
     assert!(nodes <= KEPT_GONE + 1, "{nodes} nodes");
     assert!(domains <= KEPT_GONE + 1, "{domains} domains");
-    let positions = ledger.slots().len();
+    let positions = ledger.node_table().len();
     assert!(positions <= 2 * KEPT_GONE, "{positions} positions");
     assert_eq!(ledger.owners.len(), 1, "of the node that stays");
     assert_eq!(ledger.nodes().len(), 1);
@@ -356,7 +358,7 @@ fn names_of_nodes_that_come_and_go_leave_few_slots() {
 }
 
 #[test]
-fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
+fn many_deleted_nodes_leave_few_entries_and_return_as_new_ones() {
     let ledger = ledger("A");
     let names: Vec<String> = (0..500).map(|at| format!("node-{at}")).collect();
     for _ in 0..3 {
@@ -367,13 +369,13 @@ fn many_nodes_that_go_at_once_leave_few_slots_and_return_as_new_ones() {
         ledger.tick(seconds(0));
         assert_eq!(kept_nodes(&ledger), (2, 1), "one holds a pod");
         assert_eq!(ledger.reservation(&uid("p")).unwrap().placement.node.as_str(), "node-7");
-        assert_eq!(ledger.answers(&asks(1), &["node-8"]), [Err(Rejection::UnknownNode)]);
+        assert_eq!(ledger.answers(&share_query(1), &["node-8"]), [Err(Rejection::UnknownNode)]);
     }
-    assert_eq!(ledger.slots().len(), 501);
+    assert_eq!(ledger.node_table().len(), 501);
 }
 
 #[test]
-fn figures_of_a_node_are_not_those_of_the_one_that_had_its_position() {
+fn a_node_in_a_reused_position_has_its_own_figures() {
     let ledger = ledger("A");
     for (name, devices, count) in [("a", "X", 2), ("b", "Y Z", 3)] {
         see_node(&ledger, name);
@@ -382,11 +384,11 @@ fn figures_of_a_node_are_not_those_of_the_one_that_had_its_position() {
         ledger.lose_node(&NodeName::new(name));
         ledger.forget_gone_nodes();
     }
-    assert_eq!(ledger.slots().len(), 2);
+    assert_eq!(ledger.node_table().len(), 2);
 }
 
 #[test]
-fn pods_that_name_nodes_that_there_are_not_make_a_bounded_number_of_them() {
+fn pods_that_name_missing_nodes_create_few_entries() {
     let ledger = ledger("A");
     for at in 0..MAX_NAMED_NODES + 5 {
         let name = format!("x-{at:05}");
@@ -396,11 +398,11 @@ fn pods_that_name_nodes_that_there_are_not_make_a_bounded_number_of_them() {
     let unplaced = LedgerEvent::Unplaced { pod: pod("p"), node: NodeName::new("z") };
     assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [unplaced]);
     see_node(&ledger, "z");
-    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [], "one that there is");
+    assert_eq!(ledger.see_pod(&bound("p", "z", "Z", 1), seconds(0)), [], "an existing node");
 }
 
 #[test]
-fn the_pods_that_ended_last_are_remembered_and_one_that_drains_for_longer_keeps_its_devices() {
+fn recently_ended_pods_and_longer_draining_ones_are_remembered() {
     const MOST: usize = 20_000;
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 900_000), seconds(0));
@@ -412,13 +414,13 @@ fn the_pods_that_ended_last_are_remembered_and_one_that_drains_for_longer_keeps_
     assert_eq!(ledger.see_pod(&bound("p", "n", "A", 1), seconds(1)), [edited("n")]);
     assert_eq!(free(&ledger), [100]);
     let state = ledger.reservation(&uid("p")).unwrap().state;
-    assert!(matches!(state, ReservationState::Draining { .. }), "it goes on to end: {state:?}");
+    assert!(matches!(state, ReservationState::Draining { .. }), "it still ends: {state:?}");
 }
 
 #[test]
-fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
+fn a_reused_node_position_carries_over_no_state() {
     let ledger = ledger("A");
-    let (rounds, question) = (300, asks(400_000));
+    let (rounds, query) = (300, share_query(400_000));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..rounds {
@@ -429,7 +431,7 @@ fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
             }
         });
         for thread in 0..2 {
-            let (ledger, question) = (&ledger, &question);
+            let (ledger, query) = (&ledger, &query);
             scope.spawn(move || {
                 for round in 0..rounds {
                     let (pod_uid, name) =
@@ -438,9 +440,9 @@ fn a_node_that_passes_its_position_on_takes_nothing_of_others_with_it() {
                     if thread == 0 {
                         ledger.see_pod(&bound(&pod_uid, &name, &device, 100_000), seconds(0));
                     } else {
-                        drop(ledger.reserve(&pod(&pod_uid), &name, question, seconds(0)));
+                        drop(ledger.reserve(&pod(&pod_uid), &name, query, seconds(0)));
                     }
-                    ledger.hold(&uid(&format!("c{pod_uid}")), &name, question, seconds(0));
+                    ledger.hold(&uid(&format!("c{pod_uid}")), &name, query, seconds(0));
                     if let Some(held) = ledger.reservation(&uid(&pod_uid)) {
                         assert_eq!(held.placement.node.as_str(), name);
                     }

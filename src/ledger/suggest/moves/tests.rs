@@ -1,7 +1,7 @@
 //! Which moves make room, and that the room is there once they are made.
 
 use super::*;
-use crate::ledger::fixture::{asks, bound, hello, ledger, node, seconds, see_node};
+use crate::ledger::fixture::{bound, hello, ledger, node, seconds, see_node, share_query};
 use crate::model::request::{Amount, GpuRequest};
 
 /// A ledger of node `n` with the GPUs of `names` and node `m` with one GPU `M`, and pods on them,
@@ -19,18 +19,18 @@ fn cluster(names: &str, pods: &[(&str, u64)]) -> Ledger {
 }
 
 fn whole() -> PlacementRequest {
-    PlacementRequest { gpu: Some(GpuRequest::one(Amount::Whole)), ..asks(0) }
+    PlacementRequest { gpu: Some(GpuRequest::one(Amount::Whole)), ..share_query(0) }
 }
 
 /// The moves as `pod>GPU`.
-fn told(moves: &[Move]) -> Vec<String> {
+fn reported(moves: &[Move]) -> Vec<String> {
     let to = |one: &Move| one.to.devices[0].id.to_string();
     moves.iter().map(|one| format!("{}>{}", one.pod.name, to(one))).collect()
 }
 
 /// Makes the moves, and checks that the pod fits then.
-fn carry_out(ledger: &Ledger, question: &PlacementRequest, way: &Relocation) {
-    assert!(ledger.best(question).is_none(), "moves are for pods that fit nowhere");
+fn carry_out(ledger: &Ledger, query: &PlacementRequest, way: &Relocation) {
+    assert!(ledger.best(query).is_none(), "moves are for pods that fit nowhere");
     for one in &way.moves {
         let held = ledger.reservation(&one.pod.uid).unwrap();
         assert_eq!(held.placement, one.from);
@@ -41,16 +41,17 @@ fn carry_out(ledger: &Ledger, question: &PlacementRequest, way: &Relocation) {
         assert_eq!(ledger.see_pod(&fact, seconds(1)), [], "a newer write of our own");
     }
     for name in ["n", "m"] {
-        let overbooked = node(ledger, name).devices().iter().any(|device| device.is_overbooked());
-        assert!(!overbooked, "{name}");
+        let overallocated =
+            node(ledger, name).devices().iter().any(|device| device.is_overallocated());
+        assert!(!overallocated, "{name}");
     }
     let node = way.placement.node.as_str();
-    ledger.reserve(&crate::ledger::fixture::pod("waiting"), node, question, seconds(1)).unwrap();
+    ledger.reserve(&crate::ledger::fixture::pod("waiting"), node, query, seconds(1)).unwrap();
     ledger.audit().unwrap();
 }
 
 #[test]
-fn the_fewest_and_then_the_smallest_pods_move() {
+fn moves_take_the_fewest_and_then_the_smallest_pods() {
     for (names, pods, most, expected) in [
         // the smaller neighbor of two halves
         ("A B", vec![("a@A", 500_000), ("b@B", 400_000), ("c@M", 1_000_000)], 1, vec!["b>A"]),
@@ -79,10 +80,10 @@ fn the_fewest_and_then_the_smallest_pods_move() {
     ] {
         let ledger = cluster(names, &pods);
         let way = ledger.moves(&whole(), most).unwrap_or_else(|| panic!("no way for {pods:?}"));
-        let told = told(&way.moves);
-        assert_eq!(told.len(), expected.len(), "{pods:?}: {told:?}");
+        let reported = reported(&way.moves);
+        assert_eq!(reported.len(), expected.len(), "{pods:?}: {reported:?}");
         if expected.len() == 1 {
-            assert_eq!(told, expected, "{pods:?}");
+            assert_eq!(reported, expected, "{pods:?}");
         }
         carry_out(&ledger, &whole(), &way);
     }
@@ -102,15 +103,18 @@ fn nothing_is_proposed_where_nothing_helps() {
     let unknown = bound("b", "n", "B", 500_000);
     ledger.see_pod(&crate::ledger::change::facts::PodFact { request: None, ..unknown }, seconds(0));
     let way = ledger.moves(&whole(), 3).unwrap();
-    assert_eq!(told(&way.moves), ["a>B"]);
+    assert_eq!(reported(&way.moves), ["a>B"]);
 }
 
 #[test]
-fn a_gpu_is_emptied_onto_gpus_that_are_in_use() {
+fn a_gpu_is_emptied_by_moves_to_gpus_in_use() {
     let ledger = cluster("A B C", &[("a@A", 300_000), ("b@B", 500_000), ("c@M", 900_000)]);
     let found = ledger.emptyings(2, 5);
     assert_eq!(found.len(), 1, "{found:?}");
-    assert_eq!((found[0].device.as_str(), told(&found[0].moves)), ("A", vec!["a>B".to_owned()]));
+    assert_eq!(
+        (found[0].device.as_str(), reported(&found[0].moves)),
+        ("A", vec!["a>B".to_owned()])
+    );
     // an empty GPU is not used for it
     let ledger = cluster("A B C", &[("a@A", 600_000), ("b@B", 600_000), ("c@M", 900_000)]);
     assert_eq!(ledger.emptyings(2, 5), []);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ledger::fixture::{asks, ledger, pod, seconds, see_node, uid};
+use crate::ledger::fixture::{ledger, pod, seconds, see_node, share_query, uid};
 use crate::ledger::nodes::state::Ledger;
 
 fn named(name: &str) -> WaitingPod {
@@ -7,33 +7,33 @@ fn named(name: &str) -> WaitingPod {
         pod: pod(name),
         namespace: "team".to_owned(),
         name: name.to_owned(),
-        question: asks(500_000),
+        query: share_query(500_000),
         priority: 0,
         created_unix_seconds: 0,
     }
 }
 
 /// The watch shows a pod, and *filter* is called for it.
-fn ask(waiting: &WaitingPods, name: &str) {
+fn begin_call(waiting: &WaitingPods, name: &str) {
     waiting.see(named(name), seconds(0));
-    waiting.ask(named(name), seconds(0));
+    waiting.begin_call(named(name), seconds(0));
 }
 
 fn refuse(waiting: &WaitingPods, ledger: &Ledger, name: &str, nodes: &[String]) {
-    ask(waiting, name);
-    let asked = ledger.asked_nodes(nodes.iter());
-    waiting.refuse(&uid(name), BTreeMap::new(), Some(asked));
+    begin_call(waiting, name);
+    let named = ledger.named_nodes(nodes.iter());
+    waiting.refuse(&uid(name), BTreeMap::new(), Some(named));
 }
 
 #[test]
-fn pods_that_were_asked_about_the_same_nodes_share_one_set() {
+fn pods_with_equal_node_lists_share_one_set() {
     let (ledger, waiting) = (ledger("A"), WaitingPods::default());
     let names: Vec<String> = (0..10).map(|at| format!("m-{at}")).collect();
     names.iter().for_each(|name| see_node(&ledger, name));
     for pod in 0..1_000 {
         refuse(&waiting, &ledger, &format!("{pod}"), &names[pod % 2..]);
     }
-    assert_eq!(waiting.pods().asked.len(), 2);
+    assert_eq!(waiting.pods().named.len(), 2);
     // Of sets that no pod has any more only few are left.
     for at in 0..1_000 {
         let some: Vec<String> = names
@@ -44,11 +44,11 @@ fn pods_that_were_asked_about_the_same_nodes_share_one_set() {
             .collect();
         refuse(&waiting, &ledger, "one", &some);
     }
-    assert!(waiting.pods().asked.len() <= FEW_SETS, "{}", waiting.pods().asked.len());
+    assert!(waiting.pods().named.len() <= FEW_SETS, "{}", waiting.pods().named.len());
 }
 
 #[test]
-fn changes_are_told_once_in_parts_and_all_pods_where_too_many_are_lost() {
+fn changes_are_sent_once_in_parts_or_as_all_pods_after_loss() {
     let (ledger, waiting) = (ledger("A"), WaitingPods::default());
     ["a", "b", "c"].iter().for_each(|name| refuse(&waiting, &ledger, name, &["n".to_owned()]));
     waiting.remove(&uid("c"));
@@ -64,11 +64,11 @@ fn changes_are_told_once_in_parts_and_all_pods_where_too_many_are_lost() {
 }
 
 #[test]
-fn changes_that_nobody_follows_take_bounded_memory() {
+fn changes_without_a_subscriber_use_bounded_memory() {
     let waiting = WaitingPods::default();
     for round in 0..MAX_WAITING + 10 {
         let name = format!("{round}");
-        ask(&waiting, &name);
+        begin_call(&waiting, &name);
         waiting.remove(&uid(&name));
     }
     assert!(waiting.pods().changed.len() <= MAX_WAITING);
@@ -77,13 +77,13 @@ fn changes_that_nobody_follows_take_bounded_memory() {
 }
 
 #[test]
-fn made_up_pods_push_out_each_other_and_are_never_requeued() {
+fn forged_pods_displace_each_other_and_are_never_requeued() {
     let (ledger, waiting) = (ledger("A"), WaitingPods::default());
     refuse(&waiting, &ledger, "real", &["n".to_owned()]);
     waiting.changes(9);
     for number in 0..2 * MAX_UNSEEN {
         let made_up = WaitingPod { priority: i32::MAX, ..named(&format!("made-up-{number}")) };
-        waiting.ask(made_up, seconds(1));
+        waiting.begin_call(made_up, seconds(1));
     }
     assert_eq!((waiting.count(), waiting.all().len()), (MAX_UNSEEN + 1, 1));
     assert_eq!(waiting.refused_count(), 1);
@@ -94,38 +94,38 @@ fn made_up_pods_push_out_each_other_and_are_never_requeued() {
 }
 
 #[test]
-fn a_pod_that_the_watch_shows_takes_the_place_of_one_that_it_does_not() {
+fn a_watched_pod_replaces_an_unconfirmed_one() {
     let waiting = WaitingPods::default();
-    waiting.ask(named("made-up"), seconds(0));
+    waiting.begin_call(named("made-up"), seconds(0));
     (0..MAX_WAITING).for_each(|at| _ = waiting.see(named(&format!("{at}")), seconds(1)));
     assert_eq!((waiting.count(), waiting.all().len()), (MAX_WAITING, MAX_WAITING));
-    waiting.ask(named("late"), seconds(2));
-    assert!(!waiting.has(&uid("late")), "no pod that there is makes way");
+    waiting.begin_call(named("late"), seconds(2));
+    assert!(!waiting.has(&uid("late")), "no existing pod is displaced");
 }
 
 #[test]
-fn a_pod_that_was_refused_before_the_watch_showed_it_can_be_requeued() {
+fn a_pod_rejected_before_the_watch_showed_it_can_be_requeued() {
     let (ledger, waiting) = (ledger("A"), WaitingPods::default());
     let refused = || {
-        waiting.ask(named("a"), seconds(0));
-        let asked = ledger.asked_nodes(["n".to_owned()].iter());
-        waiting.refuse(&uid("a"), BTreeMap::new(), Some(asked));
+        waiting.begin_call(named("a"), seconds(0));
+        let named = ledger.named_nodes(["n".to_owned()].iter());
+        waiting.refuse(&uid("a"), BTreeMap::new(), Some(named));
     };
     refused();
     assert_eq!(waiting.changes(9), Some((vec![], true)));
-    assert!(waiting.see(named("a"), seconds(0)), "it was asked about");
+    assert!(waiting.see(named("a"), seconds(0)), "it had a call");
     let (changed, _) = waiting.changes(9).unwrap();
-    assert!(matches!(&changed[..], [(_, Some(candidate))] if candidate.asked.is_some()));
+    assert!(matches!(&changed[..], [(_, Some(candidate))] if candidate.named.is_some()));
     assert!(!waiting.see(named("a"), seconds(0)), "once");
     // That request was another one: the pod's own call is still to come.
     waiting.remove(&uid("a"));
     refused();
-    assert!(!waiting.see(WaitingPod { question: asks(1), ..named("a") }, seconds(0)));
+    assert!(!waiting.see(WaitingPod { query: share_query(1), ..named("a") }, seconds(0)));
     assert!(matches!(&waiting.changes(9).unwrap().0[..], [(_, None)]));
 }
 
 #[test]
-fn room_is_held_a_few_times_for_a_pod_that_nobody_binds() {
+fn room_is_held_a_few_times_for_a_pod_that_is_never_bound() {
     let waiting = WaitingPods::default();
     waiting.see(named("a"), seconds(0));
     for time in 0..6 {
@@ -141,10 +141,10 @@ fn room_is_held_a_few_times_for_a_pod_that_nobody_binds() {
 fn no_caller_changes_what_the_watch_shows() {
     let waiting = WaitingPods::default();
     waiting.see(named("a"), seconds(0));
-    waiting.ask(WaitingPod { question: asks(1), ..named("a") }, seconds(1));
+    waiting.begin_call(WaitingPod { query: share_query(1), ..named("a") }, seconds(1));
     let state = waiting.pod(&uid("a")).unwrap();
     assert_eq!((&state.waiting, &state.refused), (&named("a"), &None));
-    waiting.ask(WaitingPod { priority: i32::MAX, ..named("a") }, seconds(1));
+    waiting.begin_call(WaitingPod { priority: i32::MAX, ..named("a") }, seconds(1));
     let state = waiting.pod(&uid("a")).unwrap();
     assert_eq!((state.waiting.priority, state.refused.is_some()), (0, true));
 }

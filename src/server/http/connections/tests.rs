@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::server::http::bell::MOST_TURNS;
+use crate::server::http::bell::MOST_PERMITS;
 use crate::server::http::exchange::STAYS_FOR;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ async fn rest(client: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn between_requests_nothing_but_the_socket_is_kept() {
+async fn an_idle_connection_keeps_only_its_socket() {
     let (mut client, mut server) = pair().await;
     let (_stop, stopped) = watch::channel(false);
     for (request, answer) in [
@@ -111,12 +111,12 @@ async fn between_requests_nothing_but_the_socket_is_kept() {
     client.write_all(b"GET /hello HTTP/1.0\r\n\r\n").await.unwrap();
     server.readable().await.unwrap();
     let talk = timeout(SOON, talk(server, routes(), stopped));
-    assert!(talk.await.unwrap().is_none(), "who asks for one answer gets one");
+    assert!(talk.await.unwrap().is_none(), "who requests one answer gets one");
     assert!(rest(&mut client).await.ends_with("hello"));
 }
 
 #[tokio::test]
-async fn whoever_sends_long_requests_keeps_what_was_learnt_for_some_more() {
+async fn long_requests_keep_learned_values_a_little_longer() {
     let (mut client, server) = pair().await;
     let (_stop, stopped) = watch::channel(false);
     let talk = tokio::spawn(talk(server, routes(), stopped));
@@ -139,7 +139,7 @@ async fn whoever_sends_long_requests_keeps_what_was_learnt_for_some_more() {
 }
 
 #[tokio::test]
-async fn a_request_may_come_in_pieces_and_two_at_once() {
+async fn requests_may_arrive_in_pieces_or_pipelined() {
     let (mut client, stop, task) = attended().await;
     for piece in ["GET /hel", "lo HTTP/1.1\r\nho", "st: a\r\n\r", "\n"] {
         client.write_all(piece.as_bytes()).await.unwrap();
@@ -158,7 +158,7 @@ async fn a_request_may_come_in_pieces_and_two_at_once() {
 }
 
 #[tokio::test]
-async fn many_requests_may_come_at_once() {
+async fn many_requests_may_come_concurrently() {
     let (mut client, stop, task) = attended().await;
     let count = 100;
     let all = "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count - 1);
@@ -170,7 +170,7 @@ async fn many_requests_may_come_at_once() {
 }
 
 #[tokio::test]
-async fn what_was_asked_before_the_end_is_answered() {
+async fn requests_before_shutdown_are_answered() {
     let (mut client, server) = pair().await;
     client.write_all(b"GET /hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     server.readable().await.unwrap();
@@ -180,7 +180,7 @@ async fn what_was_asked_before_the_end_is_answered() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_end_as_well() {
+async fn answers_without_a_body_are_terminated() {
     let (mut client, mut server) = pair().await;
     let (_stop, stopped) = watch::channel(false);
     for (request, answer) in [
@@ -196,7 +196,7 @@ async fn answers_without_a_body_end_as_well() {
 }
 
 #[tokio::test]
-async fn a_body_comes_when_it_is_asked_for() {
+async fn body_is_read_on_demand() {
     let (mut client, stop, task) = attended().await;
     let head =
         "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\n";
@@ -212,7 +212,7 @@ async fn a_body_comes_when_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
+async fn an_unread_body_is_never_parsed_as_a_request() {
     let smuggled = "GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n";
     let head =
         format!("POST /deaf HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", smuggled.len());
@@ -232,7 +232,7 @@ async fn a_body_that_nobody_reads_is_never_taken_for_a_request() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_read_slowly_arrives_whole() {
+async fn a_slow_reader_gets_the_whole_answer() {
     let (mut client, stop, task) = attended().await;
     for _ in 0..2 {
         client.write_all(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
@@ -249,7 +249,7 @@ async fn an_answer_that_is_read_slowly_arrives_whole() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_told_so_and_ends() {
+async fn an_invalid_http_request_gets_an_error_and_is_closed() {
     for nonsense in ["\u{16}\u{3}\u{1}\r\n\r\n", "GET\r\n\r\n", "POST / HTTP/9.9\r\n\r\n"] {
         let (mut client, _stop, task) = attended().await;
         client.write_all(nonsense.as_bytes()).await.unwrap();
@@ -259,7 +259,7 @@ async fn what_is_no_request_is_told_so_and_ends() {
 }
 
 #[tokio::test]
-async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
+async fn shutdown_waits_for_answers_and_not_for_idle_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
@@ -279,10 +279,10 @@ async fn the_end_waits_for_answers_and_not_for_those_who_ask_nothing() {
     for client in &mut clients {
         heard.push(rest(client).await);
     }
-    assert_eq!(heard[..2], ["", ""], "they have not asked yet");
+    assert_eq!(heard[..2], ["", ""], "they have sent no request yet");
     assert!(heard[2].ends_with("hello"));
     timeout(SOON, serving).await.unwrap().unwrap();
-    assert!(TcpStream::connect(address).await.is_err(), "nobody listens");
+    assert!(TcpStream::connect(address).await.is_err(), "the listener is closed");
 }
 
 /// A service with these limits: its address, and what stops it.
@@ -295,7 +295,7 @@ async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
 }
 
 #[tokio::test]
-async fn whoever_does_not_go_on_is_closed_and_whoever_waits_for_an_answer_is_not() {
+async fn stalled_connections_are_closed_and_waiting_ones_are_not() {
     let soon = A_WHILE / 10;
     let limits = Limits { head: soon, body: soon, answer: soon, idle: soon, ..roomy() };
     let (address, _stop) = served(limits).await;
@@ -322,11 +322,11 @@ async fn whoever_does_not_go_on_is_closed_and_whoever_waits_for_an_answer_is_not
     assert_eq!(heard[..3], ["", "", ""]);
     assert!(heard[3].ends_with("hello"));
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(rest(&mut deaf).await.len() < 8 << 20, "it was not waited for to the end");
+    assert!(rest(&mut deaf).await.len() < 8 << 20, "shutdown did not wait until it ended");
 }
 
 #[tokio::test]
-async fn a_head_that_begins_with_the_request_before_has_no_longer_time() {
+async fn a_head_that_arrives_with_the_previous_request_gets_no_extra_time() {
     let limits = Limits { head: A_WHILE / 10, ..roomy() };
     let (address, _stop) = served(limits).await;
     let mut client = TcpStream::connect(address).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_head_that_begins_with_the_request_before_has_no_longer_time() {
 }
 
 #[tokio::test]
-async fn a_head_has_a_longest_length() {
+async fn a_request_head_has_a_maximum_length() {
     let (mut client, _stop, _task) = attended().await;
     let head = format!("GET /hello HTTP/1.1\r\nhost: a\r\nx: {}", "x".repeat(LONGEST_HEAD));
     client.write_all(head.as_bytes()).await.unwrap();
@@ -349,7 +349,7 @@ async fn a_head_has_a_longest_length() {
 }
 
 #[tokio::test]
-async fn a_full_house_makes_way_for_the_newest() {
+async fn the_newest_connection_replaces_one_when_the_server_is_full() {
     let (address, _stop) = served(Limits { connections: 3, ..roomy() }).await;
     let mut all = Vec::new();
     for _ in 0..10 {
@@ -369,7 +369,7 @@ async fn a_full_house_makes_way_for_the_newest() {
 }
 
 #[tokio::test]
-async fn bodies_that_do_not_fit_are_refused_and_short_requests_are_answered() {
+async fn oversized_bodies_are_rejected_and_short_requests_are_answered() {
     let (address, _stop) = served(Limits::new(1_000, 1 << 20)).await;
     let body = vec![b'x'; 600 << 10];
     let head =
@@ -400,7 +400,7 @@ async fn bodies_that_do_not_fit_are_refused_and_short_requests_are_answered() {
 }
 
 #[tokio::test]
-async fn what_was_held_is_given_back_with_each_answer() {
+async fn held_bytes_are_returned_with_each_answer() {
     let clients = Clients::new(Limits::new(10, 17 << 20));
     let place = clients.admit(IpAddr::from([10, 0, 0, 1]), Phase::Idle).unwrap();
     let (mut client, server) = pair().await;
@@ -423,7 +423,7 @@ async fn what_was_held_is_given_back_with_each_answer() {
     assert_eq!(clients.held(), (0, 0));
 }
 
-/// How often a task was woken.
+/// How often a task was scheduled.
 #[derive(Default)]
 struct Woken(AtomicUsize);
 
@@ -434,41 +434,41 @@ impl Wake for Woken {
 }
 
 #[test]
-fn what_calls_itself_has_another_turn_and_its_task_is_woken_from_outside_only() {
+fn a_self_waking_task_runs_again_without_waking_its_parent() {
     let woken = Arc::<Woken>::default();
     let waker = Waker::from(Arc::clone(&woken));
-    let (mut turns, called) = (0, AtomicWaker::new());
+    let (mut polls, called) = (0, AtomicWaker::new());
     let mut future = pin!(awake(|context| {
-        turns += 1;
+        polls += 1;
         called.register(context.waker());
-        match turns {
+        match polls {
             1..=3 => context.waker().wake_by_ref(),
             4 => {}
-            _ => return Poll::Ready(turns),
+            _ => return Poll::Ready(polls),
         }
         Poll::Pending
     }));
     let mut context = Context::from_waker(&waker);
     assert_eq!(future.as_mut().poll(&mut context), Poll::Pending);
-    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it had its turns at once");
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it was polled again immediately");
     called.wake();
     assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     assert_eq!(future.as_mut().poll(&mut context), Poll::Ready(5));
 }
 
 #[test]
-fn what_calls_itself_for_ever_lets_others_have_their_turn() {
+fn an_endless_task_lets_others_run() {
     let woken = Arc::<Woken>::default();
     let waker = Waker::from(Arc::clone(&woken));
-    let mut turns = 0;
+    let mut polls = 0;
     let poll = pin!(awake(|context| {
-        turns += 1;
+        polls += 1;
         context.waker().wake_by_ref();
         Poll::<()>::Pending
     }))
     .poll(&mut Context::from_waker(&waker));
-    assert_eq!((poll, turns), (Poll::Pending, MOST_TURNS));
-    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "its own turn comes again");
+    assert_eq!((poll, polls), (Poll::Pending, MOST_PERMITS));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "it is scheduled again");
 }
 
 #[tokio::test]

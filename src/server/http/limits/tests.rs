@@ -44,7 +44,7 @@ fn waits(place: &Place, phase: Phase, since_ms: u64) {
 }
 
 #[test]
-fn a_new_connection_takes_the_place_of_the_longest_idle_of_the_address_with_the_most() {
+fn a_new_connection_replaces_the_longest_idle_of_the_top_address() {
     let clients = clients(4, 1_000);
     let scheduler = open(&clients, 1);
     let crowd: Vec<Place> = (0..3).map(|_| open(&clients, 9)).collect();
@@ -55,7 +55,7 @@ fn a_new_connection_takes_the_place_of_the_longest_idle_of_the_address_with_the_
     let newcomer = open(&clients, 2);
     assert!(is_closed(&clients, &crowd[1]), "it was idle for longest");
     let again = open(&clients, 9);
-    assert!(is_closed(&clients, &crowd[2]), "the crowd makes way for its own");
+    assert!(is_closed(&clients, &crowd[2]), "the crowd yields to its own address");
     assert!(!is_closed(&clients, &scheduler) && !is_closed(&clients, &newcomer));
     drop((scheduler, newcomer, again, crowd));
     clients.table().audit();
@@ -63,7 +63,7 @@ fn a_new_connection_takes_the_place_of_the_longest_idle_of_the_address_with_the_
 }
 
 #[test]
-fn a_crowd_at_work_makes_way_for_another_address_alone() {
+fn busy_connections_yield_only_to_another_address() {
     let clients = clients(3, 1_000);
     let crowd: Vec<Place> = (0..3).map(|_| open(&clients, 9)).collect();
     crowd.iter().for_each(|place| waits(place, Phase::Work, 0));
@@ -73,11 +73,11 @@ fn a_crowd_at_work_makes_way_for_another_address_alone() {
     waits(&other, Phase::Work, 0);
     let even = open(&clients, 2);
     waits(&even, Phase::Work, 0);
-    assert!(clients.admit(address(3), Phase::Idle).is_none(), "nobody has more than one");
+    assert!(clients.admit(address(3), Phase::Idle).is_none(), "no address has more than one");
 }
 
 #[test]
-fn a_thousand_addresses_are_told_apart_and_one_written_in_two_ways_is_not() {
+fn a_thousand_addresses_are_distinct_and_two_spellings_are_one() {
     let clients = clients(2, 1_000);
     let mapped: IpAddr = "::ffff:10.0.0.9".parse().unwrap();
     let crowd = [open(&clients, 9), clients.admit(mapped, Phase::Idle).unwrap()];
@@ -87,7 +87,7 @@ fn a_thousand_addresses_are_told_apart_and_one_written_in_two_ways_is_not() {
 }
 
 #[test]
-fn bytes_are_taken_from_the_address_that_holds_most() {
+fn bytes_are_reclaimed_from_the_address_that_holds_most() {
     let clients = clients(10, 1_000);
     let greedy: Vec<Place> = (0..3).map(|_| open(&clients, 9)).collect();
     for (at, place) in greedy.iter().enumerate() {
@@ -97,7 +97,7 @@ fn bytes_are_taken_from_the_address_that_holds_most() {
     let scheduler = open(&clients, 1);
     assert!(scheduler.0.hold(400));
     assert!(is_closed(&clients, &greedy[1]), "it has waited for longest");
-    assert!(!scheduler.0.hold(400), "nobody else holds more than it would");
+    assert!(!scheduler.0.hold(400), "no other address holds more than it would");
     assert!(!is_closed(&clients, &greedy[0]) && !is_closed(&clients, &greedy[2]));
     greedy[1].0.release(300);
     assert_eq!(clients.table().bytes, 1_000, "what was closed is counted once");
@@ -106,7 +106,7 @@ fn bytes_are_taken_from_the_address_that_holds_most() {
 }
 
 #[test]
-fn a_small_request_takes_from_a_large_one_of_its_own_address_and_a_large_one_does_not() {
+fn only_small_requests_take_bytes_from_large_ones_of_their_address() {
     let clients = clients(10, 1_000);
     let large = [open(&clients, 9), open(&clients, 9)];
     assert!(large[0].0.hold(480) && large[1].0.hold(500));
@@ -117,7 +117,7 @@ fn a_small_request_takes_from_a_large_one_of_its_own_address_and_a_large_one_doe
 }
 
 #[test]
-fn what_has_stalled_makes_way_for_its_own_address() {
+fn a_stalled_connection_yields_to_its_own_address() {
     let clients = clients(10, 1_000);
     let old = open(&clients, 9);
     assert!(old.0.hold(1_000));
@@ -132,7 +132,7 @@ fn what_has_stalled_makes_way_for_its_own_address() {
 }
 
 #[test]
-fn the_largest_answer_can_be_given_and_counts_for_three_quarters() {
+fn the_largest_answer_is_sent_and_counts_three_quarters() {
     let clients = clients(10, 1_000);
     let place = open(&clients, 1);
     assert!(place.0.hold(100));
@@ -142,7 +142,7 @@ fn the_largest_answer_can_be_given_and_counts_for_three_quarters() {
 }
 
 #[test]
-fn each_phase_has_its_time_and_work_has_none() {
+fn each_phase_has_a_time_limit_and_work_has_none() {
     let clients = clients(10, 1_000);
     let limits = clients.limits;
     for (phase, limit) in [
@@ -166,7 +166,7 @@ fn each_phase_has_its_time_and_work_has_none() {
 }
 
 #[tokio::test]
-async fn what_is_closed_hears_of_it_even_if_it_listens_later() {
+async fn a_closed_connection_is_notified_even_if_it_listens_later() {
     let clients = clients(1, 1_000);
     let old = open(&clients, 1);
     let _new = open(&clients, 1);
@@ -177,7 +177,7 @@ async fn what_is_closed_hears_of_it_even_if_it_listens_later() {
 const LATER: u64 = 1 << 40;
 
 #[test]
-fn however_many_one_address_has_a_choice_looks_at_few() {
+fn a_choice_checks_few_connections_of_one_address() {
     for phase in [Phase::Idle, Phase::Head, Phase::Work] {
         let clients = clients(4_096, 1_000);
         let crowd: Vec<Place> = (0..4_096).map(|_| open(&clients, 9)).collect();
@@ -202,7 +202,7 @@ fn however_many_one_address_has_a_choice_looks_at_few() {
 }
 
 #[test]
-fn those_that_ask_again_and_again_stay_though_their_own_address_floods() {
+fn active_connections_stay_when_their_address_floods_the_server() {
     let clients = clients(1_000, 1_000);
     let agents: Vec<Place> = (0..500).map(|_| open(&clients, 9)).collect();
     let mut flood: Vec<Place> = (0..500).map(|_| open(&clients, 9)).collect();
@@ -220,7 +220,7 @@ fn those_that_ask_again_and_again_stay_though_their_own_address_floods() {
 }
 
 #[test]
-fn however_many_hold_bytes_a_choice_looks_at_few_and_all_get_their_turn() {
+fn a_choice_checks_few_byte_holders_and_each_gets_checked() {
     let clients = clients(2_000, 1_000_000);
     let crowd: Vec<Place> = (0..1_000).map(|_| open(&clients, 9)).collect();
     crowd.iter().for_each(|place| assert!(place.0.hold(1_000)));
@@ -241,7 +241,7 @@ fn however_many_hold_bytes_a_choice_looks_at_few_and_all_get_their_turn() {
     };
     assert_eq!(found, Some((address(9), crowd[700].0.id)));
     assert!(tries <= 1_000 / LOOKS + 1, "{tries}");
-    // Another address gets as many bytes as it needs, at once.
+    // Another address gets as many bytes as it needs, immediately.
     let other = open(&clients, 1);
     looks();
     assert!(other.0.hold(100_000));
@@ -264,7 +264,7 @@ fn longest_of_all(clients: &Clients) -> Option<Timestamp> {
 }
 
 #[test]
-fn whatever_happens_the_order_is_what_a_look_at_all_gives() {
+fn the_cached_order_always_equals_a_full_sort() {
     let mut chance = ChaCha8Rng::seed_from_u64(11);
     for _ in 0..50 {
         let clients = clients(8, 1_000);

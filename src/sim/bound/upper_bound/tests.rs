@@ -47,7 +47,7 @@ fn last(node_texts: &[&str], pod_texts: &[&str], first_lost: Option<usize>) -> (
 const TWO: [&str; 1] = ["2 8000 8192 T4"];
 
 #[test]
-fn what_the_cutting_of_gpus_wastes_is_seen() {
+fn waste_by_cutting_gpus_into_shares_is_measured() {
     // Three of 0.6 need two GPUs and get one each: 1.2 of 2.
     assert_eq!(last(&TWO, &["1 600 0 0", "1 600 0 0", "1 600 0 0"], Some(0)).0, 60.0);
     // Fractions of 0.3 and 0.7 fill it.
@@ -60,7 +60,7 @@ fn what_the_cutting_of_gpus_wastes_is_seen() {
 }
 
 #[test]
-fn processor_memory_models_and_whole_nodes_bind() {
+fn cpu_host_memory_models_and_whole_nodes_limit_the_bound() {
     assert_eq!(last(&TWO, &["1 1000 5000 0", "1 1000 5000 0"], Some(0)).0, 50.0);
     assert_eq!(last(&TWO, &["1 1000 0 5000", "1 1000 0 5000"], Some(0)).0, 50.0);
     let mixed = ["1 8000 8192 T4", "1 8000 8192 A10"];
@@ -84,7 +84,7 @@ fn pods_that_must_be_placed_cost_room() {
 }
 
 #[test]
-fn forced_pods_that_do_not_fit_are_an_error() {
+fn forced_pods_that_do_not_fit_are_rejected() {
     for (texts, first_lost, forced) in [
         (&["1 600 0 0", "1 600 0 0", "1 600 0 0"][..], None, 3),
         (&["1 600 0 0", "1 600 0 0", "1 600 0 0"][..], Some(99), 3),
@@ -99,7 +99,7 @@ fn forced_pods_that_do_not_fit_are_an_error() {
 }
 
 #[test]
-fn nothing_at_all_has_a_bound_of_zero() {
+fn an_empty_workload_has_a_bound_of_zero() {
     for (node_texts, pod_texts) in
         [(&[][..], &[][..]), (&TWO[..], &[][..]), (&["0 8000 8192 -"][..], &["0 0 1 1"][..])]
     {

@@ -35,7 +35,7 @@ fn run(nodes: &[TraceNode], pods: &[&str], policy: SimPolicy) -> Run {
 }
 
 #[test]
-fn no_policy_loses_a_pod_that_fits_nor_places_one_that_does_not() {
+fn every_policy_places_exactly_the_pods_that_fit() {
     let nodes = [node("b", 2, "T4"), node("a", 1, "G2")];
     let early = ["9000 0 0", "1000 1 600 T4", "1000 1 600 T4", "1000 1 1000 G2", "4000 0 0"];
     let late = ["1000 1 500", "1000 2 1000", "1000 1 10 P100", "1000 1 400", "1000 1 400"];
@@ -61,7 +61,7 @@ fn the_state_is_sampled_as_the_load_grows_and_at_the_end() {
 }
 
 #[test]
-fn the_upper_of_two_equal_nodes_is_taken() {
+fn the_first_of_two_equal_nodes_is_selected() {
     let nodes = [node("z", 1, "T4"), node("a", 1, "G2")];
     for (second, lost) in [("1000 1 1000 G2", 0), ("1000 1 1000 T4", 1)] {
         for policy in [SimPolicy::BestFit, SimPolicy::Product(Policy::BinPack)] {
@@ -72,7 +72,7 @@ fn the_upper_of_two_equal_nodes_is_taken() {
 }
 
 #[test]
-fn nothing_at_all_can_be_replayed() {
+fn an_empty_trace_can_be_replayed() {
     for policy in SimPolicy::ALL {
         let empty = run(&[], &[], policy);
         assert_eq!((empty.arrivals, empty.curve.at_100(), empty.samples.len()), (0, None, 1));
@@ -82,7 +82,7 @@ fn nothing_at_all_can_be_replayed() {
 }
 
 #[test]
-fn a_node_with_too_many_gpus_is_refused() {
+fn a_node_with_too_many_gpus_is_rejected() {
     let workload = Workload::as_is(vec![node("a", 257, "T4")], Vec::new());
     let refused = replay(&workload, SimPolicy::Fgd, 1, 0, |_| {}).unwrap_err();
     assert!(refused.to_string().contains("`257` devices"), "{refused}");
@@ -114,38 +114,38 @@ fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, V
     let mut replay = Replay::new(cluster, &pods, &schedule, overflow, account);
     replay.play(|_| {});
     replay.cluster.ledger().audit().unwrap();
-    let books = replay.cluster.ledger().nodes();
+    let node_state = replay.cluster.ledger().nodes();
     let nodes = nodes.to_vec();
     let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
-    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), books)
+    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), node_state)
 }
 
 /// One GPU, three pods that need all of it at 0, 10 and 20, each for 40.
 const RUSH: [&str; 3] = ["0 40 0 1 1000", "10 40 0 1 1000", "20 40 0 1 1000"];
 
 #[test]
-fn what_fits_nowhere_is_lost_or_waits_for_its_turn() {
+fn a_pod_that_fits_nowhere_is_lost_or_queued() {
     let nodes = [node("a", 1, "T4")];
-    let (lost, books) = timed(&nodes, &RUSH, Overflow::Lost);
+    let (lost, node_state) = timed(&nodes, &RUSH, Overflow::Lost);
     assert_eq!((lost.all.arrivals, lost.all.blocked, lost.all.blocked_milli), (3, 2, 2000));
     assert_eq!((lost.all.allocation.millionths(), lost.all.waiting), (400_000, Share::ZERO));
     assert_eq!((lost.all.waits.max, lost.all.still_waiting), (0, 0));
-    assert!(books[0].reservations().is_empty(), "the pod that ended has left the books");
+    assert!(node_state[0].reservations().is_empty(), "the ended pod has left the ledger");
 
     // The second runs from 40 to 80, the third from 80 on.
-    let (queued, books) = timed(&nodes, &RUSH, Overflow::Queued);
+    let (queued, node_state) = timed(&nodes, &RUSH, Overflow::Queued);
     assert_eq!((queued.all.arrivals, queued.all.blocked), (3, 2));
     assert_eq!(queued.all.allocation, Share::WHOLE);
     // The second waits from 10 to 40, the third from 20 to 80.
     assert_eq!(queued.all.waiting.millionths(), 900_000);
     let waits = queued.all.waits;
     assert_eq!((waits.p50, waits.p90, waits.p99, waits.max), (30, 60, 60, 60));
-    assert_eq!(books[0].reservations().len(), 1);
+    assert_eq!(node_state[0].reservations().len(), 1);
     assert_eq!(queued.by_class[2], (PodClass::Whole, queued.all.clone()));
 }
 
 #[test]
-fn the_oldest_that_fits_goes_first_and_what_does_not_fit_holds_nobody_up() {
+fn the_oldest_fitting_pod_is_first_and_larger_ones_do_not_block_it() {
     let nodes = [node("a", 2, "T4")];
     // At 50 half a GPU is free: too little for the pod of two, enough for the youngest.
     let pods = ["0 50 0 1 500", "0 90 0 1 1000", "0 90 0 1 500", "5 9 0 2 1000", "6 9 0 1 400"];
@@ -156,23 +156,23 @@ fn the_oldest_that_fits_goes_first_and_what_does_not_fit_holds_nobody_up() {
     assert_eq!(run.all.still_waiting, 0);
     // Of two equal pods the older is taken; the younger waits to the end.
     let pods = ["0 90 0 2 1000", "5 90 0 1 1000", "6 90 0 2 1000", "7 90 0 1 1000"];
-    let (run, books) = timed(&nodes, &pods, Overflow::Queued);
+    let (run, node_state) = timed(&nodes, &pods, Overflow::Queued);
     assert_eq!((run.all.still_waiting, run.all.waits.max), (1, 94));
-    assert_eq!(books[0].reservations().len(), 2);
+    assert_eq!(node_state[0].reservations().len(), 2);
 }
 
 #[test]
-fn what_ends_makes_room_for_what_comes_at_that_moment() {
+fn an_ending_pod_frees_room_for_one_that_arrives_at_that_time() {
     let pods = ["0 40 8000 1 1000", "40 9 8000 1 1000", "49 9 8000 0 0", "58 1 8000 0 0"];
-    let (run, books) = timed(&[node("a", 1, "T4")], &pods, Overflow::Lost);
+    let (run, node_state) = timed(&[node("a", 1, "T4")], &pods, Overflow::Lost);
     assert_eq!(run.all.blocked, 0);
     assert_eq!(run.by_class[0].1.arrivals, 2);
-    assert!(books[0].reservations().is_empty());
-    assert_eq!(books[0].host_free(), books[0].host_capacity());
+    assert!(node_state[0].reservations().is_empty());
+    assert_eq!(node_state[0].host_free(), node_state[0].host_capacity());
 }
 
 #[test]
-fn the_cluster_is_looked_at_evenly_and_only_the_window_counts() {
+fn the_cluster_is_sampled_evenly_and_only_within_the_window() {
     let schedule = Schedule {
         arrivals: vec![
             Arrival { pod: 0, at: 0, stays: Some(600) },
@@ -195,7 +195,7 @@ fn the_cluster_is_looked_at_evenly_and_only_the_window_counts() {
 }
 
 #[test]
-fn whoever_waits_fits_nowhere() {
+fn every_waiting_pod_fits_nowhere() {
     let nodes: Vec<TraceNode> = ["a", "b", "c", "d"]
         .map(|name| node(name, 4, if name < "c" { "T4" } else { "G2" }))
         .to_vec();
@@ -222,11 +222,11 @@ fn whoever_waits_fits_nowhere() {
         replay.cluster.ledger().audit().unwrap();
         waited += waiting.len();
     }
-    assert!(waited > 50, "{waited} pods waited: too few to show anything");
+    assert!(waited > 50, "{waited} pods waited: too few for a result");
 }
 
 #[test]
-fn moves_make_room_for_a_pod_that_fits_nowhere() {
+fn moves_free_room_for_a_pod_that_fits_nowhere() {
     // No single move empties a GPU here. Below, with 0.4 on each of the two, one does.
     let nodes = [node("a", 1, "T4"), node("b", 1, "T4")];
     let texts = ["1000 1 400 T4", "4000 1 700", "1000 1 300", "1000 1 1000"];

@@ -57,7 +57,7 @@ fn check(pod: ClusterPod, expected: &[&str], notes: &[Note]) {
 }
 
 #[test]
-fn what_the_format_can_say_is_written_as_it_is() {
+fn expressible_requests_are_written_unchanged() {
     check(pod("t/p", None, one(fraction(250_000))), &["t.p 2001 1 250"], &[]);
     check(pod("t/p", Some("b"), several(Amount::Whole, 2)), &["t.p 2001 2 1000"], &[]);
     check(pod("t/p", Some("b"), several(fraction(1_000_000), 2)), &["t.p 2001 2 1000"], &[]);
@@ -65,7 +65,7 @@ fn what_the_format_can_say_is_written_as_it_is() {
 }
 
 #[test]
-fn what_it_cannot_say_becomes_the_nearest_demand_and_is_counted() {
+fn inexpressible_requests_become_the_nearest_one_and_are_counted() {
     let memory = |mib| one(Amount::Memory(MemMib::new(mib)));
     check(pod("p", Some("b"), memory(20_000)), &["p 2001 1 250"], &[Note::Memory]);
     check(pod("p", None, memory(10_000)), &["p 2001 1 500"], &[Note::Memory]);
@@ -102,7 +102,7 @@ fn memory_is_judged_by_accepted_models_only() {
 }
 
 #[test]
-fn nodes_without_gpus_are_left_out_and_mixed_ones_take_the_model_of_most() {
+fn nodes_without_gpus_are_left_out_and_mixed_ones_get_the_main_model() {
     let mixed = node("b", &[("L4", 1), ("A|10\n", 1), ("A|10\n", 1)]);
     let mig = ClusterNode { mig_gpus: 2, ..node("m", &[]) };
     let snapshot = Snapshot::of(vec![node("z", &[]), mixed, mig], Vec::new(), Names::Kept);
@@ -119,7 +119,7 @@ fn nodes_without_gpus_are_left_out_and_mixed_ones_take_the_model_of_most() {
 }
 
 #[test]
-fn pods_stand_in_the_order_of_their_creation() {
+fn pods_are_in_creation_order() {
     let at = |name: &str, created| ClusterPod {
         created_unix_seconds: created,
         ..pod(name, None, one(fraction(500_000)))
@@ -132,7 +132,7 @@ fn pods_stand_in_the_order_of_their_creation() {
 }
 
 #[test]
-fn names_are_legal_and_unique_and_nobody_s_where_that_is_wished() {
+fn names_are_valid_unique_and_anonymous_on_request() {
     let names = |names| {
         let long = "x".repeat(254);
         let pods =

@@ -51,7 +51,7 @@ fn columns_are_found_by_the_header_and_the_optional_ones_may_be_absent() {
 }
 
 #[test]
-fn quotes_are_taken_off_and_one_that_stays_open_is_a_bad_row() {
+fn quotes_are_removed_and_an_unclosed_one_is_a_bad_row() {
     let text = "\u{feff}\"name\",\"cpu_milli\",memory_mib,num_gpu,gpu_milli,\"gpu_spec\"\r\n\
                 \"p\",\"1\",\" 2\",1,\"500\",\"T4|P100\"\r\n";
     let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
@@ -89,7 +89,7 @@ impl Read for Endless {
 }
 
 #[test]
-fn a_file_without_end_is_refused_before_it_fills_the_memory() {
+fn an_endless_file_is_rejected_before_it_fills_memory() {
     let mut line = Endless { row: None, rest: PODS.as_bytes().to_vec(), served: 0 };
     let refused = parse_pods("pods.csv", &mut line).unwrap_err();
     assert_eq!(refused.to_string(), "cannot read `pods.csv`");
@@ -107,7 +107,7 @@ fn a_file_without_end_is_refused_before_it_fills_the_memory() {
 }
 
 #[test]
-fn pods_that_only_models_of_other_clusters_suit_are_counted() {
+fn pods_for_absent_models_are_counted() {
     let nodes = parse_nodes("n.csv", format!("{NODES}a,1,1,1,V100M16\nb,1,1,0,P4\n").as_bytes());
     let pods = pods(
         "p,1,1,1,1,,,,,,\nq,1,1,1,1,V100M16|T4,,,,,\nr,1,1,1,1,T4,,,,,\n\
@@ -127,7 +127,7 @@ fn a_node_is_named_by_its_serial_number_or_its_name() {
 }
 
 #[test]
-fn a_bad_row_is_named_with_line_column_value_and_what_is_allowed() {
+fn a_bad_row_is_reported_with_line_column_value_and_valid_values() {
     let good = "g,1,1,0,0,,,,,,\n";
     let long = "x".repeat(1000);
     let cases = [
@@ -175,7 +175,7 @@ fn a_bad_row_is_named_with_line_column_value_and_what_is_allowed() {
 }
 
 #[test]
-fn a_table_that_is_no_trace_is_refused_as_a_whole() {
+fn a_table_that_is_not_a_trace_is_rejected() {
     let cases = [
         ("", "`n.csv` holds no rows"),
         (NODES, "`n.csv` holds no rows"),
@@ -199,7 +199,7 @@ fn a_table_that_is_no_trace_is_refused_as_a_whole() {
 }
 
 #[test]
-fn text_that_is_not_utf_8_is_refused_with_its_place() {
+fn text_that_is_not_utf_8_is_rejected_with_its_position() {
     let refused = parse_nodes("n.csv", [NODES.as_bytes(), b"a,1,1,1,\xff\n"].concat().as_slice());
     let refused = refused.unwrap_err();
     assert_eq!(refused.to_string(), "cannot read `n.csv`");
@@ -219,7 +219,7 @@ fn files_are_read_from_disk_and_a_missing_one_is_named() {
 
 proptest::proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(0_u8..=255, 0..80)) {
+    fn any_bytes_are_read_or_rejected(bytes in proptest::collection::vec(0_u8..=255, 0..80)) {
         // With a good header and row before them, so that they get to the columns too.
         let text = [PODS.as_bytes(), b"p,1,1,1,1,,,,,,\n", &bytes].concat();
         if let Ok(read) = parse_pods("pods.csv", text.as_slice()) {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::guard::println_figure;
 use super::loops::Loops;
+use crate::harness::agent::bed::{Bed, POD, a100, with};
 use crate::harness::agent::extender::Extender;
-use crate::harness::agent::world::{POD, World, a100, with};
 use crate::harness::turns::turn;
 
 /// The period of an agent without flags.
@@ -38,16 +38,16 @@ fn timed(extender: &Extender, what: &str, done: impl Fn(&Value) -> bool) -> Dura
 }
 
 /// A node with one pod of 20,000 MiB, which uses 10,000 in one process.
-fn stage() -> (World, Extender, Loops) {
-    let world = World::new(&scenario(10_000, &[(10, 10_000)]));
-    world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
+fn stage() -> (Bed, Extender, Loops) {
+    let bed = Bed::new(&scenario(10_000, &[(10, 10_000)]));
+    bed.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 20_000);
-    let loops = Loops::start(&world, &extender, PERIOD);
+    let loops = Loops::start(&bed, &extender, PERIOD);
     extender.until("the process", |node| {
         (node["devices"][0]["tenants"][0]["used_mib"] == 10_000).then_some(())
     });
-    (world, extender, loops)
+    (bed, extender, loops)
 }
 
 fn has_no_tenant(node: &Value) -> bool {
@@ -56,7 +56,7 @@ fn has_no_tenant(node: &Value) -> bool {
 
 #[test]
 fn a_node_without_changes_reports_every_five_seconds_and_a_jump_within_a_second() {
-    let (world, extender, _loops) = stage();
+    let (bed, extender, _loops) = stage();
     let (before, clock) = (reports(&extender), Clock::start());
     extender
         .until("eleven seconds", |_| (clock.precise() >= Duration::from_secs(11)).then_some(()));
@@ -64,11 +64,11 @@ fn a_node_without_changes_reports_every_five_seconds_and_a_jump_within_a_second(
     assert!((1..=4).contains(&idle), "{idle} reports in eleven seconds");
     let _turn = turn();
     // Less than was listed, and less than is allocated: no list is read, and it is reported.
-    world.play(&scenario(4_000, &[(10, 4_000)]));
+    bed.play(&scenario(4_000, &[(10, 4_000)]));
     let took = timed(&extender, "less use", |node| node["devices"][0]["used_mib"] == 4_000);
     println_figure("memory that was freed, until the state shows it", took);
     assert!(took < SOON, "{took:?}");
-    world.play(&scenario(15_000, &[(10, 15_000)]));
+    bed.play(&scenario(15_000, &[(10, 15_000)]));
     let took =
         timed(&extender, "more use", |node| node["devices"][0]["tenants"][0]["used_mib"] == 15_000);
     println_figure("memory that was taken, until the state shows whose it is", took);
@@ -77,11 +77,11 @@ fn a_node_without_changes_reports_every_five_seconds_and_a_jump_within_a_second(
 
 #[test]
 fn the_end_of_a_process_is_seen_without_nvml_and_frees_the_device() {
-    let (world, extender, _loops) = stage();
+    let (bed, extender, _loops) = stage();
     let _turn = turn();
     // The driver shows no change of use: only the process table shows that it has ended.
-    world.play(&scenario(10_000, &[]));
-    std::fs::remove_dir_all(world.proc_root().join("10")).unwrap();
+    bed.play(&scenario(10_000, &[]));
+    std::fs::remove_dir_all(bed.proc_root().join("10")).unwrap();
     let took = timed(&extender, "the list", |node| {
         node["devices"][0]["tenants"][0]["used_mib"].as_u64().unwrap_or(0) == 0
     });

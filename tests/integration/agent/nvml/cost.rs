@@ -1,10 +1,10 @@
-//! What the agent itself costs: processor time and memory of the process, on 8 GPUs with 40 processes.
+//! What the agent itself costs: CPU time and memory of the process, on 8 GPUs with 40 processes.
 //!
-//! An unoptimised build says little about time, so this is asked for:
+//! An unoptimised build says little about time, so this is requested:
 //!
 //! ```sh
 //! cargo build --release --example fake_nvml
-//! GPUPACK_AGENT_COST_SECONDS=300 cargo test --release --test integration the_agent_takes_little -- --nocapture
+//! GPUPACK_AGENT_COST_SECONDS=300 cargo test --release --test integration the_agent_uses_little_memory_and_cpu -- --nocapture
 //! ```
 
 use std::io::Write;
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::harness::agent::bed::{Bed, POD};
 use crate::harness::agent::extender::Extender;
 use crate::harness::agent::process::AgentProcess;
-use crate::harness::agent::world::{POD, World};
 
 /// Thousandths of a core that the agent may take.
 const MILLI_CPU_MAX: u64 = 5;
@@ -25,7 +25,7 @@ const RESIDENT_MIB_MAX: u64 = 20;
 /// Ticks in a second of the times in `/proc/<pid>/stat`.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What a process has used so far: ticks of processor time.
+/// What a process has used so far: ticks of CPU time.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -40,10 +40,11 @@ fn kib(pid: u32, name: &str) -> u64 {
 }
 
 #[test]
-fn the_agent_takes_little() {
-    #[expect(clippy::disallowed_methods, reason = "a test has no flags to be told a number with")]
-    let asked = std::env::var("GPUPACK_AGENT_COST_SECONDS").ok();
-    let Some(seconds) = asked.and_then(|text| text.parse::<u64>().ok()).filter(|it| *it > 0) else {
+fn the_agent_uses_little_memory_and_cpu() {
+    #[expect(clippy::disallowed_methods, reason = "a test has no flags for a number")]
+    let queried = std::env::var("GPUPACK_AGENT_COST_SECONDS").ok();
+    let Some(seconds) = queried.and_then(|text| text.parse::<u64>().ok()).filter(|it| *it > 0)
+    else {
         // Not `eprintln`: what a test prints itself is shown only when it fails.
         let text = "skipped: the cost of the agent (GPUPACK_AGENT_COST_SECONDS is not set)\n";
         let _ = std::io::stderr().write_all(text.as_bytes());
@@ -58,13 +59,13 @@ fn the_agent_takes_little() {
                "processes": (0..5).map(process).collect::<Vec<_>>()})
     };
     let gpus: Vec<_> = (0..8).map(gpu).collect();
-    let world = World::new(&json!({"gpus": gpus}));
+    let bed = Bed::new(&json!({"gpus": gpus}));
     let extender = Extender::start();
     for pid in 100..140 {
-        world.process(pid, &format!("0::/kubepods/burstable/pod{POD}/{pid}\n"));
+        bed.process(pid, &format!("0::/kubepods/burstable/pod{POD}/{pid}\n"));
     }
     extender.book(POD, "GPU-0", 10_000);
-    let agent = AgentProcess::start(&world, &extender);
+    let agent = AgentProcess::start(&bed, &extender);
     extender.until_fault(None);
     let before = ticks(agent.id());
     std::thread::sleep(Duration::from_secs(seconds));

@@ -1,4 +1,4 @@
-//! Every error of every call, functions that are missing, and lies.
+//! Every error of every call, missing functions, and false values.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::Kind;
 use serde_json::{Value, json};
 
-use crate::harness::agent::world::{World, a100, faults, h200_in_mig_mode, sample, t4, with};
+use crate::harness::agent::bed::{Bed, a100, faults, h200_in_mig_mode, sample, t4, with};
 
 /// Every call of the agent about a device.
 const DEVICE_CALLS: [&str; 25] = [
@@ -58,15 +58,15 @@ fn codes() -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn a_lost_gpu_is_unhealthy_and_hides_no_other() {
-    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
-    let mut probe = world.probe();
+fn a_lost_gpu_is_unhealthy_and_other_gpus_stay_visible() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
+    let mut probe = bed.probe();
     sample(&mut probe).unwrap();
     for (symbol, code) in
         [("*", 15), ("*", 16), ("nvmlDeviceGetUUID", 15), ("nvmlDeviceGetMemoryInfo_v2", 999)]
     {
         let lost = with(a100("GPU-a"), "failures", json!({symbol: code}));
-        world.play(&json!({"gpus": [lost, t4("GPU-b")]}));
+        bed.play(&json!({"gpus": [lost, t4("GPU-b")]}));
         let seen = sample(&mut probe).unwrap();
         let health: Vec<_> = seen.inventory.iter().map(|d| (&*d.uuid, d.healthy)).collect();
         assert_eq!(health, [("GPU-a", false), ("GPU-b", true)], "{symbol} fails with {code}");
@@ -75,44 +75,44 @@ fn a_lost_gpu_is_unhealthy_and_hides_no_other() {
         assert_eq!((used.healthy, used.used_mib, &used.processes), (false, None, &None));
         assert_eq!(seen.unreadable, 1);
     }
-    world.play(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
+    bed.play(&json!({"gpus": [a100("GPU-a"), t4("GPU-b")]}));
     assert!(sample(&mut probe).unwrap().inventory.iter().all(|device| device.healthy));
-    world.play(&json!({"gpus": [t4("GPU-b")]}));
-    assert_eq!(sample(&mut probe).unwrap().inventory.len(), 1, "taken out is not lost");
+    bed.play(&json!({"gpus": [t4("GPU-b")]}));
+    assert_eq!(sample(&mut probe).unwrap().inventory.len(), 1, "removed is not lost");
 }
 
 #[test]
-fn two_gpus_of_one_uuid_are_one_that_nobody_gets() {
-    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"), a100("GPU-a")]}));
-    let sample = sample(&mut world.probe()).unwrap();
+fn two_gpus_with_one_uuid_are_one_device_that_gets_no_pod() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"), a100("GPU-a")]}));
+    let sample = sample(&mut bed.probe()).unwrap();
     let health: Vec<_> = sample.inventory.iter().map(|d| (&*d.uuid, d.healthy)).collect();
     assert_eq!(health, [("GPU-a", false), ("GPU-b", true)]);
 }
 
 #[test]
-fn use_above_the_total_is_passed_on_as_a_fact() {
-    let world = World::new(&json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(20_000))]}));
-    assert_eq!(sample(&mut world.probe()).unwrap().uses[0].used_mib, Some(20_000));
+fn use_above_the_total_is_reported_as_read() {
+    let bed = Bed::new(&json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(20_000))]}));
+    assert_eq!(sample(&mut bed.probe()).unwrap().uses[0].used_mib, Some(20_000));
 }
 
 #[test]
-fn a_missing_function_costs_only_what_it_tells() {
+fn a_missing_function_loses_only_its_own_data() {
     let processes = json!([{"pid": 1, "used_mib": 5, "lists": ["compute", "mps"]}]);
     let scenario = json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
-    let world = World::new(&scenario).without("nvmlDeviceGetMPSComputeRunningProcesses_v3");
-    let seen = sample(&mut world.probe()).unwrap();
+    let bed = Bed::new(&scenario).without("nvmlDeviceGetMPSComputeRunningProcesses_v3");
+    let seen = sample(&mut bed.probe()).unwrap();
     assert_eq!(seen.uses[0].processes.as_ref().unwrap().len(), 1);
-    let world = World::new(&scenario).without("nvmlDeviceGetUtilizationRates");
-    assert_eq!(sample(&mut world.probe()).unwrap().uses[0].busy_percent, None);
-    let world = World::new(&scenario).without("nvmlDeviceGetMemoryInfo_v2");
-    let error = sample(&mut world.probe()).unwrap_err().to_string();
+    let bed = Bed::new(&scenario).without("nvmlDeviceGetUtilizationRates");
+    assert_eq!(sample(&mut bed.probe()).unwrap().uses[0].busy_percent, None);
+    let bed = Bed::new(&scenario).without("nvmlDeviceGetMemoryInfo_v2");
+    let error = sample(&mut bed.probe()).unwrap_err().to_string();
     assert!(error.contains("nvmlDeviceGetMemoryInfo_v2") && error.contains("R510"), "{error}");
-    let world = World::new(&scenario).without("nvmlShutdown");
-    assert!(matches!(sample(&mut world.probe()), Err(ProbeError::DriverTooOld { .. })));
+    let bed = Bed::new(&scenario).without("nvmlShutdown");
+    assert!(matches!(sample(&mut bed.probe()), Err(ProbeError::DriverTooOld { .. })));
 }
 
 #[test]
-fn a_missing_library_or_driver_is_named_with_its_mend_and_needs_no_restart() {
+fn a_missing_library_or_driver_is_named_with_a_suggestion() {
     let nowhere = PathBuf::from("/nowhere/libnvidia-ml.so.1");
     let mut probe = NvmlProbe::new(Some(nowhere), PodsByProcess::new("/proc"));
     let error = sample(&mut probe).unwrap_err().to_string();
@@ -120,17 +120,17 @@ fn a_missing_library_or_driver_is_named_with_its_mend_and_needs_no_restart() {
     assert!(error.contains("--nvml-library"), "{error}");
 
     let fails = |code: u32| json!({"failures": {"nvmlInit_v2": code}});
-    let world = World::new(&fails(9));
-    let mut probe = world.probe();
+    let bed = Bed::new(&fails(9));
+    let mut probe = bed.probe();
     assert_eq!(sample(&mut probe), Err(ProbeError::DriverNotLoaded));
-    world.play(&fails(18));
+    bed.play(&fails(18));
     assert_eq!(sample(&mut probe), Err(ProbeError::DriverMismatch));
-    world.play(&json!({"gpus": [t4("GPU-a")]}));
+    bed.play(&json!({"gpus": [t4("GPU-a")]}));
     assert_eq!(sample(&mut probe).unwrap().inventory.len(), 1);
-    // An upgrade below a running agent: closed, and opened anew afterwards.
-    world.play(&json!({"failures": {"nvmlDeviceGetCount_v2": 18}, "gpus": [t4("GPU-a")]}));
+    // A driver upgrade under a running agent: closed, and opened again afterwards.
+    bed.play(&json!({"failures": {"nvmlDeviceGetCount_v2": 18}, "gpus": [t4("GPU-a")]}));
     assert_eq!(sample(&mut probe), Err(ProbeError::DriverMismatch));
-    world.play(&json!({"gpus": [t4("GPU-a")]}));
+    bed.play(&json!({"gpus": [t4("GPU-a")]}));
     assert_eq!(sample(&mut probe).unwrap().inventory.len(), 1);
 }
 
@@ -158,7 +158,7 @@ fn is_of_library(code: u32) -> bool {
     [1, 9, 12, 18].contains(&code)
 }
 
-/// Whether a code tells that a device is gone.
+/// Whether a code means that a device is gone.
 fn is_of_loss(code: u32) -> bool {
     [15, 16].contains(&code)
 }
@@ -176,14 +176,14 @@ fn sizes(sample: &Sample) -> Vec<(String, Kind, u64, u64)> {
     devices.map(|it| (it.uuid.clone(), it.kind, it.memory_mib, it.reserved_mib)).collect()
 }
 
-/// What holds for a sample, whatever has failed on other devices than the last.
+/// What holds for a sample after any failure on devices other than the last.
 fn is_sound(sample: &Sample, what: &str) {
     for (device, seen) in sample.inventory.iter().map(|device| {
         let seen = sample.uses.iter().find(|seen| seen.uuid == device.uuid);
-        (device, seen.unwrap_or_else(|| panic!("{what}: nothing is said of {}", device.uuid)))
+        (device, seen.unwrap_or_else(|| panic!("{what}: nothing is reported of {}", device.uuid)))
     }) {
         assert_eq!(device.healthy, seen.healthy, "{what}");
-        assert_eq!(seen.healthy, seen.fault.is_none(), "{what}: a reason goes with it");
+        assert_eq!(seen.healthy, seen.fault.is_none(), "{what}: it has a reason");
         assert!(device.memory_mib > 0 || !device.healthy, "{what}: nothing to share");
     }
     let last = sample.inventory.last().unwrap();
@@ -192,8 +192,8 @@ fn is_sound(sample: &Sample, what: &str) {
 
 #[test]
 fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
-    let world = World::new(&rich());
-    let whole = sizes(&sample(&mut world.probe()).unwrap());
+    let bed = Bed::new(&rich());
+    let whole = sizes(&sample(&mut bed.probe()).unwrap());
     assert_eq!(whole.len(), 5);
     let places = ["/gpus/0", "/gpus/1", "/gpus/1/mig/0", "/gpus/1/mig/2"];
     for symbol in DEVICE_CALLS {
@@ -201,10 +201,10 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
             let what = format!("{symbol} fails with {code}");
             let scenario = failing(&places, symbol, code);
             // On devices that are known.
-            world.play(&rich());
-            let mut probe = world.probe();
+            bed.play(&rich());
+            let mut probe = bed.probe();
             sample(&mut probe).unwrap();
-            world.play(&scenario);
+            bed.play(&scenario);
             match sample(&mut probe) {
                 Err(error) => assert!(is_of_library(code), "{what}: {error}"),
                 Ok(seen) => {
@@ -212,7 +212,7 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
                     let is_gap =
                         symbol == "nvmlDeviceGetMigDeviceHandleByIndex" && [2, 6].contains(&code);
                     if code != 0 && !is_gap {
-                        assert_eq!(sizes(&seen), whole, "{what}: nobody vanishes or changes");
+                        assert_eq!(sizes(&seen), whole, "{what}: no device vanishes or changes");
                     }
                     if is_needed(symbol) && is_of_loss(code) {
                         assert!(seen.inventory[..4].iter().all(|it| !it.healthy), "{what}");
@@ -220,13 +220,16 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
                 }
             }
             // All is well again without a restart.
-            world.play(&rich());
+            bed.play(&rich());
             let seen = sample(&mut probe).unwrap();
-            assert_eq!(sizes(&seen), whole, "{what}, then no more");
-            assert!(seen.inventory.iter().all(|it| it.healthy), "{what}, then no more: {seen:?}");
+            assert_eq!(sizes(&seen), whole, "{what}, then it has ended");
+            assert!(
+                seen.inventory.iter().all(|it| it.healthy),
+                "{what}, then it has ended: {seen:?}"
+            );
             // From the start.
-            world.play(&scenario);
-            match sample(&mut world.probe()) {
+            bed.play(&scenario);
+            match sample(&mut bed.probe()) {
                 Err(error) => {
                     assert!(is_of_library(code), "{what}: {error}");
                     assert!(error.to_string().contains("NVIDIA"), "{what}: {error}");
@@ -245,19 +248,19 @@ fn no_error_of_any_call_about_a_device_makes_a_wrong_inventory() {
 
 #[test]
 fn no_error_of_any_call_about_the_node_makes_a_wrong_inventory() {
-    let world = World::new(&rich());
-    let whole = sizes(&sample(&mut world.probe()).unwrap());
+    let bed = Bed::new(&rich());
+    let whole = sizes(&sample(&mut bed.probe()).unwrap());
     for symbol in NODE_CALLS {
         for code in codes() {
             let what = format!("{symbol} fails with {code}");
             let scenario = with(rich(), "failures", json!({symbol: code}));
             for is_known in [false, true] {
-                world.play(&rich());
-                let mut probe = world.probe();
+                bed.play(&rich());
+                let mut probe = bed.probe();
                 if is_known {
                     sample(&mut probe).unwrap();
                 }
-                world.play(&scenario);
+                bed.play(&scenario);
                 match sample(&mut probe) {
                     Ok(seen) if symbol == "nvmlDeviceGetCount_v2" => {
                         assert_eq!((code, seen.inventory.len()), (0, 0), "success without a count");
@@ -270,18 +273,18 @@ fn no_error_of_any_call_about_the_node_makes_a_wrong_inventory() {
                         assert!(error.to_string().contains("NVIDIA"), "{what}: {error}");
                     }
                 }
-                world.play(&rich());
-                assert_eq!(sizes(&sample(&mut probe).unwrap()), whole, "{what}, then no more");
+                bed.play(&rich());
+                assert_eq!(sizes(&sample(&mut probe).unwrap()), whole, "{what}, then it has ended");
             }
         }
     }
 }
 
 #[test]
-fn no_function_is_missed_more_than_it_must_be() {
+fn each_missing_function_loses_only_its_own_data() {
     for symbol in DEVICE_CALLS.into_iter().chain(NODE_CALLS) {
-        let world = World::new(&rich()).without(symbol);
-        let mut probe = world.probe();
+        let bed = Bed::new(&rich()).without(symbol);
+        let mut probe = bed.probe();
         match sample(&mut probe) {
             Ok(seen) => is_sound(&seen, symbol),
             Err(error) => {
@@ -305,7 +308,7 @@ fn no_function_is_missed_more_than_it_must_be() {
 }
 
 #[test]
-fn a_device_that_says_what_cannot_be_is_absurd_and_alone_in_that() {
+fn an_impossible_device_report_affects_only_that_device() {
     let known = with(a100("GPU-a"), "bus", json!(1));
     let lie = |field: &str, value: Value| with(known.clone(), field, value);
     let (absurd, silent) = (Some(DeviceFault::Absurd), Some(DeviceFault::NotAnswering));
@@ -320,72 +323,72 @@ fn a_device_that_says_what_cannot_be_is_absurd_and_alone_in_that() {
         (lie("reserved_mib", json!(81_921)), absurd),
         (lie("used_mib", json!(17 << 20)), absurd),
     ] {
-        let world = World::new(&json!({"gpus": [known, t4("GPU-b")]}));
-        let mut probe = world.probe();
+        let bed = Bed::new(&json!({"gpus": [known, t4("GPU-b")]}));
+        let mut probe = bed.probe();
         sample(&mut probe).unwrap();
         let lying = json!({"gpus": [device, t4("GPU-b")]});
-        world.play(&lying);
+        bed.play(&lying);
         let seen = sample(&mut probe).unwrap();
         assert_eq!(faults(&seen), [("GPU-a", fault), ("GPU-b", None)], "{lying}");
         assert_eq!((seen.unreadable, seen.inventory[0].memory_mib), (1, 81_920), "{lying}");
-        let cold = sample(&mut world.probe()).unwrap();
+        let cold = sample(&mut bed.probe()).unwrap();
         assert_eq!(faults(&cold), [("GPU-b", None)], "{lying}");
     }
 }
 
 #[test]
-fn numbers_that_are_no_details_are_left_out() {
+fn invalid_detail_numbers_are_left_out() {
     let odd = json!({"minor": u32::MAX, "numa_node": 1_023, "bus": 1, "recovery_action": null});
     let mut gpu = a100("GPU-a");
     gpu.as_object_mut().unwrap().extend(odd.as_object().unwrap().clone());
     let mut parent = h200_in_mig_mode();
     parent["mig"][0]["slot"] = json!([2, 70, 4]);
     parent["mig"][2]["sms"] = json!(0);
-    let world = World::new(&json!({"gpus": [gpu, parent]}));
-    let seen = sample(&mut world.probe()).unwrap();
+    let bed = Bed::new(&json!({"gpus": [gpu, parent]}));
+    let seen = sample(&mut bed.probe()).unwrap();
     assert!(seen.inventory.iter().all(|device| device.healthy), "{seen:?}");
     let [a, _, odd_slot, odd_count] = &seen.inventory[..] else { panic!("{seen:?}") };
     assert_eq!((a.minor, a.numa_node), (None, None));
     assert_eq!((odd_slot.slot, odd_slot.sm_count), (None, None));
     assert!(odd_count.slot.is_some() && odd_count.sm_count.is_none());
-    let world = World::new(&json!({"driver": "5\u{7}", "gpus": [t4("GPU-a")]}));
-    assert_eq!(sample(&mut world.probe()).unwrap().driver, None);
+    let bed = Bed::new(&json!({"driver": "5\u{7}", "gpus": [t4("GPU-a")]}));
+    assert_eq!(sample(&mut bed.probe()).unwrap().driver, None);
 }
 
 #[test]
-fn a_count_that_is_not_true_hides_and_invents_nobody_for_long() {
+fn a_wrong_gpu_count_is_soon_corrected() {
     let gpus = json!([a100("GPU-a"), t4("GPU-b")]);
-    let world = World::new(&json!({"gpus": gpus}));
-    let mut probe = world.probe();
+    let bed = Bed::new(&json!({"gpus": gpus}));
+    let mut probe = bed.probe();
     sample(&mut probe).unwrap();
     for count in [3, 300, u32::MAX] {
-        world.play(&json!({"gpus": gpus, "count": count}));
+        bed.play(&json!({"gpus": gpus, "count": count}));
         let seen = sample(&mut probe).unwrap();
         assert_eq!(seen.inventory.len(), 2, "{count}");
         assert!(seen.inventory.iter().all(|it| it.healthy), "{count}");
         assert!(seen.unreadable > 0 && seen.unreadable < 256, "{count}");
     }
-    world.play(&json!({"gpus": gpus, "count": 1}));
+    bed.play(&json!({"gpus": gpus, "count": 1}));
     assert_eq!(sample(&mut probe).unwrap().inventory.len(), 1, "nothing is known of the other");
-    world.play(&json!({"gpus": gpus}));
+    bed.play(&json!({"gpus": gpus}));
     assert_eq!(sample(&mut probe).unwrap().inventory.len(), 2);
     let parent = with(h200_in_mig_mode(), "mig_count", json!(u32::MAX));
-    world.play(&json!({"gpus": [parent]}));
+    bed.play(&json!({"gpus": [parent]}));
     assert_eq!(sample(&mut probe).unwrap().inventory.len(), 3);
 }
 
 #[test]
-fn instances_that_cannot_be_counted_stay_and_take_nobody() {
+fn uncountable_instances_stay_and_get_no_pod() {
     let scenario =
         |failures: Value| json!({"gpus": [with(h200_in_mig_mode(), "failures", failures)]});
-    let world = World::new(&scenario(json!({})));
-    let mut probe = world.probe();
+    let bed = Bed::new(&scenario(json!({})));
+    let mut probe = bed.probe();
     sample(&mut probe).unwrap();
     for symbol in ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigMode"] {
-        world.play(&scenario(json!({symbol: 3})));
+        bed.play(&scenario(json!({symbol: 3})));
         let seen = sample(&mut probe).unwrap();
         let away = Some(DeviceFault::NotAnswering);
         assert_eq!(faults(&seen)[1..], [("MIG-a", away), ("MIG-b", away)], "{symbol}");
-        assert_eq!(seen.inventory[0].kind, Kind::MigParent, "{symbol}: it is no whole GPU");
+        assert_eq!(seen.inventory[0].kind, Kind::MigParent, "{symbol}: it is not a whole GPU");
     }
 }

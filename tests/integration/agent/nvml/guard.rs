@@ -1,4 +1,4 @@
-//! The memory guard: how soon the books, the state and the metrics show what is used outside of them.
+//! The memory guard: how soon ledger, state and metrics show memory use beyond what is allocated.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use gpupack::clock::Clock;
 use serde_json::{Value, json};
 
 use super::loops::Loops;
+use crate::harness::agent::bed::{Bed, POD, a100, with};
 use crate::harness::agent::extender::Extender;
-use crate::harness::agent::world::{POD, World, a100, with};
 use crate::harness::turns::turn;
 
 /// Another pod.
@@ -30,88 +30,88 @@ fn scenario(processes: &[(u32, u64)]) -> Value {
 }
 
 /// An extender and an agent with two pods of 20,000 MiB each, which use 1,000.
-fn stage() -> (World, Extender, Loops) {
-    let world = World::new(&scenario(&[(10, 1_000), (11, 1_000)]));
-    world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
-    world.process(11, &format!("0::/kubepods/burstable/pod{NEIGHBOUR}/x\n"));
-    world.process(12, "0::/user.slice\n");
+fn stage() -> (Bed, Extender, Loops) {
+    let bed = Bed::new(&scenario(&[(10, 1_000), (11, 1_000)]));
+    bed.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
+    bed.process(11, &format!("0::/kubepods/burstable/pod{NEIGHBOUR}/x\n"));
+    bed.process(12, "0::/user.slice\n");
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 20_000);
     extender.book(NEIGHBOUR, "GPU-a", 20_000);
-    let loops = Loops::start(&world, &extender, PERIOD);
+    let loops = Loops::start(&bed, &extender, PERIOD);
     let uses = |node: &Value| node["devices"][0]["tenants"][1]["usedMib"].as_u64();
     extender.until("the first list", |node| (uses(node) == Some(1_000)).then_some(()));
-    assert_eq!(extender.metric("gpupack_over_users"), 0);
-    (world, extender, loops)
+    assert_eq!(extender.metric("gpupack_over_limit_pods"), 0);
+    (bed, extender, loops)
 }
 
 /// Lets these processes run; the time until `seen`, in the state and in the metrics.
 fn timed(
-    (world, extender): (&World, &Extender),
+    (bed, extender): (&Bed, &Extender),
     processes: &[(u32, u64)],
     seen: impl Fn(&Value, &Extender) -> bool,
 ) -> Duration {
     let clock = Clock::start();
-    world.play(&scenario(processes));
+    bed.play(&scenario(processes));
     extender.until("it is seen", |node| seen(node, extender).then_some(()));
     clock.precise()
 }
 
 #[test]
-fn an_over_user_is_in_books_state_and_metrics_within_two_seconds() {
+fn an_over_limit_pod_is_in_ledger_state_and_metrics_within_two_seconds() {
     let _turn = turn();
-    let (world, extender, _loops) = stage();
-    // Within the books as a whole: the neighbour's idle share would hide it.
-    let hidden = timed((&world, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
+    let (bed, extender, _loops) = stage();
+    // Within the allocation of all: the idle share of the neighbor would hide it.
+    let hidden = timed((&bed, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
         let device = &node["devices"][0];
         let over = &device["overLimitPods"][0];
         over["pod_uid"] == POD
             && over["usedMib"] == 25_000
             && over["allowed_mib"] == 20_000
             && device["usedBeyondAllocatedMib"] == 5_000
-            && extender.metric("gpupack_over_users") == 1
-            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
+            && extender.metric("gpupack_over_limit_pods") == 1
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"overuse\"}")
                 == 5_000 << 20
     });
-    // More than all that is booked.
-    let open = timed((&world, &extender), &[(10, 70_000), (11, 1_000)], |node, extender| {
+    // More than all that is allocated.
+    let open = timed((&bed, &extender), &[(10, 70_000), (11, 1_000)], |node, extender| {
         node["devices"][0]["usedBeyondAllocatedMib"] == 50_000
-            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"overuse\"}")
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"overuse\"}")
                 == 50_000 << 20
     });
-    println_figure("over-user within the books of all", hidden);
-    println_figure("over-user beyond the books of all", open);
+    println_figure("over-limit pod within the allocation of all", hidden);
+    println_figure("over-limit pod beyond the allocation of all", open);
     assert!(hidden < LIMIT && open < LIMIT, "{hidden:?}, {open:?}");
-    let foreign = extender.metric("gpupack_memory_outside_books_bytes{kind=\"foreign\"}");
-    assert_eq!(foreign, 0, "it is not taken for somebody else's");
+    let untracked = extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"foreign\"}");
+    assert_eq!(untracked, 0, "it does not count as untracked");
     let explained = extender.explained("team", POD);
     assert!(explained.contains("70000 MiB of GPU-a and may use 20000 MiB"), "{explained}");
     // Back within its share: forgotten with the next list.
-    world.play(&scenario(&[(10, 20_000), (11, 1_000)]));
+    bed.play(&scenario(&[(10, 20_000), (11, 1_000)]));
     extender.until("it is within its share", |node| {
         (node["devices"][0]["overLimitPods"].is_null()
-            && extender.metric("gpupack_over_users") == 0)
+            && extender.metric("gpupack_over_limit_pods") == 0)
             .then_some(())
     });
 }
 
 #[test]
-fn a_foreign_tenant_is_in_books_state_and_metrics_within_two_seconds() {
+fn untracked_memory_is_in_ledger_state_and_metrics_within_two_seconds() {
     let _turn = turn();
-    let (world, extender, _loops) = stage();
+    let (bed, extender, _loops) = stage();
     let processes = [(10, 1_000), (11, 1_000), (12, 30_000)];
-    let took = timed((&world, &extender), &processes, |node, extender| {
+    let took = timed((&bed, &extender), &processes, |node, extender| {
         let device = &node["devices"][0];
         device["untrackedMib"] == 30_000
             && device["usedBeyondAllocatedMib"] == 30_000
             && device["overLimitPods"].is_null()
-            && extender.metric("gpupack_memory_outside_books_bytes{kind=\"foreign\"}")
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"foreign\"}")
                 == 30_000 << 20
     });
-    println_figure("foreign tenant", took);
+    println_figure("untracked memory", took);
     assert!(took < LIMIT, "{took:?}");
     let free = extender.node()["devices"][0]["free_mib"].as_u64().unwrap();
-    assert_eq!(free, 81_920 - 634 - 40_000 - 30_000, "beside what is booked and what is taken");
+    assert_eq!(free, 81_920 - 634 - 40_000 - 30_000, "beside what is allocated and what is used");
 }
 
 /// Prints a figure, also where the test harness hides the output of passing tests.

@@ -1,4 +1,4 @@
-//! What events and the driver's wishes make of a device.
+//! How events and the driver's recovery action change the health of a device.
 
 use gpupack::agent::gpu::health::XidCounts;
 use gpupack::agent::gpu::probe::{ProbeError, Sample};
@@ -6,8 +6,8 @@ use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::report::condition::DeviceFault;
 use serde_json::{Value, json};
 
-use crate::harness::agent::world::{
-    World, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
+use crate::harness::agent::bed::{
+    Bed, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
 };
 
 /// NVML's bits for kinds of events.
@@ -16,9 +16,9 @@ const XID: u64 = 8;
 const UNAVAILABLE: u64 = 0x4000;
 const RECOVERY: u64 = 0x8000;
 
-/// Two GPUs of a driver that tells what it wants, and what has happened to them.
+/// Two GPUs of a driver that reports recovery actions and events.
 struct Story {
-    world: World,
+    bed: Bed,
     probe: NvmlProbe,
     scenario: Value,
 }
@@ -26,14 +26,14 @@ struct Story {
 impl Story {
     fn new(first: Value) -> Self {
         let scenario = json!({"gpus": [first, t4("GPU-z")], "events": []});
-        let world = World::new(&scenario);
-        let mut probe = world.probe();
+        let bed = Bed::new(&scenario);
+        let mut probe = bed.probe();
         let seen = sample(&mut probe).unwrap();
         assert!(seen.inventory.iter().all(|it| it.healthy), "{seen:?}");
-        Self { world, probe, scenario }
+        Self { bed, probe, scenario }
     }
 
-    /// Two GPUs of a driver that wants nothing yet.
+    /// Two GPUs of a driver without a recovery action.
     fn of_new_driver() -> Self {
         Self::new(with(a100("GPU-a"), "recovery_action", json!(0)))
     }
@@ -55,19 +55,19 @@ impl Story {
     }
 
     fn next(&mut self) -> Sample {
-        self.world.play(&self.scenario);
+        self.bed.play(&self.scenario);
         sample(&mut self.probe).unwrap()
     }
 }
 
-/// What ails the first GPU; the other one is well.
+/// The fault of the first GPU; the other one is healthy.
 fn first(sample: &Sample) -> Option<DeviceFault> {
     let [(_, fault), (_, None)] = faults(sample)[..] else { panic!("{sample:?}") };
     fault
 }
 
 #[test]
-fn an_xid_that_is_no_applications_fault_takes_the_gpu_out_with_its_number() {
+fn a_hardware_xid_marks_the_gpu_unhealthy_with_its_number() {
     let mut story = Story::of_new_driver();
     for number in [13, 31, 43, 45, 68, 109] {
         let seen = story.happens(XID, number);
@@ -85,7 +85,7 @@ fn an_xid_that_is_no_applications_fault_takes_the_gpu_out_with_its_number() {
 }
 
 #[test]
-fn a_gpu_is_well_again_only_when_the_driver_wants_nothing_more() {
+fn a_gpu_heals_only_when_the_driver_requests_no_action() {
     let mut story = Story::of_new_driver();
     story.happens(XID, 48);
     assert_eq!(
@@ -107,7 +107,7 @@ fn a_gpu_is_well_again_only_when_the_driver_wants_nothing_more() {
 }
 
 #[test]
-fn a_wish_of_the_driver_is_followed_whatever_tells_of_it() {
+fn a_recovery_action_of_the_driver_is_followed_from_any_source() {
     let mut story = Story::of_new_driver();
     for (event, action, fault) in [
         ((RECOVERY, 0), 3, DeviceFault::DrainRequired),
@@ -126,20 +126,20 @@ fn a_wish_of_the_driver_is_followed_whatever_tells_of_it() {
 }
 
 #[test]
-fn what_is_no_xid_is_not_taken_for_one() {
+fn other_events_are_not_xids() {
     let mut story = Story::of_new_driver();
     let error = json!({"gpu": 0, "kind": DOUBLE_BIT_ERROR, "data": 79});
-    assert_eq!(first(&story.tell(error.clone())), None, "nobody asked for it");
+    assert_eq!(first(&story.tell(error.clone())), None, "nobody requested it");
     let seen = story.tell(with(error, "unasked", json!(true)));
-    assert_eq!((first(&seen), seen.uses[0].last_xid), (None, None), "and it is told all the same");
+    assert_eq!((first(&seen), seen.uses[0].last_xid), (None, None), "and it is still reported");
     let stranger = json!({"gpu": 40, "kind": XID, "data": 79, "unasked": true});
-    assert_eq!(first(&story.tell(stranger)), None, "a GPU that nobody knows");
+    assert_eq!(first(&story.tell(stranger)), None, "an unknown GPU");
     let seen = story.happens(UNAVAILABLE, 79);
     assert_eq!((first(&seen), seen.uses[0].last_xid), (Some(DeviceFault::Unavailable), None));
 }
 
 #[test]
-fn a_driver_without_wishes_heals_when_the_gpu_was_away_or_the_driver_was_loaded_anew() {
+fn a_driver_without_recovery_action_heals_on_gpu_return_or_reload() {
     for away in [15, 16] {
         let mut story = Story::new(a100("GPU-a"));
         assert_eq!(first(&story.happens(XID, 79)), Some(DeviceFault::Xid));
@@ -151,14 +151,14 @@ fn a_driver_without_wishes_heals_when_the_gpu_was_away_or_the_driver_was_loaded_
     let mut story = Story::new(a100("GPU-a"));
     assert_eq!(first(&story.happens(XID, 79)), Some(DeviceFault::Xid));
     story.scenario["failures"] = json!({"nvmlDeviceGetCount_v2": 18});
-    story.world.play(&story.scenario);
+    story.bed.play(&story.scenario);
     assert_eq!(sample(&mut story.probe), Err(ProbeError::DriverMismatch));
     story.scenario["failures"] = json!({});
-    assert_eq!(first(&story.next()), None, "events of before are not told to the new set");
+    assert_eq!(first(&story.next()), None, "the new set gets no earlier events");
 }
 
 #[test]
-fn the_library_is_opened_anew_while_a_gpu_is_lost_and_that_alone_heals_nobody() {
+fn the_library_is_reopened_while_a_gpu_is_lost_without_healing_it() {
     let scenario = |failures: Value| {
         let lost = with(a100("GPU-a"), "failures", failures);
         let events = json!([{"gpu": 1, "kind": XID, "data": 48}]);
@@ -166,24 +166,24 @@ fn the_library_is_opened_anew_while_a_gpu_is_lost_and_that_alone_heals_nobody() 
     };
     let mut before = scenario(json!({}));
     before["events"] = json!([]);
-    let world = World::new(&before);
-    let mut probe = world.probe();
-    let openings = || world.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
+    let bed = Bed::new(&before);
+    let mut probe = bed.probe();
+    let openings = || bed.calls().iter().filter(|call| *call == "nvmlInit_v2").count();
     sample_at(&mut probe, 0).unwrap();
-    world.play(&scenario(json!({"*": 15})));
+    bed.play(&scenario(json!({"*": 15})));
     for (seconds, expected) in [(1, 1), (29, 1), (31, 1), (32, 2), (60, 2), (62, 2), (63, 3)] {
         let seen = sample_at(&mut probe, seconds).unwrap();
         let both = [("GPU-a", Some(DeviceFault::Lost)), ("GPU-z", Some(DeviceFault::Xid))];
         assert_eq!(faults(&seen), both, "{seconds}");
         assert_eq!(openings(), expected, "after {seconds} s");
     }
-    world.play(&scenario(json!({})));
+    bed.play(&scenario(json!({})));
     let seen = sample_at(&mut probe, 64).unwrap();
     assert_eq!(faults(&seen), [("GPU-a", None), ("GPU-z", Some(DeviceFault::Xid))]);
 }
 
 #[test]
-fn an_xid_of_an_instance_takes_that_instance_out() {
+fn an_xid_of_an_instance_marks_that_instance_unhealthy() {
     let mut story = Story::new(h200_in_mig_mode());
     let seen = story.tell(json!({"gpu": 0, "kind": XID, "data": 95, "instance": 2}));
     let xid = Some(DeviceFault::Xid);
@@ -198,7 +198,7 @@ fn an_xid_of_an_instance_takes_that_instance_out() {
 }
 
 #[test]
-fn an_xid_of_an_instance_that_is_not_known_takes_the_whole_gpu_out() {
+fn an_xid_of_an_unknown_instance_marks_the_whole_gpu_unhealthy() {
     let xid = Some(DeviceFault::Xid);
     let all = [("GPU-p", xid), ("GPU-z", None), ("MIG-a", xid), ("MIG-b", xid)];
     let mut story = Story::new(h200_in_mig_mode());
@@ -212,7 +212,7 @@ fn an_xid_of_an_instance_that_is_not_known_takes_the_whole_gpu_out() {
 }
 
 #[test]
-fn a_gpu_without_events_is_judged_by_the_wishes_alone() {
+fn a_gpu_without_events_is_judged_by_recovery_action_alone() {
     let mut story = Story::new(with(a100("GPU-a"), "event_types", json!(0)));
     assert_eq!(first(&story.happens(XID, 79)), None);
     assert_eq!(
@@ -225,7 +225,7 @@ fn a_gpu_without_events_is_judged_by_the_wishes_alone() {
 }
 
 #[test]
-fn a_broken_event_set_is_made_anew_and_tells_on() {
+fn a_broken_event_set_is_recreated_and_keeps_reporting() {
     let mut story = Story::of_new_driver();
     story.scenario["failures"] = json!({"nvmlEventSetWait_v2": 999});
     assert_eq!(first(&story.next()), None);
@@ -235,7 +235,7 @@ fn a_broken_event_set_is_made_anew_and_tells_on() {
 }
 
 #[test]
-fn a_storm_of_events_is_read_bit_by_bit() {
+fn many_events_are_read_in_batches() {
     let mut story = Story::of_new_driver();
     let storm = vec![json!({"gpu": 0, "kind": XID, "data": 13}); 200];
     story.scenario["events"].as_array_mut().unwrap().extend(storm);

@@ -7,15 +7,15 @@ use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Kind, Slot};
 use serde_json::{Value, json};
 
-use crate::harness::agent::world::{
-    POD, World, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
+use crate::harness::agent::bed::{
+    Bed, POD, a100, faults, h200_in_mig_mode, sample, sample_at, t4, with,
 };
 
 #[test]
 fn gpus_of_different_size_are_read_with_their_reserve_and_rounded_to_the_safe_side() {
     let second = with(t4("GPU-b"), "odd_bytes", json!(1));
-    let world = World::new(&json!({"gpus": [a100("GPU-a"), second]}));
-    let sample = sample(&mut world.probe()).unwrap();
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), second]}));
+    let sample = sample(&mut bed.probe()).unwrap();
     let [a, b] = &sample.inventory[..] else { panic!("two GPUs: {sample:?}") };
     assert_eq!((a.uuid.as_str(), a.index, a.kind), ("GPU-a", 0, Kind::Gpu));
     assert_eq!(a.model, "NVIDIA A100-SXM4-80GB");
@@ -36,12 +36,12 @@ fn processes_of_all_lists_are_joined_to_pods_once_each() {
         {"pid": 12, "used_mib": null, "lists": ["compute"]},
         {"pid": 13, "used_mib": 20, "lists": ["graphics"]},
     ]);
-    let world = World::new(&json!({"gpus": [with(a100("GPU-a"), "processes", processes)]}));
+    let bed = Bed::new(&json!({"gpus": [with(a100("GPU-a"), "processes", processes)]}));
     let slice = POD.replace('-', "_");
-    world.process(10, &format!("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-x.scope\n"));
-    world.process(11, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
-    world.process(12, "0::/user.slice\n");
-    let mut probe = world.probe();
+    bed.process(10, &format!("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-x.scope\n"));
+    bed.process(11, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
+    bed.process(12, "0::/user.slice\n");
+    let mut probe = bed.probe();
     let sample = sample(&mut probe).unwrap();
     let seen: Vec<_> = sample.uses[0].processes.as_ref().unwrap().iter().collect();
     let rows: Vec<(u32, Option<&str>, Option<u64>)> =
@@ -62,8 +62,8 @@ fn processes_of_all_lists_are_joined_to_pods_once_each() {
 
 #[test]
 fn a_gpu_in_mig_mode_is_its_instances() {
-    let world = World::new(&json!({"gpus": [t4("GPU-a"), h200_in_mig_mode()]}));
-    let sample = sample(&mut world.probe()).unwrap();
+    let bed = Bed::new(&json!({"gpus": [t4("GPU-a"), h200_in_mig_mode()]}));
+    let sample = sample(&mut bed.probe()).unwrap();
     let rows: Vec<_> = sample
         .inventory
         .iter()
@@ -79,7 +79,7 @@ fn a_gpu_in_mig_mode_is_its_instances() {
         ]
     );
     let parent = &sample.uses[1];
-    assert_eq!((parent.busy_percent, &parent.processes), (None, &None), "it lists them once more");
+    assert_eq!((parent.busy_percent, &parent.processes), (None, &None), "it lists them again");
     assert_eq!(sample.uses[2].processes.as_ref().unwrap()[0].pid, 5);
     assert_eq!(sample.uses[2].busy_percent, None);
     let (a, b) = (&sample.inventory[2], &sample.inventory[3]);
@@ -88,13 +88,13 @@ fn a_gpu_in_mig_mode_is_its_instances() {
 }
 
 #[test]
-fn what_the_driver_cannot_say_is_unknown_and_not_zero() {
+fn a_value_the_driver_does_not_report_is_unknown_and_not_zero() {
     let cannot = json!({"nvmlDeviceGetUtilizationRates": 3, "nvmlDeviceGetMigMode": 3,
                         "nvmlDeviceGetComputeRunningProcesses_v3": 4});
     let gpu = with(a100("GPU-a"), "failures", cannot);
     let unified = with(t4("GPU-b"), "failures", json!({"nvmlDeviceGetMemoryInfo_v2": 3}));
-    let world = World::new(&json!({"gpus": [gpu, unified]}));
-    let sample = sample(&mut world.probe()).unwrap();
+    let bed = Bed::new(&json!({"gpus": [gpu, unified]}));
+    let sample = sample(&mut bed.probe()).unwrap();
     let a = &sample.uses[0];
     assert_eq!(
         (a.healthy, a.used_mib, a.busy_percent, &a.processes),
@@ -106,7 +106,7 @@ fn what_the_driver_cannot_say_is_unknown_and_not_zero() {
 }
 
 #[test]
-fn where_devices_sit_and_what_they_are_linked_to_is_read() {
+fn numa_nodes_and_links_of_devices_are_read() {
     let gpu = |uuid: &str, bus: u32, minor: u32, numa: u32, links: Value| {
         let fields = json!({"uuid": uuid, "name": "NVIDIA H200", "total_mib": 143_771, "bus": bus,
                             "minor": minor, "numa_node": numa});
@@ -119,8 +119,8 @@ fn where_devices_sit_and_what_they_are_linked_to_is_read() {
         gpu("GPU-c", 3, 5, 65, json!([{"switch": 90}, {"switch": 91}, {"gpu": 77}])),
         gpu("GPU-d", 4, 4, 1, json!([])),
     ]});
-    let world = World::new(&scenario);
-    let mut probe = world.probe();
+    let bed = Bed::new(&scenario);
+    let mut probe = bed.probe();
     let seen = sample(&mut probe).unwrap();
     let driver = seen.driver.as_ref().unwrap();
     assert_eq!((&*driver.version, driver.cuda.as_deref()), ("615.43", Some("13.4")));
@@ -143,28 +143,28 @@ fn where_devices_sit_and_what_they_are_linked_to_is_read() {
         ]
     );
     let text = serde_json::to_string(&seen.inventory[3]).unwrap();
-    assert!(!text.contains("neighbors") && !text.contains("slot"), "nothing to say: {text}");
+    assert!(!text.contains("neighbors") && !text.contains("slot"), "no such fields: {text}");
     // One that is taken out is nobody's neighbor.
     let mut fewer = scenario.clone();
     fewer["gpus"].as_array_mut().unwrap().remove(1);
-    world.play(&fewer);
+    bed.play(&fewer);
     let seen = sample(&mut probe).unwrap();
     let near: Vec<&str> = seen.inventory[0].neighbors.iter().map(|it| &*it.uuid).collect();
     assert_eq!(near, ["GPU-c"]);
 }
 
 #[test]
-fn more_processes_than_expected_are_read_and_more_than_anyone_has_are_unknown() {
+fn more_processes_than_expected_are_read_up_to_a_maximum() {
     let gpu = |count: u32| {
         let process = |pid: u32| json!({"pid": pid, "used_mib": 1, "lists": ["compute", "mps"]});
         let processes: Vec<_> = (1..=count).map(process).collect();
         json!({"gpus": [with(a100("GPU-a"), "processes", json!(processes))]})
     };
-    let world = World::new(&gpu(256));
-    let mut probe = world.probe();
+    let bed = Bed::new(&gpu(256));
+    let mut probe = bed.probe();
     for (count, listed) in [(256, Some(256)), (257, Some(257)), (4_096, Some(4_096)), (5_000, None)]
     {
-        world.play(&gpu(count));
+        bed.play(&gpu(count));
         let seen = sample(&mut probe).unwrap();
         let found = seen.uses[0].processes.as_ref().map(Vec::len);
         assert_eq!((found, seen.uses[0].healthy), (listed, true), "{count}");
@@ -172,16 +172,16 @@ fn more_processes_than_expected_are_read_and_more_than_anyone_has_are_unknown() 
 }
 
 #[test]
-fn half_a_list_of_processes_is_no_list() {
+fn an_incomplete_process_list_is_rejected() {
     let processes = json!([{"pid": 1, "used_mib": 5, "lists": ["compute"]}]);
     let gpu = with(a100("GPU-a"), "processes", processes);
-    let world = World::new(&json!({"gpus": [gpu]}));
-    let mut probe = world.probe();
+    let bed = Bed::new(&json!({"gpus": [gpu]}));
+    let mut probe = bed.probe();
     for list in ["ComputeRunning", "MPSComputeRunning", "GraphicsRunning"] {
         let symbol = format!("nvmlDeviceGet{list}Processes_v3");
         for code in [3, 4, 13, 999] {
             let failing = with(gpu.clone(), "failures", json!({symbol.clone(): code}));
-            world.play(&json!({"gpus": [failing]}));
+            bed.play(&json!({"gpus": [failing]}));
             let seen = &sample(&mut probe).unwrap().uses[0];
             // A driver without MPS or graphics has no processes of that kind.
             let is_absent = [3, 13].contains(&code) && list != "ComputeRunning";
@@ -193,60 +193,64 @@ fn half_a_list_of_processes_is_no_list() {
 }
 
 #[test]
-fn whose_kernels_ran_since_the_last_list_is_told_where_the_driver_knows_it() {
+fn pods_with_recent_kernels_are_reported_if_the_driver_knows_them() {
     let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
     let process = |pid: u32, list: &str, samples: Value| json!({"pid": pid, "used_mib": 500, "lists": [list], "samples": samples});
-    let world = World::new(&gpu(json!([process(10, "compute", json!([[1_000, 90]]))])));
+    let bed = Bed::new(&gpu(json!([process(10, "compute", json!([[1_000, 90]]))])));
     for pid in [10, 11] {
-        world.process(
+        bed.process(
             pid,
             &format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_")),
         );
     }
-    let probe = &mut world.probe();
+    let probe = &mut bed.probe();
     let mut millis = 0;
-    let mut told_after = |pause: u64, processes: Value| {
-        world.play(&gpu(processes));
+    let mut reported_after = |pause: u64, processes: Value| {
+        bed.play(&gpu(processes));
         millis += pause;
         let now = Timestamp::from_millis(millis);
         let sample = probe.sample(ProcessSampling::List, now).unwrap();
         let tenants = sample.uses.into_iter().next().unwrap().tenants;
         tenants.first().and_then(|tenant| tenant.busy_percent)
     };
-    let mut told = |processes: Value| told_after(1_000, processes);
+    let mut reported = |processes: Value| reported_after(1_000, processes);
     let first = json!([process(10, "compute", json!([[1_000, 90]]))]);
-    assert_eq!(told(first.clone()), None, "the first look is about all that the driver remembers");
-    assert_eq!(told(first), Some(0), "no sample since: it only exists");
+    assert_eq!(
+        reported(first.clone()),
+        None,
+        "the first look is about all that the driver remembers"
+    );
+    assert_eq!(reported(first), Some(0), "no sample since: it only exists");
     let busy = [[1_000, 90], [2_000, 30], [2_500, 50]];
     let idle = process(11, "graphics", json!([]));
-    assert_eq!(told(json!([process(10, "compute", json!(busy)), idle])), Some(40));
+    assert_eq!(reported(json!([process(10, "compute", json!(busy)), idle])), Some(40));
     let later = [[2_000, 30], [3_000, 70]];
     let both = [process(10, "compute", json!(later)), process(11, "compute", json!([[3_000, 60]]))];
-    assert_eq!(told(json!(both)), Some(100), "both together");
+    assert_eq!(reported(json!(both)), Some(100), "both together");
     let clients = [process(10, "compute", json!([[4_000, 9]])), process(11, "mps", json!([]))];
-    assert_eq!(told(json!(clients)), None, "beside clients of MPS nobody knows");
-    assert_eq!(told(json!([process(10, "compute", json!([]))])), Some(0));
+    assert_eq!(reported(json!(clients)), None, "unknown beside clients of MPS");
+    assert_eq!(reported(json!([process(10, "compute", json!([]))])), Some(0));
     let busy = json!([process(10, "compute", json!([[5_000, 70]]))]);
-    assert_eq!(told_after(1_000, busy.clone()), Some(70));
+    assert_eq!(reported_after(1_000, busy.clone()), Some(70));
     for _ in 0..3 {
-        let seen = told_after(250, busy.clone());
-        assert_eq!(seen, Some(70), "the driver's next sample is not due: nobody became idle");
+        let seen = reported_after(250, busy.clone());
+        assert_eq!(seen, Some(70), "the driver's next sample is not due: no pod became idle");
     }
-    assert_eq!(told_after(250, busy), Some(0), "it is, and there is none");
+    assert_eq!(reported_after(250, busy), Some(0), "it is, and there is none");
 }
 
 #[test]
-fn without_samples_of_processes_the_rule_of_before_holds() {
+fn without_process_samples_the_old_rule_applies() {
     let gpu =
         with(a100("GPU-a"), "processes", json!([{"pid": 10, "used_mib": 1, "lists": ["compute"]}]));
     let failing = with(gpu.clone(), "failures", json!({"nvmlDeviceGetProcessUtilization": 3}));
-    let old = World::new(&json!({"gpus": [gpu]})).without("nvmlDeviceGetProcessUtilization");
-    for world in [World::new(&json!({"gpus": [failing]})), old] {
-        world.process(
+    let old = Bed::new(&json!({"gpus": [gpu]})).without("nvmlDeviceGetProcessUtilization");
+    for bed in [Bed::new(&json!({"gpus": [failing]})), old] {
+        bed.process(
             10,
             &format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_")),
         );
-        let probe = &mut world.probe();
+        let probe = &mut bed.probe();
         for _ in 0..3 {
             let seen = sample(probe).unwrap().uses.remove(0);
             assert_eq!((seen.fault, seen.tenants.len()), (None, 0));
@@ -256,15 +260,15 @@ fn without_samples_of_processes_the_rule_of_before_holds() {
 }
 
 #[test]
-fn a_container_of_an_ended_pod_that_uses_no_gpu_is_listed_with_no_memory() {
+fn a_container_of_an_ended_pod_without_gpu_use_is_listed_with_no_memory() {
     let gpu = |processes: Value| json!({"gpus": [with(a100("GPU-a"), "processes", processes)]});
-    let world = World::new(&gpu(json!([])));
+    let bed = Bed::new(&gpu(json!([])));
     let group = format!("0::/kubepods.slice/kubepods-pod{}.slice/a.scope\n", POD.replace('-', "_"));
-    world.process(10, &group);
-    let mut probe = world.probe();
+    bed.process(10, &group);
+    let mut probe = bed.probe();
     let listed = |probe: &mut NvmlProbe, seconds| {
         let seen = sample_at(probe, seconds).unwrap().uses.remove(0);
-        assert_eq!(seen.tenants, [], "nothing is said of it but that it is there");
+        assert_eq!(seen.tenants, [], "only its existence is reported");
         let list = seen.processes.unwrap().into_iter();
         list.map(|it| (it.pid, it.pod_uid.unwrap(), it.memory_mib)).collect::<Vec<_>>()
     };
@@ -276,16 +280,16 @@ fn a_container_of_an_ended_pod_that_uses_no_gpu_is_listed_with_no_memory() {
     for seconds in 1..4 {
         assert_eq!(listed(&mut probe, seconds), [(10, POD.to_owned(), Some(0))]);
     }
-    world.process(11, &group);
-    world.play(&gpu(json!([{"pid": 11, "used_mib": 500, "lists": ["mps"]}])));
+    bed.process(11, &group);
+    bed.play(&gpu(json!([{"pid": 11, "used_mib": 500, "lists": ["mps"]}])));
     let seen = sample_at(&mut probe, 4).unwrap().uses.remove(0).processes.unwrap();
     assert_eq!(
         seen.iter().map(|it| (it.pid, it.memory_mib)).collect::<Vec<_>>(),
         [(11, Some(500))]
     );
-    world.play(&gpu(json!([])));
+    bed.play(&gpu(json!([])));
     for pid in ["10", "11"] {
-        std::fs::remove_dir_all(world.proc_root().join(pid)).unwrap();
+        std::fs::remove_dir_all(bed.proc_root().join(pid)).unwrap();
     }
     assert_eq!(listed(&mut probe, 5), []);
 }

@@ -1,4 +1,4 @@
-//! Devices that kubelet hands out by itself take no tenants; against a stand-in for kubelet's service.
+//! Devices that kubelet allocates get no tenants; with a stand-in for kubelet's service.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,9 +15,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 use tokio::net::UnixListener;
 
+use crate::harness::agent::bed::{Bed, a100, t4, with};
 use crate::harness::agent::extender::Extender;
 use crate::harness::agent::process::AgentProcess;
-use crate::harness::agent::world::{World, a100, t4, with};
 
 /// What the stand-in answers: device ids, or a gRPC status.
 type Answer = Result<Vec<&'static str>, &'static str>;
@@ -57,8 +57,8 @@ async fn serve(request: Request<Incoming>, answer: Answer) -> Response<Body> {
     assert_eq!(request.uri().path(), "/v1.PodResourcesLister/GetAllocatableResources");
     assert_eq!(request.headers()["content-type"], "application/grpc");
     assert_eq!(request.headers()["te"], "trailers");
-    let asked = request.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(asked, [0; 5][..], "an empty message");
+    let queried = request.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(queried, [0; 5][..], "an empty message");
     let mut frames = Vec::new();
     if let Ok(ids) = &answer {
         let part =
@@ -81,19 +81,19 @@ fn faults(probe: &mut impl Probe) -> Vec<Option<DeviceFault>> {
 }
 
 #[tokio::test]
-async fn devices_are_kubelets_as_long_as_it_says_so() {
-    let world = World::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"),
+async fn devices_are_owned_by_kubelet_while_it_lists_them() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), t4("GPU-b"),
         with(t4("GPU-c"), "failures", json!({"nvmlDeviceGetMemoryInfo_v2": 3}))]}));
     let folder = tempfile::tempdir().unwrap();
     let absent = allocatable(&folder.path().join("kubelet.sock")).await;
     assert_eq!(absent, Err(KubeletError::Absent));
     let kubelet = Kubelet::start(folder.path(), Ok(vec!["GPU-a::0", "GPU-a::1", "GPU-c"]));
     let devices = KubeletDevices::new(&kubelet.socket);
-    let mut probe = BesideKubelet { probe: world.probe(), kubelet: devices.clone() };
+    let mut probe = BesideKubelet { probe: bed.probe(), kubelet: devices.clone() };
     let (own, sick) = (Some(DeviceFault::KubeletOwned), Some(DeviceFault::NoMemory));
-    assert_eq!(faults(&mut probe), [None, None, sick], "nobody was asked");
+    assert_eq!(faults(&mut probe), [None, None, sick], "no kubelet was queried");
     devices.refresh().await;
-    assert_eq!(faults(&mut probe), [own, None, sick], "what ails it by itself is worse");
+    assert_eq!(faults(&mut probe), [own, None, sick], "its own fault is worse");
     for refusal in ["8", "14"] {
         *kubelet.answer.lock().unwrap() = Err(refusal);
         let refused = KubeletError::Refused { status: refusal.to_owned() };
@@ -110,7 +110,7 @@ async fn devices_are_kubelets_as_long_as_it_says_so() {
 }
 
 #[tokio::test]
-async fn a_socket_that_does_not_speak_is_no_kubelet() {
+async fn a_socket_that_does_not_answer_is_not_kubelet() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("kubelet.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -124,16 +124,16 @@ async fn a_socket_that_does_not_speak_is_no_kubelet() {
 }
 
 #[test]
-fn the_extender_places_nobody_on_a_device_of_kubelets() {
-    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
+fn the_extender_places_no_pod_on_a_device_owned_by_kubelet() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a")]}));
     let threads =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let threads = threads.unwrap();
-    let folder = world.proc_root();
+    let folder = bed.proc_root();
     std::fs::create_dir_all(&folder).unwrap();
     let _kubelet = threads.block_on(async { Kubelet::start(&folder, Ok(vec!["GPU-a"])) });
     let extender = Extender::start();
-    let agent = AgentProcess::start(&world, &extender);
+    let agent = AgentProcess::start(&bed, &extender);
     extender.until_fault(Some("KubeletOwned"));
     assert_eq!(extender.node()["state"], "Reporting");
     assert!(agent.end().success());

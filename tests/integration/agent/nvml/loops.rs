@@ -8,16 +8,16 @@ use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::clock::Clock;
 use serde_json::{Value, json};
 
+use crate::harness::agent::bed::{Bed, POD, a100, t4, with};
 use crate::harness::agent::extender::Extender;
 use crate::harness::agent::process::AgentProcess;
-use crate::harness::agent::world::{POD, World, a100, t4, with};
 
-/// The agent's loops on threads of their own; they end with it.
+/// The agent's loops on separate threads; they end with it.
 pub(crate) struct Loops(Option<tokio::runtime::Runtime>);
 
 impl Loops {
-    pub(crate) fn start(world: &World, extender: &Extender, period: Duration) -> Self {
-        Self::start_with(world.probe(), extender, period)
+    pub(crate) fn start(bed: &Bed, extender: &Extender, period: Duration) -> Self {
+        Self::start_with(bed.probe(), extender, period)
     }
 
     /// Starts them with a probe of the caller's.
@@ -41,8 +41,8 @@ impl Drop for Loops {
 }
 
 /// How often each of these calls was made.
-fn counts<const N: usize>(world: &World, symbols: [&str; N]) -> [usize; N] {
-    let calls = world.calls();
+fn counts<const N: usize>(bed: &Bed, symbols: [&str; N]) -> [usize; N] {
+    let calls = bed.calls();
     symbols.map(|symbol| calls.iter().filter(|call| *call == symbol).count())
 }
 
@@ -50,38 +50,38 @@ const MEMORY: &str = "nvmlDeviceGetMemoryInfo_v2";
 const LISTS: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
 
 #[test]
-fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
+fn hardware_faults_appear_in_the_extender_and_the_metrics() {
     let processes = json!([{"pid": 10, "used_mib": 1_500, "lists": ["compute"]},
                            {"pid": 11, "used_mib": 300, "lists": ["compute"]}]);
     let gpu = with(with(a100("GPU-a"), "minor", json!(4)), "processes", processes);
     let scenario = json!({"gpus": [gpu, t4("GPU-z")], "events": [], "journal": true});
-    let world = World::new(&scenario);
-    world.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
-    world.process(11, "0::/user.slice\n");
+    let bed = Bed::new(&scenario);
+    bed.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
+    bed.process(11, "0::/user.slice\n");
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
-    let agent = AgentProcess::start(&world, &extender);
+    let agent = AgentProcess::start(&bed, &extender);
     extender.until_fault(None);
     let node = extender.node();
     assert_eq!((&node["driver"], &node["cuda"]), (&json!("580.95.05"), &json!("13.0")));
     let device = &node["devices"][0];
     assert_eq!((&device["id"], &device["minor"]), (&json!("GPU-a"), &json!(4)));
     assert_eq!(device["usedBeyondAllocatedMib"], 4_000, "5000 are used, and the pod holds 1000");
-    // The books come with the reply, and reach the metrics with the next sample.
+    // The reservations come with the reply, and are in the metrics with the next sample.
     let memory = |kind: &str| {
         let kind = format!("kind=\"{kind}\"");
         agent.metric(&["gpupack_gpu_memory_bytes{", "GPU-a", "Hostname=\"n\"", &kind])
     };
     extender.until("the overuse", |_| {
-        (memory("overuse") == Some((500_u64 << 20).to_string())).then_some(())
+        (memory("over_limit") == Some((500_u64 << 20).to_string())).then_some(())
     });
-    assert_eq!(memory("booked"), Some((1_000_u64 << 20).to_string()));
-    assert_eq!(memory("foreign"), Some((300_u64 << 20).to_string()));
+    assert_eq!(memory("allocated"), Some((1_000_u64 << 20).to_string()));
+    assert_eq!(memory("untracked"), Some((300_u64 << 20).to_string()));
 
     let play = |change: &dyn Fn(&mut Value)| {
         let mut next = scenario.clone();
         change(&mut next);
-        world.play(&next);
+        bed.play(&next);
     };
     let xid = json!([{"gpu": 0, "kind": 8, "data": 79}]);
     play(&|it| it["events"] = xid.clone());
@@ -98,7 +98,7 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
         extender.until_fault(Some("DriverAway"));
         let node = extender.node();
         assert_eq!(node["state"], "Reporting");
-        assert_eq!(node["devices"].as_array().unwrap().len(), 2, "nobody vanishes");
+        assert_eq!(node["devices"].as_array().unwrap().len(), 2, "no device vanishes");
         assert_eq!(node["devices"][0]["tenants"][0]["podUid"], POD, "what is allocated stays");
         assert_eq!(node["devices"][1]["health"], "Unhealthy");
     }
@@ -107,63 +107,63 @@ fn what_happens_to_the_hardware_reaches_the_extender_and_the_metrics() {
     extender.until("the new driver", |node| (node["driver"] == "590.1").then_some(()));
 
     assert!(agent.end().success());
-    let calls = world.calls();
+    let calls = bed.calls();
     assert_eq!(calls[calls.len() - 2..], ["nvmlEventSetFree", "nvmlShutdown"]);
-    let [opened, closed] = counts(&world, ["nvmlInit_v2", "nvmlShutdown"]);
+    let [opened, closed] = counts(&bed, ["nvmlInit_v2", "nvmlShutdown"]);
     assert!(opened >= closed && closed == 2, "opened well twice, with failures between: {opened}");
 }
 
 #[test]
-fn a_driver_that_hangs_is_told_and_called_once_until_it_answers() {
+fn a_hanging_driver_is_reported_and_called_once_until_it_answers() {
     let scenario = |delay: u64| {
         let delays = json!({"nvmlDeviceGetCount_v2": delay});
         json!({"gpus": [t4("GPU-a")], "delays_ms": delays, "journal": true})
     };
-    let world = World::new(&scenario(0));
+    let bed = Bed::new(&scenario(0));
     let extender = Extender::start();
-    let _loops = Loops::start(&world, &extender, Duration::from_millis(50));
+    let _loops = Loops::start(&bed, &extender, Duration::from_millis(50));
     extender.until_fault(None);
-    world.play(&scenario(8_000));
+    bed.play(&scenario(8_000));
     extender.until_fault(Some("DriverAway"));
-    world.play(&scenario(0));
-    let [before] = counts(&world, ["nvmlDeviceGetCount_v2"]);
+    bed.play(&scenario(0));
+    let [before] = counts(&bed, ["nvmlDeviceGetCount_v2"]);
     extender.until_fault(None);
-    let [after] = counts(&world, ["nvmlDeviceGetCount_v2"]);
+    let [after] = counts(&bed, ["nvmlDeviceGetCount_v2"]);
     assert!(after > before, "{before}, {after}");
-    let [opened, closed] = counts(&world, ["nvmlInit_v2", "nvmlShutdown"]);
+    let [opened, closed] = counts(&bed, ["nvmlInit_v2", "nvmlShutdown"]);
     assert_eq!((opened, closed), (1, 0), "it was only slow");
 }
 
 #[test]
-fn memory_is_read_each_period_and_processes_rarely_unless_use_departs_from_the_books() {
+fn process_lists_are_read_rarely_unless_use_differs_from_the_ledger() {
     let scenario =
         |used: u64| json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(used))], "journal": true});
-    let world = World::new(&scenario(800));
+    let bed = Bed::new(&scenario(800));
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
-    let _loops = Loops::start(&world, &extender, Duration::from_millis(200));
-    extender.until("some periods", |_| (counts(&world, [MEMORY])[0] >= 40).then_some(()));
-    let [memory, lists] = counts(&world, [MEMORY, LISTS]);
+    let _loops = Loops::start(&bed, &extender, Duration::from_millis(200));
+    extender.until("some periods", |_| (counts(&bed, [MEMORY])[0] >= 40).then_some(()));
+    let [memory, lists] = counts(&bed, [MEMORY, LISTS]);
     // 25 samples in the five seconds between two lists; a busy machine takes fewer.
     assert!(lists >= 2 && lists <= 2 + memory / 10, "{memory} samples, {lists} lists");
-    // Within the books, whatever comes or goes.
-    world.play(&scenario(1_000));
+    // Within the allocation, with any change.
+    bed.play(&scenario(1_000));
     extender.until("the sample", |node| (node["devices"][0]["usedMib"] == 1_000).then_some(()));
-    let [memory_calm, lists_calm] = counts(&world, [MEMORY, LISTS]);
+    let [memory_calm, lists_calm] = counts(&bed, [MEMORY, LISTS]);
     assert!(lists_calm <= lists + 1 + (memory_calm - memory) / 10);
-    // Beyond the books: at once, and once.
-    world.play(&scenario(3_000));
-    let [memory_before, lists_before] = counts(&world, [MEMORY, LISTS]);
-    extender.until("a list", |_| (counts(&world, [LISTS])[0] > lists_before).then_some(()));
-    let [memory_then] = counts(&world, [MEMORY]);
+    // Beyond the allocation: immediately, and once.
+    bed.play(&scenario(3_000));
+    let [memory_before, lists_before] = counts(&bed, [MEMORY, LISTS]);
+    extender.until("a list", |_| (counts(&bed, [LISTS])[0] > lists_before).then_some(()));
+    let [memory_then] = counts(&bed, [MEMORY]);
     assert!(memory_then <= memory_before + 4, "{memory_before} to {memory_then}");
     extender
-        .until("some periods", |_| (counts(&world, [MEMORY])[0] >= memory_then + 10).then_some(()));
-    let [memory_after, lists_after] = counts(&world, [MEMORY, LISTS]);
+        .until("some periods", |_| (counts(&bed, [MEMORY])[0] >= memory_then + 10).then_some(()));
+    let [memory_after, lists_after] = counts(&bed, [MEMORY, LISTS]);
     let most = lists_before + 2 + (memory_after - memory_then) / 10;
     assert!(lists_after <= most, "{lists_after} lists, at most {most}");
     extender.until("it is taken off", |node| {
-        // No process of the pod is listed: nothing of it is the pod's.
+        // No process of the pod is listed: the memory is not the pod's.
         (node["devices"][0]["usedBeyondAllocatedMib"] == 3_000).then_some(())
     });
 }

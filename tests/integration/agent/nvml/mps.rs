@@ -13,17 +13,17 @@ use gpupack::report::condition::MpsState;
 use serde_json::{Value, json};
 
 use super::loops::Loops;
+use crate::harness::agent::bed::{Bed, POD, a100, h200_in_mig_mode, with};
 use crate::harness::agent::extender::Extender;
 use crate::harness::agent::process::AgentProcess;
-use crate::harness::agent::world::{POD, World, a100, h200_in_mig_mode, with};
 
 /// The stand-in for the control program. No test writes it: a file that is written while another test starts a
 /// process cannot always be run ("text file busy").
 const CONTROL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/harness/mps_control");
 
-/// A node whose daemons are looked after, quickly.
+/// A node whose daemons are supervised, with short pauses.
 struct Node {
-    world: World,
+    bed: Bed,
     daemons: MpsDaemons,
     probe: NvmlProbe,
     clock: Clock,
@@ -33,12 +33,12 @@ struct Node {
 
 impl Node {
     fn start(scenario: &Value, duty: Duty) -> Self {
-        let world = World::new(scenario);
+        let bed = Bed::new(scenario);
         let program = PathBuf::from(CONTROL);
         let clock = Clock::start();
         let ask_every = Duration::from_millis(100);
-        let folder = world.path("mps");
-        let proc_root = world.proc_root();
+        let folder = bed.path("mps");
+        let proc_root = bed.proc_root();
         std::fs::create_dir_all(proc_root.join("self")).unwrap();
         let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
         std::fs::write(proc_root.join("self/mountinfo"), own).unwrap();
@@ -48,8 +48,8 @@ impl Node {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
         let loops = threads.block_on(async { daemons.start() });
-        let probe = world.probe().with_mps(daemons.clone());
-        Self { world, daemons, probe, clock, loops: Some(loops), threads }
+        let probe = bed.probe().with_mps(daemons.clone());
+        Self { bed, daemons, probe, clock, loops: Some(loops), threads }
     }
 
     /// Waits until the daemon of a GPU is so.
@@ -60,7 +60,7 @@ impl Node {
 
     /// Writes a file beside the pipes of a GPU.
     fn write(&self, uuid: &str, file: &str, text: &str) {
-        let folder = self.world.path(&format!("mps/{uuid}/pipe"));
+        let folder = self.bed.path(&format!("mps/{uuid}/pipe"));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("next"), text).unwrap();
         std::fs::rename(folder.join("next"), folder.join(file)).unwrap();
@@ -68,21 +68,21 @@ impl Node {
 
     /// What is in a file beside the pipes of a GPU.
     fn read(&self, uuid: &str, file: &str) -> String {
-        let path = self.world.path(&format!("mps/{uuid}/pipe/{file}"));
+        let path = self.bed.path(&format!("mps/{uuid}/pipe/{file}"));
         std::fs::read_to_string(path).unwrap_or_default()
     }
 
     /// Adds a process of the pod with these variables, in a container that mounts the pipes of `uuid`.
     fn client(&self, pid: u32, uuid: &str, variables: &[&str]) {
-        self.world.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
-        let folder = self.world.proc_root().join(pid.to_string());
+        self.bed.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
+        let folder = self.bed.proc_root().join(pid.to_string());
         std::fs::write(folder.join("environ"), variables.join("\0")).unwrap();
         let mounts = [(&*format!("mps/{uuid}/pipe"), "/run/gpupack-mps")];
-        std::fs::write(folder.join("mountinfo"), mounts_of(&self.world, &mounts)).unwrap();
+        std::fs::write(folder.join("mountinfo"), mounts_of(&self.bed, &mounts)).unwrap();
     }
 
-    /// What is told of the pod on the first GPU: whether it is a client, and what it is held to.
-    fn told(&mut self) -> (bool, Option<u64>) {
+    /// What is reported of the pod on the first GPU: whether it is a client, and its limit.
+    fn reported(&mut self) -> (bool, Option<u64>) {
         let sample = self.probe.sample(ProcessSampling::List, self.clock.now()).unwrap();
         match &sample.uses[0].tenants[..] {
             [] => (false, None),
@@ -92,9 +92,9 @@ impl Node {
     }
 }
 
-/// The mounts of a container that has these folders of the world at these paths.
-fn mounts_of(world: &World, folders: &[(&str, &str)]) -> String {
-    let root = world.path("").canonicalize().unwrap();
+/// The mounts of a container that has these folders of the test bed at these paths.
+fn mounts_of(bed: &Bed, folders: &[(&str, &str)]) -> String {
+    let root = bed.path("").canonicalize().unwrap();
     let mut text = "50 49 0:50 / / rw - overlay overlay rw\n".to_owned();
     for (id, (folder, at)) in (51..).zip(folders) {
         let folder = root.join(folder);
@@ -138,27 +138,27 @@ fn each_gpu_has_a_daemon_that_is_started_again_and_ends_with_the_agent() {
         assert_eq!(node.read(uuid, "started"), format!("{uuid} -f -multiuser-server\n"));
     }
     node.until("MIG-a", Some(MpsState::Absent));
-    assert!(!node.world.path("mps/GPU-p").exists() && !node.world.path("mps/MIG-a").exists());
-    let mode = std::fs::metadata(node.world.path("mps/shm")).unwrap().permissions().mode();
+    assert!(!node.bed.path("mps/GPU-p").exists() && !node.bed.path("mps/MIG-a").exists());
+    let mode = std::fs::metadata(node.bed.path("mps/shm")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o1777);
 
-    // One dies: the other is left alone.
+    // One dies: the other is not changed.
     let first = node.read("GPU-a", "pid");
     let other = node.read("GPU-b", "pid");
-    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/pid")).unwrap();
+    std::fs::remove_file(node.bed.path("mps/GPU-a/pipe/pid")).unwrap();
     node.until("GPU-a", Some(MpsState::Absent));
     node.until("GPU-a", Some(MpsState::Idle));
     assert_ne!(node.read("GPU-a", "pid"), first);
     assert_eq!(node.read("GPU-b", "pid"), other);
 
-    // A GPU is put into MIG mode: its daemon ends, and nobody looks for it.
-    node.world.play(&json!({"gpus": [a100("GPU-a"), with(a100("GPU-b"), "mig", json!([]))]}));
+    // A GPU is put into MIG mode: its daemon ends and is not restarted.
+    node.bed.play(&json!({"gpus": [a100("GPU-a"), with(a100("GPU-b"), "mig", json!([]))]}));
     node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
     node.until("GPU-b", None);
     assert_eq!(node.read("GPU-b", "quit"), "-t 1\n");
     assert!(!is_alive(&other));
 
-    // One goes away and comes back at once: whoever looks after it then, it runs in the end.
+    // One goes away and comes back immediately: in the end its daemon runs.
     let inventory = node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap().inventory;
     node.daemons.learn(&[]);
     node.daemons.learn(&inventory);
@@ -172,7 +172,7 @@ fn each_gpu_has_a_daemon_that_is_started_again_and_ends_with_the_agent() {
 }
 
 #[test]
-fn a_daemon_that_cannot_run_or_does_not_answer_is_tried_again_ever_more_rarely() {
+fn a_failing_daemon_is_retried_with_growing_pauses() {
     let mut node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
     node.write("GPU-a", "broken", "");
     let started = Duration::from_millis(2_500);
@@ -181,19 +181,19 @@ fn a_daemon_that_cannot_run_or_does_not_answer_is_tried_again_ever_more_rarely()
     std::thread::sleep(started);
     let tries = node.read("GPU-a", "started").lines().count();
     assert!((1..=3).contains(&tries), "{tries} tries in 2.5 s");
-    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/broken")).unwrap();
+    std::fs::remove_file(node.bed.path("mps/GPU-a/pipe/broken")).unwrap();
     node.until("GPU-a", Some(MpsState::Idle));
     // It hangs: that is no answer, and in the end it is killed.
     let hanging = node.read("GPU-a", "pid");
     node.write("GPU-a", "hang", "");
     node.until("GPU-a", Some(MpsState::Absent));
     until("the end of the daemon that hangs", || (!is_alive(&hanging)).then_some(()));
-    std::fs::remove_file(node.world.path("mps/GPU-a/pipe/hang")).unwrap();
+    std::fs::remove_file(node.bed.path("mps/GPU-a/pipe/hang")).unwrap();
     node.until("GPU-a", Some(MpsState::Idle));
 }
 
 #[test]
-fn daemons_of_others_are_looked_at_and_never_started_or_ended() {
+fn external_daemons_are_only_inspected_and_never_started_or_ended() {
     let mut node = Node::start(&gpu(["mps", "mps"]), Duty::Rely);
     node.probe.sample(ProcessSampling::Skip, node.clock.now()).unwrap();
     node.until("GPU-a", Some(MpsState::Absent));
@@ -218,12 +218,12 @@ fn daemons_of_others_are_looked_at_and_never_started_or_ended() {
 }
 
 #[test]
-fn a_pod_is_held_when_each_of_its_processes_is_a_client_with_a_limit() {
+fn a_pod_is_limited_when_all_its_processes_are_clients_with_a_limit() {
     let mut node = Node::start(&gpu(["mps", "mps"]), Duty::Rely);
     node.write("GPU-a", "servers", "70\n");
     node.write("GPU-a", "pid", &std::process::id().to_string());
     node.write("GPU-b", "pid", "");
-    node.told();
+    node.reported();
     node.until("GPU-a", Some(MpsState::Serving));
     let less = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=GPU-a=7M";
     let two = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4G,1=4G";
@@ -239,34 +239,34 @@ fn a_pod_is_held_when_each_of_its_processes_is_a_client_with_a_limit() {
     ] {
         node.client(10, "GPU-a", &[PIPE, HALF]);
         node.client(11, "GPU-a", variables);
-        assert_eq!(node.told(), (true, limit), "{variables:?}");
+        assert_eq!(node.reported(), (true, limit), "{variables:?}");
     }
     node.client(11, "GPU-b", &[PIPE, HALF]);
-    assert_eq!(node.told(), (true, None), "it is the client of another daemon");
+    assert_eq!(node.reported(), (true, None), "it is the client of another daemon");
     node.client(11, "GPU-a", &[PIPE, HALF]);
-    assert_eq!(node.told(), (true, Some(1_000)));
-    let environ = node.world.proc_root().join("11/environ");
+    assert_eq!(node.reported(), (true, Some(1_000)));
+    let environ = node.bed.proc_root().join("11/environ");
     std::fs::remove_file(&environ).unwrap();
     std::fs::create_dir(&environ).unwrap();
-    assert_eq!(node.told(), (true, None), "it may not be read");
+    assert_eq!(node.reported(), (true, None), "it may not be read");
     std::fs::remove_dir(&environ).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&environ).status().unwrap().success());
     for _ in 0..3 {
-        assert_eq!(node.told(), (true, None), "it never answers, and nobody waits for it");
+        assert_eq!(node.reported(), (true, None), "it never answers, and nothing waits for it");
     }
-    // Whoever waits for it finds its end.
+    // Its parent is notified of its end.
     drop(std::fs::File::options().read(true).write(true).open(&environ).unwrap());
     std::fs::remove_file(&environ).unwrap();
     for lists in [["mps", "compute"], ["compute", "compute"]] {
         node.client(11, "GPU-a", &[PIPE, HALF]);
-        node.world.play(&gpu(lists));
+        node.bed.play(&gpu(lists));
         let is_client = lists.contains(&"mps");
-        assert_eq!(node.told(), (is_client, None), "a process past MPS can take everything");
+        assert_eq!(node.reported(), (is_client, None), "a process outside MPS can use everything");
     }
 }
 
 #[test]
-fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
+fn the_extender_shows_a_client_as_limited_only_while_its_daemon_runs() {
     let node = Node::start(&gpu(["mps", "mps"]), Duty::Manage);
     for pid in [10, 11] {
         node.client(pid, "GPU-a", &[PIPE, HALF]);
@@ -274,7 +274,7 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
     node.write("GPU-a", "servers", "70\n");
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
-    let probe = node.world.probe().with_mps(node.daemons.clone());
+    let probe = node.bed.probe().with_mps(node.daemons.clone());
     let _loops = Loops::start_with(probe, &extender, Duration::from_millis(100));
     let wait = |daemon: &str, verified: &str| {
         extender.until(&format!("{daemon}, {verified}"), |shown| {
@@ -285,7 +285,7 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
         });
     };
     wait("Serving", "Mps");
-    // A server that lost its GPU vanishes, and its clients go on without limits.
+    // A server that lost its GPU vanishes, and its clients continue without limits.
     node.write("GPU-a", "servers", "");
     wait("Idle", "None");
     node.write("GPU-a", "servers", "70\n");
@@ -295,14 +295,14 @@ fn the_extender_shows_a_client_as_held_only_while_its_daemon_serves() {
 }
 
 #[test]
-fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop() {
-    let world = World::new(&json!({"gpus": [a100("GPU-a")]}));
-    let folder = world.path("mps");
+fn the_agent_process_runs_the_daemons_and_ends_them_on_signal() {
+    let bed = Bed::new(&json!({"gpus": [a100("GPU-a")]}));
+    let folder = bed.path("mps");
     let extender = Extender::start();
     let flags = ["--mps", "manage", "--mps-control"].map(OsStr::new);
     let flags =
         [&flags[..], &[OsStr::new(CONTROL), OsStr::new("--mps-folder"), folder.as_os_str()]];
-    let agent = AgentProcess::start_with(&world, &extender, &flags.concat());
+    let agent = AgentProcess::start_with(&bed, &extender, &flags.concat());
     let pid = until("a daemon", || {
         let pid = std::fs::read_to_string(folder.join("GPU-a/pipe/pid")).ok();
         pid.filter(|pid| pid.ends_with('\n'))
@@ -314,37 +314,37 @@ fn the_agent_as_a_process_runs_the_daemons_and_ends_them_when_it_is_told_to_stop
 }
 
 #[test]
-fn what_clients_left_in_shared_memory_goes_once_no_client_is_left() {
+fn leftover_shared_memory_is_removed_after_the_last_client() {
     let node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
-    let shm = node.world.path("mps/shm");
+    let shm = node.bed.path("mps/shm");
     std::fs::create_dir_all(&shm).unwrap();
     std::fs::write(shm.join("left"), "x").unwrap();
-    container(&node.world, "self", "mnt:[1]");
+    container(&node.bed, "self", "mnt:[1]");
     // A client in another container.
-    container(&node.world, "10", "mnt:[2]");
-    let mounts = mounts_of(&node.world, &[("mps/shm", "/dev/shm")]);
-    std::fs::write(node.world.proc_root().join("10/mountinfo"), mounts).unwrap();
+    container(&node.bed, "10", "mnt:[2]");
+    let mounts = mounts_of(&node.bed, &[("mps/shm", "/dev/shm")]);
+    std::fs::write(node.bed.proc_root().join("10/mountinfo"), mounts).unwrap();
     std::thread::sleep(Duration::from_millis(3_000));
     assert!(shm.join("left").exists(), "a client is there");
-    std::fs::remove_dir_all(node.world.proc_root().join("10")).unwrap();
+    std::fs::remove_dir_all(node.bed.proc_root().join("10")).unwrap();
     until("the end of the file", || (!shm.join("left").exists()).then_some(()));
 }
 
 /// Puts a process into a container.
-fn container(world: &World, pid: &str, namespace: &str) {
-    let folder = world.proc_root().join(pid).join("ns");
+fn container(bed: &Bed, pid: &str, namespace: &str) {
+    let folder = bed.proc_root().join(pid).join("ns");
     std::fs::create_dir_all(&folder).unwrap();
     symlink(namespace, folder.join("mnt")).unwrap();
 }
 
 #[test]
-fn a_look_at_clients_that_never_ends_holds_up_neither_daemons_nor_the_end() {
+fn a_hanging_client_check_delays_neither_daemons_nor_shutdown() {
     let mut node = Node::start(&json!({"gpus": [a100("GPU-a")]}), Duty::Manage);
-    std::fs::create_dir_all(node.world.path("mps/shm")).unwrap();
-    container(&node.world, "self", "mnt:[1]");
-    container(&node.world, "10", "mnt:[2]");
-    // A pipe that nobody writes to: who opens it waits.
-    let silent = node.world.proc_root().join("10/mountinfo");
+    std::fs::create_dir_all(node.bed.path("mps/shm")).unwrap();
+    container(&node.bed, "self", "mnt:[1]");
+    container(&node.bed, "10", "mnt:[2]");
+    // A pipe without a writer: opening it blocks.
+    let silent = node.bed.proc_root().join("10/mountinfo");
     assert!(std::process::Command::new("mkfifo").arg(&silent).status().unwrap().success());
     let write = || {
         use std::os::unix::fs::OpenOptionsExt;
@@ -359,11 +359,11 @@ fn a_look_at_clients_that_never_ends_holds_up_neither_daemons_nor_the_end() {
     let end = node.loops.take().unwrap().end();
     node.threads
         .block_on(async { tokio::time::timeout(Duration::from_secs(4), end).await.unwrap() });
-    assert!(!is_alive(&pid), "the daemon was told to end");
+    assert!(!is_alive(&pid), "the daemon got the signal to end");
     drop(waiting);
 }
 
-/// The container of `deploy/agent-privileged.yaml` that makes the file system, in a name space of its own.
+/// The container of `deploy/agent-privileged.yaml` that creates the file system, in its own namespace.
 #[test]
 fn the_shared_memory_of_the_manifest_is_limited() {
     let path =
@@ -393,8 +393,8 @@ fn the_shared_memory_of_the_manifest_is_limited() {
         stat -c %a \"$FOLDER/shm\"; grep -c \"$FOLDER/shm\" /proc/self/mounts"
     );
     let output = shell(&checked, folder.path()).unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
+    let reported = String::from_utf8_lossy(&output.stdout);
     let faults = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told, "tmpfs\n1777\n1\n", "{faults}");
+    assert_eq!(reported, "tmpfs\n1777\n1\n", "{faults}");
     assert!(faults.contains("No space left"), "{faults}");
 }

@@ -1,12 +1,12 @@
-//! What holds pods to their memory is reported as verified only when the driver says so.
+//! Memory isolation is reported as verified only if the driver confirms it.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::loops::Loops;
+use crate::harness::agent::bed::{Bed, POD, a100, sample, with};
 use crate::harness::agent::extender::Extender;
-use crate::harness::agent::world::{POD, World, a100, sample, with};
 
 const SCOPE: &str =
     "/kubepods.slice/kubepods-pod0d5ab2f3_58e1_4f5c_9a4b_1c7d3c1e8f00.slice/crio-1.scope";
@@ -20,19 +20,19 @@ fn scenario(list: &str, limits: &[(&str, u64)]) -> Value {
            "journal": true})
 }
 
-/// A world in which the processes have these control groups.
-fn world(scenario: &Value, groups: [&str; 2]) -> World {
-    let world = World::new(scenario);
+/// A test bed in which the processes have these control groups.
+fn bed(scenario: &Value, groups: [&str; 2]) -> Bed {
+    let bed = Bed::new(scenario);
     for (pid, group) in [10, 11].into_iter().zip(groups) {
-        world.process(pid, &format!("0::{group}\n"));
+        bed.process(pid, &format!("0::{group}\n"));
     }
-    world
+    bed
 }
 
-/// What is reported of the pod: its limit, whether it is known to have none, and whether it is a client
+/// What is reported of the pod: its limit, whether it has none, and whether it is a client
 /// of MPS.
-fn told(world: &World) -> (Option<u64>, bool, bool) {
-    let sample = sample(&mut world.probe()).unwrap();
+fn reported(bed: &Bed) -> (Option<u64>, bool, bool) {
+    let sample = sample(&mut bed.probe()).unwrap();
     match &sample.uses[0].tenants[..] {
         [] => (None, false, false),
         [only] => {
@@ -44,7 +44,7 @@ fn told(world: &World) -> (Option<u64>, bool, bool) {
 }
 
 #[test]
-fn a_limit_counts_when_it_holds_every_process_of_the_pod() {
+fn a_limit_counts_when_it_applies_to_every_process_of_the_pod() {
     let other = SCOPE.replace("crio-1", "crio-2");
     let inner = format!("{SCOPE}/container");
     for (limits, groups, limit, is_unlimited) in [
@@ -60,57 +60,57 @@ fn a_limit_counts_when_it_holds_every_process_of_the_pod() {
         (&[(SCOPE, 1 << 40)], [SCOPE, SCOPE], None, true),
         (&[(SCOPE, 1_000)], [&format!("/../..{SCOPE}"), SCOPE], None, false),
     ] {
-        let world = world(&scenario("compute", limits), groups);
-        assert_eq!(told(&world), (limit, is_unlimited, false), "{limits:?} {groups:?}");
+        let bed = bed(&scenario("compute", limits), groups);
+        assert_eq!(reported(&bed), (limit, is_unlimited, false), "{limits:?} {groups:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_read_back_is_not_verified() {
+fn an_unreadable_limit_is_not_verified() {
     let limits = [(SCOPE, 1_000)];
     let scenario = scenario("mps", &limits);
-    let full = world(&scenario, [SCOPE; 2]);
-    assert_eq!(told(&full), (Some(1_000), false, true));
+    let full = bed(&scenario, [SCOPE; 2]);
+    assert_eq!(reported(&full), (Some(1_000), false, true));
     assert!(sample(&mut full.probe()).unwrap().inventory[0].can_limit_memory);
-    let older = world(&scenario, [SCOPE; 2]).without("nvmlDeviceGetMemoryLimits_v1");
-    assert_eq!(told(&older), (None, false, true), "an MPS client by itself proves nothing");
+    let older = bed(&scenario, [SCOPE; 2]).without("nvmlDeviceGetMemoryLimits_v1");
+    assert_eq!(reported(&older), (None, false, true), "an MPS client alone verifies nothing");
     assert!(!sample(&mut older.probe()).unwrap().inventory[0].can_limit_memory);
     for code in [1, 2, 3, 4, 13, 15, 25, 999] {
         let failures = json!({"nvmlDeviceGetMemoryLimits_v1": code});
         let failing = with(scenario.clone(), "failures", failures);
-        assert_eq!(told(&world(&failing, [SCOPE; 2])), (None, false, true), "code {code}");
+        assert_eq!(reported(&bed(&failing, [SCOPE; 2])), (None, false, true), "code {code}");
     }
-    let first = world(&scenario, [SCOPE; 2]);
+    let first = bed(&scenario, [SCOPE; 2]);
     first.process(11, &format!("5:memory:{SCOPE}\n"));
-    assert_eq!(told(&first), (None, false, true), "version 1 of control groups");
+    assert_eq!(reported(&first), (None, false, true), "version 1 of control groups");
 }
 
 #[test]
-fn the_extender_shows_what_is_verified_beside_what_is_intended() {
-    let world = world(&scenario("compute", &[(SCOPE, 1_000)]), [SCOPE; 2]);
+fn the_extender_shows_verified_beside_configured_isolation() {
+    let bed = bed(&scenario("compute", &[(SCOPE, 1_000)]), [SCOPE; 2]);
     let extender = Extender::start();
     extender.book(POD, "GPU-a", 1_000);
-    let _loops = Loops::start(&world, &extender, Duration::from_millis(100));
-    let wait = |intended: &str, verified: &str| {
-        extender.until(&format!("{intended}, {verified}"), |node| {
+    let _loops = Loops::start(&bed, &extender, Duration::from_millis(100));
+    let wait = |configured: &str, verified: &str| {
+        extender.until(&format!("{configured}, {verified}"), |node| {
             let tenant = &node["devices"][0]["tenants"][0];
             let is = |key: &str, mode: &str| {
                 let shown = tenant["isolation"][key].as_str();
                 shown.is_some_and(|shown| shown.eq_ignore_ascii_case(mode))
             };
-            (is("configured", intended) && is("verified", verified)).then_some(())
+            (is("configured", configured) && is("verified", verified)).then_some(())
         });
         let count = |standing: &str, mode: &str| {
             let labels = format!("{{protection=\"{mode}\",standing=\"{standing}\"}}");
             extender.metric(&format!("gpupack_tenants{labels}"))
         };
-        assert_eq!((count("intended", intended), count("verified", verified)), (1, 1));
+        assert_eq!((count("intended", configured), count("verified", verified)), (1, 1));
     };
     wait("driver", "driver");
     assert_eq!(extender.node()["devices"][0]["canLimitMemory"], true);
     // A limit that was widened below us no longer holds anybody to his share.
-    world.play(&scenario("compute", &[(SCOPE, 1_001)]));
+    bed.play(&scenario("compute", &[(SCOPE, 1_001)]));
     wait("none", "none");
-    world.play(&scenario("mps", &[]));
+    bed.play(&scenario("mps", &[]));
     wait("mps", "none");
 }

@@ -1,4 +1,4 @@
-//! Questions that carry whole Node objects, as an autoscaler's simulation asks them.
+//! Calls with whole Node objects, as an autoscaler's simulation makes them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness::extender::{Bed, pod};
 
 #[tokio::test]
-async fn full_node_objects_are_answered_without_a_trace() {
+async fn full_node_objects_leave_no_state() {
     let bed = Bed::warm().await;
     let before = bed.books().await;
     let node = |name: &str, labels: Value, gpus: &str| {
@@ -32,20 +32,20 @@ async fn full_node_objects_are_answered_without_a_trace() {
     assert_eq!((status, &answer["NodeNames"]), (StatusCode::OK, &Value::Null));
     let passed = answer["Nodes"]["items"].as_array().unwrap();
     assert_eq!(passed, &[items[0].clone(), items[2].clone()], "objects are sent back unchanged");
-    let too_large = "request exceeds the memory of every GPU of the node";
+    let too_large = "request exceeds the memory of every GPU";
     let expected = json!({
-        "gpu-a": too_large, "new-small": too_large, "new-unlabelled": "node has no GPU",
+        "gpu-a": too_large, "new-small": too_large, "new-unlabelled": "no GPU on the node",
     });
     assert_eq!(answer["FailedAndUnresolvableNodes"], expected);
     let (status, scores) = bed.post("/v1/prioritize", body).await;
     assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 5));
-    assert_eq!(bed.books().await, before, "no claim, no booking, no node");
-    assert!(bed.get("/v1/summary").await.1.contains(r#""waiting":0"#), "nobody waits by it");
+    assert_eq!(bed.books().await, before, "no hold, no reservation, no node");
+    assert!(bed.get("/v1/summary").await.1.contains(r#""waiting":0"#), "no pod counts as waiting");
     assert_eq!(bed.app.ledger.hold_count(), 0);
 }
 
 #[tokio::test]
-async fn a_node_object_of_a_silent_node_is_not_taken_for_an_empty_one() {
+async fn the_node_object_of_a_silent_node_does_not_count_as_empty() {
     let bed = Bed::warm().await;
     bed.app.ledger.tick(bed.app.clock.now().plus(Duration::from_secs(7_200)));
     let labels = json!({"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920",
@@ -59,12 +59,12 @@ async fn a_node_object_of_a_silent_node_is_not_taken_for_an_empty_one() {
     let body = json!({"Pod": asks, "Nodes": {"items": items}, "NodeNames": null}).to_string();
     let (_, answer) = bed.post("/v1/filter", body).await;
     assert_eq!(answer["Nodes"]["items"], json!([node("thought-of")]));
-    let silent = json!({"gpu-b": "the node's gpupack agent is silent"});
+    let silent = json!({"gpu-b": "GPU agent not reporting"});
     assert_eq!(answer["FailedAndUnresolvableNodes"], silent);
 }
 
 #[tokio::test]
-async fn node_objects_of_unknown_models_are_answered_while_the_mix_is_learnt() {
+async fn node_objects_of_unknown_models_are_answered_while_the_mix_is_learned() {
     let bed = Bed::warm().await;
     let nodes = ["gpu-a", "gpu-b", "gpu-c"];
     bed.filter(pod("first", json!({"gpu-fraction": "0.5"})), &nodes).await;
@@ -83,7 +83,7 @@ async fn node_objects_of_unknown_models_are_answered_while_the_mix_is_learnt() {
 }
 
 #[tokio::test]
-async fn node_objects_add_a_few_models_and_no_more() {
+async fn node_objects_add_only_a_few_models() {
     let bed = Bed::warm().await;
     let node = |at: usize, model: usize| {
         json!({"metadata": {"name": format!("new-{at}"), "labels": {"nvidia.com/gpu.count": "64",
@@ -98,5 +98,5 @@ async fn node_objects_add_a_few_models_and_no_more() {
     let of_first_models: Vec<&Value> = items[..16].iter().chain(&items[20..36]).collect();
     assert_eq!(answer["Nodes"]["items"], json!(of_first_models));
     let refused = answer["FailedAndUnresolvableNodes"].as_object().unwrap();
-    assert_eq!((refused.len(), &refused["new-39"]), (8, &json!("node has no GPU")));
+    assert_eq!((refused.len(), &refused["new-39"]), (8, &json!("no GPU on the node")));
 }

@@ -1,4 +1,4 @@
-//! Pools with slots, shared MIG instances and protection, as pods and operators meet them over HTTP.
+//! Pools with slots, shared MIG instances and isolation, as pods and operators see them over HTTP.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn with_limits(uid: &str, annotations: Value, limits: Value) -> Value {
     pod
 }
 
-/// Binds a pod that was filtered; the error, empty where there is none.
+/// Binds a pod that was filtered. Returns the error, or an empty text.
 async fn bind(bed: &Bed, uid: &str, node: &str) -> String {
     let body = json!({"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node});
     let (status, answer) = bed.post("/v1/bind", body.to_string()).await;
@@ -34,15 +34,15 @@ async fn device(bed: &Bed, node: &str, at: usize) -> Value {
 }
 
 #[tokio::test]
-async fn slots_are_given_out_one_by_one_and_refused_with_a_suggestion() {
+async fn slots_are_allocated_one_by_one_and_rejected_with_a_suggestion() {
     let bed = Bed::warm_with(POOLS).await;
     for at in 0..4 {
         let uid = format!("slot-{at}");
-        let asked = with_limits(&uid, json!({}), json!({"nvidia.com/gpu.shared": "1"}));
-        let answer = bed.filter(asked, &NODES).await;
+        let queried = with_limits(&uid, json!({}), json!({"nvidia.com/gpu.shared": "1"}));
+        let answer = bed.filter(queried, &NODES).await;
         assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{answer}");
         let refused = &answer["FailedAndUnresolvableNodes"]["gpu-b"];
-        assert_eq!(refused, "node's pool has no replica slots");
+        assert_eq!(refused, "no replica slots in the node's pool");
         assert_eq!(device(&bed, "gpu-a", 0).await["slots"], json!({"total": 4, "free": 3 - at}));
         assert_eq!(bind(&bed, &uid, "gpu-a").await, "");
         let held = device(&bed, "gpu-a", 0).await;
@@ -57,7 +57,7 @@ async fn slots_are_given_out_one_by_one_and_refused_with_a_suggestion() {
     let answer = bed.filter(fifth, &NODES).await;
     assert_eq!(answer["NodeNames"], json!([]));
     let reason = &answer["FailedAndUnresolvableNodes"]["gpu-a"];
-    assert_eq!(reason, "no single GPU has enough free memory");
+    assert_eq!(reason, "insufficient GPU memory");
     let text = explain(&bed, "fifth").await;
     for part in ["3840 MiB of GPU memory", "end team/slot-0 (0.25 GPU): it fits on node gpu-a then"]
     {
@@ -67,7 +67,7 @@ async fn slots_are_given_out_one_by_one_and_refused_with_a_suggestion() {
 }
 
 #[tokio::test]
-async fn a_fraction_takes_whole_slots_where_there_are_slots() {
+async fn a_fraction_takes_whole_slots_in_a_pool_with_slots() {
     let bed = Bed::warm_with(POOLS).await;
     for (node, share) in [("gpu-a", 500_000), ("gpu-c", 300_000)] {
         let answer = bed.filter(pod(node, json!({"gpu-fraction": "0.3"})), &[node]).await;
@@ -78,12 +78,12 @@ async fn a_fraction_takes_whole_slots_where_there_are_slots() {
 }
 
 #[tokio::test]
-async fn isolation_is_honoured_or_refused_with_a_suggestion() {
+async fn isolation_is_provided_or_rejected_with_a_suggestion() {
     let bed = Bed::warm_with(POOLS).await;
     let guarded = json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": "memory"});
     let answer = bed.filter(pod("guarded", guarded), &NODES).await;
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
-    let unprotected = "node's pool does not limit the memory of tenants";
+    let unprotected = "no memory isolation in the node's pool";
     for node in ["gpu-a", "gpu-c"] {
         assert_eq!(answer["FailedAndUnresolvableNodes"][node], unprotected);
     }
@@ -100,7 +100,7 @@ async fn isolation_is_honoured_or_refused_with_a_suggestion() {
         (
             "part",
             "hardware",
-            "part of a GPU has no isolation by hardware",
+            "no hardware isolation for part of a GPU",
             "`gpu-fraction: \\\"1\\\"` instead of 0.5 GPU: it fits on node gpu-a now",
         ),
     ] {
@@ -114,7 +114,7 @@ async fn isolation_is_honoured_or_refused_with_a_suggestion() {
 }
 
 #[tokio::test]
-async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
+async fn untracked_memory_blocks_pods_that_require_isolation() {
     let bed = Bed::warm_with(POOLS).await;
     let mut report = hello("gpu-b", "NVIDIA A100-SXM4-80GB", 81_920, 2);
     report["sequence"] = json!(2);
@@ -125,7 +125,7 @@ async fn memory_of_nobody_keeps_pods_away_that_want_isolation() {
     let annotations =
         |isolation| json!({"gpu-fraction": "0.5", "gpupack.dev/isolation": isolation});
     let answer = bed.filter(pod("wary", annotations("memory")), &["gpu-b"]).await;
-    let reason = "memory of every isolated GPU is used without a limit";
+    let reason = "GPU has tenants without memory isolation";
     assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-b"], reason);
     let answer = bed.filter(pod("trusting", annotations("none")), &["gpu-b"]).await;
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
@@ -148,15 +148,15 @@ fn a30(profiles: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn slots_of_mig_instances_and_whole_ones_come_from_the_same_books() {
+async fn mig_slots_and_whole_instances_share_one_ledger() {
     let bed = Bed::warm_with("pools: {gpu-a: {replicas: 2}}").await;
     let (status, reply) = bed.report("gpu-a", &a30(&["1g.6gb", "1g.6gb", "2g.12gb"])).await;
     assert_eq!(status, StatusCode::OK, "{reply}");
     let slot = |uid| with_limits(uid, json!({}), json!({"nvidia.com/gpu.shared": "1"}));
     let whole = |uid| with_limits(uid, json!({}), json!({"nvidia.com/mig-1g.6gb": "1"}));
     let half = pod("half", json!({"gpu-fraction": "0.5", "gpupack.dev/gpu-model": "MIG 1g.6gb"}));
-    for (uid, asked) in [("slot", slot("slot")), ("half", half), ("whole", whole("whole"))] {
-        let answer = bed.filter(asked, &NODES[..1]).await;
+    for (uid, queried) in [("slot", slot("slot")), ("half", half), ("whole", whole("whole"))] {
+        let answer = bed.filter(queried, &NODES[..1]).await;
         assert_eq!(answer["NodeNames"], json!(["gpu-a"]), "{uid}: {answer}");
         assert_eq!(bind(&bed, uid, "gpu-a").await, "");
     }
@@ -167,7 +167,7 @@ async fn slots_of_mig_instances_and_whole_ones_come_from_the_same_books() {
         (&two["migProfile"], &two["computeMillionths"]),
         (&json!("2g.12gb"), &json!(500_000))
     );
-    let booked: u64 = {
+    let allocated: u64 = {
         let node = &bed.books().await[0];
         let devices = node["devices"].as_array().expect("a list").clone();
         devices
@@ -175,17 +175,17 @@ async fn slots_of_mig_instances_and_whole_ones_come_from_the_same_books() {
             .map(|device| device["allocated"]["memoryMib"].as_u64().expect("a number"))
             .sum()
     };
-    assert_eq!(booked, 2 * 2_976 + 5_952);
+    assert_eq!(allocated, 2 * 2_976 + 5_952);
 }
 
 #[tokio::test]
-async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
+async fn instances_beyond_their_gpu_get_no_pod() {
     let bed = Bed::warm_with("").await;
     for (profiles, fits) in [(["2g.12gb", "2g.12gb"], true), (["4g.24gb", "2g.12gb"], false)] {
         let (status, reply) = bed.report("gpu-a", &a30(&profiles)).await;
         assert_eq!(status, StatusCode::OK, "a report is not refused for it: {reply}");
-        let asked = with_limits("p", json!({}), json!({"nvidia.com/mig-2g.12gb": "1"}));
-        let answer = bed.filter(asked, &NODES[..1]).await;
+        let queried = with_limits("p", json!({}), json!({"nvidia.com/mig-2g.12gb": "1"}));
+        let answer = bed.filter(queried, &NODES[..1]).await;
         assert_eq!(answer["NodeNames"] == json!(["gpu-a"]), fits, "{profiles:?}: {answer}");
         assert_eq!(device(&bed, "gpu-a", 1).await["health"] == "Healthy", fits);
         bed.app.settle_pod(&gpupack::hardware::device::PodUid::new("p"));
@@ -193,7 +193,7 @@ async fn instances_that_cannot_lie_on_their_gpu_take_nobody() {
 }
 
 #[tokio::test]
-async fn several_gpus_are_taken_where_they_are_near_each_other() {
+async fn several_gpus_are_allocated_near_each_other() {
     let bed = Bed::warm().await;
     for (node, numa_nodes) in [("gpu-a", [0, 1, 0, 1]), ("gpu-b", [0, 1, 2, 3])] {
         let mut report = hello(node, "NVIDIA L40S", 46_068, 4);
@@ -213,10 +213,10 @@ async fn several_gpus_are_taken_where_they_are_near_each_other() {
     {
         let node = if uid == "linked" { "gpu-b" } else { "gpu-a" };
         let pair = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2"});
-        let asked = pod(uid, pair);
-        let answer = bed.filter(asked.clone(), &nodes).await;
+        let queried = pod(uid, pair);
+        let answer = bed.filter(queried.clone(), &nodes).await;
         assert_eq!(answer["NodeNames"], json!(nodes), "{answer}");
-        let body = json!({"Pod": asked, "NodeNames": nodes});
+        let body = json!({"Pod": queried, "NodeNames": nodes});
         let (_, scores) = bed.post("/v1/prioritize", body.to_string()).await;
         let best =
             scores.as_array().and_then(|all| all.iter().max_by_key(|it| it["Score"].as_i64()));
@@ -229,13 +229,13 @@ async fn several_gpus_are_taken_where_they_are_near_each_other() {
 }
 
 #[tokio::test]
-async fn a_device_of_kubelets_is_refused_by_its_own_name() {
+async fn a_device_owned_by_kubelet_is_rejected_with_its_own_reason() {
     let bed = Bed::warm().await;
     let mut report = hello("gpu-a", "Tesla T4", 15_360, 1);
     (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
     for (fault, reason, suggestion) in [
-        ("KubeletOwned", "every suitable GPU is allocated by kubelet", "a device plugin"),
-        ("Xid", "every suitable GPU is unhealthy", "1 GPUs that would take it are unhealthy"),
+        ("KubeletOwned", "every suitable GPU is owned by kubelet", "a device plugin"),
+        ("Xid", "no healthy suitable GPU", "1 GPUs that would take it are unhealthy"),
     ] {
         report["devices"][0]["fault"] = json!(fault);
         report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));

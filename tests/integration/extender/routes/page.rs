@@ -1,4 +1,4 @@
-//! What the page asks, as a browser meets it: files, snapshot, events, the request that lights GPUs up,
+//! Requests of the page, as a browser makes them: files, snapshot, events, the request for highlights,
 //! search; good and bad input.
 
 use std::time::Duration;
@@ -55,7 +55,7 @@ async fn filtered(bed: &Bed, annotations: Value) -> Vec<String> {
     names.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// A question to `/v1/fit`, and the annotations of a pod that asks for the same.
+/// A query to `/v1/fit`, and the annotations of a pod with the same request.
 fn request(chance: &mut ChaCha8Rng) -> (String, Value) {
     let (mut query, mut annotations) = (Vec::new(), serde_json::Map::new());
     let kind = chance.random_range(0..4);
@@ -87,7 +87,7 @@ fn request(chance: &mut ChaCha8Rng) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn a_request_lights_up_where_filter_would_let_it_go() {
+async fn the_page_highlights_the_nodes_that_filter_would_pass() {
     let mut chance = ChaCha8Rng::seed_from_u64(7);
     let (mut fitting, mut refused) = (0, 0);
     for fleet in 0..8 {
@@ -101,7 +101,7 @@ async fn a_request_lights_up_where_filter_would_let_it_go() {
         for _ in 0..40 {
             let (path, annotations) = request(&mut chance);
             let found = json_of(&bed, &path).await;
-            assert_eq!(bed.books().await, books, "{path} changed the books");
+            assert_eq!(bed.books().await, books, "{path} changed the ledger");
             assert_eq!(bed.app.ledger.hold_count(), 0, "{path} claims");
             let on = found["gpusByNode"].as_object().unwrap();
             let nodes: Vec<String> = on.keys().cloned().collect();
@@ -253,7 +253,7 @@ impl Listener {
         }
     }
 
-    /// The next event that tells of a node.
+    /// The next event about a node.
     async fn next_of(&mut self, node: &str) -> Value {
         loop {
             let (name, delta) = self.next().await.expect("the stream goes on");
@@ -277,7 +277,7 @@ async fn running() -> (Bed, watch::Sender<bool>) {
 }
 
 #[tokio::test]
-async fn a_browser_is_told_what_changes_and_only_that() {
+async fn a_browser_receives_only_changes() {
     let (bed, _stop) = running().await;
     let snapshot = json_of(&bed, "/v1/summary").await;
     let mut listener = Listener::new(&bed, snapshot["at"].as_str().unwrap()).await;
@@ -286,7 +286,7 @@ async fn a_browser_is_told_what_changes_and_only_that() {
     let held: usize =
         cell["gpus"].as_array().unwrap().iter().map(|gpu| gpu[4].as_array().unwrap().len()).sum();
     assert_eq!(held, 1);
-    // what it was told is what a fresh snapshot has
+    // its events add up to a fresh snapshot
     let mut names = 0;
     assert!(place(&bed, "two", json!({"gpu-fraction": "0.5"}), "gpu-c").await);
     loop {
@@ -305,7 +305,7 @@ async fn a_browser_is_told_what_changes_and_only_that() {
 }
 
 #[tokio::test]
-async fn a_browser_that_comes_back_is_told_what_it_missed_or_to_begin_anew() {
+async fn a_returning_browser_gets_missed_changes_or_a_reset() {
     let (bed, _stop) = running().await;
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
     for at_once in 0..3 {
@@ -327,7 +327,7 @@ async fn a_browser_that_comes_back_is_told_what_it_missed_or_to_begin_anew() {
 }
 
 #[tokio::test]
-async fn a_browser_that_stalls_costs_one_message_and_then_gets_the_newest() {
+async fn a_stalled_browser_keeps_one_message_and_then_gets_the_newest() {
     let (bed, _stop) = running().await;
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
     let mut stalled = Listener::new(&bed, &at).await;
@@ -349,7 +349,7 @@ async fn a_browser_that_stalls_costs_one_message_and_then_gets_the_newest() {
 }
 
 #[tokio::test]
-async fn so_many_browsers_may_listen_and_all_are_let_go_at_the_end() {
+async fn listening_browsers_are_limited_and_all_released_at_shutdown() {
     let bed = Bed::warm().await;
     let mut listeners = Vec::new();
     for _ in 0..64 {
@@ -361,7 +361,7 @@ async fn so_many_browsers_may_listen_and_all_are_let_go_at_the_end() {
     drop(listeners.split_off(1));
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
     let mut last = loop {
-        // a place is free once its task has seen that nobody listens
+        // a place is free once its task has seen that the browser is gone
         let answer = ask(&bed, &format!("/v1/events?after={at}"), &[]).await;
         if answer.status() == StatusCode::OK {
             break Listener { body: answer.into_body(), text: String::new() };
@@ -374,7 +374,7 @@ async fn so_many_browsers_may_listen_and_all_are_let_go_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_browser_that_listens_does_not_hold_the_end_up() {
+async fn a_listening_browser_does_not_delay_shutdown() {
     let bed = Bed::warm().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -382,8 +382,8 @@ async fn a_browser_that_listens_does_not_hold_the_end_up() {
     let serving = tokio::spawn(serve(bed.service.clone(), listener, stopped));
     let mut browser = TcpStream::connect(address).await.unwrap();
     let at = json_of(&bed, "/v1/summary").await["at"].as_str().unwrap().to_owned();
-    let asked = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    browser.write_all(asked.as_bytes()).await.unwrap();
+    let queried = format!("GET /v1/events?after={at} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    browser.write_all(queried.as_bytes()).await.unwrap();
     let mut head = [0; 15];
     browser.read_exact(&mut head).await.unwrap();
     assert_eq!(&head, b"HTTP/1.1 200 OK");

@@ -6,7 +6,7 @@ use gpupack::hardware::device::{
     Device, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::Protection;
+use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
@@ -16,7 +16,7 @@ use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::reservation::{PlacedDevice, Placement};
 use proptest::prelude::*;
 
-use crate::harness::histories::{Event, NODES, Player, history, inventory, question, snapshots};
+use crate::harness::histories::{Event, NODES, Player, history, inventory, query, snapshots};
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, device_id, gpus, host, pod, seconds, seen, settings,
 };
@@ -41,7 +41,7 @@ fn apply(ledger: &Ledger, fact: &Fact) {
     }
 }
 
-/// The life of a pod as a watch tells it: pending, bound, perhaps ended.
+/// The life of a pod as a watch shows it: pending, bound, perhaps ended.
 fn life_of_pod() -> impl Strategy<Value = (usize, u64, bool, bool)> {
     (0..NODES.len(), 1..600_000_u64, any::<bool>(), any::<bool>())
 }
@@ -53,7 +53,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
     let placement = Placement {
         node: NodeName::new(NODES[node]),
         devices: vec![PlacedDevice { id, demand }],
-        protection: Protection::None,
+        isolation: ConfiguredIsolation::None,
     };
     let bound = PodFact {
         pod: pod(&format!("pod-{at}")),
@@ -90,23 +90,23 @@ fn lives() -> impl Strategy<Value = Vec<Vec<Fact>>> {
 /// Mixes lives: each keeps its order, and pods' facts come again later as `choices` says.
 fn interleave(lives: &[Vec<Fact>], choices: &[prop::sample::Index]) -> Vec<Fact> {
     let mut rest: Vec<&[Fact]> = lives.iter().map(Vec::as_slice).collect();
-    let mut told: Vec<Fact> = Vec::new();
+    let mut reported: Vec<Fact> = Vec::new();
     let mut choices = choices.iter().cycle();
     while rest.iter().any(|life| !life.is_empty()) {
         let choice = choices.next().expect("cycled choices do not end");
         let open: Vec<usize> = (0..rest.len()).filter(|at| !rest[*at].is_empty()).collect();
         let at = open[choice.index(open.len())];
-        told.push(rest[at][0].clone());
+        reported.push(rest[at][0].clone());
         rest[at] = &rest[at][1..];
-        let again = told[choice.index(told.len())].clone();
+        let again = reported[choice.index(reported.len())].clone();
         if choice.index(3) == 0 && matches!(again, Fact::Bound(_) | Fact::End(_)) {
-            told.push(again);
+            reported.push(again);
         }
     }
-    told
+    reported
 }
 
-/// Reports of the nodes that are there: nothing runs any more. Long after everything.
+/// Reports of the existing nodes: nothing runs. Long after everything.
 fn settle(ledger: &Ledger) {
     for node in ledger.nodes() {
         let name = node.name().as_str();
@@ -126,7 +126,7 @@ fn settle(ledger: &Ledger) {
     ledger.tick(seconds(55));
 }
 
-fn books_after(facts: &[Fact]) -> Ledger {
+fn ledger_after(facts: &[Fact]) -> Ledger {
     let ledger = Ledger::new(settings());
     for fact in facts {
         apply(&ledger, fact);
@@ -154,7 +154,7 @@ fn wild_placement(node: usize) -> impl Strategy<Value = Placement> {
                 },
             })
             .collect(),
-        protection: Protection::None,
+        isolation: ConfiguredIsolation::None,
     })
 }
 
@@ -250,13 +250,13 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn facts_give_the_same_books_twice_and_in_any_order_of_objects(
+    fn facts_give_the_same_ledger_twice_and_in_any_object_order(
         lives in lives(),
         one in prop::collection::vec(any::<prop::sample::Index>(), 40),
         other in prop::collection::vec(any::<prop::sample::Index>(), 40),
     ) {
         let (one, other) = (interleave(&lives, &one), interleave(&lives, &other));
-        let (left, right) = (books_after(&one), books_after(&other));
+        let (left, right) = (ledger_after(&one), ledger_after(&other));
         prop_assert_eq!(snapshots(&left), snapshots(&right), "{:?}\n{:?}", one, other);
         for fact in one.iter().filter(|fact| !matches!(fact, Fact::Node(_) | Fact::NodeGone(_))) {
             apply(&left, fact);
@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn rebuilt_books_are_the_live_ones(history in history()) {
+    fn a_rebuilt_ledger_equals_the_live_one(history in history()) {
         let mut live = Player::new();
         for event in &history {
             live.play(event);
@@ -286,9 +286,9 @@ proptest! {
     }
 
     #[test]
-    fn no_fact_from_outside_stops_the_books(
+    fn no_outside_fact_stops_the_ledger(
         steps in wild(),
-        questions in prop::collection::vec(question(), 1..3),
+        queries in prop::collection::vec(query(), 1..3),
     ) {
         let mut player = Player::new();
         for step in steps {
@@ -298,16 +298,16 @@ proptest! {
                 Wild::Report(at, devices, uses) => wild_report(&player, at, devices, uses),
             }
             prop_assert_eq!(player.ledger.audit(), Ok(()));
-            for question in &questions {
-                super::check_answers(&player.ledger, question)?;
+            for query in &queries {
+                super::check_answers(&player.ledger, query)?;
             }
             let afresh = player.ledger.packing_by(&mut Gauge::default());
             prop_assert_eq!(player.ledger.packing(), afresh);
         }
-        for question in &questions {
+        for query in &queries {
             for node in NODES {
-                let answer = player.ledger.answers(question, &[node]).remove(0);
-                let reserved = player.ledger.reserve(&pod("probe"), node, question, player.now);
+                let answer = player.ledger.answers(query, &[node]).remove(0);
+                let reserved = player.ledger.reserve(&pod("probe"), node, query, player.now);
                 prop_assert!(answer.is_err() || reserved.is_ok(), "{:?}", reserved);
                 player.ledger.forget(&PodUid::new("probe"));
             }
@@ -315,7 +315,7 @@ proptest! {
     }
 
     #[test]
-    fn an_overbooked_device_offers_nothing_and_its_neighbours_all(
+    fn an_overallocated_device_offers_nothing_and_the_others_all(
         facts in prop::collection::vec(wild_pod(), 1..6),
     ) {
         let ledger = Ledger::new(settings());
@@ -327,10 +327,10 @@ proptest! {
         }
         for node in ledger.nodes() {
             for device in node.devices() {
-                if device.is_overbooked() {
+                if device.is_overallocated() {
                     prop_assert_eq!(device.free(), Demand::ZERO);
                 } else {
-                    let left = device.capacity().checked_sub(device.booked());
+                    let left = device.capacity().checked_sub(device.allocated());
                     prop_assert_eq!(Some(device.free()), left);
                 }
             }

@@ -1,4 +1,4 @@
-//! Two ledgers that know the same answer the same; agents that speak out of turn change nothing.
+//! Two ledgers with the same facts answer the same; out-of-order messages of agents change nothing.
 
 use std::num::NonZeroU32;
 
@@ -8,7 +8,7 @@ use gpupack::ledger::nodes::state::Ledger;
 use proptest::prelude::*;
 
 use crate::harness::histories::{
-    Event, KINDS, NODES, Player, history, inventory, question, snapshots,
+    Event, KINDS, NODES, Player, history, inventory, query, snapshots,
 };
 use crate::harness::ledger::{add_node, pod, seconds, settings};
 
@@ -24,42 +24,42 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn the_best_node_does_not_depend_on_the_order_in_which_nodes_came(
+    fn the_best_node_does_not_depend_on_node_order(
         kinds in prop::collection::vec(0..KINDS, NODES.len()),
         order in Just((0..NODES.len()).collect::<Vec<_>>()).prop_shuffle(),
-        questions in prop::collection::vec(question(), 1..20),
+        queries in prop::collection::vec(query(), 1..20),
     ) {
         let one = replica(&kinds, &[0, 1, 2, 3]);
         let other = replica(&kinds, &order);
-        for (at, question) in questions.iter().enumerate() {
-            let best = one.best(question);
-            prop_assert_eq!(&best, &other.best(question), "{:?}", question);
+        for (at, query) in queries.iter().enumerate() {
+            let best = one.best(query);
+            prop_assert_eq!(&best, &other.best(query), "{:?}", query);
             let Some((node, _)) = best else { continue };
             let pod = pod(&format!("pod-{at}"));
-            let placed = one.reserve(&pod, node.as_str(), question, seconds(0));
-            prop_assert_eq!(&placed, &other.reserve(&pod, node.as_str(), question, seconds(0)));
+            let placed = one.reserve(&pod, node.as_str(), query, seconds(0));
+            prop_assert_eq!(&placed, &other.reserve(&pod, node.as_str(), query, seconds(0)));
             prop_assert!(placed.is_ok());
             for ledger in [&one, &other] {
-                ledger.learn(PodUid::new(format!("pod-{at}")), question);
+                ledger.learn(PodUid::new(format!("pod-{at}")), query);
             }
         }
         prop_assert_eq!(snapshots(&one), snapshots(&other));
     }
 
     #[test]
-    fn the_best_node_is_the_first_of_equals(count in 1..4_u32, mut question in question()) {
+    fn the_best_node_is_the_first_of_equals(count in 1..4_u32, mut query in query()) {
         let ledger = replica(&[1, 1, 1, 1], &[2, 0, 3, 1]);
-        prop_assume!(question.strategy.is_repeatable());
-        if let Some(gpu) = &mut question.gpu {
+        prop_assume!(query.strategy.is_repeatable());
+        if let Some(gpu) = &mut query.gpu {
             gpu.count = NonZeroU32::new(count).expect("from one");
         }
-        if let Some((node, _)) = ledger.best(&question) {
+        if let Some((node, _)) = ledger.best(&query) {
             prop_assert_eq!(node.as_str(), "a");
         }
     }
 
     #[test]
-    fn agents_that_speak_out_of_turn_change_nothing(
+    fn out_of_order_agent_messages_change_nothing(
         history in history(),
         noise in prop::collection::vec((0..NODES.len(), 0..KINDS, any::<bool>()), 1..10),
     ) {

@@ -1,9 +1,9 @@
-//! Pools with slots and protection: no slot twice, and nobody unheld beside those who need all held.
+//! Pools with slots and isolation: no slot twice, isolation wherever a neighbor requires it.
 
 use gpupack::hardware::device::{Device, NodeName, PoolName};
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::{
-    Enforcement, InstanceUse, PoolRule, PoolRules, Protection, Replicas,
+    ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas,
 };
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::ledger::change::reports::NodeReport;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use crate::harness::histories::pool;
 use crate::harness::ledger::{add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};
 
-/// What holds for the tenants of one device, whatever its pool was and is.
+/// What holds for the tenants of one device, for any past and present pool.
 pub(crate) fn check_tenants(node: &NodeState, device: &DeviceState) -> Result<(), TestCaseError> {
     let held = || device.tenants().keys().filter_map(|uid| node.reservation(uid));
     let wants = |isolation| {
@@ -28,8 +28,8 @@ pub(crate) fn check_tenants(node: &NodeState, device: &DeviceState) -> Result<()
     let tenants = device.tenants().len();
     prop_assert!(!wants(Isolation::Hardware) || tenants == 1, "not alone: {device:?}");
     if wants(Isolation::Memory) && tenants > 1 {
-        let all_held = held().all(|held| held.placement.protection != Protection::None);
-        prop_assert!(all_held, "beside an unheld tenant: {device:?}");
+        let all_held = held().all(|held| held.placement.isolation != ConfiguredIsolation::None);
+        prop_assert!(all_held, "beside an unisolated tenant: {device:?}");
     }
     check_slots(device)
 }
@@ -48,7 +48,7 @@ fn check_slots(device: &DeviceState) -> Result<(), TestCaseError> {
     prop_assert!(taken <= replicas.count(), "a slot twice: {device:?}");
     if let Some((all, free)) = device.slots()
         && device.on_hold() == Demand::ZERO
-        && device.unbooked() == MemMib::ZERO
+        && device.unallocated_use() == MemMib::ZERO
     {
         prop_assert_eq!((all, free), (replicas.count(), replicas.count() - taken));
     }
@@ -81,7 +81,7 @@ proptest! {
     /// Against plain counting: a device of R slots takes a request for k of them exactly as long as k
     /// are left.
     #[test]
-    fn slots_are_given_out_until_none_is_left(
+    fn slots_are_allocated_until_none_is_left(
         count in Replicas::MIN..=Replicas::MAX,
         mib in 64..10_000_u64,
         steps in prop::collection::vec((slot_request(), any::<bool>()), 1..80),
@@ -114,12 +114,12 @@ proptest! {
                     && exact.share.millionths() * all <= slots * 1_000_000
             });
             let slots = slots.unwrap_or(count); // more memory than there is: refused below
-            let question = asks(amount, number, Policy::Spread);
+            let query = asks(amount, number, Policy::Spread);
             let uid = format!("p{at}");
-            let reserved = ledger.reserve(&pod(&uid), "a", &question, seconds(0));
+            let reserved = ledger.reserve(&pod(&uid), "a", &query, seconds(0));
             let fitting = left.iter().filter(|left| **left >= slots).count();
             let fits = exact.memory.mib() <= mib && u32::try_from(fitting).is_ok_and(|n| n >= number);
-            prop_assert_eq!(reserved.is_ok(), fits, "{:?} with {:?} left of {}", question, left, count);
+            prop_assert_eq!(reserved.is_ok(), fits, "{:?} with {:?} left of {}", query, left, count);
             let Ok(placement) = reserved else { continue };
             let on: Vec<usize> = placement.devices.iter().map(|placed| {
                 let is_it = |device: &Device| device.id == placed.id;
@@ -136,9 +136,9 @@ proptest! {
     }
 
     /// Against a list of who is where: a pod gets a place exactly as long as some GPU has the room, holds
-    /// what the pod wants held, and wants nothing of the pod that nobody does.
+    /// the isolation that the pod requires, and requires no isolation of the pod that it lacks.
     #[test]
-    fn isolation_is_kept_whatever_happens(steps in prop::collection::vec(step(), 1..80)) {
+    fn isolation_is_always_kept(steps in prop::collection::vec(step(), 1..80)) {
         let mut bed = Bed::new();
         for (at, step) in steps.iter().enumerate() {
             bed.play(at, step)?;
@@ -158,14 +158,14 @@ const GPU_MIB: u64 = 10_000;
 /// What happens to a node of two GPUs.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A pod wants that many tenths of a GPU.
+    /// A pod requests that many tenths of a GPU.
     Reserve(u64, Isolation),
-    /// The pod that came so many pods ago leaves.
+    /// The pod that came this many pods ago ends.
     Leave(usize),
-    /// The pool's protection changes.
+    /// The pool's isolation changes.
     Protect(Enforcement),
-    /// Somebody outside the books uses that much of a GPU, or stops.
-    Foreign(usize, u64),
+    /// A process outside the ledger uses that much of a GPU, or stops.
+    Untracked(usize, u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -181,7 +181,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => prop::sample::select(vec![Enforcement::None, Enforcement::Mps, Enforcement::Driver])
             .prop_map(Step::Protect),
         1 => (0..2_usize, prop::sample::select(vec![0, 0, 1_000])).prop_map(|(gpu, mib)| {
-            Step::Foreign(gpu, mib)
+            Step::Untracked(gpu, mib)
         }),
     ]
 }
@@ -195,12 +195,12 @@ struct Tenant {
     is_held: bool,
 }
 
-/// A node of two GPUs, and a list of its tenants that knows nothing of the books.
+/// A node of two GPUs, and a list of its tenants that is independent of the ledger.
 struct Bed {
     ledger: Ledger,
     devices: NodeInventory,
     enforcement: Enforcement,
-    foreign: [u64; 2],
+    untracked: [u64; 2],
     tenants: Vec<Tenant>,
     reports: u64,
 }
@@ -217,7 +217,7 @@ impl Bed {
             ledger,
             devices,
             enforcement: Enforcement::None,
-            foreign: [0; 2],
+            untracked: [0; 2],
             tenants: Vec::new(),
             reports: 1,
         }
@@ -240,20 +240,19 @@ impl Bed {
                     PoolName::new(enforcement.name()),
                 );
             }
-            Step::Foreign(gpu, mib) => {
-                self.foreign[*gpu] = *mib;
+            Step::Untracked(gpu, mib) => {
+                self.untracked[*gpu] = *mib;
                 self.report();
             }
         }
         Ok(())
     }
 
-    /// The agent sees only what nobody has booked.
+    /// The agent sees only use without a reservation.
     fn report(&mut self) {
         self.reports += 1;
-        let uses = self.devices.devices().iter().zip(self.foreign).map(|(device, mib)| DeviceUse {
-            used: Some(MemMib::new(mib)),
-            ..seen(&device.id, [])
+        let uses = self.devices.devices().iter().zip(self.untracked).map(|(device, mib)| {
+            DeviceUse { used: Some(MemMib::new(mib)), ..seen(&device.id, []) }
         });
         let report = NodeReport {
             allocations_version: None,
@@ -270,8 +269,8 @@ impl Bed {
     fn admits(&self, gpu: usize, tenths: u64, isolation: Isolation) -> bool {
         let there = || self.tenants.iter().filter(|tenant| tenant.gpu == gpu);
         let taken: u64 = there().map(|tenant| tenant.tenths).sum();
-        let is_room =
-            taken + tenths <= 10 && (taken + tenths) * GPU_MIB / 10 + self.foreign[gpu] <= GPU_MIB;
+        let is_room = taken + tenths <= 10
+            && (taken + tenths) * GPU_MIB / 10 + self.untracked[gpu] <= GPU_MIB;
         let is_held = self.enforcement != Enforcement::None;
         is_room
             && (tenths == 10
@@ -281,7 +280,7 @@ impl Bed {
                     }
                     Isolation::Memory => {
                         let all_held = there().all(|tenant| tenant.is_held);
-                        is_held && all_held && self.foreign[gpu] == 0
+                        is_held && all_held && self.untracked[gpu] == 0
                     }
                     Isolation::Hardware => false,
                 })
@@ -294,19 +293,19 @@ impl Bed {
         isolation: Isolation,
     ) -> Result<(), TestCaseError> {
         let share = fraction(tenths * 100_000);
-        let mut question = asks(share, 1, Policy::BinPack);
-        question.gpu.as_mut().expect("a GPU is asked for").isolation = isolation;
+        let mut query = asks(share, 1, Policy::BinPack);
+        query.gpu.as_mut().expect("a GPU is requested").isolation = isolation;
         let fitting: Vec<usize> =
             (0..2).filter(|gpu| self.admits(*gpu, tenths, isolation)).collect();
         let uid = format!("pod-{at}");
-        let reserved = self.ledger.reserve(&pod(&uid), "a", &question, seconds(0));
-        prop_assert_eq!(reserved.is_ok(), !fitting.is_empty(), "{:?}: {:?}", question, reserved);
+        let reserved = self.ledger.reserve(&pod(&uid), "a", &query, seconds(0));
+        prop_assert_eq!(reserved.is_ok(), !fitting.is_empty(), "{:?}: {:?}", query, reserved);
         let Ok(placement) = reserved else { return Ok(()) };
         let mut devices = self.devices.devices().iter();
         let gpu = devices.position(|device| device.id == placement.devices[0].id);
         let gpu = gpu.filter(|gpu| fitting.contains(gpu)).expect("one of those that fit");
         let is_held = tenths == 10 || self.enforcement != Enforcement::None;
-        prop_assert_eq!(placement.protection != Protection::None, is_held);
+        prop_assert_eq!(placement.isolation != ConfiguredIsolation::None, is_held);
         self.tenants.push(Tenant { uid, gpu, tenths, isolation, is_held });
         Ok(())
     }
@@ -314,7 +313,7 @@ impl Bed {
 
 /// One GPU under MPS with a tenant that needs all to be held: what the pool's rule makes of the next.
 #[test]
-fn a_pool_that_loses_its_protection_admits_nobody_beside_those_who_need_it() {
+fn a_pool_that_loses_isolation_adds_no_neighbors_to_pods_that_require_it() {
     let ledger = Ledger::new(settings());
     let guarded = PoolRule { enforcement: Enforcement::Mps, ..PoolRule::default() };
     ledger.share_by(PoolRules::new([(pool(0), guarded)]));
@@ -324,14 +323,14 @@ fn a_pool_that_loses_its_protection_admits_nobody_beside_those_who_need_it() {
     ledger.see_node(&name, host(), pool(0));
     let quarter = asks(fraction(250_000), 1, Policy::BinPack);
     let mut needy = quarter.clone();
-    needy.gpu.as_mut().expect("a GPU is asked for").isolation = Isolation::Memory;
-    ledger.reserve(&pod("needy"), "a", &needy, seconds(0)).expect("it is protected");
+    needy.gpu.as_mut().expect("a GPU is requested").isolation = Isolation::Memory;
+    ledger.reserve(&pod("needy"), "a", &needy, seconds(0)).expect("it is isolated");
     assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), None);
 
-    let effects = ledger.see_node(&name, host(), pool(1));
-    assert_eq!(effects.len(), 1, "pods that waited may fit now: {effects:?}");
-    assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), Some(Rejection::ProtectedTenant));
-    assert_eq!(ledger.answers(&needy, &["a"])[0].err(), Some(Rejection::Unprotected));
+    let events = ledger.see_node(&name, host(), pool(1));
+    assert_eq!(events.len(), 1, "pods that waited may fit now: {events:?}");
+    assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), Some(Rejection::IsolatedTenant));
+    assert_eq!(ledger.answers(&needy, &["a"])[0].err(), Some(Rejection::NoIsolation));
     assert_eq!(ledger.see_node(&name, host(), pool(1)), [], "nothing changed");
     ledger.forget(&pod("needy").uid);
     assert_eq!(ledger.answers(&quarter, &["a"])[0].err(), None);

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::nodes::state::Ledger;
-use gpupack::ledger::query::questions::PlacementRequest;
+use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::ledger::suggest::search::{Change, Lever, Suggestion};
 use gpupack::model::device_state::HoldRule;
 use gpupack::model::request::{Amount, GpuRequest};
 use proptest::prelude::*;
 
-use crate::harness::histories::{NODES, Player, history, question};
+use crate::harness::histories::{NODES, Player, history, query};
 use crate::harness::ledger::pod;
 
-/// The size that a lever moves, in its own unit; none where it is no number.
-fn size(lever: Lever, question: &PlacementRequest) -> Option<u64> {
-    let gpu = question.gpu.as_ref();
+/// The size that a lever changes, in its own unit; `None` if it is not a number.
+fn size(lever: Lever, query: &PlacementRequest) -> Option<u64> {
+    let gpu = query.gpu.as_ref();
     match (lever, gpu.map(|gpu| &gpu.amount)) {
         (Lever::Share, Some(Amount::Fraction(share) | Amount::FractionAndMemory(share, _))) => {
             Some(share.millionths().div_ceil(10))
@@ -26,15 +26,15 @@ fn size(lever: Lever, question: &PlacementRequest) -> Option<u64> {
             Some(memory.mib())
         }
         (Lever::Devices, Some(_)) => gpu.map(|gpu| u64::from(gpu.count.get())),
-        (Lever::Cpu, _) => Some(question.host.cpu.milli()),
-        (Lever::HostMemory, _) => Some(question.host.memory.mib()),
+        (Lever::Cpu, _) => Some(query.host.cpu.milli()),
+        (Lever::HostMemory, _) => Some(query.host.memory.mib()),
         _ => None,
     }
 }
 
-/// The question with this size in place of its own.
-fn resized(lever: Lever, question: &PlacementRequest, size: u64) -> PlacementRequest {
-    let mut other = question.clone();
+/// The request with this size in place of its own.
+fn resized(lever: Lever, query: &PlacementRequest, size: u64) -> PlacementRequest {
+    let mut other = query.clone();
     match lever {
         Lever::Cpu => other.host.cpu = MilliCpu::new(size),
         Lever::HostMemory => other.host.memory = MemMib::new(size),
@@ -60,34 +60,34 @@ fn resized(lever: Lever, question: &PlacementRequest, size: u64) -> PlacementReq
     other
 }
 
-fn fits_somewhere(ledger: &Ledger, question: &PlacementRequest) -> bool {
-    NODES.iter().any(|node| ledger.fresh_answer(question, node).is_ok())
+fn fits_somewhere(ledger: &Ledger, query: &PlacementRequest) -> bool {
+    NODES.iter().any(|node| ledger.fresh_answer(query, node).is_ok())
 }
 
-/// Sizes between `found` and `asked`, both left out: all of few, some of many, and those of whole
+/// Sizes between `found` and `queried`, both left out: all of few, some of many, and those of whole
 /// devices.
-fn between(ledger: &Ledger, found: u64, asked: u64) -> BTreeSet<u64> {
-    let step = ((asked - found) / 40).max(1);
-    let some = (found + 1..asked).step_by(usize::try_from(step).expect("small"));
+fn between(ledger: &Ledger, found: u64, queried: u64) -> BTreeSet<u64> {
+    let step = ((queried - found) / 40).max(1);
+    let some = (found + 1..queried).step_by(usize::try_from(step).expect("small"));
     let nodes = ledger.nodes();
     let devices = nodes.iter().flat_map(|node| node.devices());
     let whole = devices.map(|books| books.capacity().memory.mib());
-    let near = [found + 1, asked.saturating_sub(1)];
-    some.chain(whole).chain(near).filter(|size| (found + 1..asked).contains(size)).collect()
+    let near = [found + 1, queried.saturating_sub(1)];
+    some.chain(whole).chain(near).filter(|size| (found + 1..queried).contains(size)).collect()
 }
 
 fn check_size(
     ledger: &Ledger,
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     lever: Lever,
     found: Option<u64>,
 ) -> Result<(), TestCaseError> {
-    let Some(asked) = size(lever, question) else { return Ok(()) };
+    let Some(queried) = size(lever, query) else { return Ok(()) };
     let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
     let below = if is_of_host && found.is_none() { 0 } else { found.unwrap_or(0) };
-    for larger in between(ledger, below, asked) {
-        let fits = fits_somewhere(ledger, &resized(lever, question, larger));
-        prop_assert!(!fits, "{lever:?} of {larger} fits, offered was {found:?}: {question:?}");
+    for larger in between(ledger, below, queried) {
+        let fits = fits_somewhere(ledger, &resized(lever, query, larger));
+        prop_assert!(!fits, "{lever:?} of {larger} fits, offered was {found:?}: {query:?}");
     }
     Ok(())
 }
@@ -95,14 +95,14 @@ fn check_size(
 /// Without these pods it fits on the node, and with any one of them it does not.
 fn check_end(
     ledger: &Ledger,
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     suggestion: &Suggestion,
     pods: &BTreeSet<&PodUid>,
 ) -> Result<(), TestCaseError> {
     let fits_without = |gone: &BTreeSet<&PodUid>| {
         let mut node = ledger.node(suggestion.node.as_str()).expect("the node is known");
         gone.iter().for_each(|uid| assert!(node.remove(uid), "{uid} is there"));
-        ledger.answers_on(question, 1, |_, _| Some(node.clone()))[0].is_ok()
+        ledger.answers_on(query, 1, |_, _| Some(node.clone()))[0].is_ok()
     };
     prop_assert!(fits_without(pods), "{suggestion:?}");
     for stays in pods {
@@ -113,13 +113,13 @@ fn check_end(
     Ok(())
 }
 
-fn check_remedy(
+fn check_suggestion(
     ledger: &Ledger,
-    question: &PlacementRequest,
+    query: &PlacementRequest,
     suggestion: &Suggestion,
     now: Timestamp,
 ) -> Result<(), TestCaseError> {
-    prop_assert!(ledger.still_helps(question, suggestion), "{suggestion:?}");
+    prop_assert!(ledger.still_helps(query, suggestion), "{suggestion:?}");
     match &suggestion.change {
         Change::Claimed => {
             let node = ledger.node(suggestion.node.as_str()).expect("the node is known");
@@ -133,14 +133,17 @@ fn check_remedy(
             let kept = ledger.reserve(&pod("probe"), suggestion.node.as_str(), changed, now);
             prop_assert!(kept.is_ok(), "{lever:?}: {kept:?} {changed:?}");
             ledger.forget(&pod("probe").uid);
-            if let (Some(asked), Some(offered)) = (size(*lever, question), size(*lever, changed)) {
-                prop_assert!(offered < asked, "{lever:?} of {offered} is not less than {asked}");
+            if let (Some(queried), Some(offered)) = (size(*lever, query), size(*lever, changed)) {
+                prop_assert!(
+                    offered < queried,
+                    "{lever:?} of {offered} is not less than {queried}"
+                );
             }
-            let wanted = |question: &PlacementRequest| question.gpu.as_ref().map(GpuRequest::shape);
-            prop_assert!(wanted(question) != wanted(changed) || question.host != changed.host);
+            let wanted = |query: &PlacementRequest| query.gpu.as_ref().map(GpuRequest::shape);
+            prop_assert!(wanted(query) != wanted(changed) || query.host != changed.host);
         }
         Change::End(_, pods) | Change::Ending(pods) => {
-            check_end(ledger, question, suggestion, &pods.iter().map(|pod| &pod.uid).collect())?;
+            check_end(ledger, query, suggestion, &pods.iter().map(|pod| &pod.uid).collect())?;
         }
         Change::Kubelet(devices) | Change::Heal(devices) => prop_assert!(*devices > 0),
     }
@@ -151,22 +154,22 @@ proptest! {
     #![proptest_config(super::config())]
 
     #[test]
-    fn what_is_offered_is_true_and_the_largest_there_is(
+    fn the_offered_size_fits_and_is_the_largest(
         history in history(),
-        questions in prop::collection::vec(question(), 1..6),
+        queries in prop::collection::vec(query(), 1..6),
     ) {
         let mut player = Player::new();
         for event in &history {
             player.play(event);
         }
-        for question in &questions {
-            let suggestions = player.ledger.suggestions(question);
-            if fits_somewhere(&player.ledger, question) {
+        for query in &queries {
+            let suggestions = player.ledger.suggestions(query);
+            if fits_somewhere(&player.ledger, query) {
                 prop_assert_eq!(&suggestions, &[], "it fits as it is");
                 continue;
             }
             for suggestion in &suggestions {
-                check_remedy(&player.ledger, question, suggestion, player.now)?;
+                check_suggestion(&player.ledger, query, suggestion, player.now)?;
             }
             for lever in [Lever::Share, Lever::Memory, Lever::Devices, Lever::Cpu, Lever::HostMemory] {
                 let offered = suggestions.iter().find_map(|suggestion| match &suggestion.change {
@@ -174,8 +177,8 @@ proptest! {
                     _ => None,
                 });
                 let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
-                if !is_of_host || question.host_rule == gpupack::model::fit::HostRule::Checked {
-                    check_size(&player.ledger, question, lever, offered)?;
+                if !is_of_host || query.host_rule == gpupack::model::fit::HostRule::Checked {
+                    check_size(&player.ledger, query, lever, offered)?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The world outside the ledger: a fake API server with a watch, kubelets with processes, and agents on
+//! The cluster around the ledger: a fake API server with a watch, kubelets with processes, agents on
 //! a network that loses, repeats and delays.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,14 +41,14 @@ enum PodEvent {
     Gone(PodUid),
 }
 
-/// The API server, and what its watch has not told yet.
+/// The API server, and what its watch has not sent yet.
 #[derive(Default)]
 pub(crate) struct Api {
     pub(crate) pods: BTreeMap<PodUid, ApiPod>,
     pub(crate) nodes: BTreeSet<usize>,
     untold: BTreeMap<PodUid, VecDeque<PodEvent>>,
     untold_nodes: BTreeMap<usize, VecDeque<bool>>,
-    told: Vec<PodEvent>,
+    reported: Vec<PodEvent>,
 }
 
 impl Api {
@@ -89,7 +89,7 @@ impl Api {
         self.tell(uid);
     }
 
-    /// Touches a pod, so that a Binding under way conflicts.
+    /// Writes a fence on a pod, so that a Binding under way conflicts.
     pub(crate) fn patch(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.version += 1;
@@ -119,13 +119,13 @@ impl Api {
         self.untold_nodes.entry(at).or_default().push_back(exists);
     }
 
-    /// Tells the ledger one thing that it has not been told, of a random object.
+    /// Sends the ledger one unsent fact, of a random object.
     pub(crate) fn watch(&mut self, rng: &mut ChaCha8Rng, ledger: &Ledger, now: Timestamp) {
         self.untold.retain(|_, events| !events.is_empty());
         let choice = rng.random_range(0..=self.untold.len());
         if let Some(event) = self.untold.values_mut().nth(choice).and_then(VecDeque::pop_front) {
             tell_pod(ledger, &event, now);
-            self.told.push(event);
+            self.reported.push(event);
             return;
         }
         let at = rng.random_range(0..NODES.len());
@@ -134,10 +134,10 @@ impl Api {
         }
     }
 
-    /// Tells the ledger something again, perhaps long after.
+    /// Sends the ledger a fact again, perhaps long after.
     pub(crate) fn repeat(&self, rng: &mut ChaCha8Rng, ledger: &Ledger, now: Timestamp) {
-        if !self.told.is_empty() {
-            tell_pod(ledger, &self.told[rng.random_range(0..self.told.len())], now);
+        if !self.reported.is_empty() {
+            tell_pod(ledger, &self.reported[rng.random_range(0..self.reported.len())], now);
         }
     }
 
@@ -155,7 +155,7 @@ impl Api {
     pub(crate) fn list(&mut self, ledger: &Ledger, now: Timestamp) {
         self.untold.clear();
         self.untold_nodes.clear();
-        self.told.clear();
+        self.reported.clear();
         for at in &self.nodes {
             tell_node(ledger, *at, true);
         }

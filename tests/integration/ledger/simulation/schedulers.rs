@@ -6,15 +6,15 @@ use gpupack::model::reservation::{Placement, ReservationState};
 use rand::Rng;
 
 use super::cluster::NODES;
-use super::{UNDECIDED, World};
+use super::{Bed, UNDECIDED};
 
 /// Where one scheduler is with its pod.
 #[derive(Default)]
 pub(crate) enum Scheduler {
     #[default]
     Idle,
-    /// It has asked about this pod, and chosen a node.
-    Asked(PodUid, &'static str),
+    /// It has called *filter* for this pod, and chosen a node.
+    Queried(PodUid, &'static str),
 }
 
 /// A Binding that the API server has not decided yet.
@@ -26,12 +26,12 @@ pub(crate) struct Binding {
     restarts: u64,
 }
 
-impl World {
+impl Bed {
     pub(crate) fn schedule(&mut self) {
         let at = self.rng.random_range(0..self.schedulers.len());
         self.schedulers[at] = match std::mem::take(&mut self.schedulers[at]) {
             Scheduler::Idle => self.ask().unwrap_or_default(),
-            Scheduler::Asked(uid, node) => {
+            Scheduler::Queried(uid, node) => {
                 if self.rng.random_bool(0.95) {
                     self.reserve(uid, node);
                 } // else it crashed, or the pod failed elsewhere
@@ -40,29 +40,29 @@ impl World {
         };
     }
 
-    /// filter and prioritize: the best node gets a claim.
+    /// filter and prioritize: the best node gets a hold.
     fn ask(&mut self) -> Option<Scheduler> {
         let uid = self.some_pod(false)?;
-        let question = self.questions.get(&uid)?;
+        let query = self.queries.get(&uid)?;
         if self.rng.random_bool(0.9) {
             self.ledger.drop_hold(&uid);
         }
-        let answers = self.ledger.answers(question, &NODES);
+        let answers = self.ledger.answers(query, &NODES);
         let fitting =
             NODES.iter().zip(answers).filter_map(|(node, answer)| Some((answer.ok()?, *node)));
         let (_, best) = fitting.min()?;
-        self.ledger.hold(&uid, best, question, self.now);
-        // another score may win, then the claim is elsewhere
+        self.ledger.hold(&uid, best, query, self.now);
+        // another score may win, then the hold is on another node
         let is_ours = self.rng.random_bool(0.9);
         let node = if is_ours { best } else { NODES[self.rng.random_range(0..NODES.len())] };
-        Some(Scheduler::Asked(uid, node))
+        Some(Scheduler::Queried(uid, node))
     }
 
     /// bind: reserves and sends the Binding, unless the extender dies in between.
     fn reserve(&mut self, uid: PodUid, node: &str) {
         let Some(pod) = self.api.pods.get(&uid) else { return };
-        let question = &self.questions[&uid];
-        let reserved = self.ledger.reserve(&pod.fact.pod, node, question, self.now);
+        let query = &self.queries[&uid];
+        let reserved = self.ledger.reserve(&pod.fact.pod, node, query, self.now);
         let Ok(placement) = reserved else { return };
         if self.rng.random_bool(0.05) {
             return; // nothing was sent
@@ -84,7 +84,7 @@ impl World {
         let is_bound = self.api.bind(&binding.uid, binding.version, &binding.placement);
         self.placed += u64::from(is_bound);
         if self.rng.random_bool(0.2) || binding.restarts != self.restarts {
-            return; // nobody hears the reply
+            return; // the reply is lost
         }
         if is_bound {
             self.ledger.confirm(&binding.uid);
@@ -93,13 +93,13 @@ impl World {
         }
     }
 
-    /// Bindings without a decision: the pod is touched, so that a late one conflicts, and read.
+    /// Bindings without a decision: the pod is fenced, so that a late one conflicts, and read.
     pub(crate) fn look_into_undecided(&mut self) {
         let is_overdue = |uid: &&PodUid| match self.ledger.reservation(uid).map(|held| held.state) {
             Some(ReservationState::Assumed { since }) => self.now.since(since) >= UNDECIDED,
             _ => false,
         };
-        let overdue: Vec<_> = self.questions.keys().filter(is_overdue).cloned().collect();
+        let overdue: Vec<_> = self.queries.keys().filter(is_overdue).cloned().collect();
         for uid in overdue {
             self.read_back(&uid);
         }

@@ -1,50 +1,51 @@
 //! Holds: what they keep, for how long, and from which pods.
 
 use super::*;
-use crate::ledger::fixture::{asks, bound, free, ledger, node, pod, seconds, see_node, uid};
+use crate::ledger::fixture::{bound, free, ledger, node, pod, seconds, see_node, share_query, uid};
 
 fn room() -> LedgerEvent {
     LedgerEvent::Room(NodeName::new("n"))
 }
 
 #[test]
-fn a_claim_hides_room_from_other_questions_until_it_ends() {
+fn a_hold_hides_room_from_other_requests_until_it_ends() {
     let ledger = ledger("A");
-    assert_eq!(ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1)), []);
+    assert_eq!(ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1)), []);
     assert_eq!(free(&ledger), [400]);
-    assert!(ledger.answers(&asks(500_000), &["n"])[0].is_err());
-    assert!(ledger.answers(&asks(400_000), &["n"])[0].is_ok());
+    assert!(ledger.answers(&share_query(500_000), &["n"])[0].is_err());
+    assert!(ledger.answers(&share_query(400_000), &["n"])[0].is_ok());
     assert_eq!(ledger.tick(seconds(5)), []);
     assert_eq!(ledger.tick(seconds(6)), [room()]);
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
 }
 
 #[test]
-fn a_bind_takes_its_own_claim_and_past_those_of_others_only_what_the_books_allow() {
+fn bind_uses_its_own_hold_and_respects_the_ledger_past_other_holds() {
     let ledger = ledger("A B");
-    ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
-    ledger.hold(&uid("q"), "n", &asks(600_000), seconds(1));
-    let reserved = |name: &str, share| ledger.reserve(&pod(name), "n", &asks(share), seconds(1));
+    ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
+    ledger.hold(&uid("q"), "n", &share_query(600_000), seconds(1));
+    let reserved =
+        |name: &str, share| ledger.reserve(&pod(name), "n", &share_query(share), seconds(1));
     let own = reserved("q", 600_000).unwrap();
     assert_eq!(own.devices[0].id.as_str(), "B");
     assert_eq!(ledger.hold_count(), 1);
     assert_eq!(free(&ledger), [400, 400]);
     let beside = reserved("r", 400_000).unwrap();
-    assert_eq!(beside.devices[0].id.as_str(), "A", "a place beside the claim of p");
+    assert_eq!(beside.devices[0].id.as_str(), "A", "a placement beside the hold of p");
     let over = reserved("s", 600_000).unwrap();
-    assert_eq!(over.devices[0].id.as_str(), "A", "claims never refuse a bind");
-    assert!(reserved("p", 600_000).is_err(), "a claim is no right");
-    assert_eq!(ledger.hold_count(), 1, "a refused bind leaves the claim to its end");
+    assert_eq!(over.devices[0].id.as_str(), "A", "holds never reject a bind");
+    assert!(reserved("p", 600_000).is_err(), "a hold is no guarantee");
+    assert_eq!(ledger.hold_count(), 1, "a rejected bind keeps the hold until it ends");
     assert_eq!(ledger.audit(), Ok(()));
 }
 
 #[test]
-fn a_claim_is_replaced_by_the_pod_s_next_one() {
+fn a_new_hold_replaces_the_previous_one_of_the_pod() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    let hold = |share, node: &str| ledger.hold(&uid("p"), node, &asks(share), seconds(1));
+    let hold = |share, node: &str| ledger.hold(&uid("p"), node, &share_query(share), seconds(1));
     assert_eq!(hold(600_000, "n"), []);
-    assert_eq!(hold(600_000, "n"), [], "the same room again is no new room");
+    assert_eq!(hold(600_000, "n"), [], "the same room is not new room");
     assert_eq!(free(&ledger), [400]);
     assert_eq!(hold(500_000, "n"), [room()], "a tenth appeared");
     assert_eq!(hold(900_000, "n"), []);
@@ -58,48 +59,48 @@ fn a_claim_is_replaced_by_the_pod_s_next_one() {
 }
 
 #[test]
-fn a_pod_that_is_booked_or_has_ended_claims_nothing() {
+fn an_allocated_or_ended_pod_gets_no_hold() {
     let ledger = ledger("A");
-    ledger.reserve(&pod("p"), "n", &asks(100_000), seconds(0)).unwrap();
+    ledger.reserve(&pod("p"), "n", &share_query(100_000), seconds(0)).unwrap();
     ledger.see_pod(&bound("q", "n", "A", 100_000), seconds(0));
     ledger.end_pod(&uid("r"), seconds(0));
     for name in ["p", "q", "r"] {
-        assert_eq!(ledger.hold(&uid(name), "n", &asks(100_000), seconds(0)), []);
+        assert_eq!(ledger.hold(&uid(name), "n", &share_query(100_000), seconds(0)), []);
     }
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![800], 0));
 }
 
 #[test]
-fn claims_are_bounded_in_number() {
+fn the_number_of_holds_is_bounded() {
     let ledger = ledger("A");
-    for i in 0..=MAX_CLAIMS {
+    for i in 0..=MAX_HOLDS {
         ledger.holds.insert(uid(&format!("other-{i}")), 0);
     }
-    ledger.hold(&uid("p"), "n", &asks(100_000), seconds(0));
+    ledger.hold(&uid("p"), "n", &share_query(100_000), seconds(0));
     assert_eq!(free(&ledger), [1000]);
-    assert!(ledger.reserve(&pod("p"), "n", &asks(100_000), seconds(0)).is_ok());
+    assert!(ledger.reserve(&pod("p"), "n", &share_query(100_000), seconds(0)).is_ok());
 }
 
 #[test]
-fn a_claim_ends_with_its_pod_its_bind_and_its_node() {
+fn a_hold_ends_with_its_pod_its_bind_or_its_node() {
     let ledger = ledger("A");
-    let hold = || ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
+    let hold = || ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
     hold();
     assert_eq!(ledger.drop_hold(&uid("p")), [room()]);
     hold();
     ledger.lose_node(&NodeName::new("n"));
-    assert_eq!(ledger.tick(seconds(10)), [], "there is no room on a node that is gone");
+    assert_eq!(ledger.tick(seconds(10)), [], "there is no room on a deleted node");
     assert_eq!(ledger.hold_count(), 0);
     assert_eq!(node(&ledger, "n").devices().len(), 0, "the deleted node is forgotten then");
 }
 
 #[test]
-fn a_claim_elsewhere_ends_when_the_pod_is_bound_by_another() {
+fn a_hold_on_another_node_ends_when_another_process_binds_the_pod() {
     let ledger = ledger("A");
     see_node(&ledger, "m");
-    ledger.hold(&uid("p"), "n", &asks(600_000), seconds(1));
+    ledger.hold(&uid("p"), "n", &share_query(600_000), seconds(1));
     assert_eq!(ledger.see_pod(&bound("p", "m", "M", 600_000), seconds(1)), [room()]);
     assert_eq!((free(&ledger), ledger.hold_count()), (vec![1000], 0));
-    ledger.hold(&uid("q"), "n", &asks(600_000), seconds(1));
+    ledger.hold(&uid("q"), "n", &share_query(600_000), seconds(1));
     assert_eq!(ledger.end_pod(&uid("q"), seconds(1)), [room()]);
 }

@@ -18,7 +18,7 @@ use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
 use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
 use crate::ledger::nodes::ranking::Candidate;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::ledger::nodes::table::Slots;
+use crate::ledger::nodes::table::NodeTable;
 use crate::model::device_state::{Hold, HoldRule};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::{CompiledRequest, HostRule};
@@ -35,7 +35,7 @@ use crate::waste::scarcity::ScarcityPrices;
 
 /// Most holds at once. Each is for one pod between two verbs, so only a runaway caller makes more;
 /// then new pods get none, and bind alone decides.
-const MAX_CLAIMS: usize = 10_000;
+const MAX_HOLDS: usize = 10_000;
 
 /// Most device classes that nodes outside the ledger may add to those of the cluster: each takes
 /// memory and time for all nodes.
@@ -56,7 +56,7 @@ pub struct PlacementRequest {
 
 impl PlacementRequest {
     /// The request compiled for every device class.
-    pub(crate) fn ask(&self, classes: &DeviceClasses) -> CompiledRequest {
+    pub(crate) fn compile(&self, classes: &DeviceClasses) -> CompiledRequest {
         CompiledRequest::new(self.gpu.clone(), self.host, self.host_rule, classes)
     }
 }
@@ -65,20 +65,20 @@ impl PlacementRequest {
 pub type Answer = Result<Cost, Rejection>;
 
 /// A request with the kept answers of its shape.
-struct Asked<'a> {
-    slots: &'a Slots,
-    world: &'a ClusterModel,
-    question: &'a PlacementRequest,
-    ask: CompiledRequest,
+struct Evaluation<'a> {
+    node_table: &'a NodeTable,
+    cluster: &'a ClusterModel,
+    query: &'a PlacementRequest,
+    compiled: CompiledRequest,
     prices: ScarcityPrices,
     table: &'a mut ShapeTable,
 }
 
-impl Asked<'_> {
+impl Evaluation<'_> {
     /// The answer for a node.
     #[inline]
     fn answer(&mut self, name: &str) -> Answer {
-        self.slots
+        self.node_table
             .position(name.as_bytes())
             .map_or(Err(Rejection::UnknownNode), |at| self.answer_at(at))
     }
@@ -106,31 +106,33 @@ impl Asked<'_> {
 
     #[cold]
     fn look_at(&mut self, at: usize) -> Kept {
-        let world = self.world;
-        let (version, answer) =
-            self.slots[at].look_with_waste(world.mix_generation, |books, node_waste| {
-                let strategy = &self.question.strategy;
+        let cluster = self.cluster;
+        let (version, answer) = self.node_table[at].look_with_waste(
+            cluster.mix_generation,
+            |node_state, node_waste| {
+                let strategy = &self.query.strategy;
                 let holds = HoldRule::Respected;
-                let mix = &world.compiled;
-                plan::evaluate_with(books, &self.ask, strategy, mix, holds, node_waste)
-            });
+                let mix = &cluster.compiled;
+                plan::evaluate_with(node_state, &self.compiled, strategy, mix, holds, node_waste)
+            },
+        );
         let answer = answer.map(|place| place.local_cost);
-        self.table.keep(at, self.slots.order(at), version, answer);
+        self.table.keep(at, self.node_table.order(at), version, answer);
         answer
     }
 
     /// The node at a position, to be compared with others, if its kept answer is that it fits.
     fn candidate(&self, at: usize) -> Option<Candidate> {
         let local_cost = self.table.get(at)?.as_ref().ok()?;
-        Some(Candidate { key: local_cost.key(&self.prices), order: self.slots.order(at), at })
+        Some(Candidate { key: local_cost.key(&self.prices), order: self.node_table.order(at), at })
     }
 
     /// The best of `nodes`, at most `most`, in the order of their costs.
     fn best_of(&mut self, nodes: &FixedBitSet, most: usize) -> Vec<Candidate> {
         self.look_at_all(nodes);
         // With few names, these are read instead of all nodes in order until these are found.
-        let are_many = nodes.count_ones(..) > self.slots.len() / 8;
-        if let Some(ranking) = self.table.ranking(self.slots).filter(|_| are_many) {
+        let are_many = nodes.count_ones(..) > self.node_table.len() / 8;
+        if let Some(ranking) = self.table.ranking(self.node_table).filter(|_| are_many) {
             let in_order = ranking.in_order(&self.prices);
             return in_order.filter(|node| nodes.contains(node.at)).take(most).collect();
         }
@@ -152,26 +154,27 @@ fn least<T: Ord>(mut all: impl Iterator<Item = T>, most: usize) -> Vec<T> {
 
 impl Ledger {
     /// The answer for each of `nodes`, in their order.
-    pub fn answers(&self, question: &PlacementRequest, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
-        self.asked(question, |asked| nodes.iter().map(|name| asked.answer(name.as_ref())).collect())
+    pub fn answers(&self, query: &PlacementRequest, nodes: &[impl AsRef<str>]) -> Vec<Answer> {
+        self.evaluation(query, |evaluation| {
+            nodes.iter().map(|name| evaluation.answer(name.as_ref())).collect()
+        })
     }
 
     /// Which of `nodes` fit, with their costs as numbers.
-    pub fn keys(
-        &self,
-        question: &PlacementRequest,
-        nodes: impl Iterator<Item: AsRef<[u8]>>,
-    ) -> Keys {
-        self.asked(question, |asked| {
-            let slots = asked.slots;
-            let at: Vec<Option<usize>> = nodes.map(|name| slots.position(name.as_ref())).collect();
-            let mut listed = FixedBitSet::with_capacity(slots.len());
+    pub fn keys(&self, query: &PlacementRequest, nodes: impl Iterator<Item: AsRef<[u8]>>) -> Keys {
+        self.evaluation(query, |evaluation| {
+            let node_table = evaluation.node_table;
+            let at: Vec<Option<usize>> =
+                nodes.map(|name| node_table.position(name.as_ref())).collect();
+            let mut listed = FixedBitSet::with_capacity(node_table.len());
             listed.extend(at.iter().flatten().copied());
-            asked.look_at_all(&listed);
+            evaluation.look_at_all(&listed);
             // In the order of the answers: that of the list jumps all over the memory.
-            let (mut places, mut keys) = (vec![None; slots.len()], Vec::new());
+            let (mut places, mut keys) = (vec![None; node_table.len()], Vec::new());
             let mut best: Option<(Candidate, usize)> = None;
-            for node in asked.table.fitting(&listed).ones().filter_map(|at| asked.candidate(at)) {
+            for node in
+                evaluation.table.fitting(&listed).ones().filter_map(|at| evaluation.candidate(at))
+            {
                 if best.is_none_or(|(best, _)| node < best) {
                     best = Some((node, keys.len()));
                 }
@@ -187,62 +190,62 @@ impl Ledger {
     /// reason. See [`Choice`].
     pub fn choose(
         &self,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         nodes: impl Iterator<Item: AsRef<[u8]>>,
         most: usize,
     ) -> Choice {
-        self.asked(question, |asked| {
-            let slots = asked.slots;
-            let ((listed, unknown), most) = (slots.listed(nodes), most.max(1));
-            let best = asked.best_of(&listed, most);
-            let mut choosing = Choosing::new(most, best, |at| slots.domain(at));
-            if slots.have_domains() {
-                for at in asked.table.fitting(&listed).ones() {
-                    let domain = slots.domain(at);
+        self.evaluation(query, |evaluation| {
+            let node_table = evaluation.node_table;
+            let ((listed, unknown), most) = (node_table.listed(nodes), most.max(1));
+            let best = evaluation.best_of(&listed, most);
+            let mut choosing = Choosing::new(most, best, |at| node_table.domain(at));
+            if node_table.have_domains() {
+                for at in evaluation.table.fitting(&listed).ones() {
+                    let domain = node_table.domain(at);
                     if !choosing.is_led(domain)
-                        && let Some(node) = asked.candidate(at)
+                        && let Some(node) = evaluation.candidate(at)
                     {
                         choosing.leads(node, domain);
                     }
                 }
             }
-            let mut refused = asked.table.refused(&listed);
+            let mut refused = evaluation.table.refused(&listed);
             refused[Rejection::UnknownNode.position()] += unknown;
-            let kept = choosing.end().into_iter().map(|at| slots[at].name.clone());
+            let kept = choosing.end().into_iter().map(|at| node_table[at].name.clone());
             Choice { kept: kept.collect(), refused }
         })
     }
 
     /// The best of all nodes, with its cost; ties go to the first name. `None` if none fits.
-    pub fn best(&self, question: &PlacementRequest) -> Option<(NodeName, Cost)> {
-        self.asked(question, |asked| {
-            let slots = asked.slots;
-            let mut all = FixedBitSet::with_capacity(slots.len());
-            all.extend(slots.present());
-            let at = asked.best_of(&all, 1).first()?.at;
-            Some((slots[at].name.clone(), asked.answer_at(at).ok()?))
+    pub fn best(&self, query: &PlacementRequest) -> Option<(NodeName, Cost)> {
+        self.evaluation(query, |evaluation| {
+            let node_table = evaluation.node_table;
+            let mut all = FixedBitSet::with_capacity(node_table.len());
+            all.extend(node_table.present());
+            let at = evaluation.best_of(&all, 1).first()?.at;
+            Some((node_table[at].name.clone(), evaluation.answer_at(at).ok()?))
         })
     }
 
-    /// The cost of each node that fits and for which `is_asked` is true, by position.
+    /// The cost of each node that fits and for which `is_named` is true, by position.
     pub(crate) fn ranked(
         &self,
-        question: &PlacementRequest,
-        is_asked: impl Fn(usize) -> bool,
+        query: &PlacementRequest,
+        is_named: impl Fn(usize) -> bool,
     ) -> Vec<(Cost, usize)> {
-        self.asked(question, |asked| {
-            let nodes = asked.slots.present().filter(|at| is_asked(*at));
-            nodes.filter_map(|at| Some((asked.answer_at(at).ok()?, at))).collect()
+        self.evaluation(query, |evaluation| {
+            let nodes = evaluation.node_table.present().filter(|at| is_named(*at));
+            nodes.filter_map(|at| Some((evaluation.answer_at(at).ok()?, at))).collect()
         })
     }
 
     /// The answer for one node, computed without kept answers, to check these against.
-    pub fn fresh_answer(&self, question: &PlacementRequest, node: &str) -> Answer {
+    pub fn fresh_answer(&self, query: &PlacementRequest, node: &str) -> Answer {
         let at = self.position(node).ok_or(Rejection::UnknownNode)?;
-        let world = self.world();
-        let ask = question.ask(&world.classes);
-        let place = evaluate(&self.slot(at).read(), &ask, question, &world)?;
-        Ok(place.local_cost.rank(&self.prices(&world.compiled, question)))
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        let place = evaluate(&self.node_entry(at).read(), &compiled, query, &cluster)?;
+        Ok(place.local_cost.rank(&self.prices(&cluster.compiled, query)))
     }
 
     /// The answers for `count` nodes that are not in the ledger (templates of an autoscaler).
@@ -251,14 +254,14 @@ impl Ledger {
     /// Nodes beyond `MOST_NEW_CLASSES` new classes count as without devices.
     pub fn answers_on(
         &self,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         count: usize,
         make: impl Fn(usize, &mut DeviceClasses) -> Option<NodeState>,
     ) -> Vec<Answer> {
         // A copy: the ledger does not wait for a client with made-up nodes.
         let (mut classes, mix, node_shapes) = {
-            let world = self.world();
-            (world.classes.clone(), world.mix().clone(), world.node_shapes().clone())
+            let cluster = self.cluster();
+            (cluster.classes.clone(), cluster.mix().clone(), cluster.node_shapes().clone())
         };
         let most = classes.count() + MOST_NEW_CLASSES;
         let mut judged = FixedBitSet::with_capacity(count);
@@ -270,23 +273,24 @@ impl Ledger {
                 classes = with_its;
             }
         }
-        let ask = question.ask(&classes);
+        let compiled = query.compile(&classes);
         let mix = CompiledMix::of(&mix, &classes, &node_shapes);
-        let prices = self.prices(&mix, question);
+        let prices = self.prices(&mix, query);
         let answer = |at: usize| {
             let node = judged.contains(at).then(|| make(at, &mut classes)).flatten();
             let node = node.ok_or(Rejection::NoDevices)?;
-            let place = plan::evaluate(&node, &ask, &question.strategy, &mix, HoldRule::Respected)?;
+            let place =
+                plan::evaluate(&node, &compiled, &query.strategy, &mix, HoldRule::Respected)?;
             Ok(place.local_cost.rank(&prices))
         };
         (0..count).map(answer).collect()
     }
 
     /// The current scarcity prices, the same for all nodes.
-    pub(crate) fn prices(&self, mix: &CompiledMix, question: &PlacementRequest) -> ScarcityPrices {
-        match question.strategy {
+    pub(crate) fn prices(&self, mix: &CompiledMix, query: &PlacementRequest) -> ScarcityPrices {
+        match query.strategy {
             Strategy::Policy(Policy::Fragmentation) => {
-                mix.prices(&self.supply(), question.gpu.is_some())
+                mix.prices(&self.supply(), query.gpu.is_some())
             }
             Strategy::Policy(Policy::BinPack | Policy::Spread) | Strategy::Custom(_) => {
                 ScarcityPrices::default()
@@ -296,24 +300,28 @@ impl Ledger {
 
     /// Notes that an existing pod has this request: its kept answers outlast those for made-up
     /// requests.
-    pub fn keep_answers(&self, question: &PlacementRequest) {
-        self.shapes.prefer(&shape(question));
+    pub fn keep_answers(&self, query: &PlacementRequest) {
+        self.shapes.prefer(&shape(query));
     }
 
     /// Runs `body` with the request and the kept answers of its shape.
-    fn asked<T>(&self, question: &PlacementRequest, body: impl FnOnce(&mut Asked<'_>) -> T) -> T {
-        let slots = self.slots();
-        let world = self.world();
-        let table = self.shapes.table(shape(question), slots.len());
+    fn evaluation<T>(
+        &self,
+        query: &PlacementRequest,
+        body: impl FnOnce(&mut Evaluation<'_>) -> T,
+    ) -> T {
+        let node_table = self.node_table();
+        let cluster = self.cluster();
+        let table = self.shapes.table(shape(query), node_table.len());
         let mut table = table.lock();
-        table.follow_mix(&question.strategy, world.mix_generation);
-        table.catch_up(&self.changes(), &slots);
-        body(&mut Asked {
-            slots: &slots,
-            world: &world,
-            question,
-            ask: question.ask(&world.classes),
-            prices: self.prices(&world.compiled, question),
+        table.follow_mix(&query.strategy, cluster.mix_generation);
+        table.catch_up(&self.changes(), &node_table);
+        body(&mut Evaluation {
+            node_table: &node_table,
+            cluster: &cluster,
+            query,
+            compiled: query.compile(&cluster.classes),
+            prices: self.prices(&cluster.compiled, query),
             table: &mut table,
         })
     }
@@ -324,37 +332,37 @@ impl Ledger {
         &self,
         pod: &PodUid,
         node: &str,
-        question: &PlacementRequest,
+        query: &PlacementRequest,
         now: Timestamp,
     ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
-        let found = self.position(node).filter(|_| self.holds.len() < MAX_CLAIMS);
-        let world = self.world();
-        let ask = question.ask(&world.classes);
-        self.while_unbooked(pod, |claimed_at| {
+        let found = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS);
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        self.while_unallocated(pod, |claimed_at| {
             // An earlier hold on another node leaves room there. One on this node ends in the same
             // change, so that only a difference between the two counts.
-            let mut effects = Vec::new();
+            let mut events = Vec::new();
             if claimed_at != found {
-                effects.extend(self.release(pod));
+                events.extend(self.release(pod));
             }
-            let Some(at) = found else { return effects };
+            let Some(at) = found else { return events };
             let entry = self.holds.entry(pod.clone());
-            let mut is_claimed = false;
-            effects.extend(self.change_slot(at, |books| {
-                books.release(pod);
-                let Ok(place) = evaluate(books, &ask, question, &world) else { return };
-                let placement = plan::placement(books, &place);
-                let expires = now.plus(self.settings.claim_for);
-                books.hold(pod.clone(), Hold { placement, host: ask.host, expires });
-                is_claimed = true;
+            let mut is_held = false;
+            events.extend(self.change_node(at, |node_state| {
+                node_state.release(pod);
+                let Ok(place) = evaluate(node_state, &compiled, query, &cluster) else { return };
+                let placement = plan::placement(node_state, &place);
+                let expires = now.plus(self.settings.hold_for);
+                node_state.hold(pod.clone(), Hold { placement, host: compiled.host, expires });
+                is_held = true;
             }));
-            if is_claimed {
+            if is_held {
                 entry.insert(at);
             } else if let Entry::Occupied(ended) = entry {
                 ended.remove();
             }
-            effects
+            events
         })
     }
 
@@ -371,22 +379,22 @@ impl Ledger {
 }
 
 /// What decides the answers to a request.
-fn shape(question: &PlacementRequest) -> Shape {
+fn shape(query: &PlacementRequest) -> Shape {
     Shape {
-        gpu: question.gpu.as_ref().map(GpuRequest::shape),
-        host: question.host,
-        host_rule: question.host_rule,
-        strategy: question.strategy.clone(),
+        gpu: query.gpu.as_ref().map(GpuRequest::shape),
+        host: query.host,
+        host_rule: query.host_rule,
+        strategy: query.strategy.clone(),
     }
 }
 
 fn evaluate(
-    books: &NodeState,
-    ask: &CompiledRequest,
-    question: &PlacementRequest,
-    world: &ClusterModel,
+    node_state: &NodeState,
+    compiled: &CompiledRequest,
+    query: &PlacementRequest,
+    cluster: &ClusterModel,
 ) -> Result<Place, Rejection> {
-    plan::evaluate(books, ask, &question.strategy, &world.compiled, HoldRule::Respected)
+    plan::evaluate(node_state, compiled, &query.strategy, &cluster.compiled, HoldRule::Respected)
 }
 
 #[cfg(test)]

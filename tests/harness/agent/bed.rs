@@ -10,21 +10,21 @@ use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::{API_VERSION, Report};
 use serde_json::{Value, json};
 
-/// The pod of every process that [`World::process`] adds.
+/// The pod of every process that [`Bed::process`] adds.
 pub(crate) const POD: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
 
 /// A copy of the stand-in with a scenario and a process table of its own.
-pub(crate) struct World {
+pub(crate) struct Bed {
     folder: tempfile::TempDir,
 }
 
-impl World {
+impl Bed {
     pub(crate) fn new(scenario: &Value) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(built_library(), folder.path().join("libnvidia-ml.so.1")).unwrap();
-        let world = Self { folder };
-        world.play(scenario);
-        world
+        let bed = Self { folder };
+        bed.play(scenario);
+        bed
     }
 
     /// Changes the hardware.
@@ -35,7 +35,7 @@ impl World {
         std::fs::rename(written, self.folder.path().join("scenario.json")).unwrap();
     }
 
-    /// A path in the folder of this world.
+    /// A path in the folder of this test bed.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.folder.path().join(path)
     }
@@ -106,7 +106,7 @@ pub(crate) fn sample(probe: &mut NvmlProbe) -> Result<Sample, ProbeError> {
     sample_at(probe, 0)
 }
 
-/// A sample with processes after so many seconds. Whatever the hardware says, the extender can read
+/// A sample with processes after this many seconds. For any hardware the extender can read
 /// it.
 pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, ProbeError> {
     let now = Timestamp::from_millis(1_000 * seconds);
@@ -125,7 +125,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
     Ok(sample)
 }
 
-/// What ails each device, by UUID.
+/// The fault of each device, by UUID.
 pub(crate) fn faults(sample: &Sample) -> Vec<(&str, Option<DeviceFault>)> {
     let mut all: Vec<_> = sample.uses.iter().map(|it| (&*it.uuid, it.fault)).collect();
     all.sort_by_key(|(uuid, _)| *uuid);

@@ -12,9 +12,9 @@ use crate::watching::{find, is_bound};
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn pods_bound_by_others_count_if_they_say_where() {
-    scenario("foreign", |bed| async move {
-        let fleet = Fleet::new().with("foreign", 1, (2, A100));
+fn pods_bound_by_others_count_if_they_have_a_placement() {
+    scenario("untracked", |bed| async move {
+        let fleet = Fleet::new().with("untracked", 1, (2, A100));
         let node = "foreign-00";
         let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
         let placed = |name: &str, uuid: &str, share: u64| {
@@ -36,12 +36,12 @@ fn pods_bound_by_others_count_if_they_say_where() {
             .until("old-waiting bound", LIMIT, |pods| is_bound(pods, "old-waiting"))
             .await;
         stage.figure("a pod older than the install is bound");
-        // 0.6 by others and 0.4 of ours: only one GPU has room for a whole request now, whatever
-        // was chosen. Others overbook the second GPU if it is empty, or the first.
+        // 0.6 by others and 0.4 of ours: only one GPU has room for a whole request now, whichever
+        // was chosen. Others overallocate the second GPU if it is empty, or the first.
         stage.cluster.add_pods(&[placed("forged", &second, 900_000)]).await;
-        stage.until_books_agree().await;
+        stage.until_ledgers_agree().await;
         placed_beside(&stage).await;
-        told(&stage).await;
+        reported(&stage).await;
         stage.judge().await;
     });
 }
@@ -69,19 +69,19 @@ async fn placed_beside(stage: &Stage) {
     ];
     stage.cluster.add_pods(&plans[1..]).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(!stage.watching.ask(|pods| is_bound(pods, "fits-not")), "bound over foreign pods");
+    assert!(!stage.watching.ask(|pods| is_bound(pods, "fits-not")), "bound over pods of others");
     stage.cluster.add_pods(&plans[..1]).await;
     let took = stage.watching.until("fits bound", LIMIT, |pods| is_bound(pods, "fits")).await;
     stage.figure(&format!(
-        "beside foreign pods {} is bound in {} ms, {} waits",
+        "beside pods of others {} is bound in {} ms, {} waits",
         decimal(fits),
         clock::ms(took),
         decimal(fits_not)
     ));
 }
 
-/// Pods that ask and do not say where they are get an event.
-async fn told(stage: &Stage) {
+/// Pods with a request and without a placement get an event.
+async fn reported(stage: &Stage) {
     let started = clock::now();
     for name in ["old-silent", "old-broken"] {
         while !stage.cluster.events().await.iter().any(|event| event.pod == name) {
@@ -93,14 +93,14 @@ async fn told(stage: &Stage) {
 }
 
 #[test]
-fn others_may_overbook_a_gpu_and_nothing_else_stops() {
+fn overallocation_from_outside_affects_only_that_gpu() {
     scenario("overbooked", |bed| async move {
         let fleet = Fleet::new().with("overbooked", 1, (2, A100));
         let node = "overbooked-00";
         let uuid = fleet.uuids(node)[0].to_owned();
         let forged =
             |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);
-        // Whoever takes the list of devices away does not thereby free the room.
+        // To remove the list of devices does not free the room.
         let plans = [forged("one"), forged("two").without(DEVICES)];
         bed.cluster.add_pods(&plans).await;
         let stage = bed.stage(Setup::of(fleet)).await;
@@ -111,15 +111,15 @@ fn others_may_overbook_a_gpu_and_nothing_else_stops() {
             let there = stage.watching.ask(|pods| {
                 find(pods, name).is_some_and(|seen| seen.devices().contains(&uuid.as_str()))
             });
-            assert!(!there, "{name} was added to an overbooked GPU");
+            assert!(!there, "{name} was added to an overallocated GPU");
         }
-        stage.figure("two pods placed beside an overbooked GPU");
+        stage.figure("two pods placed beside an overallocated GPU");
         stage.judge().await;
     });
 }
 
 #[test]
-fn a_pod_without_a_request_is_bound_and_gets_nothing() {
+fn a_pod_without_a_request_is_bound_without_a_device() {
     scenario("plain", |bed| async move {
         let stage = bed.stage(Setup::of(Fleet::new().with("plain", 1, (1, A100)))).await;
         stage.cluster.add_pods(&[PodPlan::new("plain")]).await;

@@ -1,9 +1,10 @@
 //! The condition of a device: why it takes no new tenants, and the state of its MPS daemon.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Why a device takes no new tenants. What is allocated on it stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub enum DeviceFault {
     /// The driver is missing, is being upgraded or hangs: the state of all devices is unknown.
     DriverAway,
@@ -57,7 +58,7 @@ impl DeviceFault {
 }
 
 /// The state of an MPS control daemon; greater is worse for its clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub enum MpsState {
     /// It answers. It has no server, so no clients.
     Idle,

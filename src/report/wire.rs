@@ -11,6 +11,7 @@
 //! 503 means *later*.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::report::condition::{DeviceFault, MpsState};
@@ -29,7 +30,7 @@ pub fn report_path(node: &str) -> String {
 }
 
 /// One report of an agent about its node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// [`API_VERSION`].
@@ -57,7 +58,7 @@ pub struct Report {
 }
 
 /// The driver of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverReport {
     /// Its version, for instance `580.95.05`.
@@ -68,7 +69,7 @@ pub struct DriverReport {
 }
 
 /// One device of the inventory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
     /// NVML's UUID.
@@ -137,8 +138,9 @@ impl DeviceReport {
 }
 
 /// A GPU that is connected to another one by NVLink.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = ReportedNeighbor)]
 pub struct Neighbor {
     /// NVML's UUID.
     pub uuid: String,
@@ -147,8 +149,9 @@ pub struct Neighbor {
 }
 
 /// Position of a MIG instance on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = ReportedMigPlacement)]
 pub struct Slot {
     /// Its first unit.
     pub start: u32,
@@ -157,7 +160,8 @@ pub struct Slot {
 }
 
 /// Kind of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ReportedKind)]
 pub enum Kind {
     /// A GPU that can be shared or given to a pod as a whole.
     #[default]
@@ -169,7 +173,7 @@ pub enum Kind {
 }
 
 /// Observed use of one device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceUse {
     /// NVML's UUID.
@@ -200,7 +204,7 @@ pub struct DeviceUse {
 }
 
 /// What the driver says about a pod with processes on a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantReport {
     /// The pod.
@@ -244,7 +248,7 @@ impl DeviceUse {
 }
 
 /// One process on one device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessUse {
     /// Process id on the host.
@@ -259,7 +263,7 @@ pub struct ProcessUse {
 }
 
 /// The extender's answer to a report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Reply {
     /// [`API_VERSION`].
@@ -280,7 +284,7 @@ pub struct Reply {
 }
 
 /// What became of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum Outcome {
     /// It is in the ledger.
     Accepted,
@@ -289,7 +293,7 @@ pub enum Outcome {
 }
 
 /// What one pod holds on this node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
     /// UID of the pod.
@@ -326,7 +330,7 @@ impl Allocation {
 }
 
 /// State of a reservation; later states are greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub enum AllocationState {
     /// *bind* has chosen the node and devices.
     Assumed,
@@ -337,7 +341,7 @@ pub enum AllocationState {
 }
 
 /// Amounts of one device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedDevice {
     /// NVML's UUID.
@@ -349,8 +353,9 @@ pub struct AllocatedDevice {
 }
 
 /// Body of an answer with status 409, 422 or 503.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = ReportRefusal)]
 pub struct Refusal {
     /// The reason, for people.
     pub error: String,

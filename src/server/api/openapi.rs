@@ -1,4 +1,5 @@
-//! The OpenAPI document of `/v1`, made from the handlers and the types of [`crate::api`].
+//! The OpenAPI document of `/v1`, made from the handlers and the types of [`crate::api`] and
+//! [`crate::report::wire`].
 
 use utoipa::OpenApi;
 
@@ -13,8 +14,8 @@ use crate::server::page::{routes, stream};
     info(
         title = "gpupack",
         description = "The HTTP API of the gpupack extender. There are no credentials: anyone who \
-            reaches the port can use it. Every body but those of kube-scheduler and agents begins \
-            with `apiVersion` and `kind`. Numbers are whole; a unit ends the key (`Mib`, \
+            reaches the port can use it. Every body but those of kube-scheduler begins with \
+            `apiVersion`, and those for people with `kind`, too. Numbers are whole; a unit ends the key (`Mib`, \
             `Millionths`, `Seconds`). What is not known is left out."
     ),
     tags(

@@ -253,15 +253,15 @@ async fn unknown_verb(Path(verb): Path<String>) -> Response {
     refusal(StatusCode::NOT_FOUND, &error)
 }
 
-/// The report of an agent about its node; see `src/report/wire.rs`.
+/// The report of an agent about its node.
 #[utoipa::path(put, path = "/v1/nodes/{node}/report", tag = "agents", params(
     ("node" = String, Path, description = "Name of the node."),
-), request_body = Object, responses(
-    (status = 200, description = "The session, and the allocations if they changed.", body = Object),
-    (status = 404, description = "No node has this name.", body = Object),
-    (status = 409, description = "The session is not the newest of this node.", body = Object),
-    (status = 422, description = "The report cannot be true.", body = Object),
-    (status = 503, description = "Nodes are not listed yet.", body = Object),
+), request_body = wire::Report, responses(
+    (status = 200, description = "The session, and the allocations if they changed.", body = wire::Reply),
+    (status = 404, description = "No node has this name.", body = wire::Refusal),
+    (status = 409, description = "The session is not the newest of this node.", body = wire::Refusal),
+    (status = 422, description = "The report cannot be true.", body = wire::Refusal),
+    (status = 503, description = "Nodes are not listed yet.", body = wire::Refusal),
 ))]
 pub(crate) async fn take_report(
     State(service): State<Service>,

@@ -54,7 +54,7 @@ fn until_filled(demo: &Served, nodes: usize) {
         std::thread::sleep(std::time::Duration::from_secs(1));
         let text = demo.get("/metrics").unwrap_or_default();
         let allocated = text.lines().filter(|line| {
-            line.starts_with("gpupack_share_gpus{") && line.contains("state=\"booked\"")
+            line.starts_with("gpupack_share_gpus{") && line.contains("state=\"allocated\"")
         });
         let allocated = allocated.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         if text.contains("gpupack_ready 1") && allocated.sum::<f64>() >= target {

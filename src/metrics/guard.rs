@@ -106,8 +106,8 @@ impl GuardFamilies {
 
     /// Sets the number of tenants for which an isolation mode is configured, and is verified.
     pub(crate) fn show_tenants(&self, mode: &str, (configured, verified): (u64, u64)) {
-        for (states, tenants) in [("intended", configured), ("verified", verified)] {
-            let gauge = self.tenants.with_label_values(&[states, mode]);
+        for (state, tenants) in [("configured", configured), ("verified", verified)] {
+            let gauge = self.tenants.with_label_values(&[state, mode]);
             gauge.set(i64::try_from(tenants).unwrap_or(i64::MAX));
         }
     }

@@ -180,7 +180,7 @@ pub struct SizeRoom {
 pub struct ShareParts {
     /// Allocated.
     pub allocated: Share,
-    /// Free, but typical requests cannot use it, in the mean over the mix.
+    /// Free, but typical requests cannot use it, on average over the mix.
     pub stranded: Share,
     /// Free and usable.
     pub free: Share,

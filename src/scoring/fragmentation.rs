@@ -269,7 +269,7 @@ impl Packing {
         ratio(self.fragments, free)
     }
 
-    /// Free share that no typical request can use, in the mean over the mix.
+    /// Free share that no typical request can use, on average over the mix.
     pub fn fragmented_share(&self) -> Share {
         match u64::try_from(self.fragments / Weighted::from(self.weight.max(1))) {
             Ok(millionths) => Share::from_millionths(millionths),
@@ -299,7 +299,7 @@ pub(crate) fn add_memory(a: MemMib, b: MemMib) -> MemMib {
 }
 
 /// For each healthy GPU of `node` that can be shared, by its position: the free share that typical
-/// requests cannot use, in the mean over the mix and rounded down. Before rounding the sum over the
+/// requests cannot use, on average over the mix and rounded down. Before rounding the sum over the
 /// devices is the node's fragmentation. Zero without a mix. O(requests × devices).
 ///
 /// # Panics

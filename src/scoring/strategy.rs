@@ -34,7 +34,7 @@ pub(crate) trait PlacementCost: Debug + Send + Sync {
     }
 }
 
-/// A [`PlacementCost`]; equal to others of its name.
+/// A `PlacementCost`; equal to others of its name.
 #[derive(Clone, Debug)]
 pub struct CustomCost(Arc<dyn PlacementCost>);
 

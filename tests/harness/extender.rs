@@ -117,7 +117,7 @@ impl Bed {
     }
 
     /// Everything in the ledger.
-    pub(crate) async fn books(&self) -> Value {
+    pub(crate) async fn state(&self) -> Value {
         self.app.ledger.audit().expect("the sums are right");
         read(self.get("/v1/state").await.1.as_bytes())["nodes"].take()
     }

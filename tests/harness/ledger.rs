@@ -70,7 +70,7 @@ pub(crate) fn fraction(millionths: u64) -> Amount {
 }
 
 /// A request for `amount` on `count` devices and no host resources.
-pub(crate) fn asks(amount: Amount, count: u32, policy: Policy) -> PlacementRequest {
+pub(crate) fn request_of(amount: Amount, count: u32, policy: Policy) -> PlacementRequest {
     let count = NonZeroU32::new(count).expect("a count in a test is not zero");
     PlacementRequest {
         gpu: Some(GpuRequest::several(amount, count)),

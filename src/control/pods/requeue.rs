@@ -11,7 +11,7 @@ use crate::ledger::suggest::requeue::{Group, RequeueOrder};
 use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
 
 /// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
-/// within some hundred milliseconds; otherwise something else is in the way of the pod.
+/// within about hundred milliseconds; otherwise something else is in the way of the pod.
 const BOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before another look at a requeue that is still being written.
@@ -23,7 +23,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Changed pods that are taken over at once, while *filter* may have to wait.
 const CHANGES_AT_ONCE: usize = 256;
 
-/// Groups of pods after which the other nodes have to wait for the next step: some 10 ms.
+/// Groups of pods after which the other nodes have to wait for the next step: about 10 ms.
 const LOOKS: usize = 50_000;
 
 /// Late groups for which one step looks for room, each on all nodes at worst. A pod is late if it

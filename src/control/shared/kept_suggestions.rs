@@ -52,7 +52,7 @@ impl Reasons {
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
-    /// The suggestions for a request as of now. Looks at every node some ten times.
+    /// The suggestions for a request as of now. Looks at every node about ten times.
     pub fn found(
         &self,
         ledger: &Ledger,

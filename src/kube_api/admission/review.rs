@@ -14,7 +14,7 @@ const REVIEW: (&str, &str) = ("admission.k8s.io/v1", "AdmissionReview");
 /// fields, have fewer. A value may take a hundred times the memory of its text.
 const MOST_VALUES: usize = 250_000;
 
-/// Most objects that have fields; two versions of that pod have some 45,000. Each takes at least
+/// Most objects that have fields; two versions of that pod have about 45,000. Each takes at least
 /// 700 bytes, even with a text as short as `{"a":0}`.
 const MOST_OBJECTS: usize = 50_000;
 
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_pod_of_the_largest_size_in_kubernetes_is_read() {
-        // 500 containers with 20 variables and arguments each, and writers of fields: some 2 MiB.
+        // 500 containers with 20 variables and arguments each, and writers of fields: about 2 MiB.
         let names: Vec<String> = (0..20).map(|at| format!("VARIABLE_{at:04}")).collect();
         let wrote = names.iter().map(|name| {
             (format!("k:{{\"name\":\"{name}\"}}"), json!({".": {}, "f:name": {}, "f:value": {}}))

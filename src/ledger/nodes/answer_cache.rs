@@ -19,7 +19,7 @@ use crate::scoring::cost::LocalCost;
 use crate::scoring::strategy::Strategy;
 
 /// Answers kept in total, 48 bytes each, and about as much for the order of those that fit: 64
-/// shapes on 5,000 nodes take some 30 MiB.
+/// shapes on 5,000 nodes take about 30 MiB.
 const KEPT_ANSWERS: usize = 64 * 5_000;
 
 /// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many

@@ -22,7 +22,7 @@ use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest};
 use crate::scoring::plan;
 
-/// Compiled requests that are kept, some 300 bytes each.
+/// Compiled requests that are kept, about 300 bytes each.
 const KEPT_REQUESTS: usize = 20_000;
 
 /// The nodes that a *filter* call named.

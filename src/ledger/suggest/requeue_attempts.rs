@@ -76,7 +76,7 @@ impl WaitingPods {
     }
 
     /// Notes that this process may not requeue the pod. It tries again after the pod's next call,
-    /// or when the pod becomes [`requeuable`](Self::touchable).
+    /// or when the pod becomes [`requeuable`](Self::requeuable).
     pub fn not_requeuable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
     }

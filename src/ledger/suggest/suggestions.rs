@@ -29,7 +29,7 @@ const MOST_WAYS: usize = 3;
 
 impl Ledger {
     /// The suggestions for a pod that fits on no node, the cheapest first; empty if it already
-    /// fits, or if no single change helps. Looks at every node some ten times.
+    /// fits, or if no single change helps. Looks at every node about ten times.
     pub fn suggestions(&self, query: &PlacementRequest) -> Vec<Suggestion> {
         let node_table = self.node_table();
         let search = Search::new(&node_table, &self.cluster());

@@ -290,17 +290,17 @@ fn hardware_isolation_requires_an_exclusive_device() {
 #[test]
 fn memory_isolation_requires_enforcement_and_limited_neighbors() {
     let half = "fraction=0.5 isolation=memory";
-    check_pool("", "A:1000/1000", half, expect!["Unprotected"]);
+    check_pool("", "A:1000/1000", half, expect!["NoIsolation"]);
     check_pool("mps", "A:1000/1000", half, expect!["A:500,0.5 mps"]);
     check_pool("driver", "A:1000/1000", half, expect!["A:500,0.5 driver"]);
     check_pool("", "A:1000/1000", "whole isolation=memory", expect!["A:1000,1 hardware"]);
     // the tenant of the fixture was placed without isolation
-    check_pool("mps", "A:600/1000", half, expect!["UnheldTenant"]);
-    check_pool("mps", "A:600/1000 B:900/1000", half, expect!["UnheldTenant"]);
+    check_pool("mps", "A:600/1000", half, expect!["UnisolatedTenant"]);
+    check_pool("mps", "A:600/1000 B:900/1000", half, expect!["UnisolatedTenant"]);
     check_pool("mps", "A:600/1000 B:1000/1000", half, expect!["B:500,0.5 mps"]);
     check_pool("mps", "A:600/1000", "fraction=0.5", expect!["A:500,0.5 mps"]);
     // the driver's limits do not apply in MIG instances
-    check_pool("shared driver", "A=1g.5gb:500/500", half, expect!["Unprotected"]);
+    check_pool("shared driver", "A=1g.5gb:500/500", half, expect!["NoIsolation"]);
     check_pool("shared mps", "A=1g.5gb:500/500", half, expect!["A:250,0.5 mps"]);
     check_pool("", "A=1g.5gb:500/500", "mig=1g.5gb isolation=memory", expect!["A:500,1 hardware"]);
     check_pool(

@@ -11,7 +11,7 @@ use crate::control::shared::app::App;
 use crate::hardware::device::{MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::query::reading::Readiness;
-use crate::server::history::series::{Moments, Prometheus, ReportedTenant, read};
+use crate::server::history::series::{Moments, Prometheus, SeriesValues, read};
 use crate::usage::history::{History, Used};
 
 /// Length of one stretch of history: half of the time after which a pod is idle.
@@ -152,7 +152,7 @@ fn take(
     Ok(tally)
 }
 
-fn value<'a>(reported: &'a ReportedTenant, uid: &PodUid, position: usize) -> Option<&'a f64> {
+fn value<'a>(reported: &'a SeriesValues, uid: &PodUid, position: usize) -> Option<&'a f64> {
     reported.series.get(uid.as_str())?.get(position)?.as_ref()
 }
 

@@ -52,7 +52,7 @@ impl Moments {
 
 /// The content of an answer: the values of each series at each timestamp, by the label `uid`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ReportedTenant {
+pub(crate) struct SeriesValues {
     /// Finite values of at least zero; `None` where a value is missing.
     pub series: BTreeMap<String, Vec<Option<f64>>>,
     /// Invalid values: no number, below zero, at another timestamp, or of another pod.
@@ -135,7 +135,7 @@ pub(crate) fn read(
     body: &[u8],
     at: &Moments,
     wanted: &BTreeSet<&str>,
-) -> Result<ReportedTenant, String> {
+) -> Result<SeriesValues, String> {
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| format!("it is none of Prometheus: {error}"))?;
     let data = match answer.data {
@@ -143,7 +143,7 @@ pub(crate) fn read(
         Some(data) => return Err(format!("a matrix was requested, not{}", words(&data.kind))),
         None => return Err(format!("no data{}", words(&answer.error.unwrap_or_default()))),
     };
-    let mut reported = ReportedTenant::default();
+    let mut reported = SeriesValues::default();
     for series in data.result {
         if !wanted.contains(series.metric.uid.as_str()) {
             reported.absurd += series.values.len();
@@ -189,7 +189,7 @@ mod tests {
 
     const AT: Moments = Moments { last: 1_000, every: 300, count: 3 };
 
-    fn answer(result: &str) -> Result<ReportedTenant, String> {
+    fn answer(result: &str) -> Result<SeriesValues, String> {
         let body =
             format!(r#"{{"status":"success","data":{{"resultType":"matrix","result":{result}}}}}"#);
         read(body.as_bytes(), &AT, &BTreeSet::from(["u1", "u2"]))

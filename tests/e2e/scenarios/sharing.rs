@@ -69,7 +69,7 @@ fn slots_of_an_isolated_gpu_are_allocated_and_isolation_is_kept() {
             assert!(of_pod.any(|event| event.message.contains(part)), "{name}: {part}");
         };
         reported("alone", "no hardware isolation for part of a GPU");
-        reported("four", "MPS is to hold each tenant of the GPU to its memory, which nobody has");
+        reported("four", "MPS is configured to limit the memory of each tenant of the GPU");
         let deleted = clock::now();
         stage.cluster.delete_pod("one").await;
         stage.watching.until("the slot is reused", LIMIT * 3, |pods| is_bound(pods, "fifth")).await;

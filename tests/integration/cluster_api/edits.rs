@@ -176,7 +176,7 @@ async fn an_edit_of_other_keys_is_reported_and_written_back_in_full() {
         edit(&fake, change);
         assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "{:?}", annotations(&fake));
         until("written back", || annotations(&fake) == ours).await;
-        edit(&fake, |all| drop(all.insert(key("touch"), "1".into())));
+        edit(&fake, |all| drop(all.insert(key("fence"), "1".into())));
         assert_eq!(show(&bed, &fake).as_deref(), Some("1"), "our write and a fence are no edits");
     }
 }

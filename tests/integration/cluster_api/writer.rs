@@ -317,8 +317,12 @@ async fn a_notice_is_logged_once_a_minute_and_never_blocks() {
 async fn a_changed_text_is_a_new_event() {
     let fake = Fake::with_pod();
     let (sender, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
-    let texts =
-        ["mend: request 0.4", "mend: request 0.4", "mend: request 0.2", "mend: request 0.2"];
+    let texts = [
+        "suggestion: request 0.4",
+        "suggestion: request 0.4",
+        "suggestion: request 0.2",
+        "suggestion: request 0.2",
+    ];
     for (text, minute) in texts.into_iter().zip(0..) {
         let now = Timestamp::from_millis(minute * 60_000);
         let is_muted = sender.is_muted(&PodUid::new("u1"), NoticeReason::NoGpuFits, now);

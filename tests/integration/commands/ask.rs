@@ -248,7 +248,7 @@ async fn each_failure_has_its_message_and_exit_code() {
     let line = refused(5, &["explain", "team/nobody", "--server", &url]);
     assert!(line.contains("`team/nobody` is not known here"), "{line}");
     let line = refused(2, &["explain", "team/No Body?x", "--server", &url]);
-    assert!(line.contains("no pod"), "{line}");
+    assert!(line.contains("is not a pod"), "{line}");
     refused(2, &["explain", "a/b", "-n", "c", "--server", &url]);
     let line = refused(2, &["waiting", "--server", "https://127.0.0.1:1"]);
     assert!(line.contains("http://HOST:PORT"), "{line}");

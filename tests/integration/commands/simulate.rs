@@ -360,7 +360,7 @@ fn bad_flags_are_rejected_with_valid_values() {
         ("--compress 2", "--timeline"),
         ("--queue", "--churn <LOAD>|--timeline"),
         ("--jobs 0", "--jobs <N>"),
-        ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is none"),
+        ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is not one"),
     ] {
         let output = simulate(flags);
         let complaint = text(output.stderr);

@@ -236,7 +236,7 @@ async fn the_api_server_has_all_facts_but_mig() {
     {
         assert!(said.contains(part), "{part} in {said}");
     }
-    assert!(said.contains("1 pods whose GPU request is refused"), "{said}");
+    assert!(said.contains("1 pods with a rejected GPU request"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +253,10 @@ async fn a_bad_source_is_named_in_the_error() {
         ("http://a b", "is not an address, expected http://host:port"),
         ("http://127.0.0.1:1", "cannot query the extender at `http://127.0.0.1:1`"),
         (&format!("http://{elsewhere}"), "404 Not Found: is it a gpupack extender?"),
-        (&format!("http://{old}/"), "is no state of a gpupack extender of this version: missing"),
+        (
+            &format!("http://{old}/"),
+            "is not the state of a gpupack extender of this version: missing",
+        ),
         (&format!("http://{empty}"), "no node with a GPU there: nothing is written"),
     ] {
         let said = refused(&["--from", from]);

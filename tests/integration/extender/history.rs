@@ -432,9 +432,11 @@ fn a_restarted_extender_reads_usage_history_from_prometheus() {
     drop(running);
     let (_running, extender) = extender(folder.path(), port);
     let log = || fs::read_to_string(folder.path().join("gpupack.log")).unwrap();
-    until("the log names it", || log().contains("it is asked again").then_some(()));
+    until("the log names it", || log().contains("gpupack queries it again").then_some(()));
     assert_eq!(advice(extender)["watchedPods"], 0, "all else goes on");
     let _running_again = prometheus(folder.path(), port);
     knows_what_was(extender);
-    until("the log tells it", || log().contains("Prometheus told what pods used").then_some(()));
+    until("the log tells it", || {
+        log().contains("read from Prometheus what pods used").then_some(())
+    });
 }

@@ -117,7 +117,7 @@ async fn only_the_best_nodes_remain_or_all_are_rejected_by_name() {
 #[tokio::test]
 async fn invalid_bodies_are_rejected_and_change_nothing() {
     let bed = Bed::warm().await;
-    let before = bed.books().await;
+    let before = bed.state().await;
     let whole = data("filter.json");
     let deep = format!(r#"{{"Pod":{}{},"NodeNames":[]}}"#, "[".repeat(4_000), "]".repeat(4_000));
     let deep_labels = format!(
@@ -155,7 +155,7 @@ async fn invalid_bodies_are_rejected_and_change_nothing() {
         let (status, answer) = bed.post("/v1/bind", body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{name}: {answer}");
     }
-    assert_eq!(bed.books().await, before);
+    assert_eq!(bed.state().await, before);
 }
 
 #[tokio::test]
@@ -378,7 +378,7 @@ const FAULTY: [(&str, &str, &str); 25] = [
 #[tokio::test]
 async fn each_faulty_request_has_its_constant_reason_on_every_node() {
     let bed = Bed::warm_with("max_limit: 0.8").await;
-    let before = bed.books().await;
+    let before = bed.state().await;
     let nodes = ["gpu-a", "gpu-b", "gpu-c"];
     for (annotations, limits, reason) in FAULTY {
         let mut asks = pod("a", read(annotations.as_bytes()));
@@ -390,7 +390,7 @@ async fn each_faulty_request_has_its_constant_reason_on_every_node() {
             assert_eq!(answer["FailedAndUnresolvableNodes"][node], expected, "{annotations}");
         }
     }
-    assert_eq!(bed.books().await, before);
+    assert_eq!(bed.state().await, before);
     let (_, metrics) = bed.get("/metrics").await;
     assert!(metrics.contains(r#"gpupack_refusals_total{reason="bad_request"} 25"#), "{metrics}");
 }
@@ -438,13 +438,13 @@ async fn binds_that_do_not_fit_give_a_reason_and_allocate_nothing() {
     };
     let (_, answer) = bed.post("/v1/bind", bind("never-seen", "gpu-a")).await;
     assert_eq!(answer["Error"], "pod `team/never-seen` with this UID is gone");
-    let before = bed.books().await;
+    let before = bed.state().await;
     bed.filter(pod("large", json!({"gpu-memory": "20000"})), &["gpu-a", "gpu-b", "gpu-c"]).await;
     let (_, answer) = bed.post("/v1/bind", bind("large", "gpu-a")).await;
     assert_eq!(answer["Error"], "request exceeds the memory of every GPU");
     let (_, answer) = bed.post("/v1/bind", bind("large", "nowhere")).await;
     assert_eq!(answer["Error"], "no GPU agent on the node");
-    assert_eq!(bed.books().await, before);
+    assert_eq!(bed.state().await, before);
     assert_eq!(bed.post("/v1/bind", bind("large", "gpu-c")).await.1["Error"], "");
     bed.filter(pod("late", json!({"gpu-memory": "20000"})), &["gpu-c"]).await;
     assert_eq!(bed.post("/v1/bind", bind("late", "gpu-c")).await.1["Error"], NO_MEMORY);

@@ -12,7 +12,9 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::harness::ledger::{DEVICE_MIB, add_node, asks, fraction, gpus, pod, seconds, settings};
+use crate::harness::ledger::{
+    DEVICE_MIB, add_node, fraction, gpus, pod, request_of, seconds, settings,
+};
 use crate::harness::turns::turn;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
@@ -117,7 +119,7 @@ fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
     for (nodes, parts) in pools.iter().zip([2, 1]) {
         let tenants = nodes.iter().flat_map(|node| (0..parts).map(move |part| (node, part)));
         for (node, part) in tenants {
-            let query = asks(fraction(1_000_000 / parts), 1, Policy::BinPack);
+            let query = request_of(fraction(1_000_000 / parts), 1, Policy::BinPack);
             let tenant = pod(&format!("{node}/{part}"));
             ledger.reserve(&tenant, node, &query, clock.now()).expect("it fits");
         }
@@ -207,7 +209,7 @@ async fn make_rooms(bed: &Bed, size: &Size, are_told: bool) {
         }
         let next = started + Duration::from_secs(1) * (room + 1) / size.rooms;
         tokio::time::sleep(next.saturating_sub(clock.precise())).await;
-        let query = asks(fraction(500_000), 1, Policy::BinPack);
+        let query = request_of(fraction(500_000), 1, Policy::BinPack);
         app.ledger.reserve(&tenant, node, &query, clock.now()).expect("it fits");
     }
 }

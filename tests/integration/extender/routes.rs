@@ -47,7 +47,7 @@ const ABSURD: [(&str, &str, u16, &str); 12] = [
 #[tokio::test]
 async fn implausible_reports_have_their_status_and_change_nothing() {
     let bed = Bed::warm().await;
-    let before = bed.books().await;
+    let before = bed.state().await;
     let mut good = hello("gpu-a", "Tesla T4", 15_360, 1);
     good["agent"] = "another".into();
     good["session"] = Value::Null;
@@ -59,7 +59,7 @@ async fn implausible_reports_have_their_status_and_change_nothing() {
         assert_eq!(answered.as_u16(), status, "{pointer}: {refusal}");
         assert!(refusal["error"].as_str().unwrap().contains(part), "{pointer}: {refusal}");
         assert_eq!(refusal["reason"] == "SessionExpired", status == 409, "{refusal}");
-        assert_eq!(bed.books().await, before, "{pointer}");
+        assert_eq!(bed.state().await, before, "{pointer}");
     }
     let mut twice = good.clone();
     let first = twice["inventory"][0].clone();
@@ -69,12 +69,15 @@ async fn implausible_reports_have_their_status_and_change_nothing() {
     assert!(refusal["error"].as_str().unwrap().contains("GPU-gpu-a-0"), "{refusal}");
     let (status, refusal) = bed.report("nowhere", &good).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(refusal["error"].as_str().unwrap().contains("`nowhere` is not known"), "{refusal}");
+    assert!(
+        refusal["error"].as_str().unwrap().contains("node `nowhere` does not exist"),
+        "{refusal}"
+    );
     for body in [&b"{"[..], b"[]", b"\xff\xfe", b""] {
         let (status, _) = bed.send(Method::PUT, "/v1/nodes/gpu-a/report", body.to_vec()).await;
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     }
-    assert_eq!(bed.books().await, before);
+    assert_eq!(bed.state().await, before);
 }
 
 #[tokio::test]
@@ -470,7 +473,7 @@ async fn every_gpu_has_series_on_a_path_of_its_own() {
     let labels = r#"{UUID="GPU-gpu-b-1",Hostname="gpu-b",model="NVIDIA A100-SXM4-80GB",pool="gpu-b",gpu="1""#;
     for line in [
         format!("gpupack_device_share_gpus{labels}}} 0.000000"),
-        format!("gpupack_device_memory_bytes{labels},kind=\"booked\"}} 0"),
+        format!("gpupack_device_memory_bytes{labels},kind=\"allocated\"}} 0"),
         format!("gpupack_device_tenants{labels}}} 0"),
         format!("gpupack_device_placeable{labels}}} 1"),
     ] {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::harness::ledger::{
-    DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings,
+    DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{Demand, HostAmount};
@@ -41,7 +41,7 @@ fn uid(rng: &mut ChaCha8Rng, step: u64) -> String {
 
 fn query(rng: &mut ChaCha8Rng) -> PlacementRequest {
     let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
-    asks(fraction([200_000, 333_330, 500_000][rng.random_range(0..3)]), 1, policy)
+    request_of(fraction([200_000, 333_330, 500_000][rng.random_range(0..3)]), 1, policy)
 }
 
 fn agent_report(ledger: &Ledger, node: &str, thread: u64, step: u64) -> NodeReport {

@@ -280,7 +280,7 @@ proptest! {
         for event in &history {
             player.play(event);
         }
-        let query = PlacementRequest { gpu: None, ..crate::harness::ledger::asks(crate::harness::ledger::fraction(1), 1, Default::default()) };
+        let query = PlacementRequest { gpu: None, ..crate::harness::ledger::request_of(crate::harness::ledger::fraction(1), 1, Default::default()) };
         for (node, answer) in NODES.iter().zip(player.ledger.answers(&query, &NODES)) {
             let is_known = player.ledger.node(node).is_some();
             prop_assert_eq!(answer.err(), (!is_known).then_some(Rejection::UnknownNode));

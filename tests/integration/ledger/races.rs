@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::ledger::{
-    DEVICE_MIB, add_node, asks, fraction, gpus, host, pod, seconds, seen, settings,
+    DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use crate::harness::turns::turn;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
@@ -36,7 +36,7 @@ fn ledger() -> Ledger {
 }
 
 fn half() -> PlacementRequest {
-    asks(fraction(500_000), 1, Policy::BinPack)
+    request_of(fraction(500_000), 1, Policy::BinPack)
 }
 
 fn uid_of(round: u64) -> PodUid {

@@ -11,7 +11,7 @@ mod schedulers;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::harness::ledger::{DEVICE_MIB, add_node, asks, fraction, pod, seconds, settings};
+use crate::harness::ledger::{DEVICE_MIB, add_node, fraction, pod, request_of, seconds, settings};
 use cluster::{Agent, Api, Kubelets, NODES, inventory, taken};
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
@@ -127,7 +127,7 @@ impl Bed {
         let count = if rng.random_bool(0.2) { 2 } else { 1 };
         let policy = Policy::ALL[rng.random_range(0..Policy::ALL.len())];
         let pod = pod(&format!("pod-{}", self.created));
-        self.queries.insert(pod.uid.clone(), asks(amount, count, policy));
+        self.queries.insert(pod.uid.clone(), request_of(amount, count, policy));
         self.api.create(PodFact {
             pod,
             node: None,

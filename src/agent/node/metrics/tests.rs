@@ -87,7 +87,7 @@ fn every_gpu_has_its_series_until_it_is_gone() {
     let xids = |class: &str| value(&metrics, &["gpupack_gpu_xid_errors_total{", class]);
     assert_eq!((xids("application").unwrap(), xids("device").unwrap()), ("2".into(), "1".into()));
     metrics.show("n1", &sample(vec![seen(None)]), &allocations);
-    let untracked = || value(&metrics, &["gpupack_gpu_memory", "kind=\"foreign\""]);
+    let untracked = || value(&metrics, &["gpupack_gpu_memory", "kind=\"untracked\""]);
     assert_eq!(untracked().unwrap(), (50_u64 << 20).to_string(), "known from the last list");
     assert_eq!(tenant("p", "used"), Some(400), "likewise");
     assert_eq!(load("p").unwrap(), "0.25", "likewise");

@@ -45,7 +45,7 @@ fn stage() -> (Bed, Extender, Loops) {
     extender.book(POD, "GPU-a", 20_000);
     let loops = Loops::start(&bed, &extender, PERIOD);
     extender.until("the process", |node| {
-        (node["devices"][0]["tenants"][0]["used_mib"] == 10_000).then_some(())
+        (node["devices"][0]["tenants"][0]["usedMib"] == 10_000).then_some(())
     });
     (bed, extender, loops)
 }
@@ -65,12 +65,12 @@ fn a_node_without_changes_reports_every_five_seconds_and_a_jump_within_a_second(
     let _turn = turn();
     // Less than was listed, and less than is allocated: no list is read, and it is reported.
     bed.play(&scenario(4_000, &[(10, 4_000)]));
-    let took = timed(&extender, "less use", |node| node["devices"][0]["used_mib"] == 4_000);
+    let took = timed(&extender, "less use", |node| node["devices"][0]["usedMib"] == 4_000);
     println_figure("memory that was freed, until the state shows it", took);
     assert!(took < SOON, "{took:?}");
     bed.play(&scenario(15_000, &[(10, 15_000)]));
     let took =
-        timed(&extender, "more use", |node| node["devices"][0]["tenants"][0]["used_mib"] == 15_000);
+        timed(&extender, "more use", |node| node["devices"][0]["tenants"][0]["usedMib"] == 15_000);
     println_figure("memory that was taken, until the state shows whose it is", took);
     assert!(took < SOON, "{took:?}");
 }
@@ -83,7 +83,7 @@ fn the_end_of_a_process_is_seen_without_nvml_and_frees_the_device() {
     bed.play(&scenario(10_000, &[]));
     std::fs::remove_dir_all(bed.proc_root().join("10")).unwrap();
     let took = timed(&extender, "the list", |node| {
-        node["devices"][0]["tenants"][0]["used_mib"].as_u64().unwrap_or(0) == 0
+        node["devices"][0]["tenants"][0]["usedMib"].as_u64().unwrap_or(0) == 0
     });
     println_figure("end of a process, until the state shows it", took);
     assert!(took < SOON, "{took:?}");
@@ -115,7 +115,7 @@ fn an_extender_that_was_restarted_has_a_report_within_a_heartbeat() {
     let (_world, extender, _loops) = stage();
     let _turn = turn();
     let extender = extender.restart();
-    let took = timed(&extender, "a report", |node| node["state"] == "reporting");
+    let took = timed(&extender, "a report", |node| node["state"] == "Reporting");
     println_figure("restart of the extender, until the node has reported", took);
     assert!(took < Duration::from_millis(6_500), "{took:?}");
 }

@@ -65,24 +65,24 @@ fn an_over_limit_pod_is_in_ledger_state_and_metrics_within_two_seconds() {
     let hidden = timed((&bed, &extender), &[(10, 25_000), (11, 1_000)], |node, extender| {
         let device = &node["devices"][0];
         let over = &device["overLimitPods"][0];
-        over["pod_uid"] == POD
+        over["podUid"] == POD
             && over["usedMib"] == 25_000
-            && over["allowed_mib"] == 20_000
+            && over["allowedMib"] == 20_000
             && device["usedBeyondAllocatedMib"] == 5_000
             && extender.metric("gpupack_over_limit_pods") == 1
-            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"overuse\"}")
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"over_limit\"}")
                 == 5_000 << 20
     });
     // More than all that is allocated.
     let open = timed((&bed, &extender), &[(10, 70_000), (11, 1_000)], |node, extender| {
         node["devices"][0]["usedBeyondAllocatedMib"] == 50_000
-            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"overuse\"}")
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"over_limit\"}")
                 == 50_000 << 20
     });
     println_figure("over-limit pod within the allocation of all", hidden);
     println_figure("over-limit pod beyond the allocation of all", open);
     assert!(hidden < LIMIT && open < LIMIT, "{hidden:?}, {open:?}");
-    let untracked = extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"foreign\"}");
+    let untracked = extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"untracked\"}");
     assert_eq!(untracked, 0, "it does not count as untracked");
     let explained = extender.explained("team", POD);
     assert!(explained.contains("70000 MiB of GPU-a and may use 20000 MiB"), "{explained}");
@@ -105,12 +105,12 @@ fn untracked_memory_is_in_ledger_state_and_metrics_within_two_seconds() {
         device["untrackedMib"] == 30_000
             && device["usedBeyondAllocatedMib"] == 30_000
             && device["overLimitPods"].is_null()
-            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"foreign\"}")
+            && extender.metric("gpupack_memory_beyond_allocated_bytes{kind=\"untracked\"}")
                 == 30_000 << 20
     });
     println_figure("untracked memory", took);
     assert!(took < LIMIT, "{took:?}");
-    let free = extender.node()["devices"][0]["free_mib"].as_u64().unwrap();
+    let free = extender.node()["devices"][0]["free"]["memoryMib"].as_u64().unwrap();
     assert_eq!(free, 81_920 - 634 - 40_000 - 30_000, "beside what is allocated and what is used");
 }
 

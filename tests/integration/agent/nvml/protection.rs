@@ -100,11 +100,11 @@ fn the_extender_shows_verified_beside_configured_isolation() {
             };
             (is("configured", configured) && is("verified", verified)).then_some(())
         });
-        let count = |standing: &str, mode: &str| {
-            let labels = format!("{{protection=\"{mode}\",standing=\"{standing}\"}}");
+        let count = |state: &str, mode: &str| {
+            let labels = format!("{{isolation=\"{mode}\",state=\"{state}\"}}");
             extender.metric(&format!("gpupack_tenants{labels}"))
         };
-        assert_eq!((count("intended", configured), count("verified", verified)), (1, 1));
+        assert_eq!((count("configured", configured), count("verified", verified)), (1, 1));
     };
     wait("driver", "driver");
     assert_eq!(extender.node()["devices"][0]["canLimitMemory"], true);

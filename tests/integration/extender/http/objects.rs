@@ -10,7 +10,7 @@ use crate::harness::extender::{Bed, pod};
 #[tokio::test]
 async fn full_node_objects_leave_no_state() {
     let bed = Bed::warm().await;
-    let before = bed.books().await;
+    let before = bed.state().await;
     let node = |name: &str, labels: Value, gpus: &str| {
         json!({"metadata": {"name": name, "labels": labels},
             "status": {"allocatable": {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": gpus}}})
@@ -39,7 +39,7 @@ async fn full_node_objects_leave_no_state() {
     assert_eq!(answer["FailedAndUnresolvableNodes"], expected);
     let (status, scores) = bed.post("/v1/prioritize", body).await;
     assert_eq!((status, scores.as_array().unwrap().len()), (StatusCode::OK, 5));
-    assert_eq!(bed.books().await, before, "no hold, no reservation, no node");
+    assert_eq!(bed.state().await, before, "no hold, no reservation, no node");
     assert!(bed.get("/v1/summary").await.1.contains(r#""waiting":0"#), "no pod counts as waiting");
     assert_eq!(bed.app.ledger.hold_count(), 0);
 }

@@ -63,7 +63,7 @@ async fn slots_are_allocated_one_by_one_and_rejected_with_a_suggestion() {
     {
         assert!(text.contains(part), "{part} in {text}");
     }
-    assert_eq!(bed.books().await[0]["devices"][0]["overallocated"], false);
+    assert_eq!(bed.state().await[0]["devices"][0]["overallocated"], false);
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn mig_slots_and_whole_instances_share_one_ledger() {
         (&json!("2g.12gb"), &json!(500_000))
     );
     let allocated: u64 = {
-        let node = &bed.books().await[0];
+        let node = &bed.state().await[0];
         let devices = node["devices"].as_array().expect("a list").clone();
         devices
             .iter()

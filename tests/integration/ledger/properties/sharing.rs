@@ -16,7 +16,9 @@ use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use proptest::prelude::*;
 
 use crate::harness::histories::pool;
-use crate::harness::ledger::{add_node, asks, fraction, gpus, host, pod, seconds, seen, settings};
+use crate::harness::ledger::{
+    add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
+};
 
 /// What holds for the tenants of one device, for any past and present pool.
 pub(crate) fn check_tenants(node: &NodeState, device: &DeviceState) -> Result<(), TestCaseError> {
@@ -114,7 +116,7 @@ proptest! {
                     && exact.share.millionths() * all <= slots * 1_000_000
             });
             let slots = slots.unwrap_or(count); // more memory than there is: refused below
-            let query = asks(amount, number, Policy::Spread);
+            let query = request_of(amount, number, Policy::Spread);
             let uid = format!("p{at}");
             let reserved = ledger.reserve(&pod(&uid), "a", &query, seconds(0));
             let fitting = left.iter().filter(|left| **left >= slots).count();
@@ -293,7 +295,7 @@ impl Bed {
         isolation: Isolation,
     ) -> Result<(), TestCaseError> {
         let share = fraction(tenths * 100_000);
-        let mut query = asks(share, 1, Policy::BinPack);
+        let mut query = request_of(share, 1, Policy::BinPack);
         query.gpu.as_mut().expect("a GPU is requested").isolation = isolation;
         let fitting: Vec<usize> =
             (0..2).filter(|gpu| self.admits(*gpu, tenths, isolation)).collect();
@@ -321,7 +323,7 @@ fn a_pool_that_loses_isolation_adds_no_neighbors_to_pods_that_require_it() {
     add_node(&ledger, "a", &devices, seconds(0));
     let name = NodeName::new("a");
     ledger.see_node(&name, host(), pool(0));
-    let quarter = asks(fraction(250_000), 1, Policy::BinPack);
+    let quarter = request_of(fraction(250_000), 1, Policy::BinPack);
     let mut needy = quarter.clone();
     needy.gpu.as_mut().expect("a GPU is requested").isolation = Isolation::Memory;
     ledger.reserve(&pod("needy"), "a", &needy, seconds(0)).expect("it is isolated");

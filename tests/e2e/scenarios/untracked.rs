@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn pods_bound_by_others_count_if_they_have_a_placement() {
     scenario("untracked", |bed| async move {
         let fleet = Fleet::new().with("untracked", 1, (2, A100));
-        let node = "foreign-00";
+        let node = "untracked-00";
         let [first, second] = [0, 1].map(|i| fleet.uuids(node)[i].to_owned());
         let placed = |name: &str, uuid: &str, share: u64| {
             let mib = share * 81_320 / 1_000_000;
@@ -60,7 +60,7 @@ async fn placed_beside(stage: &Stage) {
     let load = stage.watching.load();
     let free =
         |uuid: &&str| load.get(*uuid).map_or(1_000_000, |(_, s)| 1_000_000 - (*s).min(1_000_000));
-    let most = stage.fleet.uuids("foreign-00").iter().map(free).max().unwrap_or_default();
+    let most = stage.fleet.uuids("untracked-00").iter().map(free).max().unwrap_or_default();
     let (fits, fits_not) = (most.min(50_000), most + 10_000);
     let decimal = |share: u64| format!("0.{:05}", share / 10);
     let plans = [
@@ -94,9 +94,9 @@ async fn reported(stage: &Stage) {
 
 #[test]
 fn overallocation_from_outside_affects_only_that_gpu() {
-    scenario("overbooked", |bed| async move {
-        let fleet = Fleet::new().with("overbooked", 1, (2, A100));
-        let node = "overbooked-00";
+    scenario("overallocated", |bed| async move {
+        let fleet = Fleet::new().with("overallocated", 1, (2, A100));
+        let node = "overallocated-00";
         let uuid = fleet.uuids(node)[0].to_owned();
         let forged =
             |name: &str| PodPlan::new(name).placed_on(&uuid, 65_056, 800_000).bound_by_others(node);

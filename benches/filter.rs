@@ -15,7 +15,7 @@ mod runs;
 use std::hint::black_box;
 
 use bodies::bodies;
-use common::{asks, pod, some_request};
+use common::{pod, requests, some_request};
 use criterion::Criterion;
 use extender::extender;
 use gpupack::control::shared::app::App;
@@ -33,10 +33,10 @@ use serde_json::Value;
 fn check(app: &App, body: &[u8], keep: usize) {
     let (answer, _) = verbs::filter(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
-    let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
-    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
+    let requested: Value = serde_json::from_slice(body).expect("a body is JSON");
+    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
     let query = app.query(&pod.expect("a sound pod")).expect("it requests a GPU");
-    let names = asked["NodeNames"].as_array().expect("names were sent").iter();
+    let names = requested["NodeNames"].as_array().expect("names were sent").iter();
     let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
     let fresh = |name: &&str| -> Answer { app.ledger.fresh_answer(&query, name) };
     let mut fitting: Vec<_> =
@@ -57,14 +57,14 @@ fn filter(criterion: &mut Criterion) {
             check(&app, &bodies[0], 50);
         }
         let (pod, mut rng) = (pod("elsewhere"), ChaCha8Rng::seed_from_u64(3));
-        let elsewhere = asks(some_request(&mut rng), Policy::Fragmentation);
+        let elsewhere = requests(some_request(&mut rng), Policy::Fragmentation);
         let (node, _) = app.ledger.best(&elsewhere).expect("a half full cluster has room");
         let bind_elsewhere = || {
             let bound = app.ledger.reserve(&pod, node.as_str(), &elsewhere, Timestamp::START);
             assert!(bound.is_ok(), "a node that passed filter accepts the pod");
         };
         let quarter = GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000)));
-        let known = asks(quarter, Policy::Fragmentation);
+        let known = requests(quarter, Policy::Fragmentation);
         let listed: Vec<&str> = names.iter().map(String::as_str).collect();
         criterion.bench_function(&format!("decision/{nodes}"), |bencher| {
             bencher.iter(|| {

@@ -11,7 +11,7 @@ mod typical;
 
 use std::hint::black_box;
 
-use common::{Cluster, asks, cluster};
+use common::{Cluster, cluster, requests};
 use criterion::Criterion;
 use gpupack::hardware::units::MemMib;
 use gpupack::ledger::query::queries::PlacementRequest;
@@ -32,29 +32,29 @@ fn check(cluster: &Cluster, query: &PlacementRequest) {
 
 /// A shape that is no longer cached when it comes again: of few nodes 1,024 shapes are. The sizes stay
 /// small, so that a long run requests no more.
-fn new_shape(asked: &mut u64, policy: Policy) -> PlacementRequest {
-    *asked += 1;
-    asks(GpuRequest::one(Amount::Memory(MemMib::new(1024 + *asked % 4096))), policy)
+fn new_shape(requested: &mut u64, policy: Policy) -> PlacementRequest {
+    *requested += 1;
+    requests(GpuRequest::one(Amount::Memory(MemMib::new(1024 + *requested % 4096))), policy)
 }
 
 fn fragmentation(criterion: &mut Criterion) {
     for nodes in SIZES {
         let cluster = cluster(nodes);
-        let mut asked = 0;
+        let mut requested = 0;
         for policy in Policy::ALL {
-            check(&cluster, &new_shape(&mut asked, policy));
+            check(&cluster, &new_shape(&mut requested, policy));
             criterion.bench_function(&format!("{policy}/{nodes}"), |bencher| {
                 bencher.iter(|| {
-                    let new = new_shape(&mut asked, policy);
+                    let new = new_shape(&mut requested, policy);
                     cluster.ledger.answers(black_box(&new), &cluster.names)
                 });
             });
         }
         cluster.ledger.set_mix(hundred_typical());
-        check(&cluster, &new_shape(&mut asked, Policy::Fragmentation));
+        check(&cluster, &new_shape(&mut requested, Policy::Fragmentation));
         criterion.bench_function(&format!("typical-100/{nodes}"), |bencher| {
             bencher.iter(|| {
-                let new = new_shape(&mut asked, Policy::Fragmentation);
+                let new = new_shape(&mut requested, Policy::Fragmentation);
                 cluster.ledger.answers(black_box(&new), &cluster.names)
             });
         });

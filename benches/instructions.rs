@@ -15,7 +15,7 @@ mod extender;
 use std::hint::black_box;
 
 use bodies::bodies;
-use common::{asks, host, pod};
+use common::{host, pod, requests};
 use extender::extender;
 use gpupack::control::shared::app::App;
 use gpupack::hardware::device::{NodeName, PoolName};
@@ -38,7 +38,10 @@ struct Bench {
 }
 
 fn query() -> PlacementRequest {
-    asks(GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000))), Policy::Fragmentation)
+    requests(
+        GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000))),
+        Policy::Fragmentation,
+    )
 }
 
 /// A cluster whose answers and node order are cached, except for one node that has changed since.
@@ -86,7 +89,7 @@ fn prioritize(bench: Bench) -> (Vec<u8>, Bench) {
 #[library_benchmark(config = limit(11_200_000))]
 #[bench::of_1000_nodes(args = (), setup = warm)]
 fn shape_of_new_request(bench: Bench) -> (usize, Bench) {
-    let new = asks(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
+    let new = requests(GpuRequest::one(Amount::Memory(MemMib::new(3_333))), Policy::Fragmentation);
     let answers = bench.app.ledger.answers(black_box(&new), &bench.names);
     (answers.len(), bench)
 }

@@ -147,15 +147,15 @@ fn main() {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
-    let asked = |part: &str| arguments.iter().any(|argument| argument == part);
-    let is_whole = !PARTS.iter().any(|part| asked(part));
+    let requested = |part: &str| arguments.iter().any(|argument| argument == part);
+    let is_whole = !PARTS.iter().any(|part| requested(part));
     let mut sizes: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
     let is_all = is_whole && sizes.is_empty();
     if sizes.is_empty() {
         sizes.extend(NODES);
     }
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
-    let [inside, http, alone, simulate] = PARTS.map(|part| is_whole || asked(part));
+    let [inside, http, alone, simulate] = PARTS.map(|part| is_whole || requested(part));
     if inside {
         (rows, curves) = inside::measure(&sizes);
     }

@@ -24,13 +24,13 @@ use serde_json::Value;
 fn check(app: &App, body: &[u8]) {
     let (answer, _) = verbs::prioritize(app, body).expect("a body as kube-scheduler sends it");
     let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
-    let asked: Value = serde_json::from_slice(body).expect("a body is JSON");
-    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&asked["Pod"].to_string());
+    let requested: Value = serde_json::from_slice(body).expect("a body is JSON");
+    let pod = gpupack::kube_api::pod::seen_pod::SeenPod::from_json(&requested["Pod"].to_string());
     let pod = pod.expect("a sound pod");
     app.ledger.drop_hold(&pod.pod.uid); // it held the best place back
     let query = app.query(&pod).expect("it requests a GPU");
     let scores = answer.as_array().expect("a list");
-    assert_eq!(scores.len(), asked["NodeNames"].as_array().expect("names were sent").len());
+    assert_eq!(scores.len(), requested["NodeNames"].as_array().expect("names were sent").len());
     let mut seen = Vec::new();
     for entry in scores {
         let (name, score) = (entry["Host"].as_str(), entry["Score"].as_i64());

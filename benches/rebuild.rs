@@ -25,8 +25,8 @@ struct Facts {
 }
 
 fn facts(of: &Cluster) -> Facts {
-    let books = of.ledger.nodes();
-    let pods = books.iter().flat_map(|node| {
+    let node_state = of.ledger.nodes();
+    let pods = node_state.iter().flat_map(|node| {
         let fact = |held: &gpupack::model::reservation::Reservation| PodFact {
             pod: held.pod.clone(),
             node: Some(node.name().clone()),

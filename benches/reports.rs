@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 
 /// A report of the node as its agent would send it, with a session and without inventory.
 fn report(app: &App, node: &str, with_lists: bool) -> Value {
-    let books = app.ledger.node(node).expect("a node of the cluster");
-    let uses = books.devices().iter().map(|device| {
+    let node_state = app.ledger.node(node).expect("a node of the cluster");
+    let uses = node_state.devices().iter().map(|device| {
         let used: u64 = device.tenants().values().map(|held| held.memory.mib()).sum();
         let mut seen = json!({"uuid": device.device().id.as_str(), "usedMib": used / 2,
             "busyPercent": 40, "healthy": true});

@@ -9,7 +9,7 @@ mod runs;
 
 use std::hint::black_box;
 
-use common::{Cluster, asks, cluster, pod, some_request};
+use common::{Cluster, cluster, pod, requests, some_request};
 use criterion::Criterion;
 use gpupack::hardware::units::Timestamp;
 use gpupack::model::policy::Policy;
@@ -23,7 +23,7 @@ fn reserve(criterion: &mut Criterion) {
         let pod = pod("bench");
         for policy in Policy::ALL {
             let mut rng = ChaCha8Rng::seed_from_u64(1);
-            let query = asks(some_request(&mut rng), policy);
+            let query = requests(some_request(&mut rng), policy);
             let (best, _) = ledger.best(&query).expect("a half full cluster has room");
             let node = best.as_str();
             let placement = ledger.reserve(&pod, node, &query, Timestamp::START);

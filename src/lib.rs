@@ -454,7 +454,7 @@ pub mod cli {
     }
 
     /// Commands that query a running extender.
-    pub mod ask {
+    pub mod query {
         pub mod advise;
         pub mod completion;
         pub mod explain;

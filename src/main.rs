@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gpupack::causes::with_causes;
-use gpupack::cli::ask::{advise, completion, explain, snapshot, waiting};
 use gpupack::cli::base::failure::Failure;
+use gpupack::cli::query::{advise, completion, explain, snapshot, waiting};
 use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
 use gpupack::cli::{demo, simulate, top};
 use gpupack::clock::Clock;

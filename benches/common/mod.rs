@@ -44,7 +44,7 @@ pub(crate) fn pod(uid: &str) -> PodRef {
 }
 
 /// A request with kube-scheduler's checks trusted, as the extender evaluates it.
-pub(crate) fn asks(gpu: GpuRequest, policy: Policy) -> PlacementRequest {
+pub(crate) fn requests(gpu: GpuRequest, policy: Policy) -> PlacementRequest {
     PlacementRequest {
         gpu: Some(gpu),
         host: HostAmount { cpu: MilliCpu::new(4000), memory: MemMib::new(8192) },
@@ -127,7 +127,7 @@ fn fill(ledger: &Ledger, node: &str, rng: &mut ChaCha8Rng) {
         if allocated >= half {
             return;
         }
-        let query = asks(some_request(rng), Policy::BinPack);
+        let query = requests(some_request(rng), Policy::BinPack);
         let pod = pod(&format!("{node}-{serial}"));
         if let Ok(placement) = ledger.reserve(&pod, node, &query, Timestamp::START) {
             let shares = placement.devices.iter().map(|device| device.demand.share.millionths());

@@ -248,10 +248,10 @@ async fn speak(
     let is_busy = |phase: &Phase| matches!(phase, Phase::Reporting | Phase::Knocking);
     while let Ok(now) = phase.wait_for(is_busy).await.map(|phase| *phase) {
         tokio::time::sleep(period.mul_f64(rand::random())).await;
-        let mut beat = tokio::time::interval(period);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = tokio::time::interval(period);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for at in (0..agents.len()).cycle() {
-            beat.tick().await;
+            tick.tick().await;
             if *phase.borrow() != now {
                 break;
             }

@@ -41,7 +41,7 @@ pub(crate) struct Stage {
 
 /// How lists and watches are requested.
 #[derive(Deserialize)]
-struct Asked {
+struct Requested {
     #[serde(default)]
     watch: bool,
     limit: Option<usize>,
@@ -88,11 +88,11 @@ impl Stage {
         &self,
         kind: &'static str,
         all: usize,
-        asked: &Asked,
+        requested: &Requested,
         object: impl Fn(usize) -> String,
     ) -> Response {
-        let first = asked.from.unwrap_or(0).min(all);
-        let end = asked.limit.map_or(all, |limit| all.min(first + limit));
+        let first = requested.from.unwrap_or(0).min(all);
+        let end = requested.limit.map_or(all, |limit| all.min(first + limit));
         let mut metadata = json!({ "resourceVersion": VERSION });
         if end < all {
             metadata["continue"] = end.to_string().into();
@@ -113,15 +113,21 @@ impl Stage {
     }
 }
 
-async fn list_nodes(State(stage): State<Arc<Stage>>, Query(asked): Query<Asked>) -> Response {
-    if asked.watch {
+async fn list_nodes(
+    State(stage): State<Arc<Stage>>,
+    Query(requested): Query<Requested>,
+) -> Response {
+    if requested.watch {
         return streamed(stream::pending());
     }
-    stage.list("NodeList", stage.nodes, &asked, node_json)
+    stage.list("NodeList", stage.nodes, &requested, node_json)
 }
 
-async fn list_pods(State(stage): State<Arc<Stage>>, Query(asked): Query<Asked>) -> Response {
-    if asked.watch {
+async fn list_pods(
+    State(stage): State<Arc<Stage>>,
+    Query(requested): Query<Requested>,
+) -> Response {
+    if requested.watch {
         let lines = stream::unfold(stage.events.subscribe(), |mut events| async {
             let line = events.recv().await.ok()?; // a too slow reader is cut off, and lists again
             Some((Ok(line), events))
@@ -129,7 +135,7 @@ async fn list_pods(State(stage): State<Arc<Stage>>, Query(asked): Query<Asked>) 
         return streamed(lines);
     }
     let nodes = stage.nodes;
-    stage.list("PodList", nodes * PODS, &asked, |at| pod_json(nodes, at))
+    stage.list("PodList", nodes * PODS, &requested, |at| pod_json(nodes, at))
 }
 
 /// Accepts a Binding and shows the pod on its node, as a kubelet would have it some moments later.

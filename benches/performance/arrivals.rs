@@ -40,11 +40,11 @@ impl Arrivals {
         let (counter, address) = (Arc::clone(&bound), address.to_owned());
         let task = tokio::spawn(async move {
             let mut connection = Connection::open(&address).await;
-            let mut beat = tokio::time::interval(EVERY);
-            beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut tick = tokio::time::interval(EVERY);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             (0..AHEAD).for_each(|number| stage.arrive(PodText::arriving(number)));
             for number in 0.. {
-                beat.tick().await;
+                tick.tick().await;
                 stage.arrive(PodText::arriving(number + AHEAD));
                 schedule(&mut connection, &PodText::arriving(number), &all).await;
                 counter.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::server::api::reports;
 use gpupack::sim::chart::draw::Curve;
 
-use super::common::{Cluster, asks, cluster, hello, pod};
+use super::common::{Cluster, cluster, hello, pod, requests};
 use super::extender::extender;
 use super::typical::hundred_typical;
 use super::{Row, median_us, shown};
@@ -47,7 +47,7 @@ pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
 
 fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     let quarter = GpuRequest::one(Amount::Fraction(Share::from_millionths(250_000)));
-    let (known, elsewhere) = (asks(quarter.clone(), Policy::Fragmentation), pod("elsewhere"));
+    let (known, elsewhere) = (requests(quarter.clone(), Policy::Fragmentation), pod("elsewhere"));
     let (node, _) = ledger.best(&known).expect("a half full cluster has room");
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let bind = || {
@@ -67,7 +67,7 @@ fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
 /// A bind and its end.
 fn pairs(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     let tenth = GpuRequest::one(Amount::Fraction(Share::from_millionths(100_000)));
-    let (query, pod) = (asks(tenth, Policy::Fragmentation), pod("bench"));
+    let (query, pod) = (requests(tenth, Policy::Fragmentation), pod("bench"));
     let (node, _) = ledger.best(&query).expect("a half full cluster has room");
     assert!(names.iter().any(|name| name == node.as_str()));
     median_us(clock, 2_001, || {
@@ -79,11 +79,11 @@ fn pairs(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
 
 fn new_shape(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
     ledger.set_mix(hundred_typical());
-    let mut asked = 0;
+    let mut requested = 0;
     median_us(clock, 21, || {
-        asked += 1;
-        let size = Amount::Memory(MemMib::new(1024 + asked));
-        let query = asks(GpuRequest::one(size), Policy::Fragmentation);
+        requested += 1;
+        let size = Amount::Memory(MemMib::new(1024 + requested));
+        let query = requests(GpuRequest::one(size), Policy::Fragmentation);
         black_box(ledger.answers(black_box(&query), names));
     })
 }
@@ -101,8 +101,8 @@ impl Reporter {
         let again = NodeReport { sequence: 2, ..hello(node, name) };
         let receipt = app.ledger.report(name, &again, app.clock.now());
         let session = receipt.expect("a hello is accepted").session;
-        let books = app.ledger.node(name).expect("a node of the cluster");
-        let uses = books.devices().iter().map(|device| {
+        let node_state = app.ledger.node(name).expect("a node of the cluster");
+        let uses = node_state.devices().iter().map(|device| {
             serde_json::json!({"uuid": device.device().id.as_str(), "usedMib": 100,
                 "busyPercent": 40, "healthy": true})
         });
@@ -152,7 +152,7 @@ fn beside_reports(clock: Clock, nodes: usize) -> String {
 fn queries(clock: Clock, app: &App, names: &[&str]) -> String {
     const QUERIES: usize = 2_000;
     let tenth = GpuRequest::one(Amount::Fraction(Share::from_millionths(100_000)));
-    let (query, pod) = (asks(tenth, Policy::Fragmentation), pod("elsewhere"));
+    let (query, pod) = (requests(tenth, Policy::Fragmentation), pod("elsewhere"));
     let mut took: Vec<f64> = (0..QUERIES)
         .map(|number| {
             let node = names[number * 7 % names.len()];

@@ -328,8 +328,8 @@ mod tests {
         };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], reported);
         assert!(tenants(&[seen(None, vec![tenant("p", None)])]).unwrap().is_empty());
-        let nobody = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
-        let all = tenants(&[seen(Some(Vec::new()), vec![nobody])]).unwrap();
+        let none = TenantReport { is_mps_client: false, ..tenant("p", Some(7)) };
+        let all = tenants(&[seen(Some(Vec::new()), vec![none])]).unwrap();
         let reported = ReportedTenant { limit, busy_percent, ..ReportedTenant::default() };
         assert_eq!(all[&DeviceId::new("GPU-a").unwrap()][&PodUid::new("p")], reported);
         let long = tenant("p", Some(u64::MAX));

@@ -129,7 +129,7 @@ impl LocalCost {
     #[inline]
     pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
-            Self::Ranked(rank) => rank.key(),
+            Self::Ranked(cost) => cost.key(),
             Self::WasteChange(instance_mib, waste_change, proximity) => {
                 key_of_cost(*instance_mib, prices.cost(waste_change), *proximity)
             }
@@ -137,9 +137,9 @@ impl LocalCost {
     }
 
     /// The cost at these prices.
-    pub fn rank(self, prices: &ScarcityPrices) -> Cost {
+    pub fn cost(self, prices: &ScarcityPrices) -> Cost {
         match self {
-            Self::Ranked(rank) => rank,
+            Self::Ranked(cost) => cost,
             Self::WasteChange(instance_mib, waste_change, proximity) => {
                 Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), proximity }
             }

@@ -117,31 +117,31 @@ impl Strategy {
                 taken,
             );
         }
-        let (rank, taken) = self.rank(context, mix);
-        (LocalCost::Ranked(rank), taken)
+        let (cost, taken) = self.cost(context, mix);
+        (LocalCost::Ranked(cost), taken)
     }
 
-    fn rank(&self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (Cost, TakenList) {
+    fn cost(&self, context: &ScoringContext<'_>, mix: &CompiledMix) -> (Cost, TakenList) {
         match self {
             // Before the first request there is nothing to expect.
             Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
                 let taken = context.first_by(|(position, demand)| {
                     (context.is_empty(*position), context.left(*position, *demand))
                 });
-                let rank = Cost::BinPack {
+                let cost = Cost::BinPack {
                     instance_mib: context.instance_mib(&taken),
                     devices_opened: taken.iter().filter(|(at, _)| context.is_empty(*at)).count(),
                     left_on_devices: total(taken.iter().map(|(at, d)| context.left(*at, *d))),
                     left_on_node: context.left_on_node(&taken),
                     proximity: context.proximity(&taken),
                 };
-                (rank, taken)
+                (cost, taken)
             }
             Self::Policy(Policy::Spread) => {
                 let taken = context.first_by(|(position, demand)| {
                     (context.tenants(*position), Reverse(context.left(*position, *demand)))
                 });
-                let rank = Cost::Spread {
+                let cost = Cost::Spread {
                     instance_mib: context.instance_mib(&taken),
                     tenants_met: taken.iter().map(|(at, _)| context.tenants(*at)).sum(),
                     left_on_devices: Reverse(total(
@@ -150,7 +150,7 @@ impl Strategy {
                     left_on_node: Reverse(context.left_on_node(&taken)),
                     proximity: context.proximity(&taken),
                 };
-                (rank, taken)
+                (cost, taken)
             }
             Self::Custom(custom) => {
                 let (score, taken) = custom.0.choose(context, mix);

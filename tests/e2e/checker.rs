@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 
 use crate::fleet::Fleet;
-use crate::pods::FOREIGN;
+use crate::pods::UNTRACKED;
 
 /// What gpupack writes on the Binding.
 pub(crate) const PLACEMENT: &str = "placed.gpupack.dev/placement";
@@ -72,7 +72,7 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return Ok(None);
     }
-    let untracked = pod.metadata.labels.iter().flatten().any(|(key, _)| key == FOREIGN);
+    let untracked = pod.metadata.labels.iter().flatten().any(|(key, _)| key == UNTRACKED);
     let Some(text) = annotation(pod, PLACEMENT) else {
         let asks = annotation(pod, "gpu-fraction").is_some()
             || annotation(pod, "gpu-memory").is_some()

@@ -12,7 +12,7 @@ pub(crate) const GPUPACK: &str = "gpupack";
 
 /// Label of pods that gpupack did not place: the checker does not compare their placement with
 /// their request, and does not miss a placement they do not have.
-pub(crate) const FOREIGN: &str = "e2e/foreign";
+pub(crate) const UNTRACKED: &str = "e2e/foreign";
 
 /// A pod to create.
 #[derive(Debug, Clone)]
@@ -123,7 +123,7 @@ impl PodPlan {
     pub(crate) fn to_pod(&self) -> Pod {
         let mut labels = BTreeMap::from([("e2e/pod", self.name.as_str())]);
         if self.untracked {
-            labels.insert(FOREIGN, "true");
+            labels.insert(UNTRACKED, "true");
         }
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",

@@ -399,8 +399,8 @@ impl Player {
         let allocations = receipt.allocations.as_deref().map(held);
         let known =
             allocations.or(before.map(|(_, known)| known)).expect("the reply to a hello has them");
-        let books = self.ledger.node(NODES[at]).expect("it has reported");
-        let now: Vec<Reservation> = books.reservations().values().cloned().collect();
+        let node_state = self.ledger.node(NODES[at]).expect("it has reported");
+        let now: Vec<Reservation> = node_state.reservations().values().cloned().collect();
         assert_eq!(known, held(&now), "the agent knows the reservations");
         self.reported[at] = Some((receipt.allocations_version, known));
         Some(receipt.events)

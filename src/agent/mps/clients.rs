@@ -37,7 +37,7 @@ pub(crate) struct Unanswered(Arc<Mutex<BTreeSet<PathBuf>>>);
 
 impl Unanswered {
     /// Runs `read` about a process; `None` if it takes too long, or too many others still do.
-    pub(crate) fn ask<T: Send + 'static>(
+    pub(crate) fn query<T: Send + 'static>(
         &self,
         process: PathBuf,
         read: impl FnOnce() -> Option<T> + Send + 'static,
@@ -240,20 +240,20 @@ mod tests {
         let path = |pid: usize| PathBuf::from(pid.to_string());
         for pid in 0..MAX_UNANSWERED {
             assert_eq!(
-                unanswered.ask(path(100), move || Some(pid)),
+                unanswered.query(path(100), move || Some(pid)),
                 Some(pid),
                 "others are queried"
             );
             let silence = Arc::clone(&silence);
             let silent = move || silence.lock().recv().ok().map(|()| 0);
-            assert_eq!(unanswered.ask(path(pid), silent), None);
-            assert_eq!(unanswered.ask(path(pid), || Some(1)), None, "not twice");
+            assert_eq!(unanswered.query(path(pid), silent), None);
+            assert_eq!(unanswered.query(path(pid), || Some(1)), None, "not twice");
         }
-        assert_eq!(unanswered.ask(path(100), || Some(1)), None, "too many are silent");
+        assert_eq!(unanswered.query(path(100), || Some(1)), None, "too many are silent");
         drop(end);
         let found = (0..1_000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(5));
-            unanswered.ask(path(0), || Some(1))
+            unanswered.query(path(0), || Some(1))
         });
         assert_eq!(found, Some(1), "it answers again");
     }

@@ -49,14 +49,14 @@ impl Control {
 
     /// The state of the daemon.
     pub(crate) async fn state(&self) -> MpsState {
-        let servers = match self.ask("get_server_list").await {
+        let servers = match self.query("get_server_list").await {
             Some(answer) => servers(&answer),
             None => return MpsState::Absent,
         };
         let Some(servers) = servers else { return MpsState::Absent };
         let mut state = MpsState::Idle;
         for server in servers {
-            let answer = self.ask(&format!("get_server_status {server}")).await;
+            let answer = self.query(&format!("get_server_status {server}")).await;
             let found = answer.map_or(MpsState::Faulted, |answer| status(&answer));
             // The worst state of all counts: a client may be on that server.
             state = state.max(found);
@@ -66,11 +66,11 @@ impl Control {
 
     /// Makes the daemon end itself and its servers, whatever their clients do.
     pub(crate) async fn quit(&self) {
-        let _ = self.ask("quit -t 1").await;
+        let _ = self.query("quit -t 1").await;
     }
 
     /// The answer to a command; `None` if no daemon answers in time.
-    async fn ask(&self, command: &str) -> Option<String> {
+    async fn query(&self, command: &str) -> Option<String> {
         tokio::time::timeout(TIMEOUT, self.exchange(command)).await.ok()?
     }
 

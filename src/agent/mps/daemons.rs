@@ -26,7 +26,7 @@ use crate::report::condition::MpsState;
 use crate::report::wire::{DeviceReport, Kind};
 
 /// Time between two checks of a daemon: the same as between two regular lists of processes.
-pub const ASK_EVERY: Duration = Duration::from_secs(5);
+pub const QUERY_EVERY: Duration = Duration::from_secs(5);
 
 /// Pause before an ended daemon is started again; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ pub struct MpsSettings {
     /// The process that starts them.
     pub duty: Duty,
     /// Time between two checks of each.
-    pub ask_every: Duration,
+    pub query_every: Duration,
     /// Where the host's process table is mounted.
     pub proc_root: PathBuf,
 }
@@ -140,7 +140,7 @@ impl MpsDaemons {
     pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
         let known = self.shared.known.lock();
         let (state, asked) = known.get(uuid)?;
-        (now.since(*asked) <= 3 * self.shared.settings.ask_every).then_some(*state)
+        (now.since(*asked) <= 3 * self.shared.settings.query_every).then_some(*state)
     }
 
     /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
@@ -151,7 +151,9 @@ impl MpsDaemons {
         let own = self.shared.settings.proc_root.join("self");
         let uuid = uuid.to_owned();
         let asked = process.clone();
-        self.shared.unanswered.ask(process, move || clients::limit_mib(&asked, &uuid, &pipes, &own))
+        self.shared
+            .unanswered
+            .query(process, move || clients::limit_mib(&asked, &uuid, &pipes, &own))
     }
 
     /// Starts the loops for the devices of [`MpsDaemons::learn`].
@@ -202,7 +204,7 @@ async fn look_after(shared: Arc<Shared>) {
     let mut news = shared.devices.subscribe();
     let mut keepers = JoinSet::new();
     let mut running: BTreeMap<String, AbortHandle> = BTreeMap::new();
-    let mut sweeps = tokio::time::interval(LOOKS_PER_SWEEP * shared.settings.ask_every);
+    let mut sweeps = tokio::time::interval(LOOKS_PER_SWEEP * shared.settings.query_every);
     sweeps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut sweeping: Option<JoinHandle<()>> = None;
     loop {
@@ -236,7 +238,7 @@ async fn sweep(settings: MpsSettings) {
         return;
     }
     let (shown, proc_root) = (folder.clone(), settings.proc_root);
-    let spared = LOOKS_PER_SWEEP * settings.ask_every;
+    let spared = LOOKS_PER_SWEEP * settings.query_every;
     let swept = move || memory::sweep(&folder, &proc_root, spared);
     match tokio::task::spawn_blocking(swept).await {
         Ok(Ok(0)) | Err(_) => {}
@@ -352,7 +354,7 @@ impl Keeper {
 
     /// Time to the next check. A daemon that was just started is checked when its pause is over.
     fn time_to_next_look(&self) -> Duration {
-        let every = self.shared.settings.ask_every;
+        let every = self.shared.settings.query_every;
         let until_start = self.next_start.since(self.shared.clock.now());
         match self.duty {
             Duty::Manage if !until_start.is_zero() => every.min(until_start),

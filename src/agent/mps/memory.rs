@@ -95,8 +95,8 @@ pub(crate) fn sweep(folder: &Path, proc_root: &Path, spared: Duration) -> io::Re
 /// process that can reach `shared` counts, except on the host, which sees all mounts.
 fn are_clients(mounts: &Mounts, shared: &Place, is_host: bool) -> bool {
     let path = Path::new(SHARED_MEMORY);
-    let is_told = is_host || mounts.is_mount_point(path);
-    mounts.place(path).as_ref() == Some(shared) || (!is_told && mounts.are_near(shared))
+    let is_sent = is_host || mounts.is_mount_point(path);
+    mounts.place(path).as_ref() == Some(shared) || (!is_sent && mounts.are_near(shared))
 }
 
 /// Whether an entry has not changed for the time `spared`, by its ctime, which its owner cannot

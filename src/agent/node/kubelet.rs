@@ -29,7 +29,7 @@ use crate::report::wire::Allocation;
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
 /// Time between two calls.
-const ASK_EVERY: Duration = Duration::from_secs(10);
+const QUERY_EVERY: Duration = Duration::from_secs(10);
 
 /// Longest time of one call.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -121,7 +121,7 @@ impl KubeletDevices {
     /// Calls forever.
     pub async fn run(self) {
         loop {
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(QUERY_EVERY).await;
             self.refresh().await;
         }
     }

@@ -143,10 +143,10 @@ impl Session {
         let is_again = self.failures == 1 || (self.failures > 1 && self.number.is_none());
         self.sequence += u64::from(!is_again);
         let is_known = self.known.as_ref().is_some_and(|known| known.is_in(sample));
-        let is_told = self.number.is_some() && is_known;
+        let is_sent = self.number.is_some() && is_known;
         let owned =
             || Owned { inventory: Arc::clone(&sample.inventory), driver: sample.driver.clone() };
-        self.sent = (!is_told).then(owned);
+        self.sent = (!is_sent).then(owned);
         let without_lists =
             |seen: &DeviceUse| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() };
         self.sent_uses = sample.uses.iter().map(without_lists).collect();

@@ -161,8 +161,8 @@ pub(crate) fn tenants(
             busy_percent: listed.busy.as_ref().and_then(|_| u8::try_from(held.busy).ok()),
         }
     });
-    let is_told = |it: &TenantReport| {
+    let is_sent = |it: &TenantReport| {
         it.limit_mib.is_some() || it.is_unlimited || it.is_mps_client || it.busy_percent.is_some()
     };
-    reports.filter(is_told).collect()
+    reports.filter(is_sent).collect()
 }

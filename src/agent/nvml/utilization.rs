@@ -11,7 +11,7 @@ use crate::hardware::units::Timestamp;
 
 /// Least time between two reads about a GPU. While a pod drains, lists are read more often than the
 /// driver takes samples. A list without a new sample would show all pods as idle.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const QUERY_EVERY: Duration = Duration::from_secs(1);
 
 /// The last answer about one GPU.
 pub(crate) struct Utilization {
@@ -25,7 +25,7 @@ pub(crate) struct Utilization {
 
 /// Percent of the time between the last two reads in which kernels of each process on the GPU
 /// `uuid` ran. `None` at the first read, which would cover all that the driver remembers, and if
-/// the driver does not report it. The last answers are in `seen`; each is valid for [`ASK_EVERY`].
+/// the driver does not report it. The last answers are in `seen`; each is valid for [`QUERY_EVERY`].
 pub(crate) fn read(
     device: &Device<'_>,
     uuid: &str,
@@ -33,7 +33,7 @@ pub(crate) fn read(
     now: Timestamp,
 ) -> Result<Option<BTreeMap<u32, u32>>, Trouble> {
     let last = seen.get(uuid);
-    if let Some(last) = last.filter(|last| now.since(last.asked) < ASK_EVERY) {
+    if let Some(last) = last.filter(|last| now.since(last.asked) < QUERY_EVERY) {
         return Ok(last.busy.clone());
     }
     let last = last.map(|last| last.newest);

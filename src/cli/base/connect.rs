@@ -167,11 +167,11 @@ impl Server {
     /// # Errors
     /// No answer, a refusal, or an answer of another form.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
-        let asked = tokio::time::timeout(self.timeout, self.exchange(path)).await;
+        let requested = tokio::time::timeout(self.timeout, self.exchange(path)).await;
         let seconds = self.timeout.as_secs();
         let late =
             || Failure::unreachable(format!("{} does not answer within {seconds} s", self.name()));
-        let (status, body) = asked.map_err(|_| late())??;
+        let (status, body) = requested.map_err(|_| late())??;
         if !status.is_success() {
             return Err(self.refusal(status, &body));
         }

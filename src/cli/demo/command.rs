@@ -168,9 +168,10 @@ pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
 }
 
 async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) -> Result<()> {
-    let asked = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-    let listener =
-        TcpListener::bind(asked).await.with_context(|| format!("cannot listen on {asked}"))?;
+    let requested = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let listener = TcpListener::bind(requested)
+        .await
+        .with_context(|| format!("cannot listen on {requested}"))?;
     let listen = listener.local_addr()?;
     let base = format!("http://{}", own_address(listen));
     let app = Arc::new(app(args, listen, clock));
@@ -178,12 +179,12 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
     let serving = tokio::spawn(serve(service, listener, stopped.clone()));
-    let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
-    let told = stop.clone();
-    let asked = crate::cli::base::signals::stop_signal()?;
+    let ticking = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
+    let stopping = stop.clone();
+    let signal = crate::cli::base::signals::stop_signal()?;
     tokio::spawn(async move {
-        asked.await;
-        told.send_replace(true);
+        signal.await;
+        stopping.send_replace(true);
     });
     let end = if args.once { "" } else { "; Ctrl-C ends the demo" };
     args.say(&format!("page: {base}/ ({} nodes, seed {}{end})", args.nodes, args.seed));
@@ -197,7 +198,7 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let summary = Summary::of(&app, &figures.borrow(), args.seed);
     stop.send_replace(true);
     let _ = tokio::time::timeout(GRACE, serving).await;
-    let _ = beating.await;
+    let _ = ticking.await;
     result?;
     let text = match args.output {
         Output::Table => format!("\n{}", summary.to_text()),
@@ -244,7 +245,7 @@ async fn live(
     let mut drive =
         Drive::new(Arc::clone(app), figures.clone(), scheduler, args.seed, stopped.clone());
     if args.pools {
-        drive.ask_of_pools();
+        drive.request_of_pools();
     }
     let target = Share::from_millionths(args.fill.millionths() * args.gpus());
     let is_large = fleet.nodes.len() > HTTP_FILL_MAX_NODES;

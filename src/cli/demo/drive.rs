@@ -109,8 +109,8 @@ pub(crate) struct Drive {
 
 impl Drive {
     /// Adds pods that request slots, instances and isolation.
-    pub(crate) fn ask_of_pools(&mut self) {
-        self.stream.ask_of_pools();
+    pub(crate) fn request_of_pools(&mut self) {
+        self.stream.request_of_pools();
     }
 
     /// A cluster without pods.

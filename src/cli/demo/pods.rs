@@ -147,7 +147,7 @@ impl PodStream {
     }
 
     /// Adds pods that request slots, instances and isolation to the others.
-    pub(crate) fn ask_of_pools(&mut self) {
+    pub(crate) fn request_of_pools(&mut self) {
         self.pooled = &POOLED;
     }
 
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn pool_pods_are_valid_and_only_generated_with_pools() {
         let mut stream = PodStream::new(7);
-        stream.ask_of_pools();
+        stream.request_of_pools();
         let pods: Vec<DemoPod> = (0..500).map(|_| stream.next(Draw::Sound, 1)).collect();
         for kind in &POOLED {
             let of_kind = || pods.iter().filter(|pod| pod.name.starts_with(kind.workload));

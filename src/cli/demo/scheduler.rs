@@ -84,8 +84,8 @@ impl Scheduler {
     /// # Errors
     /// No answer, or one that kube-scheduler could not read either.
     pub(crate) async fn schedule(&mut self, pod: &DemoPod) -> Result<Verdict> {
-        let asked = query(&pod.json, &self.all_nodes);
-        let body = self.call("filter", asked).await?;
+        let requested = query(&pod.json, &self.all_nodes);
+        let body = self.call("filter", requested).await?;
         let answer: FilterAnswer<'_> =
             serde_json::from_slice(&body).context("cannot read the answer to filter")?;
         if !answer.error.is_empty() {
@@ -103,10 +103,10 @@ impl Scheduler {
                 self.best(&scores)?
             }
         };
-        let asked = serde_json::json!({
+        let requested = serde_json::json!({
             "PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node,
         });
-        let body = self.call("bind", asked.to_string()).await?;
+        let body = self.call("bind", requested.to_string()).await?;
         let answer: BindAnswer =
             serde_json::from_slice(&body).context("cannot read the answer to bind")?;
         Ok(match answer.error {

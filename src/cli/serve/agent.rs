@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use crate::agent::mps::daemons::{ASK_EVERY, Duty, MpsDaemons, MpsSettings};
+use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::node::metrics::{AgentMetrics, listen};
@@ -97,7 +97,7 @@ impl AgentArgs {
         };
         let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
         let proc_root = self.proc_root.clone();
-        let settings = MpsSettings { folder, program, duty, ask_every: ASK_EVERY, proc_root };
+        let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
         Some(MpsDaemons::new(settings, clock))
     }
 }
@@ -123,9 +123,9 @@ pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
 
 /// Runs the agent that `args` describe.
 async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
-    let asked = stop_signal()?;
+    let requested = stop_signal()?;
     let stop = async {
-        asked.await;
+        requested.await;
         tracing::info!("stopping on a signal");
     };
     let period = Duration::from_millis(args.period_ms);

@@ -143,9 +143,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             stopped.clone(),
         ));
         let stopping = Arc::clone(&app);
-        let asked = crate::cli::base::signals::stop_signal()?;
+        let requested = crate::cli::base::signals::stop_signal()?;
         tokio::spawn(async move {
-            asked.await;
+            requested.await;
             tracing::info!("stopping");
             stopping.set_stopping();
             stop.send_replace(true);

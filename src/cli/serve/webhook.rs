@@ -56,9 +56,9 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
         };
         let service = TlsService::new(listener, files)?;
         let (stop, stopped) = watch::channel(false);
-        let asked = crate::cli::base::signals::stop_signal()?;
+        let requested = crate::cli::base::signals::stop_signal()?;
         tokio::spawn(async move {
-            asked.await;
+            requested.await;
             tracing::info!("stopping");
             stop.send_replace(true);
         });

@@ -33,7 +33,7 @@ pub(crate) async fn explaining(app: &Arc<App>) {
         }
         loop {
             let Some(uid) = app.reasons.untold.lock().pop_first() else { break };
-            if app.is_to_be_told(&uid, NoticeReason::NoGpuFits) {
+            if app.is_due(&uid, NoticeReason::NoGpuFits) {
                 rested(app, move |app| tell(app, &uid)).await;
             }
         }

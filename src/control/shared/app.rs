@@ -207,7 +207,7 @@ impl App {
 
     /// Whether an event about a pod would be written: the same one was not written within the
     /// minute.
-    pub fn is_to_be_told(&self, uid: &PodUid, reason: NoticeReason) -> bool {
+    pub fn is_due(&self, uid: &PodUid, reason: NoticeReason) -> bool {
         match &self.truth {
             Truth::Cluster(cluster) => !cluster.notices.is_muted(uid, reason, self.clock.now()),
             Truth::Ledger => false,

@@ -107,9 +107,9 @@ fn every_policy_takes_near_devices_and_prefers_the_node_that_has_them() {
             };
             let taken: Vec<usize> = place("0 1 1 0").taken.iter().map(|(at, _)| *at).collect();
             assert_eq!(taken, [0, 3], "{policy} {mix}");
-            let rank = |text| -> Cost { place(text).local_cost.rank(&ScarcityPrices::default()) };
-            assert!(rank("0 1 1 0:a") < rank("? ? ? ?"), "{policy} {mix}");
-            assert!(rank("0:a 1 1 0:a") < rank("0 1 1 0"), "{policy} {mix}");
+            let cost = |text| -> Cost { place(text).local_cost.cost(&ScarcityPrices::default()) };
+            assert!(cost("0 1 1 0:a") < cost("? ? ? ?"), "{policy} {mix}");
+            assert!(cost("0:a 1 1 0:a") < cost("0 1 1 0"), "{policy} {mix}");
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::kube_api::request::annotations::{CONTAINER, DEVICE_COUNT, FRACTION, p
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerRequest, WHOLE, asks_for, only};
+use crate::kube_api::request::resources::{ContainerRequest, WHOLE, has_request, only};
 use crate::model::request::GpuRequest;
 
 /// The subresource that adds containers to a running pod.
@@ -138,7 +138,7 @@ impl Admission {
     ) -> Result<Tenant, RequestError> {
         let scheduler = scheduler_of(spec);
         let is_request = container_requests(spec);
-        let left = match is_request.iter().any(|ask| asks_for(ask, |_| true)) {
+        let left = match is_request.iter().any(|ask| has_request(ask, |_| true)) {
             true => Tenant::Kubelet,
             false => Tenant::Unmanaged,
         };
@@ -190,7 +190,7 @@ impl Admission {
             changes.volume(spec, &volume);
         }
         let taken =
-            container_requests(spec).into_iter().find(|ask| asks_for(ask, |name| name == WHOLE));
+            container_requests(spec).into_iter().find(|ask| has_request(ask, |name| name == WHOLE));
         let first = spec.containers.first().map_or("", |container| container.name.as_str());
         let gets = request.container.as_deref().unwrap_or(first);
         let mut wanted = Vec::new();

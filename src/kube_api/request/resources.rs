@@ -61,7 +61,7 @@ pub(crate) fn resource_request(
 }
 
 /// Whether a container requests a GPU resource that `is_meant`, with an amount other than zero.
-pub(crate) fn asks_for(container: &ContainerRequest, is_meant: impl Fn(&str) -> bool) -> bool {
+pub(crate) fn has_request(container: &ContainerRequest, is_meant: impl Fn(&str) -> bool) -> bool {
     let mut amounts = container.resources.iter();
     amounts.any(|(resource, value)| {
         kind_of(resource).is_some() && is_meant(resource) && parse_count(value) != Ok(0)

@@ -52,7 +52,7 @@ pub(crate) struct Ranking {
 
 fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
     match *local_cost {
-        LocalCost::Ranked(rank) => (Family::Ranked, rank.key()),
+        LocalCost::Ranked(cost) => (Family::Ranked, cost.key()),
         LocalCost::WasteChange(
             instance_mib,
             WasteChange { gain, spared, class, share },

@@ -86,7 +86,7 @@ impl Evaluation<'_> {
     /// The answer for the node at a position.
     #[inline]
     fn answer_at(&mut self, at: usize) -> Answer {
-        self.kept_at(at).map(|local_cost| local_cost.rank(&self.prices))
+        self.kept_at(at).map(|local_cost| local_cost.cost(&self.prices))
     }
 
     #[inline]
@@ -245,7 +245,7 @@ impl Ledger {
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
         let place = evaluate(&self.node_entry(at).read(), &compiled, query, &cluster)?;
-        Ok(place.local_cost.rank(&self.prices(&cluster.compiled, query)))
+        Ok(place.local_cost.cost(&self.prices(&cluster.compiled, query)))
     }
 
     /// The answers for `count` nodes that are not in the ledger (templates of an autoscaler).
@@ -281,7 +281,7 @@ impl Ledger {
             let node = node.ok_or(Rejection::NoDevices)?;
             let place =
                 plan::evaluate(&node, &compiled, &query.strategy, &mix, HoldRule::Respected)?;
-            Ok(place.local_cost.rank(&prices))
+            Ok(place.local_cost.cost(&prices))
         };
         (0..count).map(answer).collect()
     }

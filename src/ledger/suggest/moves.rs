@@ -176,8 +176,8 @@ impl Board<'_> {
         let place =
             plan::evaluate(node_state, &compiled, strategy, &cluster.compiled, HoldRule::Respected)
                 .ok()?;
-        let rank = place.local_cost.rank(&ledger.prices(&cluster.compiled, query));
-        Some((place, rank))
+        let cost = place.local_cost.cost(&ledger.prices(&cluster.compiled, query));
+        Some((place, cost))
     }
 
     fn book(&mut self, at: usize, reservation: Reservation) {
@@ -224,7 +224,7 @@ impl Board<'_> {
         // A node may have come since the board was made.
         let is_named = |at: usize| at < self.node_table.len() && !changed.contains(&at);
         let elsewhere = self.ledger.ranked(query, is_named);
-        let all = here.into_iter().chain(elsewhere).filter(|(rank, _)| is_welcome(*rank));
+        let all = here.into_iter().chain(elsewhere).filter(|(cost, _)| is_welcome(*cost));
         let name = |at: usize| &self.node_table[at].name;
         let best = all.min_by(|a, b| (a.0, name(a.1)).cmp(&(b.0, name(b.1))));
         best.map(|(_, at)| at)
@@ -243,7 +243,7 @@ impl Board<'_> {
             return None; // earlier moves have brought others
         }
         let leaving = self.take_out(at, pods)?;
-        let opens_none = |rank| matches!(rank, Cost::BinPack { devices_opened: 0, .. });
+        let opens_none = |cost| matches!(cost, Cost::BinPack { devices_opened: 0, .. });
         self.rehome(leaving, &Strategy::Policy(Policy::BinPack), opens_none)
     }
 }

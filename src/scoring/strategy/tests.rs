@@ -22,15 +22,15 @@ fn share(millionths: u64) -> Share {
     Share::from_millionths(millionths)
 }
 
-fn rank(node: &str, request: &str, policy: Policy) -> Cost {
+fn cost(node: &str, request: &str, policy: Policy) -> Cost {
     place(node, request, policy, "1 fraction=0.5; 9 whole")
         .local_cost
-        .rank(&ScarcityPrices::default())
+        .cost(&ScarcityPrices::default())
 }
 
 /// Both nodes take the request, and the first one is the better placement.
 fn check_better(policy: Policy, request: &str, better: &str, worse: &str) {
-    let is_better = rank(better, request, policy) < rank(worse, request, policy);
+    let is_better = cost(better, request, policy) < cost(worse, request, policy);
     assert!(is_better, "{request}: {better} is not better than {worse}");
 }
 
@@ -65,8 +65,8 @@ fn fragmentation_prefers_the_node_with_the_least_new_waste() {
         ("fraction=0.3", "A:300/1000", "A:500/1000"),
         ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
     ] {
-        let rank = |node| rank(node, request, Policy::Fragmentation);
-        assert!(rank(better) <= rank(worse), "{request}: {better}, {worse}");
+        let cost = |node| cost(node, request, Policy::Fragmentation);
+        assert!(cost(better) <= cost(worse), "{request}: {better}, {worse}");
     }
     check_better(Policy::Fragmentation, "fraction=0.5", "A:500/1000", "A:1000/1000");
 }
@@ -74,7 +74,7 @@ fn fragmentation_prefers_the_node_with_the_least_new_waste() {
 #[test]
 fn a_cost_counts_the_room_that_stays_free_for_tenants() {
     let node = "A:600/1000 B!:900/1000 C=1g.5gb:500/500";
-    let rank = place(node, "fraction=0.4", Policy::BinPack, "").local_cost;
+    let cost = place(node, "fraction=0.4", Policy::BinPack, "").local_cost;
     let left = Cost::BinPack {
         instance_mib: 0,
         devices_opened: 0,
@@ -82,8 +82,8 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         proximity: Proximity::Linked,
         left_on_node: share(1_200_000), // of A and C; B is unhealthy, and a MIG parent has no tenants
     };
-    assert_eq!(rank, LocalCost::Ranked(left));
-    let rank = place(node, "fraction=0.4", Policy::Spread, "").local_cost;
+    assert_eq!(cost, LocalCost::Ranked(left));
+    let cost = place(node, "fraction=0.4", Policy::Spread, "").local_cost;
     let left = Cost::Spread {
         instance_mib: 0,
         tenants_met: 1,
@@ -91,7 +91,7 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         left_on_node: Reverse(share(1_200_000)),
         proximity: Proximity::Linked,
     };
-    assert_eq!(rank, LocalCost::Ranked(left));
+    assert_eq!(cost, LocalCost::Ranked(left));
 }
 
 #[test]

@@ -133,8 +133,8 @@ pub(crate) async fn explain(
     State(service): State<Service>,
     ReadQuery(query): ReadQuery<ExplainQuery>,
 ) -> Response {
-    let asked = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
-    let Some((namespace, name)) = asked else {
+    let requested = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
+    let Some((namespace, name)) = requested else {
         let error = "name the pod: /v1/explain?pod=NAMESPACE/NAME";
         return refusal(StatusCode::BAD_REQUEST, error);
     };

@@ -85,13 +85,13 @@ fn check(
     let is_navigation = method == Method::GET
         && value("sec-fetch-mode")? == Some("navigate")
         && value("sec-fetch-dest")? == Some("document");
-    let is_foreign = matches!(value("sec-fetch-site")?, Some("cross-site" | "same-site"));
+    let is_cross_site = matches!(value("sec-fetch-site")?, Some("cross-site" | "same-site"));
     let origin = caller.one(header::ORIGIN)?;
     let is_of_host = |origin: &str| {
         let of = origin.split_once("://").map(|(_, of)| of);
         of.is_some_and(|of| host.is_some_and(|host| of.eq_ignore_ascii_case(host)))
     };
-    if (is_foreign && !is_navigation) || origin.is_some_and(|origin| !is_of_host(origin)) {
+    if (is_cross_site && !is_navigation) || origin.is_some_and(|origin| !is_of_host(origin)) {
         return Err((StatusCode::FORBIDDEN, "pages of other sites may not call this".to_owned()));
     }
     let kind = caller.one(header::CONTENT_TYPE)?.unwrap_or_default();

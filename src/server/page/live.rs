@@ -280,11 +280,11 @@ impl FleetMap {
 
 /// Checks for changes while browsers listen, and adds points to the trend.
 pub async fn run(app: &Arc<App>, live: &Arc<Live>) {
-    let mut beat = tokio::time::interval(LOOK_EVERY);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = tokio::time::interval(LOOK_EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pointed: Option<Timestamp> = None;
     loop {
-        beat.tick().await;
+        tick.tick().await;
         let now = app.clock.now();
         let is_point_due = pointed.is_none_or(|at| now.since(at) >= POINT_EVERY);
         if is_point_due {

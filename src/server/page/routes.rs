@@ -81,7 +81,7 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
     (status = "default", description = "503: too many slow queries.", body = Error),
 ))]
 pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
-    let asked = headers.clone();
+    let requested = headers.clone();
     let live = Arc::clone(&service.live);
     let answer = look(&service.app, move |app| {
         let (snapshot, at) = live.snapshot(app);
@@ -92,7 +92,7 @@ pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) 
         {
             return (tag, StatusCode::NOT_MODIFIED.into_response());
         }
-        (tag, packed(&asked, "application/json", snapshot))
+        (tag, packed(&requested, "application/json", snapshot))
     });
     match answer.await {
         Err(refused) => refused,

@@ -76,8 +76,8 @@ async fn feed(
             return;
         };
         news.borrow_and_update();
-        let (asked, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
-        let found = tokio::task::spawn_blocking(move || shown.since(&asked, &from)).await;
+        let (requested, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
+        let found = tokio::task::spawn_blocking(move || shown.since(&requested, &from)).await;
         match found {
             Ok(News::Nothing) => drop(room),
             Ok(News::Delta(delta, at)) => {

@@ -327,7 +327,7 @@ mod tests {
     use super::*;
     use crate::hardware::topology::Proximity;
 
-    fn rank(cost: i64) -> Option<u128> {
+    fn cost(cost: i64) -> Option<u128> {
         Some(Cost::Fragmentation { instance_mib: 0, cost, proximity: Proximity::default() }.key())
     }
 
@@ -343,16 +343,16 @@ mod tests {
             let nodes: Vec<_> = ["d", "c", "b", "a"].into_iter().zip(keys).collect();
             score(&nodes)
         };
-        assert_eq!(score([rank(7), rank(5), rank(9), None]), [33, 100, 16, 0]);
-        assert_eq!(score([None, rank(5), None, None]), [0, 100, 0, 0]);
+        assert_eq!(score([cost(7), cost(5), cost(9), None]), [33, 100, 16, 0]);
+        assert_eq!(score([None, cost(5), None, None]), [0, 100, 0, 0]);
         assert_eq!(score([None; 4]), [0, 0, 0, 0]);
-        let ties = [rank(5), rank(5), rank(5), rank(6)];
+        let ties = [cost(5), cost(5), cost(5), cost(6)];
         assert_eq!(score(ties), [50, 50, 100, 25], "of equal costs the first name");
     }
 
     #[test]
     fn scores_of_many_nodes_follow_their_costs() {
-        let keys = (0..5_000_i64).map(|at| rank(at * 7_919 % 5_003));
+        let keys = (0..5_000_i64).map(|at| cost(at * 7_919 % 5_003));
         let names: Vec<String> = (0..5_000).map(|at| format!("{at}")).collect();
         let nodes: Vec<_> = names.iter().map(String::as_str).zip(keys).collect();
         let scores = score(&nodes);
@@ -360,7 +360,7 @@ mod tests {
         seen.sort_unstable();
         assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
         assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));
-        let told_apart: std::collections::BTreeSet<_> = scores.iter().collect();
-        assert_eq!(told_apart.len(), 51, "0 to 49, and the best");
+        let distinct: std::collections::BTreeSet<_> = scores.iter().collect();
+        assert_eq!(distinct.len(), 51, "0 to 49, and the best");
     }
 }

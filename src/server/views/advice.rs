@@ -20,10 +20,10 @@ const NAMED: usize = 1_000;
 pub(crate) fn advise(app: &App, query: &AdviseQuery) -> Advice {
     let namespace = query.namespace.as_deref();
     let now = app.clock.now();
-    let is_asked_for =
+    let is_requested =
         |advice: &advice::Advice| namespace.is_none_or(|wanted| wanted == advice.pod.namespace());
     let mut all = app.ledger.advice(now);
-    all.retain(is_asked_for);
+    all.retain(is_requested);
     let pools = by_pool(&all).into_iter().map(|(pool, advice)| PoolAdvice {
         pool: pool.to_string(),
         tenants: advice.tenants,

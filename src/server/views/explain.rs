@@ -191,10 +191,10 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     if unread > 0 {
         unknown.push(format!("{unread} GPUs do not report how much memory is in use"));
     }
-    let asked: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
-    if asked > 0 && asked < nodes.len() {
+    let requested: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
+    if requested > 0 && requested < nodes.len() {
         unknown.push(format!(
-            "kube-scheduler called for {asked} of {} nodes: its own filters (taints, affinity, CPU) \
+            "kube-scheduler called for {requested} of {} nodes: its own filters (taints, affinity, CPU) \
              refuse the others, and may also refuse nodes that the suggestions name",
             nodes.len()
         ));

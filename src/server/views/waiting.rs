@@ -114,13 +114,13 @@ pub(crate) fn refused(app: &App, most: usize) -> Vec<waiting::WaitingPod> {
 /// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
 /// milliseconds each in a large cluster.
 pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
-    let is_asked = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
+    let is_wanted = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
     let now = app.clock.unix_seconds();
     let mut pods: Vec<waiting::WaitingPod> = Vec::new();
     let mut gated: Vec<WaitingPod> = Vec::new();
     let pending = app.pending.iter().chain(app.gated.iter());
-    for pending in pending.filter(|pending| is_asked(&pending.namespace)) {
+    for pending in pending.filter(|pending| is_wanted(&pending.namespace)) {
         match &pending.request {
             Err(fault) => pods.push(refused_request(&pending, fault, now)),
             Ok(_) if !pending.is_gated => {}
@@ -137,7 +137,7 @@ pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
         .zip(lines.first(lines.pods().len()))
         .collect();
     let all = app.waiting.all().into_iter();
-    let all: Vec<WaitingState> = all.filter(|state| is_asked(&state.waiting.namespace)).collect();
+    let all: Vec<WaitingState> = all.filter(|state| is_wanted(&state.waiting.namespace)).collect();
     let total = pods.len() + all.len() + gated.len();
     let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
     pods.truncate(limit);

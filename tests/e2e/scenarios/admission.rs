@@ -45,13 +45,13 @@ fn pods_of_all_controllers_are_completed_and_placed() {
         stage.figure(&format!(
             "pods of a Deployment, a Job and no owner completed and placed, {each} ms a creation"
         ));
-        told_that_it_sees_nothing(&stage, "older").await;
-        refused_with_the_mend(&stage).await;
+        reported_without_gpu(&stage, "older").await;
+        rejected_with_a_suggestion(&stage).await;
         debug_containers(&stage, &names[0]).await;
         edits(&stage, &names[0]).await;
         many_containers(&stage).await;
         closed_without_the_webhook(&stage, &mut webhook).await;
-        nobody_takes_gpus_once_it_is_gone(&stage, &names[0]).await;
+        no_pod_takes_gpus_once_it_is_gone(&stage, &names[0]).await;
         stage.judge().await;
     });
 }
@@ -168,7 +168,7 @@ fn completed(pod: &Pod) {
     }
 }
 
-async fn told_that_it_sees_nothing(stage: &Stage, name: &str) {
+async fn reported_without_gpu(stage: &Stage, name: &str) {
     let started = clock::now();
     loop {
         let events = stage.cluster.events().await;
@@ -186,7 +186,7 @@ async fn told_that_it_sees_nothing(stage: &Stage, name: &str) {
     }
 }
 
-async fn refused_with_the_mend(stage: &Stage) {
+async fn rejected_with_a_suggestion(stage: &Stage) {
     let api = stage.cluster.pods();
     let mut taking = json!(PodPlan::fraction("taking", "0.5").to_pod());
     taking["spec"]["containers"][0]["env"] =
@@ -394,7 +394,7 @@ async fn closed_without_the_webhook(stage: &Stage, webhook: &mut Webhook) {
 }
 
 /// What the policy of `webhook.yaml` enforces when the webhook is not called.
-async fn nobody_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
+async fn no_pod_takes_gpus_once_it_is_gone(stage: &Stage, name: &str) {
     let api = stage.cluster.pods();
     unconfigure(&stage.cluster).await;
     let under_nvidia = |env: Value| {

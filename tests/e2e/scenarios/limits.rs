@@ -27,7 +27,7 @@ fn the_driver_gets_the_limit_of_the_share() {
             on_version_1(&node).await
         };
         let placed = node.placed("limited").await;
-        let group = told_to_the_driver(&node, &placed).await;
+        let group = passed_to_the_driver(&node, &placed).await;
         node.figure(&format!("the driver got: soft 0, hard {MIB} MiB, for {group}"));
         verified(&node, &placed, process).await;
         node.watching.verdict();
@@ -42,7 +42,7 @@ async fn on_version_1(node: &Machine) -> u32 {
         assert!(note.contains(part), "{note}");
     }
     node.figure(&format!("on control groups version 1: {note}"));
-    told_at_its_end(node).await;
+    reported_at_its_end(node).await;
     let pod = node.pod("limited").await;
     let containers = &pod.spec.as_ref().expect("a spec").containers;
     let main = containers.iter().find(|it| it.name == "main").expect("a container");
@@ -65,7 +65,7 @@ async fn on_version_1(node: &Machine) -> u32 {
 }
 
 /// A pod that is not retried ends immediately, and still has its event.
-async fn told_at_its_end(node: &Machine) {
+async fn reported_at_its_end(node: &Machine) {
     let mut once = pod("once", &json!({"gpu-memory": MIB.to_string()}));
     once["spec"]["restartPolicy"] = "Never".into();
     once["spec"]["containers"].as_array_mut().expect("a list").truncate(1);
@@ -79,7 +79,7 @@ async fn told_at_its_end(node: &Machine) {
 }
 
 /// The driver has the limit for a group of this pod, and nothing else. Returns the group.
-async fn told_to_the_driver(node: &Machine, placed: &str) -> String {
+async fn passed_to_the_driver(node: &Machine, placed: &str) -> String {
     let uid = node.pod("limited").await.metadata.uid.expect("every object has a UID");
     let limits = node.driver.limits();
     let lines: Vec<&str> = limits.lines().collect();

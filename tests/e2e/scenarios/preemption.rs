@@ -100,7 +100,7 @@ async fn bystanders(
     };
     stage.cluster.add_pods(&(0..6).map(bystander).collect::<Vec<_>>()).await;
     stage.watching.until_bound(13, LIMIT).await;
-    waits_and_evicts_nobody(&stage, ask).await;
+    waits_and_evicts_no_pod(&stage, ask).await;
     stage
 }
 
@@ -120,7 +120,7 @@ async fn less_important(
     };
     stage.cluster.add_pods(&(0..7).map(whole).collect::<Vec<_>>()).await;
     stage.watching.until_bound(7, LIMIT).await;
-    waits_and_evicts_nobody(&stage, ask).await;
+    waits_and_evicts_no_pod(&stage, ask).await;
     stage
 }
 
@@ -129,7 +129,7 @@ fn setup(prefix: &str, plan: SchedulerPlan, settings: serde_json::Value) -> Setu
     Setup { schedulers: vec![plan], settings, ..Setup::of(fleet) }
 }
 
-async fn waits_and_evicts_nobody(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan) {
+async fn waits_and_evicts_no_pod(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan) {
     let high = ask(PodPlan::fraction("high", "0.5").with_cpu("8").important("e2e-high"));
     stage.cluster.add_pods(&[high]).await;
     tokio::time::sleep(LONG_ENOUGH).await;

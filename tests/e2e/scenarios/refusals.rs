@@ -56,7 +56,7 @@ fn bad_annotations_are_rejected_with_an_event_and_without_a_loop() {
         assert!(calls <= most, "{calls} filter calls in 10 s: a hot loop");
         for (plan, key) in &refusable {
             assert!(!stage.watching.ask(|pods| is_bound(pods, &plan.name)), "{} bound", plan.name);
-            told_why(&stage, &plan.name, key).await;
+            reported_why(&stage, &plan.name, key).await;
         }
         stage.cluster.add_pods(&[PodPlan::fraction("good", "0.5")]).await;
         let limit = Duration::from_secs(30);
@@ -153,7 +153,7 @@ async fn quiet_calls(stage: &Stage) -> f64 {
 }
 
 /// The pod has an event that names the key, and the scheduler was always given the same text.
-async fn told_why(stage: &Stage, name: &str, key: &str) {
+async fn reported_why(stage: &Stage, name: &str, key: &str) {
     let mut messages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for event in stage.cluster.events().await.into_iter().filter(|event| event.pod == name) {
         messages.entry(event.reason).or_default().insert(event.message);

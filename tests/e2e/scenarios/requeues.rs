@@ -56,13 +56,13 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
         };
         let bound = stage.watching.until("the last is bound", LIMIT, |pods| is_bound(pods, "last"));
         let (room, bound) = tokio::join!(room, bound);
-        let touches = stage.extender.metric("gpupack_requeues_total", "").await - before;
+        let fences = stage.extender.metric("gpupack_requeues_total", "").await - before;
         stage.figure(&format!(
-            "{ahead} ahead: room {} ms after the end of the holder, bound after {} ms, {touches} touches",
+            "{ahead} ahead: room {} ms after the end of the holder, bound after {} ms, {fences} touches",
             clock::ms(room),
             clock::ms(bound),
         ));
-        assert!(touches <= 3.0, "{touches} requeues for one pod that can use the room");
+        assert!(fences <= 3.0, "{fences} requeues for one pod that can use the room");
         for result in ["node_left_out", "refused", "gone", "failed"] {
             assert_eq!(
                 stage.extender.metric("gpupack_requeues_total", result).await,

@@ -105,7 +105,7 @@ async fn grant_everything(admin: &Client) -> Api<ClusterRoleBinding> {
 async fn patches(stage: &Stage, client: &Client) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &stage.cluster.namespace);
     let annotation = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
-    let touch = annotation("placed.gpupack.dev/fence", "1".into());
+    let fence = annotation("placed.gpupack.dev/fence", "1".into());
     let change = async |patch: &Value| {
         let patched =
             pods.patch("waiting", &PatchParams::default(), &Patch::Strategic(patch)).await;
@@ -113,12 +113,12 @@ async fn patches(stage: &Stage, client: &Client) {
     };
     // Until the role that gives too much is in force, RBAC refuses this.
     let status = async || {
-        let patch = Patch::Merge(&touch);
+        let patch = Patch::Merge(&fence);
         let patched = pods.patch_status("waiting", &PatchParams::default(), &patch).await;
         patched.map(drop).map_err(|error| reported(&error))
     };
     until_refused(POLICY, status).await;
-    change(&touch).await.expect("a touch");
+    change(&fence).await.expect("a touch");
     let admin = stage.cluster.pods();
     let note = annotation("team", "a".into());
     admin.patch("waiting", &PatchParams::default(), &Patch::Merge(&note)).await.expect("a note");

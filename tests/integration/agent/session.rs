@@ -35,7 +35,7 @@ struct Bed {
     /// Statuses of the next answers.
     refusals: VecDeque<u16>,
     /// Whether the next reply requests the inventory.
-    ask_inventory: bool,
+    request_inventory: bool,
     /// What replies carry, unless the report names their version.
     allocations: Vec<Allocation>,
 }
@@ -112,7 +112,7 @@ async fn take(
         api_version: API_VERSION.to_owned(),
         session,
         outcome: Outcome::Accepted,
-        send_inventory: std::mem::take(&mut bed.ask_inventory),
+        send_inventory: std::mem::take(&mut bed.request_inventory),
         allocations_version: Some(version),
         allocations: (!is_known).then(|| bed.allocations.clone()),
     })
@@ -200,7 +200,7 @@ async fn hello_carries_the_inventory_and_later_reports_do_not() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
     more_reports(&extender, 5).await;
-    extender.bed.lock().unwrap().ask_inventory = true;
+    extender.bed.lock().unwrap().request_inventory = true;
     more_reports(&extender, 5).await;
     let bed = extender.bed.lock().unwrap();
     let (node, hello) = &bed.reports[0];
@@ -269,8 +269,8 @@ async fn the_agent_survives_rejections_and_a_lost_extender() {
     let bed = bed.lock().unwrap();
     assert_eq!(bed.reports[reports_before].1.session, Some(1), "the session stands");
     assert!(bed.reports.is_sorted_by(|(_, a), (_, b)| a.sequence <= b.sequence));
-    let peer_world = peer.bed.lock().unwrap();
-    assert_eq!(peer_world.reports.iter().filter(|(_, it)| it.session.is_none()).count(), 1);
+    let peer_bed = peer.bed.lock().unwrap();
+    assert_eq!(peer_bed.reports.iter().filter(|(_, it)| it.session.is_none()).count(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

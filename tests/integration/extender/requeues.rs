@@ -190,7 +190,7 @@ async fn schedule(bed: Arc<Bed>, mut named: mpsc::UnboundedReceiver<String>) {
 
 /// Lets room appear and go on one node of the full pool after the other; on every tenth occasion also, for
 /// good, on one of the other pool. The caller decides if a pod can use it.
-async fn make_rooms(bed: &Bed, size: &Size, are_told: bool) {
+async fn make_rooms(bed: &Bed, size: &Size, are_notified: bool) {
     let (app, clock) = (&bed.app, bed.app.clock);
     let (mut others, started) = (bed.pools[1].iter(), clock.precise());
     for room in 0..size.rooms * u32::try_from(size.seconds).expect("few") {
@@ -198,13 +198,13 @@ async fn make_rooms(bed: &Bed, size: &Size, are_told: bool) {
         let tenant = pod(&format!("{node}/0"));
         let mut events = app.ledger.forget(&tenant.uid);
         assert_eq!(events.len(), 1);
-        if are_told
+        if are_notified
             && room.is_multiple_of(10)
             && let Some(node) = others.next()
         {
             events.extend(app.ledger.forget(&pod(&format!("{node}/0")).uid));
         }
-        if are_told {
+        if are_notified {
             app.outbox.push(events);
         }
         let next = started + Duration::from_secs(1) * (room + 1) / size.rooms;
@@ -243,12 +243,12 @@ fn figure(text: &str) {
 }
 
 /// One phase: rooms that no pod or that every pod can use. Prints what it cost.
-async fn phase(bed: &Arc<Bed>, size: &Size, are_told: bool) {
+async fn phase(bed: &Arc<Bed>, size: &Size, are_notified: bool) {
     let (stop, stopped) = watch::channel(false);
     let prober = Arc::clone(bed);
     let probing = tokio::task::spawn_blocking(move || probe(&prober, &stopped));
     let before = cpu();
-    make_rooms(bed, size, are_told).await;
+    make_rooms(bed, size, are_notified).await;
     let used = cpu() - before;
     stop.send_replace(true);
     let took = probing.await.expect("it does not panic");
@@ -258,7 +258,7 @@ async fn phase(bed: &Arc<Bed>, size: &Size, are_told: bool) {
         size.pods,
         size.nodes,
         size.rooms,
-        if are_told { "requeues" } else { "none" },
+        if are_notified { "requeues" } else { "none" },
         at(50),
         at(99),
         at(100),

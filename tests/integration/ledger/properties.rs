@@ -124,7 +124,7 @@ fn check_reserve(
 ) -> Result<(), TestCaseError> {
     for node in NODES {
         let answer = ledger.answers(query, &[node]).remove(0);
-        let has_holds = ledger.node(node).is_some_and(|books| !books.holds().is_empty());
+        let has_holds = ledger.node(node).is_some_and(|node_state| !node_state.holds().is_empty());
         let reserved = ledger.reserve(&pod("probe"), node, query, now);
         match (answer, reserved) {
             (Ok(_), Ok(placement)) => {

@@ -170,24 +170,24 @@ fn a_list_taken_before_a_pod_drained_is_not_reported() {
     };
     let same = Answer::Reply(Reply { allocations: None, ..reply(7, Outcome::Accepted) });
     let away = Answer::Away { error: String::new() };
-    let mut is_told = |answer: Option<&Answer>, draining: &[&str]| {
+    let mut is_sent = |answer: Option<&Answer>, draining: &[&str]| {
         if let Some(answer) = answer {
             session.settle(answer);
         }
         session.report(&listed(draining)).devices[0].processes.is_some()
     };
-    assert!(is_told(None, &[]), "hello");
-    assert!(is_told(Some(&drains("p", AllocationState::Confirmed)), &[]), "none drains");
-    assert!(!is_told(Some(&drains("p", AllocationState::Draining)), &[]), "taken before");
-    assert!(!is_told(Some(&same), &["q"]), "p was not searched for");
-    assert!(is_told(Some(&same), &["p", "q"]));
-    assert!(is_told(Some(&away), &["p"]), "one of the two counts");
-    assert!(!is_told(Some(&away), &["p"]), "the answer that got lost may have had news");
-    assert!(is_told(Some(&same), &["p"]));
-    assert!(is_told(Some(&drains("p", AllocationState::Confirmed)), &[]));
-    assert!(is_told(Some(&away), &[]) && !is_told(Some(&away), &[]));
+    assert!(is_sent(None, &[]), "hello");
+    assert!(is_sent(Some(&drains("p", AllocationState::Confirmed)), &[]), "none drains");
+    assert!(!is_sent(Some(&drains("p", AllocationState::Draining)), &[]), "taken before");
+    assert!(!is_sent(Some(&same), &["q"]), "p was not searched for");
+    assert!(is_sent(Some(&same), &["p", "q"]));
+    assert!(is_sent(Some(&away), &["p"]), "one of the two counts");
+    assert!(!is_sent(Some(&away), &["p"]), "the answer that got lost may have had news");
+    assert!(is_sent(Some(&same), &["p"]));
+    assert!(is_sent(Some(&drains("p", AllocationState::Confirmed)), &[]));
+    assert!(is_sent(Some(&away), &[]) && !is_sent(Some(&away), &[]));
     assert!(
-        is_told(Some(&Answer::SessionExpired), &[]),
+        is_sent(Some(&Answer::SessionExpired), &[]),
         "an extender that has started knows nothing"
     );
 }

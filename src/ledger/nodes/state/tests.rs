@@ -334,7 +334,7 @@ fn names_of_short_lived_nodes_leave_few_entries() {
             let names = ["n", name.as_str(), "node-1"];
             let fresh = names.map(|name| ledger.fresh_answer(&query, name));
             assert_eq!(ledger.answers(&query, &names), fresh, "{round}");
-            let best = ledger.best(&query).map(|(_, rank)| rank);
+            let best = ledger.best(&query).map(|(_, cost)| cost);
             assert_eq!(best, fresh.into_iter().filter_map(Result::ok).min(), "{round}");
         }
         ledger.lose_node(&NodeName::new(name.as_str()));

@@ -97,7 +97,7 @@ fn the_end_of_a_process_is_seen_without_nvml_and_frees_the_device() {
 
 #[test]
 fn a_pod_that_ends_without_ever_having_a_process_frees_its_device_as_soon() {
-    let (_world, extender, _loops) = stage();
+    let (_bed, extender, _loops) = stage();
     let idle = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
     extender.book(idle, "GPU-a", 1_000);
     let tenants = |node: &Value| node["devices"][0]["tenants"].as_array().map_or(0, Vec::len);
@@ -112,7 +112,7 @@ fn a_pod_that_ends_without_ever_having_a_process_frees_its_device_as_soon() {
 
 #[test]
 fn an_extender_that_was_restarted_has_a_report_within_a_heartbeat() {
-    let (_world, extender, _loops) = stage();
+    let (_bed, extender, _loops) = stage();
     let _turn = turn();
     let extender = extender.restart();
     let took = timed(&extender, "a report", |node| node["state"] == "Reporting");

@@ -36,13 +36,13 @@ impl Node {
         let bed = Bed::new(scenario);
         let program = PathBuf::from(CONTROL);
         let clock = Clock::start();
-        let ask_every = Duration::from_millis(100);
+        let query_every = Duration::from_millis(100);
         let folder = bed.path("mps");
         let proc_root = bed.proc_root();
         std::fs::create_dir_all(proc_root.join("self")).unwrap();
         let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
         std::fs::write(proc_root.join("self/mountinfo"), own).unwrap();
-        let settings = MpsSettings { folder, program, duty, ask_every, proc_root };
+        let settings = MpsSettings { folder, program, duty, query_every, proc_root };
         let daemons = MpsDaemons::new(settings, clock);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

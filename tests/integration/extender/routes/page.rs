@@ -97,11 +97,11 @@ async fn the_page_highlights_the_nodes_that_filter_would_pass() {
             let node = NODES[chance.random_range(0..3)];
             place(&bed, &format!("held-{held}"), annotations, node).await;
         }
-        let books = bed.state().await;
+        let node_state = bed.state().await;
         for _ in 0..40 {
             let (path, annotations) = request(&mut chance);
             let found = json_of(&bed, &path).await;
-            assert_eq!(bed.state().await, books, "{path} changed the ledger");
+            assert_eq!(bed.state().await, node_state, "{path} changed the ledger");
             assert_eq!(bed.app.ledger.hold_count(), 0, "{path} claims");
             let on = found["gpusByNode"].as_object().unwrap();
             let nodes: Vec<String> = on.keys().cloned().collect();

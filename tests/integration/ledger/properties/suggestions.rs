@@ -71,7 +71,7 @@ fn between(ledger: &Ledger, found: u64, queried: u64) -> BTreeSet<u64> {
     let some = (found + 1..queried).step_by(usize::try_from(step).expect("small"));
     let nodes = ledger.nodes();
     let devices = nodes.iter().flat_map(|node| node.devices());
-    let whole = devices.map(|books| books.capacity().memory.mib());
+    let whole = devices.map(|node_state| node_state.capacity().memory.mib());
     let near = [found + 1, queried.saturating_sub(1)];
     some.chain(whole).chain(near).filter(|size| (found + 1..queried).contains(size)).collect()
 }

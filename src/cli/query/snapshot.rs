@@ -12,8 +12,8 @@ use clap::Args;
 use hyper::Uri;
 
 use crate::api::state::State;
-use crate::cli::ask::snapshot_state::{cluster, of_unknown_models};
 use crate::cli::base::connect::get;
+use crate::cli::query::snapshot_state::{cluster, of_unknown_models};
 use crate::cli::serve::extender::kube_config;
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::list;

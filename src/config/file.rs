@@ -104,8 +104,8 @@ pub struct Config {
     /// Longest time of a hold.
     #[serde(rename = "hold_seconds", deserialize_with = "seconds::<1, 300, _>")]
     pub hold_for: Duration,
-    /// Age of the last report at which a node is silent.
-    #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<2, 3_600, _>")]
+    /// Age of the last report from which a node is not reporting; at least two heartbeats of an agent.
+    #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<10, 3_600, _>")]
     pub stale_after: Duration,
     /// Longest time that answers wait for the first reports of nodes with pods.
     #[serde(rename = "warm_up_seconds", deserialize_with = "seconds::<0, 60, _>")]

@@ -1,6 +1,6 @@
 //! How long one bind locks the ledger of its node: `Ledger::reserve` and its undo, `Ledger::forget`.
 //!
-//! *pair* is one of each, so that every iteration has the same ledger; *claimed* has a hold made before
+//! *pair* is one of each, so that every iteration has the same ledger; *held* has a hold made before
 //! it, as prioritize leaves one. Run with `cargo bench --bench reserve`.
 
 mod common;
@@ -40,7 +40,7 @@ fn reserve(criterion: &mut Criterion) {
                     made
                 });
             });
-            let id = format!("claimed/{policy}/{nodes}");
+            let id = format!("held/{policy}/{nodes}");
             criterion.bench_function(&id, |bencher| {
                 bencher.iter(|| {
                     ledger.hold(&pod.uid, node, black_box(&query), Timestamp::START);

@@ -9,7 +9,7 @@ use crate::hardware::units::Timestamp;
 /// The clock of this process, started once in `main` and copied to every loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// The moment that [`Timestamp::START`] stands for.
+    /// The time that [`Timestamp::START`] stands for.
     started: Instant,
 }
 

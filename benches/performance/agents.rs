@@ -31,7 +31,7 @@ const OPENED_AT_ONCE: usize = 64;
 /// Seconds between two reports of a node without changes. Each of them has lists of processes.
 const HEARTBEAT: u64 = 5;
 
-/// One node in so many has changes and reports in each period. 50 pods that start and end in each
+/// One node in N has changes and reports in each period. 50 pods that start and end in each
 /// second on 5,000 nodes, each of which lets its node report for five seconds, are as many.
 const CHANGING: u64 = 20;
 
@@ -194,7 +194,7 @@ impl Agent {
         }
     }
 
-    /// What it would say so many seconds later: nothing, or a report that has lists or has none.
+    /// What it would say that many seconds later: nothing, or a report that has lists or has none.
     fn next(&mut self, every: u64) -> Option<bool> {
         self.seconds += every;
         let has_lists = self.seconds >= HEARTBEAT;

@@ -195,7 +195,7 @@ impl About {
 pub(crate) fn measure(sizes: &[usize]) -> Vec<Row> {
     let mut start = Row::new(
         "an extender alone: from its start to the lists in the ledger; first reports of all nodes to \
-         ready; its processor time for both",
+         ready; its CPU time for both",
         "≤ 1 s without the API server",
     );
     let mut memory = Row::new(

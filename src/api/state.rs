@@ -76,8 +76,8 @@ pub enum NodeReporting {
     /// It reports.
     Reporting,
     /// It has stopped reporting. The node takes no new GPU pods.
-    Silent,
-    /// The node deleted; some of its pods may still run.
+    NotReporting,
+    /// The node was deleted; some of its pods may still run.
     Gone,
 }
 
@@ -153,7 +153,7 @@ pub struct Device {
     pub sm_count: Option<u32>,
     /// Its slots, if its pool divides GPUs into slots.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<NodeTable>,
+    pub slots: Option<Slots>,
     /// How its tenants are kept apart.
     pub isolation: DeviceIsolation,
     /// Whether it takes new tenants.
@@ -213,7 +213,7 @@ pub struct MigPlacement {
 
 /// The slots of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct NodeTable {
+pub struct Slots {
     /// Number of slots.
     pub total: u32,
     /// Free slots.

@@ -111,7 +111,7 @@ pub struct Config {
     #[serde(rename = "warm_up_seconds", deserialize_with = "seconds::<0, 60, _>")]
     pub warm_up: Duration,
     /// Longest time that processes of an ended pod keep its devices.
-    #[serde(rename = "drain_seconds", deserialize_with = "seconds::<1, 600, _>")]
+    #[serde(rename = "drain_seconds", deserialize_with = "seconds::<10, 600, _>")]
     pub drain_limit: Duration,
     /// Longest time of one call to the API server.
     #[serde(rename = "api_timeout_seconds", deserialize_with = "seconds::<1, 60, _>")]

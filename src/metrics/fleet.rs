@@ -123,9 +123,9 @@ impl FleetFamilies {
     /// Sets all gauges. Models and pools that are gone lose their series.
     pub(crate) fn show(&self, fleet: &Fleet) {
         self.typical_requests.set(i64::try_from(fleet.typical_requests).unwrap_or(i64::MAX));
-        let NodeCounts { reporting, silent, never } = fleet.nodes;
+        let NodeCounts { reporting, not_reporting, never } = fleet.nodes;
         for (state, value) in
-            [("reporting", reporting), ("not_reporting", silent), ("never", never)]
+            [("reporting", reporting), ("not_reporting", not_reporting), ("never", never)]
         {
             self.nodes.with_label_values(&[state]).set(value);
         }
@@ -219,7 +219,7 @@ pub struct NodeCounts {
     /// The agent reports in time.
     pub reporting: i64,
     /// The agent no longer reports.
-    pub silent: i64,
+    pub not_reporting: i64,
     /// The agent has not reported since the start of the extender.
     pub never: i64,
 }

@@ -62,7 +62,7 @@ impl Verification {
     /// The name in views.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Configured => "intended",
+            Self::Configured => "configured",
             Self::Verified => "verified",
             Self::Missing => "missing",
         }

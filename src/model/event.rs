@@ -89,7 +89,7 @@ pub enum LedgerEvent {
         limit: Option<MemMib>,
     },
     /// A node's agent stopped reporting.
-    Silent(NodeName),
+    NotReporting(NodeName),
 }
 
 /// What of a node's state decides about events; compared before and after a change.

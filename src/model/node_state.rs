@@ -30,8 +30,8 @@ pub enum NodeReporting {
     NeverReported,
     /// Its agent reports in time.
     Reporting,
-    /// Its agent has been silent for too long.
-    Silent,
+    /// Its agent has not reported for too long.
+    NotReporting,
     /// Its Node object was deleted. It stays while pods have something there.
     Gone,
 }
@@ -170,7 +170,7 @@ impl NodeState {
     pub fn placeable(&self) -> Result<(), Rejection> {
         match self.state {
             NodeReporting::NeverReported => Err(Rejection::NeverReported),
-            NodeReporting::Silent => Err(Rejection::Silent),
+            NodeReporting::NotReporting => Err(Rejection::NotReporting),
             NodeReporting::Gone => Err(Rejection::NodeGone),
             NodeReporting::Reporting if self.devices.is_empty() => Err(Rejection::NoDevices),
             NodeReporting::Reporting => Ok(()),
@@ -183,7 +183,7 @@ impl NodeState {
         self.pool = pool;
         if self.state == NodeReporting::Gone {
             self.state = match self.last_report {
-                Some(_) => NodeReporting::Silent, // until its agent reports again
+                Some(_) => NodeReporting::NotReporting, // until its agent reports again
                 None => NodeReporting::NeverReported,
             };
         }
@@ -234,12 +234,12 @@ impl NodeState {
             && self.last_report.is_none_or(|last| now.since(last) > stale_after)
     }
 
-    /// Marks a stale node silent: its tenants stay, it takes no new ones until it reports again.
+    /// Marks a stale node as not reporting: its tenants stay, it takes no new ones until it reports again.
     /// Returns whether it was stale.
     pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
         let is_stale = self.is_stale(stale_after, now);
         if is_stale {
-            self.state = NodeReporting::Silent;
+            self.state = NodeReporting::NotReporting;
         }
         is_stale
     }

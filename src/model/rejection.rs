@@ -12,12 +12,12 @@ use crate::hardware::units::{MemMib, MilliCpu, Share};
 pub enum Rejection {
     /// The ledger does not know the node.
     UnknownNode,
-    /// The node deleted from the cluster. What its tenants have stays allocated.
+    /// The node was deleted from the cluster. What its tenants have stays allocated.
     NodeGone,
     /// No agent has reported this node since the extender started.
     NeverReported,
-    /// The node's agent has been silent for too long. What its tenants have stays allocated.
-    Silent,
+    /// The node's agent has not reported for too long. What its tenants have stays allocated.
+    NotReporting,
     /// The node has no device at all.
     NoDevices,
     /// No device of a model that the pod accepts.
@@ -168,7 +168,7 @@ impl Rejection {
             Self::NeverReported => {
                 Row::of(2, "agent", 2, "GPU agent has not reported yet").suggest(CHECK_THE_AGENT)
             }
-            Self::Silent => {
+            Self::NotReporting => {
                 Row::of(3, "agent", 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
             }
             Self::NoDevices => Row::of(4, "GPU", 4, "no GPU on the node"),

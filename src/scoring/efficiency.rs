@@ -38,13 +38,19 @@ pub enum DeviceCondition {
     /// Kubelet allocates it through a device plugin.
     KubeletOwned,
     /// Its node does not report.
-    Silent,
+    NotReporting,
 }
 
 impl DeviceCondition {
     /// All conditions.
-    pub const ALL: [Self; 6] =
-        [Self::Empty, Self::Shared, Self::Full, Self::Unhealthy, Self::KubeletOwned, Self::Silent];
+    pub const ALL: [Self; 6] = [
+        Self::Empty,
+        Self::Shared,
+        Self::Full,
+        Self::Unhealthy,
+        Self::KubeletOwned,
+        Self::NotReporting,
+    ];
 
     /// Its name, in metrics.
     pub fn name(self) -> &'static str {
@@ -54,7 +60,7 @@ impl DeviceCondition {
             Self::Full => "full",
             Self::Unhealthy => "unhealthy",
             Self::KubeletOwned => "kubelet_owned",
-            Self::Silent => "not_reporting",
+            Self::NotReporting => "not_reporting",
         }
     }
 
@@ -62,9 +68,10 @@ impl DeviceCondition {
     pub fn of(node: &NodeState, device_state: &DeviceState) -> Self {
         let free = device_state.unallocated();
         match (node.state(), device_state.health()) {
-            (NodeReporting::NeverReported | NodeReporting::Silent | NodeReporting::Gone, _) => {
-                Self::Silent
-            }
+            (
+                NodeReporting::NeverReported | NodeReporting::NotReporting | NodeReporting::Gone,
+                _,
+            ) => Self::NotReporting,
             (NodeReporting::Reporting, Health::Unhealthy) => Self::Unhealthy,
             (NodeReporting::Reporting, Health::KubeletOwned) => Self::KubeletOwned,
             (NodeReporting::Reporting, Health::Healthy) => {

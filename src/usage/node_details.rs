@@ -80,8 +80,8 @@ impl NodeDetails {
         self.usages.count() + self.usage_samples.count() + self.isolation.count()
     }
 
-    /// Applies a report, after the node's state did. About each fifth has a list of processes.
-    /// Without one, this only forgets what the node no longer has, and only after a change.
+    /// Applies a report, after the node's state did. Without a list of processes, this
+    /// only forgets what the node no longer has, and only after a change.
     pub(crate) fn take(
         &mut self,
         (version, node_state): (u64, &NodeState),

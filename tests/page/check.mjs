@@ -13,7 +13,7 @@ const TEAM = '"><img src=x onerror=window.hacked=3>'; // a slash would end it
 
 const children = new Set();
 process.on("exit", () => children.forEach((child) => child.kill("SIGKILL")));
-process.stdin.on("end", () => process.exit(3)).resume(); // whoever started this is gone
+process.stdin.on("end", () => process.exit(3)).resume(); // the process that started this is gone
 setTimeout(() => { console.error("the page was not checked within " + LIMIT_MS / 1000 + " s"); process.exit(4); }, LIMIT_MS).unref();
 
 function freePort() {

@@ -1,6 +1,6 @@
 //! The loop that samples one node.
 //!
-//! If the driver is away, reports go on: once the devices are known, the extender is logged that all
+//! If the driver is away, reports go on: once the devices are known, they report that all
 //! are unhealthy. It then places no pod there, and keeps what is allocated. A call that does not
 //! return is waited for beside the loop, and not repeated meanwhile.
 

@@ -44,7 +44,7 @@ use crate::server::page::service::{Service, SetLogLevel};
 /// Most nodes whose base load and first reports go over HTTP. With more it would take minutes.
 const HTTP_FILL_MAX_NODES: usize = 200;
 
-/// Age of a report above which a node counts as silent. It is long: the simulated agents live in
+/// Age of a report above which a node counts as not reporting. It is long: the simulated agents live in
 /// this process, and a busy machine does not mean a dead node.
 const STALE_AFTER: Duration = Duration::from_secs(120);
 

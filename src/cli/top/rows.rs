@@ -75,7 +75,9 @@ impl Row for Node {
         match self.state {
             _ if sums.overallocated + sums.unhealthy > 0 => Mood::Bad,
             NodeReporting::Reporting => Mood::Good,
-            NodeReporting::NeverReported | NodeReporting::Silent | NodeReporting::Gone => Mood::Odd,
+            NodeReporting::NeverReported | NodeReporting::NotReporting | NodeReporting::Gone => {
+                Mood::Odd
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use crate::ledger::suggest::requeue::{Group, RequeueOrder};
 use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
 
 /// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
-/// within about hundred milliseconds; otherwise something else is in the way of the pod.
+/// within a few hundred milliseconds; otherwise something else is in the way of the pod.
 const BOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before another look at a requeue that is still being written.

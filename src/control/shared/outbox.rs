@@ -67,7 +67,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::Overuse { .. }
         | LedgerEvent::Untracked { .. }
         | LedgerEvent::NoIsolation { .. }
-        | LedgerEvent::Silent(_) => None,
+        | LedgerEvent::NotReporting(_) => None,
     };
     events.iter().filter_map(room).collect()
 }

@@ -23,7 +23,7 @@ use crate::model::event::LedgerEvent;
 use crate::model::request::GpuRequest;
 use crate::waste::request_mix::{RequestType, WINDOW};
 
-/// Most different requests that are shared; clusters have about hundred.
+/// Most different requests that are shared; clusters have a few hundred.
 const MAX_REQUESTS: usize = 10_000;
 
 /// Objects per page of a list. Each thread that reads one has the text of a page up to three times

@@ -38,6 +38,9 @@ pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// Written to requeue a waiting pod, to fence a late Binding, and with a placement. Its value names
 /// the process that wrote it ([`FenceWriter`]); the rest makes it differ from the last one.
 pub const FENCE: &str = "placed.gpupack.dev/fence";
+/// What [`FENCE`] was called before. Processes of that time wrote it on each waiting pod, and users
+/// may not remove it; it means nothing any more.
+pub(crate) const OLD_FENCE: &str = "placed.gpupack.dev/touch";
 
 /// Kind of device before the UUID in a CDI name.
 const CDI_KIND: &str = "runtime.nvidia.com/gpu=";
@@ -288,14 +291,17 @@ pub fn decode(
 
 /// Refuses a key that only gpupack writes, in the annotations or labels of a pod without a node.
 ///
-/// It accepts [`FENCE`], which gpupack writes on waiting pods.
+/// It accepts what gpupack writes on waiting pods: [`FENCE`], and [`OLD_FENCE`] of an older process.
 ///
 /// # Errors
 /// [`RequestError::ReservedKey`] with the first such key.
 pub fn refuse_reserved_keys<'a>(
     keys: impl IntoIterator<Item = &'a String>,
 ) -> Result<(), RequestError> {
-    match keys.into_iter().find(|key| key.starts_with(PLACED_PREFIX) && *key != FENCE) {
+    match keys
+        .into_iter()
+        .find(|key| key.starts_with(PLACED_PREFIX) && *key != FENCE && *key != OLD_FENCE)
+    {
         Some(key) => Err(RequestError::ReservedKey { key: shown(key) }),
         None => Ok(()),
     }

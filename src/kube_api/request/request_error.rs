@@ -191,11 +191,11 @@ pub enum RequestError {
     },
     /// Whole devices in several containers, or several such resources in one container.
     #[error(
-        "container `{container}` requests `{resource}` and container `{other_container}` for \
-         `{other_resource}`: one container of a pod may request one kind of GPU, so remove one of \
+        "container `{container}` requests `{resource}` and container `{other_container}` \
+         requests `{other_resource}`: one container of a pod may request one kind of GPU, so remove one of \
          the two, or split the pod"
     )]
-    SeveralRequest {
+    SeveralRequests {
         /// The first container.
         container: String,
         /// Its resource.
@@ -312,7 +312,7 @@ impl RequestError {
             Self::Orphan { .. } => "orphan",
             Self::Disagreement { .. } => "disagreement",
             Self::TwoKinds { .. } => "two_kinds",
-            Self::SeveralRequest { .. } => "several_requests",
+            Self::SeveralRequests { .. } => "several_requests",
             Self::UnknownKey { .. } => "unknown_key",
             Self::OtherResource { .. } => "other_resource",
             Self::OtherAnnotation { .. } => "other_annotation",
@@ -348,10 +348,10 @@ impl RequestError {
             Self::Orphan { .. } => "GPU request refused: a key qualifies a request that is missing",
             Self::Disagreement { .. } => "GPU request refused: two annotations disagree",
             Self::TwoKinds { .. } => {
-                "GPU request refused: it requests part of a GPU and for whole devices"
+                "GPU request refused: it requests part of a GPU and whole devices"
             }
-            Self::SeveralRequest { .. } => {
-                "GPU request refused: it requests several kinds of GPU or in several containers"
+            Self::SeveralRequests { .. } => {
+                "GPU request refused: it requests several kinds of GPU, or GPUs in several containers"
             }
             Self::UnknownKey { .. } => "GPU request refused: an annotation is unknown",
             Self::OtherResource { .. } => {

@@ -37,7 +37,7 @@ pub(crate) struct ResourceRequest<'a> {
 /// of zero names nothing.
 ///
 /// # Errors
-/// [`RequestError::SeveralRequest`] for a second one, [`RequestError::ResourceCount`] for an amount out
+/// [`RequestError::SeveralRequests`] for a second one, [`RequestError::ResourceCount`] for an amount out
 /// of range, [`RequestError::LongName`] for a MIG profile longer than any that exists.
 pub(crate) fn resource_request(
     containers: &[ContainerRequest],
@@ -116,7 +116,7 @@ pub(crate) fn not_longer(what: &'static str, name: &str, most: usize) -> Result<
 }
 
 fn several(first: &ResourceRequest<'_>, other: &ResourceRequest<'_>) -> RequestError {
-    RequestError::SeveralRequest {
+    RequestError::SeveralRequests {
         container: shown(first.container),
         resource: shown(first.resource),
         other_container: shown(other.container),

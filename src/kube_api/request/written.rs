@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::kube_api::request::placement::{
-    DRIVER_MEMORY, FENCE, MPS_MEMORY, MPS_THREADS, PLACED_PREFIX,
+    DRIVER_MEMORY, FENCE, MPS_MEMORY, MPS_THREADS, OLD_FENCE, PLACED_PREFIX,
 };
 use crate::model::reservation::Placement;
 
@@ -68,7 +68,7 @@ pub fn patch_to(
 }
 
 fn is_owned(key: &str) -> bool {
-    key.starts_with(PLACED_PREFIX) && key != FENCE
+    key.starts_with(PLACED_PREFIX) && key != FENCE && key != OLD_FENCE
 }
 
 #[cfg(test)]
@@ -89,6 +89,7 @@ mod tests {
             (MPS_MEMORY, "0=1M", false),
             ("placed.gpupack.dev/new", "", false),
             (FENCE, "1", true),
+            (OLD_FENCE, "1", true),
             ("note", "1", true),
         ] {
             let mut edited = ours.clone();

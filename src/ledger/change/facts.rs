@@ -93,7 +93,7 @@ impl Ledger {
         node_entry.is_unschedulable.store(is_unschedulable, Ordering::Release);
     }
 
-    /// Notes that a node deleted. Its pods keep what they have until they are gone.
+    /// Notes that a node was deleted. Its pods keep what they have until they are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();
         let Some(at) = self.position(name.as_str()) else { return };
@@ -208,7 +208,7 @@ impl Ledger {
                 && node_entry
                     .change(|node_state| node_state.silence(self.settings.stale_after, now))
             {
-                events.push(LedgerEvent::Silent(node_entry.name.clone()));
+                events.push(LedgerEvent::NotReporting(node_entry.name.clone()));
             }
             if is_due {
                 let mut ended = Vec::new();

@@ -322,7 +322,8 @@ mod tests {
         let (mut table, mut changes, node_table) =
             (ShapeTable::default(), Changes::default(), node_table(3));
         table.catch_up(&changes, &node_table);
-        for (at, answer) in [fits(7), Err(Rejection::Silent), fits(5)].into_iter().enumerate() {
+        for (at, answer) in [fits(7), Err(Rejection::NotReporting), fits(5)].into_iter().enumerate()
+        {
             table.keep(at, node_table.order(at), 1, answer);
         }
         assert_eq!(order(&mut table, &node_table), None);
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(order(&mut table, &node_table), Some(vec![0]), "nothing is known of that node");
         table.keep(2, node_table.order(2), 2, fits(9));
         assert_eq!(order(&mut table, &node_table), Some(vec![0, 2]));
-        let refused = |table: &ShapeTable| table.refused[Rejection::Silent.position()];
+        let refused = |table: &ShapeTable| table.refused[Rejection::NotReporting.position()];
         assert_eq!(refused(&table), 1);
         (0..3).for_each(|at| changes.note(at));
         table.catch_up(&changes, &node_table);

@@ -1,7 +1,7 @@
 //! Where a request fits, and at what cost. Nothing here changes the state of a node.
 //!
 //! The answers to a shape of request are kept (`nodes/answer_cache`), so that a call looks only at
-//! nodes that changed since. the test `properties` compares kept answers with fresh ones.
+//! nodes that changed since. The test `properties` compares kept answers with fresh ones.
 //!
 //! A call may leave a *hold* beside the reservations: room kept for the pod until its bind, so that
 //! the call about the next pod does not count it as free.

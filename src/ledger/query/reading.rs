@@ -187,7 +187,7 @@ impl Ledger {
             ("nodes", node_table.count()),
             ("domains", self.domains.lock().len()),
             ("pods", self.pods.len()),
-            ("claims", self.holds.len()),
+            ("holds", self.holds.len()),
             ("devices", self.owners.len()),
             ("ended", self.ended().count()),
             ("mix", self.window.lock().pods()),

@@ -171,7 +171,7 @@ fn an_untrusted_node_gets_no_gpu_pod() {
         |node: &NodeState| evaluate(node, &compiled, strategy, &mix, HoldRule::Ignored).map(|_| ());
     assert_eq!(found(&node), Ok(()));
     node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1));
-    assert_eq!(found(&node), Err(Rejection::Silent));
+    assert_eq!(found(&node), Err(Rejection::NotReporting));
     node.lose_node();
     assert_eq!(found(&node), Err(Rejection::NodeGone));
     let fresh = NodeState::new(crate::hardware::device::NodeName::new("m"), MemMib::ZERO);

@@ -279,7 +279,7 @@ fn tell(app: &App, event: &LedgerEvent) {
         LedgerEvent::NoIsolation { node, device, pod, configured, limit } => {
             report_unverified_isolation(app, pod, (*configured, *limit), (node, device));
         }
-        LedgerEvent::Silent(node) => {
+        LedgerEvent::NotReporting(node) => {
             tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");
         }
     }

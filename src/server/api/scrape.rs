@@ -30,7 +30,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
             nodes.reporting += 1;
             oldest = oldest.max(node.last_report().map(|last| now.since(last)));
         }
-        NodeReporting::Silent => nodes.silent += 1,
+        NodeReporting::NotReporting => nodes.not_reporting += 1,
         NodeReporting::NeverReported => nodes.never += 1,
         NodeReporting::Gone => {}
     });

@@ -2,8 +2,8 @@
 
 use crate::api::state;
 use crate::api::state::{
-    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, NodeTable,
-    PodState, Tenant, TenantIsolation,
+    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, PodState, Slots,
+    Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
@@ -43,7 +43,7 @@ pub(crate) fn device(
         mig_placement: more.slot.map(|it| MigPlacement { start: it.start, size: it.size }),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
-        slots: found.slots().map(|(total, free)| NodeTable { total, free }),
+        slots: found.slots().map(|(total, free)| Slots { total, free }),
         isolation: isolation(found),
         health: match found.health() {
             Health::Healthy => state::Health::Healthy,

@@ -174,7 +174,10 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let mut unknown = Vec::new();
     for (of, what) in [
         (NodeReporting::NeverReported, "have not reported since the extender started"),
-        (NodeReporting::Silent, "have stopped reporting: what is free there now is not known"),
+        (
+            NodeReporting::NotReporting,
+            "have stopped reporting: what is free there now is not known",
+        ),
     ] {
         let of_state = nodes.iter().filter(|node| node.state() == of);
         let names: Vec<&str> = of_state.map(|node| node.name().as_str()).collect();

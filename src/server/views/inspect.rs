@@ -68,7 +68,7 @@ pub(crate) fn reporting(state: NodeReporting) -> state::NodeReporting {
     match state {
         NodeReporting::NeverReported => state::NodeReporting::NeverReported,
         NodeReporting::Reporting => state::NodeReporting::Reporting,
-        NodeReporting::Silent => state::NodeReporting::Silent,
+        NodeReporting::NotReporting => state::NodeReporting::NotReporting,
         NodeReporting::Gone => state::NodeReporting::Gone,
     }
 }

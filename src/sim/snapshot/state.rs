@@ -79,7 +79,7 @@ pub enum Note {
     MigGpu,
     /// A GPU is of another model than most of its node.
     OtherModel,
-    /// A no GPU on the node.
+    /// A node has no GPU.
     NoGpu,
     /// A pod requests no GPU and runs on a node that is not written.
     Elsewhere,

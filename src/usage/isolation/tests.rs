@@ -143,10 +143,10 @@ fn configured_isolation_is_compared_with_verified_isolation() {
     let verification = || node(&ledger, "n").devices()[0].verification().name();
     let unlimited = Some(ReportedTenant { is_unlimited: true, ..ReportedTenant::default() });
     for (reported, at, expected) in [
-        (None, 0, "intended"),
-        (None, 99, "intended"), // an unreadable limit verifies nothing
+        (None, 0, "configured"),
+        (None, 99, "configured"), // an unreadable limit verifies nothing
         (limit(500), 100, "verified"),
-        (unlimited, 101, "intended"),
+        (unlimited, 101, "configured"),
         (unlimited, 111, "missing"),
         (limit(501), 112, "missing"),
         (limit(500), 113, "verified"),
@@ -169,8 +169,8 @@ fn configured_isolation_is_compared_with_verified_isolation() {
     let limits = DriverLimits::OfClients;
     for (reported, daemon, at, expected) in [
         (client(Some(500)), "Serving", 200, "verified"),
-        (client(None), "Serving", 201, "intended"), // its environment cannot be read
-        (client(None), "Serving", 219, "intended"),
+        (client(None), "Serving", 201, "configured"), // its environment cannot be read
+        (client(None), "Serving", 219, "configured"),
         (None, "Serving", 220, "missing"), // no client, and reported
         (client(Some(500)), "Absent", 221, "missing"),
         (client(Some(500)), "Idle", 222, "verified"),

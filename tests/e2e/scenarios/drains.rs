@@ -20,7 +20,7 @@ fn room_of_a_pod_deleted_by_force_is_free_when_its_processes_are_gone() {
     scenario("drains", |bed| async move {
         let linger = u64::try_from(LINGER.as_millis()).expect("some seconds");
         let fleet = Fleet::new().with("drains", 1, (1, A100)).lingering(linger);
-        let settings = json!({"drain_seconds": 2});
+        let settings = json!({"drain_seconds": 10});
         let stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.cluster.add_pods(&[PodPlan::fraction("first", "0.9")]).await;
         stage.watching.until("first bound", LIMIT, |pods| is_bound(pods, "first")).await;

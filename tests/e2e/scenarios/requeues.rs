@@ -58,7 +58,7 @@ fn room_is_not_offered_to_pods_that_wait_for_another_pool() {
         let (room, bound) = tokio::join!(room, bound);
         let fences = stage.extender.metric("gpupack_requeues_total", "").await - before;
         stage.figure(&format!(
-            "{ahead} ahead: room {} ms after the end of the holder, bound after {} ms, {fences} touches",
+            "{ahead} ahead: room {} ms after the end of the holder, bound after {} ms, {fences} fences",
             clock::ms(room),
             clock::ms(bound),
         ));

@@ -118,7 +118,7 @@ async fn patches(stage: &Stage, client: &Client) {
         patched.map(drop).map_err(|error| reported(&error))
     };
     until_refused(POLICY, status).await;
-    change(&fence).await.expect("a touch");
+    change(&fence).await.expect("a fence");
     let admin = stage.cluster.pods();
     let note = annotation("team", "a".into());
     admin.patch("waiting", &PatchParams::default(), &Patch::Merge(&note)).await.expect("a note");

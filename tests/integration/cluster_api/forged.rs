@@ -32,7 +32,7 @@ fn notices(bed: &Bed) -> u64 {
 }
 
 fn holds(bed: &Bed) -> usize {
-    bed.app.entries()["claims"]
+    bed.app.entries()["holds"]
 }
 
 #[tokio::test]

@@ -322,7 +322,7 @@ async fn a_pod_with_full_annotations_is_skipped_and_does_not_block_start() {
         assert_eq!((bed.filter(&pod_of(&fake)).await, version()), (json!([]), 7));
         let error = bed.bind().await;
         assert!(error.contains(reported), "{error}");
-        assert_eq!((requests(&fake, "/binding"), bed.app.entries()["claims"]), (0, 0));
+        assert_eq!((requests(&fake, "/binding"), bed.app.entries()["holds"]), (0, 0));
         fake.bed(|bed| {
             let pod = bed.pod.as_mut().unwrap();
             pod.annotations.retain(|key, _| !key.starts_with("full"));

@@ -55,7 +55,7 @@ async fn a_requeue_of_a_missing_pod_ends_its_wait() {
         }
     };
     let in_time = tokio::time::timeout(Duration::from_secs(20), forgotten).await;
-    assert!(in_time.is_ok(), "{} touches", requests(&fake, "PATCH"));
+    assert!(in_time.is_ok(), "{} fences", requests(&fake, "PATCH"));
     stop.send_replace(true);
     running.await.unwrap();
 }

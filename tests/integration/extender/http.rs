@@ -350,12 +350,12 @@ const FAULTY: [(&str, &str, &str); 25] = [
     (
         "{}",
         r#"{"nvidia.com/gpu":"1","nvidia.com/mig-1g.5gb":"1"}"#,
-        "it requests several kinds of GPU or in several containers",
+        "it requests several kinds of GPU, or GPUs in several containers",
     ),
     (
         r#"{"gpu-fraction":"0.5"}"#,
         r#"{"nvidia.com/gpu":"1"}"#,
-        "it requests part of a GPU and for whole devices",
+        "it requests part of a GPU and whole devices",
     ),
     (
         "{}",

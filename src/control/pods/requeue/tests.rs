@@ -268,7 +268,7 @@ fn a_failed_requeue_can_be_repeated() {
     bed.room("n");
     assert_eq!(bed.requeued_after(0), ["a"]);
     bed.waiting.begin_call(bed.waiting.pod(&pod("a").uid).unwrap().waiting, bed.now);
-    let rejections = BTreeMap::from([(Rejection::Silent, 1)]);
+    let rejections = BTreeMap::from([(Rejection::NotReporting, 1)]);
     bed.waiting.refuse(&pod("a").uid, rejections, Some(bed.ledger.named_nodes(["n"].iter())));
     bed.room("n");
     let step = bed.requeues.step(&bed.waiting, &bed.ledger, bed.now);

@@ -100,7 +100,7 @@ fn a_node_named_only_by_a_pod_gets_no_pod() {
     let query = share_query(1000);
     assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "ghost");
-    assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::Silent)]);
+    assert_eq!(ledger.answers(&query, &["ghost"]), [Err(Rejection::NotReporting)]);
     ledger.report("ghost", &hello("g", 2, "G"), seconds(0)).unwrap();
     assert!(ledger.answers(&query, &["ghost"])[0].is_ok());
 }
@@ -116,7 +116,7 @@ fn a_device_moves_only_from_a_node_that_is_deleted_or_silent() {
     let moved = hello("m", 1, "C B");
     assert_eq!(ledger.report("m", &moved, seconds(9)), untracked);
     assert_eq!(node(&ledger, "m").devices().len(), 0, "no part of it was applied");
-    assert_eq!(ledger.tick(seconds(11)), [LedgerEvent::Silent(NodeName::new("n"))]);
+    assert_eq!(ledger.tick(seconds(11)), [LedgerEvent::NotReporting(NodeName::new("n"))]);
     let receipt = ledger.report("m", &moved, seconds(12)).unwrap();
     assert_eq!(receipt.events, [LedgerEvent::Room(NodeName::new("m"))]);
     assert_eq!(node(&ledger, "m").devices().len(), 2);
@@ -143,7 +143,7 @@ fn room_appears_with_recovered_health_and_not_with_an_inventory() {
     let running = NodeReport { uses: uses("A", &["stranger"]), ..report("x", 7, 5, "A") };
     assert_eq!(say(&ledger, &running).unwrap().events, []);
     let silence = ledger.tick(seconds(60));
-    assert_eq!(silence, [LedgerEvent::Silent(NodeName::new("n"))]);
+    assert_eq!(silence, [LedgerEvent::NotReporting(NodeName::new("n"))]);
     let spoken = ledger.report("n", &report("x", 7, 6, "A"), seconds(61)).unwrap();
     assert_eq!(spoken.events, [LedgerEvent::Room(NodeName::new("n"))]);
 }

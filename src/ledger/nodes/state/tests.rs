@@ -233,7 +233,7 @@ fn late_events_do_not_allocate_an_ended_pod_again() {
     assert_eq!(free(&ledger), [600], "its processes may still run");
     ledger.see_pod(&fact, seconds(1));
     assert_eq!(reserve(&ledger, "p", 1000), Err(ReserveError::Ended));
-    let silent = LedgerEvent::Silent(NodeName::new("n"));
+    let silent = LedgerEvent::NotReporting(NodeName::new("n"));
     assert_eq!(ledger.tick(seconds(30)), [silent], "no room on a silent node");
     assert!(ledger.reservation(&uid("p")).is_none());
     ledger.see_pod(&fact, seconds(31));
@@ -266,7 +266,7 @@ fn a_deleted_node_keeps_its_tenants_and_returns_as_a_new_one() {
     assert!(say(&ledger, &report("x", 7, 2, "A")).is_ok());
     assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NodeGone)]);
     see_node(&ledger, "n");
-    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::Silent)]);
+    assert_eq!(ledger.answers(&share_query(1000), &["n"]), [Err(Rejection::NotReporting)]);
     say(&ledger, &report("x", 7, 3, "A")).unwrap();
     assert_eq!(free(&ledger), [600]);
     ledger.lose_node(&NodeName::new("n"));

@@ -293,7 +293,7 @@ export function showLegend(pick) {
     : [...named.map((name) => ["--team" + fleet.teams.get(name), name || "unknown", name]),
       ...(fleet.namespaces.length > named.length ? [["--other", count(fleet.namespaces.length - named.length, "other namespace", "other namespaces")]] : []), ["--track", "free"]];
   entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
-    : [["hatch", "hatched: nothing is known to limit its memory"], ["untracked", "memory in use that is not allocated"], ["pale", "pale: draining"]]));
+    : [["hatch", "hatched: nothing limits its memory, as far as agents report"], ["untracked", "memory in use that is not allocated"], ["pale", "pale: draining"]]));
   const key = JSON.stringify(entries) + isDark;
   if (key === legend) return;
   legend = key;

@@ -251,6 +251,7 @@ pub mod control {
     pub mod bind {
         pub(crate) mod limits;
         pub mod settle;
+        pub(crate) mod start_fence;
         pub mod binding;
         pub mod edits;
     }
@@ -264,6 +265,7 @@ pub mod control {
         pub(crate) mod wording;
         pub(crate) mod reasons;
         pub mod requeue;
+        pub(crate) mod requeue_write;
         pub mod teams;
     }
 }

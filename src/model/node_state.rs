@@ -45,7 +45,7 @@ pub struct NodeState {
     state: NodeReporting,
     host_capacity: HostAmount,
     host_allocated: HostAmount,
-    host_claimed: HostAmount,
+    host_held: HostAmount,
     devices: Vec<DeviceState>,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
@@ -71,7 +71,7 @@ impl NodeState {
             state: NodeReporting::NeverReported,
             host_capacity: HostAmount::ZERO,
             host_allocated: HostAmount::ZERO,
-            host_claimed: HostAmount::ZERO,
+            host_held: HostAmount::ZERO,
             devices: Vec::new(),
             topology: Topology::default(),
             rooms: Vec::new(),
@@ -139,7 +139,7 @@ impl NodeState {
 
     /// CPU and host memory left beside pods and holds.
     pub fn host_free(&self) -> HostAmount {
-        self.host_capacity.left_after(self.host_allocated).left_after(self.host_claimed)
+        self.host_capacity.left_after(self.host_allocated).left_after(self.host_held)
     }
 
     /// CPU and host memory left, with holds respected or ignored.
@@ -246,7 +246,7 @@ impl NodeState {
 
     /// Enters a reservation: the one way in, for `bind` (assumed) and for facts (confirmed).
     /// Replaces an existing reservation of the pod and ends its hold.
-    pub fn book(&mut self, mut reservation: Reservation) {
+    pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
         share_ids(&self.devices, &mut reservation);
@@ -258,7 +258,7 @@ impl NodeState {
     }
 
     /// Notes that a pod without a GPU runs here, with its CPU and host memory.
-    pub fn book_host(&mut self, uid: PodUid, host: HostAmount) {
+    pub fn allocate_host(&mut self, uid: PodUid, host: HostAmount) {
         self.release(&uid);
         self.reservations.remove(&uid);
         self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
@@ -407,8 +407,8 @@ impl NodeState {
         if fresh.devices != self.devices || rooms != (&self.rooms, &self.rooms_under_holds) {
             return Err(AuditError::Devices { node: self.name.clone() });
         }
-        let host = (self.host_allocated, self.host_claimed);
-        if (fresh.host_allocated, fresh.host_claimed) != host {
+        let host = (self.host_allocated, self.host_held);
+        if (fresh.host_allocated, fresh.host_held) != host {
             return Err(AuditError::Host { node: self.name.clone() });
         }
         Ok(())
@@ -419,7 +419,7 @@ impl NodeState {
         self.recompute_devices();
         let allocated = self.reservations.values().map(|held| held.host);
         self.host_allocated = sum_host(allocated.chain(self.others.values().copied()));
-        self.host_claimed = sum_host(self.holds.values().map(|hold| hold.host));
+        self.host_held = sum_host(self.holds.values().map(|hold| hold.host));
     }
 
     fn recompute_devices(&mut self) {

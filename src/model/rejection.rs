@@ -91,7 +91,7 @@ struct Row {
     amount: Amount,
     missing: &'static str,
     suggestion: Option<&'static str>,
-    is_curable_by_room: bool,
+    is_met_by_room: bool,
 }
 
 /// How much is missing, or how many devices there are.
@@ -106,9 +106,9 @@ enum Amount {
 impl Row {
     /// Position in [`Rejection::LABELS`], what is lacking, closeness (larger is closer), reason.
     const fn of(label: usize, lack: &'static str, closeness: u8, reason: &'static str) -> Self {
-        let (amount, suggestion, is_curable_by_room) = (Amount::None, None, false);
+        let (amount, suggestion, is_met_by_room) = (Amount::None, None, false);
         let missing = reason;
-        Self { label, lack, closeness, reason, amount, missing, suggestion, is_curable_by_room }
+        Self { label, lack, closeness, reason, amount, missing, suggestion, is_met_by_room }
     }
 
     /// What is missing; the text has `{}` for the amount.
@@ -122,8 +122,8 @@ impl Row {
     }
 
     /// Room that another pod leaves could cure this.
-    const fn curable_by_room(self) -> Self {
-        Self { is_curable_by_room: true, ..self }
+    const fn met_by_room(self) -> Self {
+        Self { is_met_by_room: true, ..self }
     }
 }
 
@@ -210,7 +210,7 @@ impl Rejection {
             Self::UnisolatedTenant => {
                 Row::of(15, "isolation", 15, "GPU has tenants without memory isolation")
                     .suggest("wait until the processes without a memory limit have ended")
-                    .curable_by_room()
+                    .met_by_room()
             }
             Self::IsolatedTenant => {
                 Row::of(16, "isolation", 16, "GPU has tenants that require memory isolation")
@@ -218,25 +218,25 @@ impl Rejection {
                         "wait until the tenants that require isolation have ended, or configure \
                     `enforcement` for the pool again",
                     )
-                    .curable_by_room()
+                    .met_by_room()
             }
             Self::Memory { short } => Row::of(19, "memory", 17, "insufficient GPU memory")
                 .missing(Amount::Memory(short), "{} of GPU memory")
-                .curable_by_room(),
+                .met_by_room(),
             Self::Share { short } => Row::of(18, "compute", 18, "insufficient GPU compute share")
                 .missing(Amount::Share(short), "{} of a GPU's compute share")
-                .curable_by_room(),
+                .met_by_room(),
             Self::DevicesTaken { fitting } => Row::of(17, "devices", 19, "insufficient free GPUs")
                 .missing(Amount::Devices(fitting), "only {} GPUs have room")
-                .curable_by_room(),
+                .met_by_room(),
             Self::HostMemory { short } => {
                 Row::of(20, "host memory", 20, "insufficient host memory")
                     .missing(Amount::Memory(short), "{} of host memory")
-                    .curable_by_room()
+                    .met_by_room()
             }
             Self::Cpu { short } => Row::of(20, "CPU", 21, "insufficient CPU")
                 .missing(Amount::Cpu(short), "{} of CPU")
-                .curable_by_room(),
+                .met_by_room(),
         }
     }
 
@@ -281,8 +281,8 @@ impl Rejection {
     }
 
     /// Whether room that another pod leaves could cure this.
-    pub fn is_curable_by_room(self) -> bool {
-        self.row().is_curable_by_room
+    pub fn is_met_by_room(self) -> bool {
+        self.row().is_met_by_room
     }
 
     /// How close this is to a fit, larger is closer: the kind of obstacle first, then how little is

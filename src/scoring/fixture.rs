@@ -98,7 +98,7 @@ pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeState {
     node.replace_inventory(&inventory, classes);
     node.observe(&[], Timestamp::START);
     for (id, demand) in ids.into_iter().zip(allocated).filter(|(_, held)| *held != Demand::ZERO) {
-        node.book(tenant(&format!("of-{id}"), vec![PlacedDevice { id, demand }]));
+        node.allocate(tenant(&format!("of-{id}"), vec![PlacedDevice { id, demand }]));
     }
     node
 }

@@ -64,7 +64,7 @@ mod agent {
         /// Devices that are kubelet's.
         mod kubelet;
         /// What holds pods to their memory.
-        mod protection;
+        mod isolation;
         /// Daemons of MPS, and what holds their clients.
         mod mps;
         /// What pods use beyond their request, and memory of no known pod.

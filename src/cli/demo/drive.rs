@@ -178,7 +178,7 @@ impl Drive {
                 && !self.is_stopped()
             {
                 let pod = ready.pop_front().unwrap_or_else(|| self.next_pod(Draw::Sound));
-                if !self.book(&pod, &names)? {
+                if !self.allocate(&pod, &names)? {
                     left_over.push(pod);
                 }
             }
@@ -206,7 +206,7 @@ impl Drive {
     }
 
     /// Reserves the best node of a zone for a pod. Returns whether it fitted.
-    fn book(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
+    fn allocate(&mut self, pod: &DemoPod, zone: &[&str]) -> Result<bool> {
         let seen = SeenPod::from_json(&pod.json).context("cannot read the demo's own pod")?;
         let Some(query) = self.app.query(&seen) else { return Ok(false) };
         let answers = self.app.ledger.answers(&query, zone);

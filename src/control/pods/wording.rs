@@ -91,14 +91,14 @@ pub(crate) fn suggestions(
 pub(crate) fn words(query: &PlacementRequest, suggestion: &Suggestion) -> String {
     let node = &suggestion.node;
     match &suggestion.change {
-        Change::Claimed => format!(
+        Change::HeldElsewhere => format!(
             "wait some seconds: the room on node {node} is held for a pod that is being bound"
         ),
         Change::Ending(pods) => format!(
             "wait some seconds: processes of {} may still hold the room on node {node}",
             named(pods)
         ),
-        Change::CompiledRequest(lever, changed) => {
+        Change::Request(lever, changed) => {
             format!("{}: it fits on node {node} now", requesting(query, *lever, changed))
         }
         Change::End(way, pods) => {

@@ -107,7 +107,7 @@ impl Ledger {
         };
         // Reserved on both nodes meanwhile, so that no other pod gets in between.
         let next = Reservation { placement: to, ..held };
-        let mut events = self.change_node(at, |node_state| node_state.book(next));
+        let mut events = self.change_node(at, |node_state| node_state.allocate(next));
         if from != at {
             held_at.insert(at);
             events.extend(self.change_node(from, |node_state| {
@@ -165,7 +165,7 @@ fn assume(
             node_state.hold(pod.uid.clone(), hold);
         }
     })?;
-    node_state.book(Reservation {
+    node_state.allocate(Reservation {
         pod: pod.clone(),
         placement: placement.clone(),
         host: compiled.host,

@@ -143,14 +143,14 @@ impl Ledger {
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
                     is_edited = written.as_ref() != Some(&held.placement);
-                    node_state.book(kept(fact, held));
+                    node_state.allocate(kept(fact, held));
                 }
                 (None, Some(written)) => {
                     let request = fact.request.clone();
                     let request = request.or_else(|| held.and_then(|held| held.request.clone()));
-                    node_state.book(confirmed(fact, written.clone(), request));
+                    node_state.allocate(confirmed(fact, written.clone(), request));
                 }
-                (None, None) => node_state.book_host(uid.clone(), fact.host),
+                (None, None) => node_state.allocate_host(uid.clone(), fact.host),
             }
             is_placed = node_state.reservation(uid).is_some();
         }));

@@ -339,11 +339,11 @@ impl Ledger {
         let found = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS);
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
-        self.while_unallocated(pod, |claimed_at| {
+        self.while_unallocated(pod, |held_at| {
             // An earlier hold on another node leaves room there. One on this node ends in the same
             // change, so that only a difference between the two counts.
             let mut events = Vec::new();
-            if claimed_at != found {
+            if held_at != found {
                 events.extend(self.release(pod));
             }
             let Some(at) = found else { return events };

@@ -122,7 +122,7 @@ impl Ledger {
         let mut board = Board { ledger: self, node_table, changed: BTreeMap::new() };
         let leaving = board.take_out(at, pods)?;
         let placement = board.place_on(at, query)?;
-        board.book(at, guest(placement.clone(), query));
+        board.allocate(at, guest(placement.clone(), query));
         let moves = board.rehome(leaving, &query.strategy, |_| true)?;
         Some(Relocation { placement, moves })
     }
@@ -180,8 +180,8 @@ impl Board<'_> {
         Some((place, cost))
     }
 
-    fn book(&mut self, at: usize, reservation: Reservation) {
-        self.node_state(at).book(reservation);
+    fn allocate(&mut self, at: usize, reservation: Reservation) {
+        self.node_state(at).allocate(reservation);
     }
 
     /// Finds a placement for each of the pods, the largest first.
@@ -206,7 +206,7 @@ impl Board<'_> {
             };
             let at = self.best(&query, &is_welcome)?;
             let to = self.place_on(at, &query)?;
-            self.book(at, Reservation { placement: to.clone(), ..held.clone() });
+            self.allocate(at, Reservation { placement: to.clone(), ..held.clone() });
             moves.push(Move { pod: held.pod, from: held.placement, to });
         }
         Some(moves)

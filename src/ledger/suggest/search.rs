@@ -103,7 +103,7 @@ impl<'a> Search<'a> {
             }
         }
         let (size, node) = best?;
-        Some(Suggestion { node, change: Change::CompiledRequest(lever, Box::new(make(size))) })
+        Some(Suggestion { node, change: Change::Request(lever, Box::new(make(size))) })
     }
 }
 
@@ -121,11 +121,11 @@ pub struct Suggestion {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing but time: the room is held for pods that are about to be bound.
-    Claimed,
+    HeldElsewhere,
     /// Nothing but time: these pods have ended, and their processes may still use the room.
     Ending(Vec<PodRef>),
     /// The pod makes this request instead.
-    CompiledRequest(Lever, Box<PlacementRequest>),
+    Request(Lever, Box<PlacementRequest>),
     /// These pods end; none of them could stay.
     End(Clearing, Vec<PodRef>),
     /// gpupack gets this many GPUs of kubelet, on nodes where the pod would then fit.

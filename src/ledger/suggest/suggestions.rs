@@ -39,7 +39,7 @@ impl Ledger {
         let mut found: Vec<Suggestion> = search.waiting(query).into_iter().collect();
         found.extend(search.requesting(query));
         found.extend(search.ending(query));
-        found.extend(search.mending(query));
+        found.extend(search.unusable_gpus(query));
         found
     }
 
@@ -55,8 +55,8 @@ impl Ledger {
             return false; // not needed any more
         }
         match &suggestion.change {
-            Change::Claimed => plan::fits(&node_state, &compiled, HoldRule::Ignored),
-            Change::CompiledRequest(_, changed) => {
+            Change::HeldElsewhere => plan::fits(&node_state, &compiled, HoldRule::Ignored),
+            Change::Request(_, changed) => {
                 plan::fits(&node_state, &changed.compile(&search.classes), HoldRule::Respected)
             }
             Change::Ending(pods) | Change::End(_, pods) => {
@@ -91,7 +91,7 @@ impl Search<'_> {
             !node_state.holds().is_empty() && plan::fits(node_state, &compiled, HoldRule::Ignored)
         });
         if let Some(node) = on_hold {
-            return Some(Suggestion { node, change: Change::Claimed });
+            return Some(Suggestion { node, change: Change::HeldElsewhere });
         }
         self.nodes().find_map(|(name, node_state)| {
             let held = node_state.reservations().values();
@@ -139,7 +139,7 @@ impl Search<'_> {
             let node = self.first(&changed);
             let change = |node| Suggestion {
                 node,
-                change: Change::CompiledRequest(lever, Box::new(changed)),
+                change: Change::Request(lever, Box::new(changed)),
             };
             found.extend(node.map(change));
         }
@@ -241,7 +241,7 @@ impl Search<'_> {
     }
 
     /// GPUs that gpupack cannot use now, and that would take it.
-    fn mending(&self, query: &PlacementRequest) -> Vec<Suggestion> {
+    fn unusable_gpus(&self, query: &PlacementRequest) -> Vec<Suggestion> {
         let compiled = query.compile(&self.classes);
         let mut found = Vec::new();
         for (health, change) in [

@@ -100,7 +100,7 @@ fn names_of_a_placement_are_held_once_per_node() {
             && of(placed.devices[0].id.as_str()) == of(device.as_str())
     };
     let mut node = node();
-    node.book(held("p", "A", demand(10, 10)));
+    node.allocate(held("p", "A", demand(10, 10)));
     assert!(is_shared(&node), "the pod comes after the inventory");
     node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
     assert!(is_shared(&node), "the inventory comes after the pod");
@@ -109,9 +109,9 @@ fn names_of_a_placement_are_held_once_per_node() {
 #[test]
 fn amounts_beyond_any_type_overallocate_only_their_device() {
     let mut node = node();
-    node.book(held("p", "A", demand(u64::MAX, u64::MAX)));
-    node.book(held("q", "A", demand(1, 1)));
-    node.book(Reservation {
+    node.allocate(held("p", "A", demand(u64::MAX, u64::MAX)));
+    node.allocate(held("q", "A", demand(1, 1)));
+    node.allocate(Reservation {
         host: HostAmount { cpu: MilliCpu::new(u64::MAX), memory: MemMib::new(u64::MAX) },
         ..held("r", "A", demand(u64::MAX, 0))
     });
@@ -130,7 +130,7 @@ fn amounts_beyond_any_type_overallocate_only_their_device() {
 /// Reports, until the room of the drained pod `p` on device `A` is free.
 fn reports_to_free(reports: &[Vec<DeviceUse>]) -> Option<usize> {
     let mut node = node();
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     assert!(!node.drain(&uid("p"), Timestamp::START));
     reports.iter().position(|uses| {
         let freed = node.observe(uses, Timestamp::START);
@@ -160,7 +160,7 @@ fn room_of_an_ended_pod_is_free_after_two_reports_in_a_row_without_its_processes
 #[test]
 fn a_pod_on_a_vanished_device_drains_by_its_remaining_processes() {
     let mut node = node();
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     node.replace_inventory(&inventory(&["B"], 1000), &mut DeviceClasses::default());
     assert!(!node.drain(&uid("p"), Timestamp::START));
     assert_eq!(node.observe(&[clean("B")], Timestamp::START), []);
@@ -171,7 +171,7 @@ fn a_pod_on_a_vanished_device_drains_by_its_remaining_processes() {
 fn a_drain_times_out_even_before_the_first_agent_report() {
     let limit = Duration::from_secs(30);
     let mut spoken = node();
-    spoken.book(held("p", "A", demand(400, 400_000)));
+    spoken.allocate(held("p", "A", demand(400, 400_000)));
     assert!(!spoken.drain(&uid("p"), Timestamp::from_millis(500)));
     assert_eq!(spoken.host_free(), cores(8000), "the host is free immediately");
     for (millis, is_due) in [(500, false), (30_499, false), (30_500, true)] {
@@ -183,7 +183,7 @@ fn a_drain_times_out_even_before_the_first_agent_report() {
 
     // after a restart the agent may only be late: the processes may still be there
     let mut restarted = NodeState::new(NodeName::new("n"), MemMib::ZERO);
-    restarted.book(held("p", "A", demand(400, 400_000)));
+    restarted.allocate(held("p", "A", demand(400, 400_000)));
     assert!(!restarted.drain(&uid("p"), Timestamp::START));
     restarted.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
     restarted.observe(&[used("A", 0, &[(Some("p"), None)])], Timestamp::START);
@@ -208,7 +208,7 @@ fn untracked_memory_reduces_free_memory() {
         (5000, vec![(Some("p"), Some(u64::MAX)), (Some("p"), Some(1))], 4600),
     ] {
         let mut node = node();
-        node.book(held("p", "A", demand(400, 400_000)));
+        node.allocate(held("p", "A", demand(400, 400_000)));
         node.observe(&[used("A", total, &processes), clean("B")], Timestamp::START);
         let device = &node.devices()[0];
         assert_eq!(
@@ -225,7 +225,7 @@ fn untracked_memory_reduces_free_memory() {
 fn a_report_without_processes_keeps_untracked_memory() {
     let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
     let mut node = node();
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     // p uses 10 of its 400 MiB; 300 MiB are untracked
     let listed = used("A", 310, &[(Some("p"), Some(10)), (None, Some(300))]);
     node.observe(&[listed], Timestamp::START);
@@ -234,7 +234,7 @@ fn a_report_without_processes_keeps_untracked_memory() {
         assert_eq!(node.devices()[0].unallocated_use().mib(), unallocated_use, "{total} in use");
     }
     // a pod that came after the list does not hide untracked memory either
-    node.book(held("q", "A", demand(200, 200_000)));
+    node.allocate(held("q", "A", demand(200, 200_000)));
     node.observe(&[unlisted(310)], Timestamp::START);
     assert_eq!(free(&node)[0], (100, 400_000));
     node.observe(&[used("A", 10, &[(Some("p"), Some(10))])], Timestamp::START);
@@ -245,8 +245,8 @@ fn a_report_without_processes_keeps_untracked_memory() {
 fn processes_that_outlive_the_drain_keep_their_memory() {
     let now = Timestamp::from_millis(30_000);
     let mut node = node();
-    node.book(held("p", "A", demand(400, 400_000)));
-    node.book(held("q", "A", demand(300, 300_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("q", "A", demand(300, 300_000)));
     node.observe(&[used("A", 350, &[(Some("p"), Some(350))])], Timestamp::START);
     node.drain(&uid("p"), Timestamp::START);
     assert_eq!(node.expire(Duration::from_secs(30), now), [uid("p")]);
@@ -270,7 +270,7 @@ fn room_of_an_ended_pod_is_not_free_while_reports_list_its_processes() {
     let shown = || [used("A", 400, &[(Some("p"), Some(400))]), clean("B")];
     let unsampled = || [DeviceUse { processes: None, ..used("A", 400, &[]) }, clean("B")];
     let mut node = node();
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     node.drain(&uid("p"), at(0));
     for second in (5..3600).step_by(5) {
         assert_eq!(node.observe(&shown(), at(second)), []);
@@ -323,14 +323,14 @@ fn processes_of_deleted_pods_block_whole_device_requests() {
     assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 1000, 982, 1000]);
     // This is not about processes of pods on the node, known before or after the list.
     let mut node = fresh();
-    node.book_host(uid("plain"), HostAmount::ZERO);
+    node.allocate_host(uid("plain"), HostAmount::ZERO);
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain", "late"])]), [982]);
-    node.book(held("late", "A", demand(100, 1)));
+    node.allocate(held("late", "A", demand(100, 1)));
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain", "late"])]), [900]);
     assert_eq!(free_after_lists(&mut node, &[(10, &["plain", "late"])]), [900]);
     let mut node = fresh();
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain"])]), [991]);
-    node.book_host(uid("plain"), HostAmount::ZERO);
+    node.allocate_host(uid("plain"), HostAmount::ZERO);
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain"])]), [1000]);
     // A new session of the agent does not forget them, and their number is bounded.
     let mut node = fresh();
@@ -349,7 +349,7 @@ fn the_parent_of_mig_instances_delays_no_drain() {
     devices[1].kind = DeviceKind::MigParent;
     let mut node = node();
     node.replace_inventory(&NodeInventory::new(devices).unwrap(), &mut DeviceClasses::default());
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     node.drain(&uid("p"), Timestamp::START);
     let reports = [clean("A"), DeviceUse { processes: None, ..clean("B") }];
     assert_eq!(node.observe(&reports, Timestamp::START), []);
@@ -360,7 +360,7 @@ fn the_parent_of_mig_instances_delays_no_drain() {
 fn a_new_inventory_keeps_what_was_seen_until_it_is_seen_again() {
     let mut node = node();
     let sick = DeviceUse { health: Health::Unhealthy, ..used("A", 300, &[(None, Some(300))]) };
-    node.book(held("p", "A", demand(400, 400_000)));
+    node.allocate(held("p", "A", demand(400, 400_000)));
     node.observe(&[sick, clean("B")], Timestamp::START);
     let before = free(&node);
     node.replace_inventory(&inventory(&["A", "B"], 1000), &mut DeviceClasses::default());
@@ -374,8 +374,8 @@ fn a_new_inventory_keeps_what_was_seen_until_it_is_seen_again() {
 #[test]
 fn a_smaller_replacement_is_overallocated_until_its_tenants_end() {
     let mut node = node();
-    node.book(held("p", "A", demand(700, 100_000)));
-    node.book(held("q", "A", demand(200, 100_000)));
+    node.allocate(held("p", "A", demand(700, 100_000)));
+    node.allocate(held("q", "A", demand(200, 100_000)));
     let smaller = NodeInventory::new(
         [inventory(&["A"], 600), inventory(&["B"], 1000)]
             .iter()
@@ -394,7 +394,7 @@ fn a_smaller_replacement_is_overallocated_until_its_tenants_end() {
 fn a_pod_without_devices_has_nothing_to_drain() {
     let mut node = node();
     let placement = Placement { devices: Vec::new(), ..placement("A", demand(0, 0)) };
-    node.book(Reservation { placement, ..held("p", "A", demand(0, 0)) });
+    node.allocate(Reservation { placement, ..held("p", "A", demand(0, 0)) });
     assert_eq!(node.host_free(), cores(7000));
     node.drain(&uid("p"), Timestamp::START);
     assert!(!node.has_pod(&uid("p")));

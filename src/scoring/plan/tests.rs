@@ -323,7 +323,7 @@ fn with_protected_tenant() -> (NodeState, crate::hardware::device_class::DeviceC
     let mut tenant = fixture::tenant("guarded", Vec::new());
     tenant.placement = placement(&node, &place.unwrap());
     tenant.request = request.map(Into::into);
-    node.book(tenant);
+    node.allocate(tenant);
     (node, classes)
 }
 

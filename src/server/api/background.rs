@@ -1,37 +1,30 @@
 //! Background loops: ticks, requeues, settled Bindings, audits. Each loop ends when `stop` is set.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::api::moves::MoveProposals;
 use crate::control::bind::edits::{restoring, tell_edited};
 use crate::control::bind::settle::settle_abandoned;
+use crate::control::bind::start_fence::fence;
 use crate::control::pods::memory_guard::{
     OverLimitUse, guarding, report_over_limit, report_untracked_memory, report_unverified_isolation,
 };
 use crate::control::pods::proposals::proposals;
 use crate::control::pods::reasons::explaining;
 use crate::control::pods::requeue::RequeueLoop;
+use crate::control::pods::requeue_write::requeue;
 use crate::control::pods::teams;
-use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::control::shared::bind_error::BindError;
+use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
 use crate::hardware::device::{DeviceId, Health, NodeName};
-use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::{Fenced, PatchOutcome};
-use crate::kube_api::write::target::PodKey;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::ledger::suggest::waiting::WaitingPod;
-use crate::metrics::labels::RequeueResult;
 use crate::model::event::LedgerEvent;
-use crate::model::reservation::PodRef;
 use crate::server::history::recall::recalling;
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
@@ -46,17 +39,6 @@ const AUDIT_EVERY: u64 = 60;
 /// Pause between two searches for moves that would help.
 const PROPOSE_EVERY: Duration = Duration::from_secs(30);
 
-/// Pods that are fenced concurrently at the start.
-const REQUEUES_AT_ONCE: usize = 32;
-
-/// How long a pod that cannot be fenced may delay the start, for instance while an admission
-/// webhook is down. The API server gives each request 60 seconds (`--request-timeout`), so a
-/// request of a dead process has ended by then.
-const FENCE_FOR: Duration = Duration::from_secs(90);
-
-/// How often a requeue is tried on a newer version of a pod that changed at the same time.
-const REQUEUE_ATTEMPTS: u32 = 3;
-
 /// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
 const PAUSE: u32 = 4;
 
@@ -67,7 +49,7 @@ const GATHER_FOR: Duration = Duration::from_millis(10);
 pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     let mut stop = stop;
     tokio::select! {
-        () = beats(&app) => {}
+        () = ticks(&app) => {}
         () = async { fence(&app).await; std::future::pending::<()>().await } => {}
         () = events(&app) => {}
         () = settling(&app) => {}
@@ -80,59 +62,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
     }
 }
 
-/// Fences every Binding that an earlier run may have left on its way, before the first call is
-/// answered. A Binding names the version of its pod, and a write to the pod ends that version. If a
-/// pod cannot be written, time has to pass instead. Without the fence, room that such a Binding
-/// takes could be given away twice.
-async fn fence(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
-    while !app.ledger.is_listed() {
-        tokio::time::sleep(GATHER_FOR).await;
-    }
-    let started = app.clock.now();
-    // Also pods whose request is refused now: an earlier run may have accepted it.
-    let pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
-    let count = pending.len();
-    let value = format!("start-{}", app.clock.unix_seconds());
-    futures::stream::iter(pending)
-        .for_each_concurrent(REQUEUES_AT_ONCE, |pod| {
-            let value = &value;
-            async move {
-                while !fence_waiting(app, cluster, &pod, value).await
-                    && app.clock.now().since(started) < FENCE_FOR
-                {
-                    tokio::time::sleep(TICK).await;
-                }
-            }
-        })
-        .await;
-    tracing::info!(pods = count, "Bindings of an earlier run can no longer land");
-    app.set_fenced();
-}
-
-/// Fences a waiting pod at the start. True if no Binding of an earlier run can succeed any more.
-/// One that succeeded meanwhile is in the ledger by then.
-async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
-    let Ok(key) = PodKey::of(pod) else { return true };
-    match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
-        Fenced::Waiting { .. } | Fenced::Gone => true,
-        Fenced::Bound { pod } => {
-            app.see_bound(&pod);
-            true
-        }
-        Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
-            // An earlier run cannot bind it in this version either, and older versions have ended.
-            tracing::warn!(pod_uid = %pod.uid, %pod, %cause, "a pod's annotations are full: it cannot get a placement");
-            true
-        }
-        Fenced::Open { cause, .. } => {
-            tracing::warn!(pod_uid = %pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
-            false
-        }
-    }
-}
-
-async fn beats(app: &Arc<App>) {
+async fn ticks(app: &Arc<App>) {
     let mut interval = tokio::time::interval(TICK);
     let mut was_ready = false;
     for tick in 0_u64.. {
@@ -231,7 +161,7 @@ async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     };
     step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
     for (node, pod) in step.requeues {
-        wake(app, node, pod);
+        requeue(app, node, pod);
     }
     tokio::time::sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
     requeues
@@ -289,74 +219,4 @@ fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeRea
     for pod in app.ledger.tenants(node.as_str(), device) {
         app.tell(&pod, reason, note.to_owned());
     }
-}
-
-/// Requeues a waiting pod: kube-scheduler looks at it again.
-fn wake(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
-    tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "requeued: room appeared");
-    let app = Arc::clone(app);
-    tokio::spawn(async move {
-        let Truth::Cluster(cluster) = &app.truth else { return };
-        match requeue_own(&app, cluster, &pod).await {
-            // A conflicting write by another client makes kube-scheduler look at the pod, too.
-            PatchOutcome::Patched { .. } | PatchOutcome::Conflict => {
-                app.waiting.requeued(&pod.pod.uid, app.clock.now());
-            }
-            PatchOutcome::Gone => {
-                app.settle_pod(&pod.pod.uid); // the watch missed it or is late
-                app.outbox.nudge();
-            }
-            PatchOutcome::Refused { code, message } => {
-                app.waiting.not_requeuable(&pod.pod.uid, app.clock.now());
-                app.metrics.requeued(RequeueResult::Failed);
-                app.outbox.nudge();
-                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "not allowed to requeue a waiting pod");
-            }
-            PatchOutcome::Undecided { cause } => {
-                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");
-                app.metrics.requeued(RequeueResult::Failed);
-                tokio::time::sleep(TICK).await;
-                app.waiting.requeue_failed(&pod.pod.uid);
-                app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
-            }
-        }
-    });
-}
-
-/// Requeues a waiting pod, but never in a version that another process may own. A process that
-/// started later relies on its own write being seen, and this write would hide it.
-async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> PatchOutcome {
-    let uid = &pod.pod.uid;
-    let refused = |code, message: String| PatchOutcome::Refused { code, message };
-    let key = match PodKey::new(&pod.namespace, &pod.name) {
-        Ok(key) => key,
-        Err(error) => return refused(400, error.to_string()),
-    };
-    let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
-        return PatchOutcome::Gone; // it was bound meanwhile
-    };
-    let value = format!("wake-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
-    for _ in 0..REQUEUE_ATTEMPTS {
-        if app.is_stopping() {
-            return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
-        }
-        if app.fenced(cluster, &seen) == Ordering::Greater {
-            return refused(409, BindError::OtherProcess.to_string());
-        }
-        match cluster.writer.write_fence(&key, uid, Some(&seen.resource_version), &value).await {
-            PatchOutcome::Conflict => {} // the watch is behind
-            outcome => return outcome,
-        }
-        let read = match cluster.writer.read_back(&key).await {
-            Err(cause) => return PatchOutcome::Undecided { cause },
-            Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
-        };
-        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return PatchOutcome::Gone };
-        if now.node.is_some() {
-            app.see_bound(&now);
-            return PatchOutcome::Gone;
-        }
-        seen = Arc::new(now);
-    }
-    PatchOutcome::Conflict
 }

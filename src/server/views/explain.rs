@@ -150,7 +150,7 @@ fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<Refusal> {
             nodes,
             closest_node: closest.name().to_string(),
             missing: rejection.missing(),
-            fits_if_pods_end: rejection.is_curable_by_room(),
+            fits_if_pods_end: rejection.is_met_by_room(),
         }
     };
     groups.into_iter().map(view).collect()

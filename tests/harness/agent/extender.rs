@@ -71,7 +71,7 @@ impl Extender {
     }
 
     /// Allocates so much of a device to the pod `uid`, as if it were bound.
-    pub(crate) fn book(&self, uid: &str, device: &str, mib: u64) {
+    pub(crate) fn allocate(&self, uid: &str, device: &str, mib: u64) {
         self.see_pod(uid, (device, mib), false);
     }
 

@@ -42,7 +42,7 @@ fn stage() -> (Bed, Extender, Loops) {
     let bed = Bed::new(&scenario(10_000, &[(10, 10_000)]));
     bed.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 20_000);
+    extender.allocate(POD, "GPU-a", 20_000);
     let loops = Loops::start(&bed, &extender, PERIOD);
     extender.until("the process", |node| {
         (node["devices"][0]["tenants"][0]["usedMib"] == 10_000).then_some(())
@@ -99,7 +99,7 @@ fn the_end_of_a_process_is_seen_without_nvml_and_frees_the_device() {
 fn a_pod_that_ends_without_ever_having_a_process_frees_its_device_as_soon() {
     let (_bed, extender, _loops) = stage();
     let idle = "1d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f01";
-    extender.book(idle, "GPU-a", 1_000);
+    extender.allocate(idle, "GPU-a", 1_000);
     let tenants = |node: &Value| node["devices"][0]["tenants"].as_array().map_or(0, Vec::len);
     // The agent hears of it with the next heartbeat at the latest.
     std::thread::sleep(Duration::from_secs(6));

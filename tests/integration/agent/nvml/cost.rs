@@ -64,7 +64,7 @@ fn the_agent_uses_little_memory_and_cpu() {
     for pid in 100..140 {
         bed.process(pid, &format!("0::/kubepods/burstable/pod{POD}/{pid}\n"));
     }
-    extender.book(POD, "GPU-0", 10_000);
+    extender.allocate(POD, "GPU-0", 10_000);
     let agent = AgentProcess::start(&bed, &extender);
     extender.until_fault(None);
     let before = ticks(agent.id());

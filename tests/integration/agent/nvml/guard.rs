@@ -36,8 +36,8 @@ fn stage() -> (Bed, Extender, Loops) {
     bed.process(11, &format!("0::/kubepods/burstable/pod{NEIGHBOUR}/x\n"));
     bed.process(12, "0::/user.slice\n");
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 20_000);
-    extender.book(NEIGHBOUR, "GPU-a", 20_000);
+    extender.allocate(POD, "GPU-a", 20_000);
+    extender.allocate(NEIGHBOUR, "GPU-a", 20_000);
     let loops = Loops::start(&bed, &extender, PERIOD);
     let uses = |node: &Value| node["devices"][0]["tenants"][1]["usedMib"].as_u64();
     extender.until("the first list", |node| (uses(node) == Some(1_000)).then_some(()));

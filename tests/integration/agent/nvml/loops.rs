@@ -59,7 +59,7 @@ fn hardware_faults_appear_in_the_extender_and_the_metrics() {
     bed.process(10, &format!("0::/kubepods/burstable/pod{POD}/x\n"));
     bed.process(11, "0::/user.slice\n");
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 1_000);
+    extender.allocate(POD, "GPU-a", 1_000);
     let agent = AgentProcess::start(&bed, &extender);
     extender.until_fault(None);
     let node = extender.node();
@@ -140,7 +140,7 @@ fn process_lists_are_read_rarely_unless_use_differs_from_the_ledger() {
         |used: u64| json!({"gpus": [with(t4("GPU-a"), "used_mib", json!(used))], "journal": true});
     let bed = Bed::new(&scenario(800));
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 1_000);
+    extender.allocate(POD, "GPU-a", 1_000);
     let _loops = Loops::start(&bed, &extender, Duration::from_millis(200));
     extender.until("some periods", |_| (counts(&bed, [MEMORY])[0] >= 40).then_some(()));
     let [memory, lists] = counts(&bed, [MEMORY, LISTS]);

@@ -273,7 +273,7 @@ fn the_extender_shows_a_client_as_limited_only_while_its_daemon_runs() {
     }
     node.write("GPU-a", "servers", "70\n");
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 1_000);
+    extender.allocate(POD, "GPU-a", 1_000);
     let probe = node.bed.probe().with_mps(node.daemons.clone());
     let _loops = Loops::start_with(probe, &extender, Duration::from_millis(100));
     let wait = |daemon: &str, verified: &str| {

@@ -121,7 +121,7 @@ fn check_suggestion(
 ) -> Result<(), TestCaseError> {
     prop_assert!(ledger.still_helps(query, suggestion), "{suggestion:?}");
     match &suggestion.change {
-        Change::Claimed => {
+        Change::HeldElsewhere => {
             let node = ledger.node(suggestion.node.as_str()).expect("the node is known");
             prop_assert!(!node.holds().is_empty());
             prop_assert!(
@@ -129,7 +129,7 @@ fn check_suggestion(
                     || node.host_room(HoldRule::Ignored) != node.host_room(HoldRule::Respected)
             );
         }
-        Change::CompiledRequest(lever, changed) => {
+        Change::Request(lever, changed) => {
             let kept = ledger.reserve(&pod("probe"), suggestion.node.as_str(), changed, now);
             prop_assert!(kept.is_ok(), "{lever:?}: {kept:?} {changed:?}");
             ledger.forget(&pod("probe").uid);
@@ -173,7 +173,7 @@ proptest! {
             }
             for lever in [Lever::Share, Lever::Memory, Lever::Devices, Lever::Cpu, Lever::HostMemory] {
                 let offered = suggestions.iter().find_map(|suggestion| match &suggestion.change {
-                    Change::CompiledRequest(of, changed) if *of == lever => size(lever, changed),
+                    Change::Request(of, changed) if *of == lever => size(lever, changed),
                     _ => None,
                 });
                 let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);

@@ -89,7 +89,7 @@ fn an_unreadable_limit_is_not_verified() {
 fn the_extender_shows_verified_beside_configured_isolation() {
     let bed = bed(&scenario("compute", &[(SCOPE, 1_000)]), [SCOPE; 2]);
     let extender = Extender::start();
-    extender.book(POD, "GPU-a", 1_000);
+    extender.allocate(POD, "GPU-a", 1_000);
     let _loops = Loops::start(&bed, &extender, Duration::from_millis(100));
     let wait = |configured: &str, verified: &str| {
         extender.until(&format!("{configured}, {verified}"), |node| {

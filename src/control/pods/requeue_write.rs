@@ -1,0 +1,91 @@
+//! Writes a requeue: a change of a waiting pod that makes kube-scheduler look at it again.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::bind_error::BindError;
+use crate::hardware::device::NodeName;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::ledger::suggest::waiting::WaitingPod;
+use crate::metrics::labels::RequeueResult;
+use crate::model::event::LedgerEvent;
+
+/// Pause after a failed write, before the room is offered again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a requeue is tried on a newer version of a pod that changed at the same time.
+const REQUEUE_ATTEMPTS: u32 = 3;
+
+/// Requeues a waiting pod: kube-scheduler looks at it again.
+pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
+    tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "requeued: room appeared");
+    let app = Arc::clone(app);
+    tokio::spawn(async move {
+        let Truth::Cluster(cluster) = &app.truth else { return };
+        match requeue_own(&app, cluster, &pod).await {
+            // A conflicting write by another client makes kube-scheduler look at the pod, too.
+            PatchOutcome::Patched { .. } | PatchOutcome::Conflict => {
+                app.waiting.requeued(&pod.pod.uid, app.clock.now());
+            }
+            PatchOutcome::Gone => {
+                app.settle_pod(&pod.pod.uid); // the watch missed it or is late
+                app.outbox.nudge();
+            }
+            PatchOutcome::Refused { code, message } => {
+                app.waiting.not_requeuable(&pod.pod.uid, app.clock.now());
+                app.metrics.requeued(RequeueResult::Failed);
+                app.outbox.nudge();
+                tracing::warn!(pod_uid = %pod.pod.uid, code, message, "not allowed to requeue a waiting pod");
+            }
+            PatchOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");
+                app.metrics.requeued(RequeueResult::Failed);
+                tokio::time::sleep(AGAIN_AFTER).await;
+                app.waiting.requeue_failed(&pod.pod.uid);
+                app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
+            }
+        }
+    });
+}
+
+/// Requeues a waiting pod, but never in a version that another process may own. A process that
+/// started later relies on its own write being seen, and this write would hide it.
+async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> PatchOutcome {
+    let uid = &pod.pod.uid;
+    let refused = |code, message: String| PatchOutcome::Refused { code, message };
+    let key = match PodKey::new(&pod.namespace, &pod.name) {
+        Ok(key) => key,
+        Err(error) => return refused(400, error.to_string()),
+    };
+    let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
+        return PatchOutcome::Gone; // it was bound meanwhile
+    };
+    let value = format!("requeue-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
+    for _ in 0..REQUEUE_ATTEMPTS {
+        if app.is_stopping() {
+            return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
+        }
+        if app.fenced(cluster, &seen) == Ordering::Greater {
+            return refused(409, BindError::OtherProcess.to_string());
+        }
+        match cluster.writer.write_fence(&key, uid, Some(&seen.resource_version), &value).await {
+            PatchOutcome::Conflict => {} // the watch is behind
+            outcome => return outcome,
+        }
+        let read = match cluster.writer.read_back(&key).await {
+            Err(cause) => return PatchOutcome::Undecided { cause },
+            Ok(read) => read.map(|pod| SeenPod::from_api(&pod)),
+        };
+        let Some(now) = read.filter(|now| now.pod.uid == *uid) else { return PatchOutcome::Gone };
+        if now.node.is_some() {
+            app.see_bound(&now);
+            return PatchOutcome::Gone;
+        }
+        seen = Arc::new(now);
+    }
+    PatchOutcome::Conflict
+}

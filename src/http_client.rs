@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -12,8 +12,9 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::causes::with_causes;
 
-/// Longest time to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time to connect. Shorter than what callers allow for an answer, so that an agent of a node
+/// whose extender's address is dead tries several times before the node counts as not reporting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long an idle connection is kept: longer than any sensible period of reports.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -53,7 +54,10 @@ impl HttpClient {
             let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), self.max_bytes).collect().await;
-            let body = body.map_err(|error| format!("the answer broke off: {error}"))?;
+            let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => format!("the answer has more than {} bytes", self.max_bytes),
+                None => format!("the answer broke off: {error}"),
+            })?;
             Ok((status, body.to_bytes()))
         };
         let late = |_| Err(format!("no answer within {} s", self.within.as_secs()));

@@ -233,7 +233,7 @@ pub mod protocol {
 
 /// Actions outside the ledger: Bindings, requeues, evictions.
 pub mod control {
-    /// What the others of this room share.
+    /// What the others of this module share.
     pub mod shared {
         pub mod bind_error;
         pub mod bind_locks;
@@ -436,7 +436,7 @@ pub mod sim {
     }
 }
 
-/// Flags and printing; the rooms above do the rest.
+/// Flags and printing; the modules above do the rest.
 pub mod cli {
     /// What all commands share.
     pub mod base {

@@ -10,7 +10,7 @@ use crate::config::values::hours;
 
 /// Checked section `advice`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 pub struct AdviceConfig {
     /// Address of the Prometheus that scrapes the agents, without a final slash, if any.
     #[serde(rename = "prometheus_url", deserialize_with = "plain_http")]

@@ -111,10 +111,15 @@ pub(crate) fn variables(names: &[String], (): &()) -> garde::Result {
     each(is_legal, allowed)(names, &())
 }
 
-/// A rule for RuntimeClasses that give no GPU; `runtime_class` is the one that gives GPUs.
+/// The RuntimeClasses that give no GPU unless the configuration says otherwise.
+pub(crate) const CLASSES_WITHOUT_GPUS: [&str; 3] = ["crun", "kata", "runc"];
+
+/// A rule for RuntimeClasses that give no GPU; `runtime_class` is the one that gives GPUs. It may be one
+/// of the default, which a configuration need not repeat without it.
 pub(crate) fn classes(runtime_class: Option<&str>) -> impl FnOnce(&[String], &()) -> garde::Result {
     let is_legal = move |text: &str| {
-        is_word(text, "-.") && !NVIDIA_CLASSES.contains(&text) && runtime_class != Some(text)
+        let is_other = runtime_class != Some(text) || CLASSES_WITHOUT_GPUS.contains(&text);
+        is_word(text, "-.") && !NVIDIA_CLASSES.contains(&text) && is_other
     };
     each(is_legal, "a list of RuntimeClasses, none of them NVIDIA's")
 }
@@ -144,6 +149,8 @@ mod tests {
             let faults = Config::from_yaml(&format!("webhook: {{{bad}}}")).unwrap_err();
             assert_eq!(faults.faults.len(), 1, "{bad}: {faults}");
         }
+        let default = Config::from_yaml("webhook: {runtime_class: runc}").unwrap().webhook;
+        assert_eq!(default.runtime_classes_without_gpus, CLASSES_WITHOUT_GPUS);
         let none = "webhook: {runtime_classes_without_gpus: [], allowed_host_paths: []}";
         assert!(Config::from_yaml(none).unwrap().webhook.runtime_classes_without_gpus.is_empty());
         let folder: HostFolder = "/data".parse().unwrap();

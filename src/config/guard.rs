@@ -10,7 +10,7 @@ use crate::hardware::units::MemMib;
 
 /// Checked section `guard`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 pub struct GuardConfig {
     /// Whether an over-limit pod is evicted, not only reported.
     pub evict: bool,

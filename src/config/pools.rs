@@ -11,7 +11,7 @@ use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Repli
 
 /// The keys of one pool, in the order of the docs.
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 struct PoolKeys {
     #[serde(deserialize_with = "replicas")]
     replicas: Option<Replicas>,
@@ -59,12 +59,17 @@ fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::E
 
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
-    move |pools, ()| match pools.iter().find(|(_, rule)| rule.enforcement == Enforcement::Driver) {
-        Some((pool, _)) if limit != MemoryLimit::Driver => Err(garde::Error::new(format!(
-            "pool `{pool}` must have the enforcement `none` or `mps`, as long as \
-             `webhook.memory_limit` is not `driver`: nothing would give the limits to the driver"
-        ))),
-        Some(_) | None => Ok(()),
+    move |pools, ()| {
+        let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
+        let named: Vec<String> = by_driver.map(|(pool, _)| format!("`{pool}`")).collect();
+        if named.is_empty() || limit == MemoryLimit::Driver {
+            return Ok(());
+        }
+        Err(garde::Error::new(format!(
+            "the enforcement of {} must be `none` or `mps`, as long as `webhook.memory_limit` is not \
+             `driver`: nothing would give the limits to the driver",
+            named.join(", ")
+        )))
     }
 }
 
@@ -123,6 +128,10 @@ mod tests {
             ("pools: {a: {mig_instances: split}}", "expected `whole` or `shared`"),
             ("pools: {a: {enforcement: mig}}", "expected one of `none`, `mps`, `driver`"),
             ("pools: {a: {enforcement: driver}}", "`webhook.memory_limit` is not `driver`"),
+            (
+                "pools: {a: {enforcement: driver}, b: {enforcement: driver}}",
+                "the enforcement of `a`, `b` must be",
+            ),
             ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use garde::Validate;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::allowed::{HostFolder, capabilities, classes, sysctls, variables};
+use crate::config::allowed::{
+    CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, variables,
+};
 use crate::config::values::{address, filled, number};
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
@@ -55,7 +57,7 @@ pub enum ThreadCap {
 
 /// Checked section `webhook`; its fields have the order of the docs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 #[garde(allow_unvalidated)]
 pub struct WebhookConfig {
     /// Address of the TLS listener.
@@ -125,7 +127,7 @@ impl Default for WebhookConfig {
             allow_host_network: false,
             allowed_sysctls: Vec::new(),
             allowed_variables: Vec::new(),
-            runtime_classes_without_gpus: ["crun", "kata", "runc"].map(str::to_owned).into(),
+            runtime_classes_without_gpus: CLASSES_WITHOUT_GPUS.map(str::to_owned).into(),
             allow_resource_claims: false,
             max_grace_period_seconds: 600,
         }

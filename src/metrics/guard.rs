@@ -75,7 +75,7 @@ impl GuardFamilies {
                 &["result"],
             ),
             overdue_drains: make.int_gauge("gpupack_overdue_drains",
-                "Ended pods whose processes still run on a device after drain_seconds; their room is not free.",
+                "Ended pods whose processes still run after drain_seconds; their room is not free.",
             ),
         };
         for result in [EditResult::Seen, EditResult::Restored, EditResult::Failed] {

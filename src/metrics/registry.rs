@@ -108,12 +108,12 @@ impl Metrics {
             ),
             events_lost: make.counter(
                 "gpupack_events_dropped_total",
-                "Pod events not written because the queue was full.",
+                "Pod events lost: the queue was full, or the API server did not take them.",
             ),
             audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
             audit_failures: make.counter(
                 "gpupack_ledger_audit_failures_total",
-                "Audits that found sums differing from the reservations.",
+                "Nodes whose sums differed from their reservations.",
             ),
             ready: make.int_gauge("gpupack_ready", "1 when calls are answered."),
             oldest_report: make.gauge(

@@ -184,7 +184,7 @@ impl Rejection {
                     .missing(Amount::Memory(over), "{} more than the largest GPU has")
             }
             Self::SmallShare { short } => Row::of(21, "memory", 9, "insufficient memory per share")
-                .missing(Amount::Memory(short), "{} for the minimum share")
+                .missing(Amount::Memory(short), "{} to reach `min_memory_mib`")
                 .suggest(
                     "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the \
                     operator gives no share with less memory than `min_memory_mib`",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{SourceFile, Word, files, words};
 
-/// Most Rust files in one folder of `src`: beyond them it is two rooms.
+/// Most Rust files in one folder of `src`: beyond them it is two modules.
 const MOST_IN_A_FOLDER: usize = 12;
 
 /// What decides is pure: no file of these folders mentions any of these words, tests aside.
@@ -34,17 +34,17 @@ type Order = BTreeMap<Vec<String>, usize>;
 /// The files that `lib.rs` lists, fixtures of tests left out.
 fn order(lib: &[Word]) -> Order {
     let text = |at: usize| lib.get(at).map_or("", |word| word.text.as_str());
-    let mut rooms: Vec<String> = Vec::new();
+    let mut modules: Vec<String> = Vec::new();
     let mut found = Order::new();
     for at in 0..lib.len() {
         match text(at) {
-            "mod" if text(at + 2) == "{" => rooms.push(text(at + 1).to_owned()),
+            "mod" if text(at + 2) == "{" => modules.push(text(at + 1).to_owned()),
             "mod" if !is_of_tests(lib, at) => {
-                let path = rooms.iter().cloned().chain([text(at + 1).to_owned()]).collect();
+                let path = modules.iter().cloned().chain([text(at + 1).to_owned()]).collect();
                 found.insert(path, found.len());
             }
             "}" => {
-                rooms.pop();
+                modules.pop();
             }
             _ => {}
         }
@@ -223,7 +223,7 @@ fn a_folder_has_a_dozen_files_at_most() {
         *folders.entry(folder).or_default() += 1;
     }
     folders.retain(|_, count| *count > MOST_IN_A_FOLDER);
-    assert_eq!(folders, BTreeMap::new(), "make two rooms of it");
+    assert_eq!(folders, BTreeMap::new(), "make two modules of it");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The loop that reports one node to one extender.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::Rng;
 use tokio::sync::watch;
@@ -22,6 +23,8 @@ pub(crate) struct Link {
     /// The newest sample.
     pub(crate) newest: watch::Receiver<Option<Arc<Sample>>>,
     pub(crate) clock: Clock,
+    /// Time between two samples.
+    pub(crate) period: Duration,
     /// When the last report was sent.
     pub(crate) sent: Timestamp,
     /// Whether the log says that this node's reports are refused.
@@ -34,7 +37,7 @@ impl Link {
         // Ends with the process: the sampler never drops its end earlier.
         while self.newest.changed().await.is_ok() {
             let elapsed = self.clock.now().since(self.sent);
-            let is_needed = |sample: &Arc<Sample>| self.session.needs(sample, elapsed);
+            let is_needed = |sample: &Arc<Sample>| self.session.needs(sample, elapsed, self.period);
             if !self.newest.borrow_and_update().as_ref().is_some_and(is_needed) {
                 continue;
             }

@@ -111,6 +111,7 @@ impl Agent {
                 session: Session::new(self.instance.clone()),
                 newest: newest.clone(),
                 clock: self.config.clock,
+                period: self.config.period,
                 sent: self.config.clock.now(),
                 is_refused: false,
             };

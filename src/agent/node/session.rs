@@ -119,17 +119,18 @@ impl Session {
         }
     }
 
-    /// Whether to report `sample`, when the last report was sent `elapsed` ago.
+    /// Whether to report `sample`, when the last report was sent `elapsed` ago and the next sample
+    /// comes after `period`. A heartbeat comes with the sample that is nearest to its time.
     ///
     /// Each list of processes is reported, since the extender judges pods by them. Between lists a
     /// sample is reported if it shows a change that matters to placement or to people: utilization
     /// does not. While the agent would not see the end of a pod, each sample is reported, since the
     /// reply says that the pod drains. So is each sample after a report that was not accepted.
-    pub fn needs(&self, sample: &Sample, elapsed: Duration) -> bool {
+    pub fn needs(&self, sample: &Sample, elapsed: Duration, period: Duration) -> bool {
         let Some(known_uses) = &self.known_uses else { return true };
         sample.has_lists()
             || sample.has_unwatched_pods
-            || elapsed >= HEARTBEAT
+            || elapsed + period / 2 >= HEARTBEAT
             || !self.known.as_ref().is_some_and(|known| known.is_in(sample))
             || known_uses.len() != sample.uses.len()
             || known_uses.iter().zip(&sample.uses).any(|(known, seen)| has_changed(known, seen))

@@ -112,7 +112,7 @@ pub(crate) fn progress(app: &App, pods: &PodCounts) -> String {
 
 fn outcome(pods: &PodCounts) -> String {
     let PodCounts { placed, waiting, refused, withdrawn, .. } = pods;
-    format!("{placed} placed, {waiting} waiting, {refused} refused, {withdrawn} gave up")
+    format!("{placed} placed, {waiting} waiting, {refused} refused, {withdrawn} withdrawn")
 }
 
 fn not_placed(reasons: &BTreeMap<String, String>) -> Vec<NotPlaced> {

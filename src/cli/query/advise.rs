@@ -58,7 +58,7 @@ fn text(advice: &Advice) -> String {
     let mut text = String::new();
     if advice.watched_pods == 0 {
         let long = span(advice.watched_for_seconds);
-        let _ = writeln!(text, "No pod has been observed for {long} yet: try again then.");
+        let _ = writeln!(text, "No pod has been watched for {long} yet: try again then.");
         return text;
     }
     let _ = writeln!(

@@ -50,8 +50,8 @@ pub struct SimulateArgs {
     pub pods: Vec<PathBuf>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
-    /// `foreknowing` is fragmentation with the mix known beforehand, `without-PART` one without a
-    /// part of it: holes, hole-prices, host, pieces, several, whole-nodes, scarce or rare.
+    /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
+    /// part of it: residuals, residual-prices, host, pieces, several, whole-nodes, scarce or rare.
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
     pub policies: Vec<SimPolicy>,
 

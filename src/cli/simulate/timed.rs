@@ -190,21 +190,21 @@ const QUEUE_CLASS_HEADS: [&str; 12] = [
 ];
 
 const LOST_LEGEND: &str = "\
-allocated        GPUs allocated in the mean over time, in % of all
+allocated        GPUs allocated, average over time, in % of all
 blocked          GPUs that lost pods requested, in % of what all pods requested
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is less
 pods blocked     lost pods, in % of all pods
 ";
 const QUEUE_LEGEND: &str = "\
-allocated        GPUs allocated in the mean over time, in % of all
-waiting          GPUs that waiting pods request, in the mean over time, in % of all GPUs
+allocated        GPUs allocated, average over time, in % of all
+waiting          GPUs that waiting pods request, average over time, in % of all GPUs
 to fgd, wins     the same less that of `fgd`, seed by seed; seeds in which it is less
 delayed          GPUs that pods requested which had to wait, in % of what all requested
 pods delayed     pods that had to wait, in % of all pods
 p50 to max       how long pods waited, those at once included, in UNIT; who still waits: so far
 ";
 const COMMON_LEGEND: &str = "\
-fragm.           free GPU room that typical pods cannot use, in the mean over time, in %
-effic.           how full the occupied GPUs are, in the mean over time, in %
+fragm.           free GPU room that typical pods cannot use, average over time, in %
+effic.           how full the occupied GPUs are, average over time, in %
 seconds          time of one core per replay
 ";

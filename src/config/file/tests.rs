@@ -55,7 +55,7 @@ fn every_key_is_read() {
         hold_for: Duration::from_secs(1),
         stale_after: Duration::from_secs(20),
         warm_up: Duration::from_secs(3),
-        drain_limit: Duration::from_secs(4),
+        drain_limit: Duration::from_secs(40),
         api_timeout: Duration::from_secs(5),
         scheduler_timeout: Duration::from_secs(6),
         unmanaged_tolerance: MemMib::new(6),

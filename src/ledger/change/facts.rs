@@ -189,7 +189,7 @@ impl Ledger {
         }
     }
 
-    /// Time has passed: silent nodes, drains that lasted too long, holds that are due.
+    /// Time has passed: nodes that do not report, drains that lasted too long, holds that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut events = Vec::new();
         if self.are_shapes_old.load(Ordering::Acquire) {

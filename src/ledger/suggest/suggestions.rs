@@ -137,10 +137,8 @@ impl Search<'_> {
         for (lever, other) in self.others(request) {
             let changed = requesting(query, other);
             let node = self.first(&changed);
-            let change = |node| Suggestion {
-                node,
-                change: Change::Request(lever, Box::new(changed)),
-            };
+            let change =
+                |node| Suggestion { node, change: Change::Request(lever, Box::new(changed)) };
             found.extend(node.map(change));
         }
         found

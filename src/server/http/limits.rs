@@ -2,7 +2,7 @@
 //! request, and the bytes held for them.
 //!
 //! Clients have no identity here but their address. When connections or bytes run out, the address
-//! that holds the most gives way. So one address, or some hundreds, cannot lock out a caller with a
+//! that holds the most gives way. So one address, or hundreds of them, cannot lock out a caller with a
 //! few short requests, such as kube-scheduler. Time is checked for all connections together, twice
 //! a second, so that an idle connection needs no timer.
 

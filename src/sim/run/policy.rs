@@ -18,7 +18,7 @@ pub enum SimPolicy {
     /// arrivals, as it does in a cluster.
     Product(Policy),
     /// `fragmentation` with the request mix known from the start: shows what learning costs.
-    Foreknowing,
+    KnownMix,
     /// `fragmentation` without one term: shows what that gains.
     Without(CostTerm),
     /// The paper's policy. It knows the request mix from the start.
@@ -51,7 +51,7 @@ impl SimPolicy {
 
     /// Variants of `fragmentation` that show what each part gains.
     pub const ABLATIONS: [Self; 9] = [
-        Self::Foreknowing,
+        Self::KnownMix,
         Self::Without(CostTerm::ALL[0]),
         Self::Without(CostTerm::ALL[1]),
         Self::Without(CostTerm::ALL[2]),
@@ -67,9 +67,9 @@ impl SimPolicy {
     pub fn name(self) -> &'static str {
         match self {
             Self::Product(policy) => policy.name(),
-            Self::Foreknowing => "foreknowing",
-            Self::Without(CostTerm::Residuals) => "without-holes",
-            Self::Without(CostTerm::ResidualPrices) => "without-hole-prices",
+            Self::KnownMix => "known-mix",
+            Self::Without(CostTerm::Residuals) => "without-residuals",
+            Self::Without(CostTerm::ResidualPrices) => "without-residual-prices",
             Self::Without(CostTerm::Host) => "without-host",
             Self::Without(CostTerm::Pieces) => "without-pieces",
             Self::Without(CostTerm::Several) => "without-several",
@@ -90,7 +90,7 @@ impl SimPolicy {
     pub fn mix_source(self) -> MixSource {
         match self {
             Self::Product(Policy::Fragmentation) | Self::Without(_) => MixSource::Arrivals,
-            Self::Foreknowing | Self::Fgd => MixSource::Population,
+            Self::KnownMix | Self::Fgd => MixSource::Population,
             Self::Product(Policy::BinPack | Policy::Spread)
             | Self::BestFit
             | Self::DotProd
@@ -105,7 +105,7 @@ impl SimPolicy {
         let custom = |baseline| Strategy::Custom(CustomCost::new(baseline));
         match self {
             Self::Product(policy) => Strategy::Policy(policy),
-            Self::Foreknowing | Self::Without(_) => Strategy::Policy(Policy::Fragmentation),
+            Self::KnownMix | Self::Without(_) => Strategy::Policy(Policy::Fragmentation),
             Self::Fgd => custom(Baseline::Fgd),
             Self::BestFit => custom(Baseline::BestFit),
             Self::DotProd => custom(Baseline::DotProd),
@@ -169,8 +169,8 @@ mod tests {
         assert_eq!(
             refused,
             "there is no policy `FGD`; choose from fragmentation, binpack, spread, fgd, bestfit, \
-             dotprod, gpupacking, gpuclustering, random, foreknowing, without-holes, \
-             without-hole-prices, without-host, without-pieces, without-several, \
+             dotprod, gpupacking, gpuclustering, random, known-mix, without-residuals, \
+             without-residual-prices, without-host, without-pieces, without-several, \
              without-whole-nodes, without-scarce, without-rare"
         );
     }

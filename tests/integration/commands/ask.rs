@@ -429,7 +429,7 @@ async fn advise_names_pods_that_hold_unused_memory() {
     let bed = busy().await;
     let url = format!("http://{}", served(bed.router()).await);
     let early = printed(&["advise", "--server", &url]);
-    assert_eq!(early, "No pod has been observed for 10m yet: try again then.\n");
+    assert_eq!(early, "No pod has been watched for 10m yet: try again then.\n");
     let pod = |name: &str, is_idle: bool| {
         let mut pod = json!({"pod": name, "node": "gpu-a", "gpus": [0],
             "allocated": {"memoryMib": 8192, "shareMillionths": 500_000}, "peakMib": 1000,

@@ -258,8 +258,8 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
     let other = DeviceUse { uuid: "GPU-b".to_owned(), ..calm.clone() };
     let driver = Some(DriverReport { version: "1".to_owned(), cuda: None });
     let rows = [
-        ("the same", used(Some(1_000)), 4_999, false),
-        ("a heartbeat", used(Some(1_000)), 5_000, true),
+        ("the same", used(Some(1_000)), 4_499, false),
+        ("a heartbeat", used(Some(1_000)), 4_500, true),
         ("other utilization", of(vec![DeviceUse { busy_percent: None, ..calm.clone() }]), 0, false),
         ("little more memory", used(Some(1_064)), 0, false),
         ("more memory", used(Some(1_065)), 0, true),
@@ -278,11 +278,16 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
     ];
     let mut session = Session::new("a");
     let accepted = Answer::Reply(reply(7, Outcome::Accepted));
-    assert!(session.needs(&used(Some(1_000)), Duration::ZERO), "the first");
+    let second = Duration::from_secs(1);
+    assert!(session.needs(&used(Some(1_000)), Duration::ZERO, second), "the first");
     session.report(&of(vec![listed]));
     session.settle(&accepted);
     for (what, sample, elapsed, expected) in rows {
-        assert_eq!(session.needs(&sample, Duration::from_millis(elapsed)), expected, "{what}");
+        assert_eq!(
+            session.needs(&sample, Duration::from_millis(elapsed), second),
+            expected,
+            "{what}"
+        );
     }
     for answer in [
         Answer::Reply(reply(7, Outcome::Ignored)),
@@ -293,9 +298,9 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
     ] {
         session.report(&used(Some(1_000)));
         session.settle(&accepted);
-        assert!(!session.needs(&used(Some(1_000)), Duration::ZERO));
+        assert!(!session.needs(&used(Some(1_000)), Duration::ZERO, second));
         session.report(&used(Some(1_000)));
         session.settle(&answer);
-        assert!(session.needs(&used(Some(1_000)), Duration::ZERO), "{answer:?}");
+        assert!(session.needs(&used(Some(1_000)), Duration::ZERO, second), "{answer:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{Request, StatusCode};
+use hyper::{Request, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -18,6 +18,32 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long an idle connection is kept: longer than any sensible period of reports.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// A plain HTTP address, without its final slash.
+///
+/// # Errors
+/// What is wrong with it. It never names a password in the address.
+pub(crate) fn plain_address(text: &str) -> Result<String, String> {
+    let fault = |cause: &str| format!("`{}` is no address: {cause}", without_user(text));
+    let address: Uri = text.parse().map_err(|cause| fault(&format!("{cause}")))?;
+    match address.scheme_str() {
+        _ if text.contains('@') => Err(fault("a user or a password is not supported")),
+        Some("https") => Err(fault("TLS is not supported yet")),
+        Some("http") if text.contains(['?', '#']) => Err(fault("it has a query or a fragment")),
+        Some("http") if address.host().is_some_and(|host| !host.is_empty()) => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err(fault("write http://HOST:PORT")),
+    }
+}
+
+/// A text without what stands before the last `@` of an address in it: it may be a password.
+pub(crate) fn without_user(text: &str) -> String {
+    match text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?))) {
+        Some((scheme, (_, host))) => format!("{scheme}://…@{host}"),
+        None => text.to_owned(),
+    }
+}
 
 /// A client that keeps its connections open.
 #[derive(Debug)]
@@ -62,5 +88,28 @@ impl HttpClient {
         };
         let late = |_| Err(format!("no answer within {} s", self.within.as_secs()));
         tokio::time::timeout(self.within, exchange).await.unwrap_or_else(late)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_plain_http_and_its_faults_name_no_password() {
+        assert_eq!(plain_address("http://a:1/b/"), Ok("http://a:1/b".to_owned()));
+        for (bad, cause) in [
+            ("", "empty"),
+            ("a:1", "http://HOST:PORT"),
+            ("https://a", "TLS"),
+            ("http://", "empty"),
+            ("http://a/?b", "query"),
+            ("http://a/#b", "fragment"),
+            ("http://user:secret@a", "user"),
+            ("https://user:sec@ret@a", "user"),
+        ] {
+            let fault = plain_address(bad).unwrap_err();
+            assert!(fault.contains(cause) && !fault.contains("sec"), "{bad}: {fault}");
+        }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use hyper::Uri;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::values::hours;
+use crate::http_client::plain_address;
 
 /// Checked section `advice`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -27,22 +27,12 @@ impl Default for AdviceConfig {
 }
 
 fn plain_http<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let address = String::deserialize(from).ok().and_then(|text| plain_address(&text));
-    address.map(Some).ok_or_else(|| {
-        D::Error::custom(
-            "it must be an address such as `http://prometheus.monitoring:9090`: plain HTTP, without \
-             a user, query or fragment",
-        )
+    let text = String::deserialize(from).unwrap_or_default();
+    plain_address(&text).map(Some).map_err(|fault| {
+        D::Error::custom(format_args!(
+            "{fault}; it must be an address such as `http://prometheus.monitoring:9090`: plain HTTP"
+        ))
     })
-}
-
-/// A plain HTTP address, without its final slash; `None` for any other text.
-fn plain_address(text: &str) -> Option<String> {
-    let address: Uri = text.parse().ok()?;
-    let is_http = address.scheme_str() == Some("http");
-    let is_plain = address.query().is_none() && !text.contains(['#', '@']);
-    let has_host = address.host().is_some_and(|host| !host.is_empty());
-    (is_http && is_plain && has_host).then(|| text.trim_end_matches('/').to_owned())
 }
 
 #[cfg(test)]

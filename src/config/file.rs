@@ -3,7 +3,7 @@
 //! All faults are listed at once. Unknown keys are refused, so that no typo is silently ignored.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,10 +17,13 @@ use crate::config::advice::AdviceConfig;
 use crate::config::guard::GuardConfig;
 use crate::config::pools;
 use crate::config::requests::{self, RequestRules};
-use crate::config::values::{address, filled, mib, names, number, parsed, seconds, some_number};
+use crate::config::values::{
+    address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
+};
 use crate::config::webhook::WebhookConfig;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::{MemMib, Share};
+use crate::http_client::without_user;
 use crate::model::policy::Policy;
 
 /// The form of log lines.
@@ -58,7 +61,7 @@ pub struct Config {
     pub page_listen: SocketAddr,
     /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
     #[serde(deserialize_with = "hosts")]
-    #[garde(custom(names))]
+    #[garde(custom(host_names))]
     pub allowed_hosts: Vec<String>,
     /// Most connections of the listener for verbs.
     #[serde(deserialize_with = "number::<16, 1_000_000, _, _>")]
@@ -79,14 +82,14 @@ pub struct Config {
     #[serde(deserialize_with = "parsed")]
     pub policy: Policy,
     /// Node label whose value is the node's pool.
-    #[garde(custom(filled))]
+    #[garde(custom(label))]
     pub pool_label: String,
     /// Most nodes that *filter* leaves to kube-scheduler if it gets more than 100; `None`: all that
     /// fit.
     #[serde(deserialize_with = "best")]
     pub keep_best: Option<NonZeroUsize>,
     /// Node label whose value is the node's failure domain: the best nodes of several domains stay.
-    #[garde(custom(filled))]
+    #[garde(custom(label))]
     pub domain_label: String,
     /// How the devices of each pool are shared.
     #[serde(deserialize_with = "pools::read")]
@@ -126,7 +129,7 @@ pub struct Config {
     #[serde(rename = "max_body_mib", deserialize_with = "mib_in_bytes")]
     pub max_body_bytes: usize,
     /// Log level, or a filter such as `info,gpupack=debug`.
-    #[garde(custom(filled))]
+    #[garde(custom(log_filter))]
     pub log_level: String,
     /// The form of log lines.
     pub log_format: LogFormat,
@@ -274,7 +277,10 @@ fn drop_empty(mapping: &mut Mapping, faults: &mut Vec<String>) {
         if !key.is_string() {
             faults.push(fault("", Some(key), &"a key must be a text"));
         }
-        key.is_string() && !value.is_null()
+        if let (Some(key), Value::Tagged(_)) = (key.as_str(), &*value) {
+            faults.push(fault(key, Some(value), &"a value must have no tag"));
+        }
+        key.is_string() && !matches!(value, Value::Null | Value::Tagged(_))
     });
 }
 
@@ -289,14 +295,24 @@ fn remove(document: &mut Mapping, path: &[&str]) -> Option<Value> {
 
 fn fault(path: &str, value: Option<&Value>, allowed: &dyn fmt::Display) -> String {
     let shown = value.map(|value| serde_yaml_ng::to_string(value).unwrap_or_default());
-    let shown = shown.unwrap_or_default().trim().replace('\n', " ");
-    format!("`{path}: {shown}` is not allowed: {allowed}")
+    let shown = without_user(&shown.unwrap_or_default().trim().replace('\n', " "));
+    format!("`{}: {shown}` is not allowed: {allowed}", path.escape_debug())
 }
 
 fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let mut hosts = Vec::<String>::deserialize(from)?;
     hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
     Ok(hosts)
+}
+
+/// A rule for hosts of requests: names, or IP addresses of any version.
+fn host_names(hosts: &[String], (): &()) -> garde::Result {
+    let is_host =
+        |text: &String| text.parse::<IpAddr>().is_ok() || is_plain(text) && !text.contains('/');
+    match !hosts.is_empty() && hosts.iter().all(is_host) {
+        true => Ok(()),
+        false => Err(garde::Error::new("it must be a list of at least one name without a port")),
+    }
 }
 
 fn best<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {

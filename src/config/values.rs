@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
+use tracing::level_filters::LevelFilter;
+
 use crate::hardware::units::MemMib;
 
 /// A whole number from `LEAST` to `MOST`.
@@ -83,9 +85,37 @@ pub(crate) fn each(
 
 /// A rule for a list of names.
 pub(crate) fn names(names: &[String], (): &()) -> garde::Result {
-    match names.is_empty() || names.iter().any(String::is_empty) {
-        true => Err(garde::Error::new("it must be a list of at least one name")),
+    match names.is_empty() || !names.iter().all(|name| is_plain(name)) {
+        true => Err(garde::Error::new("it must be a list of at least one name, without spaces")),
         false => Ok(()),
+    }
+}
+
+/// A rule for names without spaces, such as those of schedulers and the keys of labels.
+pub(crate) fn is_plain(text: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);
+    (1..=253).contains(&text.len()) && text.chars().all(is_legal)
+}
+
+/// A rule for the key of a label.
+pub(crate) fn label(text: &str, (): &()) -> garde::Result {
+    match is_plain(text) {
+        true => Ok(()),
+        false => Err(garde::Error::new("it must be the key of a label")),
+    }
+}
+
+/// A rule for a log level, or a filter such as `info,gpupack=debug`. A word that is no level would be
+/// the name of a module, and silence all others.
+pub(crate) fn log_filter(text: &str, (): &()) -> garde::Result {
+    let mut directives = text.split(',').map(str::trim);
+    let is_legal = |it: &str| it.contains(['=', '[']) || it.parse::<LevelFilter>().is_ok();
+    match directives.all(|directive| !directive.is_empty() && is_legal(directive)) {
+        true => Ok(()),
+        false => Err(garde::Error::new(
+            "it must be a level (error, warn, info, debug, trace, off) or a filter such as \
+             `info,gpupack=debug`",
+        )),
     }
 }
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ACCEPT, CONTENT_TYPE};
-use hyper::{Request, StatusCode, Uri};
+use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
-use crate::http_client::HttpClient;
+use crate::http_client::{HttpClient, plain_address};
 use crate::report::wire::{API_VERSION, MAX_BODY_BYTES, Refusal, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
@@ -32,15 +32,10 @@ pub struct ExtenderClient {
     permits: Semaphore,
 }
 
-/// An address that cannot be used.
+/// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("extender address `{url}` cannot be used: {cause}; expected is `http://host:port`")]
-pub struct AddressError {
-    /// The address.
-    pub url: String,
-    /// What is wrong with it.
-    pub cause: String,
-}
+#[error("the address of an extender cannot be used: {0}")]
+pub struct AddressError(String);
 
 impl ExtenderClient {
     /// A client of the extender at `url`; it connects at the first use.
@@ -48,18 +43,8 @@ impl ExtenderClient {
     /// # Errors
     /// [`AddressError`] if `url` is not an `http` address.
     pub fn new(url: &str) -> Result<Self, AddressError> {
-        let fault = |cause: String| AddressError { url: url.to_owned(), cause };
-        let address: Uri = url.parse().map_err(|cause| fault(format!("{cause}")))?;
-        match address.scheme_str() {
-            Some("http") => {}
-            Some("https") => return Err(fault("TLS is not supported yet".to_owned())),
-            _ => return Err(fault("it does not begin with `http://`".to_owned())),
-        }
-        if address.query().is_some() || url.contains('#') {
-            return Err(fault("it has a query or a fragment".to_owned()));
-        }
+        let base = plain_address(url).map_err(AddressError)?;
         let http = HttpClient::new(TIMEOUT, MAX_BODY_BYTES);
-        let base = url.trim_end_matches('/').to_owned();
         Ok(Self { base, http, permits: Semaphore::new(REPORTS_IN_FLIGHT_MAX) })
     }
 

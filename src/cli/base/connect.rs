@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
-use crate::http_client::HttpClient;
+use crate::http_client::{HttpClient, plain_address};
 use crate::server::http::browser::CLIENT_HEADER;
 
 /// How requests identify the client.
@@ -103,12 +103,8 @@ impl ServerArgs {
     pub(crate) async fn connect(&self) -> Result<Server, Failure> {
         let timeout = Duration::from_secs(self.timeout);
         if let Some(url) = &self.server {
-            let base = url.trim_end_matches('/').to_owned();
-            let is_http = base.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http"));
-            if !is_http {
-                let line = format!("--server `{url}` is not an address: write http://HOST:PORT");
-                return Err(Failure::usage(line));
-            }
+            let base =
+                plain_address(url).map_err(|fault| Failure::usage(format!("--server {fault}")))?;
             return Ok(Server {
                 way: Way::Direct { base },
                 timeout,

@@ -1,5 +1,6 @@
 //! Log lines on stderr, as text or JSON, with a level that can change while the program runs.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -9,6 +10,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, reload};
 
 use crate::config::file::LogFormat;
+use crate::config::values::log_filter;
 use crate::server::page::service::SetLogLevel;
 
 /// Flags about log lines.
@@ -61,9 +63,7 @@ impl LogArgs {
 /// # Errors
 /// A filter that cannot be read, or logging that was started before.
 pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
-    let parsed = EnvFilter::builder()
-        .parse(filter)
-        .with_context(|| format!("log level `{filter}` is not a level or filter"))?;
+    let parsed = read(filter).map_err(anyhow::Error::msg)?;
     let (layer, handle) = reload::Layer::new(parsed);
     let registry = tracing_subscriber::registry().with(layer);
     match format {
@@ -76,9 +76,12 @@ pub fn start(filter: &str, format: LogFormat) -> Result<Arc<SetLogLevel>> {
     }
     .context("logging is already started")?;
     Ok(Arc::new(move |filter: &str| {
-        let parsed = EnvFilter::builder()
-            .parse(filter)
-            .map_err(|error| format!("log level `{filter}` is not a level or filter: {error}"))?;
-        handle.reload(parsed).map_err(|error| error.to_string())
+        handle.reload(read(filter)?).map_err(|error| error.to_string())
     }))
+}
+
+fn read(filter: &str) -> Result<EnvFilter, String> {
+    let fault = |cause: &dyn Display| format!("log level `{filter}` cannot be used: {cause}");
+    log_filter(filter, &()).map_err(|cause| fault(&cause))?;
+    EnvFilter::builder().parse(filter).map_err(|cause| fault(&cause))
 }

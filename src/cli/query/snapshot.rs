@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hyper::Uri;
 
@@ -16,6 +16,7 @@ use crate::cli::base::connect::get;
 use crate::cli::query::snapshot_state::{cluster, of_unknown_models};
 use crate::cli::serve::extender::kube_config;
 use crate::hardware::units::MemMib;
+use crate::http_client::plain_address;
 use crate::kube_api::pod::list;
 use crate::kube_api::pod::list::SeenNode;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -94,13 +95,8 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
 
 /// The cluster in the ledger of a live extender.
 async fn query_extender(url: &str) -> Result<Cluster> {
-    let base = url.trim_end_matches('/');
-    let address: Uri = format!("{base}/v1/state")
-        .parse()
-        .with_context(|| format!("--from `{url}` is not an address, expected http://host:port"))?;
-    if address.scheme_str() != Some("http") {
-        bail!("--from `{url}` does not begin with `http://`");
-    }
+    let base = plain_address(url).map_err(|fault| anyhow::anyhow!("--from {fault}"))?;
+    let address: Uri = format!("{base}/v1/state").parse().context("--from is no address")?;
     let exchange = async { get(address).await.map_err(|error| anyhow::anyhow!(error)) };
     let (status, body) = tokio::time::timeout(TIMEOUT, exchange)
         .await

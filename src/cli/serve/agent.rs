@@ -14,6 +14,7 @@ use crate::agent::node::run::{run_fleet, run_node};
 use crate::agent::nvml::probe::NvmlProbe;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::simulated::fleet::Fleet;
+use crate::cli::base::connect::is_name;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::signals::stop_signal;
@@ -30,7 +31,7 @@ pub struct AgentArgs {
     pub extender: Vec<String>,
 
     /// Name of this node; with `--simulate`, the only node of the file to play.
-    #[arg(long, env = "NODE_NAME", required_unless_present = "simulate")]
+    #[arg(long, env = "NODE_NAME", required_unless_present = "simulate", value_parser = node_name)]
     pub node: Option<String>,
 
     /// Play the nodes of this fleet file instead of this node.
@@ -122,6 +123,14 @@ pub fn run(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
 }
 
 /// Runs the agent that `args` describe.
+/// A name that needs no escaping in the path of a report.
+fn node_name(text: &str) -> Result<String, String> {
+    match is_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name of the Node object, such as gpu-node-1".to_owned()),
+    }
+}
+
 async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     let requested = stop_signal()?;
     let stop = async {
@@ -197,6 +206,7 @@ mod tests {
         for bad in [
             "--node n",
             "--extender http://a:1 --node n --period-ms 1",
+            "--extender http://a:1 --node n1/report?x=",
             "--extender http://a:1 --simulate f --nvml-library l",
             "--extender http://a:1 --simulate f --mps rely",
             "--extender http://a:1 --node n --mps sometimes",

@@ -99,6 +99,35 @@ fn a_document_that_is_not_a_mapping_is_rejected() {
 }
 
 #[test]
+fn what_can_never_match_is_refused() {
+    for (bad, fault) in [
+        ("log_level: debgu", "a level"),
+        ("log_level: '6'", "a level"),
+        ("log_level: info,", "a level"),
+        ("log_level: ''", "a level"),
+        ("allowed_hosts: ['a:80']", "without a port"),
+        ("allowed_hosts: ['http://x']", "without a port"),
+        ("allowed_hosts: ['a b']", "without a port"),
+        ("allowed_hosts: []", "at least one"),
+        ("pool_label: 'a b'", "the key of a label"),
+        ("domain_label: \"a\\n\"", "the key of a label"),
+        ("scheduler_names: ['x y']", "without spaces"),
+        ("scheduler_names: []", "at least one name"),
+        ("hold_seconds: !foo 5", "no tag"),
+        ("\"a\\e[31m\": 1", "a\\u{1b}[31m"),
+        ("guard: [1]", "a mapping of keys to values"),
+    ] {
+        let said = Config::from_yaml(bad).expect_err(bad).to_string();
+        assert!(said.contains(fault), "{bad}: {said}");
+    }
+    for good in
+        ["log_level: debug", "log_level: 'info,gpupack=debug'", "allowed_hosts: ['::1', a.b]"]
+    {
+        assert!(Config::from_yaml(good).is_ok(), "{good}");
+    }
+}
+
+#[test]
 fn max_in_flight_must_fit_two_bodies() {
     let read = |text: &str| Config::from_yaml(text);
     assert_eq!(read("max_body_mib: 100").unwrap().max_in_flight_bytes(), 200 << 20);
@@ -111,7 +140,7 @@ fn max_in_flight_must_fit_two_bodies() {
         ("page_listen: here", "`page_listen: here` is not allowed: it must be an address such as"),
         ("allowed_hosts: []", "at least one name"),
         ("log_level_endpoint: network", "expected `off` or `loopback`"),
-        ("pool_label: ' '", "a text that is not empty"),
+        ("pool_label: ' '", "the key of a label"),
     ] {
         let faults = read(text).unwrap_err().faults;
         assert!(faults.len() == 1 && faults[0].contains(part), "{faults:?}");

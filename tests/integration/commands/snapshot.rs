@@ -248,9 +248,9 @@ async fn a_bad_source_is_named_in_the_error() {
         json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "State", "nodes": [], "pods": []});
     let empty = served(Router::new().route("/v1/state", get(async || Json(empty)))).await;
     for (from, part) in [
-        ("", "--from `` does not begin with `http://`"),
-        ("https://a:1", "does not begin with `http://`"),
-        ("http://a b", "is not an address, expected http://host:port"),
+        ("", "--from `` is no address: empty string"),
+        ("https://a:1", "--from `https://a:1` is no address: TLS is not supported yet"),
+        ("http://a b", "--from `http://a b` is no address: invalid"),
         ("http://127.0.0.1:1", "cannot query the extender at `http://127.0.0.1:1`"),
         (&format!("http://{elsewhere}"), "404 Not Found: is it a gpupack extender?"),
         (

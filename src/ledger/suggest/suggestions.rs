@@ -24,6 +24,10 @@ use crate::scoring::plan;
 /// Users write fractions with at most five decimals.
 const FRACTION_STEP_MILLIONTHS: u64 = 10;
 
+/// A suggestion leaves a pod at least a quarter of its CPU and host memory, and never zero: with
+/// less it could hardly do its work.
+const LEAST_HOST_PART: u64 = 4;
+
 /// Sets of tenants whose end is suggested: the cheapest ones.
 const MOST_WAYS: usize = 3;
 
@@ -117,14 +121,14 @@ impl Search<'_> {
                 less.host.cpu = MilliCpu::new(milli);
                 less
             };
-            found.extend(self.largest(Lever::Cpu, (0, query.host.cpu.milli()), &[], cpu));
+            found.extend(self.largest(Lever::Cpu, host_range(query.host.cpu.milli()), &[], cpu));
             let memory = |mib| {
                 let mut less = query.clone();
                 less.host.memory = MemMib::new(mib);
                 less
             };
-            let named = query.host.memory.mib();
-            found.extend(self.largest(Lever::HostMemory, (0, named), &[], memory));
+            let range = host_range(query.host.memory.mib());
+            found.extend(self.largest(Lever::HostMemory, range, &[], memory));
         }
         let Some(request) = &query.gpu else { return found };
         let devices = |count| {
@@ -260,6 +264,11 @@ impl Search<'_> {
     }
 }
 
+/// The least amount of the host that is suggested instead of `named`, and `named`.
+fn host_range(named: u64) -> (u64, u64) {
+    (named.div_ceil(LEAST_HOST_PART).max(1), named)
+}
+
 fn requesting(query: &PlacementRequest, request: GpuRequest) -> PlacementRequest {
     PlacementRequest { gpu: Some(request), ..query.clone() }
 }
@@ -279,4 +288,41 @@ fn would_serve(node: &NodeState, compiled: &CompiledRequest, health: Health) -> 
     let is_enough = ill.len() + well.len() >= compiled.count();
     let has_host = fit_host(compiled, node.host_room(HoldRule::Respected)).is_ok();
     if is_enough && has_host { ill.len() } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::PoolName;
+    use crate::hardware::units::HostAmount;
+    use crate::ledger::fixture::{hello, say, settings, share_query};
+
+    /// The amounts of CPU and host memory that are suggested to a pod with 1000m and 1000 MiB, on
+    /// a node with as much as `node` has.
+    fn suggested(node: (u64, u64)) -> Vec<u64> {
+        let host =
+            |(milli, mib)| HostAmount { cpu: MilliCpu::new(milli), memory: MemMib::new(mib) };
+        let ledger = Ledger::new(settings());
+        ledger.see_node(&NodeName::new("n"), host(node), PoolName::new(""));
+        say(&ledger, &hello("x", 1, "A")).expect("a hello is accepted");
+        let named = host((1000, 1000));
+        let query =
+            PlacementRequest { host: named, host_rule: HostRule::Checked, ..share_query(100_000) };
+        let found = ledger.suggestions(&query).into_iter();
+        let amount = found.filter_map(|suggestion| match suggestion.change {
+            Change::Request(Lever::Cpu, changed) => Some(changed.host.cpu.milli()),
+            Change::Request(Lever::HostMemory, changed) => Some(changed.host.memory.mib()),
+            _ => None,
+        });
+        amount.collect()
+    }
+
+    #[test]
+    fn a_pod_keeps_a_quarter_of_its_cpu_and_host_memory() {
+        assert_eq!(suggested((300, 1000)), [300_u64]);
+        assert_eq!(suggested((1000, 250)), [250_u64]);
+        for node in [(249, 1000), (0, 1000), (1000, 249), (1000, 0)] {
+            assert_eq!(suggested(node), [0_u64; 0], "{node:?}");
+        }
+    }
 }

@@ -84,7 +84,9 @@ fn check_size(
 ) -> Result<(), TestCaseError> {
     let Some(queried) = size(lever, query) else { return Ok(()) };
     let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
-    let below = if is_of_host && found.is_none() { 0 } else { found.unwrap_or(0) };
+    // Less than a quarter of an amount of the host is not offered, whether it fits or not.
+    let least = if is_of_host { queried.div_ceil(4).saturating_sub(1) } else { 0 };
+    let below = found.unwrap_or(least);
     for larger in between(ledger, below, queried) {
         let fits = fits_somewhere(ledger, &resized(lever, query, larger));
         prop_assert!(!fits, "{lever:?} of {larger} fits, offered was {found:?}: {query:?}");
@@ -138,6 +140,8 @@ fn check_suggestion(
                     offered < queried,
                     "{lever:?} of {offered} is not less than {queried}"
                 );
+                let is_of_host = matches!(lever, Lever::Cpu | Lever::HostMemory);
+                prop_assert!(offered > 0 && (!is_of_host || offered * 4 >= queried));
             }
             let wanted = |query: &PlacementRequest| query.gpu.as_ref().map(GpuRequest::shape);
             prop_assert!(wanted(query) != wanted(changed) || query.host != changed.host);

@@ -191,7 +191,7 @@ impl Rejection {
                 ),
             Self::TooFewDevices { suitable } => {
                 Row::of(12, "devices", 10, "fewer suitable GPUs than requested")
-                    .missing(Amount::Devices(suitable), "only {} suitable GPUs exist there")
+                    .missing(Amount::Devices(suitable), "more than {} that could take it")
             }
             Self::NoIsolation => {
                 Row::of(9, "isolation", 11, "no memory isolation in the node's pool")
@@ -227,7 +227,7 @@ impl Rejection {
                 .missing(Amount::Share(short), "{} of a GPU's compute share")
                 .met_by_room(),
             Self::DevicesTaken { fitting } => Row::of(17, "devices", 19, "insufficient free GPUs")
-                .missing(Amount::Devices(fitting), "only {} GPUs have room")
+                .missing(Amount::Devices(fitting), "room on more than {}")
                 .met_by_room(),
             Self::HostMemory { short } => {
                 Row::of(20, "host memory", 20, "insufficient host memory")
@@ -264,7 +264,8 @@ impl Rejection {
             Amount::Memory(memory) => memory.to_string(),
             Amount::Share(share) => share.to_string(),
             Amount::Cpu(cpu) => format!("{}m", cpu.milli()),
-            Amount::Devices(devices) => devices.to_string(),
+            Amount::Devices(1) => "1 GPU".to_owned(),
+            Amount::Devices(devices) => format!("{devices} GPUs"),
         };
         missing.replace("{}", &amount)
     }

@@ -58,7 +58,7 @@ fn text(found: &Explanation) -> String {
     if !found.request.is_empty() {
         facts.push(format!("requests {}", found.request));
     }
-    facts.extend(found.age_seconds.map(|seconds| format!("waits for {}", span(seconds))));
+    facts.extend(found.age_seconds.map(|seconds| format!("created {} ago", span(seconds))));
     facts.extend(
         found.queue.map(|it| format!("position {} of {} in the queue", it.position, it.length)),
     );

@@ -40,24 +40,41 @@ const MOST_SUGGESTIONS: usize = 3;
 /// Most pods in one suggestion.
 const MOST_PODS: usize = 5;
 
+/// A number with its noun.
+pub(crate) fn counted(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// Says that no node fits.
+fn none_of(nodes: usize) -> String {
+    if nodes == 1 {
+        return "the only node tried does not fit".to_owned();
+    }
+    format!("none of {nodes} nodes fits")
+}
+
 /// One sentence on why a pod waits.
 pub(crate) fn verdict(fitting: usize, nodes: usize, closest: Option<Rejection>) -> String {
     match (fitting, closest) {
         (0, None) => "no node is known".to_owned(),
         (0, Some(rejection)) => {
-            format!("none of {nodes} nodes fits; the closest obstacle: {}", rejection.reason())
+            format!("{}; the closest obstacle: {}", none_of(nodes), rejection.reason())
         }
-        (_, _) => format!(
-            "{fitting} of {nodes} nodes fit now; if the pod still waits, kube-scheduler's own filters \
-             refuse them (see its events)"
-        ),
+        (_, _) => {
+            let nodes = counted(nodes, "node", "nodes");
+            let (fit, them) = if fitting == 1 { ("fits", "it") } else { ("fit", "them") };
+            format!(
+                "{fitting} of {nodes} {fit} now; if the pod still waits, kube-scheduler's own filters \
+                 refuse {them} (see its events)"
+            )
+        }
     }
 }
 
 /// All that fits into an event: how many nodes refuse for which reason, and what would help.
 pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[String]) -> String {
     let nodes: usize = rejections.values().sum();
-    let mut sentence = format!("none of {nodes} nodes fits");
+    let mut sentence = none_of(nodes);
     let mut closest: Vec<_> = rejections.iter().collect();
     closest.sort_by_key(|(rejection, _)| std::cmp::Reverse(rejection.closeness()));
     for (rejection, nodes) in closest.into_iter().take(MOST_OBSTACLES) {
@@ -105,13 +122,13 @@ pub(crate) fn words(query: &PlacementRequest, suggestion: &Suggestion) -> String
             format!("end {} ({} GPU): it fits on node {node} then", named(pods), way.moved)
         }
         Change::Kubelet(devices) => format!(
-            "{devices} GPUs that would take it belong to kubelet (a device plugin allocates them), for \
-             example on node {node}: turn off the plugin there to give them to gpupack, or request \
-             `nvidia.com/gpu` without gpupack"
+            "{} to kubelet (a device plugin allocates them), for example on node {node}: turn off the \
+             plugin there to give them to gpupack, or request `nvidia.com/gpu` without gpupack",
+            counted(*devices, "GPU that would take it belongs", "GPUs that would take it belong")
         ),
         Change::Heal(devices) => format!(
-            "{devices} GPUs that would take it are unhealthy, for example on node {node}: see `fault` in \
-             /v1/state"
+            "{} unhealthy, for example on node {node}: see `fault` in /v1/state",
+            counted(*devices, "GPU that would take it is", "GPUs that would take it are")
         ),
     }
 }
@@ -141,6 +158,9 @@ fn requesting(query: &PlacementRequest, lever: Lever, changed: &PlacementRequest
     }
     let (Some(named), Some(now)) = (&query.gpu, &changed.gpu) else { return String::new() };
     match lever {
+        Lever::Devices if now.count == NonZeroU32::MIN => {
+            format!("request 1 device instead of {}", named.count)
+        }
         Lever::Devices => format!("request {} devices instead of {}", now.count, named.count),
         Lever::Model => {
             let is_new = |name: &&str| !named.models.names().any(|known| known == *name);

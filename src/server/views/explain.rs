@@ -173,18 +173,16 @@ fn gpus(node: &NodeState) -> String {
 fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
     let mut unknown = Vec::new();
     for (of, what) in [
-        (NodeReporting::NeverReported, "have not reported since the extender started"),
-        (
-            NodeReporting::NotReporting,
-            "have stopped reporting: what is free there now is not known",
-        ),
+        (NodeReporting::NeverReported, "not reported since the extender started"),
+        (NodeReporting::NotReporting, "stopped reporting: what is free there now is not known"),
     ] {
         let of_state = nodes.iter().filter(|node| node.state() == of);
         let names: Vec<&str> = of_state.map(|node| node.name().as_str()).collect();
         let first = names.iter().take(NAMED_IN_WORDS).copied().collect::<Vec<_>>().join(", ");
         let more = if names.len() > NAMED_IN_WORDS { " and more" } else { "" };
         if !names.is_empty() {
-            unknown.push(format!("{} nodes {what} ({first}{more})", names.len()));
+            let nodes = wording::counted(names.len(), "node has", "nodes have");
+            unknown.push(format!("{nodes} {what} ({first}{more})"));
         }
     }
     let devices = nodes.iter().flat_map(|node| node.devices());
@@ -192,7 +190,8 @@ fn unknown(state: &WaitingState, nodes: &[NodeState]) -> Vec<String> {
         .filter(|device_state| device_state.is_placeable() && device_state.used().is_none())
         .count();
     if unread > 0 {
-        unknown.push(format!("{unread} GPUs do not report how much memory is in use"));
+        let gpus = wording::counted(unread, "GPU does", "GPUs do");
+        unknown.push(format!("{gpus} not report how much memory is in use"));
     }
     let requested: usize = state.refused.iter().flatten().map(|(_, nodes)| *nodes).sum();
     if requested > 0 && requested < nodes.len() {

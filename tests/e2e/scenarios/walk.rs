@@ -36,7 +36,7 @@ fn docs_lead_from_the_event_of_a_waiting_pod_to_its_suggestion() {
         let end = "end walk/first (0.6 GPU): it fits on node walk-00 then";
         let message = reported(&stage, "second").await;
         assert!(
-            message.starts_with("none of 1 nodes fits; 1: insufficient GPU memory"),
+            message.starts_with("the only node tried does not fit; 1: insufficient GPU memory"),
             "{message}"
         );
         assert!(message.contains(&format!("; suggestion: {smaller}; or: {end}")), "{message}");

@@ -300,7 +300,7 @@ async fn no_room_is_held_for_a_pod_with_scheduling_gates() {
     bed.watch(&fake);
     assert_eq!(holds(&bed), 1);
     let explained = bed.send("GET", "/v1/explain?pod=team-a/infer", &Value::Null).await;
-    assert!(explained["verdict"].as_str().unwrap().contains("1 of 1 nodes fit"), "{explained}");
+    assert!(explained["verdict"].as_str().unwrap().contains("1 of 1 node fits now"), "{explained}");
     assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
     assert_eq!(bed.app.entries()["gated"], 0);
 }

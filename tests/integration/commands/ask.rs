@@ -178,13 +178,13 @@ async fn a_waiting_pod_has_the_same_text_in_list_and_explanation() {
     let joined = reported.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "team/whole: none of 4 nodes fits; the closest obstacle: insufficient GPU memory",
-        "requests 1 whole GPU on T4; waits for 0s; position 1 of 1 in the queue; blocked by memory",
+        "requests 1 whole GPU on T4; created 0s ago; position 1 of 1 in the queue; blocked by memory",
         "1 memory 7680 MiB of GPU memory gpu-a of 1 × Tesla T4 (15360 MiB), pool gpu-a",
         "1 agent GPU agent has not reported yet gpu-late of no GPU, pool late",
         size,
         end,
         "check the gpupack agent on nodes that are not reporting",
-        "1 nodes have not reported since the extender started (gpu-late)",
+        "1 node has not reported since the extender started (gpu-late)",
     ] {
         assert!(joined.contains(part), "{part} in {reported}");
     }

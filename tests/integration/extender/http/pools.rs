@@ -235,7 +235,7 @@ async fn a_device_owned_by_kubelet_is_rejected_with_its_own_reason() {
     (report["agent"], report["devices"][0]["healthy"]) = (json!("second"), json!(false));
     for (fault, reason, suggestion) in [
         ("KubeletOwned", "every suitable GPU is owned by kubelet", "a device plugin"),
-        ("Xid", "no healthy suitable GPU", "1 GPUs that would take it are unhealthy"),
+        ("Xid", "no healthy suitable GPU", "1 GPU that would take it is unhealthy"),
     ] {
         report["devices"][0]["fault"] = json!(fault);
         report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));

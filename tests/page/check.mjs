@@ -323,19 +323,19 @@ await step("hostile names are text", async () => {
   await page.reload();
   await live(page, "Live");
 });
-await step("without events it asks now and then", async () => {
+await step("without events it polls", async () => {
   const other = await browser.newContext();
   const asking = await other.newPage();
   await asking.route("**/v1/events*", (route) => route.fulfill({ status: 503, body: "{}" }));
   await asking.goto(demo.base);
-  await live(asking, "Asking every 10 s");
+  await live(asking, "Polling every 10 s");
   await other.close();
 });
 await step("a stopped server is told, and one that is back is found", async () => {
   const took = await stop(demo);
   assert.ok(took < 5_000, "an open page held the end up for " + took + " ms");
   await live(page, "Not connected");
-  await until("the alarm", async () => /cannot be reached.*no longer true/s.test(await text(page, "#alarm")));
+  await until("the alarm", async () => /cannot be reached.*may be out of date/s.test(await text(page, "#alarm")));
   await axe(page, "not connected");
   await shot(page, "lost");
   demo = await startDemo(port, FLAGS);

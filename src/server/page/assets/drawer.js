@@ -1,5 +1,5 @@
 // The drawer: one GPU with its tenants, or one pod with the reason why it waits.
-import { ask, because, button, by, color, command, count, gib, make, number, share, words } from "./words.js";
+import { because, button, by, color, command, count, fetchJson, gib, make, number, share, words } from "./words.js";
 import { fleet, teamColor } from "./fleet.js";
 
 const drawer = { shown: "", returnTo: null, onClose: () => {} };
@@ -30,7 +30,7 @@ function open(key, title) {
   by("drawer").hidden = false;
   by("drawer-title").textContent = title;
   if (isNew) {
-    by("drawer-body").replaceChildren(make("p", "Asking …", "soft"));
+    by("drawer-body").replaceChildren(make("p", "Loading …", "soft"));
     by("drawer-title").focus();
   }
 }
@@ -43,7 +43,7 @@ function facts(pairs) {
 
 async function fill(key, path, body) {
   try {
-    const answer = await ask(path);
+    const answer = await fetchJson(path);
     if (drawer.shown === key) by("drawer-body").replaceChildren(...body(answer));
   } catch (error) {
     if (drawer.shown === key) by("drawer-body").replaceChildren(make("p", "No answer: " + because(error), "bad"));

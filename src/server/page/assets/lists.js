@@ -1,5 +1,5 @@
 // The text parts: the headline, the waiting pods, the table of GPUs, the search results.
-import { ask, because, button, by, clock, count, gib, gpus, make, number, percent, share, span, setText } from "./words.js";
+import { because, button, by, clock, count, fetchJson, gib, gpus, make, number, percent, setText, share, span } from "./words.js";
 import { allocated, faults, fleet, isFitting } from "./fleet.js";
 import { reclaimable } from "./waste.js";
 
@@ -71,7 +71,7 @@ export function showWaiting(open) {
       const choose = button(pod.pod, () => open(pod.pod), "plain");
       choose.dataset.pod = pod.pod;
       name.append(choose);
-      why.append(make("span", " (" + count(pod.nodes, "node", "nodes") + ")", "soft"));
+      if (pod.nodes) why.append(make("span", " on " + count(pod.nodes, "node", "nodes"), "soft"));
       if (typeof pod.suggestion === "string" && pod.suggestion) why.append(make("span", pod.suggestion, "suggestion"));
       row.append(name, make("td", pod.request, "wide"), make("td", "", "n"), why);
       return row;
@@ -129,7 +129,7 @@ export function showTable(nodes, namespace, open) {
 // `choose` has: node(name), namespace(name), pod(name, node, gpus).
 export function startSearch(choose) {
   const input = by("search"), box = by("found");
-  let timer = 0, asked = 0;
+  let timer = 0, sent = 0;
   const hide = () => { box.hidden = true; };
   const item = (text, side, does) => {
     const line = make("li");
@@ -143,11 +143,11 @@ export function startSearch(choose) {
     return [make("h3", title + (all > items.length ? ": the first " + items.length + " of " + number.format(all) : "")), list];
   };
   async function find() {
-    const text = input.value.trim(), turn = (asked += 1);
+    const text = input.value.trim(), turn = (sent += 1);
     if (!text) return hide();
     try {
-      const found = await ask("v1/search?q=" + encodeURIComponent(text));
-      if (turn !== asked) return;
+      const found = await fetchJson("v1/search?q=" + encodeURIComponent(text));
+      if (turn !== sent) return;
       box.replaceChildren(
         ...part("Namespaces", found.totals.namespaces, found.namespaces.map((name) => item(name, "", () => choose.namespace(name)))),
         ...part("Nodes", found.totals.nodes, found.nodes.map((name) => item(name, "", () => choose.node(name)))),
@@ -157,7 +157,7 @@ export function startSearch(choose) {
       if (!all) box.replaceChildren(make("p", "Nothing has “" + text + "” in its name.", "soft"));
       setText(by("search-note"), count(all, "result", "results"));
     } catch (error) {
-      if (turn !== asked) return;
+      if (turn !== sent) return;
       box.replaceChildren(make("p", "No search: " + because(error), "bad"));
     }
     box.hidden = false;

@@ -1,5 +1,5 @@
 // The page: the user's choices (kept in the address, so that it can be shared), and who draws them.
-import { ask, because, by, count, make, number, setText } from "./words.js";
+import { because, by, count, fetchJson, make, number, setText } from "./words.js";
 import { apply, fleet, groups, load, SORTS, titles } from "./fleet.js";
 import { listen } from "./stream.js";
 import * as map from "./map.js";
@@ -32,8 +32,8 @@ function choose(changes) {
   Object.assign(chosen, changes);
   writeAddress();
   showControls();
-  if (before.request !== chosen.request || before.open !== chosen.open && (waiting(before.open) || waiting(chosen.open))) askFit();
-  if (before.sort !== chosen.sort && chosen.sort === "fragmented") askFragmentation();
+  if (before.request !== chosen.request || before.open !== chosen.open && (waiting(before.open) || waiting(chosen.open))) fetchFit();
+  if (before.sort !== chosen.sort && chosen.sort === "fragmented") fetchFragmentation();
   waste.choose(chosen.namespace);
   showFleet();
 }
@@ -51,7 +51,7 @@ function fillSelect(select, options, value) {
 
 function showControls() {
   fillSelect(by("sort"), Object.entries(SORTS).map(([name, [text]]) => [name, text]), chosen.sort);
-  fillSelect(by("colors"), [["", "to suit the size"], ...Object.entries(map.COLORS)], chosen.colors);
+  fillSelect(by("colors"), [["", "automatic"], ...Object.entries(map.COLORS)], chosen.colors);
   fillSelect(by("model"), [["", "all models"], ...titles().map((title) => [title, title])], chosen.model);
   if (!typing.timer && document.activeElement !== by("request")) by("request").value = chosen.request;
   by("namespace").hidden = chosen.namespace === "";
@@ -87,25 +87,25 @@ function showFleet() {
 // --- would it fit? ----------------------------------------------------------------------------
 
 // "2 × 0.25 16Gi H100" in the words of /v1/fit.
-export function question(text) {
-  const asked = {}, model = [];
+function queryOf(text) {
+  const query = {}, model = [];
   let rest = text.trim().replaceAll(",", " ");
-  rest = rest.replace(/^(\d+)\s*[x×*]\s*/i, (_, times) => { asked.count = times; return ""; });
+  rest = rest.replace(/^(\d+)\s*[x×*]\s*/i, (_, times) => { query.count = times; return ""; });
   for (const word of rest.split(/\s+/).filter(Boolean)) {
-    if (/^\d+(\.\d+)?%$/.test(word)) asked.fraction = String(Number((parseFloat(word) / 100).toFixed(6)));
-    else if (/^\d*\.?\d+(Ki|Mi|Gi|Ti|[kKMGT])i?B?$/.test(word)) asked.memory = word.replace(/B$/, "");
-    else if (/^\d*\.?\d+$/.test(word) && !("fraction" in asked)) asked.fraction = word;
-    else if (/^\d+g\.\d+gb/i.test(word)) asked.mig = word;
+    if (/^\d+(\.\d+)?%$/.test(word)) query.fraction = String(Number((parseFloat(word) / 100).toFixed(6)));
+    else if (/^\d*\.?\d+(Ki|Mi|Gi|Ti|[kKMGT])i?B?$/.test(word)) query.memory = word.replace(/B$/, "");
+    else if (/^\d*\.?\d+$/.test(word) && !("fraction" in query)) query.fraction = word;
+    else if (/^\d+g\.\d+gb/i.test(word)) query.mig = word;
     else if (!/^(gpus?|whole|on|with|and)$/i.test(word)) model.push(word);
   }
-  const whole = Number(asked.fraction);
-  if (Number.isInteger(whole) && whole > 1 && !asked.count) [asked.count, asked.fraction] = [asked.fraction, "1"];
-  if (asked.count && !asked.fraction && !asked.memory && !asked.mig) asked.fraction = "1";
-  if (model.length) asked.model = model.join(" ");
-  return new URLSearchParams(asked).toString();
+  const whole = Number(query.fraction);
+  if (Number.isInteger(whole) && whole > 1 && !query.count) [query.count, query.fraction] = [query.fraction, "1"];
+  if (query.count && !query.fraction && !query.memory && !query.mig) query.fraction = "1";
+  if (model.length) query.model = model.join(" ");
+  return new URLSearchParams(query).toString();
 }
 
-const fit = { turn: 0, asked: 0, timer: 0 };
+const fit = { turn: 0, sent: 0, timer: 0 };
 
 // The open pod, if it waits.
 function waiting(open) {
@@ -114,15 +114,15 @@ function waiting(open) {
 }
 
 // The query for /v1/fit: the typed request, or else that of the open waiting pod.
-function asked() {
-  if (chosen.request.trim() !== "") return question(chosen.request);
+function requested() {
+  if (chosen.request.trim() !== "") return queryOf(chosen.request);
   const pod = waiting(chosen.open);
   return pod && new URLSearchParams({ pod }).toString();
 }
 
-async function askFit() {
+async function fetchFit() {
   const note = by("request-note"), turn = (fit.turn += 1);
-  const isTyped = chosen.request.trim() !== "", search = asked();
+  const isTyped = chosen.request.trim() !== "", search = requested();
   if (!search) {
     fleet.fits = null;
     note.textContent = "";
@@ -130,9 +130,9 @@ async function askFit() {
     by("request").removeAttribute("aria-invalid");
     return showFleet();
   }
-  fit.asked = Date.now();
+  fit.sent = Date.now();
   try {
-    const found = await ask("v1/fit?" + search);
+    const found = await fetchJson("v1/fit?" + search);
     if (turn !== fit.turn) return;
     // Node names may be any text, so no prototype. For a pod that fits nowhere nothing is dimmed.
     fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.gpusByNode) : null;
@@ -153,22 +153,22 @@ async function askFit() {
   showFleet();
 }
 
-async function askFragmentation() {
+async function fetchFragmentation() {
   try {
-    fleet.fragmented = (await ask("v1/fragmentation")).shareMillionthsByNode;
+    fleet.fragmented = (await fetchJson("v1/fragmentation")).shareMillionthsByNode;
     showFleet();
   } catch { /* the next round tries again; the page shows the connection elsewhere */ }
 }
 
 // The fleet has changed: repeats the queries about it, at a limited rate.
-function askAgain() {
+function fetchAgain() {
   const pause = isBig() ? 5000 : 2000;
-  if (fit.timer || (!asked() && chosen.sort !== "fragmented")) return;
+  if (fit.timer || (!requested() && chosen.sort !== "fragmented")) return;
   fit.timer = setTimeout(() => {
     fit.timer = 0;
-    if (asked()) askFit();
-    if (chosen.sort === "fragmented") askFragmentation();
-  }, Math.max(0, fit.asked + pause - Date.now()));
+    if (requested()) fetchFit();
+    if (chosen.sort === "fragmented") fetchFragmentation();
+  }, Math.max(0, fit.sent + pause - Date.now()));
 }
 
 // --- opening ----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ function showState(kind, words, fault) {
   by("page").classList.toggle("stale", kind === "bad" && fleet.loaded > 0);
   const readiness = fleet.figures ? fleet.figures.readiness : "Ready";
   const text = fault
-    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is as of " + lists.asOf(fleet.heardAt) + " and no longer true." : "There are no figures yet.") + " Trying again."
+    ? "gpupack cannot be reached (" + fault + "). " + (fleet.loaded ? "What you see is as of " + lists.asOf(fleet.heardAt) + " and may be out of date." : "There are no figures yet.") + " Trying again."
     : readiness === "NotListed" ? "gpupack is starting: pods and nodes are not listed yet, nothing is placed."
     : readiness === "AwaitingReports" ? "gpupack is starting: " + count(fleet.figures.awaitedNodes, "node that holds pods has", "nodes that hold pods have") + " not reported yet." : "";
   setText(by("alarm"), text);
@@ -223,14 +223,14 @@ function showState(kind, words, fault) {
   }
 }
 
-const frame = { asked: false, all: false, changed: new Set() };
+const frame = { due: false, all: false, changed: new Set() };
 
 // Combines many changes into one drawing.
 function drawSoon(changed, isAll) {
   frame.all ||= isAll;
   changed.forEach((name) => frame.changed.add(name));
-  if (frame.asked) return;
-  frame.asked = true;
+  if (frame.due) return;
+  frame.due = true;
   requestAnimationFrame(() => {
     const isSorted = chosen.sort !== "name" || chosen.view === "table";
     if (frame.all || isSorted || !map.isCells()) { showControls(); showFleet(); } else if (frame.changed.size) {
@@ -238,7 +238,7 @@ function drawSoon(changed, isAll) {
       map.draw(frame.changed);
     }
     showTrend();
-    Object.assign(frame, { asked: false, all: false, changed: new Set() });
+    Object.assign(frame, { due: false, all: false, changed: new Set() });
   });
 }
 
@@ -253,20 +253,20 @@ listen({
       showTrend();
       performance.mark("interactive");
       document.documentElement.dataset.ready = "yes";
-      if (asked()) askFit();
-      if (chosen.sort === "fragmented") askFragmentation();
+      if (requested()) fetchFit();
+      if (chosen.sort === "fragmented") fetchFragmentation();
       openChosen();
       waste.choose(chosen.namespace);
       waste.start({ pod: openPod, gpu: findGpu }, () => lists.showTiles(showSorted));
     } else {
       drawSoon([], true);
-      askAgain();
+      fetchAgain();
     }
   },
   apply(delta) {
     const { changed, isOther } = apply(delta);
     drawSoon(changed, isOther || Boolean(delta.namespaces));
-    if (changed.size) askAgain();
+    if (changed.size) fetchAgain();
     const [kind, rest] = [drawer.shown().slice(0, 4), drawer.shown().slice(4)], slash = rest.lastIndexOf("/");
     if (kind === "gpu:" && changed.has(rest.slice(0, slash))) drawer.showGpu(rest.slice(0, slash), Number(rest.slice(slash + 1)), openPod);
   },
@@ -303,7 +303,7 @@ document.addEventListener("keydown", (event) => { // a letter on the map or in t
   (chosen.view === "table" ? by("gpus-scroll") : by("map")).focus();
 });
 by("gpus-scroll").tabIndex = 0;
-window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); waste.choose(chosen.namespace); askFit(); if (chosen.open !== before) openChosen(); });
+window.addEventListener("hashchange", () => { if (location.hash.length > 1 && !location.hash.includes("=")) return; const before = chosen.open; readAddress(); showControls(); waste.choose(chosen.namespace); fetchFit(); if (chosen.open !== before) openChosen(); });
 let wide = 0;
 new ResizeObserver(([entry]) => {
   if (entry.contentRect.width === wide || chosen.view !== "map") return;

@@ -1,5 +1,5 @@
 // The connection to the server: a snapshot, then events; without events, periodic requests.
-import { ask, because } from "./words.js";
+import { because, fetchJson } from "./words.js";
 
 const SILENT_MS = 30000;   // a stream without messages for this time is closed
 const LATE_MS = 9000;      // the server sends something every 5 s
@@ -14,7 +14,7 @@ export function listen(page) {
   async function refresh() {
     clearTimeout(line.timer);
     try {
-      const snapshot = await ask("v1/summary");
+      const snapshot = await fetchJson("v1/summary");
       line.heard = Date.now();
       line.fault = "";
       if (snapshot.at !== line.at || !line.known) page.load(snapshot);
@@ -68,9 +68,9 @@ export function listen(page) {
 
   function show() {
     const late = Date.now() - line.heard;
-    if (!line.known) page.state("bad", line.fault ? "Not connected" : "Asking gpupack …", line.fault);
+    if (!line.known) page.state("bad", line.fault ? "Not connected" : "Loading …", line.fault);
     else if (line.fault) page.state("bad", "Not connected", line.fault);
-    else if (!line.source) page.state("late", "Asking every " + POLL_MS / 1000 + " s: events do not come through", "");
+    else if (!line.source) page.state("late", "Polling every " + POLL_MS / 1000 + " s: events do not come through", "");
     else if (late > LATE_MS) page.state("late", "Delayed " + Math.round(late / 1000) + " s", "");
     else page.state("good", "Live", "");
   }

@@ -1,6 +1,6 @@
 // Waste: which pods hold GPU memory without need, what would have been enough, how finely pools could
 // be shared. Loaded after the page is usable, and again periodically while it is visible.
-import { ask, because, button, by, clock, count, gib, gpus, make, number, share, span, setText } from "./words.js";
+import { because, button, by, clock, count, fetchJson, gib, gpus, make, number, setText, share, span } from "./words.js";
 import { fleet } from "./fleet.js";
 
 const NAMED = 50, EVERY_MS = 30000;
@@ -99,7 +99,7 @@ function show() {
 export async function look() {
   const turn = (waste.turn += 1), namespace = waste.namespace;
   try {
-    const advice = await ask("v1/advise?limit=" + NAMED + (namespace ? "&namespace=" + encodeURIComponent(namespace) : ""));
+    const advice = await fetchJson("v1/advise?limit=" + NAMED + (namespace ? "&namespace=" + encodeURIComponent(namespace) : ""));
     if (turn !== waste.turn) return;
     Object.assign(waste, { advice, at: Date.now() });
     by("waste-said").classList.remove("bad");

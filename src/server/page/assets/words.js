@@ -39,7 +39,7 @@ export function span(seconds) {
 const TIMEOUT_MS = 15000;
 
 // Queries gpupack. Paths are relative: behind the API server's proxy the page is below a prefix.
-export async function ask(path) {
+export async function fetchJson(path) {
   const answer = await fetch(path, { cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });
   const text = await answer.text();
   let body = null;

@@ -247,10 +247,11 @@ pub enum IsolationMode {
 /// The isolation that the pool configures for a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceIsolation {
-    /// What the operator configured: `None`, `Mps` or `Driver`.
+    /// What the operator configured: `None`, `Mps` or `Driver`; `Mig` of a MIG instance.
     pub configured: IsolationMode,
-    /// Whether it is in force.
-    pub verification: Verification,
+    /// Whether it is in force. Absent where there is nothing to verify: of `None` and `Mig`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
 }
 
 /// Whether the configured isolation of a device is in force.

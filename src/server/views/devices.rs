@@ -83,19 +83,18 @@ fn compute_of(node: &NodeState, found: &DeviceState) -> Option<u64> {
 }
 
 fn isolation(found: &DeviceState) -> DeviceIsolation {
-    DeviceIsolation {
-        configured: match found.configured_isolation() {
-            ConfiguredIsolation::None => IsolationMode::None,
-            ConfiguredIsolation::Mps => IsolationMode::Mps,
-            ConfiguredIsolation::Driver => IsolationMode::Driver,
-            ConfiguredIsolation::Hardware => IsolationMode::Mig,
-        },
-        verification: match found.verification() {
-            Verification::Configured => state::Verification::Pending,
-            Verification::Verified => state::Verification::Verified,
-            Verification::Missing => state::Verification::Missing,
-        },
-    }
+    let verification = match found.verification() {
+        Verification::Configured => state::Verification::Pending,
+        Verification::Verified => state::Verification::Verified,
+        Verification::Missing => state::Verification::Missing,
+    };
+    let (configured, verification) = match found.configured_isolation() {
+        ConfiguredIsolation::None => (IsolationMode::None, None),
+        ConfiguredIsolation::Mps => (IsolationMode::Mps, Some(verification)),
+        ConfiguredIsolation::Driver => (IsolationMode::Driver, Some(verification)),
+        ConfiguredIsolation::Hardware => (IsolationMode::Mig, None),
+    };
+    DeviceIsolation { configured, verification }
 }
 
 fn mode(mode: Mode) -> IsolationMode {

@@ -224,7 +224,7 @@ async fn absurd_figures_are_shown_without_a_failure() {
         "allocated": most(), "usedMib": u64::MAX,
         "isolation": {"configured": "None", "verified": "None"}});
     let device = json!({"id": "GPU-a", "index": u32::MAX, "model": "", "kind": "Gpu",
-        "isolation": {"configured": "None", "verification": "Pending"}, "health": "Healthy",
+        "isolation": {"configured": "None"}, "health": "Healthy",
         "canLimitMemory": false, "capacityMib": u64::MAX, "allocated": most(), "held": most(),
         "free": most(), "usedMib": u64::MAX, "usedBeyondAllocatedMib": u64::MAX,
         "untrackedMib": u64::MAX, "overallocated": true, "tenants": [tenant, tenant]});

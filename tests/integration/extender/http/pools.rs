@@ -94,6 +94,8 @@ async fn isolation_is_provided_or_rejected_with_a_suggestion() {
         (&json!("Mps"), &json!("Mps"))
     );
     assert_eq!(held["isolation"]["verification"], "Pending", "no agent has looked");
+    let other = device(&bed, "gpu-c", 0).await;
+    assert_eq!(other["isolation"], json!({"configured": "None"}), "there is nothing to verify");
 
     for (uid, isolation, reason, suggestion) in [
         ("small", "memory", unprotected, "configure the nodes' pool with `enforcement`"),

@@ -76,9 +76,13 @@ fn text(found: &Explanation) -> String {
         text += &groups(&found.refusals);
     }
     list(&mut text, "Suggestions, the cheapest first:", &found.suggestions);
-    let moves = found.moves.iter();
-    let moves =
-        moves.map(|one| format!("{} from node {} to {}", one.pod, one.from.node, one.to.node));
+    let moves = found.moves.iter().map(|one| {
+        let (from, to) = (&one.from.node, &one.to.node);
+        if from == to {
+            return format!("{} to another device of node {to}", one.pod);
+        }
+        format!("{} from node {from} to {to}", one.pod)
+    });
     list(&mut text, "Or these moves together:", &moves.collect::<Vec<_>>());
     list(&mut text, "What is not known:", &found.unknown);
     text

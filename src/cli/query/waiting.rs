@@ -72,9 +72,13 @@ fn text(list: &WaitingPodList, no_unicode: bool) -> String {
     for (at, line) in table.lines().enumerate() {
         let _ = writeln!(text, "{line}");
         let Some(pod) = at.checked_sub(1).and_then(|at| list.items.get(at)) else { continue };
-        let why = if pod.missing.is_empty() { &pod.reason } else { &pod.missing };
         let arrow = if no_unicode { "  -> " } else { "  → " };
-        text += &wrapped(arrow, pod.suggestion.as_ref().unwrap_or(why));
+        let why = match pod.missing.as_str() {
+            "" => pod.reason.clone(),
+            missing if missing == pod.reason => pod.reason.clone(),
+            missing => format!("missing: {missing}"),
+        };
+        text += &wrapped(arrow, pod.suggestion.as_ref().unwrap_or(&why));
     }
     if list.items.is_empty() {
         text += "(none)\n";

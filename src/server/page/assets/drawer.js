@@ -147,9 +147,9 @@ function podBody(found, openNode) {
   const waits = fleet.figures.waitingPods.find((pod) => pod.pod === found.pod);
   if (waits) body.push(facts([["Requests", waits.request], ["Priority", String(waits.priority)], ["Suggestion", waits.suggestion]]));
   body.push(...list("What would help", found.suggestions));
-  body.push(...list("Moves that would make room", found.moves.map((move) => "move " + move.pod + " from " + move.from.node + " to " + move.to.node)));
+  body.push(...list("Moves that would make room", found.moves.map((move) => "move " + move.pod + (move.from.node === move.to.node ? " to another device of " + move.to.node : " from " + move.from.node + " to " + move.to.node))));
   body.push(...list("Why nodes refuse", found.refusals.map((it) =>
-    count(it.nodes, "node", "nodes") + ": " + it.reason + ". Closest is " + it.closestNode + ": " + it.missing + ".")));
+    count(it.nodes, "node", "nodes") + ": " + it.reason + ". Closest is " + it.closestNode + (it.missing === it.reason ? "." : ", missing: " + it.missing + "."))));
   if (found.fitsOn.length) {
     body.push(make("h3", found.fittingNodes > 1 ? "Nodes that would take it" : "Node"));
     const nodes = make("ul");

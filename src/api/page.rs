@@ -127,9 +127,9 @@ pub struct NodeCell {
 }
 
 /// One device of the map, as a list: position of its model in `models`; capacity in MiB; flags
-/// (`1` unhealthy, `2` overallocated, `4` divided into MIG instances, `8` allocated by kubelet);
-/// memory in use beyond what is allocated, in thousandths; tenants; memory in use in thousandths,
-/// rounded down to 20, `null` if unknown.
+/// (`1` unhealthy, `2` overallocated, `4` divided into MIG instances, `8` allocated by kubelet, `16`
+/// a MIG instance); memory in use beyond what is allocated, in thousandths; tenants; memory in use
+/// in thousandths, rounded down to 20, `null` if unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GpuCell(pub (usize, u64, u8, u64, Vec<TenantCell>, Option<u64>));
 

@@ -37,7 +37,7 @@ async function until(what, isSo, withinMs = 20_000) {
   }
 }
 
-async function startDemo(port, flags) {
+async function startDemo(port, flags, filledMillionths = 600_000) {
   const child = spawn(process.env.GPUPACK, ["demo", "--listen", "127.0.0.1:" + port, ...flags], { stdio: "ignore" });
   children.add(child);
   child.on("exit", () => children.delete(child));
@@ -45,7 +45,7 @@ async function startDemo(port, flags) {
   await until("the demo is filled", async () => {
     const answer = await fetch(base + "v1/summary").catch(() => null);
     const summary = answer && await answer.json();
-    return summary && summary.figures.readiness === "Ready" && summary.figures.packing.allocationMillionths > 600_000;
+    return summary && summary.figures.readiness === "Ready" && summary.figures.packing.allocationMillionths > filledMillionths;
   }, 60_000);
   return { child, base };
 }
@@ -345,6 +345,25 @@ await step("a stopped server is told, and one that is back is found", async () =
 });
 await step("nothing went wrong on the way", async () => assert.deepEqual(faults, []));
 await context.close();
+await stop(demo);
+demo = await startDemo(port, [...FLAGS, "--pools"], 300_000);
+await step("MIG instances are counted beside the GPUs, and the marks are explained", async () => {
+  const { page, faults, context } = await open(browser, demo.base, "light");
+  assert.match(await text(page, "#fleet-note"), /6 nodes, 48 GPUs, 32 MIG instances\. A bar is a GPU or a MIG instance/);
+  assert.match(await text(page, "#tiles"), /GPUs empty\s+\d+\s+of 48 \(\d+ %\): free for whole-GPU pods; \d+ of 32 MIG instances are empty/);
+  assert.match(await page.locator("#map").getAttribute("aria-label"), /48 GPUs, 32 MIG instances on 6 nodes/);
+  const legend = await text(page, "#legend");
+  for (const mark of ["hatched: no verified memory limit", "crossed: takes no tenants", "red edge: overallocated"]) assert.ok(legend.includes(mark), legend);
+  await page.fill("#request", "1g.5gb");
+  await until("an answer", async () => /would fit now on \d+ MIG instances? of|fits nowhere now/.test(await text(page, "#request-note")));
+  await page.fill("#request", "");
+  await page.locator("#map").focus();
+  await page.keyboard.press("t");
+  await until("rows", async () => (await text(page, "#rows")) === "1 to 50 of 48 GPUs, 32 MIG instances");
+  await axe(page, "MIG");
+  assert.deepEqual(faults, []);
+  await context.close();
+});
 await stop(demo);
 await step("a cluster without pods says so", async () => {
   const empty = spawn(process.env.GPUPACK, ["demo", "--listen", "127.0.0.1:" + port, "--nodes", "2", "--fill", "0", "--arrival-rate", "0"], { stdio: "ignore" });

@@ -93,7 +93,8 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
     };
     let flags = flags
         + 2 * u8::from(device_state.is_overallocated())
-        + 4 * u8::from(device.kind == DeviceKind::MigParent);
+        + 4 * u8::from(device.kind == DeviceKind::MigParent)
+        + 16 * u8::from(matches!(device.kind, DeviceKind::MigInstance { .. }));
     let mut tenants = Vec::with_capacity(device_state.tenants().len());
     for (uid, held) in device_state.tenants() {
         let reservation = node.reservation(uid);

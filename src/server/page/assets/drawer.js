@@ -1,6 +1,6 @@
 // The drawer: one GPU with its tenants, or one pod with the reason why it waits.
 import { because, button, by, color, command, count, fetchJson, gib, make, number, share, words } from "./words.js";
-import { fleet, teamColor } from "./fleet.js";
+import { deviceName, fleet, teamColor } from "./fleet.js";
 
 const drawer = { shown: "", returnTo: null, onClose: () => {} };
 const ISOLATION = {
@@ -54,7 +54,7 @@ async function fill(key, path, body) {
 
 export function showGpu(name, index, openPod) {
   const key = "gpu:" + name + "/" + index;
-  open(key, name + ", GPU " + index);
+  open(key, name + ", " + deviceName(name, index));
   return fill(key, "v1/state?node=" + encodeURIComponent(name), ({ nodes: [node] }) => {
     const device = node.devices[index];
     return device ? gpuBody(node, device, openPod) : [make("p", "This GPU is no longer there.")];

@@ -1,9 +1,9 @@
 // The fleet as the server sends it: a snapshot, then deltas. Figures that the server has are not
 // calculated again here; this file only sorts and selects.
 
-import { words } from "./words.js";
+import { count, words } from "./words.js";
 
-export const UNHEALTHY = 1, OVERALLOCATED = 2, MIG_PARENT = 4, KUBELET = 8;
+export const UNHEALTHY = 1, OVERALLOCATED = 2, MIG_PARENT = 4, KUBELET = 8, MIG_INSTANCE = 16;
 export const ENDED = 1, UNLIMITED = 2;
 const TEAM_COLORS = 10;
 
@@ -86,6 +86,33 @@ export function allocated(gpu) {
   let share = 0, memory = 0;
   for (const tenant of gpu[4]) { share += tenant[1]; memory += tenant[2]; }
   return { share, memory, fullness: Math.max(share, memory) };
+}
+
+// How many GPUs and MIG instances there are on these nodes; a GPU that is divided is one GPU. A device
+// is empty if a pod could have all of it now.
+export function tally(nodes) {
+  const found = { gpus: 0, emptyGpus: 0, instances: 0, emptyInstances: 0 };
+  for (const node of nodes) {
+    for (const gpu of node.gpus) {
+      const isEmpty = gpu[4].length === 0 && node.state === "Reporting" && !(gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT));
+      const isInstance = gpu[2] & MIG_INSTANCE;
+      found[isInstance ? "instances" : "gpus"] += 1;
+      if (isEmpty) found[isInstance ? "emptyInstances" : "emptyGpus"] += 1;
+    }
+  }
+  return found;
+}
+
+// "160 GPUs, 32 MIG instances"; a kind of which there is none is left out.
+export function devices({ gpus, instances }) {
+  const named = instances ? count(instances, "MIG instance", "MIG instances") : "";
+  return gpus || !instances ? count(gpus, "GPU", "GPUs") + (named && ", " + named) : named;
+}
+
+// "GPU 3", or "MIG instance 9".
+export function deviceName(name, index) {
+  const gpu = fleet.nodes.get(name)?.gpus[index];
+  return (gpu && gpu[2] & MIG_INSTANCE ? "MIG instance " : "GPU ") + index;
 }
 
 // Memory that is allocated and not in use, in thousandths; null if its use is unknown.

@@ -1,6 +1,6 @@
 // The text parts: the headline, the waiting pods, the table of GPUs, the search results.
 import { because, button, by, clock, count, fetchJson, gib, gpus, make, number, percent, setText, share, span } from "./words.js";
-import { allocated, faults, fleet, isFitting } from "./fleet.js";
+import { allocated, deviceName, devices, faults, fleet, isFitting, tally } from "./fleet.js";
 import { reclaimable } from "./waste.js";
 
 const ROWS = 50;
@@ -9,12 +9,13 @@ const ROWS = 50;
 
 function tileTexts(figures) {
   const packing = figures.packing, none = packing.devices === 0;
-  const empty = packing.devices - packing.occupied, part = none ? 0 : empty / packing.devices;
+  const found = tally(fleet.nodes.values()), part = found.gpus ? " (" + (100 * found.emptyGpus / found.gpus).toFixed(0) + " %)" : "";
+  const instances = found.instances ? "; " + number.format(found.emptyInstances) + " of " + count(found.instances, "MIG instance is", "MIG instances are") + " empty" : "";
   const wait = figures.waiting ? "the longest for " + span(figures.longestWaitSeconds + (Date.now() - fleet.figuresAt) / 1000) : "every pod is placed";
   const tiles = [
-    ["Packing efficiency", packing.occupied === 0 ? "–" : share(packing.efficiencyMillionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, "GPU", "GPUs") + " in use; " + share(packing.allocationMillionths) + " of all compute is allocated" : "no GPU is in use"],
+    ["Packing efficiency", packing.occupied === 0 ? "–" : share(packing.efficiencyMillionths), packing.occupied ? "mean fullness of the " + count(packing.occupied, found.instances ? "device" : "GPU", found.instances ? "GPUs and MIG instances" : "GPUs") + " in use; " + share(packing.allocationMillionths) + " of all compute is allocated" : "no GPU is in use"],
     ["Stranded", none ? "–" : gpus(figures.fragmentedShareMillionths) + " GPUs", none ? "no GPU is known" : share(packing.fragmentationMillionths) + " of the free compute cannot be used by typical requests", "", "sort=fragmented"],
-    ["GPUs empty", none ? "–" : number.format(empty), none ? "no GPU is known" : "of " + number.format(packing.devices) + " (" + (part * 100).toFixed(0) + " %): free for whole-GPU pods", "", "sort=empty"],
+    ["GPUs empty", none ? "–" : number.format(found.emptyGpus), none ? "no GPU is known" : "of " + number.format(found.gpus) + part + ": free for whole-GPU pods" + instances, "", "sort=empty"],
     ["Pods waiting", number.format(figures.waiting), wait, "", "#waiting-title"],
   ];
   const wasted = reclaimable();
@@ -106,7 +107,7 @@ export function showTable(nodes, namespace, open) {
     const row = make("tr"), name = make("td"), { share: compute, memory } = allocated(gpu);
     const choose = button(node.name, () => open(node.name, index), "plain");
     choose.dataset.gpu = node.name + "/" + index;
-    choose.setAttribute("aria-label", node.name + ", GPU " + index);
+    choose.setAttribute("aria-label", node.name + ", " + deviceName(node.name, index));
     name.append(choose);
     row.className = isFitting(node, index) ? "fits" : "";
     const tenants = gpu[4].map((tenant) => fleet.namespaces[tenant[0]] || "unknown");
@@ -119,7 +120,7 @@ export function showTable(nodes, namespace, open) {
     return row;
   }));
   if (held) [...body.querySelectorAll("button")].find((it) => it.dataset.gpu === held)?.focus();
-  setText(by("rows"), all.length ? number.format(rows.from + 1) + " to " + number.format(Math.min(all.length, rows.from + ROWS)) + " of " + count(all.length, "GPU", "GPUs") : "No GPU matches.");
+  setText(by("rows"), all.length ? number.format(rows.from + 1) + " to " + number.format(Math.min(all.length, rows.from + ROWS)) + " of " + devices(tally(all.map(([node, gpu]) => ({ state: node.state, gpus: [gpu] })))) : "No GPU matches.");
   by("before").disabled = rows.from === 0;
   by("after").disabled = rows.from + ROWS >= all.length;
 }

@@ -1,6 +1,6 @@
 // The page: the user's choices (kept in the address, so that it can be shared), and who draws them.
 import { because, by, count, fetchJson, make, number, setText } from "./words.js";
-import { apply, fleet, groups, load, SORTS, titles } from "./fleet.js";
+import { apply, devices, fleet, groups, load, SORTS, tally, titles } from "./fleet.js";
 import { listen } from "./stream.js";
 import * as map from "./map.js";
 import * as lists from "./lists.js";
@@ -71,17 +71,17 @@ function isBig() {
 
 function showFleet() {
   if (!fleet.figures) return;
-  const shown = groups(chosen.sort, chosen.model), gpus = shown.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
-  const nodes = shown.reduce((sum, group) => sum + group.nodes.length, 0);
+  const shown = groups(chosen.sort, chosen.model), nodes = shown.flatMap((group) => group.nodes);
+  const found = tally(nodes), each = found.instances ? "GPU or a MIG instance" : "GPU";
   const colors = chosen.colors || (isBig() ? "full" : "team");
-  if (chosen.view === "table") lists.showTable(shown.flatMap((group) => group.nodes), chosen.namespace, openGpu);
+  if (chosen.view === "table") lists.showTable(nodes, chosen.namespace, openGpu);
   else {
     map.layOut(shown, colors, chosen.namespace);
     map.showLegend((namespace) => choose({ namespace }));
   }
-  setText(by("fleet-note"), !nodes ? "No node with GPUs is known" + (fleet.figures.readiness === "Ready" ? ": nodes appear here once their agent reports." : " yet.")
-    : count(nodes, "node", "nodes") + ", " + count(gpus, "GPU", "GPUs") + ". " + (chosen.view === "table" ? ""
-      : map.isCells() ? "A cell is a GPU, a block a node." : "A bar is a GPU: left half compute, right half memory. Taller ones have more memory."));
+  setText(by("fleet-note"), !nodes.length ? "No node with GPUs is known" + (fleet.figures.readiness === "Ready" ? ": nodes appear here once their agent reports." : " yet.")
+    : count(nodes.length, "node", "nodes") + ", " + devices(found) + ". " + (chosen.view === "table" ? ""
+      : map.isCells() ? "A cell is a " + each + ", a block a node." : "A bar is a " + each + ": left half compute, right half memory. Taller ones have more memory."));
 }
 
 // --- would it fit? ----------------------------------------------------------------------------
@@ -120,6 +120,13 @@ function requested() {
   return pod && new URLSearchParams({ pod }).toString();
 }
 
+// The devices on which it fits, in words. The server has counted them without their kind.
+function fitting(found) {
+  const nodes = Object.entries(found.gpusByNode).map(([name, indexes]) => [fleet.nodes.get(name), indexes]).filter(([node]) => node);
+  const kinds = tally(nodes.map(([node, indexes]) => ({ state: node.state, gpus: indexes.map((index) => node.gpus[index]).filter(Boolean) })));
+  return kinds.gpus + kinds.instances === found.gpus ? devices(kinds) : count(found.gpus, "GPU", "GPUs");
+}
+
 async function fetchFit() {
   const note = by("request-note"), turn = (fit.turn += 1);
   const isTyped = chosen.request.trim() !== "", search = requested();
@@ -137,7 +144,7 @@ async function fetchFit() {
     // Node names may be any text, so no prototype. For a pod that fits nowhere nothing is dimmed.
     fleet.fits = isTyped || found.gpus ? Object.assign(Object.create(null), found.gpusByNode) : null;
     note.className = "small";
-    setText(note, found.gpus ? found.request + (isTyped ? "" : ", as " + waiting(chosen.open) + " requests,") + " would fit now on " + count(found.gpus, "GPU", "GPUs") + " of " + count(found.nodes, "node", "nodes") + ": they are lit."
+    setText(note, found.gpus ? found.request + (isTyped ? "" : ", as " + waiting(chosen.open) + " requests,") + " would fit now on " + fitting(found) + " of " + count(found.nodes, "node", "nodes") + (found.gpus === 1 ? ": it is lit." : ": they are lit.")
       : found.request + " fits nowhere now.");
     by("request").classList.remove("refused");
     by("request").removeAttribute("aria-invalid");

@@ -1,7 +1,7 @@
 // The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
 // pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
 import { by, color, count, gib, make, number, percent, words } from "./words.js";
-import { allocated, fleet, idle, faults, isFitting, teamColor, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
+import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
 
 export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
@@ -21,6 +21,7 @@ export const order = () => map.groups.flatMap((group) => group.nodes);
 export function layOut(groups, colors, namespace) {
   const gpus = groups.reduce((sum, group) => sum + group.nodes.reduce((s, node) => s + node.gpus.length, 0), 0);
   map.groups = groups;
+  for (const group of groups) group.subtitle = count(group.nodes.length, "node", "nodes") + ", " + devices(tally(group.nodes));
   map.namespace = namespace;
   map.cells = gpus > CELLS_ABOVE;
   map.colors = colors;
@@ -43,7 +44,7 @@ export function layOut(groups, colors, namespace) {
   map.places = new Map();
   groups.forEach((group, at) => group.nodes.forEach((node, index) => map.places.set(node.name, [at, index])));
   const silent = groups.reduce((sum, group) => sum + group.nodes.filter((node) => node.state !== "Reporting").length, 0);
-  canvas.setAttribute("aria-label", "Map of " + count(gpus, "GPU", "GPUs") + " on " + count(map.places.size, "node", "nodes") +
+  canvas.setAttribute("aria-label", "Map of " + devices(tally(order())) + " on " + count(map.places.size, "node", "nodes") +
     (silent ? ", " + number.format(silent) + " of which do not report" : "") + ". Arrow keys walk through them, Enter opens one, T shows a table.");
   draw();
   return gpus;
@@ -51,14 +52,12 @@ export function layOut(groups, colors, namespace) {
 
 const BOLD = "600 13px system-ui, 'DejaVu Sans', sans-serif", PLAIN = "12px system-ui, 'DejaVu Sans', sans-serif";
 
-const subtitle = (group) => count(group.nodes.length, "node", "nodes") + ", " + count(group.nodes.reduce((sum, node) => sum + node.gpus.length, 0), "GPU", "GPUs");
-
 function titleWidth(group) {
   const pen = by("map").getContext("2d");
   pen.font = BOLD;
   const title = pen.measureText(group.title).width;
   pen.font = PLAIN;
-  return Math.ceil(title + 10 + pen.measureText(subtitle(group)).width);
+  return Math.ceil(title + 10 + pen.measureText(group.subtitle).width);
 }
 
 // Arranges the groups like words of a text: beside each other while there is room.
@@ -140,9 +139,12 @@ export function forgetColors() { parsed.clear(); }
 
 const ramp = (name, part) => (part <= 0 ? "--track" : "--" + name + Math.min(5, Math.max(1, Math.ceil(part / 200))));
 
+// Whether it takes no tenants.
+const isOut = (node, gpu) => node.state !== "Reporting" || Boolean(gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT));
+
 function cellColor(node, gpu) {
   if (gpu[2] & OVERALLOCATED) return "--bad";
-  if (gpu[2] & (UNHEALTHY | KUBELET) || node.state !== "Reporting") return "--edge";
+  if (isOut(node, gpu)) return "--edge";
   if (map.colors === "idle") return ramp("idle", idle(gpu) || 0);
   if (map.colors === "full") return ramp("fill", allocated(gpu).fullness);
   const first = gpu[4].reduce((most, tenant) => (!most || tenant[2] > most[2] ? tenant : most), null);
@@ -198,7 +200,7 @@ function drawTitles(pen) {
     const wide = pen.measureText(group.title).width;
     pen.font = PLAIN;
     pen.fillStyle = color("--soft");
-    pen.fillText(subtitle(group), group.x + wide + 10, group.y - TITLE + 5);
+    pen.fillText(group.subtitle, group.x + wide + 10, group.y - TITLE + 5);
   }
 }
 
@@ -264,20 +266,23 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
     const high = shape.h * Math.min(1, gpu[3] / 1000), from = y + shape.h * (1 - Math.min(1, memory / 1000));
     hatch(pen, x + half, Math.max(y, from - high), half, Math.min(high, from - y), ink.bad, 3);
   }
-  const isOut = node.state !== "Reporting" || gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT);
-  if (isOut) {
-    pen.strokeStyle = gpu[2] & UNHEALTHY || node.state !== "Reporting" ? ink.bad : ink.edge;
-    pen.lineWidth = 1.5;
-    pen.beginPath();
-    pen.moveTo(x, y); pen.lineTo(x + shape.w, y + shape.h);
-    pen.moveTo(x + shape.w, y); pen.lineTo(x, y + shape.h);
-    pen.stroke();
-  }
-  if (gpu[2] & OVERALLOCATED) {
-    pen.strokeStyle = ink.bad;
-    pen.lineWidth = 2;
-    pen.strokeRect(x, y, shape.w, shape.h);
-  }
+  if (isOut(node, gpu)) cross(pen, x, y, shape.w, shape.h, gpu[2] & UNHEALTHY || node.state !== "Reporting" ? ink.bad : ink.edge);
+  if (gpu[2] & OVERALLOCATED) edge(pen, x, y, shape.w, shape.h, ink.bad);
+}
+
+function cross(pen, x, y, w, h, ink) {
+  pen.strokeStyle = ink;
+  pen.lineWidth = 1.5;
+  pen.beginPath();
+  pen.moveTo(x, y); pen.lineTo(x + w, y + h);
+  pen.moveTo(x + w, y); pen.lineTo(x, y + h);
+  pen.stroke();
+}
+
+function edge(pen, x, y, w, h, ink) {
+  pen.strokeStyle = ink;
+  pen.lineWidth = 2;
+  pen.strokeRect(x, y, w, h);
 }
 
 // --- legend -----------------------------------------------------------------------------------
@@ -293,7 +298,8 @@ export function showLegend(pick) {
     : [...named.map((name) => ["--team" + fleet.teams.get(name), name || "unknown", name]),
       ...(fleet.namespaces.length > named.length ? [["--other", count(fleet.namespaces.length - named.length, "other namespace", "other namespaces")]] : []), ["--track", "free"]];
   entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
-    : [["hatch", "hatched: nothing limits its memory, as far as agents report"], ["untracked", "memory in use that is not allocated"], ["pale", "pale: draining"]]));
+    : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining"],
+      ["cross", "crossed: takes no tenants"], ["edge", "red edge: overallocated"]]));
   const key = JSON.stringify(entries) + isDark;
   if (key === legend) return;
   legend = key;
@@ -303,10 +309,12 @@ export function showLegend(pick) {
     swatch.setAttribute("aria-hidden", "true");
     const pen = swatch.getContext("2d"), isMark = !name.startsWith("--");
     pen.globalAlpha = name === "pale" ? 0.4 : 1;
-    pen.fillStyle = color(name === "untracked" ? "--track" : isMark ? "--team8" : name);
+    pen.fillStyle = color(["untracked", "cross"].includes(name) ? "--track" : isMark ? "--team8" : name);
     pen.fillRect(0, 0, 14, 14);
     if (name === "hatch") hatch(pen, 0, 0, 14, 14, color("--hatch"), 5);
     if (name === "untracked") hatch(pen, 0, 0, 14, 14, color("--bad"), 3);
+    if (name === "cross") cross(pen, 0, 0, 14, 14, color("--soft"));
+    if (name === "edge") edge(pen, 1, 1, 12, 12, color("--bad"));
     item.append(swatch);
     if (namespace) {
       const choose = make("button", text, "plain");
@@ -326,7 +334,7 @@ export function describe(node, index) {
   const gpu = node.gpus[index], { share, memory } = allocated(gpu), wrong = faults(node, gpu);
   const tenants = gpu[4].map((tenant) => (fleet.namespaces[tenant[0]] || "unknown") + " " + percent(tenant[1]) +
     (Math.abs(tenant[2] - tenant[1]) > 5 ? " and " + percent(tenant[2]) + " of memory" : ""));
-  return node.name + ", GPU " + index + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
+  return node.name + ", " + deviceName(node.name, index) + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
     (gpu[5] === null || gpu[5] === undefined ? "" : ", about " + (gpu[5] / 10).toFixed(0) + " % in use") + ". " +
     (wrong.length ? "Note: " + wrong.join(", ") + ". " : "") + (isFitting(node, index) ? "It would take your request. " : "") +
     (tenants.length ? count(tenants.length, "tenant", "tenants") + ": " + tenants.join("; ") + "." : "Empty.");

@@ -164,6 +164,10 @@ async fn mig_slots_and_whole_instances_share_one_ledger() {
     }
     let answer = bed.filter(whole("one-more"), &NODES[..1]).await;
     assert_eq!(answer["NodeNames"], json!([]), "both are in use: {answer}");
+    let summary = read(bed.get("/v1/summary").await.1.as_bytes());
+    let gpus = summary["nodes"][0]["gpus"].as_array().expect("a list");
+    let flags: Vec<&Value> = gpus.iter().map(|gpu| &gpu[2]).collect();
+    assert_eq!(flags, [4, 16, 16, 16], "a divided GPU and three MIG instances: {summary}");
     let two = device(&bed, "gpu-a", 3).await;
     assert_eq!(
         (&two["migProfile"], &two["computeMillionths"]),

@@ -84,7 +84,7 @@ async fn an_undecided_bind_does_not_delay_shutdown() {
 
 #[tokio::test]
 async fn a_version_fenced_by_another_process_is_not_adopted() {
-    for fence in [EARLIER, LATER, "wake-1-2"] {
+    for fence in [EARLIER, LATER, "requeue-1-2"] {
         let fake = Fake::with_pod().on_bind(Fault::FencedBefore(fence));
         let bed = ready(&fake).await;
         assert_eq!(bed.bind().await, "another gpupack process is responsible for the pod");
@@ -99,7 +99,7 @@ async fn a_version_fenced_by_another_process_is_not_adopted() {
 
 #[tokio::test]
 async fn a_pod_of_an_earlier_process_is_fenced_before_it_is_bound() {
-    for fence in [EARLIER, "wake-1-2"] {
+    for fence in [EARLIER, "requeue-1-2"] {
         let fake = Fake::with_pod();
         fake.bed(|bed| {
             bed.pod.as_mut().unwrap().annotations.insert(FENCE.to_owned(), fence.to_owned());
@@ -138,7 +138,7 @@ async fn a_pod_of_a_later_process_is_left_alone() {
 
 #[tokio::test]
 async fn a_pod_of_a_later_ended_process_is_taken_over() {
-    for fenced_again in [None, Some("ffffffffff-1 wake-2")] {
+    for fenced_again in [None, Some("ffffffffff-1 requeue-2")] {
         let fake = Fake::with_pod();
         let set_fence = |value: &str| {
             fake.bed(|bed| {
@@ -193,7 +193,7 @@ async fn a_requeue_does_not_overwrite_the_fence_of_a_later_process() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let fence = pod_of(&fake)["metadata"]["annotations"][FENCE].clone();
         let fence = fence.as_str().unwrap();
-        assert_eq!((fence == LATER, fence.contains(" wake-")), (!is_ours, is_ours), "{fence}");
+        assert_eq!((fence == LATER, fence.contains(" requeue-")), (!is_ours, is_ours), "{fence}");
         assert_eq!(requests(&fake, "PATCH"), if is_ours { 3 } else { 2 });
         stop.send_replace(true);
         running.await.unwrap();
@@ -229,7 +229,7 @@ async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     };
     tokio::time::timeout(Duration::from_secs(20), fenced).await.unwrap();
     let fence = pod_of(&fake)["metadata"]["annotations"][FENCE].clone();
-    assert!(fence.as_str().unwrap().contains(" wake-"), "{fence}");
+    assert!(fence.as_str().unwrap().contains(" requeue-"), "{fence}");
     stop.send_replace(true);
     running.await.unwrap();
 }

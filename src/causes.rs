@@ -1,4 +1,4 @@
-//! Errors with what lies below them.
+//! Texts of errors: with what lies below them, and cut if they may quote a body.
 
 use std::error::Error;
 
@@ -15,6 +15,21 @@ pub fn with_causes(error: &dyn Error) -> String {
         cause = inner.source();
     }
     line
+}
+
+/// An error of a JSON parser, escaped. It may quote the body, so only its beginning and its end,
+/// the position, are kept of a long one.
+pub(crate) fn shown_long(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    let escaped = |part: &str| part.chars().flat_map(char::escape_debug).collect::<String>();
+    let begins = text.char_indices().nth(150).map(|(at, _)| at);
+    let ends = text.char_indices().nth_back(99).map(|(at, _)| at);
+    match (begins, ends) {
+        (Some(begins), Some(ends)) if begins < ends => {
+            format!("{}…{}", escaped(&text[..begins]), escaped(&text[ends..]))
+        }
+        _ => escaped(&text),
+    }
 }
 
 #[cfg(test)]
@@ -34,5 +49,15 @@ mod tests {
         let refused = || std::io::Error::other("refused");
         assert_eq!(with_causes(&Outer::Brief(refused())), "no connection: refused");
         assert_eq!(with_causes(&Outer::Whole(refused())), "no connection: refused");
+    }
+
+    #[test]
+    fn a_long_error_keeps_its_beginning_and_its_position() {
+        let whole = format!("{} at line 1 column 9", "é".repeat(230));
+        assert_eq!(shown_long(&whole), whole, "as short as what is cut");
+        let cut = shown_long(&format!("found \"{}\n\" at line 1 column 9", "é".repeat(1 << 20)));
+        assert!(cut.starts_with("found \\\"éé") && cut.contains("é…é"), "{cut}");
+        assert!(cut.ends_with("é\\n\\\" at line 1 column 9"), "{cut}");
+        assert!(cut.chars().count() < 260, "{cut}");
     }
 }

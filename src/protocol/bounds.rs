@@ -1,5 +1,6 @@
 //! Limits of a body of kube-scheduler, and why one is refused.
 
+use crate::causes::shown_long;
 use crate::kube_api::pod::seen_pod::PodFault;
 
 /// Deepest nesting of a body, equal to the limit of `serde_json` for typed values.
@@ -24,7 +25,7 @@ pub enum ProtocolError {
     /// No JSON of the expected form.
     #[error("the body cannot be read: {fault}")]
     Json {
-        /// What the JSON parser says, with line and column.
+        /// What the JSON parser says, with line and column, cut.
         fault: String,
     },
     /// Nested more deeply than any real body.
@@ -73,7 +74,7 @@ impl ProtocolError {
     }
 
     pub(crate) fn json(error: &serde_json::Error) -> Self {
-        Self::Json { fault: error.to_string() }
+        Self::Json { fault: shown_long(error) }
     }
 
     /// Refuses what is longer than `most`.

@@ -16,10 +16,10 @@ pub enum ReportError {
     /// Not the JSON of a report.
     #[error("the report cannot be read at `{at}`: {cause}")]
     Malformed {
-        /// The path in the document.
+        /// The path in the document, cut.
         at: String,
-        /// The error of the parser.
-        cause: serde_json::Error,
+        /// What the parser says, cut.
+        cause: String,
     },
     /// Another API version.
     #[error(

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::causes::shown_long;
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
     MAX_DEVICES_PER_NODE, MigProfile, ModelName,
@@ -106,10 +107,12 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> 
     // Parse again to find the path: to record it the first time costs as much as the parsing.
     let mut document = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
-        ReportError::Malformed { at: error.path().to_string(), cause: error.into_inner() }
+        ReportError::Malformed { at: shown_long(error.path()), cause: shown_long(error.inner()) }
     })?;
-    let end = document.end();
-    end.map_err(|cause| ReportError::Malformed { at: "the end".to_owned(), cause })?;
+    document.end().map_err(|error| ReportError::Malformed {
+        at: "the end".to_owned(),
+        cause: shown_long(&error),
+    })?;
     Ok(value)
 }
 

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::core::admission::{AdmissionRequest, AdmissionReview};
 use serde_json::Value;
 
+use crate::causes::shown_long;
 use crate::kube_api::request::bounded::outside_texts;
 use crate::kube_api::request::request_error::shown;
 
@@ -76,8 +77,7 @@ pub enum ReviewFault {
 
 /// The request of a review of a pod.
 pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
-    let json =
-        |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error.to_string()) };
+    let json = |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error) };
     refuse_many_values(body)?;
     let value: Value = serde_json::from_slice(body).map_err(json)?;
     let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default();
@@ -154,11 +154,6 @@ pub(crate) fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
     let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
     let namespace = request.namespace.as_deref().unwrap_or_default();
     format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
-}
-
-/// The first 200 characters of an error of the JSON parser, escaped: it may quote the body.
-fn shown_long(text: &str) -> String {
-    text.chars().take(200).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]

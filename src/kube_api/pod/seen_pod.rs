@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::causes::shown_long;
 use crate::config::requests::RequestRules;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::HostAmount;
@@ -110,7 +111,7 @@ pub enum PodFault {
     /// Not the JSON of a pod.
     #[error("the pod cannot be read: {fault}")]
     Json {
-        /// The error of the JSON parser, with line and column.
+        /// The error of the JSON parser, with line and column, cut.
         fault: String,
     },
     /// A required field is missing or empty.
@@ -211,7 +212,7 @@ impl SeenPod {
     /// [`PodFault`] if it is not a pod, or has no UID, namespace or name for the ledger.
     pub fn from_json(json: &str) -> Result<Self, PodFault> {
         let fields: PodFields = serde_json::from_str(json)
-            .map_err(|error| PodFault::Json { fault: error.to_string() })?;
+            .map_err(|error| PodFault::Json { fault: shown_long(&error) })?;
         let seen = Self::from_api(&Pod::from(fields));
         let fields = [
             ("metadata.uid", seen.pod.uid.as_str()),

@@ -58,6 +58,24 @@ fn bad_bodies_are_clear_errors() {
 }
 
 #[test]
+fn an_error_does_not_repeat_a_large_body() {
+    let long = "Z".repeat(1 << 20);
+    for body in [
+        format!("\"{long}\""),
+        format!(r#"{{"Pod":{POD},"NodeNames":"{long}"}}"#),
+        format!(r#"{{"Pod":{{"spec":{{"priority":"{long}"}}}},"NodeNames":[]}}"#),
+        format!(r#"{{"Pod":{{"metadata":{{"creationTimestamp":"{long}"}}}},"NodeNames":[]}}"#),
+        format!(r#"{{"Pod":{POD},"Nodes":{{"items":"{long}"}}}}"#),
+        format!(r#"{{"Pod":{POD},"Nodes":{{"items":[{{"metadata":"{long}"}}]}}}}"#),
+    ] {
+        let error = ExtenderArgs::parse(body.as_bytes()).map(|_| ()).unwrap_err().to_string();
+        assert!(error.len() < 400 && error.contains(" at line 1 column "), "{error:.500}");
+    }
+    let error = ExtenderBindingArgs::parse(format!("\"{long}\"").as_bytes()).unwrap_err();
+    assert!(error.to_string().len() < 400);
+}
+
+#[test]
 fn brackets_in_strings_do_not_count_as_nesting() {
     let body = format!(r#"{{"Pod":{POD},"NodeNames":[],"x":"{}\"["}}"#, "[".repeat(500));
     assert!(ExtenderArgs::parse(body.as_bytes()).is_ok());

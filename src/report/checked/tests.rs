@@ -56,3 +56,17 @@ fn another_version_is_refused_by_name_even_if_nothing_else_can_be_read() {
     check(&hello(GPU, "").replace(API_VERSION, &"v".repeat(65)), "`apiVersion` has 65 bytes");
     check(r#"{"schema_version":1,"agent":"a"}"#, "missing field `apiVersion`");
 }
+
+#[test]
+fn an_error_does_not_repeat_a_large_report() {
+    let long = "A".repeat(1 << 20);
+    for body in [
+        format!("\"{long}\""),
+        hello(&GPU.replace(r#""index":0"#, &format!(r#""index":"{long}""#)), ""),
+        hello(&GPU.replace(r#""index":0"#, &format!(r#""index":0,"kind":"{long}""#)), ""),
+        hello("", &format!(r#"{{"{long}":}}"#)),
+    ] {
+        let error = Report::from_json(body.as_bytes()).unwrap_err().to_string();
+        assert!(error.len() < 600, "{error:.700}");
+    }
+}

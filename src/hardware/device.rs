@@ -11,6 +11,9 @@ use crate::hardware::units::MemMib;
 /// Most devices that one node may report: twice the room of 16 GPUs with 7 MIG instances each.
 pub const MAX_DEVICES_PER_NODE: usize = 256;
 
+/// Most device classes of one node: some times what a node with all MIG profiles of two models has.
+pub const MAX_CLASSES_PER_NODE: usize = 64;
+
 /// Largest accepted memory of one device: 16 TiB, about 50 times the largest GPU of 2026.
 pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
 
@@ -182,6 +185,15 @@ pub enum InventoryError {
     /// More devices than a node may report.
     #[error("`{count}` devices are reported, at most {MAX_DEVICES_PER_NODE} are allowed")]
     TooManyDevices {
+        /// How many were reported.
+        count: usize,
+    },
+    /// More kinds of devices than [`MAX_CLASSES_PER_NODE`].
+    #[error(
+        "devices of `{count}` kinds (by model, memory and MIG profile) are reported, at most \
+         {MAX_CLASSES_PER_NODE} are allowed"
+    )]
+    TooManyClasses {
         /// How many were reported.
         count: usize,
     },

@@ -1,5 +1,7 @@
 //! Classes of devices: what a request sees of a device.
 
+use std::collections::BTreeSet;
+
 use crate::hardware::device::{Device, DeviceKind, MigProfile, ModelName};
 use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -76,41 +78,98 @@ pub enum ClassKind {
     SharedInstance(MigProfile),
 }
 
-/// Position of a class in [`DeviceClasses`].
+/// Names a class of [`DeviceClasses`]. No two classes ever have the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClassId(usize);
+pub struct ClassId {
+    position: u32,
+    /// How many classes were added before.
+    added: u32,
+}
 
 impl ClassId {
-    /// The position.
+    /// The position in tables. Another class may get it once no device is of this one any more.
     pub fn position(self) -> usize {
-        self.0
+        usize::try_from(self.position).expect("a position in memory")
+    }
+
+    /// Whether the class was among the first `count` that were added.
+    pub fn is_of_first(self, count: usize) -> bool {
+        usize::try_from(self.added).is_ok_and(|added| added < count)
     }
 }
 
-/// All classes seen so far. Classes are only added, so an id stays valid.
+/// The classes of all devices. A class that no device has any more leaves its position to another
+/// one, so that devices which come and go do not fill the memory.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceClasses {
-    classes: Vec<DeviceClass>,
+    /// By position; `None` where no class is.
+    classes: Vec<Option<(DeviceClass, ClassId)>>,
+    added: u32,
+}
+
+/// Stands for a position without a class: no request fits there.
+fn no_class() -> DeviceClass {
+    DeviceClass {
+        model: ModelName::new(""),
+        capacity: MemMib::ZERO,
+        kind: ClassKind::MigParent,
+        replicas: None,
+    }
 }
 
 impl DeviceClasses {
+    /// The id of a class that is known. Linear in the number of classes.
+    pub fn known(&self, class: &DeviceClass) -> Option<ClassId> {
+        let mut known = self.classes.iter().flatten();
+        known.find(|(known, _)| known == class).map(|(_, id)| *id)
+    }
+
     /// The id of a class, added if it is new. Linear in the number of classes.
     pub fn id_of(&mut self, class: DeviceClass) -> ClassId {
-        let known = self.classes.iter().position(|known| *known == class);
-        ClassId(known.unwrap_or_else(|| {
-            self.classes.push(class);
-            self.classes.len() - 1
-        }))
+        if let Some(id) = self.known(&class) {
+            return id;
+        }
+        let vacant = self.classes.iter().position(Option::is_none);
+        let position = vacant.unwrap_or(self.classes.len());
+        let id = ClassId {
+            position: u32::try_from(position).expect("few classes at a time"),
+            added: self.added,
+        };
+        self.added = self.added.checked_add(1).expect("the caller asks for room first");
+        if position == self.classes.len() {
+            self.classes.push(None);
+        }
+        self.classes[position] = Some((class, id));
+        id
     }
 
-    /// One value per class, in the order of their ids.
+    /// Whether `more` new classes can have a name of their own.
+    pub fn can_name(&self, more: usize) -> bool {
+        u32::try_from(more).is_ok_and(|more| self.added.checked_add(more).is_some())
+    }
+
+    /// Forgets all classes but these.
+    pub fn keep_only(&mut self, used: &BTreeSet<ClassId>) {
+        for class in &mut self.classes {
+            class.take_if(|(_, id)| !used.contains(id));
+        }
+    }
+
+    /// One value per position; a position without a class counts as a class that takes nothing.
     pub fn map<T>(&self, value: impl FnMut(&DeviceClass) -> T) -> PerClass<T> {
-        PerClass(self.classes.iter().map(value).collect())
+        let none = no_class();
+        let classes = self.classes.iter().map(|class| class.as_ref().map_or(&none, |(it, _)| it));
+        PerClass(classes.map(value).collect())
     }
 
-    /// How many classes are known.
+    /// How many classes were ever added: it grows with each new one.
     pub fn count(&self) -> usize {
-        self.classes.len()
+        usize::try_from(self.added).expect("classes in memory")
+    }
+
+    /// How many are kept now.
+    pub fn kept(&self) -> usize {
+        self.classes.iter().flatten().count()
     }
 }
 
@@ -124,6 +183,30 @@ impl<T> PerClass<T> {
     /// # Panics
     /// If the class was added later: the ledger makes such tables again whenever a class is added.
     pub fn of(&self, class: ClassId) -> &T {
-        self.0.get(class.0).expect("tables are made again whenever a device class is added")
+        self.0
+            .get(class.position())
+            .expect("tables are made again whenever a device class is added")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_without_devices_leaves_its_position_and_not_its_name() {
+        let class = |model: &str| DeviceClass { model: ModelName::new(model), ..no_class() };
+        let mut classes = DeviceClasses::default();
+        let [a, b] = ["A", "B"].map(|model| classes.id_of(class(model)));
+        assert_eq!((a, classes.count(), classes.kept()), (classes.id_of(class("A")), 2, 2));
+        classes.keep_only(&BTreeSet::from([b]));
+        assert_eq!((classes.known(&class("A")), classes.kept()), (None, 1));
+        let of = |classes: &DeviceClasses, id| classes.map(|it| it.model.clone()).of(id).clone();
+        assert_eq!(of(&classes, a).as_str(), "", "a copy of a node that is older");
+        let c = classes.id_of(class("C"));
+        assert_eq!((c.position(), c == a, c.is_of_first(2)), (a.position(), false, false));
+        assert_eq!((of(&classes, c), of(&classes, b)), (class("C").model, class("B").model));
+        let again = classes.id_of(class("A"));
+        assert_eq!((again.position(), again.is_of_first(3), classes.count()), (2, false, 4));
     }
 }

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hardware::device::{
-    Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_DEVICE_MEMORY,
-    MAX_DEVICES_PER_NODE,
+    Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_CLASSES_PER_NODE,
+    MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE,
 };
+use crate::hardware::device_class::DeviceClass;
 use crate::hardware::mig;
 use crate::hardware::mig::MigFault;
+use crate::hardware::pool::PoolRule;
 use crate::hardware::topology::Topology;
 
 /// All devices of one node, sorted by index and UUID; no UUID appears twice.
@@ -32,8 +34,8 @@ impl NodeInventory {
     /// kept as unhealthy: it keeps its tenants and takes no new ones.
     ///
     /// # Errors
-    /// One [`InventoryError`] for the first fault: too many devices, too much memory or reserve, a
-    /// UUID twice, an instance without its parent.
+    /// One [`InventoryError`] for the first fault: too many devices or classes of them, too much
+    /// memory or reserve, a UUID twice, an instance without its parent.
     pub fn placed(
         mut devices: Vec<Device>,
         details: &BTreeMap<DeviceId, DeviceDetails>,
@@ -56,6 +58,11 @@ impl NodeInventory {
             if !ids.insert(device.id.clone()) {
                 return Err(InventoryError::Twice { id: device.id.clone() });
             }
+        }
+        let class = |device| DeviceClass::of(device, PoolRule::default());
+        let count = devices.iter().map(class).collect::<BTreeSet<_>>().len();
+        if count > MAX_CLASSES_PER_NODE {
+            return Err(InventoryError::TooManyClasses { count });
         }
         for device in &devices {
             if let DeviceKind::MigInstance { parent, .. } = &device.kind

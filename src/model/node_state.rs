@@ -356,7 +356,7 @@ impl NodeState {
     /// Whether all devices are of the first `count` classes. A list of classes that was read
     /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {
-        self.devices.iter().all(|device_state| device_state.class.position() < count)
+        self.devices.iter().all(|device_state| device_state.class.is_of_first(count))
     }
 
     /// How the devices are shared.

@@ -5,16 +5,26 @@
 //! that was replaced cannot report for its node. Sequence numbers grow while an agent runs; a
 //! repeated or late report changes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
+use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
-use crate::ledger::nodes::state::Ledger;
-use crate::model::device_state::DeviceUse;
+use crate::ledger::nodes::node_entry::NodeEntry;
+use crate::ledger::nodes::state::{ClusterModel, Ledger};
+use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
+
+/// Most device classes of all nodes, some times what large clusters have. More would make each
+/// call slow, and a client can report what it likes.
+pub const MAX_CLASSES: usize = 512;
+
+/// Classes up to which none is forgotten.
+const CLASSES_BEFORE_REUSE: usize = 64;
 
 /// What an agent reports, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +85,15 @@ pub enum ReportRefusal {
         device: DeviceId,
         /// Its owner.
         owner: NodeName,
+    },
+    /// A device of a new class, while the cluster has as many classes as the ledger keeps.
+    #[error(
+        "the nodes of the cluster have devices of `{count}` kinds (by model, memory and MIG \
+         profile), and no more than {MAX_CLASSES} are kept: correct the reports of other nodes"
+    )]
+    TooManyClasses {
+        /// How many there would be.
+        count: usize,
     },
     /// An inventory that cannot be true.
     #[error(transparent)]
@@ -172,10 +191,11 @@ impl Ledger {
             }
             moved.push((owner, device.id.clone()));
         }
+        let node_entry = self.node_entry(at);
+        self.make_room_for_classes(&mut cluster, &node_entry, inventory)?;
         for (owner, device) in moved {
             self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let node_entry = self.node_entry(at);
         let before: Vec<DeviceId> = node_entry
             .read()
             .devices()
@@ -201,6 +221,37 @@ impl Ledger {
             );
         });
         Ok(events)
+    }
+
+    /// Forgets classes that no device has any more, if the inventory brings new ones: compiling
+    /// requests and the mix takes time for each class. The devices that it replaces do not count.
+    fn make_room_for_classes(
+        &self,
+        cluster: &mut ClusterModel,
+        node_entry: &NodeEntry,
+        inventory: &NodeInventory,
+    ) -> Result<(), ReportRefusal> {
+        let rule = node_entry.read().rule();
+        let classes = inventory.devices().iter().map(|device| DeviceClass::of(device, rule));
+        let (known, new): (BTreeSet<_>, BTreeSet<_>) = classes
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .map(|class| (cluster.classes.known(&class), class))
+            .partition(|(id, _)| id.is_some());
+        if new.is_empty() || cluster.classes.kept() + new.len() <= CLASSES_BEFORE_REUSE {
+            return Ok(());
+        }
+        let mut used: BTreeSet<ClassId> = known.into_iter().filter_map(|(id, _)| id).collect();
+        used.extend(cluster.node_shapes().shapes().map(|(shape, _)| shape.class));
+        for other in self.node_table().iter().filter(|other| other.name != node_entry.name) {
+            used.extend(other.read().devices().iter().map(DeviceState::class));
+        }
+        let count = used.len() + new.len();
+        if count > MAX_CLASSES || !cluster.classes.can_name(new.len()) {
+            return Err(ReportRefusal::TooManyClasses { count });
+        }
+        cluster.classes.keep_only(&used);
+        Ok(())
     }
 }
 

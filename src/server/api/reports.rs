@@ -60,6 +60,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 }
                 ReportRefusal::NoInventory
                 | ReportRefusal::DeviceOfOtherNode { .. }
+                | ReportRefusal::TooManyClasses { .. }
                 | ReportRefusal::Inventory(_) => {
                     tracing::warn!(node, error = %refusal, "report refused");
                     (StatusCode::UNPROCESSABLE_ENTITY, None)

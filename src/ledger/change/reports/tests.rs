@@ -1,13 +1,16 @@
 //! Which agent may report for a node, in which order, and about which devices.
 
 use super::*;
-use crate::hardware::device::Health;
+use crate::hardware::device::{Device, Health, MAX_CLASSES_PER_NODE, ModelName};
 use crate::hardware::units::MemMib;
 use crate::ledger::fixture::{
-    bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, share_query, uid,
-    uses,
+    bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, settings,
+    share_query, uid, uses,
 };
+use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
+use crate::scoring::strategy::Strategy;
+use crate::waste::request_mix::RequestType;
 
 #[test]
 fn a_repeated_or_late_report_changes_nothing() {
@@ -173,7 +176,7 @@ fn an_unchanged_report_keeps_cached_answers() {
 
 #[test]
 fn an_impossible_instance_is_reported_and_gets_no_pod() {
-    use crate::hardware::device::{Device, DeviceIndex, DeviceKind, MigProfile, ModelName};
+    use crate::hardware::device::{DeviceIndex, DeviceKind, MigProfile};
     let ledger = ledger("A");
     let device = |id: &str, mib, kind| Device {
         id: DeviceId::new(id).unwrap(),
@@ -214,4 +217,82 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
         ));
         assert_eq!(ledger.answers(&query, &["n"])[0].err(), rejection, "{profile}");
     }
+}
+
+/// A hello with `count` GPUs of as many models.
+fn of_models(sequence: u64, prefix: &str, count: usize) -> NodeReport {
+    let names: Vec<String> = (0..count).map(|at| format!("{prefix}-{at}")).collect();
+    let known = hello("y", sequence, &names.join(" "));
+    let own =
+        |device: &Device| Device { model: ModelName::new(device.id.as_str()), ..device.clone() };
+    let devices = known.inventory.as_ref().unwrap().devices().iter().map(own);
+    NodeReport { inventory: Some(NodeInventory::new(devices.collect()).unwrap()), ..known }
+}
+
+#[test]
+fn models_that_come_and_go_are_forgotten_and_answers_stay_right() {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    let mut query = share_query(250_000);
+    query.strategy = Strategy::Policy(Policy::Fragmentation);
+    let learn = |ledger: &Ledger| {
+        let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
+        ledger.recall(std::iter::once((uid("p"), kind, MemMib::ZERO)));
+    };
+    learn(&ledger);
+    let check = |why: &dyn std::fmt::Debug| {
+        let fresh = ["n", "m"].map(|node| ledger.fresh_answer(&query, node));
+        assert_eq!(ledger.answers(&query, &["n", "m"]), fresh, "{why:?}");
+    };
+    for round in 0..100 {
+        let flood = of_models(round + 1, &format!("{round}"), MAX_CLASSES_PER_NODE);
+        ledger.report("m", &flood, seconds(round)).unwrap();
+        check(&round);
+        assert_eq!(
+            ledger.suited(query.gpu.as_ref().unwrap()).len(),
+            ledger.cluster().classes.kept()
+        );
+        assert!(ledger.cluster().classes.kept() <= 2 * MAX_CLASSES_PER_NODE + 1, "{round}");
+        if round % 3 == 0 {
+            ledger.tick(seconds(round)); // counts the nodes again
+            check(&round);
+        }
+        ledger.report("n", &report("x", 7, round + 2, "A B"), seconds(round)).unwrap();
+    }
+    let told = hello("y", 1_000, "C D");
+    ledger.report("m", &told, seconds(200)).unwrap();
+    ledger.report("m", &of_models(1_001, "E", 64), seconds(200)).unwrap();
+    ledger.report("m", &NodeReport { sequence: 1_002, ..told.clone() }, seconds(200)).unwrap();
+    ledger.report("n", &report("x", 7, 1_000, "A B"), seconds(200)).unwrap();
+    check(&"as before");
+    let calm = self::ledger("A B");
+    see_node(&calm, "m");
+    learn(&calm);
+    calm.report("m", &told, seconds(200)).unwrap();
+    calm.report("n", &report("x", 7, 1_000, "A B"), seconds(200)).unwrap();
+    for ledger in [&ledger, &calm] {
+        ledger.tick(seconds(201));
+    }
+    assert_eq!(ledger.answers(&query, &["n", "m"]), calm.answers(&query, &["n", "m"]));
+    assert_eq!(ledger.packing(), calm.packing());
+}
+
+#[test]
+fn a_cluster_has_a_limited_number_of_models_and_known_ones_are_always_accepted() {
+    let ledger = Ledger::new(settings());
+    let say = |node: &str, report: &NodeReport| ledger.report(node, report, seconds(0));
+    let full = MAX_CLASSES / MAX_CLASSES_PER_NODE;
+    let nodes: Vec<String> = (0..=full).map(|at| format!("n{at}")).collect();
+    nodes.iter().for_each(|node| see_node(&ledger, node));
+    for node in &nodes[..full] {
+        say(node, &of_models(1, node, MAX_CLASSES_PER_NODE)).unwrap();
+    }
+    let refused = say(&nodes[full], &of_models(1, "new", 1));
+    assert_eq!(refused, Err(ReportRefusal::TooManyClasses { count: MAX_CLASSES + 1 }));
+    assert_eq!(node(&ledger, &nodes[full]).devices().len(), 0);
+    // A node whose false inventory filled the table can tell the truth.
+    say("n0", &hello("y", 2, "A")).unwrap();
+    say("n1", &hello("y", 2, "B")).unwrap();
+    say(&nodes[full], &hello("y", 1, "C")).unwrap();
+    assert!(ledger.answers(&share_query(500_000), &nodes).iter().all(Result::is_ok));
 }

@@ -229,6 +229,26 @@ pub enum InventoryError {
         /// The missing GPU.
         parent: DeviceId,
     },
+    /// A MIG instance of a device that is not in MIG mode.
+    #[error("instance `{id}` names the device `{parent}`, which is not a GPU in MIG mode")]
+    NoParent {
+        /// The instance.
+        id: DeviceId,
+        /// The device.
+        parent: DeviceId,
+    },
+    /// MIG instances with more memory than their GPU has.
+    #[error(
+        "with instance `{id}`, the instances of GPU `{parent}` have more memory than its {total}"
+    )]
+    InstanceMemory {
+        /// The instance.
+        id: DeviceId,
+        /// The GPU.
+        parent: DeviceId,
+        /// Its memory.
+        total: MemMib,
+    },
 }
 
 /// GPU models that a pod accepts; empty means any.

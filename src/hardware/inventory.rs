@@ -11,6 +11,7 @@ use crate::hardware::mig;
 use crate::hardware::mig::MigFault;
 use crate::hardware::pool::PoolRule;
 use crate::hardware::topology::Topology;
+use crate::hardware::units::MemMib;
 
 /// All devices of one node, sorted by index and UUID; no UUID appears twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +36,8 @@ impl NodeInventory {
     ///
     /// # Errors
     /// One [`InventoryError`] for the first fault: too many devices or classes of them, too much
-    /// memory or reserve, a UUID twice, an instance without its parent.
+    /// memory or reserve, a UUID twice, an instance without a GPU in MIG mode, more memory in the
+    /// instances of a GPU than it has.
     pub fn placed(
         mut devices: Vec<Device>,
         details: &BTreeMap<DeviceId, DeviceDetails>,
@@ -64,21 +66,12 @@ impl NodeInventory {
         if count > MAX_CLASSES_PER_NODE {
             return Err(InventoryError::TooManyClasses { count });
         }
-        for device in &devices {
-            if let DeviceKind::MigInstance { parent, .. } = &device.kind
-                && !ids.contains(parent)
-            {
-                return Err(InventoryError::Orphan {
-                    id: device.id.clone(),
-                    parent: parent.clone(),
-                });
-            }
-        }
         devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
         let faults = mig::faults(&devices, |id| Some(details.get(id)?.slot?.start));
         for device in devices.iter_mut().filter(|device| faults.contains_key(&device.id)) {
             device.health = Health::Unhealthy;
         }
+        refuse_impossible_instances(&devices)?;
         let topology = Topology::of(&devices, details);
         Ok(Self { devices, faults, topology })
     }
@@ -97,4 +90,38 @@ impl NodeInventory {
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
+}
+
+/// Refuses instances that are not on a GPU in MIG mode, or have more memory than it: that memory
+/// would be allocated twice. Unhealthy ones take no new tenants: an agent may still report them
+/// after the GPU was divided again, and nothing is known of their size.
+fn refuse_impossible_instances(devices: &[Device]) -> Result<(), InventoryError> {
+    let mut gpus: BTreeMap<&DeviceId, (&Device, MemMib)> =
+        devices.iter().map(|device| (&device.id, (device, MemMib::ZERO))).collect();
+    for device in devices {
+        let DeviceKind::MigInstance { parent, .. } = &device.kind else { continue };
+        let (id, is_ill) = (&device.id, device.health == Health::Unhealthy);
+        let Some((gpu, taken)) = gpus.get_mut(parent) else {
+            return Err(InventoryError::Orphan { id: id.clone(), parent: parent.clone() });
+        };
+        match gpu.kind {
+            DeviceKind::Gpu if is_ill => continue,
+            DeviceKind::MigParent => {}
+            DeviceKind::Gpu | DeviceKind::MigInstance { .. } => {
+                return Err(InventoryError::NoParent { id: id.clone(), parent: parent.clone() });
+            }
+        }
+        if is_ill {
+            continue;
+        }
+        *taken =
+            taken.checked_add(device.total).filter(|sum| *sum <= gpu.total).ok_or_else(|| {
+                InventoryError::InstanceMemory {
+                    id: id.clone(),
+                    parent: parent.clone(),
+                    total: gpu.total,
+                }
+            })?;
+    }
+    Ok(())
 }

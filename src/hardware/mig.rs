@@ -240,6 +240,12 @@ pub enum MigFault {
         /// The profile.
         profile: MigProfile,
     },
+    /// A compute instance, a part of a MIG instance.
+    #[error("the compute instance of profile `{profile}` shares the memory of a MIG instance")]
+    ComputeInstance {
+        /// The profile.
+        profile: MigProfile,
+    },
     /// It begins where its profile does not allow.
     #[error("a MIG instance of profile `{profile}` cannot begin at unit {start}")]
     Start {
@@ -264,7 +270,8 @@ pub enum MigFault {
     },
 }
 
-/// The instances among `devices` that cannot be, as far as their models are listed. `start` gives
+/// The instances among `devices` that cannot be, as far as their models are listed, and compute
+/// instances, which gpupack does not allocate. `start` gives
 /// the first unit of an instance, if known.
 pub(crate) fn faults(
     devices: &[Device],
@@ -272,11 +279,23 @@ pub(crate) fn faults(
 ) -> BTreeMap<DeviceId, MigFault> {
     let mut faults = BTreeMap::new();
     for parent in devices.iter().filter(|device| device.kind == DeviceKind::MigParent) {
-        if let Some(geometry) = Geometry::of(&parent.model, parent.total) {
-            faults.extend(faults_on(geometry, parent, devices, &start));
+        match Geometry::of(&parent.model, parent.total) {
+            Some(geometry) => faults.extend(faults_on(geometry, parent, devices, &start)),
+            None => {
+                faults.extend(devices.iter().filter_map(|device| compute_instance(device, parent)))
+            }
         }
     }
     faults
+}
+
+/// The fault of a compute instance (`1c.3g.40gb`): it reports all memory of its MIG instance, and
+/// so do its neighbors there.
+fn compute_instance(device: &Device, parent: &Device) -> Option<(DeviceId, MigFault)> {
+    let DeviceKind::MigInstance { parent: of, profile } = &device.kind else { return None };
+    let (slices, _) = profile.as_str().split_once("c.")?;
+    let is_one = *of == parent.id && slices.bytes().all(|byte| byte.is_ascii_digit());
+    is_one.then(|| (device.id.clone(), MigFault::ComputeInstance { profile: profile.clone() }))
 }
 
 fn faults_on(

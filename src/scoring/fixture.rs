@@ -86,7 +86,7 @@ pub(crate) fn node(text: &str) -> (NodeState, DeviceClasses) {
 pub(crate) fn node_of(text: &str, classes: &mut DeviceClasses) -> NodeState {
     let mut words: Vec<&str> = text.split_whitespace().collect();
     if text.contains('=') {
-        words.push("mig:1000/1000");
+        words.push("mig:8000/8000");
     }
     let (devices, allocated): (Vec<Device>, Vec<Demand>) =
         words.iter().zip(0..).map(|(word, index)| device(word, index)).unzip();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::hardware::device::{DeviceDetails, DeviceIndex, Health, Slot};
+use crate::hardware::device::{DeviceDetails, DeviceIndex, Health, InventoryError, Slot};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Share;
 
@@ -66,6 +66,41 @@ fn every_entry_of_the_table_is_valid() {
     }
 }
 
+/// A node with one GPU of so much memory and these instances.
+fn inventory(
+    model: &str,
+    mib: u64,
+    instances: &[&Profile],
+) -> Result<NodeInventory, InventoryError> {
+    let device = |id: String, total, kind| Device {
+        id: DeviceId::new(&id).unwrap(),
+        index: DeviceIndex(0),
+        model: ModelName::new(model),
+        total: MemMib::new(total),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let parent = device("GPU-a".to_owned(), mib, DeviceKind::MigParent);
+    let instance = |(at, profile): (usize, &&Profile)| {
+        let profile_name = MigProfile::new(profile.name);
+        let kind = DeviceKind::MigInstance { parent: parent.id.clone(), profile: profile_name };
+        device(format!("MIG-{at}"), profile.memory_mib, kind)
+    };
+    let mut devices: Vec<Device> = instances.iter().enumerate().map(instance).collect();
+    devices.push(parent);
+    NodeInventory::new(devices)
+}
+
+#[test]
+fn compute_instances_of_any_model_get_no_pod() {
+    let part = Profile { name: "1c.3g.90gb", ..A30[0] };
+    let found = inventory("NVIDIA B200", 10_000, &[&part, &part, &A30[0]]).unwrap();
+    let faults: Vec<String> = found.faults().values().map(ToString::to_string).collect();
+    assert_eq!(faults.len(), 2);
+    assert!(faults[0].contains("`1c.3g.90gb` shares the memory"), "{faults:?}");
+}
+
 #[test]
 fn adjacent_instances_never_exceed_their_gpu() {
     for geometry in &GEOMETRIES {
@@ -81,6 +116,15 @@ fn adjacent_instances_never_exceed_their_gpu() {
             assert!(multiprocessors <= all, "{names:?}");
             let mut places: Vec<_> = set.iter().map(|profile| (*profile, None)).collect();
             assert!(geometry.is_possible(&mut places), "{names:?}");
+            let own = geometry.names[0];
+            for (model, mib, is_sound) in [
+                (own, geometry.total_mib, true),
+                ("unlisted", memory, true),
+                ("unlisted", memory - 1, false),
+            ] {
+                let found = inventory(model, mib, &set);
+                assert_eq!(found.is_ok_and(|it| it.faults().is_empty()), is_sound, "{names:?}");
+            }
         }
     }
 }

@@ -70,3 +70,35 @@ fn an_error_does_not_repeat_a_large_report() {
         assert!(error.len() < 600, "{error:.700}");
     }
 }
+
+#[test]
+fn mig_instances_that_cannot_be_are_refused_and_lost_ones_are_not() {
+    let instance = |id: &str, parent: &str, mib: u64, healthy: bool| {
+        format!(
+            r#"{{"uuid":"{id}","index":0,"model":"M","memoryMib":{mib},"kind":"MigInstance",
+                "parent":"{parent}","profile":"1g.5gb","healthy":{healthy}}}"#
+        )
+    };
+    let parent = r#"{"uuid":"GPU-p","index":0,"model":"M","memoryMib":1000,"kind":"MigParent",
+        "healthy":true}"#;
+    let of = |devices: &[&str]| hello(&devices.join(","), "");
+    check(
+        &of(&[&instance("MIG-a", "MIG-a", 9, true)]),
+        "device `MIG-a`, which is not a GPU in MIG",
+    );
+    check(&of(&[&instance("MIG-a", "MIG-a", 9, false)]), "which is not a GPU in MIG mode");
+    check(&of(&[GPU, &instance("MIG-a", "GPU-a", 9, true)]), "`GPU-a`, which is not a GPU in MIG");
+    check(&of(&[GPU, &instance("MIG-a", "GPU-b", 9, true)]), "`GPU-b`, which is not reported");
+    let a = |mib, healthy| instance("MIG-a", "GPU-p", mib, healthy);
+    let b = |mib, healthy| instance("MIG-b", "GPU-p", mib, healthy);
+    check(&of(&[parent, &a(1001, true)]), "of GPU `GPU-p` have more memory than its 1000 MiB");
+    check(&of(&[parent, &a(500, true), &b(501, true)]), "with instance `MIG-b`, the instances");
+    check(&of(&[parent, &a(16 << 20, true), &b(16 << 20, true)]), "more memory than its 1000 MiB");
+    for known in [
+        of(&[parent, &a(500, true), &b(500, true)]),
+        of(&[parent, &a(500, true), &b(501, false)]),
+        of(&[GPU, &instance("MIG-a", "GPU-a", 9, false)]),
+    ] {
+        assert!(Report::from_json(known.as_bytes()).is_ok(), "{known}");
+    }
+}

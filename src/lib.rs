@@ -136,6 +136,7 @@ pub mod ledger {
 }
 
 pub mod causes;
+pub(crate) mod json_object;
 pub mod clock;
 pub(crate) mod http_client;
 

@@ -12,6 +12,7 @@ use crate::hardware::device::{
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::MemMib;
+use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
@@ -101,12 +102,12 @@ fn readable(version: &str) -> Result<(), ReportError> {
 
 /// Reads one JSON document with nothing after it; an error has the path in the document.
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> {
-    if let Ok(value) = serde_json::from_slice(body) {
+    if let Ok(Object(value)) = serde_json::from_slice(body) {
         return Ok(value);
     }
     // Parse again to find the path: to record it the first time costs as much as the parsing.
     let mut document = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut document).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut document).map_err(|error| {
         ReportError::Malformed { at: shown_long(error.path()), cause: shown_long(error.inner()) }
     })?;
     document.end().map_err(|error| ReportError::Malformed {

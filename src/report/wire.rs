@@ -13,6 +13,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::json_object;
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::report::condition::{DeviceFault, MpsState};
 
@@ -44,16 +45,24 @@ pub struct Report {
     /// with the same number: the extender accepts one of the two.
     pub sequence: u64,
     /// All devices of the node: at the beginning, after a change, and if the extender requests it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional_list",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub inventory: Option<Vec<DeviceReport>>,
     /// The driver, if it reports its version; sent with the inventory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub driver: Option<DriverReport>,
     /// [`Reply::allocations_version`] of this session's last reply; `None` gets all allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations_version: Option<u64>,
     /// Observed use, one entry for each device that could be read.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json_object::list")]
     pub devices: Vec<DeviceUse>,
 }
 
@@ -101,10 +110,18 @@ pub struct DeviceReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// GPUs of the same node that it is connected to by NVLink.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub neighbors: Vec<Neighbor>,
     /// Position of a MIG instance on its GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub slot: Option<Slot>,
     /// Streaming multiprocessors of a MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,10 +213,18 @@ pub struct DeviceUse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsState>,
     /// Its processes. `None`: not listed this time. Empty: listed, and there are none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional_list",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub processes: Option<Vec<ProcessUse>>,
     /// Pods with processes on it about which the driver says more than their memory; with the list.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub tenants: Vec<TenantReport>,
 }
 

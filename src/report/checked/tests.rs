@@ -102,3 +102,21 @@ fn mig_instances_that_cannot_be_are_refused_and_lost_ones_are_not() {
         assert!(Report::from_json(known.as_bytes()).is_ok(), "{known}");
     }
 }
+
+#[test]
+fn only_objects_are_read_as_structs() {
+    check(r#"["gpupack.dev/v1alpha1","a",null,5,[],null,null,[]]"#, "sequence, expected an object");
+    let list = r#"["GPU-a",0,"Tesla T4",15360,450,"Gpu",null,null,true]"#;
+    check(&hello(list, ""), "at `inventory[0]`: invalid type: sequence, expected an object");
+    let used = |field: &str| format!(r#"{{"uuid":"GPU-a","healthy":true,{field}}}"#);
+    check(&hello(GPU, r#"["GPU-a",1,2,true]"#), "at `devices[0]`: invalid type: sequence");
+    check(&hello(GPU, &used(r#""processes":[[7,"p"]]"#)), "at `devices[0].processes[0]`");
+    check(&hello(GPU, &used(r#""tenants":[["p",9]]"#)), "at `devices[0].tenants[0]`");
+    let gpu = |field: &str| GPU.replace(r#""index":0"#, &format!(r#""index":0,{field}"#));
+    check(&hello(&gpu(r#""neighbors":[["GPU-b",1]]"#), ""), "at `inventory[0].neighbors[0]`");
+    check(&hello(&gpu(r#""slot":[0,1]"#), ""), "at `inventory[0].slot`: invalid type: sequence");
+    let driver = hello(GPU, "").replace(r#""agent":"a""#, r#""agent":"a","driver":["580"]"#);
+    check(&driver, "at `driver`: invalid type: sequence");
+    let none = r#""slot":null,"parent":null"#;
+    assert!(Report::from_json(hello(&gpu(none), "").as_bytes()).is_ok());
+}

@@ -152,7 +152,7 @@ impl IsolationTable {
 }
 
 /// The isolation of a tenant with `held` of a device, from what the driver reports of it. A tenant
-/// with a part of a MIG instance has neighbors, like one with a part of a GPU.
+/// with a part of a MIG instance may have neighbors, like one with a part of a GPU.
 pub(crate) fn tenant_isolation(
     device_state: &DeviceState,
     held: Demand,
@@ -160,7 +160,10 @@ pub(crate) fn tenant_isolation(
     limits: DriverLimits,
 ) -> TenantIsolation {
     let both = |mode| TenantIsolation { configured: mode, verified: mode };
-    let has_all = held.share >= Share::WHOLE && held.memory >= device_state.capacity().memory;
+    // Facts from outside may give parts of it to others, too.
+    let is_alone = device_state.tenants().len() <= 1 && !device_state.is_overallocated();
+    let whole = held.share >= Share::WHOLE && held.memory >= device_state.capacity().memory;
+    let has_all = is_alone && whole;
     match &device_state.device().kind {
         DeviceKind::MigInstance { .. } if has_all => return both(Mode::Mig),
         DeviceKind::Gpu if has_all => return both(Mode::Whole),

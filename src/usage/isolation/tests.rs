@@ -1,7 +1,9 @@
 use super::*;
-use crate::hardware::device::DeviceDetails;
+use crate::hardware::device::{Device, DeviceDetails, MigProfile};
+use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Enforcement, PoolRule};
-use crate::ledger::fixture::{bound, ledger, node, seconds, uid, uses};
+use crate::ledger::change::reports::NodeReport;
+use crate::ledger::fixture::{bound, hello, inventory, ledger, node, say, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
 use crate::usage::node_details::{Condition, DetailsReport, Driver};
@@ -94,6 +96,38 @@ fn only_what_is_read_back_is_verified() {
         assert_eq!(modes(&ledger, limits), modes_then, "{reported:?} {limits:?}");
     }
     assert_eq!(modes(&tenanted(1_000_000), configured), "whole whole");
+}
+
+#[test]
+fn a_whole_device_isolates_only_its_single_tenant() {
+    let gpu = inventory("A").devices()[0].clone();
+    let parent = Device {
+        id: DeviceId::new("P").unwrap(),
+        kind: DeviceKind::MigParent,
+        total: MemMib::new(2000),
+        ..gpu.clone()
+    };
+    let (of, profile) = (parent.id.clone(), MigProfile::new("1g.5gb"));
+    let instance = Device { kind: DeviceKind::MigInstance { parent: of, profile }, ..gpu.clone() };
+    for (devices, alone) in [(vec![gpu], Mode::Whole), (vec![instance, parent], Mode::Mig)] {
+        let ledger = tenanted(1_000_000);
+        let inventory = Some(NodeInventory::new(devices).unwrap());
+        say(&ledger, &NodeReport { inventory, ..hello("y", 1, "A") }).unwrap();
+        let found = || {
+            let node_state = node(&ledger, "n");
+            let device = node_state.devices().iter().find(|it| it.device().id.as_str() == "A");
+            let (device, seen) = (device.unwrap(), ReportedTenant::default());
+            let held = device.tenants()[&uid("p")];
+            let found = tenant_isolation(device, held, seen, DriverLimits::Unused);
+            (found.configured, found.verified)
+        };
+        assert_eq!(found(), (alone, alone));
+        ledger.see_pod(&bound("q", "n", "A", 100_000), seconds(0));
+        assert_eq!(found(), (Mode::None, Mode::None), "another pod was bound beside it");
+        ledger.forget(&uid("q"));
+        ledger.end_pod(&uid("q"), seconds(0));
+        assert_eq!(found(), (Mode::None, Mode::None), "its processes may still run");
+    }
 }
 
 #[test]

@@ -75,6 +75,19 @@ pub enum ReviewFault {
     },
 }
 
+impl ReviewFault {
+    /// Short name for the log; a closed set.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Json { .. } => "json",
+            Self::TooMany { .. } => "too_many",
+            Self::Kind { .. } => "kind",
+            Self::Missing { .. } => "missing",
+            Self::Resource { .. } => "resource",
+        }
+    }
+}
+
 /// The request of a review of a pod.
 pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
     let json = |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error) };

@@ -100,6 +100,20 @@ pub enum ReportRefusal {
     Inventory(#[from] InventoryError),
 }
 
+impl ReportRefusal {
+    /// Short name for the log; a closed set.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::UnknownNode { .. } => "unknown_node",
+            Self::OldSession { .. } => "old_session",
+            Self::NoInventory => "no_inventory",
+            Self::DeviceOfOtherNode { .. } => "device_of_other_node",
+            Self::TooManyClasses { .. } => "too_many_classes",
+            Self::Inventory(_) => "inventory",
+        }
+    }
+}
+
 impl Ledger {
     /// Applies a report of `node`'s agent, received at `now` on the extender's clock.
     ///

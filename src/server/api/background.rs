@@ -19,6 +19,7 @@ use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::requeue;
 use crate::control::pods::teams;
 use crate::control::shared::app::{App, Truth};
+use crate::control::shared::log_limit::LogLimit;
 use crate::control::shared::outbox::rooms;
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::kube_api::write::events::NoticeReason;
@@ -167,11 +168,20 @@ async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     requeues
 }
 
+/// Whether a line about a report may be written now; then how many were left out since the last. An
+/// agent can report another inventory each time.
+fn admitted(app: &App, reason: &'static str) -> Option<u64> {
+    static LOGGED: LogLimit = LogLimit::new();
+    LOGGED.admits(("report", reason), app.clock.precise())
+}
+
 fn tell(app: &App, event: &LedgerEvent) {
     match event {
         LedgerEvent::Room(_) => {}
         LedgerEvent::Overallocated { node, device } => {
-            tracing::error!(%node, %device, "more is allocated on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+            if let Some(left_out) = admitted(app, "overallocated") {
+                tracing::error!(%node, %device, left_out, "more is allocated on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+            }
             let note = format!(
                 "its device {device} on node {node} is overallocated: gpupack places nothing more there and removes nothing"
             );
@@ -183,14 +193,18 @@ fn tell(app: &App, event: &LedgerEvent) {
                 Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
                 Some(Health::Healthy | Health::Unhealthy) => "is ill",
             };
-            tracing::error!(%node, %device, "a device that holds pods {what}");
+            if let Some(left_out) = admitted(app, what) {
+                tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
+            }
             let note = format!(
                 "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there"
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
         LedgerEvent::Impossible { node, device, fault } => {
-            tracing::error!(%node, %device, %fault, "an impossible MIG instance is reported: gpupack places nothing on it");
+            if let Some(left_out) = admitted(app, "impossible") {
+                tracing::error!(%node, %device, %fault, left_out, "an impossible MIG instance is reported: gpupack places nothing on it");
+            }
         }
         LedgerEvent::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");

@@ -3,11 +3,15 @@
 use axum::http::StatusCode;
 
 use crate::control::shared::app::App;
+use crate::control::shared::log_limit::LogLimit;
 use crate::ledger::change::reports::ReportRefusal;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::protocol::messages::to_json;
 use crate::report::wire::{API_VERSION, Allocation, Outcome, Refusal, Reply, Report};
+
+/// Limits how often refused reports are logged.
+static LOGGED: LogLimit = LogLimit::new();
 
 /// Status and JSON body of the answer to a report.
 pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
@@ -62,7 +66,12 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 | ReportRefusal::DeviceOfOtherNode { .. }
                 | ReportRefusal::TooManyClasses { .. }
                 | ReportRefusal::Inventory(_) => {
-                    tracing::warn!(node, error = %refusal, "report refused");
+                    // One agent may send many; its log has the answers.
+                    if let Some(left_out) =
+                        LOGGED.admits(("report", refusal.label()), app.clock.precise())
+                    {
+                        tracing::warn!(node, error = %refusal, left_out, "report refused");
+                    }
                     (StatusCode::UNPROCESSABLE_ENTITY, None)
                 }
             };

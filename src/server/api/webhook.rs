@@ -4,7 +4,7 @@
 //! It is a process of its own, with any number of replicas: the answer needs no ledger, and
 //! creating pods must not wait for a restart of the extender.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -15,6 +15,8 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use tokio::sync::Semaphore;
 
+use crate::clock::Clock;
+use crate::control::shared::log_limit::LogLimit;
 use crate::kube_api::admission::rules::Admission;
 use crate::server::http::browser;
 
@@ -35,6 +37,12 @@ pub(crate) const LARGE_REVIEW: usize = 64 << 10;
 pub(crate) const LARGE_AT_ONCE: usize = 1;
 
 static LARGE_REVIEWS: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
+
+/// Limits how often refused pods and other calls are logged: any client may call.
+static LOGGED: LogLimit = LogLimit::new();
+
+/// For [`LOGGED`] alone: admission depends on no time.
+static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::start);
 
 /// The routes: `/webhook` for the API server, `/healthz` for kubelet.
 pub fn router(admission: Arc<Admission>) -> Router {
@@ -62,14 +70,19 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
             match &answer.refusal {
                 None => tracing::debug!(pod = %answer.pod, "admitted"),
                 Some(refusal) => {
-                    tracing::info!(pod = %answer.pod, reason = refusal.label(), %refusal, "refused");
+                    let reason = refusal.label();
+                    if let Some(left_out) = LOGGED.admits(("refused", reason), CLOCK.precise()) {
+                        tracing::info!(pod = %answer.pod, reason, %refusal, left_out, "refused");
+                    }
                 }
             }
             let kind = [(header::CONTENT_TYPE, "application/json")];
             (kind, answer.review).into_response()
         }
         Err(fault) => {
-            tracing::warn!(%fault, "a call that is not an admission review of a pod");
+            if let Some(left_out) = LOGGED.admits(("fault", fault.label()), CLOCK.precise()) {
+                tracing::warn!(%fault, left_out, "a call that is not an admission review of a pod");
+            }
             (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
         }
     }

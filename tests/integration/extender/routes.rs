@@ -1,5 +1,8 @@
 //! The other routes as agents, operators and browsers meet them: reports, state, explain, metrics, page.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
@@ -12,10 +15,13 @@ use gpupack::api::page::Summary;
 use gpupack::api::search::SearchResults;
 use gpupack::api::state::State;
 use gpupack::api::waiting::WaitingPodList;
+use gpupack::config::webhook::WebhookConfig;
 use gpupack::control::pods::teams::account;
+use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::server::api::server::{Listeners, serve_apart};
+use gpupack::server::api::{background, webhook};
 use gpupack::server::page::service::Service;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,6 +84,61 @@ async fn implausible_reports_have_their_status_and_change_nothing() {
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     }
     assert_eq!(bed.state().await, before);
+}
+
+/// What is logged while it is the subscriber's writer.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no test panics while it writes").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn no_client_floods_the_log() {
+    const ROUNDS: usize = 100;
+    let bed = Bed::warm().await;
+    let log = Log::default();
+    let written = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let (_running, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    let webhook = webhook::router(Arc::new(Admission::new(WebhookConfig::default(), Vec::new())));
+    for round in 0..ROUNDS {
+        let mut report = hello("gpu-a", "NVIDIA A30", 24_576, 1);
+        report["agent"] = format!("agent-{round}").into();
+        report["inventory"][0]["uuid"] = "GPU-gpu-b-0".into();
+        assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+        report["inventory"][0]["uuid"] = "GPU-gpu-a-0".into();
+        report["inventory"][0]["kind"] = "MigParent".into();
+        let mut instance = report["inventory"][0].clone();
+        for (field, value) in [("uuid", "MIG"), ("kind", "MigInstance"), ("profile", "9g.9gb")] {
+            instance[field] = value.into();
+        }
+        instance["parent"] = "GPU-gpu-a-0".into();
+        report["inventory"].as_array_mut().unwrap().push(instance);
+        assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::OK);
+        let call = Request::post("/webhook").header("content-type", "application/json");
+        let call = call.body(Body::from("{}")).unwrap();
+        let answer = webhook.clone().oneshot(call).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await; // for the events
+    let lines = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(lines.contains("left_out"), "{lines}");
+    for part in ["report refused", "impossible MIG instance", "not an admission review"] {
+        let count = lines.lines().filter(|line| line.contains(part)).count();
+        // Another test of this process may have written the line of this second.
+        assert!(count < ROUNDS / 3, "{part}: {count}");
+    }
 }
 
 #[tokio::test]
@@ -259,7 +320,7 @@ async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
         let (verbs, page) =
             (listeners.verbs.local_addr().unwrap(), listeners.page.local_addr().unwrap());
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let set_log_level = std::sync::Arc::new(|level: &str| match level {
+        let set_log_level = Arc::new(|level: &str| match level {
             "debug" => Ok(()),
             _ => Err(format!("log level `{level}` is unknown")),
         });
@@ -447,7 +508,7 @@ async fn teams_see_what_they_held_and_used() {
     account(&bed.app);
     let (_, text) = bed.get("/metrics").await;
     assert!(!text.contains("gpupack_share_seconds_total{"), "nothing before the first look");
-    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
     account(&bed.app);
     let (_, text) = bed.get("/metrics").await;
     let value = |family: &str, kind: &str| -> f64 {

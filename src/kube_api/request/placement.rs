@@ -7,11 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 
 use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, NodeName};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MemMib, Share};
+use crate::json_object;
+use crate::json_object::Object;
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::request::MAX_DEVICES_PER_POD;
 use crate::model::reservation::{PlacedDevice, Placement};
@@ -184,10 +187,13 @@ impl PlacementError {
 #[derive(Serialize, Deserialize)]
 struct WirePlacement {
     v: u64,
+    #[serde(deserialize_with = "json_object::list")]
     devices: Vec<WireDevice>,
-    #[serde(default)]
-    #[serde(alias = "protection")] // of placements written before the renaming
-    isolation: WireIsolation,
+    #[serde(default, deserialize_with = "isolation", serialize_with = "name_of")]
+    isolation: Option<ConfiguredIsolation>,
+    /// What `isolation` was called before.
+    #[serde(default, deserialize_with = "isolation", skip_serializing)]
+    protection: Option<ConfiguredIsolation>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -197,17 +203,25 @@ struct WireDevice {
     share: u64,
 }
 
-/// An unknown word, from a newer writer, means no isolation: the tenant still gets its allocation,
-/// and gpupack promises nothing that it does not understand.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum WireIsolation {
-    Hardware,
-    Driver,
-    Mps,
-    #[default]
-    #[serde(other)]
-    None,
+/// Reads the name of an isolation. Anything else, for instance a word from a newer writer, means no
+/// isolation: the amounts still count, and gpupack promises nothing that it does not understand.
+fn isolation<'de, D>(deserializer: D) -> Result<Option<ConfiguredIsolation>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let name = <&RawValue>::deserialize(deserializer)?.get();
+    let name = serde_json::from_str::<String>(name).unwrap_or_default();
+    let known =
+        [ConfiguredIsolation::Mps, ConfiguredIsolation::Driver, ConfiguredIsolation::Hardware];
+    Ok(Some(known.into_iter().find(|known| known.name() == name).unwrap_or_default()))
+}
+
+#[expect(clippy::ref_option, reason = "the form that serde calls")]
+fn name_of<S: Serializer>(
+    isolation: &Option<ConfiguredIsolation>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(isolation.unwrap_or_default().name())
 }
 
 /// The version alone: the other fields may mean something else in another version.
@@ -226,12 +240,8 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     let wire = WirePlacement {
         v: VERSION,
         devices: placement.devices.iter().map(wire_device).collect(),
-        isolation: match placement.isolation {
-            ConfiguredIsolation::None => WireIsolation::None,
-            ConfiguredIsolation::Mps => WireIsolation::Mps,
-            ConfiguredIsolation::Driver => WireIsolation::Driver,
-            ConfiguredIsolation::Hardware => WireIsolation::Hardware,
-        },
+        isolation: Some(placement.isolation),
+        protection: None,
     };
     let json = serde_json::to_string(&wire)
         .map_err(|error| PlacementError::Json { fault: error.to_string() })?;
@@ -267,11 +277,11 @@ pub fn decode(
     check_length(PLACEMENT, json)?;
     let fault =
         |error: serde_json::Error| PlacementError::Json { fault: shown(&error.to_string()) };
-    let version = serde_json::from_str::<WireVersion>(json).map_err(fault)?.v;
+    let Object(WireVersion { v: version }) = serde_json::from_str(json).map_err(fault)?;
     if version != VERSION {
         return Err(PlacementError::Version { version });
     }
-    let wire: WirePlacement = serde_json::from_str(json).map_err(fault)?;
+    let Object::<WirePlacement>(wire) = serde_json::from_str(json).map_err(fault)?;
     let placed = wire.devices.iter().map(placed_device).collect::<Result<Vec<_>, _>>()?;
     check(&placed)?;
     if let Some(devices) = devices {
@@ -280,12 +290,8 @@ pub fn decode(
             return Err(PlacementError::Disagreement { devices: shown(devices) });
         }
     }
-    let isolation = match wire.isolation {
-        WireIsolation::None => ConfiguredIsolation::None,
-        WireIsolation::Mps => ConfiguredIsolation::Mps,
-        WireIsolation::Driver => ConfiguredIsolation::Driver,
-        WireIsolation::Hardware => ConfiguredIsolation::Hardware,
-    };
+    // With both names, the weaker one counts.
+    let isolation = wire.isolation.into_iter().chain(wire.protection).min().unwrap_or_default();
     Ok(Some(Placement { node: node.clone(), devices: placed, isolation }))
 }
 

@@ -41,6 +41,31 @@ fn unknown_fields_of_newer_writers_are_ignored() {
 }
 
 #[test]
+fn the_amounts_count_whatever_the_isolation_is() {
+    use ConfiguredIsolation::{Driver, Hardware, Mps, None};
+    for (fields, isolation) in [
+        (r#""isolation":"mps""#, Mps),
+        (r#""protection":"driver""#, Driver),
+        (r#""isolation":"hardware","protection":"hardware""#, Hardware),
+        (r#""isolation":"hardware","protection":"mps""#, Mps),
+        (r#""isolation":"mps","protection":"driver""#, Mps),
+        (r#""isolation":null,"protection":"driver""#, None),
+        (r#""isolation":"driver","protection":{"a":[]}"#, None),
+        (r#""isolation":5"#, None),
+        (r#""isolation":null"#, None),
+        (r#""isolation":"Hardware""#, None),
+        (r#""isolation":{"hardware":null}"#, None),
+        (r#""isolation":["hardware"]"#, None),
+        (r#""x":1"#, None),
+    ] {
+        let json = format!(r#"{{"v":1,"devices":[{{"id":"GPU-a","mib":4,"share":5}}],{fields}}}"#);
+        let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", &json), &node()).expect(fields);
+        let expected = Placement { isolation, ..placement(&[("GPU-a", 4, 5)]) };
+        assert_eq!(read, Some(expected), "{fields}");
+    }
+}
+
+#[test]
 fn impossible_values_are_rejected() {
     let a = "runtime.nvidia.com/gpu=GPU-a";
     let device = |json: &str| format!(r#"{{"v":1,"devices":[{json}],"isolation":"none"}}"#);
@@ -63,6 +88,10 @@ fn impossible_values_are_rejected() {
         (a, "[".repeat(10_000), "json"),
         (a, "[".repeat(20_000), "too_long"),
         (a, "null".to_owned(), "json"),
+        (a, r#"[1,[{"id":"GPU-a","mib":4,"share":5}],"none"]"#.to_owned(), "json"),
+        (a, device(r#"["GPU-a",4,5]"#), "json"),
+        (a, r#"{"v":1,"devices":null}"#.to_owned(), "json"),
+        (a, format!(r#"{{"v":1,"devices":[{good}],"devices":[{good}]}}"#), "json"),
     ] {
         let error = decode(&keys(devices, &json), &node()).expect_err(&json);
         assert_eq!(error.label(), label, "{error}");

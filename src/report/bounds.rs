@@ -68,6 +68,14 @@ pub enum ReportError {
         /// The device.
         uuid: DeviceId,
     },
+    /// A device among its own neighbors, or a neighbor twice.
+    #[error("device `{uuid}` names its neighbor `{neighbor}` twice, or is its own neighbor")]
+    Neighbor {
+        /// The device.
+        uuid: DeviceId,
+        /// The neighbor.
+        neighbor: DeviceId,
+    },
     /// More memory than any device has.
     #[error("use of `{mib} MiB` on device `{uuid}`, at most {MAX_DEVICE_MEMORY} are believed")]
     Memory {

@@ -120,7 +120,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         let other = DeviceId::new(&neighbor.uuid)?;
         within("number of NVLinks", Some(neighbor.links), 1, MAX_LINKS)?;
         if other == *id || neighbors.insert(other.clone(), neighbor.links).is_some() {
-            return Err(ReportError::Twice { uuid: other });
+            return Err(ReportError::Neighbor { uuid: id.clone(), neighbor: other });
         }
     }
     Ok(DeviceDetails {

@@ -120,3 +120,15 @@ fn only_objects_are_read_as_structs() {
     let none = r#""slot":null,"parent":null"#;
     assert!(Report::from_json(hello(&gpu(none), "").as_bytes()).is_ok());
 }
+
+#[test]
+fn a_device_is_not_its_own_neighbor() {
+    let of = |neighbors: &str| {
+        let field = format!(r#""index":0,"neighbors":[{neighbors}]"#);
+        hello(&GPU.replace(r#""index":0"#, &field), "")
+    };
+    let link = |uuid: &str| format!(r#"{{"uuid":"{uuid}","links":1}}"#);
+    let (own, other) = (link("GPU-a"), link("GPU-b"));
+    check(&of(&own), "device `GPU-a` names its neighbor `GPU-a` twice, or is its own neighbor");
+    check(&of(&format!("{other},{other}")), "device `GPU-a` names its neighbor `GPU-b` twice");
+}

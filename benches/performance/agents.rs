@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Method, Request, StatusCode, header};
-use gpupack::report::wire::{API_VERSION, Reply, Report, report_path};
+use gpupack::api::kind::{ApiVersion, ReportKind};
+use gpupack::report::wire::{Reply, Report, report_path};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -209,7 +210,8 @@ impl Agent {
     async fn say(&mut self, connection: &mut Connection, has_lists: bool) -> bool {
         self.sequence += 1;
         let report = Report {
-            api_version: API_VERSION.to_owned(),
+            api_version: ApiVersion::default(),
+            kind: ReportKind::default(),
             agent: self.name.clone(),
             session: self.session,
             sequence: self.sequence,

@@ -13,8 +13,30 @@ pub struct Error {
     pub api_version: ApiVersion,
     /// `Error`.
     pub kind: ErrorKind,
-    /// What is wrong and what to do, in one sentence.
+    /// What is wrong and what to do, in one sentence for people.
     pub error: String,
+    /// The cause, where a client has to act on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<ErrorReason>,
+}
+
+impl Error {
+    /// An error for people.
+    pub fn new(error: String) -> Self {
+        Self { error, ..Self::default() }
+    }
+}
+
+/// A cause on which a client has to act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum ErrorReason {
+    /// The session of a report is not the newest of its node: begin a new session.
+    SessionExpired,
+    /// The port has no such path.
+    UnknownPath,
+    /// A reason that only a newer extender has.
+    #[serde(other)]
+    Other,
 }
 
 /// The log level.

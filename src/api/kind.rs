@@ -28,6 +28,8 @@ macro_rules! kinds {
 kinds! {
     ErrorKind: Error,
     LogLevelKind: LogLevel,
+    ReportKind: Report,
+    ReplyKind: Reply,
     StateKind: State,
     WaitingPodListKind: WaitingPodList,
     ExplanationKind: Explanation,

@@ -54,7 +54,6 @@ impl Report {
     /// # Errors
     /// [`ReportError`] for the first error found.
     pub fn checked(self) -> Result<CheckedReport, ReportError> {
-        readable(&self.api_version)?;
         text("agent", &self.agent, MAX_NAME_BYTES)?;
         if self.session.is_none() && self.inventory.is_none() {
             return Err(ReportError::HelloWithoutInventory);

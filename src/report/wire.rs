@@ -7,12 +7,13 @@
 //!
 //! The agent begins without a session, with the full inventory. The reply issues a session number;
 //! later reports carry it, and a sequence number that only grows. A report of an older session gets
-//! 409 and [`Refusal::SESSION_EXPIRED`], and the agent begins again. An impossible report gets 422;
-//! 503 means *later*.
+//! 409 and [`ErrorReason::SessionExpired`](crate::api::error::ErrorReason), and the agent begins
+//! again. An impossible report gets 422; 503 means *later*.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
 use crate::json_object;
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::report::condition::{DeviceFault, MpsState};
@@ -34,8 +35,11 @@ pub fn report_path(node: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// [`API_VERSION`].
-    pub api_version: String,
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Report`; may be left out.
+    #[serde(default)]
+    pub kind: ReportKind,
     /// Random id of this run of the agent, at most 64 characters.
     pub agent: String,
     /// The session that the extender issued. `None` begins a session and requires the inventory.
@@ -44,7 +48,7 @@ pub struct Report {
     /// Grows with the reports of one run of the agent. A report without an answer is sent again
     /// with the same number: the extender accepts one of the two.
     pub sequence: u64,
-    /// All devices of the node: at the beginning, after a change, and if the extender requests it.
+    /// All devices of the node: at the beginning of a session, and after a change.
     #[serde(
         default,
         deserialize_with = "json_object::optional_list",
@@ -291,15 +295,14 @@ pub struct ProcessUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Reply {
-    /// [`API_VERSION`].
-    pub api_version: String,
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Reply`.
+    pub kind: ReplyKind,
     /// The session to use from now on.
     pub session: u64,
     /// What became of the report.
     pub outcome: Outcome,
-    /// Whether the next report must carry the inventory.
-    #[serde(default)]
-    pub send_inventory: bool,
     /// Version of the allocations, for the next report of the session; older extenders send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations_version: Option<u64>,
@@ -375,21 +378,4 @@ pub struct AllocatedDevice {
     pub memory_mib: u64,
     /// Compute share in millionths.
     pub share_millionths: u64,
-}
-
-/// Body of an answer with status 409, 422 or 503.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = ReportRefusal)]
-pub struct Refusal {
-    /// The reason, for people.
-    pub error: String,
-    /// The reason, for the agent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-impl Refusal {
-    /// Reason of a 409: the session is not the newest of this node, so the agent must begin again.
-    pub const SESSION_EXPIRED: &str = "SessionExpired";
 }

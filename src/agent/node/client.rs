@@ -12,8 +12,9 @@ use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
+use crate::api::error::{Error, ErrorReason};
 use crate::http_client::{HttpClient, plain_address};
-use crate::report::wire::{API_VERSION, MAX_BODY_BYTES, Refusal, Reply, Report, report_path};
+use crate::report::wire::{MAX_BODY_BYTES, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,19 +78,13 @@ impl ExtenderClient {
 fn read(status: StatusCode, body: &[u8]) -> Answer {
     if status == StatusCode::OK {
         return match serde_json::from_slice::<Reply>(body) {
-            Ok(reply) if reply.api_version == API_VERSION => Answer::Reply(reply),
-            Ok(reply) => Answer::Refused {
-                error: format!(
-                    "its reply is of API version `{}`, this agent's is `{API_VERSION}`",
-                    reply.api_version
-                ),
-            },
+            Ok(reply) => Answer::Reply(reply),
             Err(error) => Answer::Refused { error: format!("its reply cannot be read: {error}") },
         };
     }
-    let refusal = serde_json::from_slice::<Refusal>(body).ok();
-    let reason = refusal.as_ref().and_then(|refusal| refusal.reason.as_deref());
-    if status == StatusCode::CONFLICT && reason == Some(Refusal::SESSION_EXPIRED) {
+    let refusal = serde_json::from_slice::<Error>(body).ok();
+    let reason = refusal.as_ref().and_then(|refusal| refusal.reason);
+    if status == StatusCode::CONFLICT && reason == Some(ErrorReason::SessionExpired) {
         return Answer::SessionExpired;
     }
     let error = refusal.map_or_else(|| status.to_string(), |it| format!("{status}: {}", it.error));
@@ -103,21 +98,26 @@ fn read(status: StatusCode, body: &[u8]) -> Answer {
 mod tests {
     use super::*;
 
+    fn error(error: &str, reason: Option<ErrorReason>) -> Vec<u8> {
+        serde_json::to_vec(&Error { reason, ..Error::new(error.to_owned()) }).unwrap()
+    }
+
     #[test]
     fn an_answer_is_classified_by_status_and_reason() {
-        let expired = br#"{"error":"old","reason":"SessionExpired"}"#;
-        let reply = br#"{"apiVersion":"gpupack.dev/v1alpha1","session":3,"outcome":"Accepted","novelty":1}"#;
-        let far = br#"{"apiVersion":"gpupack.dev/v9","session":3,"outcome":"Accepted"}"#;
+        let expired = &error("old", Some(ErrorReason::SessionExpired));
+        let reply = br#"{"apiVersion":"gpupack.dev/v1alpha1","kind":"Reply","session":3,"outcome":"Accepted","novelty":1}"#;
+        let far =
+            br#"{"apiVersion":"gpupack.dev/v9","kind":"Reply","session":3,"outcome":"Accepted"}"#;
         for (status, body, meaning) in [
             (200, &reply[..], "Reply"),
             (200, far, "Refused"),
             (200, b"<html>", "Refused"),
             (409, expired, "SessionExpired"),
             (409, b"", "Refused"),
-            (422, br#"{"error":"absurd"}"#, "Refused"),
+            (422, &error("absurd", None), "Refused"),
             (404, b"", "Away"),
             (429, b"", "Away"),
-            (503, br#"{"error":"starting"}"#, "Away"),
+            (503, &error("starting", None), "Away"),
         ] {
             let answer = format!("{:?}", read(StatusCode::from_u16(status).unwrap(), body));
             assert!(answer.starts_with(meaning), "{status}: {answer}");

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::agent::gpu::probe::Sample;
 use crate::agent::node::cadence::MEMORY_STEP_MIB;
+use crate::api::kind::{ApiVersion, ReportKind};
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    API_VERSION, Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome,
-    Reply, Report,
+    Allocation, AllocationState, DeviceReport, DeviceUse, DriverReport, Outcome, Reply, Report,
 };
 
 /// Pause after the first failure; it doubles with each further one.
@@ -152,7 +152,8 @@ impl Session {
             |seen: &DeviceUse| DeviceUse { processes: None, tenants: Vec::new(), ..seen.clone() };
         self.sent_uses = sample.uses.iter().map(without_lists).collect();
         Report {
-            api_version: API_VERSION.to_owned(),
+            api_version: ApiVersion::default(),
+            kind: ReportKind::default(),
             agent: self.agent.clone(),
             session: self.number,
             sequence: self.sequence,
@@ -194,10 +195,8 @@ impl Session {
                     let all = allocations.iter().filter(|it| it.state == AllocationState::Draining);
                     self.draining = all.map(|it| it.pod_uid.clone()).collect();
                 }
-                match (reply.send_inventory, reply.outcome, sent) {
-                    (true, _, _) => self.known = None,
-                    (false, Outcome::Accepted, Some(sent)) => self.known = Some(sent),
-                    (false, Outcome::Accepted | Outcome::Ignored, _) => {}
+                if let (Outcome::Accepted, Some(sent)) = (reply.outcome, sent) {
+                    self.known = Some(sent);
                 }
                 Next::NextSample
             }

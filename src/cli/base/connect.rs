@@ -12,6 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::api::error::ErrorReason;
 use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
 use crate::http_client::{HttpClient, plain_address};
@@ -93,6 +94,7 @@ struct Refusal {
     error: Option<String>,
     kind: Option<String>,
     message: Option<String>,
+    reason: Option<ErrorReason>,
 }
 
 impl ServerArgs {
@@ -214,6 +216,7 @@ impl Server {
         let said: Option<Refusal> = serde_json::from_slice(body).ok();
         let is_of_api_server =
             said.as_ref().is_some_and(|said| said.kind.as_deref() == Some("Status"));
+        let reason = said.as_ref().and_then(|said| said.reason);
         let text = said.and_then(|said| said.error.or(said.message));
         let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
         match status {
@@ -225,7 +228,9 @@ impl Server {
                 "{} is not there ({text}): name --service or --server",
                 self.name()
             )),
-            StatusCode::NOT_FOUND => Failure::not_found(text),
+            StatusCode::NOT_FOUND if reason != Some(ErrorReason::UnknownPath) => {
+                Failure::not_found(text)
+            }
             StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::BAD_GATEWAY
             | StatusCode::GATEWAY_TIMEOUT => {

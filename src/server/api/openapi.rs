@@ -79,8 +79,7 @@ mod tests {
             let method = rest.trim_start_matches([',', ' ']).split('(').next()?;
             path.starts_with("/v1/").then(|| format!("{method} {path}"))
         });
-        let mut routes: BTreeSet<String> = routes.collect();
-        assert!(routes.remove("post /v1/{verb}"), "the answer to unknown verbs");
+        let routes: BTreeSet<String> = routes.collect();
         let mut documented = BTreeSet::new();
         for (path, item) in document.paths.paths {
             let methods = [("get", item.get), ("post", item.post), ("put", item.put)];

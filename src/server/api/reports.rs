@@ -2,13 +2,15 @@
 
 use axum::http::StatusCode;
 
+use crate::api::error::{Error, ErrorReason};
+use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
 use crate::ledger::change::reports::ReportRefusal;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::protocol::messages::to_json;
-use crate::report::wire::{API_VERSION, Allocation, Outcome, Refusal, Reply, Report};
+use crate::report::wire::{Allocation, Outcome, Reply, Report};
 
 /// Limits how often refused reports are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -46,10 +48,10 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             let allocations = receipt.allocations.as_ref();
             let allocations = allocations.map(|held| held.iter().map(Allocation::from_reservation));
             let reply = Reply {
-                api_version: API_VERSION.to_owned(),
+                api_version: ApiVersion::default(),
+                kind: ReplyKind::default(),
                 session: receipt.session,
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
-                send_inventory: false,
                 allocations_version: Some(receipt.allocations_version),
                 allocations: allocations.map(|held| held.collect()),
             };
@@ -60,7 +62,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             let (status, reason) = match &refusal {
                 ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
                 ReportRefusal::OldSession { .. } => {
-                    (StatusCode::CONFLICT, Some(Refusal::SESSION_EXPIRED))
+                    (StatusCode::CONFLICT, Some(ErrorReason::SessionExpired))
                 }
                 ReportRefusal::NoInventory
                 | ReportRefusal::DeviceOfOtherNode { .. }
@@ -80,7 +82,6 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     }
 }
 
-fn refuse(status: StatusCode, error: &str, reason: Option<&str>) -> (StatusCode, Vec<u8>) {
-    let body = Refusal { error: error.to_owned(), reason: reason.map(str::to_owned) };
-    (status, to_json(&body))
+fn refuse(status: StatusCode, error: &str, reason: Option<ErrorReason>) -> (StatusCode, Vec<u8>) {
+    (status, to_json(&Error { reason, ..Error::new(error.to_owned()) }))
 }

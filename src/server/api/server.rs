@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Router, middleware};
@@ -26,7 +26,9 @@ use crate::server::api::queries::scrape as scraped;
 use crate::server::api::{queries, reports, scrape};
 use crate::server::http::exchange::PeerAddress;
 use crate::server::http::limits::Limits;
-use crate::server::http::respond::{encoded, json, refusal};
+use crate::server::http::respond::{
+    ReadBody, ReadPath, encoded, json, refusal, unknown_path, wrong_method,
+};
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
@@ -58,12 +60,23 @@ static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 /// The same for reports: a report must not wait behind other large bodies.
 static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
 
+/// The paths of the only port, for an error.
+const ALL_PATHS: &str = "docs/api.md lists the paths";
+
+/// The paths of the port of the verbs, for an error.
+const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1/bind, reports, \
+    metrics and health; the page and its queries are on the port of `page_listen`";
+
+/// The paths of the port of the page, for an error.
+const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-scheduler, reports, \
+    metrics and health are on the port of `listen`";
+
 /// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
 
 /// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
-    guarded(verb_routes(&service).merge(queries::routes()), service)
+    guarded(verb_routes(&service).merge(queries::routes()), ALL_PATHS, service)
 }
 
 /// Routes for kube-scheduler, agents, kubelet and Prometheus.
@@ -73,7 +86,6 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/preempt", post(preempt))
-        .route("/v1/{verb}", post(unknown_verb))
         .layer(most(service.app.config.max_body_bytes))
         .route("/v1/bind", post(bind_pod).layer(most(LONGEST_BIND)))
         .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
@@ -84,9 +96,11 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .route("/metrics/gpus", get(device_metrics))
 }
 
-/// Routes that a page of another site cannot make a browser call.
-fn guarded(routes: Router<Service>, service: Service) -> Router {
+/// Routes that a page of another site cannot make a browser call. `paths` says which there are.
+fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Router {
     let hosts: browser::Hosts = Some(service.app.config.allowed_hosts.clone().into());
+    let routes = routes.method_not_allowed_fallback(wrong_method);
+    let routes = routes.fallback(move |uri: Uri| async move { unknown_path(&uri, paths) });
     routes.layer(middleware::from_fn_with_state(hosts, browser::guard)).with_state(service)
 }
 
@@ -109,8 +123,8 @@ pub struct Listeners {
 /// The same with the page on a listener of its own, with limits of its own.
 pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
     let Listeners { verbs, page } = listeners;
-    let verb_router = guarded(verb_routes(&service), service.clone());
-    let page_router = guarded(queries::routes(), service.clone());
+    let verb_router = guarded(verb_routes(&service), VERB_PATHS, service.clone());
+    let page_router = guarded(queries::routes(), PAGE_PATHS, service.clone());
     let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
     let verbs = connections::serve(verbs, verb_router, verb_limits(&service), stop.clone());
     let page = connections::serve(page, page_router, page_limits, stop.clone());
@@ -158,7 +172,7 @@ async fn with_permit(
         answer(&body)
     };
     let answered = tokio::task::spawn_blocking(work).await;
-    answered.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+    answered.unwrap_or_else(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }
 
 /// Which nodes fit a pod; called by kube-scheduler.
@@ -169,7 +183,7 @@ async fn with_permit(
     (status = 200, description = "An `ExtenderFilterResult`.", body = Object),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
-pub(crate) async fn filter(State(service): State<Service>, body: Bytes) -> Response {
+pub(crate) async fn filter(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -186,7 +200,10 @@ pub(crate) async fn filter(State(service): State<Service>, body: Bytes) -> Respo
     (status = 200, description = "A `HostPriorityList`.", body = Vec<Object>),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
-pub(crate) async fn prioritize(State(service): State<Service>, body: Bytes) -> Response {
+pub(crate) async fn prioritize(
+    State(service): State<Service>,
+    ReadBody(body): ReadBody,
+) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -203,7 +220,7 @@ pub(crate) async fn prioritize(State(service): State<Service>, body: Bytes) -> R
     (status = 200, description = "An `ExtenderBindingResult`.", body = Object),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
-pub(crate) async fn bind_pod(State(service): State<Service>, body: Bytes) -> Response {
+pub(crate) async fn bind_pod(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
     let app = &service.app;
     let started = app.clock.precise();
     let answer = binding::bind(app, &body).await;
@@ -218,7 +235,7 @@ pub(crate) async fn bind_pod(State(service): State<Service>, body: Bytes) -> Res
     (status = 200, description = "An `ExtenderPreemptionResult`.", body = Object),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
-pub(crate) async fn preempt(State(service): State<Service>, body: Bytes) -> Response {
+pub(crate) async fn preempt(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
@@ -247,26 +264,20 @@ fn answered(
     response
 }
 
-async fn unknown_verb(Path(verb): Path<String>) -> Response {
-    let shown: String = verb.chars().take(40).collect();
-    let error = format!("verb `{shown}` is unknown: use filter, prioritize, preempt or bind");
-    refusal(StatusCode::NOT_FOUND, &error)
-}
-
 /// The report of an agent about its node.
 #[utoipa::path(put, path = "/v1/nodes/{node}/report", tag = "agents", params(
     ("node" = String, Path, description = "Name of the node."),
 ), request_body = wire::Report, responses(
     (status = 200, description = "The session, and the allocations if they changed.", body = wire::Reply),
-    (status = 404, description = "No node has this name.", body = wire::Refusal),
-    (status = 409, description = "The session is not the newest of this node.", body = wire::Refusal),
-    (status = 422, description = "The report cannot be true.", body = wire::Refusal),
-    (status = 503, description = "Nodes are not listed yet.", body = wire::Refusal),
+    (status = 404, description = "No node has this name.", body = Error),
+    (status = 409, description = "The session is not the newest of this node.", body = Error),
+    (status = 422, description = "The report cannot be true.", body = Error),
+    (status = 503, description = "Nodes are not listed yet.", body = Error),
 ))]
 pub(crate) async fn take_report(
     State(service): State<Service>,
-    Path(node): Path<String>,
-    body: Bytes,
+    ReadPath(node): ReadPath,
+    ReadBody(body): ReadBody,
 ) -> Response {
     if node.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
@@ -296,9 +307,9 @@ pub(crate) async fn log_level(State(service): State<Service>, request: Request) 
             `log_level_endpoint` allows it";
         return refusal(StatusCode::FORBIDDEN, error);
     }
-    let body = match Bytes::from_request(request, &()).await {
-        Ok(body) => body,
-        Err(rejection) => return rejection.into_response(),
+    let body = match ReadBody::from_request(request, &()).await {
+        Ok(ReadBody(body)) => body,
+        Err(refused) => return refused,
     };
     let wanted = match serde_json::from_slice::<LogLevel>(&body) {
         Ok(wanted) => wanted,

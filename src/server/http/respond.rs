@@ -1,13 +1,17 @@
 //! Answers as JSON, and refusals.
 
-use axum::extract::{FromRequestParts, Query};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
-use crate::api::error::Error;
+use crate::api::error::{Error, ErrorReason};
 use crate::protocol::messages::to_json;
+
+/// Most characters of a path that an error repeats.
+const LONGEST_SHOWN: usize = 100;
 
 /// The query of a call. One that cannot be read is refused with an [`Error`].
 pub(crate) struct ReadQuery<T>(pub(crate) T);
@@ -23,6 +27,58 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for ReadQuery<T> {
     }
 }
 
+/// The body of a call. One that is too long is refused with an [`Error`].
+pub(crate) struct ReadBody(pub(crate) Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for ReadBody {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        let body = Bytes::from_request(request, state).await;
+        body.map(Self).map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                let error = "the body is longer than this path reads; `max_body_mib` limits those \
+                    of filter, prioritize and preempt";
+                refusal(StatusCode::PAYLOAD_TOO_LARGE, error)
+            }
+            status => refusal(status, &rejection.body_text()),
+        })
+    }
+}
+
+/// A part of the path. One that is not UTF-8 is refused with an [`Error`].
+pub(crate) struct ReadPath(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for ReadPath {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let path = Path::from_request_parts(parts, state).await;
+        path.map(|Path(path)| Self(path))
+            .map_err(|rejection| refusal(rejection.status(), &rejection.body_text()))
+    }
+}
+
+/// The answer for a path that is not there. `paths` says what the port has, and what another.
+pub(crate) fn unknown_path(uri: &Uri, paths: &str) -> Response {
+    let error = format!("this port has no `{}`: {paths}", shown(uri));
+    let reason = Some(ErrorReason::UnknownPath);
+    json(StatusCode::NOT_FOUND, to_json(&Error { reason, ..Error::new(error) }))
+}
+
+/// The answer for a path that has other methods; axum adds the header `Allow`.
+pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Response {
+    let error = format!(
+        "`{}` has no method `{method}`: use one of those in the header `Allow`",
+        shown(&uri)
+    );
+    refusal(StatusCode::METHOD_NOT_ALLOWED, &error)
+}
+
+fn shown(uri: &Uri) -> String {
+    uri.path().chars().take(LONGEST_SHOWN).collect()
+}
+
 pub(crate) fn json(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
@@ -32,7 +88,7 @@ pub(crate) fn encoded<T: serde::Serialize>(value: &T) -> Response {
 }
 
 pub(crate) fn error_body(error: &str) -> Vec<u8> {
-    to_json(&Error { error: error.to_owned(), ..Error::default() })
+    to_json(&Error::new(error.to_owned()))
 }
 
 pub(crate) fn refusal(status: StatusCode, error: &str) -> Response {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -17,7 +17,7 @@ use crate::api::fit::{Fit, Fragmentation};
 use crate::api::page::Summary;
 use crate::api::search::SearchResults;
 use crate::protocol::messages::to_json;
-use crate::server::http::respond::{ReadQuery, refusal};
+use crate::server::http::respond::{ReadPath, ReadQuery, refusal};
 use crate::server::page::service::{Service, look};
 use crate::server::page::stream;
 use crate::server::views::{fits, search};
@@ -57,7 +57,7 @@ pub(crate) fn routes() -> Router<Service> {
         .route("/v1/search", get(search))
 }
 
-async fn named_file(Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn named_file(ReadPath(name): ReadPath, headers: HeaderMap) -> Response {
     file(&name, &headers)
 }
 

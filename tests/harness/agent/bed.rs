@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
+use gpupack::api::kind::{ApiVersion, ReportKind};
 use gpupack::hardware::units::Timestamp;
 use gpupack::report::condition::DeviceFault;
-use gpupack::report::wire::{API_VERSION, Report};
+use gpupack::report::wire::Report;
 use serde_json::{Value, json};
 
 /// The pod of every process that [`Bed::process`] adds.
@@ -112,7 +113,8 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
     let now = Timestamp::from_millis(1_000 * seconds);
     let sample = probe.sample(ProcessSampling::List, now)?;
     let report = Report {
-        api_version: API_VERSION.to_owned(),
+        api_version: ApiVersion::default(),
+        kind: ReportKind::default(),
         agent: "test".to_owned(),
         session: None,
         sequence: 1,

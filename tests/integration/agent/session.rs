@@ -18,11 +18,11 @@ use gpupack::agent::node::run::{run_fleet, run_node};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
 use gpupack::agent::simulated::fleet::Fleet;
+use gpupack::api::error::{Error, ErrorReason};
+use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::clock::Clock;
 use gpupack::report::checked::CheckedReport;
-use gpupack::report::wire::{
-    API_VERSION, AllocatedDevice, Allocation, AllocationState, Outcome, Refusal, Reply, Report,
-};
+use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Outcome, Reply, Report};
 use tokio::runtime::Runtime;
 
 /// What the fake extender knows and how it replies.
@@ -34,8 +34,6 @@ struct Bed {
     sessions: BTreeMap<String, u64>,
     /// Statuses of the next answers.
     refusals: VecDeque<u16>,
-    /// Whether the next reply requests the inventory.
-    request_inventory: bool,
     /// What replies carry, unless the report names their version.
     allocations: Vec<Allocation>,
 }
@@ -92,8 +90,8 @@ async fn take(
     let _: CheckedReport = report.clone().checked().unwrap();
     let mut bed = bed.lock().unwrap();
     bed.reports.push((node.clone(), report.clone()));
-    let refuse = |status: u16, reason: Option<&str>| {
-        let body = Refusal { error: "no".to_owned(), reason: reason.map(str::to_owned) };
+    let refuse = |status: u16, reason: Option<ErrorReason>| {
+        let body = Error { reason, ..Error::new("no".to_owned()) };
         (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
     };
     if let Some(status) = bed.refusals.pop_front() {
@@ -103,16 +101,16 @@ async fn take(
     let session = match report.session {
         None => known.unwrap_or(0) + 1,
         Some(named) if Some(named) == known => named,
-        Some(_) => return refuse(409, Some(Refusal::SESSION_EXPIRED)),
+        Some(_) => return refuse(409, Some(ErrorReason::SessionExpired)),
     };
     bed.sessions.insert(node, session);
     let version = version(&bed.allocations);
     let is_known = report.allocations_version == Some(version);
     Json(Reply {
-        api_version: API_VERSION.to_owned(),
+        api_version: ApiVersion::default(),
+        kind: ReplyKind::default(),
         session,
         outcome: Outcome::Accepted,
-        send_inventory: std::mem::take(&mut bed.request_inventory),
         allocations_version: Some(version),
         allocations: (!is_known).then(|| bed.allocations.clone()),
     })
@@ -200,15 +198,12 @@ async fn hello_carries_the_inventory_and_later_reports_do_not() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 1), 20);
     more_reports(&extender, 5).await;
-    extender.bed.lock().unwrap().request_inventory = true;
-    more_reports(&extender, 5).await;
     let bed = extender.bed.lock().unwrap();
     let (node, hello) = &bed.reports[0];
     assert_eq!((node.as_str(), hello.session, hello.inventory.is_some()), ("n0", None, true));
     let later = &bed.reports[1..];
     assert!(later.iter().all(|(_, report)| report.session == Some(1)));
-    let inventories = later.iter().filter(|(_, report)| report.inventory.is_some()).count();
-    assert_eq!(inventories, 1, "once, when it was requested");
+    assert!(later.iter().all(|(_, report)| report.inventory.is_none()));
     assert!(bed.reports.iter().all(|(_, report)| report.agent == hello.agent));
     assert!(bed.reports.is_sorted_by(|(_, a), (_, b)| a.sequence < b.sequence));
 }

@@ -4,9 +4,10 @@
 use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use gpupack::api::error::Error;
+use gpupack::api::error::{Error, ErrorReason};
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -289,17 +290,37 @@ async fn an_unknown_path_is_404_and_a_wrong_method_405() {
     let (status, answer) = bed.post("/v1/preempt-everything", "{}").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     let error: Error = is_declared(answer.to_string().as_bytes());
-    assert!(error.error.contains("`preempt-everything` is unknown"), "{error:?}");
-    assert_eq!(bed.get("/nowhere").await.0, StatusCode::NOT_FOUND);
-    for (method, path) in [
-        (Method::GET, "/v1/filter"),
-        (Method::POST, "/v1/state"),
-        (Method::DELETE, "/"),
-        (Method::POST, "/v1/nodes/gpu-a/report"),
-    ] {
-        let (status, _) = bed.send(method, path, Body::empty()).await;
-        assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED, "{path}");
+    assert!(error.error.contains("no `/v1/preempt-everything`"), "{error:?}");
+    for path in ["/nowhere", "/v1", "/v1/nope", "/v1/state/", "/v1/nodes/gpu-a"] {
+        let (status, text) = bed.get(path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+        let error: Error = is_declared(text.as_bytes());
+        assert_eq!(error.reason, Some(ErrorReason::UnknownPath), "{path}");
     }
+    for (method, path, allowed) in [
+        (Method::GET, "/v1/filter", "POST"),
+        (Method::POST, "/v1/state", "GET,HEAD"),
+        (Method::DELETE, "/", "GET,HEAD"),
+        (Method::DELETE, "/healthz", "GET,HEAD"),
+        (Method::POST, "/v1/nodes/gpu-a/report", "PUT"),
+    ] {
+        let request = Request::builder().method(&method).uri(path);
+        let request = request.header("content-type", "application/json").body(Body::empty());
+        let answer = bed.router().oneshot(request.unwrap()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
+        assert_eq!(answer.headers()["allow"], allowed, "{path}");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let error: Error = is_declared(&body);
+        let words = format!("`{path}` has no method `{method}`");
+        assert!(error.error.contains(&words), "{error:?}");
+    }
+    let (status, answer) = bed.post("/v1/bind", " ".repeat(70_000)).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    let error: Error = is_declared(answer.to_string().as_bytes());
+    assert!(error.error.contains("`max_body_mib`"), "{error:?}");
+    let (status, answer) = bed.send(Method::PUT, "/v1/nodes/%ff/report", "{}").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let _: Error = is_declared(&answer);
 }
 
 /// Annotations and resource limits that are refused, and the reason.

@@ -65,6 +65,7 @@ async fn implausible_reports_have_their_status_and_change_nothing() {
         assert_eq!(answered.as_u16(), status, "{pointer}: {refusal}");
         assert!(refusal["error"].as_str().unwrap().contains(part), "{pointer}: {refusal}");
         assert_eq!(refusal["reason"] == "SessionExpired", status == 409, "{refusal}");
+        let _: Error = is_declared(refusal.to_string().as_bytes());
         assert_eq!(bed.state().await, before, "{pointer}");
     }
     let mut twice = good.clone();
@@ -336,7 +337,7 @@ async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
         for path in ["/", "/page/main.js", "/v1/state", "/v1/summary", "/v1/waiting", "/v1/advise"]
         {
             assert_eq!(ask(page, "GET", path, "").await, 200, "{path}");
-            assert!([404, 405].contains(&ask(verbs, "GET", path, "").await), "{path}");
+            assert_eq!(ask(verbs, "GET", path, "").await, 404, "{path}");
         }
         let query = String::from_utf8(data("filter.json")).unwrap();
         for path in ["/healthz", "/readyz", "/metrics", "/metrics/gpus"] {
@@ -344,7 +345,16 @@ async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
             assert_eq!(ask(page, "GET", path, "").await, 404, "{path}");
         }
         assert_eq!(ask(verbs, "POST", "/v1/filter", &query).await, 200);
-        assert_eq!(ask(page, "POST", "/v1/filter", &query).await, 404);
+        for (address, method, path, status, part) in [
+            (page, "POST", "/v1/filter", 404, "are on the port of `listen`"),
+            (page, "DELETE", "/v1/state", 405, "the header `Allow`"),
+            (verbs, "GET", "/v1/state", 404, "are on the port of `page_listen`"),
+            (verbs, "GET", "/v1/filter", 405, "the header `Allow`"),
+        ] {
+            let (found, text) = exchange((address, "localhost"), method, path, "").await;
+            let error: Error = is_declared(text.as_bytes());
+            assert!(found == status && error.error.contains(part), "{path}: {found} {error:?}");
+        }
         assert_eq!(ask(page, "PUT", "/v1/nodes/gpu-a/report", "{}").await, 404);
         assert_eq!(ask(page, "PUT", "/v1/log-level", DEBUG).await, 404);
         assert_eq!(ask(verbs, "PUT", "/v1/log-level", DEBUG).await, debug, "{config}");

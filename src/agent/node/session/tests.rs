@@ -1,4 +1,5 @@
 use super::*;
+use crate::api::kind::ReplyKind;
 use crate::report::condition::{DeviceFault, MpsState};
 use crate::report::wire::Kind;
 
@@ -18,10 +19,10 @@ fn sample(uuid: &str) -> Sample {
 
 fn reply(session: u64, outcome: Outcome) -> Reply {
     Reply {
-        api_version: API_VERSION.to_owned(),
+        api_version: ApiVersion::default(),
+        kind: ReplyKind::default(),
         session,
         outcome,
-        send_inventory: false,
         allocations_version: Some(10 * session),
         allocations: Some(Vec::new()),
     }
@@ -34,7 +35,7 @@ fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
 }
 
 #[test]
-fn the_inventory_is_sent_with_hello_on_change_and_on_request() {
+fn the_inventory_is_sent_with_hello_and_after_a_change() {
     let mut session = Session::new("a");
     let (one, two) = (sample("GPU-a"), sample("GPU-b"));
     let accepted = Answer::Reply(reply(7, Outcome::Accepted));
@@ -48,10 +49,7 @@ fn the_inventory_is_sent_with_hello_on_change_and_on_request() {
     session.settle(&Answer::Reply(reply(7, Outcome::Ignored)));
     assert_eq!(said(&mut session, &two), (Some(7), 4, true), "it was not taken in");
     session.settle(&accepted);
-    let asks = Reply { send_inventory: true, ..reply(7, Outcome::Accepted) };
-    assert_eq!(said(&mut session, &two), (Some(7), 5, false));
-    session.settle(&Answer::Reply(asks));
-    assert_eq!(said(&mut session, &two), (Some(7), 6, true), "requested");
+    assert_eq!(said(&mut session, &two), (Some(7), 5, false), "now it was");
 }
 
 #[test]
@@ -291,7 +289,6 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
     }
     for answer in [
         Answer::Reply(reply(7, Outcome::Ignored)),
-        Answer::Reply(Reply { send_inventory: true, ..reply(7, Outcome::Accepted) }),
         Answer::Away { error: String::new() },
         Answer::SessionExpired,
         Answer::Refused { error: String::new() },

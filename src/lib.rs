@@ -13,6 +13,7 @@
 pub mod api {
     pub mod kind;
     pub mod error;
+    pub mod condition;
     pub mod state;
     pub mod waiting;
     pub mod moves;
@@ -21,7 +22,7 @@ pub mod api {
     pub mod fit;
     pub mod search;
     pub mod page;
-    pub mod top;
+    pub mod commands;
 }
 
 /// Hardware of a node: GPUs, MIG instances, device classes, topology. Pure values.
@@ -164,7 +165,6 @@ pub mod metrics {
 
 /// Reports of the agents, checked, and the replies.
 pub mod report {
-    pub mod condition;
     pub mod wire;
     pub mod bounds;
     pub(crate) mod details;

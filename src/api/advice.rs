@@ -13,7 +13,8 @@ use crate::api::state::DeviceAmount;
 pub struct AdviseQuery {
     /// Only pods of this namespace.
     pub namespace: Option<String>,
-    /// Most pods in the list; at most 1,000.
+    /// Most pods in the list.
+    #[param(default = 1_000, maximum = 1_000)]
     pub limit: Option<usize>,
 }
 

@@ -5,7 +5,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::kind::{ApiVersion, ExplanationKind};
 use crate::api::moves::Move;
-use crate::api::waiting::QueuePosition;
+use crate::api::waiting::{Obstacle, QueuePosition};
 
 /// The query of `/v1/explain`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
@@ -30,9 +30,9 @@ pub struct Explanation {
     pub verdict: String,
     /// Its request, in words.
     pub request: String,
-    /// What is lacking, in a word or two: `memory`, `compute`, `model` and so on; `kube-scheduler`
-    /// if nodes fit, `request` if the request is refused; empty for a placed pod.
-    pub blocked_by: String,
+    /// What is in its way; left out for a placed pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked_by: Option<Obstacle>,
     /// Seconds since its creation; only of waiting pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<u64>,
@@ -62,8 +62,8 @@ pub struct Explanation {
 pub struct Refusal {
     /// Number of nodes.
     pub nodes: usize,
-    /// What is lacking, in a word or two.
-    pub lacks: String,
+    /// What is in the way of the pod there.
+    pub blocked_by: Obstacle,
     /// The reason, as kube-scheduler shows it.
     pub reason: String,
     /// What the closest node lacks, with its amount.

@@ -34,11 +34,12 @@ pub struct PlaceProposal {
 
 /// Moves that leave a GPU without tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct EmptyProposal {
     /// The node.
     pub node: String,
     /// UUID of the GPU.
-    pub device: String,
+    pub device_id: String,
     /// The moves.
     pub moves: Vec<Move>,
 }
@@ -56,9 +57,10 @@ pub struct Move {
 
 /// A node and devices of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct Location {
     /// The node.
     pub node: String,
     /// UUIDs of the devices.
-    pub devices: Vec<String>,
+    pub device_ids: Vec<String>,
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, StateKind};
 
 /// The query of `/v1/state`.
@@ -158,15 +159,15 @@ pub struct Device {
     pub isolation: DeviceIsolation,
     /// Whether it takes new tenants.
     pub health: Health,
-    /// Why it takes none, as its agent names it.
+    /// Why it takes none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fault: Option<String>,
+    pub fault: Option<DeviceFault>,
     /// Number of the newest Xid since its agent's start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
-    /// State of its MPS control daemon, as its agent names it.
+    /// State of its MPS control daemon; left out if no agent watches one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mps: Option<String>,
+    pub mps: Option<MpsState>,
     /// Number of its device node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
@@ -247,10 +248,11 @@ pub enum IsolationMode {
 /// The isolation that the pool configures for a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceIsolation {
-    /// What the operator configured: `None`, `Mps` or `Driver`; `Mig` of a MIG instance.
+    /// What the operator configured; `Mig` for a MIG instance.
     pub configured: IsolationMode,
-    /// Whether it is in force. Absent where there is nothing to verify: of `None` and `Mig`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Whether it is in force; left out if nothing has to be verified: without isolation, and for
+    /// a MIG instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Verification>,
 }
 

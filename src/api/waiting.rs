@@ -11,7 +11,8 @@ use crate::api::kind::{ApiVersion, WaitingPodListKind};
 pub struct WaitingQuery {
     /// Only pods of this namespace.
     pub namespace: Option<String>,
-    /// Most pods in the list: 500 by default, at most 10,000.
+    /// Most pods in the list.
+    #[param(default = 500, maximum = 10_000)]
     pub limit: Option<usize>,
 }
 
@@ -48,8 +49,8 @@ pub struct WaitingPod {
     /// wait for room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueuePosition>,
-    /// What is lacking, in a word or two, as in an explanation.
-    pub blocked_by: String,
+    /// What is in its way.
+    pub blocked_by: Obstacle,
     /// The closest obstacle, as kube-scheduler shows it.
     pub reason: String,
     /// What the closest node lacks, with its amount.
@@ -59,6 +60,41 @@ pub struct WaitingPod {
     /// The cheapest change that would help now, if one is known. An explanation has more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suggestion: Option<String>,
+}
+
+/// What is in the way of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Obstacle {
+    /// The nodes are not known, or gone.
+    Node,
+    /// No agent reports there.
+    Agent,
+    /// There is no GPU.
+    Gpu,
+    /// No device is of the requested kind.
+    Kind,
+    /// No GPU is of an allowed model.
+    Model,
+    /// No device has the required isolation.
+    Isolation,
+    /// GPU memory.
+    Memory,
+    /// Compute share of a GPU.
+    Compute,
+    /// Number of GPUs.
+    Devices,
+    /// Every suitable GPU is unhealthy.
+    Health,
+    /// Kubelet allocates every suitable GPU.
+    Kubelet,
+    /// Host memory.
+    HostMemory,
+    /// CPU.
+    Cpu,
+    /// A node fits, or the pod has scheduling gates: kube-scheduler decides.
+    KubeScheduler,
+    /// The request itself: it is refused.
+    Request,
 }
 
 /// A position in a queue.

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use crate::api::waiting::Obstacle;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 
 /// Why a request does not fit, and by how much. An answer, not an error.
@@ -85,7 +86,7 @@ pub enum Rejection {
 /// What is said of one reason.
 struct Row {
     label: usize,
-    lack: &'static str,
+    obstacle: Obstacle,
     closeness: u8,
     reason: &'static str,
     amount: Amount,
@@ -104,11 +105,11 @@ enum Amount {
 }
 
 impl Row {
-    /// Position in [`Rejection::LABELS`], what is lacking, closeness (larger is closer), reason.
-    const fn of(label: usize, lack: &'static str, closeness: u8, reason: &'static str) -> Self {
+    /// Position in [`Rejection::LABELS`], obstacle, closeness (larger is closer), reason.
+    const fn of(label: usize, obstacle: Obstacle, closeness: u8, reason: &'static str) -> Self {
         let (amount, suggestion, is_met_by_room) = (Amount::None, None, false);
         let missing = reason;
-        Self { label, lack, closeness, reason, amount, missing, suggestion, is_met_by_room }
+        Self { label, obstacle, closeness, reason, amount, missing, suggestion, is_met_by_room }
     }
 
     /// What is missing; the text has `{}` for the amount.
@@ -162,79 +163,92 @@ impl Rejection {
     const fn row(self) -> Row {
         match self {
             Self::UnknownNode => {
-                Row::of(0, "agent", 0, "no GPU agent on the node").suggest(CHECK_THE_AGENT)
+                Row::of(0, Obstacle::Agent, 0, "no GPU agent on the node").suggest(CHECK_THE_AGENT)
             }
-            Self::NodeGone => Row::of(1, "node", 1, "node deleted"),
-            Self::NeverReported => {
-                Row::of(2, "agent", 2, "GPU agent has not reported yet").suggest(CHECK_THE_AGENT)
-            }
+            Self::NodeGone => Row::of(1, Obstacle::Node, 1, "node deleted"),
+            Self::NeverReported => Row::of(2, Obstacle::Agent, 2, "GPU agent has not reported yet")
+                .suggest(CHECK_THE_AGENT),
             Self::NotReporting => {
-                Row::of(3, "agent", 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
+                Row::of(3, Obstacle::Agent, 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
             }
-            Self::NoDevices => Row::of(4, "GPU", 4, "no GPU on the node"),
-            Self::Kind => Row::of(6, "kind", 5, "no device of the requested kind"),
-            Self::Model => Row::of(5, "model", 6, "no GPU of an allowed model"),
-            Self::NoReplicas => Row::of(7, "kind", 7, "no replica slots in the node's pool")
-                .suggest("configure the nodes' pool with `replicas`"),
+            Self::NoDevices => Row::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
+            Self::Kind => Row::of(6, Obstacle::Kind, 5, "no device of the requested kind"),
+            Self::Model => Row::of(5, Obstacle::Model, 6, "no GPU of an allowed model"),
+            Self::NoReplicas => {
+                Row::of(7, Obstacle::Kind, 7, "no replica slots in the node's pool")
+                    .suggest("configure the nodes' pool with `replicas`")
+            }
             Self::PartOfGpu => {
-                Row::of(8, "isolation", 8, "no hardware isolation for part of a GPU")
+                Row::of(8, Obstacle::Isolation, 8, "no hardware isolation for part of a GPU")
             }
             Self::TooLarge { over } => {
-                Row::of(11, "memory", 9, "request exceeds the memory of every GPU")
+                Row::of(11, Obstacle::Memory, 9, "request exceeds the memory of every GPU")
                     .missing(Amount::Memory(over), "{} more than the largest GPU has")
             }
-            Self::SmallShare { short } => Row::of(21, "memory", 9, "insufficient memory per share")
-                .missing(Amount::Memory(short), "{} to reach `min_memory_mib`")
-                .suggest(
-                    "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the \
+            Self::SmallShare { short } => Row::of(
+                21,
+                Obstacle::Memory,
+                9,
+                "insufficient memory per share",
+            )
+            .missing(Amount::Memory(short), "{} to reach `min_memory_mib`")
+            .suggest(
+                "raise `gpu-fraction`, or choose larger GPUs by `gpupack.dev/gpu-model`: the \
                     operator gives no share with less memory than `min_memory_mib`",
-                ),
+            ),
             Self::TooFewDevices { suitable } => {
-                Row::of(12, "devices", 10, "fewer suitable GPUs than requested")
+                Row::of(12, Obstacle::Devices, 10, "fewer suitable GPUs than requested")
                     .missing(Amount::Devices(suitable), "more than {} that could take it")
             }
             Self::NoIsolation => {
-                Row::of(9, "isolation", 11, "no memory isolation in the node's pool")
+                Row::of(9, Obstacle::Isolation, 11, "no memory isolation in the node's pool")
                     .suggest("configure the nodes' pool with `enforcement`")
             }
             Self::UnverifiedIsolation => {
-                Row::of(10, "isolation", 12, "memory isolation not in force").suggest(
+                Row::of(10, Obstacle::Isolation, 12, "memory isolation not in force").suggest(
                     "see `isolation` of the node's devices in /v1/state: its driver is too old for \
                     memory limits, or sets none for tenants that must have one",
                 )
             }
-            Self::Unhealthy => Row::of(13, "health", 13, "no healthy suitable GPU"),
+            Self::Unhealthy => Row::of(13, Obstacle::Health, 13, "no healthy suitable GPU"),
             Self::KubeletOwned => {
-                Row::of(14, "kubelet", 14, "every suitable GPU is owned by kubelet")
+                Row::of(14, Obstacle::Kubelet, 14, "every suitable GPU is owned by kubelet")
             }
             Self::UnisolatedTenant => {
-                Row::of(15, "isolation", 15, "GPU has tenants without memory isolation")
+                Row::of(15, Obstacle::Isolation, 15, "GPU has tenants without memory isolation")
                     .suggest("wait until the processes without a memory limit have ended")
                     .met_by_room()
             }
-            Self::IsolatedTenant => {
-                Row::of(16, "isolation", 16, "GPU has tenants that require memory isolation")
-                    .suggest(
-                        "wait until the tenants that require isolation have ended, or configure \
+            Self::IsolatedTenant => Row::of(
+                16,
+                Obstacle::Isolation,
+                16,
+                "GPU has tenants that require memory isolation",
+            )
+            .suggest(
+                "wait until the tenants that require isolation have ended, or configure \
                     `enforcement` for the pool again",
-                    )
-                    .met_by_room()
-            }
-            Self::Memory { short } => Row::of(19, "memory", 17, "insufficient GPU memory")
+            )
+            .met_by_room(),
+            Self::Memory { short } => Row::of(19, Obstacle::Memory, 17, "insufficient GPU memory")
                 .missing(Amount::Memory(short), "{} of GPU memory")
                 .met_by_room(),
-            Self::Share { short } => Row::of(18, "compute", 18, "insufficient GPU compute share")
-                .missing(Amount::Share(short), "{} of a GPU's compute share")
-                .met_by_room(),
-            Self::DevicesTaken { fitting } => Row::of(17, "devices", 19, "insufficient free GPUs")
-                .missing(Amount::Devices(fitting), "room on more than {}")
-                .met_by_room(),
+            Self::Share { short } => {
+                Row::of(18, Obstacle::Compute, 18, "insufficient GPU compute share")
+                    .missing(Amount::Share(short), "{} of a GPU's compute share")
+                    .met_by_room()
+            }
+            Self::DevicesTaken { fitting } => {
+                Row::of(17, Obstacle::Devices, 19, "insufficient free GPUs")
+                    .missing(Amount::Devices(fitting), "room on more than {}")
+                    .met_by_room()
+            }
             Self::HostMemory { short } => {
-                Row::of(20, "host memory", 20, "insufficient host memory")
+                Row::of(20, Obstacle::HostMemory, 20, "insufficient host memory")
                     .missing(Amount::Memory(short), "{} of host memory")
                     .met_by_room()
             }
-            Self::Cpu { short } => Row::of(20, "CPU", 21, "insufficient CPU")
+            Self::Cpu { short } => Row::of(20, Obstacle::Cpu, 21, "insufficient CPU")
                 .missing(Amount::Cpu(short), "{} of CPU")
                 .met_by_room(),
         }
@@ -270,9 +284,9 @@ impl Rejection {
         missing.replace("{}", &amount)
     }
 
-    /// What is lacking, in a word or two; a closed set.
-    pub fn lack(self) -> &'static str {
-        self.row().lack
+    /// What is in the way of the pod.
+    pub fn obstacle(self) -> Obstacle {
+        self.row().obstacle
     }
 
     /// What an operator could do about it, for people; `None` where the state of the nodes decides

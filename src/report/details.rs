@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::api::condition::DeviceFault;
 use crate::hardware::device::{
     DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid, Slot,
 };
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
-use crate::report::condition::DeviceFault;
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUse};
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
@@ -169,9 +169,9 @@ pub(crate) fn conditions(uses: &[DeviceUse]) -> Result<BTreeMap<DeviceId, Condit
     let mut all = BTreeMap::new();
     for seen in uses {
         let condition = Condition {
-            fault: seen.fault.filter(|_| !seen.healthy).map(DeviceFault::name),
+            fault: seen.fault.filter(|_| !seen.healthy),
             last_xid: seen.last_xid,
-            mps: seen.mps.map(crate::report::condition::MpsState::name),
+            mps: seen.mps,
         };
         if condition != Condition::default() {
             all.insert(DeviceId::new(&seen.uuid)?, condition);
@@ -230,8 +230,8 @@ pub(crate) fn checked_process(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::condition::{DeviceFault, MpsState};
     use crate::hardware::units::MemMib;
-    use crate::report::condition::DeviceFault;
     use crate::report::wire::{Neighbor, TenantReport};
 
     fn gpu(uuid: &str) -> DeviceReport {
@@ -295,7 +295,7 @@ mod tests {
         let all = conditions(&[sick, well, had]).unwrap();
         let rows: Vec<_> =
             all.iter().map(|(id, it)| (id.as_str(), it.fault, it.last_xid)).collect();
-        assert_eq!(rows, [("GPU-a", Some("Xid"), None), ("GPU-c", None, Some(31))]);
+        assert_eq!(rows, [("GPU-a", Some(DeviceFault::Xid), None), ("GPU-c", None, Some(31))]);
     }
 
     #[test]
@@ -342,33 +342,28 @@ mod tests {
     }
 
     #[test]
-    fn health_problems_have_wire_names_and_newer_ones_are_read() {
-        for fault in [
-            DeviceFault::DriverAway,
-            DeviceFault::Lost,
-            DeviceFault::ResetRequired,
-            DeviceFault::RebootRequired,
-            DeviceFault::DrainRequired,
-            DeviceFault::Unavailable,
-            DeviceFault::Xid,
-            DeviceFault::NotAnswering,
-            DeviceFault::UuidTwice,
-            DeviceFault::Absurd,
-            DeviceFault::NoMemory,
-            DeviceFault::KubeletOwned,
-            DeviceFault::Other,
-        ] {
-            assert_eq!(serde_json::to_value(fault).unwrap(), fault.name());
-            let seen = format!(r#"{{"uuid":"GPU-a","healthy":false,"fault":"{}"}}"#, fault.name());
+    fn faults_and_mps_states_have_wire_names_and_may_be_missing_or_newer() {
+        let read = |fields: &str| {
+            let seen = format!(r#"{{"uuid":"GPU-a","healthy":false{fields}}}"#);
             let seen: DeviceUse = serde_json::from_str(&seen).unwrap();
-            assert_eq!(seen.fault, Some(fault));
+            (seen.fault, seen.mps)
+        };
+        for (fields, expected) in [
+            ("", (None, None)),
+            (r#","fault":"UuidTwice""#, (Some(DeviceFault::UuidTwice), None)),
+            (r#","fault":"TooHot","novelty":1"#, (Some(DeviceFault::Other), None)),
+            (r#","mps":"Absent""#, (None, Some(MpsState::Absent))),
+            (r#","mps":"Partitioned""#, (None, Some(MpsState::Other))),
+        ] {
+            assert_eq!(read(fields), expected, "{fields}");
         }
-        let newer = r#"{"uuid":"GPU-a","healthy":false,"fault":"TooHot","novelty":1}"#;
-        let seen: DeviceUse = serde_json::from_str(newer).unwrap();
-        assert_eq!(seen.fault, Some(DeviceFault::Other));
-        let older = r#"{"uuid":"GPU-a","healthy":false}"#;
-        let seen: DeviceUse = serde_json::from_str(older).unwrap();
-        assert_eq!((seen.fault, seen.last_xid), (None, None));
+        let is_away = |mps| Condition { mps: Some(mps), ..Condition::default() }.is_mps_away();
+        assert!([MpsState::Absent, MpsState::Faulted].into_iter().all(is_away));
+        let others = [MpsState::Idle, MpsState::Serving, MpsState::Starting, MpsState::Other];
+        assert!(!others.into_iter().any(is_away));
+        let older = r#"{"podUid":"p","limitMib":7,"isMpsClient":true}"#;
+        let older: TenantReport = serde_json::from_str(older).unwrap();
+        assert_eq!((older.is_mps_client, older.mps_limit_mib), (true, None));
     }
 
     #[test]

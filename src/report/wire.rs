@@ -13,10 +13,10 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
 use crate::json_object;
 use crate::model::reservation::{Reservation, ReservationState};
-use crate::report::condition::{DeviceFault, MpsState};
 
 /// The only API version that this side writes and reads. It changes when older sides would read
 /// something false. What is only added keeps it: both sides ignore unknown fields, and missing
@@ -42,7 +42,8 @@ pub struct Report {
     pub kind: ReportKind,
     /// Random id of this run of the agent, at most 64 characters.
     pub agent: String,
-    /// The session that the extender issued. `None` begins a session and requires the inventory.
+    /// The session that the extender issued. Without it the report begins a session, and must have
+    /// the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
     /// Grows with the reports of one run of the agent. A report without an answer is sent again
@@ -62,7 +63,7 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub driver: Option<DriverReport>,
-    /// [`Reply::allocations_version`] of this session's last reply; `None` gets all allocations.
+    /// `allocationsVersion` of this session's last reply; without it the reply has all allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations_version: Option<u64>,
     /// Observed use, one entry for each device that could be read.
@@ -76,7 +77,7 @@ pub struct Report {
 pub struct DriverReport {
     /// Its version, for instance `580.95.05`.
     pub version: String,
-    /// Newest CUDA version that it supports, for instance `13.0`; `None` if unknown.
+    /// Newest CUDA version that it supports, for instance `13.0`; left out if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
 }
@@ -199,10 +200,11 @@ pub enum Kind {
 pub struct DeviceUse {
     /// NVML's UUID.
     pub uuid: String,
-    /// Used memory in MiB, without the driver's reserve; `None` if the driver cannot say.
+    /// Used memory in MiB, without the driver's reserve; left out if the driver does not report
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_mib: Option<u64>,
-    /// Percent of time in which a kernel ran; `None` if the driver cannot say (MIG).
+    /// Percent of time in which a kernel ran; left out if the driver does not report it (MIG).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u8>,
     /// Whether the device can take new tenants now.
@@ -213,10 +215,10 @@ pub struct DeviceUse {
     /// Number of the newest Xid that the driver reported, whatever its cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<u64>,
-    /// State of its MPS control daemon; `None` if no agent runs one.
+    /// State of its MPS control daemon; left out if no agent runs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsState>,
-    /// Its processes. `None`: not listed this time. Empty: listed, and there are none.
+    /// Its processes. Left out: not listed this time. Empty: listed, and there are none.
     #[serde(
         default,
         deserialize_with = "json_object::optional_list",
@@ -239,7 +241,7 @@ pub struct TenantReport {
     /// The pod.
     pub pod_uid: String,
     /// The memory limit that the driver applies, read back: the sum over the containers, in MiB.
-    /// `None`: the driver confirms no limit for at least one process.
+    /// Left out if the driver confirms no limit for at least one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_mib: Option<u64>,
     /// Whether a process certainly has no limit; `false` if limits cannot be read.
@@ -248,13 +250,14 @@ pub struct TenantReport {
     /// Whether one of its processes is an MPS client.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_mps_client: bool,
-    /// The memory limit by MPS in MiB: the sum over its processes, by their environments. `None`:
-    /// one is no client of the device's daemon or shows no limit, or the daemon does not serve.
+    /// The memory limit by MPS in MiB: the sum over its processes, by their environments.
+    /// Left out if one is no client of the device's daemon or shows no limit, or if the daemon does
+    /// not serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps_limit_mib: Option<u64>,
     /// Percent of the time since the last list in which kernels of its processes ran, together at
-    /// most 100. `None` if the driver does not say whose kernels ran: in MIG mode, beside MPS
-    /// clients, in the first list, from older agents.
+    /// most 100. Left out if the driver does not report whose kernels ran: in MIG mode, beside MPS
+    /// clients, in the first list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u8>,
 }
@@ -282,11 +285,11 @@ impl DeviceUse {
 pub struct ProcessUse {
     /// Process id on the host.
     pub pid: u32,
-    /// Pod of the process; `None` for one of the host. For a static pod this is the hash of its
+    /// Pod of the process; left out for one of the host. For a static pod this is the hash of its
     /// manifest: the annotation `kubernetes.io/config.hash` of its mirror pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// Its memory on the device in MiB; `None` if the driver cannot say, which is not zero.
+    /// Its memory on the device in MiB; left out if the driver does not report it, which is not zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
 }
@@ -303,10 +306,10 @@ pub struct Reply {
     pub session: u64,
     /// What became of the report.
     pub outcome: Outcome,
-    /// Version of the allocations, for the next report of the session; older extenders send none.
+    /// Version of the allocations, for the next report of the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations_version: Option<u64>,
-    /// Allocations on this node; `None` if the version that the report names is still current.
+    /// Allocations on this node; left out if the version that the report names is still current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations: Option<Vec<Allocation>>,
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::hardware::device::{DeviceDetails, DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, Timestamp};
@@ -29,18 +30,18 @@ pub struct Driver {
 /// What is or was wrong with a device, and the state of its MPS daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Why it takes no new tenants, as the agent names it.
-    pub fault: Option<&'static str>,
+    /// Why it takes no new tenants.
+    pub fault: Option<DeviceFault>,
     /// Newest Xid since the agent's start, a fault of an application or of the device.
     pub last_xid: Option<u64>,
-    /// State of its MPS control daemon, as the agent names it; `None` if the agent watches none.
-    pub mps: Option<&'static str>,
+    /// State of its MPS control daemon; `None` if the agent watches none.
+    pub mps: Option<MpsState>,
 }
 
 impl Condition {
     /// Whether its MPS daemon takes no clients, so that they run unlimited or not at all.
     pub fn is_mps_away(&self) -> bool {
-        matches!(self.mps, Some("Absent" | "Faulted"))
+        matches!(self.mps, Some(MpsState::Absent | MpsState::Faulted))
     }
 }
 
@@ -181,7 +182,11 @@ mod tests {
         let ledger = fixture::ledger("A");
         let id = DeviceId::new("A").unwrap();
         let driver = Driver { version: "580".to_owned(), cuda: None };
-        let sick = Condition { fault: Some("Xid"), last_xid: Some(79), mps: Some("Idle") };
+        let sick = Condition {
+            fault: Some(DeviceFault::Xid),
+            last_xid: Some(79),
+            mps: Some(MpsState::Idle),
+        };
         let details = DeviceDetails { minor: Some(3), ..DeviceDetails::default() };
         let devices = BTreeMap::from([(id.clone(), details)]);
         let report = DetailsReport {

@@ -8,12 +8,12 @@ use std::path::{Component, Path, PathBuf};
 use crate::source::{SourceFile, files, words};
 use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
+use gpupack::api::condition::DeviceFault;
 use gpupack::config::file::Config;
 use gpupack::hardware::device::{ModelName, PoolName};
 use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::registry::Metrics;
-use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::{
     AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse, Kind,
 };

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::condition::DeviceFault;
+use crate::api::condition::DeviceFault;
 
 /// Xids that an application causes and that affect only it. NVIDIA's device plugin and DRA driver
 /// ignore the same ones.

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::agent::gpu::health::XidCounts;
+use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::DeviceFault;
 use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport};
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also

@@ -20,9 +20,9 @@ use crate::agent::mps::clients::Unanswered;
 use crate::agent::mps::control::Control;
 use crate::agent::mps::{clients, memory};
 use crate::agent::processes::pods::PodsByProcess;
+use crate::api::condition::MpsState;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::MpsState;
 use crate::report::wire::{DeviceReport, Kind};
 
 /// Time between two checks of a daemon: the same as between two regular lists of processes.
@@ -190,10 +190,10 @@ impl Shared {
         }
         match state {
             MpsState::Absent | MpsState::Faulted => {
-                tracing::warn!(gpu = uuid, state = state.name(), "MPS limits no pod on this GPU");
+                tracing::warn!(gpu = uuid, ?state, "MPS limits no pod on this GPU");
             }
             MpsState::Idle | MpsState::Starting | MpsState::Serving | MpsState::Other => {
-                tracing::info!(gpu = uuid, state = state.name(), "MPS");
+                tracing::info!(gpu = uuid, ?state, "MPS");
             }
         }
     }

@@ -125,7 +125,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::report::condition::DeviceFault;
+    use crate::api::condition::DeviceFault;
     use crate::report::wire::{AllocatedDevice, DeviceUse};
 
     fn allocation(state: AllocationState) -> Allocation {

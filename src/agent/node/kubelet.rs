@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use tokio::net::UnixStream;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::DeviceFault;
 use crate::report::wire::Allocation;
 
 /// Path of kubelet's socket.

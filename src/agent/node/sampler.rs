@@ -16,7 +16,6 @@ use crate::agent::node::cadence::Cadence;
 use crate::agent::node::config::{AgentConfig, Node};
 use crate::agent::node::metrics::AgentMetrics;
 use crate::clock::Clock;
-use crate::report::condition::DeviceFault;
 use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 
 /// How long a read may take before its devices count as unknown: longer than the library takes to
@@ -207,7 +206,7 @@ impl<P: Probe + 'static> Reader<P> {
 
 /// An unhealthy device and its fault.
 fn described(device: &DeviceUse) -> String {
-    let fault = device.fault.map_or("unhealthy", DeviceFault::name);
+    let fault = device.fault.map_or_else(|| "unhealthy".to_owned(), |fault| format!("{fault:?}"));
     match device.last_xid {
         Some(xid) => format!("{}: {fault}, last Xid {xid}", device.uuid),
         None => format!("{}: {fault}", device.uuid),

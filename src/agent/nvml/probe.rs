@@ -27,9 +27,9 @@ use crate::agent::nvml::utilization::Utilization;
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
+use crate::api::condition::DeviceFault;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
-use crate::report::condition::DeviceFault;
 use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, Kind};
 
 /// The library by default; the loader's search path applies.

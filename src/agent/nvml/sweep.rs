@@ -20,10 +20,10 @@ use crate::agent::nvml::trouble::{
 use crate::agent::nvml::utilization::Utilization;
 use crate::agent::nvml::{limits, raw, utilization};
 use crate::agent::processes::pods::PodsByProcess;
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::condition::{DeviceFault, MpsState};
 use crate::report::wire::{DeviceReport, DeviceUse, Kind, ProcessUse};
 
 /// NVML counts bytes.

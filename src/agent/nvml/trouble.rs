@@ -3,7 +3,7 @@
 use nvml_wrapper::error::NvmlError;
 
 use crate::agent::gpu::probe::ProbeError;
-use crate::report::condition::DeviceFault;
+use crate::api::condition::DeviceFault;
 
 /// The meaning of a failed call.
 #[derive(Debug)]

@@ -90,7 +90,7 @@ pub(crate) fn running(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::condition::DeviceFault;
+    use crate::api::condition::DeviceFault;
     use crate::report::wire::AllocatedDevice;
 
     const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";

@@ -80,7 +80,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::condition::DeviceFault;
+    use crate::api::condition::DeviceFault;
     use crate::report::wire::ProcessUse;
 
     /// A process table with these processes: id, state and start.

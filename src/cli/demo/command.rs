@@ -27,7 +27,8 @@ use crate::cli::base::plain::Output;
 use crate::cli::demo::drive::{Arrivals, Drive, Figures};
 use crate::cli::demo::pods::pools;
 use crate::cli::demo::scheduler::Scheduler;
-use crate::cli::demo::summary::{Summary, progress};
+use crate::cli::demo::summary;
+use crate::cli::demo::summary::progress;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::{App, Truth};
@@ -104,7 +105,7 @@ pub struct DemoArgs {
     #[arg(long)]
     once: bool,
     /// Form of the summary; with json nothing else goes to stdout
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Level and format of the log lines.
     #[command(flatten)]
@@ -195,13 +196,13 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
         result = live(args, &app, &figures, &base, &stopped) => result,
         never = show_progress(args, &app, &figures) => match never {},
     };
-    let summary = Summary::of(&app, &figures.borrow(), args.seed);
+    let summary = summary::summary(&app, &figures.borrow(), args.seed);
     stop.send_replace(true);
     let _ = tokio::time::timeout(GRACE, serving).await;
     let _ = ticking.await;
     result?;
     let text = match args.output {
-        Output::Table => format!("\n{}", summary.to_text()),
+        Output::Table => format!("\n{}", summary::text(&summary)),
         Output::Json => serde_json::to_string_pretty(&summary)? + "\n",
     };
     let _ = write!(io::stdout(), "{text}");

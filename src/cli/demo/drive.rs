@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::agent::simulated::fleet::FleetNode;
+use crate::api::commands::PodCounts;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
 use crate::cli::demo::scheduler::{Scheduler, Verdict};
 use crate::control::shared::app::App;
@@ -49,24 +49,6 @@ pub(crate) struct Figures {
     pub(crate) overallocated_max: usize,
     /// From the start until the base load was placed.
     pub(crate) filled_after: Duration,
-}
-
-/// Number of pods, by state.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PodCounts {
-    pub(crate) arrived: u64,
-    pub(crate) placed: u64,
-    /// Placed pods of the base load of a large fleet.
-    pub(crate) placed_without_http: u64,
-    pub(crate) waiting: u64,
-    /// Pods with an invalid request, which are never placed.
-    pub(crate) refused: u64,
-    pub(crate) ended: u64,
-    /// Pods deleted after a long wait.
-    pub(crate) withdrawn: u64,
-    /// Binds that failed although filter had accepted the node.
-    pub(crate) bind_conflicts: u64,
 }
 
 /// The pods that come after the base load.

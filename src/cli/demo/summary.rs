@@ -4,12 +4,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
-use serde::Serialize;
-
+use crate::api::commands::{DemoSummary, NotPlaced, PodCounts};
 use crate::api::kind::{ApiVersion, DemoSummaryKind};
 use crate::api::state::Packing;
-use crate::cli::demo::drive::{Figures, PodCounts, overallocated};
+use crate::cli::demo::drive::{Figures, overallocated};
 use crate::cli::simulate::figures::percent;
 use crate::control::shared::app::App;
 use crate::hardware::units::Share;
@@ -18,89 +18,66 @@ use crate::server::views::inspect;
 /// Most reasons in a summary for people.
 const NAMED_REASONS: usize = 5;
 
-/// Everything at the end of a demo.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Summary {
-    api_version: ApiVersion,
-    kind: DemoSummaryKind,
-    nodes: usize,
-    seed: u64,
-    pods: PodCounts,
-    /// Why pods wait or were refused, the most frequent reason first.
-    not_placed: Vec<NotPlaced>,
-    packing: Packing,
-    overallocated_max: usize,
-    /// Errors in the ledger.
-    pub(crate) faults: Vec<String>,
-    filled_after_ms: u128,
-    ended_after_ms: u128,
+/// The current summary of a demo.
+pub(crate) fn summary(app: &App, figures: &Figures, seed: u64) -> DemoSummary {
+    let nodes = app.ledger.nodes();
+    let now = nodes.iter().map(overallocated).max();
+    let overallocated_max = figures.overallocated_max.max(now.unwrap_or(0));
+    let mut faults: Vec<String> =
+        app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
+    if overallocated_max > 0 {
+        faults.push(format!("{overallocated_max} GPUs of one node were overallocated"));
+    }
+    DemoSummary {
+        api_version: ApiVersion::default(),
+        kind: DemoSummaryKind::default(),
+        nodes: nodes.len(),
+        seed,
+        pods: figures.pods,
+        not_placed: not_placed(&figures.reasons),
+        packing: inspect::packing(&app.ledger.packing()),
+        overallocated_max,
+        faults,
+        filled_after_ms: millis(figures.filled_after),
+        ended_after_ms: millis(app.clock.precise()),
+    }
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct NotPlaced {
-    reason: String,
-    pods: usize,
+/// The summary for people.
+pub(crate) fn text(summary: &DemoSummary) -> String {
+    let DemoSummary { pods, packing, seed, nodes, .. } = summary;
+    let Packing { devices: gpus, occupied, .. } = packing;
+    let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
+    let audit = match summary.faults.as_slice() {
+        [] => "all sums are correct, no GPU was overallocated".to_owned(),
+        faults => format!("FAULT: {}", faults.join("; ")),
+    };
+    let rows = [
+        ("fleet", format!("{nodes} nodes, {gpus} GPUs, {occupied} occupied, seed {seed}")),
+        ("pods", format!("{} arrived, {}", pods.arrived, outcome(pods))),
+        ("allocation", percent(packing.allocation_millionths)),
+        ("packing efficiency", percent(packing.efficiency_millionths)),
+        ("fragmentation", percent(packing.fragmentation_millionths)),
+        ("audit", audit),
+    ];
+    let mut text = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<20}{value}");
+    }
+    if !summary.not_placed.is_empty() {
+        text.push_str("why pods wait or were rejected\n");
+    }
+    for NotPlaced { reason, pods } in summary.not_placed.iter().take(NAMED_REASONS) {
+        let _ = writeln!(text, "{pods:>6}  {reason}");
+    }
+    if let Some(more @ 1..) = summary.not_placed.len().checked_sub(NAMED_REASONS) {
+        let _ = writeln!(text, "        and {more} more reasons");
+    }
+    text
 }
 
-impl Summary {
-    /// The current summary of a demo.
-    pub(crate) fn of(app: &App, figures: &Figures, seed: u64) -> Self {
-        let nodes = app.ledger.nodes();
-        let now = nodes.iter().map(overallocated).max();
-        let overallocated_max = figures.overallocated_max.max(now.unwrap_or(0));
-        let mut faults: Vec<String> =
-            app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
-        if overallocated_max > 0 {
-            faults.push(format!("{overallocated_max} GPUs of one node were overallocated"));
-        }
-        Self {
-            api_version: ApiVersion::default(),
-            kind: DemoSummaryKind::default(),
-            nodes: nodes.len(),
-            seed,
-            pods: figures.pods,
-            not_placed: not_placed(&figures.reasons),
-            packing: inspect::packing(&app.ledger.packing()),
-            overallocated_max,
-            faults,
-            filled_after_ms: figures.filled_after.as_millis(),
-            ended_after_ms: app.clock.precise().as_millis(),
-        }
-    }
-
-    /// The summary for people.
-    pub(crate) fn to_text(&self) -> String {
-        let Self { pods, packing, seed, nodes, .. } = self;
-        let Packing { devices: gpus, occupied, .. } = packing;
-        let percent = |part| format!("{:.1} %", percent(Share::from_millionths(part)));
-        let audit = match self.faults.as_slice() {
-            [] => "all sums are correct, no GPU was overallocated".to_owned(),
-            faults => format!("FAULT: {}", faults.join("; ")),
-        };
-        let rows = [
-            ("fleet", format!("{nodes} nodes, {gpus} GPUs, {occupied} occupied, seed {seed}")),
-            ("pods", format!("{} arrived, {}", pods.arrived, outcome(pods))),
-            ("allocation", percent(packing.allocation_millionths)),
-            ("packing efficiency", percent(packing.efficiency_millionths)),
-            ("fragmentation", percent(packing.fragmentation_millionths)),
-            ("audit", audit),
-        ];
-        let mut text = String::new();
-        for (name, value) in rows {
-            let _ = writeln!(text, "{name:<20}{value}");
-        }
-        if !self.not_placed.is_empty() {
-            text.push_str("why pods wait or were rejected\n");
-        }
-        for NotPlaced { reason, pods } in self.not_placed.iter().take(NAMED_REASONS) {
-            let _ = writeln!(text, "{pods:>6}  {reason}");
-        }
-        if let Some(more @ 1..) = self.not_placed.len().checked_sub(NAMED_REASONS) {
-            let _ = writeln!(text, "        and {more} more reasons");
-        }
-        text
-    }
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The progress in one line.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use crate::api::explain::{Explanation, Refusal};
+use crate::api::waiting::Obstacle;
 use crate::cli::base::connect;
 use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
@@ -52,6 +53,27 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     })
 }
 
+/// An obstacle in words.
+pub(crate) const fn words(obstacle: Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::Node => "node",
+        Obstacle::Agent => "agent",
+        Obstacle::Gpu => "GPU",
+        Obstacle::Kind => "kind",
+        Obstacle::Model => "model",
+        Obstacle::Isolation => "isolation",
+        Obstacle::Memory => "memory",
+        Obstacle::Compute => "compute",
+        Obstacle::Devices => "devices",
+        Obstacle::Health => "health",
+        Obstacle::Kubelet => "kubelet",
+        Obstacle::HostMemory => "host memory",
+        Obstacle::Cpu => "CPU",
+        Obstacle::KubeScheduler => "kube-scheduler",
+        Obstacle::Request => "request",
+    }
+}
+
 fn text(found: &Explanation) -> String {
     let mut text = wrapped("", &format!("{}: {}", found.pod, found.verdict));
     let mut facts = Vec::new();
@@ -62,13 +84,11 @@ fn text(found: &Explanation) -> String {
     facts.extend(
         found.queue.map(|it| format!("position {} of {} in the queue", it.position, it.length)),
     );
-    if !found.blocked_by.is_empty() {
-        facts.push(format!("blocked by {}", found.blocked_by));
-    }
+    facts.extend(found.blocked_by.map(|obstacle| format!("blocked by {}", words(obstacle))));
     if !facts.is_empty() {
         text += &wrapped("", &facts.join("; "));
     }
-    if found.fitting_nodes > 0 && !found.blocked_by.is_empty() {
+    if found.fitting_nodes > 0 && found.blocked_by.is_some() {
         text += &wrapped("fits on ", &found.fits_on.join(", "));
     }
     if !found.refusals.is_empty() {
@@ -90,7 +110,8 @@ fn text(found: &Explanation) -> String {
 
 fn groups(refusals: &[Refusal]) -> String {
     let row = |group: &Refusal| {
-        let of = [group.nodes.to_string(), group.lacks.clone(), group.missing.clone()];
+        let of =
+            [group.nodes.to_string(), words(group.blocked_by).to_owned(), group.missing.clone()];
         of.into_iter().chain([group.closest_node.clone()]).collect()
     };
     let rows = refusals.iter().map(row).collect();

@@ -9,6 +9,7 @@ use crate::cli::base::connect;
 use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
+use crate::cli::query::explain::words;
 
 /// Flags of `gpupack waiting`.
 #[derive(Debug, Args)]
@@ -62,7 +63,7 @@ fn text(list: &WaitingPodList, no_unicode: bool) -> String {
             pod.pod.clone(),
             span(pod.age_seconds),
             or_none(&queue.unwrap_or_default()),
-            pod.blocked_by.replace(' ', "-"),
+            words(pod.blocked_by).replace(' ', "-"),
             or_none(&pod.request),
         ]
     };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::api::commands::{DeviceItem, TenantItem};
 use crate::api::state::{Node, State};
-use crate::api::top::{DeviceItem, TenantItem};
 use crate::cli::base::connect;
 use crate::cli::base::connect::{Server, ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
@@ -251,15 +251,15 @@ fn tenant_rows(nodes: Vec<Node>, namespace: Option<&str>, order: TenantOrder) ->
         for device in node.devices {
             rows.extend(device.tenants.into_iter().map(|tenant| TenantItem {
                 node: node.name.clone(),
-                gpu_index: device.index,
-                gpu_id: device.id.clone(),
+                device_index: device.index,
+                device_id: device.id.clone(),
                 tenant,
             }));
         }
     }
     let of = |row: &TenantItem| row.tenant.pod.split_once('/').map_or("", |it| it.0).to_owned();
     rows.retain(|row| namespace.is_none_or(|namespace| of(row) == namespace));
-    let place = |row: &TenantItem| (row.node.clone(), row.gpu_index, row.gpu_id.clone());
+    let place = |row: &TenantItem| (row.node.clone(), row.device_index, row.device_id.clone());
     rows.sort_by_cached_key(|row| (of(row), row.tenant.pod.clone(), place(row)));
     match order {
         TenantOrder::Name => {}

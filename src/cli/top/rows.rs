@@ -1,8 +1,8 @@
 //! The rows of `gpupack top`: cells of nodes, GPUs and tenants.
 
+use crate::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
 use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TenantListKind};
 use crate::api::state::{DeviceKind, Health, Node, NodeReporting, PodState, Tenant};
-use crate::api::top::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{Mood, json};
 use crate::cli::top::sums::Sums;
@@ -109,7 +109,7 @@ impl Row for DeviceItem {
             share(device.free.share_millionths),
             device.tenants.len().to_string(),
             bar(&shares, if no_unicode { ASCII_SHADES } else { SHADES }),
-            match (self.node_state, device.health, &device.fault) {
+            match (self.node_state, device.health, device.fault) {
                 (NodeReporting::Reporting, Health::Healthy, _) if device.overallocated => {
                     "Overallocated".to_owned()
                 }
@@ -117,7 +117,7 @@ impl Row for DeviceItem {
                     DeviceKind::MigParent => "Mig".to_owned(),
                     DeviceKind::Gpu | DeviceKind::MigInstance => "ok".to_owned(),
                 },
-                (NodeReporting::Reporting, Health::Unhealthy, Some(fault)) => fault.clone(),
+                (NodeReporting::Reporting, Health::Unhealthy, Some(fault)) => format!("{fault:?}"),
                 (NodeReporting::Reporting, health, _) => format!("{health:?}"),
                 (state, _, _) => format!("{state:?}"),
             },
@@ -150,7 +150,7 @@ impl Row for TenantItem {
             namespace.to_owned(),
             name.to_owned(),
             self.node.clone(),
-            self.gpu_index.to_string(),
+            self.device_index.to_string(),
             share(tenant.allocated.share_millionths),
             gib(tenant.allocated.memory_mib),
             tenant.used_mib.map_or_else(|| "-".to_owned(), gib),

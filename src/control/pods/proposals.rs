@@ -20,7 +20,7 @@ const MOST_GPUS: usize = 20;
 
 fn location(placement: &Placement) -> Location {
     let devices = placement.devices.iter().map(|device| device.id.to_string());
-    Location { node: placement.node.to_string(), devices: devices.collect() }
+    Location { node: placement.node.to_string(), device_ids: devices.collect() }
 }
 
 /// The moves of a relocation.
@@ -52,7 +52,7 @@ pub fn proposals(app: &App) -> MoveProposals {
         let found = app.ledger.emptyings(MOST_MOVES, MOST_GPUS).into_iter();
         let view = found.map(|found| EmptyProposal {
             node: found.node.to_string(),
-            device: found.device.to_string(),
+            device_id: found.device.to_string(),
             moves: listed(&found.moves),
         });
         return MoveProposals { to_empty: view.collect(), ..MoveProposals::default() };

@@ -10,12 +10,6 @@ use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::PodRef;
 
-/// What is in the way of a pod that fits.
-pub(crate) const NOT_OURS: &str = "kube-scheduler";
-
-/// What is in the way of a pod whose request cannot be read.
-pub(crate) const REQUEST: &str = "request";
-
 /// Why a pod still waits that fits.
 pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or kube-scheduler has not called again yet";
 

@@ -36,9 +36,10 @@ pub(crate) fn routes() -> Router<Service> {
 }
 
 /// The ledger: all nodes and pods, or one node with its pods.
-#[utoipa::path(get, path = "/v1/state", tag = "people", params(StateQuery), responses(
-    (status = 200, description = "For 5,000 nodes some 40 MB.", body = LedgerState),
-    (status = "default", description = "404: no node has this name. 503: too many slow queries.", body = Error),
+#[utoipa::path(get, path = "/v1/state", operation_id = "getState", tag = "people", params(StateQuery), responses(
+    (status = 200, description = "The ledger. For 5,000 nodes about 40 MB.", body = LedgerState),
+    (status = 400, description = "The query cannot be read.", body = Error),
+    (status = 404, description = "No node has this name.", body = Error),
 ))]
 pub(crate) async fn state(
     State(service): State<Service>,
@@ -78,9 +79,8 @@ pub(crate) async fn scrape(
 /// Moves of running pods that would make room for waiting pods, or empty a GPU while none waits.
 ///
 /// gpupack moves nothing itself.
-#[utoipa::path(get, path = "/v1/moves", tag = "people", responses(
+#[utoipa::path(get, path = "/v1/moves", operation_id = "listMoves", tag = "people", responses(
     (status = 200, description = "The proposals.", body = MoveProposals),
-    (status = "default", description = "503: too many slow queries.", body = Error),
 ))]
 pub(crate) async fn moves(State(service): State<Service>) -> Response {
     let found = look(&service.app, proposals::proposals).await;
@@ -91,7 +91,7 @@ pub(crate) async fn moves(State(service): State<Service>) -> Response {
 /// could be shared.
 #[utoipa::path(get, path = "/v1/advise", tag = "people", params(AdviseQuery), responses(
     (status = 200, description = "The advice.", body = Advice),
-    (status = "default", description = "400: the query cannot be read. 503: too many slow queries.", body = Error),
+    (status = 400, description = "The query cannot be read.", body = Error),
 ))]
 pub(crate) async fn advise(
     State(service): State<Service>,
@@ -109,9 +109,9 @@ pub(crate) async fn advise(
 ///
 /// For the first 20 different requests the suggestion is at most 5 s old. Later ones have the one
 /// that was found last, as far as it still helps.
-#[utoipa::path(get, path = "/v1/waiting", tag = "people", params(WaitingQuery), responses(
+#[utoipa::path(get, path = "/v1/waiting", operation_id = "listWaitingPods", tag = "people", params(WaitingQuery), responses(
     (status = 200, description = "The waiting pods.", body = WaitingPodList),
-    (status = "default", description = "400: the query cannot be read. 503: too many slow queries.", body = Error),
+    (status = 400, description = "The query cannot be read.", body = Error),
 ))]
 pub(crate) async fn waiting_pods(
     State(service): State<Service>,
@@ -127,7 +127,8 @@ pub(crate) async fn waiting_pods(
 /// Why a pod waits and what would help, by the current ledger; or where it is placed.
 #[utoipa::path(get, path = "/v1/explain", tag = "people", params(ExplainQuery), responses(
     (status = 200, description = "The explanation.", body = Explanation),
-    (status = "default", description = "404: the pod does not wait for a GPU, and holds none.", body = Error),
+    (status = 400, description = "The query names no pod.", body = Error),
+    (status = 404, description = "The pod does not wait for a GPU, and holds none.", body = Error),
 ))]
 pub(crate) async fn explain(
     State(service): State<Service>,

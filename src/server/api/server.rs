@@ -90,7 +90,7 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .route("/v1/bind", post(bind_pod).layer(most(LONGEST_BIND)))
         .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
         .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
@@ -216,7 +216,7 @@ pub(crate) async fn prioritize(
 ///
 /// The bodies are `ExtenderBindingArgs` and `ExtenderBindingResult` of
 /// [k8s.io/kube-scheduler/extender/v1](https://pkg.go.dev/k8s.io/kube-scheduler/extender/v1).
-#[utoipa::path(post, path = "/v1/bind", tag = "kube-scheduler", request_body = Object, responses(
+#[utoipa::path(post, path = "/v1/bind", operation_id = "bindPod", tag = "kube-scheduler", request_body = Object, responses(
     (status = 200, description = "An `ExtenderBindingResult`.", body = Object),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
@@ -265,14 +265,15 @@ fn answered(
 }
 
 /// The report of an agent about its node.
-#[utoipa::path(put, path = "/v1/nodes/{node}/report", tag = "agents", params(
+#[utoipa::path(put, path = "/v1/nodes/{node}/report", operation_id = "takeReport", tag = "agents", params(
     ("node" = String, Path, description = "Name of the node."),
 ), request_body = wire::Report, responses(
     (status = 200, description = "The session, and the allocations if they changed.", body = wire::Reply),
+    (status = 400, description = "No node can have this name.", body = Error),
     (status = 404, description = "No node has this name.", body = Error),
-    (status = 409, description = "The session is not the newest of this node.", body = Error),
+    (status = 409, description = "`reason` is `SessionExpired`: the session is not the newest of this node.", body = Error),
     (status = 422, description = "The report cannot be true.", body = Error),
-    (status = 503, description = "Nodes are not listed yet.", body = Error),
+    (status = 503, description = "Nodes are not listed yet, or too much at once: try again later.", body = Error),
 ))]
 pub(crate) async fn take_report(
     State(service): State<Service>,
@@ -290,7 +291,8 @@ pub(crate) async fn take_report(
 }
 
 /// Changes the log level while the extender runs.
-#[utoipa::path(put, path = "/v1/log-level", tag = "people", request_body = LogLevel, responses(
+#[utoipa::path(put, path = "/v1/log-level", operation_id = "setLogLevel", tag = "people",
+    request_body = LogLevel, responses(
     (status = 200, description = "The new level.", body = LogLevel),
     (status = 400, description = "The body cannot be read.", body = Error),
     (status = 403, description = "Only the loopback interface may, if the configuration allows it.", body = Error),
@@ -324,7 +326,20 @@ pub(crate) async fn log_level(State(service): State<Service>, request: Request) 
     }
 }
 
-async fn ready(State(service): State<Service>) -> Response {
+/// Whether the process answers, for the liveness probe.
+#[utoipa::path(get, path = "/healthz", operation_id = "getLiveness", tag = "monitoring", responses(
+    (status = 200, description = "It does.", body = String, content_type = "text/plain"),
+))]
+pub(crate) async fn alive() -> &'static str {
+    "ok\n"
+}
+
+/// Whether the extender answers kube-scheduler, for the readiness probe.
+#[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "monitoring", responses(
+    (status = 200, description = "It does.", body = String, content_type = "text/plain"),
+    (status = 503, description = "Not yet, and why.", body = String, content_type = "text/plain"),
+))]
+pub(crate) async fn ready(State(service): State<Service>) -> Response {
     let (status, text) = match service.app.readiness() {
         Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
         Readiness::NotListed => {
@@ -338,11 +353,19 @@ async fn ready(State(service): State<Service>) -> Response {
     (status, text).into_response()
 }
 
-async fn metrics(State(service): State<Service>) -> Response {
+/// Figures for Prometheus, in its text format.
+#[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "monitoring", responses(
+    (status = 200, description = "The metrics.", body = String, content_type = "text/plain"),
+))]
+pub(crate) async fn metrics(State(service): State<Service>) -> Response {
     printed(scraped(&service.app, scrape::text).await)
 }
 
-async fn device_metrics(State(service): State<Service>) -> Response {
+/// The same with series for each GPU.
+#[utoipa::path(get, path = "/metrics/gpus", operation_id = "getGpuMetrics", tag = "monitoring", responses(
+    (status = 200, description = "The metrics.", body = String, content_type = "text/plain"),
+))]
+pub(crate) async fn device_metrics(State(service): State<Service>) -> Response {
     printed(scraped(&service.app, scrape::devices).await)
 }
 

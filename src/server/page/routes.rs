@@ -75,10 +75,11 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
 }
 
 /// The snapshot that the page starts with. Its `ETag` is the name of the snapshot.
-#[utoipa::path(get, path = "/v1/summary", tag = "page", responses(
+#[utoipa::path(get, path = "/v1/summary", operation_id = "getSummary", tag = "page", params(
+    ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the snapshot that the client has."),
+), responses(
     (status = 200, description = "The snapshot; gzip if that is accepted.", body = Summary<'static>),
     (status = 304, description = "The client has this snapshot."),
-    (status = "default", description = "503: too many slow queries.", body = Error),
 ))]
 pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
     let requested = headers.clone();
@@ -109,17 +110,17 @@ pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) 
 ///
 /// Free CPU and host memory do not matter. It makes no hold, and nothing is learned from it. Give
 /// `pod` alone, or one of the others.
-#[utoipa::path(get, path = "/v1/fit", tag = "page", params(
+#[utoipa::path(get, path = "/v1/fit", tag = "people", params(
     ("fraction" = Option<String>, Query, description = "As the annotation `gpu-fraction`."),
     ("memory" = Option<String>, Query, description = "As `gpu-memory`, in MiB or with a unit."),
-    ("count" = Option<String>, Query, description = "As `gpu-fraction-num-devices`."),
+    ("count" = Option<u32>, Query, minimum = 1, maximum = 64, description = "As `gpu-fraction-num-devices`."),
     ("model" = Option<String>, Query, description = "As `gpupack.dev/gpu-model`."),
     ("isolation" = Option<String>, Query, description = "As `gpupack.dev/isolation`."),
     ("mig" = Option<String>, Query, description = "A MIG profile, such as `1g.10gb`."),
     ("pod" = Option<String>, Query, description = "The request of this waiting pod: `namespace/name`."),
 ), responses(
     (status = 200, description = "Where it fits.", body = Fit),
-    (status = "default", description = "400: the request cannot be read, or the pod does not wait.", body = Error),
+    (status = 400, description = "The request cannot be read, or the pod does not wait.", body = Error),
 ))]
 pub(crate) async fn fit(
     State(service): State<Service>,
@@ -134,9 +135,8 @@ pub(crate) async fn fit(
 }
 
 /// The free share of each node that no typical request can use.
-#[utoipa::path(get, path = "/v1/fragmentation", tag = "page", responses(
+#[utoipa::path(get, path = "/v1/fragmentation", operation_id = "getFragmentation", tag = "people", responses(
     (status = 200, description = "The nodes with any.", body = Fragmentation),
-    (status = "default", description = "503: too many slow queries.", body = Error),
 ))]
 pub(crate) async fn fragmentation(State(service): State<Service>, headers: HeaderMap) -> Response {
     let answer = look(&service.app, move |app| {
@@ -146,11 +146,11 @@ pub(crate) async fn fragmentation(State(service): State<Service>, headers: Heade
 }
 
 /// Pods, nodes and namespaces with a text in their name.
-#[utoipa::path(get, path = "/v1/search", tag = "page", params(
+#[utoipa::path(get, path = "/v1/search", tag = "people", params(
     ("q" = String, Query, description = "The text, of at most 317 bytes."),
 ), responses(
     (status = 200, description = "The first 20 of each.", body = SearchResults),
-    (status = "default", description = "400: the text is missing or too long.", body = Error),
+    (status = 400, description = "The text is missing or too long.", body = Error),
 ))]
 pub(crate) async fn search(
     State(service): State<Service>,

@@ -29,7 +29,10 @@ const RETRY: Duration = Duration::from_secs(2);
 ///
 /// Each `delta` has the name of the snapshot to which it leads as its `id`. `reload` says that the
 /// snapshot is of another process: read `/v1/summary` again.
-#[utoipa::path(get, path = "/v1/events", tag = "page", params(EventsQuery), responses(
+#[utoipa::path(get, path = "/v1/events", operation_id = "listenToEvents", tag = "page", params(
+    EventsQuery,
+    ("Last-Event-ID" = Option<String>, Header, description = "As `after`, before which it counts; browsers send it."),
+), responses(
     (status = 200, description = "A stream; the data of a `delta` is a `SummaryDelta`.",
         body = SummaryDelta<'static>, content_type = "text/event-stream"),
     (status = 503, description = "Too many browsers listen, or the service stops.", body = Error),

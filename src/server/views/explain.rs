@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::api::explain::{Explanation, NodeRefusal, Refusal};
+use crate::api::waiting::Obstacle;
 use crate::control::pods::memory_guard::excesses;
 use crate::control::pods::proposals::listed;
 use crate::control::pods::wording;
-use crate::control::pods::wording::{GATED, NOT_OURS, REQUEST, SUGGESTION_REQUEST};
+use crate::control::pods::wording::{GATED, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
 use crate::ledger::query::queries::Answer;
@@ -42,7 +43,7 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
         return Some(Explanation {
             verdict: format!("its GPU request is refused: {fault}"),
             pod,
-            blocked_by: REQUEST.to_owned(),
+            blocked_by: Some(Obstacle::Request),
             suggestions: vec![SUGGESTION_REQUEST.to_owned()],
             ..Explanation::default()
         });
@@ -99,17 +100,20 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
     });
     let is_gated = app.gated.contains_key(&waiting.pod.uid);
     let (verdict, blocked_by) = match closest {
-        _ if is_gated => (GATED.to_owned(), NOT_OURS),
+        _ if is_gated => (GATED.to_owned(), Obstacle::KubeScheduler),
         _ if !fits_on.is_empty() => {
-            (wording::verdict(fits_on.len(), nodes.len(), closest), NOT_OURS)
+            (wording::verdict(fits_on.len(), nodes.len(), closest), Obstacle::KubeScheduler)
         }
-        _ => (wording::verdict(0, nodes.len(), closest), closest.map_or("node", Rejection::lack)),
+        _ => (
+            wording::verdict(0, nodes.len(), closest),
+            closest.map_or(Obstacle::Node, Rejection::obstacle),
+        ),
     };
     Explanation {
         pod: waiting.pod.to_string(),
         verdict,
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
-        blocked_by: blocked_by.to_owned(),
+        blocked_by: Some(blocked_by),
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
         queue: Queues::of(app).position(waiting),
         fitting_nodes: fits_on.len(),
@@ -145,7 +149,7 @@ fn groups(nodes: &[NodeState], answers: &[Answer]) -> Vec<Refusal> {
         Refusal {
             pool: pool.to_owned(),
             gpus,
-            lacks: rejection.lack().to_owned(),
+            blocked_by: rejection.obstacle(),
             reason: reason.to_owned(),
             nodes,
             closest_node: closest.name().to_string(),

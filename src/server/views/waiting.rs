@@ -5,11 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::kind::{ApiVersion, WaitingPodListKind};
 use crate::api::waiting;
-use crate::api::waiting::{QueuePosition, WaitingPodList, WaitingQuery};
+use crate::api::waiting::{Obstacle, QueuePosition, WaitingPodList, WaitingQuery};
 use crate::control::pods::wording;
-use crate::control::pods::wording::{
-    FITS_NOW, GATED, NOT_OURS, NOT_REFUSED, REQUEST, SUGGESTION_REQUEST,
-};
+use crate::control::pods::wording::{FITS_NOW, GATED, NOT_REFUSED, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::request_error::RequestError;
@@ -180,15 +178,15 @@ fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> waiting::Wai
     let waiting = &state.waiting;
     let closest = state.closest().filter(|_| !fits);
     let (reason, blocked_by) = match closest {
-        Some((rejection, _)) => (rejection.reason(), rejection.lack()),
-        None if fits => (FITS_NOW, NOT_OURS),
-        None => (NOT_REFUSED, NOT_OURS),
+        Some((rejection, _)) => (rejection.reason(), rejection.obstacle()),
+        None if fits => (FITS_NOW, Obstacle::KubeScheduler),
+        None => (NOT_REFUSED, Obstacle::KubeScheduler),
     };
     waiting::WaitingPod {
         pod: waiting.pod.to_string(),
         request: waiting.query.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
         reason: reason.to_owned(),
-        blocked_by: blocked_by.to_owned(),
+        blocked_by,
         missing: closest.map(|(rejection, _)| rejection.missing()).unwrap_or_default(),
         nodes: closest.map_or(0, |(_, nodes)| nodes),
         age_seconds: since(waiting.created_unix_seconds, now_unix_seconds),
@@ -207,7 +205,7 @@ fn refused_request(
         pod: pod.pod.to_string(),
         request: String::new(),
         reason: fault.reason().to_owned(),
-        blocked_by: REQUEST.to_owned(),
+        blocked_by: Obstacle::Request,
         missing: fault.to_string(),
         nodes: 0,
         age_seconds: since(pod.created_unix_seconds, now_unix_seconds),

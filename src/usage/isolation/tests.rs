@@ -1,4 +1,5 @@
 use super::*;
+use crate::api::condition::MpsState;
 use crate::hardware::device::{Device, DeviceDetails, MigProfile};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{Enforcement, PoolRule};
@@ -202,19 +203,19 @@ fn configured_isolation_is_compared_with_verified_isolation() {
     share_by(Enforcement::Mps);
     let limits = DriverLimits::OfClients;
     for (reported, daemon, at, expected) in [
-        (client(Some(500)), "Serving", 200, "verified"),
-        (client(None), "Serving", 201, "configured"), // its environment cannot be read
-        (client(None), "Serving", 219, "configured"),
-        (None, "Serving", 220, "missing"), // no client, and reported
-        (client(Some(500)), "Absent", 221, "missing"),
-        (client(Some(500)), "Idle", 222, "verified"),
+        (client(Some(500)), MpsState::Serving, 200, "verified"),
+        (client(None), MpsState::Serving, 201, "configured"), // its environment cannot be read
+        (client(None), MpsState::Serving, 219, "configured"),
+        (None, MpsState::Serving, 220, "missing"), // no client, and reported
+        (client(Some(500)), MpsState::Absent, 221, "missing"),
+        (client(Some(500)), MpsState::Idle, 222, "verified"),
     ] {
         let condition = Condition { mps: Some(daemon), ..Condition::default() };
         let conditions = BTreeMap::from([(id.clone(), condition)]);
         let report = DetailsReport { conditions, ..DetailsReport::default() };
         note(&ledger, ("n", &[]), report, limits, at);
         list(&ledger, reported, limits, at);
-        assert_eq!(verification(), expected, "{reported:?} {daemon} at {at}");
+        assert_eq!(verification(), expected, "{reported:?} {daemon:?} at {at}");
     }
     // The rule of the pool precedes what the webhook does elsewhere.
     for at in [230, 250] {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
+use gpupack::api::condition::DeviceFault;
 use gpupack::api::kind::{ApiVersion, ReportKind};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::Report;
 use serde_json::{Value, json};
 

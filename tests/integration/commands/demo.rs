@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
+use gpupack::api::commands::DemoSummary;
 use serde_json::Value;
 
 fn demo(line: &str) -> Output {
@@ -17,7 +18,9 @@ fn summary(line: &str) -> Value {
     let output = demo(line);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
+    let declared: DemoSummary = serde_json::from_slice(&output.stdout).unwrap();
     let mut summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(serde_json::to_value(declared).unwrap(), summary);
     let mut time = |name| summary.as_object_mut().unwrap().remove(name).unwrap().as_u64();
     assert!(time("filledAfterMs") <= time("endedAfterMs"));
     summary
@@ -25,7 +28,7 @@ fn summary(line: &str) -> Value {
 
 #[test]
 fn one_run_places_everything_and_a_second_run_does_the_same() {
-    let line = "--once --nodes 4 --gpus-per-node 4 --pods 40 --seed 7 --output json";
+    let line = "--once --nodes 4 --gpus-per-node 4 --pods 40 --seed 7 -o json";
     let first = summary(line);
     assert_eq!(first, summary(line), "the same seed gives the same placements");
     let (pods, packing) = (&first["pods"], &first["packing"]);

@@ -176,7 +176,7 @@ async fn a_waiting_pod_is_listed_and_explained() {
     let refusals = explanation["refusals"].as_array().unwrap();
     assert_eq!(refusals.len(), 3, "each node is of another kind");
     let closest = json!({
-        "pool": "gpu-b", "gpus": "2 × NVIDIA A100-SXM4-80GB (81920 MiB)", "lacks": "memory",
+        "pool": "gpu-b", "gpus": "2 × NVIDIA A100-SXM4-80GB (81920 MiB)", "blockedBy": "Memory",
         "reason": "request exceeds the memory of every GPU", "nodes": 1,
         "closestNode": "gpu-b", "missing": "8080 MiB more than the largest GPU has",
         "fitsIfPodsEnd": false,
@@ -188,7 +188,7 @@ async fn a_waiting_pod_is_listed_and_explained() {
     );
     assert_eq!(
         (&explanation["blockedBy"], &explanation["request"]),
-        (&json!("memory"), &json!("90000 MiB"))
+        (&json!("Memory"), &json!("90000 MiB"))
     );
     let (_, list) = bed.get("/v1/waiting").await;
     let list = read(list.as_bytes());
@@ -208,7 +208,7 @@ async fn a_waiting_pod_is_listed_and_explained() {
     assert_eq!(waits["reason"], "request exceeds the memory of every GPU");
     assert_eq!(
         (&waits["blockedBy"], &waits["suggestion"]),
-        (&json!("memory"), &explanation["suggestions"][0])
+        (&json!("Memory"), &explanation["suggestions"][0])
     );
     assert_eq!(waits["queue"], Value::Null, "no GPU could ever take it");
     for (path, status) in [

@@ -1,6 +1,6 @@
 use super::*;
 use crate::agent::gpu::health::XidCounts;
-use crate::report::condition::DeviceFault;
+use crate::api::condition::DeviceFault;
 use crate::report::wire::{AllocatedDevice, AllocationState, Kind, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {

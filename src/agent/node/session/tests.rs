@@ -1,6 +1,6 @@
 use super::*;
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::ReplyKind;
-use crate::report::condition::{DeviceFault, MpsState};
 use crate::report::wire::Kind;
 
 fn sample(uuid: &str) -> Sample {

@@ -33,6 +33,7 @@ fn amounts_have_defaults_and_limits() {
         "--pods x",
         "--listen 8080",
         "--output xml",
+        "-o xml",
     ] {
         assert!(parsed(bad).is_err(), "{bad}");
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use gpupack::agent::gpu::probe::{ProbeError, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
-use gpupack::report::condition::DeviceFault;
+use gpupack::api::condition::DeviceFault;
 use gpupack::report::wire::Kind;
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use gpupack::agent::gpu::health::XidCounts;
 use gpupack::agent::gpu::probe::{ProbeError, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
-use gpupack::report::condition::DeviceFault;
+use gpupack::api::condition::DeviceFault;
 use serde_json::{Value, json};
 
 use crate::harness::agent::bed::{

@@ -2,8 +2,8 @@
 
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::api::condition::DeviceFault;
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::condition::DeviceFault;
 use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Kind, Slot};
 use serde_json::{Value, json};
 

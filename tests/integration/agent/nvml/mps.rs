@@ -8,8 +8,8 @@ use std::time::Duration;
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
 use gpupack::agent::nvml::probe::NvmlProbe;
+use gpupack::api::condition::MpsState;
 use gpupack::clock::Clock;
-use gpupack::report::condition::MpsState;
 use serde_json::{Value, json};
 
 use super::loops::Loops;

@@ -247,6 +247,7 @@ async fn a_device_owned_by_kubelet_is_rejected_with_its_own_reason() {
         report["sequence"] = json!(report["sequence"].as_u64().map(|before| before + 1));
         let (status, answer) = bed.report("gpu-a", &report).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
+        assert_eq!(device(&bed, "gpu-a", 0).await["fault"], fault);
         let half = json!({"gpu-fraction": "0.5", "gpupack.dev/gpu-model": "T4"});
         let answer = bed.filter(pod("half", half), &NODES).await;
         assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], reason, "{answer}");

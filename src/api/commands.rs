@@ -1,0 +1,130 @@
+//! What `gpupack top` and `gpupack demo` print with `--output json`.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::api::kind::{ApiVersion, DemoSummaryKind, DeviceListKind, NodeListKind, TenantListKind};
+use crate::api::state::{Device, Node, NodeReporting, Packing, Tenant};
+
+/// `gpupack top nodes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeList {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `NodeList`.
+    pub kind: NodeListKind,
+    /// The nodes.
+    pub items: Vec<Node>,
+}
+
+/// `gpupack top gpus`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceList {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `DeviceList`.
+    pub kind: DeviceListKind,
+    /// The devices.
+    pub items: Vec<DeviceItem>,
+}
+
+/// A device with its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceItem {
+    /// Name of its node.
+    pub node: String,
+    /// Whether the agent of its node reports.
+    pub node_state: NodeReporting,
+    /// Pool of its node; empty if it has none.
+    pub pool: String,
+    /// The device.
+    pub device: Device,
+}
+
+/// `gpupack top tenants`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantList {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `TenantList`.
+    pub kind: TenantListKind,
+    /// The tenants, once for each of their devices.
+    pub items: Vec<TenantItem>,
+}
+
+/// A tenant with its device and node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantItem {
+    /// Name of the node.
+    pub node: String,
+    /// NVML index of the device.
+    pub device_index: u32,
+    /// UUID of the device.
+    pub device_id: String,
+    /// The tenant.
+    pub tenant: Tenant,
+}
+
+/// `gpupack demo`: everything at its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DemoSummary {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `DemoSummary`.
+    pub kind: DemoSummaryKind,
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Seed of the fleet and of the stream of pods.
+    pub seed: u64,
+    /// Number of pods, by what became of them.
+    pub pods: PodCounts,
+    /// Why pods wait or were refused, the most frequent reason first.
+    pub not_placed: Vec<NotPlaced>,
+    /// How full and fragmented the fleet is.
+    pub packing: Packing,
+    /// The most GPUs of one node that were overallocated at one time; more than 0 is a fault.
+    pub overallocated_max: usize,
+    /// Errors in the ledger, for people.
+    pub faults: Vec<String>,
+    /// Milliseconds until the base load was placed.
+    pub filled_after_ms: u64,
+    /// Milliseconds until the end.
+    pub ended_after_ms: u64,
+}
+
+/// Number of pods of a demo.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodCounts {
+    /// All.
+    pub arrived: u64,
+    /// Those that were placed.
+    pub placed: u64,
+    /// Placed pods of the base load of a large fleet.
+    pub placed_without_http: u64,
+    /// Those that wait.
+    pub waiting: u64,
+    /// Those with an invalid request, which are never placed.
+    pub refused: u64,
+    /// Those that have ended.
+    pub ended: u64,
+    /// Those that were deleted after a long wait.
+    pub withdrawn: u64,
+    /// Binds that failed although *filter* had accepted the node.
+    pub bind_conflicts: u64,
+}
+
+/// Pods of a demo that are not placed for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NotPlaced {
+    /// The reason, as kube-scheduler shows it.
+    pub reason: String,
+    /// Number of pods.
+    pub pods: usize,
+}

@@ -1,0 +1,54 @@
+//! The condition of a device: why it takes no new tenants, and the state of its MPS daemon.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Why a device takes no new tenants. What is allocated on it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub enum DeviceFault {
+    /// The driver is missing, is being upgraded or hangs: the state of all devices is unknown.
+    DriverAway,
+    /// It is no longer on the PCIe bus.
+    Lost,
+    /// The driver requires a reset.
+    ResetRequired,
+    /// The driver requires a reboot of the node.
+    RebootRequired,
+    /// The driver requires that its traffic to other GPUs ends.
+    DrainRequired,
+    /// The driver says that it is not available.
+    Unavailable,
+    /// An Xid that no application caused; `lastXid` has its number.
+    Xid,
+    /// It does not answer, or only in part.
+    NotAnswering,
+    /// Another device has the same UUID.
+    UuidTwice,
+    /// It reports impossible values.
+    Absurd,
+    /// It has no memory of its own to share.
+    NoMemory,
+    /// Kubelet gives it to pods.
+    KubeletOwned,
+    /// A reason that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
+/// The state of an MPS control daemon; greater is worse for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub enum MpsState {
+    /// It answers. It has no server, so no clients.
+    Idle,
+    /// It answers, and all its servers take clients.
+    Serving,
+    /// A server is not ready yet.
+    Starting,
+    /// A server no longer takes clients, or does not say.
+    Faulted,
+    /// Nothing answers at its pipes.
+    Absent,
+    /// A state that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}

@@ -26,7 +26,7 @@ fn report(app: &App, node: &str, with_lists: bool) -> Value {
     let node_state = app.ledger.node(node).expect("a node of the cluster");
     let uses = node_state.devices().iter().map(|device| {
         let used: u64 = device.tenants().values().map(|held| held.memory.mib()).sum();
-        let mut seen = json!({"uuid": device.device().id.as_str(), "usedMib": used / 2,
+        let mut seen = json!({"id": device.device().id.as_str(), "usedMib": used / 2,
             "busyPercent": 40, "healthy": true});
         if with_lists {
             let tenants = device.tenants().iter();

@@ -103,7 +103,7 @@ impl Reporter {
         let session = receipt.expect("a hello is accepted").session;
         let node_state = app.ledger.node(name).expect("a node of the cluster");
         let uses = node_state.devices().iter().map(|device| {
-            serde_json::json!({"uuid": device.device().id.as_str(), "usedMib": 100,
+            serde_json::json!({"id": device.device().id.as_str(), "usedMib": 100,
                 "busyPercent": 40, "healthy": true})
         });
         let uses = serde_json::Value::from(uses.collect::<Vec<_>>()).to_string();

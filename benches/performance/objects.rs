@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use gpupack::api::state::{DeviceKind, Neighbor};
 use gpupack::hardware::device::{DeviceId, NodeName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::request::placement::encode;
 use gpupack::model::reservation::{PlacedDevice, Placement};
-use gpupack::report::wire::{DeviceReport, DeviceUse, Kind, Neighbor, ProcessUse};
+use gpupack::report::wire::{DeviceReport, DeviceUse, ProcessUse};
 use serde_json::json;
 
 use super::bodies::{POD, filled, usual};
@@ -230,7 +231,7 @@ pub(crate) fn inventory(node: usize) -> Vec<DeviceReport> {
     let (model, memory_mib, is_linked) = MODELS[node % MODELS.len()];
     let neighbors = |gpu: usize| {
         let others = (0..GPUS).filter(move |other| is_linked && *other != gpu);
-        others.map(|other| Neighbor { uuid: gpu_uuid(node, other), links: 12 }).collect()
+        others.map(|other| Neighbor { id: gpu_uuid(node, other), links: 12 }).collect()
     };
     let device = |gpu: usize| {
         let index = u32::try_from(gpu).expect("few GPUs");
@@ -240,7 +241,7 @@ pub(crate) fn inventory(node: usize) -> Vec<DeviceReport> {
             minor: Some(index),
             numa_node: Some(index / 4),
             neighbors: neighbors(gpu),
-            ..DeviceReport::new(gpu_uuid(node, gpu), index, model.to_owned(), Kind::Gpu)
+            ..DeviceReport::new(gpu_uuid(node, gpu), index, model.to_owned(), DeviceKind::Gpu)
         }
     };
     (0..GPUS).map(device).collect()

@@ -107,9 +107,10 @@ pub struct Node {
 }
 
 /// What a device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum DeviceKind {
     /// A physical GPU.
+    #[default]
     Gpu,
     /// A physical GPU that is divided into MIG instances, and has no tenants itself.
     MigParent,
@@ -204,7 +205,7 @@ pub struct Device {
 }
 
 /// Position of a MIG instance, in units of its GPU's axis, as NVML has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigPlacement {
     /// The first unit.
     pub start: u32,

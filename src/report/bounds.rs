@@ -1,8 +1,9 @@
 //! Limits of a report, and why one is refused.
 
+use crate::api::state::DeviceKind;
 use crate::hardware::device::{DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE};
 use crate::hardware::units::MemMib;
-use crate::report::wire::{API_VERSION, Kind};
+use crate::report::wire::API_VERSION;
 
 /// Most processes of one device in a report.
 pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
@@ -51,7 +52,7 @@ pub enum ReportError {
         /// The device.
         uuid: DeviceId,
         /// Its kind.
-        kind: Kind,
+        kind: DeviceKind,
     },
     /// An inventory that is not possible.
     #[error(transparent)]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::state;
 use crate::causes::shown_long;
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
@@ -18,7 +19,7 @@ use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
 use crate::report::details;
 use crate::report::details::{device_use, health};
-use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, Kind, Report};
+use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, Report};
 use crate::usage::node_details::DetailsReport;
 
 /// Longest product name of a GPU in bytes; NVML's own buffer has 96.
@@ -145,11 +146,11 @@ impl DeviceReport {
 fn device(report: DeviceReport) -> Result<Device, ReportError> {
     let id = DeviceId::new(&report.uuid)?;
     text("model", &report.model, MAX_MODEL_BYTES)?;
-    let kind = match (report.kind, report.parent, report.profile) {
-        (Kind::Gpu, None, None) => DeviceKind::Gpu,
-        (Kind::MigParent, None, None) => DeviceKind::MigParent,
-        (Kind::MigInstance, Some(parent), Some(profile)) => {
-            text("profile", &profile, MAX_NAME_BYTES)?;
+    let kind = match (report.kind, report.parent, report.mig_profile) {
+        (state::DeviceKind::Gpu, None, None) => DeviceKind::Gpu,
+        (state::DeviceKind::MigParent, None, None) => DeviceKind::MigParent,
+        (state::DeviceKind::MigInstance, Some(parent), Some(profile)) => {
+            text("migProfile", &profile, MAX_NAME_BYTES)?;
             DeviceKind::MigInstance {
                 parent: DeviceId::new(&parent)?,
                 profile: MigProfile::new(profile),

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
+use crate::api::state::DeviceKind;
 use crate::hardware::device::{
     DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid, Slot,
 };
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
-use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, Kind, ProcessUse};
+use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
 
@@ -50,7 +51,7 @@ impl DeviceReport {
             memory_mib: self.memory_mib,
             reserved_mib: self.reserved_mib,
             parent: self.parent,
-            profile: self.profile,
+            mig_profile: self.mig_profile,
             healthy: self.healthy,
             ..Self::new(self.uuid, self.index, self.model, self.kind)
         }
@@ -104,11 +105,11 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         }
         sane => Ok(sane),
     };
-    let is_instance = report.kind == Kind::MigInstance;
-    if !is_instance && (report.slot.is_some() || report.sm_count.is_some()) {
+    let is_instance = report.kind == DeviceKind::MigInstance;
+    if !is_instance && (report.mig_placement.is_some() || report.sm_count.is_some()) {
         return Err(ReportError::Kind { uuid: id.clone(), kind: report.kind });
     }
-    if let Some(slot) = report.slot {
+    if let Some(slot) = report.mig_placement {
         within("size of a MIG instance", Some(slot.size), 1, MAX_AXIS)?;
         within("place of a MIG instance", Some(slot.start), 0, MAX_AXIS - slot.size)?;
     }
@@ -117,7 +118,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
     }
     let mut neighbors = BTreeMap::new();
     for neighbor in &report.neighbors {
-        let other = DeviceId::new(&neighbor.uuid)?;
+        let other = DeviceId::new(&neighbor.id)?;
         within("number of NVLinks", Some(neighbor.links), 1, MAX_LINKS)?;
         if other == *id || neighbors.insert(other.clone(), neighbor.links).is_some() {
             return Err(ReportError::Neighbor { uuid: id.clone(), neighbor: other });
@@ -127,7 +128,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         minor: within("minor number", report.minor, 0, MAX_MINOR)?,
         numa_node: within("NUMA node", report.numa_node, 0, MAX_NUMA_NODE)?,
         neighbors: neighbors.into_iter().collect(),
-        slot: report.slot.map(|slot| Slot { start: slot.start, size: slot.size }),
+        slot: report.mig_placement.map(|slot| Slot { start: slot.start, size: slot.size }),
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
     })
@@ -231,20 +232,21 @@ pub(crate) fn checked_process(
 mod tests {
     use super::*;
     use crate::api::condition::{DeviceFault, MpsState};
+    use crate::api::state::{MigPlacement, Neighbor};
     use crate::hardware::units::MemMib;
-    use crate::report::wire::{Neighbor, TenantReport};
+    use crate::report::wire::TenantReport;
 
     fn gpu(uuid: &str) -> DeviceReport {
-        DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), Kind::Gpu)
+        DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), DeviceKind::Gpu)
     }
 
     fn neighbor(uuid: &str, links: u32) -> Neighbor {
-        Neighbor { uuid: uuid.to_owned(), links }
+        Neighbor { id: uuid.to_owned(), links }
     }
 
     fn instance(slot: Option<(u32, u32)>, sm_count: Option<u32>) -> DeviceReport {
-        let slot = slot.map(|(start, size)| crate::report::wire::Slot { start, size });
-        DeviceReport { kind: Kind::MigInstance, slot, sm_count, ..gpu("MIG-a") }
+        let mig_placement = slot.map(|(start, size)| MigPlacement { start, size });
+        DeviceReport { kind: DeviceKind::MigInstance, mig_placement, sm_count, ..gpu("MIG-a") }
     }
 
     #[test]
@@ -268,7 +270,7 @@ mod tests {
             (instance(Some((0, u32::MAX)), None), false),
             (instance(Some((u32::MAX, 1)), None), false),
             (instance(None, Some(0)), false),
-            (DeviceReport { kind: Kind::Gpu, ..instance(Some((0, 1)), None) }, false),
+            (DeviceReport { kind: DeviceKind::Gpu, ..instance(Some((0, 1)), None) }, false),
         ] {
             assert_eq!(report.has_believable_details(), is_sane, "{report:?}");
             assert!(report.without_details().has_believable_details());
@@ -344,7 +346,7 @@ mod tests {
     #[test]
     fn faults_and_mps_states_have_wire_names_and_may_be_missing_or_newer() {
         let read = |fields: &str| {
-            let seen = format!(r#"{{"uuid":"GPU-a","healthy":false{fields}}}"#);
+            let seen = format!(r#"{{"id":"GPU-a","healthy":false{fields}}}"#);
             let seen: DeviceUse = serde_json::from_str(&seen).unwrap();
             (seen.fault, seen.mps)
         };

@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
+use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
 use crate::model::reservation::{Reservation, ReservationState};
 
@@ -87,6 +88,7 @@ pub struct DriverReport {
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
     /// NVML's UUID.
+    #[serde(rename = "id")]
     pub uuid: String,
     /// NVML's index; that of the parent for a MIG instance.
     pub index: u32,
@@ -99,13 +101,13 @@ pub struct DeviceReport {
     pub reserved_mib: u64,
     /// GPU, MIG parent or MIG instance.
     #[serde(default)]
-    pub kind: Kind,
+    pub kind: DeviceKind,
     /// UUID of the GPU that has this MIG instance.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "parentId", default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
     /// Profile of a MIG instance, for instance `3g.40gb`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<String>,
+    pub mig_profile: Option<String>,
     /// Whether it can take new tenants.
     pub healthy: bool,
     /// Number of its device file, `/dev/nvidia<minor>`; not always equal to its index.
@@ -127,7 +129,7 @@ pub struct DeviceReport {
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub slot: Option<Slot>,
+    pub mig_placement: Option<MigPlacement>,
     /// Streaming multiprocessors of a MIG instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
@@ -138,7 +140,7 @@ pub struct DeviceReport {
 
 impl DeviceReport {
     /// A healthy device with nothing but a name, an index and a kind.
-    pub fn new(uuid: String, index: u32, model: String, kind: Kind) -> Self {
+    pub fn new(uuid: String, index: u32, model: String, kind: DeviceKind) -> Self {
         Self {
             uuid,
             index,
@@ -147,51 +149,16 @@ impl DeviceReport {
             reserved_mib: 0,
             kind,
             parent: None,
-            profile: None,
+            mig_profile: None,
             healthy: true,
             minor: None,
             numa_node: None,
             neighbors: Vec::new(),
-            slot: None,
+            mig_placement: None,
             sm_count: None,
             can_limit_memory: false,
         }
     }
-}
-
-/// A GPU that is connected to another one by NVLink.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = ReportedNeighbor)]
-pub struct Neighbor {
-    /// NVML's UUID.
-    pub uuid: String,
-    /// Active links, directly or through switches.
-    pub links: u32,
-}
-
-/// Position of a MIG instance on its GPU, in units of the axis: 4 on an A30, 8 on an A100 or H100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-#[schema(as = ReportedMigPlacement)]
-pub struct Slot {
-    /// Its first unit.
-    pub start: u32,
-    /// The number of its units.
-    pub size: u32,
-}
-
-/// Kind of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = ReportedKind)]
-pub enum Kind {
-    /// A GPU that can be shared or given to a pod as a whole.
-    #[default]
-    Gpu,
-    /// A GPU in MIG mode.
-    MigParent,
-    /// An instance of a GPU in MIG mode.
-    MigInstance,
 }
 
 /// Observed use of one device.
@@ -199,6 +166,7 @@ pub enum Kind {
 #[serde(rename_all = "camelCase")]
 pub struct DeviceUse {
     /// NVML's UUID.
+    #[serde(rename = "id")]
     pub uuid: String,
     /// Used memory in MiB, without the driver's reserve; left out if the driver does not report
     /// it.
@@ -376,6 +344,7 @@ pub enum AllocationState {
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedDevice {
     /// NVML's UUID.
+    #[serde(rename = "id")]
     pub uuid: String,
     /// Memory, in MiB.
     pub memory_mib: u64,

@@ -6,9 +6,9 @@ use std::io::Write;
 use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::{PodsByProcess, pod_in_cgroup};
+use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::Kind;
 use nvml_wrapper::Nvml;
 
 /// Prints a text that is visible if the test passes, too.
@@ -44,7 +44,7 @@ fn inventory_is_complete_and_names_problems() {
     let Some((_, sample)) = first_sample("inventory of real GPUs") else { return };
     assert!(sample.driver.is_some(), "{sample:?}");
     for (device, seen) in sample.inventory.iter().zip(&sample.uses) {
-        let prefix = if device.kind == Kind::MigInstance { "MIG-" } else { "GPU-" };
+        let prefix = if device.kind == DeviceKind::MigInstance { "MIG-" } else { "GPU-" };
         assert!(device.uuid.starts_with(prefix), "{device:?}");
         assert!(device.is_believable() && device.has_believable_details(), "{device:?}");
         assert_eq!(seen.healthy, seen.fault.is_none(), "{seen:?}");

@@ -145,11 +145,11 @@ pub(crate) fn read(body: &[u8]) -> Value {
 pub(crate) fn hello(node: &str, model: &str, memory_mib: u64, count: u32) -> Value {
     let uuid = |index| format!("GPU-{node}-{index}");
     let inventory = (0..count).map(|index| {
-        json!({"uuid": uuid(index), "index": index, "model": model, "memoryMib": memory_mib,
+        json!({"id": uuid(index), "index": index, "model": model, "memoryMib": memory_mib,
             "reservedMib": 0, "kind": "Gpu", "healthy": true})
     });
     let uses = (0..count)
-        .map(|index| json!({"uuid": uuid(index), "usedMib": 0, "healthy": true, "processes": []}));
+        .map(|index| json!({"id": uuid(index), "usedMib": 0, "healthy": true, "processes": []}));
     json!({
         "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("agent-of-{node}"), "sequence": 1,
         "inventory": inventory.collect::<Vec<_>>(), "devices": uses.collect::<Vec<_>>(),

@@ -9,13 +9,14 @@ use crate::source::{SourceFile, files, words};
 use gpupack::agent::gpu::probe::Sample;
 use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::api::condition::DeviceFault;
+use gpupack::api::state::DeviceKind;
 use gpupack::config::file::Config;
 use gpupack::hardware::device::{ModelName, PoolName};
 use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::registry::Metrics;
 use gpupack::report::wire::{
-    AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse, Kind,
+    AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse,
 };
 use gpupack::scoring::efficiency::Figures;
 
@@ -236,7 +237,7 @@ fn families(text: &str) -> Vec<String> {
 
 /// The families of an agent that has read a GPU.
 fn agent_families() -> Vec<String> {
-    let device = DeviceReport::new("GPU-a".to_owned(), 0, "Tesla T4".to_owned(), Kind::Gpu);
+    let device = DeviceReport::new("GPU-a".to_owned(), 0, "Tesla T4".to_owned(), DeviceKind::Gpu);
     let seen = DeviceUse {
         busy_percent: Some(1),
         processes: Some(Vec::new()),

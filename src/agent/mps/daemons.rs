@@ -21,9 +21,10 @@ use crate::agent::mps::control::Control;
 use crate::agent::mps::{clients, memory};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::MpsState;
+use crate::api::state::DeviceKind;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{DeviceReport, Kind};
+use crate::report::wire::DeviceReport;
 
 /// Time between two checks of a daemon: the same as between two regular lists of processes.
 pub const QUERY_EVERY: Duration = Duration::from_secs(5);
@@ -124,9 +125,9 @@ impl MpsDaemons {
         };
         let devices = inventory.iter().filter(|device| is_plain(&device.uuid));
         let duties = devices.filter_map(|device| match device.kind {
-            Kind::Gpu => Some((device.uuid.clone(), self.shared.settings.duty)),
-            Kind::MigInstance => Some((device.uuid.clone(), Duty::Rely)),
-            Kind::MigParent => None,
+            DeviceKind::Gpu => Some((device.uuid.clone(), self.shared.settings.duty)),
+            DeviceKind::MigInstance => Some((device.uuid.clone(), Duty::Rely)),
+            DeviceKind::MigParent => None,
         });
         let duties: BTreeMap<String, Duty> = duties.collect();
         self.shared.devices.send_if_modified(|known| {

@@ -12,7 +12,8 @@ use crate::agent::nvml::limits::MemoryLimits;
 use crate::agent::nvml::raw;
 use crate::agent::nvml::trouble::{Trouble, unless_lost};
 use crate::agent::processes::pods::CGROUP_ROOT;
-use crate::report::wire::{DeviceReport, DriverReport, Neighbor, Slot};
+use crate::api::state::{MigPlacement, Neighbor};
+use crate::report::wire::{DeviceReport, DriverReport};
 
 /// Most NVLinks of a GPU that are read; NVIDIA's own constant says 18.
 const LINKS_MAX: u32 = 36;
@@ -39,7 +40,7 @@ pub(crate) struct Details {
     /// The id of its GPU instance; only of a MIG instance.
     pub(crate) instance: Option<u32>,
     /// Its position on the GPU; only of a MIG instance.
-    slot: Option<Slot>,
+    slot: Option<MigPlacement>,
     /// Its streaming multiprocessors; only of a MIG instance.
     sm_count: Option<u32>,
     /// Whether the driver supports limits of its memory.
@@ -105,7 +106,7 @@ impl Details {
     pub(crate) fn complete(&self, report: &mut DeviceReport) {
         report.minor = self.minor;
         report.numa_node = self.numa_node;
-        report.slot = self.slot;
+        report.mig_placement = self.slot;
         report.sm_count = self.sm_count;
         report.can_limit_memory = self.can_limit_memory;
     }
@@ -125,7 +126,7 @@ pub(crate) fn neighbors(all: &BTreeMap<String, Details>, uuid: &str) -> Vec<Neig
     let reached = others.map(|(other, details)| (other, here.links_to(details)));
     reached
         .filter(|(_, links)| *links > 0)
-        .map(|(other, links)| Neighbor { uuid: other.clone(), links })
+        .map(|(other, links)| Neighbor { id: other.clone(), links })
         .collect()
 }
 

@@ -28,9 +28,10 @@ use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
 use crate::api::condition::DeviceFault;
+use crate::api::state::DeviceKind;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, Kind};
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport};
 
 /// The library by default; the loader's search path applies.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -213,8 +214,8 @@ impl NvmlProbe {
         if details.contains_key(&report.uuid) {
             // A GPU in MIG mode has no traffic with others.
             report.neighbors = match report.kind {
-                Kind::Gpu => details::neighbors(details, &report.uuid),
-                Kind::MigParent | Kind::MigInstance => Vec::new(),
+                DeviceKind::Gpu => details::neighbors(details, &report.uuid),
+                DeviceKind::MigParent | DeviceKind::MigInstance => Vec::new(),
             };
         }
         if !report.has_believable_details() {

@@ -23,8 +23,8 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use crate::agent::gpu::health::Event;
+use crate::api::state::MigPlacement;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::Slot;
 
 /// Room for processes at first: more than a GPU in use has.
 const PROCESSES_EXPECTED: usize = 256;
@@ -145,7 +145,7 @@ pub(crate) fn gpu_instance_id(nvml: &Nvml, instance: &Device<'_>) -> Result<u32,
 }
 
 /// Position of the GPU instance `id` on `gpu`. Drivers require privileges for it.
-pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlError> {
+pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<MigPlacement, NvmlError> {
     let find = symbol(&nvml.lib().nvmlDeviceGetGpuInstanceById)?;
     let read = symbol(&nvml.lib().nvmlGpuInstanceGetInfo)?;
     unsafe {
@@ -154,7 +154,7 @@ pub(crate) fn slot(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<Slot, NvmlE
         let mut info = mem::zeroed();
         nvml_try(read(instance, &raw mut info))?;
         let place = info.placement;
-        Ok(Slot { start: place.start, size: place.size })
+        Ok(MigPlacement { start: place.start, size: place.size })
     }
 }
 

@@ -21,10 +21,11 @@ use crate::agent::nvml::utilization::Utilization;
 use crate::agent::nvml::{limits, raw, utilization};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::{DeviceFault, MpsState};
+use crate::api::state::DeviceKind;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::{DeviceReport, DeviceUse, Kind, ProcessUse};
+use crate::report::wire::{DeviceReport, DeviceUse, ProcessUse};
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;
@@ -135,7 +136,7 @@ impl Sweeper<'_> {
         if !self.details.contains_key(&uuid) {
             self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu, self.limits)?);
         }
-        let kind = if in_mig_mode { Kind::MigParent } else { Kind::Gpu };
+        let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
         self.push(gpu, DeviceReport::new(uuid.clone(), index, model, kind), sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
@@ -145,7 +146,7 @@ impl Sweeper<'_> {
 
     /// Whether a device was a GPU in MIG mode when it was last read successfully.
     fn was_parent(&self, uuid: &str) -> bool {
-        self.known.get(uuid).is_some_and(|it| it.kind == Kind::MigParent)
+        self.known.get(uuid).is_some_and(|it| it.kind == DeviceKind::MigParent)
     }
 
     /// Registers the events of a GPU once. Reads its recovery action with each list of processes,
@@ -221,8 +222,8 @@ impl Sweeper<'_> {
         }
         let report = DeviceReport {
             parent: Some(parent.uuid.to_owned()),
-            profile: Some(profile.to_owned()),
-            ..DeviceReport::new(uuid, parent.index, model.to_owned(), Kind::MigInstance)
+            mig_profile: Some(profile.to_owned()),
+            ..DeviceReport::new(uuid, parent.index, model.to_owned(), DeviceKind::MigInstance)
         };
         self.push(instance, report, sweep)
     }
@@ -246,16 +247,18 @@ impl Sweeper<'_> {
             (report.memory_mib, report.reserved_mib) = (known.memory_mib, known.reserved_mib);
         }
         let busy_percent = match report.kind {
-            Kind::Gpu => unless_lost(device.utilization_rates())?.map(|rates| rates.gpu),
-            Kind::MigParent | Kind::MigInstance => None,
+            DeviceKind::Gpu => unless_lost(device.utilization_rates())?.map(|rates| rates.gpu),
+            DeviceKind::MigParent | DeviceKind::MigInstance => None,
         };
         let listed = match (self.processes, report.kind) {
             // The processes of a parent are those of its instances.
-            (ProcessSampling::Skip, _) | (ProcessSampling::List, Kind::MigParent) => None,
-            (ProcessSampling::List, Kind::Gpu | Kind::MigInstance) => self.processes_on(device)?,
+            (ProcessSampling::Skip, _) | (ProcessSampling::List, DeviceKind::MigParent) => None,
+            (ProcessSampling::List, DeviceKind::Gpu | DeviceKind::MigInstance) => {
+                self.processes_on(device)?
+            }
         };
         let listed = match listed {
-            Some(listed) if report.kind == Kind::Gpu && listed.mps_clients.is_empty() => {
+            Some(listed) if report.kind == DeviceKind::Gpu && listed.mps_clients.is_empty() => {
                 let busy =
                     utilization::read(device, &report.uuid, self.utilization_seen, self.now)?;
                 Some(Listed { busy, ..listed })
@@ -268,7 +271,7 @@ impl Sweeper<'_> {
             None => (None, Vec::new()),
             Some(listed) => {
                 // The driver takes no MIG handle: an instance is a limit of its own.
-                let limits = self.limits.filter(|_| report.kind == Kind::Gpu);
+                let limits = self.limits.filter(|_| report.kind == DeviceKind::Gpu);
                 let uuid = report.uuid.as_str();
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
                 let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);

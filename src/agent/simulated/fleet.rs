@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::api::state::DeviceKind;
 use crate::hardware::device::{
     DeviceId, InventoryError, MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, NodeName,
 };
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
-use crate::report::wire::{DeviceReport, Kind};
+use crate::report::wire::DeviceReport;
 
 /// Simulated nodes. Node names and UUIDs are unique, every device is within the limits of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +160,7 @@ impl FleetNode {
         for (index, gpu) in (0..).zip(&self.gpus) {
             let made = || made_uuid("GPU", &format!("{}/{index}", self.name));
             let uuid = gpu.uuid.clone().unwrap_or_else(made);
-            let kind = if gpu.mig.is_empty() { Kind::Gpu } else { Kind::MigParent };
+            let kind = if gpu.mig.is_empty() { DeviceKind::Gpu } else { DeviceKind::MigParent };
             devices.push(DeviceReport {
                 memory_mib: gpu.memory_mib,
                 reserved_mib: gpu.reserved_mib,
@@ -171,8 +172,8 @@ impl FleetNode {
                 devices.push(DeviceReport {
                     memory_mib: instance.memory_mib,
                     parent: Some(uuid.clone()),
-                    profile: Some(instance.profile.clone()),
-                    ..DeviceReport::new(own, index, gpu.model.clone(), Kind::MigInstance)
+                    mig_profile: Some(instance.profile.clone()),
+                    ..DeviceReport::new(own, index, gpu.model.clone(), DeviceKind::MigInstance)
                 });
             }
         }
@@ -288,8 +289,8 @@ mod tests {
         let fleet = Fleet::from_json(text).unwrap();
         let devices = fleet.nodes[0].inventory();
         assert_eq!(devices, Fleet::from_json(text).unwrap().nodes[0].inventory());
-        let kinds: Vec<Kind> = devices.iter().map(|device| device.kind).collect();
-        assert_eq!(kinds, [Kind::Gpu, Kind::MigParent, Kind::MigInstance]);
+        let kinds: Vec<DeviceKind> = devices.iter().map(|device| device.kind).collect();
+        assert_eq!(kinds, [DeviceKind::Gpu, DeviceKind::MigParent, DeviceKind::MigInstance]);
         assert_eq!(devices[0].uuid, "GPU-648a3ebb-79e8-2277-2d23-34e4869e6e21");
         assert_eq!(devices[2].parent.as_deref(), Some("GPU-x"));
         assert_eq!((devices[2].index, fleet.use_percent), (1, 60));

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::simulated::fleet::{Fleet, FleetNode};
+use crate::api::state::DeviceKind;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, AllocationState, DeviceReport, DeviceUse, Kind, ProcessUse};
+use crate::report::wire::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
 
 /// Plays the GPUs of one node.
 #[derive(Debug)]
@@ -98,12 +99,12 @@ impl Probe for SimulatedProbe {
             let processes = self.processes_on(&device.uuid);
             let used_mib = processes.iter().filter_map(|process| process.memory_mib).sum();
             // Like the driver: of a GPU in MIG mode only its health is read.
-            let whole = device.kind != Kind::MigParent;
+            let whole = device.kind != DeviceKind::MigParent;
             let busy = if processes.is_empty() { 0 } else { 50 };
             DeviceUse {
                 uuid: device.uuid.clone(),
                 used_mib: whole.then_some(used_mib),
-                busy_percent: (device.kind == Kind::Gpu).then_some(busy),
+                busy_percent: (device.kind == DeviceKind::Gpu).then_some(busy),
                 healthy: device.healthy,
                 fault: None,
                 last_xid: None,

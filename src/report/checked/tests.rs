@@ -13,14 +13,14 @@ fn hello(inventory: &str, devices: &str) -> String {
     )
 }
 
-const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
+const GPU: &str = r#"{"id":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
     "reservedMib":450,"healthy":true}"#;
 
 #[test]
 fn a_hello_of_a_newer_agent_is_read_with_its_core_fields() {
-    let instance = r#"{"uuid":"MIG-a","index":1,"model":"M","memoryMib":9,"kind":"MigInstance",
-        "parent":"GPU-a","profile":"1g.5gb","healthy":false,"novelty":[1,{}]}"#;
-    let used = r#"{"uuid":"GPU-a","usedMib":99999,"busyPercent":100,"healthy":true,
+    let instance = r#"{"id":"MIG-a","index":1,"model":"M","memoryMib":9,"kind":"MigInstance",
+        "parentId":"GPU-a","migProfile":"1g.5gb","healthy":false,"novelty":[1,{}]}"#;
+    let used = r#"{"id":"GPU-a","usedMib":99999,"busyPercent":100,"healthy":true,
         "processes":[{"pid":7,"podUid":"p"},{"pid":8,"memoryMib":0}]}"#;
     let body = hello(&format!("{GPU},{instance}"), used)
         .replace(r#""agent":"a""#, r#""agent":"a","novelty":{"a":1}"#);
@@ -38,10 +38,10 @@ fn a_hello_of_a_newer_agent_is_read_with_its_core_fields() {
 
 #[test]
 fn lists_not_read_differ_from_empty_lists() {
-    let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true,"processes":[]}"#);
+    let body = hello(GPU, r#"{"id":"GPU-a","healthy":true,"processes":[]}"#);
     let uses = Report::from_json(body.as_bytes()).unwrap().facts.uses;
     assert_eq!(uses[0].processes, Some(Vec::new()));
-    let body = hello(GPU, r#"{"uuid":"GPU-a","healthy":true}"#);
+    let body = hello(GPU, r#"{"id":"GPU-a","healthy":true}"#);
     assert_eq!(Report::from_json(body.as_bytes()).unwrap().facts.uses[0].processes, None);
 }
 

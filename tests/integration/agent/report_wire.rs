@@ -40,18 +40,18 @@ fn device() -> impl Strategy<Value = Value> {
     let kind = prop_oneof!["Gpu", "MigParent", "MigInstance", "[a-z]{1,4}"];
     let number = || prop::option::of(prop_oneof![8 => 0..20_u32, 1 => any::<u32>()]);
     let neighbor = (uuid(), number())
-        .prop_map(|(uuid, links)| json!({"uuid": uuid, "links": links.unwrap_or(1)}));
+        .prop_map(|(uuid, links)| json!({"id": uuid, "links": links.unwrap_or(1)}));
     let place = (number(), number(), number(), prop::collection::vec(neighbor, 0..3));
     (uuid(), any::<u32>(), amount(), amount(), kind, prop::option::of(uuid()), place).prop_map(
         |(uuid, index, memory_mib, reserved_mib, kind, parent, place)| {
             let (minor, numa_node, start, neighbors) = place;
             let start = start.filter(|_| kind == "MigInstance");
             let slot = start.map(|start| json!({"start": start, "size": numa_node.unwrap_or(1)}));
-            json!({"uuid": uuid, "index": index, "model": "Tesla T4", "memoryMib": memory_mib,
-                   "reservedMib": reserved_mib, "kind": kind, "parent": parent,
-                   "profile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true,
+            json!({"id": uuid, "index": index, "model": "Tesla T4", "memoryMib": memory_mib,
+                   "reservedMib": reserved_mib, "kind": kind, "parentId": parent,
+                   "migProfile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true,
                    "minor": minor, "numaNode": numa_node, "neighbors": neighbors,
-                   "slot": slot, "smCount": start})
+                   "migPlacement": slot, "smCount": start})
         },
     )
 }
@@ -63,7 +63,7 @@ fn device_use() -> impl Strategy<Value = Value> {
     let fault = prop::option::of("Xid|Lost|[A-Za-z]{1,9}");
     (uuid(), prop::option::of(amount()), prop::option::of(0..120_u8), processes, fault).prop_map(
         |(uuid, used, busy, processes, fault)| {
-            json!({"uuid": uuid, "usedMib": used, "busyPercent": busy, "healthy": false,
+            json!({"id": uuid, "usedMib": used, "busyPercent": busy, "healthy": false,
                    "lastXid": used, "fault": fault, "processes": processes})
         },
     )
@@ -160,7 +160,7 @@ fn hello(inventory: &str, devices: &str) -> String {
     )
 }
 
-const GPU: &str = r#"{"uuid":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
+const GPU: &str = r#"{"id":"GPU-a","index":0,"model":"Tesla T4","memoryMib":15360,
     "reservedMib":450,"healthy":true}"#;
 
 #[test]
@@ -169,7 +169,7 @@ fn malformed_bodies_are_rejected_with_the_position() {
     check("\u{1}", "cannot be read");
     check(&"[".repeat(100_000), "cannot be read");
     check(&(hello(GPU, "") + "x"), "trailing");
-    check(&hello(GPU, r#"{"uuid":"GPU-a","usedMib":-1,"healthy":true}"#), "devices[0].usedMib");
+    check(&hello(GPU, r#"{"id":"GPU-a","usedMib":-1,"healthy":true}"#), "devices[0].usedMib");
     check(&hello(&GPU.replace("15360", "1e99"), ""), "inventory[0].memoryMib");
     assert!(
         Report::from_json(b"{\"apiVersion\":\"gpupack.dev/v1alpha1\",\"agent\":\"\xff\"}").is_err()
@@ -178,8 +178,8 @@ fn malformed_bodies_are_rejected_with_the_position() {
 
 #[test]
 fn absurd_reports_are_rejected_with_the_offending_value() {
-    let used = |rest: &str| hello(GPU, &format!(r#"{{"uuid":"GPU-a","healthy":true{rest}}}"#));
-    let once = r#"{"uuid":"GPU-a","healthy":true}"#;
+    let used = |rest: &str| hello(GPU, &format!(r#"{{"id":"GPU-a","healthy":true{rest}}}"#));
+    let once = r#"{"id":"GPU-a","healthy":true}"#;
     let crowd = vec![r#"{"pid":1}"#; 4097].join(",");
     let long = "x".repeat(65);
     for (body, part) in [

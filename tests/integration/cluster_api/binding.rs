@@ -47,7 +47,7 @@ impl Bed {
 
     /// The same before it is ready, when the watch has shown no pod.
     pub(crate) async fn starting(fake: &Fake, config: Config, annotations: Value) -> Self {
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+        let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
             "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let made = Self::made(fake, (config, Clock::start()), annotations, &gpu).await;
         Self { notices: None, ..made }
@@ -55,7 +55,7 @@ impl Bed {
 
     /// The same with this clock.
     pub(crate) async fn with_clock(fake: &Fake, clock: Clock) -> Self {
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+        let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
              "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-fraction": "0.5"});
         let bed = Self::made(fake, (Config::default(), clock), asks, &gpu).await;
@@ -94,7 +94,7 @@ impl Bed {
         let router = router(Service::new(Arc::clone(&app), set_log_level));
         let bed = Self { app, router, notices: Some(writer) };
         let uses: Vec<Value> = inventory.as_array().into_iter().flatten().map(|device| {
-            json!({"uuid": device["uuid"], "usedMib": 0, "healthy": true, "processes": []})
+            json!({"id": device["id"], "usedMib": 0, "healthy": true, "processes": []})
         }).collect();
         let hello = json!({
             "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "sequence": 1,
@@ -443,13 +443,13 @@ async fn room_is_held_only_for_pods_that_the_watch_shows() {
 /// from; of a MIG instance it takes none.
 #[tokio::test]
 async fn the_limit_of_the_driver_is_written_for_gpus_and_never_for_instances() {
-    let gpu = json!({"uuid": "GPU-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+    let gpu = json!({"id": "GPU-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
         "memoryMib": 40_960, "reservedMib": 0, "kind": "Gpu", "healthy": true});
     let mut parent = gpu.clone();
     parent["kind"] = "MigParent".into();
-    let instance = json!({"uuid": "MIG-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
-        "memoryMib": 4_864, "reservedMib": 0, "kind": "MigInstance", "parent": "GPU-a",
-        "profile": "1g.5gb", "healthy": true});
+    let instance = json!({"id": "MIG-a", "index": 0, "model": "NVIDIA A100-SXM4-40GB",
+        "memoryMib": 4_864, "reservedMib": 0, "kind": "MigInstance", "parentId": "GPU-a",
+        "migProfile": "1g.5gb", "healthy": true});
     for (inventory, device, limit) in
         [(json!([gpu]), "GPU-a", Some("20480")), (json!([parent, instance]), "MIG-a", None)]
     {

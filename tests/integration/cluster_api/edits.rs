@@ -227,7 +227,7 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
 /// An extender with two GPUs, configured so that the driver limits memory. It chooses the small one.
 async fn with_two_gpus(fake: &Fake) -> Bed {
     let gpu = |index: usize, uuid: &str, memory_mib: u64| {
-        json!({"uuid": uuid, "index": index, "model": "NVIDIA L4", "memoryMib": memory_mib,
+        json!({"id": uuid, "index": index, "model": "NVIDIA L4", "memoryMib": memory_mib,
             "reservedMib": 0, "kind": "Gpu", "healthy": true})
     };
     let gpus = json!([gpu(0, "GPU-a", 10_000), gpu(1, "GPU-b", 80_000)]);

@@ -40,7 +40,7 @@ async fn report(bed: &Bed, sequence: u64, running: &[String]) {
         running.iter().map(|uid| json!({"pid": 7, "podUid": uid, "memoryMib": 100})).collect();
     let report = json!({
         "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "session": 1, "sequence": sequence,
-        "devices": [{"uuid": "GPU-a", "usedMib": 100 * processes.len(), "healthy": true,
+        "devices": [{"id": "GPU-a", "usedMib": 100 * processes.len(), "healthy": true,
             "processes": processes}],
     });
     bed.send("PUT", "/v1/nodes/n1/report", &report).await;

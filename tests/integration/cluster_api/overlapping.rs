@@ -203,7 +203,7 @@ async fn a_requeue_does_not_overwrite_the_fence_of_a_later_process() {
 #[tokio::test]
 async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
     let fake = Fake::with_pod();
-    let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+    let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
         "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
     let made = (Config::default(), Clock::started_ago(GONE_AFTER));
     let bed = Bed::made(&fake, made, json!({"gpu-fraction": "0.5"}), &gpu).await;

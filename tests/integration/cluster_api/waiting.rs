@@ -112,7 +112,7 @@ async fn a_late_event_of_a_gated_pod_keeps_its_rejection() {
 async fn a_request_below_the_cuda_context_size_gets_a_warning() {
     for (memory, is_small) in [("511", true), ("512", false)] {
         let fake = Fake::with_pod();
-        let gpu = json!([{"uuid": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+        let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
             "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
         let asks = json!({"gpu-memory": memory});
         let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &gpu).await;

@@ -38,8 +38,8 @@ const DEBUG: &str = r#"{"level": "debug"}"#;
 const ABSURD: [(&str, &str, u16, &str); 12] = [
     ("/inventory/0/memoryMib", "18446744073709551615", 422, ""),
     ("/inventory/0/reservedMib", "15361", 422, ""),
-    ("/inventory/0/uuid", r#""GPU-gpu-b-0""#, 422, "belongs to node `gpu-b`"),
-    ("/inventory/0/uuid", r#""""#, 422, ""),
+    ("/inventory/0/id", r#""GPU-gpu-b-0""#, 422, "belongs to node `gpu-b`"),
+    ("/inventory/0/id", r#""""#, 422, ""),
     ("/inventory", "null", 422, "must carry the inventory"),
     ("/inventory", "7", 422, "inventory"),
     ("/devices/0/usedMib", "18446744073709551615", 422, ""),
@@ -155,11 +155,11 @@ async fn a_repeated_report_is_ignored_and_a_vanished_gpu_keeps_its_pod() {
     fewer["sequence"] = json!(2);
     fewer["session"] = reply["session"].clone();
     for list in ["inventory", "devices"] {
-        fewer[list].as_array_mut().unwrap().retain(|device| device["uuid"] != *held);
+        fewer[list].as_array_mut().unwrap().retain(|device| device["id"] != *held);
     }
     let (status, reply) = bed.report("gpu-b", &fewer).await;
     assert_eq!((status, &reply["outcome"]), (StatusCode::OK, &json!("Accepted")));
-    assert_eq!(reply["allocations"][0]["devices"][0]["uuid"], *held);
+    assert_eq!(reply["allocations"][0]["devices"][0]["id"], *held);
     let node = bed.app.ledger.node("gpu-b").unwrap();
     assert_eq!((node.devices().len(), node.reservations().len()), (1, 1));
     bed.app.ledger.audit().unwrap();

@@ -1,13 +1,14 @@
 use super::*;
 use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
-use crate::report::wire::{AllocatedDevice, AllocationState, Kind, TenantReport};
+use crate::api::state::DeviceKind;
+use crate::report::wire::{AllocatedDevice, AllocationState, TenantReport};
 
 fn sample(uses: Vec<DeviceUse>) -> Sample {
     let gpu = |uuid: &String| DeviceReport {
         memory_mib: 1_000,
         reserved_mib: 100,
-        ..DeviceReport::new(uuid.clone(), 3, "Tesla \"T4\"".to_owned(), Kind::Gpu)
+        ..DeviceReport::new(uuid.clone(), 3, "Tesla \"T4\"".to_owned(), DeviceKind::Gpu)
     };
     let inventory: Vec<_> = uses.iter().map(|it| gpu(&it.uuid)).collect();
     Sample {

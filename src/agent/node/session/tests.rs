@@ -1,11 +1,11 @@
 use super::*;
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::ReplyKind;
-use crate::report::wire::Kind;
+use crate::api::state::DeviceKind;
 
 fn sample(uuid: &str) -> Sample {
     let model = "M".to_owned();
-    let device = DeviceReport::new(uuid.to_owned(), 0, model, Kind::Gpu);
+    let device = DeviceReport::new(uuid.to_owned(), 0, model, DeviceKind::Gpu);
     Sample {
         inventory: vec![device].into(),
         uses: Vec::new(),

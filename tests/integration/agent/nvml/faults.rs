@@ -6,7 +6,7 @@ use gpupack::agent::gpu::probe::{ProbeError, Sample};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
 use gpupack::api::condition::DeviceFault;
-use gpupack::report::wire::Kind;
+use gpupack::api::state::DeviceKind;
 use serde_json::{Value, json};
 
 use crate::harness::agent::bed::{Bed, a100, faults, h200_in_mig_mode, sample, t4, with};
@@ -171,7 +171,7 @@ fn is_needed(symbol: &str) -> bool {
 }
 
 /// UUID, kind and memory of every device.
-fn sizes(sample: &Sample) -> Vec<(String, Kind, u64, u64)> {
+fn sizes(sample: &Sample) -> Vec<(String, DeviceKind, u64, u64)> {
     let devices = sample.inventory.iter();
     devices.map(|it| (it.uuid.clone(), it.kind, it.memory_mib, it.reserved_mib)).collect()
 }
@@ -349,8 +349,8 @@ fn invalid_detail_numbers_are_left_out() {
     assert!(seen.inventory.iter().all(|device| device.healthy), "{seen:?}");
     let [a, _, odd_slot, odd_count] = &seen.inventory[..] else { panic!("{seen:?}") };
     assert_eq!((a.minor, a.numa_node), (None, None));
-    assert_eq!((odd_slot.slot, odd_slot.sm_count), (None, None));
-    assert!(odd_count.slot.is_some() && odd_count.sm_count.is_none());
+    assert_eq!((odd_slot.mig_placement, odd_slot.sm_count), (None, None));
+    assert!(odd_count.mig_placement.is_some() && odd_count.sm_count.is_none());
     let bed = Bed::new(&json!({"driver": "5\u{7}", "gpus": [t4("GPU-a")]}));
     assert_eq!(sample(&mut bed.probe()).unwrap().driver, None);
 }
@@ -389,6 +389,10 @@ fn uncountable_instances_stay_and_get_no_pod() {
         let seen = sample(&mut probe).unwrap();
         let away = Some(DeviceFault::NotAnswering);
         assert_eq!(faults(&seen)[1..], [("MIG-a", away), ("MIG-b", away)], "{symbol}");
-        assert_eq!(seen.inventory[0].kind, Kind::MigParent, "{symbol}: it is not a whole GPU");
+        assert_eq!(
+            seen.inventory[0].kind,
+            DeviceKind::MigParent,
+            "{symbol}: it is not a whole GPU"
+        );
     }
 }

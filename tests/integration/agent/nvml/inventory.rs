@@ -3,8 +3,9 @@
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::api::condition::DeviceFault;
+use gpupack::api::state::{DeviceKind, MigPlacement};
 use gpupack::hardware::units::Timestamp;
-use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState, Kind, Slot};
+use gpupack::report::wire::{AllocatedDevice, Allocation, AllocationState};
 use serde_json::{Value, json};
 
 use crate::harness::agent::bed::{
@@ -17,7 +18,7 @@ fn gpus_of_different_size_are_read_with_their_reserve_and_rounded_to_the_safe_si
     let bed = Bed::new(&json!({"gpus": [a100("GPU-a"), second]}));
     let sample = sample(&mut bed.probe()).unwrap();
     let [a, b] = &sample.inventory[..] else { panic!("two GPUs: {sample:?}") };
-    assert_eq!((a.uuid.as_str(), a.index, a.kind), ("GPU-a", 0, Kind::Gpu));
+    assert_eq!((a.uuid.as_str(), a.index, a.kind), ("GPU-a", 0, DeviceKind::Gpu));
     assert_eq!(a.model, "NVIDIA A100-SXM4-80GB");
     assert_eq!((a.memory_mib, a.reserved_mib), (81_920, 634));
     assert_eq!((b.memory_mib, b.reserved_mib), (15_360, 451), "total down, reserve up");
@@ -67,15 +68,15 @@ fn a_gpu_in_mig_mode_is_its_instances() {
     let rows: Vec<_> = sample
         .inventory
         .iter()
-        .map(|d| (d.uuid.as_str(), d.index, d.kind, d.model.as_str(), d.profile.as_deref()))
+        .map(|d| (d.uuid.as_str(), d.index, d.kind, d.model.as_str(), d.mig_profile.as_deref()))
         .collect();
     assert_eq!(
         rows,
         [
-            ("GPU-a", 0, Kind::Gpu, "Tesla T4", None),
-            ("GPU-p", 1, Kind::MigParent, "NVIDIA H200", None),
-            ("MIG-a", 1, Kind::MigInstance, "NVIDIA H200", Some("3g.71gb")),
-            ("MIG-b", 1, Kind::MigInstance, "NVIDIA H200", Some("1g.18gb+me")),
+            ("GPU-a", 0, DeviceKind::Gpu, "Tesla T4", None),
+            ("GPU-p", 1, DeviceKind::MigParent, "NVIDIA H200", None),
+            ("MIG-a", 1, DeviceKind::MigInstance, "NVIDIA H200", Some("3g.71gb")),
+            ("MIG-b", 1, DeviceKind::MigInstance, "NVIDIA H200", Some("1g.18gb+me")),
         ]
     );
     let parent = &sample.uses[1];
@@ -83,8 +84,8 @@ fn a_gpu_in_mig_mode_is_its_instances() {
     assert_eq!(sample.uses[2].processes.as_ref().unwrap()[0].pid, 5);
     assert_eq!(sample.uses[2].busy_percent, None);
     let (a, b) = (&sample.inventory[2], &sample.inventory[3]);
-    assert_eq!((a.slot, a.sm_count), (Some(Slot { start: 4, size: 4 }), Some(60)));
-    assert_eq!((b.slot, b.sm_count), (Some(Slot { start: 0, size: 1 }), Some(16)));
+    assert_eq!((a.mig_placement, a.sm_count), (Some(MigPlacement { start: 4, size: 4 }), Some(60)));
+    assert_eq!((b.mig_placement, b.sm_count), (Some(MigPlacement { start: 0, size: 1 }), Some(16)));
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn numa_nodes_and_links_of_devices_are_read() {
         .inventory
         .iter()
         .map(|it| {
-            let near = it.neighbors.iter().map(|n| format!("{} {}", n.uuid, n.links));
+            let near = it.neighbors.iter().map(|n| format!("{} {}", n.id, n.links));
             let near: Vec<String> = near.collect();
             format!("{} {:?} {:?}: {}", it.uuid, it.minor, it.numa_node, near.join(", "))
         })
@@ -143,13 +144,16 @@ fn numa_nodes_and_links_of_devices_are_read() {
         ]
     );
     let text = serde_json::to_string(&seen.inventory[3]).unwrap();
-    assert!(!text.contains("neighbors") && !text.contains("slot"), "no such fields: {text}");
+    assert!(
+        !text.contains("neighbors") && !text.contains("migPlacement"),
+        "no such fields: {text}"
+    );
     // One that is taken out is nobody's neighbor.
     let mut fewer = scenario.clone();
     fewer["gpus"].as_array_mut().unwrap().remove(1);
     bed.play(&fewer);
     let seen = sample(&mut probe).unwrap();
-    let near: Vec<&str> = seen.inventory[0].neighbors.iter().map(|it| &*it.uuid).collect();
+    let near: Vec<&str> = seen.inventory[0].neighbors.iter().map(|it| &*it.id).collect();
     assert_eq!(near, ["GPU-c"]);
 }
 

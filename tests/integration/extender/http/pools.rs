@@ -141,10 +141,10 @@ fn a30(profiles: &[&str]) -> Value {
     for (at, profile) in profiles.iter().enumerate() {
         let uuid = format!("MIG-{at}");
         let inventory = report["inventory"].as_array_mut().expect("a list");
-        inventory.push(json!({"uuid": uuid, "index": 0, "model": "NVIDIA A30", "memoryMib": 5_952,
-            "kind": "MigInstance", "parent": "GPU-gpu-a-0", "profile": profile, "healthy": true}));
+        inventory.push(json!({"id": uuid, "index": 0, "model": "NVIDIA A30", "memoryMib": 5_952,
+            "kind": "MigInstance", "parentId": "GPU-gpu-a-0", "migProfile": profile, "healthy": true}));
         let uses = report["devices"].as_array_mut().expect("a list");
-        uses.push(json!({"uuid": uuid, "usedMib": 0, "healthy": true, "processes": []}));
+        uses.push(json!({"id": uuid, "usedMib": 0, "healthy": true, "processes": []}));
     }
     report
 }
@@ -208,7 +208,7 @@ async fn several_gpus_are_allocated_near_each_other() {
             report["inventory"][at]["numaNode"] = json!(numa_node);
         }
         if node == "gpu-b" {
-            report["inventory"][1]["neighbors"] = json!([{"uuid": "GPU-gpu-b-3", "links": 4}]);
+            report["inventory"][1]["neighbors"] = json!([{"id": "GPU-gpu-b-3", "links": 4}]);
         }
         let (status, answer) = bed.report(node, &report).await;
         assert_eq!(status, StatusCode::OK, "{answer}");

@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
@@ -67,11 +67,9 @@ pub(crate) fn unknown_path(uri: &Uri, paths: &str) -> Response {
 }
 
 /// The answer for a path that has other methods; axum adds the header `Allow`.
-pub(crate) async fn wrong_method(method: Method, uri: Uri) -> Response {
-    let error = format!(
-        "`{}` has no method `{method}`: use one of those in the header `Allow`",
-        shown(&uri)
-    );
+pub(crate) async fn wrong_method(uri: Uri) -> Response {
+    let path = shown(&uri);
+    let error = format!("`{path}` has other methods: use one of those in the header `Allow`");
     refusal(StatusCode::METHOD_NOT_ALLOWED, &error)
 }
 

@@ -75,11 +75,11 @@ fn an_error_does_not_repeat_a_large_report() {
 fn mig_instances_that_cannot_be_are_refused_and_lost_ones_are_not() {
     let instance = |id: &str, parent: &str, mib: u64, healthy: bool| {
         format!(
-            r#"{{"uuid":"{id}","index":0,"model":"M","memoryMib":{mib},"kind":"MigInstance",
-                "parent":"{parent}","profile":"1g.5gb","healthy":{healthy}}}"#
+            r#"{{"id":"{id}","index":0,"model":"M","memoryMib":{mib},"kind":"MigInstance",
+                "parentId":"{parent}","migProfile":"1g.5gb","healthy":{healthy}}}"#
         )
     };
-    let parent = r#"{"uuid":"GPU-p","index":0,"model":"M","memoryMib":1000,"kind":"MigParent",
+    let parent = r#"{"id":"GPU-p","index":0,"model":"M","memoryMib":1000,"kind":"MigParent",
         "healthy":true}"#;
     let of = |devices: &[&str]| hello(&devices.join(","), "");
     check(
@@ -108,16 +108,19 @@ fn only_objects_are_read_as_structs() {
     check(r#"["gpupack.dev/v1alpha1","a",null,5,[],null,null,[]]"#, "sequence, expected an object");
     let list = r#"["GPU-a",0,"Tesla T4",15360,450,"Gpu",null,null,true]"#;
     check(&hello(list, ""), "at `inventory[0]`: invalid type: sequence, expected an object");
-    let used = |field: &str| format!(r#"{{"uuid":"GPU-a","healthy":true,{field}}}"#);
+    let used = |field: &str| format!(r#"{{"id":"GPU-a","healthy":true,{field}}}"#);
     check(&hello(GPU, r#"["GPU-a",1,2,true]"#), "at `devices[0]`: invalid type: sequence");
     check(&hello(GPU, &used(r#""processes":[[7,"p"]]"#)), "at `devices[0].processes[0]`");
     check(&hello(GPU, &used(r#""tenants":[["p",9]]"#)), "at `devices[0].tenants[0]`");
     let gpu = |field: &str| GPU.replace(r#""index":0"#, &format!(r#""index":0,{field}"#));
     check(&hello(&gpu(r#""neighbors":[["GPU-b",1]]"#), ""), "at `inventory[0].neighbors[0]`");
-    check(&hello(&gpu(r#""slot":[0,1]"#), ""), "at `inventory[0].slot`: invalid type: sequence");
+    check(
+        &hello(&gpu(r#""migPlacement":[0,1]"#), ""),
+        "at `inventory[0].migPlacement`: invalid type: sequence",
+    );
     let driver = hello(GPU, "").replace(r#""agent":"a""#, r#""agent":"a","driver":["580"]"#);
     check(&driver, "at `driver`: invalid type: sequence");
-    let none = r#""slot":null,"parent":null"#;
+    let none = r#""migPlacement":null,"parentId":null"#;
     assert!(Report::from_json(hello(&gpu(none), "").as_bytes()).is_ok());
 }
 
@@ -127,7 +130,7 @@ fn a_device_is_not_its_own_neighbor() {
         let field = format!(r#""index":0,"neighbors":[{neighbors}]"#);
         hello(&GPU.replace(r#""index":0"#, &field), "")
     };
-    let link = |uuid: &str| format!(r#"{{"uuid":"{uuid}","links":1}}"#);
+    let link = |id: &str| format!(r#"{{"id":"{id}","links":1}}"#);
     let (own, other) = (link("GPU-a"), link("GPU-b"));
     check(&of(&own), "device `GPU-a` names its neighbor `GPU-a` twice, or is its own neighbor");
     check(&of(&format!("{other},{other}")), "device `GPU-a` names its neighbor `GPU-b` twice");

@@ -116,15 +116,15 @@ async fn no_client_floods_the_log() {
     for round in 0..ROUNDS {
         let mut report = hello("gpu-a", "NVIDIA A30", 24_576, 1);
         report["agent"] = format!("agent-{round}").into();
-        report["inventory"][0]["uuid"] = "GPU-gpu-b-0".into();
+        report["inventory"][0]["id"] = "GPU-gpu-b-0".into();
         assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::UNPROCESSABLE_ENTITY);
-        report["inventory"][0]["uuid"] = "GPU-gpu-a-0".into();
+        report["inventory"][0]["id"] = "GPU-gpu-a-0".into();
         report["inventory"][0]["kind"] = "MigParent".into();
         let mut instance = report["inventory"][0].clone();
-        for (field, value) in [("uuid", "MIG"), ("kind", "MigInstance"), ("profile", "9g.9gb")] {
+        for (field, value) in [("id", "MIG"), ("kind", "MigInstance"), ("migProfile", "9g.9gb")] {
             instance[field] = value.into();
         }
-        instance["parent"] = "GPU-gpu-a-0".into();
+        instance["parentId"] = "GPU-gpu-a-0".into();
         report["inventory"].as_array_mut().unwrap().push(instance);
         assert_eq!(bed.report("gpu-a", &report).await.0, StatusCode::OK);
         let call = Request::post("/webhook").header("content-type", "application/json");

@@ -9,6 +9,7 @@ use crate::api::state::DeviceAmount;
 
 /// The query of `/v1/advise`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AdviseQuery {
     /// Only pods of this namespace.

@@ -41,7 +41,7 @@ pub enum ErrorReason {
 
 /// The log level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LogLevel {
     /// Version of this body; may be left out in a request.
     #[serde(default)]

@@ -9,6 +9,7 @@ use crate::api::waiting::{Obstacle, QueuePosition};
 
 /// The query of `/v1/explain`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ExplainQuery {
     /// The pod: `namespace/name`.

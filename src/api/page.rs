@@ -14,6 +14,7 @@ use crate::api::waiting::WaitingPod;
 
 /// The query of `/v1/events`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
     /// The name (`at`) of the snapshot that the client has.

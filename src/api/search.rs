@@ -1,9 +1,19 @@
 //! `GET /v1/search`: pods, nodes and namespaces by a part of their name.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::api::kind::{ApiVersion, SearchResultsKind};
+
+/// The query of `/v1/search`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SearchQuery {
+    /// The text, of at most 317 bytes.
+    #[param(required)]
+    pub q: Option<String>,
+}
 
 /// The results: the first 20 of each kind, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

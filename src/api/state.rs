@@ -8,6 +8,7 @@ use crate::api::kind::{ApiVersion, StateKind};
 
 /// The query of `/v1/state`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StateQuery {
     /// Only this node, and the pods on it; without it all nodes and pods.

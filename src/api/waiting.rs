@@ -7,6 +7,7 @@ use crate::api::kind::{ApiVersion, WaitingPodListKind};
 
 /// The query of `/v1/waiting`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WaitingQuery {
     /// Only pods of this namespace.

@@ -297,7 +297,8 @@ pub fn decode(
 
 /// Refuses a key that only gpupack writes, in the annotations or labels of a pod without a node.
 ///
-/// It accepts what gpupack writes on waiting pods: [`FENCE`], and `placed.gpupack.dev/touch` of an older process.
+/// It accepts what gpupack writes on waiting pods: [`FENCE`], and `OLD_FENCE`, its name in older
+/// processes.
 ///
 /// # Errors
 /// [`RequestError::ReservedKey`] with the first such key.

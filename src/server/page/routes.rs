@@ -15,7 +15,7 @@ use flate2::write::GzEncoder;
 use crate::api::error::Error;
 use crate::api::fit::{Fit, Fragmentation};
 use crate::api::page::Summary;
-use crate::api::search::SearchResults;
+use crate::api::search::{SearchQuery, SearchResults};
 use crate::protocol::messages::to_json;
 use crate::server::http::respond::{ReadPath, ReadQuery, refusal};
 use crate::server::page::service::{Service, look};
@@ -146,17 +146,15 @@ pub(crate) async fn fragmentation(State(service): State<Service>, headers: Heade
 }
 
 /// Pods, nodes and namespaces with a text in their name.
-#[utoipa::path(get, path = "/v1/search", tag = "people", params(
-    ("q" = String, Query, description = "The text, of at most 317 bytes."),
-), responses(
+#[utoipa::path(get, path = "/v1/search", tag = "people", params(SearchQuery), responses(
     (status = 200, description = "The first 20 of each.", body = SearchResults),
     (status = 400, description = "The text is missing or too long.", body = Error),
 ))]
 pub(crate) async fn search(
     State(service): State<Service>,
-    ReadQuery(query): ReadQuery<BTreeMap<String, String>>,
+    ReadQuery(query): ReadQuery<SearchQuery>,
 ) -> Response {
-    let text = query.get("q").map(|text| text.trim().to_owned()).unwrap_or_default();
+    let text = query.q.map(|text| text.trim().to_owned()).unwrap_or_default();
     if text.is_empty() || text.len() > search::MAX_TEXT {
         let error = format!(
             "name what to look for, in 1 to {} bytes: /v1/search?q=PART-OF-A-NAME",

@@ -217,6 +217,10 @@ async fn a_waiting_pod_is_listed_and_explained() {
         ("/v1/explain?pod=team/nobody", StatusCode::NOT_FOUND),
         ("/v1/explain?pod=%ff/%fe", StatusCode::NOT_FOUND),
         ("/v1/state?node=nowhere", StatusCode::NOT_FOUND),
+        ("/v1/state?Node=gpu-b", StatusCode::BAD_REQUEST),
+        ("/v1/waiting?namespaces=team", StatusCode::BAD_REQUEST),
+        ("/v1/advise?node=gpu-b", StatusCode::BAD_REQUEST),
+        ("/v1/search?q=gpu&limit=1", StatusCode::BAD_REQUEST),
     ] {
         let (answered, text) = bed.get(path).await;
         assert_eq!(answered, status, "{path}: {text}");

@@ -8,6 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -110,6 +111,26 @@ impl Cluster {
             })
             .await;
         started.elapsed()
+    }
+
+    /// Creates a priority class, and waits until admission knows it: it reads classes from a cache.
+    pub(crate) async fn add_priority_class(&self, name: &str, value: i32) {
+        let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": name}, "value": value});
+        let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
+        let api: Api<PriorityClass> = Api::all(self.client.clone());
+        match api.create(&PostParams::default(), &class).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("cannot create the class {name}: {error}"),
+        }
+        let tried = PodPlan::new(format!("tries-{name}")).important(name).to_pod();
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let until = clock::now() + Duration::from_secs(10);
+        while let Err(error) = self.pods().create(&dry, &tried).await {
+            assert!(clock::now() < until, "admission does not know the class {name}: {error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Deletes one pod immediately, as if its kubelet had ended it.

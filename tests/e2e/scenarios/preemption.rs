@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::Api;
-use kube::api::PostParams;
 use serde_json::json;
 
 use crate::clock;
@@ -144,15 +141,7 @@ async fn waits_and_evicts_no_pod(stage: &Stage, ask: impl Fn(PodPlan) -> PodPlan
 }
 
 async fn classes(stage: &Stage) {
-    let api: Api<PriorityClass> = Api::all(stage.cluster.client.clone());
     for (name, value) in [("e2e-high", 1_000), ("e2e-low", 10)] {
-        let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-            "metadata": {"name": name}, "value": value});
-        let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
-        match api.create(&PostParams::default(), &class).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => panic!("cannot create the class {name}: {error}"),
-        }
+        stage.cluster.add_priority_class(name, value).await;
     }
 }

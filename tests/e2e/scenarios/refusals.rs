@@ -3,9 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::Api;
-use kube::api::PostParams;
 use serde_json::json;
 
 use crate::clock;
@@ -129,11 +126,7 @@ fn a_cluster_full_of_lower_priority_pods_causes_no_loop() {
             (0..10).map(|i| PodPlan::fraction(format!("low-{i}"), "0.8")).collect();
         stage.cluster.add_pods(&low).await;
         stage.watching.until_bound(10, Duration::from_secs(30)).await;
-        let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-            "metadata": {"name": "e2e-important"}, "value": 1000});
-        let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
-        let classes: Api<PriorityClass> = Api::all(stage.cluster.client.clone());
-        classes.create(&PostParams::default(), &class).await.expect("a new class");
+        stage.cluster.add_priority_class("e2e-important", 1_000).await;
         let high = PodPlan::fraction("high", "0.5").important("e2e-important");
         stage.cluster.add_pods(&[high]).await;
         let calls = quiet_calls(&stage).await;

@@ -141,6 +141,11 @@ pub(crate) mod json_object;
 pub mod clock;
 pub(crate) mod http_client;
 
+/// Tasks without I/O: `step(event, now) -> actions`.
+pub mod step {
+    pub mod outside;
+}
+
 /// The configuration file, checked.
 pub mod config {
     pub(crate) mod values;
@@ -202,7 +207,7 @@ pub mod kube_api {
         pub mod start_failure;
         pub mod seen_pod;
         pub mod list;
-        pub(crate) mod watched;
+        pub mod watched;
         pub mod watch;
     }
 
@@ -213,6 +218,7 @@ pub mod kube_api {
         pub mod outcome;
         pub mod writer;
         pub mod evict;
+        pub mod carry_out;
     }
 
     /// The rules of the webhook.
@@ -268,7 +274,10 @@ pub mod control {
         pub mod requeue;
         pub(crate) mod requeue_write;
         pub mod teams;
+        pub(crate) mod ledger_events;
     }
+
+    pub mod loops;
 }
 
 /// The service that kube-scheduler calls.

@@ -8,7 +8,11 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gpupack::clock::Clock;
+use gpupack::kube_api::request::placement::FenceWriter;
+use gpupack::kube_api::write::carry_out;
 use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::step::outside::Outside;
 use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -191,7 +195,7 @@ impl Fake {
     }
 
     pub(crate) fn writer(&self) -> ApiWriter {
-        ApiWriter::new(self.client(), TIMEOUT)
+        connected(self.client(), TIMEOUT)
     }
 
     async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, io::Error> {
@@ -209,6 +213,13 @@ impl Fake {
             Reply::Silence => std::future::pending().await,
         }
     }
+}
+
+/// A writer whose requests are carried out on the runtime of the test.
+pub(crate) fn connected(client: Client, timeout: Duration) -> ApiWriter {
+    let outside = Outside::new(Clock::start());
+    tokio::spawn(carry_out::run(outside.clone(), Some(client)));
+    ApiWriter::new(outside, timeout, FenceWriter::random())
 }
 
 enum Reply {

@@ -18,12 +18,14 @@ use crate::config::file::Config;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
-use crate::kube_api::write::events;
+use crate::kube_api::request::placement::FenceWriter;
 use crate::kube_api::write::writer::ApiWriter;
+use crate::kube_api::write::{carry_out, events};
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::server::api::background;
 use crate::server::api::server::{Listeners, serve_apart};
 use crate::server::page::service::Service;
+use crate::step::outside::Outside;
 
 /// Most events in the queue: at 50 a second they take 20 seconds.
 const QUEUED_EVENTS: usize = 1000;
@@ -110,8 +112,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let clock = Clock::start();
         let kube = kube_config(config.kubeconfig.as_deref()).await?;
         let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
-        let writer = ApiWriter::connect(kube, config.api_timeout)
-            .context("cannot make a Kubernetes client")?;
+        let outside = Outside::new(clock);
+        let once = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
+        let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once)));
+        let writer = ApiWriter::new(outside, config.api_timeout, FenceWriter::random());
         let (notices, notice_writer) = events::notices(
             client.clone(),
             "gpupack".to_owned(),
@@ -156,6 +160,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
             () = &mut serving => return Ok(()),
+            ended = acting => ("control core", ended),
             ended = writing => ("writer of events", ended),
             ended = beating => ("background loops", ended),
             ended = watching => ("watch of pods and nodes", ended),

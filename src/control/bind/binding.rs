@@ -10,8 +10,12 @@
 //! others may take the room as free.
 
 use std::cmp::Ordering;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures::future::{Either, select};
+use tokio::sync::oneshot;
 
 use crate::config::file::Config;
 use crate::config::webhook::MemoryLimit;
@@ -92,7 +96,8 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
     let arrived = app.clock.precise();
     let args = ExtenderBindingArgs::parse(body)?;
     let worker = Arc::clone(app);
-    let task = tokio::spawn(async move {
+    let (sender, decided) = oneshot::channel();
+    let task = async move {
         let result = bind_pod(&Call { app: &worker, args: &args, arrived }).await;
         match &result {
             Ok(()) => worker.metrics.bind(BindResult::Bound),
@@ -101,11 +106,16 @@ pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolErr
                 tell_failed(&worker, &args, error);
             }
         }
-        result
-    });
-    let result = tokio::select! {
-        result = task => result,
-        () = app.stopped_for(LAST_ANSWER_WITHIN) => Ok(Err(BindError::Undecided)),
+        let _ = sender.send(result); // unless the caller has hung up
+    };
+    match app.truth {
+        Truth::Cluster(_) => app.outside.spawn(task),
+        Truth::Ledger => task.await, // it waits for nothing
+    }
+    let stopped = pin!(app.stopped_for(LAST_ANSWER_WITHIN));
+    let result = match select(decided, stopped).await {
+        Either::Left((result, _)) => result,
+        Either::Right(_) => Ok(Err(BindError::Undecided)),
     };
     let error = match result {
         Ok(Ok(())) => String::new(),
@@ -133,8 +143,8 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let _place = app.binds.place(&uid, is_shown(app, &uid))?;
     check_made_up(app, &uid, &args.node)?;
     // A bind that waits longer could only end in [`BindError::TooLate`].
-    let lock = tokio::time::timeout(app.config.scheduler_timeout, app.binds.take(&uid)).await;
-    let mut lock = lock.map_err(|_| BindError::TooLate)?;
+    let lock = app.outside.within(app.config.scheduler_timeout, app.binds.take(&uid)).await;
+    let mut lock = lock.ok_or(BindError::TooLate)?;
     if settle_earlier(call, &mut lock).await? || is_bound_there(app, &uid, &args.node) {
         return Ok(()); // a repeated call
     }

@@ -7,8 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::MissedTickBehavior;
-
 use crate::control::bind::binding::client_limits;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::edited::Known;
@@ -57,10 +55,9 @@ pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
 }
 
 pub(crate) async fn restoring(app: &Arc<App>) {
-    let mut interval = tokio::time::interval(LOOK_EVERY);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = app.outside.every(LOOK_EVERY);
     for look in 1_u32.. {
-        interval.tick().await;
+        looks.tick().await;
         restore_edited(app).await;
         if look.is_multiple_of(LOOKS_PER_SWEEP) {
             let is_held = |uid: &PodUid| app.ledger.reservation(uid).is_some();

@@ -54,8 +54,8 @@ pub(crate) async fn read_pod(
     let key = PodKey::new(&args.pod_namespace, &args.pod_name)?;
     let is_shown = is_shown(app, &PodUid::new(args.pod_uid.as_str()));
     let read = app.binds.limits.reads(is_shown).acquire();
-    let read = tokio::time::timeout(READ_WITHIN, read).await;
-    let Ok(Ok(_read)) = read else { return Err(BindError::TooMany) };
+    let read = app.outside.within(READ_WITHIN, read).await;
+    let Some(Ok(_read)) = read else { return Err(BindError::TooMany) };
     let found = match cluster.writer.read_back(&key).await {
         Err(cause) => return Err(BindError::Unreadable { pod, cause }),
         Ok(found) => found.map(|found| SeenPod::judged(&found, &app.request_rules)),

@@ -56,7 +56,7 @@ pub(crate) async fn settle(
                 if app.clock.now().since(started) >= stay_for(app.config.scheduler_timeout) {
                     return Err(BindError::Undecided); // the background loop goes on
                 }
-                tokio::time::sleep(READ_AGAIN_AFTER).await;
+                app.outside.sleep(READ_AGAIN_AFTER).await;
             }
         }
     }

@@ -31,11 +31,12 @@ const FENCE_FOR: Duration = Duration::from_secs(90);
 pub(crate) async fn fence(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
     while !app.ledger.is_listed() {
-        tokio::time::sleep(LOOK_EVERY).await;
+        app.outside.sleep(LOOK_EVERY).await;
     }
     let started = app.clock.now();
     // Also pods whose request is refused now: an earlier run may have accepted it.
-    let pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
+    let mut pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
+    pending.sort(); // in an order that can be replayed
     let count = pending.len();
     let value = format!("start-{}", app.clock.unix_seconds());
     futures::stream::iter(pending)
@@ -45,7 +46,7 @@ pub(crate) async fn fence(app: &Arc<App>) {
                 while !fence_waiting(app, cluster, &pod, value).await
                     && app.clock.now().since(started) < FENCE_FOR
                 {
-                    tokio::time::sleep(AGAIN_AFTER).await;
+                    app.outside.sleep(AGAIN_AFTER).await;
                 }
             }
         })

@@ -5,8 +5,6 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::MissedTickBehavior;
-
 use crate::api::state;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
@@ -137,10 +135,9 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     }
     tracing::info!("pods that use more GPU memory than they may are evicted");
     let mut evictions = Evictions::default();
-    let mut interval = tokio::time::interval(LOOK_EVERY);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = app.outside.every(LOOK_EVERY);
     loop {
-        interval.tick().await;
+        looks.tick().await;
         let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
         let after = app.config.guard.after_samples;
         let now = app.clock.now();

@@ -23,8 +23,9 @@ const REQUEUE_ATTEMPTS: u32 = 3;
 /// Requeues a waiting pod: kube-scheduler looks at it again.
 pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "requeued: room appeared");
-    let app = Arc::clone(app);
-    tokio::spawn(async move {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let app = worker;
         let Truth::Cluster(cluster) = &app.truth else { return };
         match requeue_own(&app, cluster, &pod).await {
             // A conflicting write by another client makes kube-scheduler look at the pod, too.
@@ -44,7 +45,7 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
             PatchOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");
                 app.metrics.requeued(RequeueResult::Failed);
-                tokio::time::sleep(AGAIN_AFTER).await;
+                app.outside.sleep(AGAIN_AFTER).await;
                 app.waiting.requeue_failed(&pod.pod.uid);
                 app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
             }

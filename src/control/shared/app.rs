@@ -39,6 +39,7 @@ use crate::model::fit::HostRule;
 use crate::model::isolation::DriverLimits;
 use crate::model::reservation::{Placement, PodRef};
 use crate::scoring::strategy::Strategy;
+use crate::step::outside::Outside;
 
 /// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to
 /// 500 MiB on data center GPUs.
@@ -88,6 +89,8 @@ pub struct App {
     pub unseen_binds: DashMap<PodUid, Duration>,
     /// The clock.
     pub clock: Clock,
+    /// What carries out calls of the API server, times and long work.
+    pub outside: Outside,
     /// The configuration.
     pub config: Config,
     /// Its rules for requests.
@@ -110,9 +113,9 @@ pub struct App {
 impl App {
     /// An extender over an empty ledger, with everything that `config` says.
     pub fn new(ledger: Arc<Ledger>, clock: Clock, config: Config, truth: Truth) -> Self {
-        let waiting = match truth {
-            Truth::Cluster(_) => WaitingPods::default(),
-            Truth::Ledger => WaitingPods::without_watch(),
+        let (waiting, outside) = match &truth {
+            Truth::Cluster(cluster) => (WaitingPods::default(), cluster.writer.outside().clone()),
+            Truth::Ledger => (WaitingPods::without_watch(), Outside::new(clock)),
         };
         Self {
             ledger,
@@ -127,6 +130,7 @@ impl App {
             teams: Teams::default(),
             unseen_binds: DashMap::new(),
             clock,
+            outside,
             request_rules: config.request_rules(),
             config,
             metrics: Metrics::new(),
@@ -317,7 +321,7 @@ impl App {
     /// Ends this long after the process began to stop.
     pub async fn stopped_for(&self, time: Duration) {
         let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
-        tokio::time::sleep(time).await;
+        self.outside.sleep(time).await;
     }
 
     /// Notes that no Binding of an earlier run can succeed any more.

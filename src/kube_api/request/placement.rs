@@ -74,8 +74,13 @@ impl FenceWriter {
     const UNKNOWN: Self = Self { started_unix_seconds: 0, random: 0 };
 
     /// A process that started at this time. A random number separates processes of one second.
-    pub fn new(started_unix_seconds: u64) -> Self {
-        Self { started_unix_seconds, random: RandomState::new().hash_one(FENCE) }
+    pub fn new(started_unix_seconds: u64, random: u64) -> Self {
+        Self { started_unix_seconds, random }
+    }
+
+    /// A random number for a process.
+    pub fn random() -> u64 {
+        RandomState::new().hash_one(FENCE)
     }
 
     /// The process that wrote this value.

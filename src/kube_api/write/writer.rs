@@ -14,50 +14,35 @@ use hyper::Request;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
-use kube::client::Body;
-use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::clock::Clock;
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{FENCE, FenceWriter};
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
+use crate::step::outside::{Answer, Lost, Outside};
 
 /// Writes to pods, and reads them back. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiWriter {
-    client: Client,
+    outside: Outside,
     timeout: Duration,
     maker: FenceWriter,
 }
 
-/// Status of an answer, with its body if that arrived.
-pub(crate) struct Reply {
-    /// HTTP status.
-    pub(crate) status: u16,
-    body: Option<Vec<u8>>,
-}
-
 impl ApiWriter {
-    /// A writer on its own connection, without the default retries of `kube`: they repeat a Binding
-    /// after a 503 or 504, for minutes, and the caller does not see it.
-    ///
-    /// # Errors
-    /// [`kube::Error`] if `config` makes no client.
-    /// [`kube::Error`] where `config` makes no client.
-    pub fn connect(mut config: Config, timeout: Duration) -> Result<Self, kube::Error> {
-        config.default_retry = false;
-        Ok(Self::new(Client::try_from(config)?, timeout))
+    /// A writer whose requests `outside` carries out; `timeout` is for one request and its whole
+    /// answer. `random` separates processes that start in the same second.
+    pub fn new(outside: Outside, timeout: Duration, random: u64) -> Self {
+        let maker = FenceWriter::new(outside.clock().unix_seconds(), random);
+        Self { outside, timeout, maker }
     }
 
-    /// A writer on `client`, which must not repeat requests automatically; `timeout` is for one
-    /// request and its whole answer.
-    pub fn new(client: Client, timeout: Duration) -> Self {
-        let maker = FenceWriter::new(Clock::start().unix_seconds());
-        Self { client, timeout, maker }
+    /// What carries its requests out.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
     }
 
     /// The process that last wrote [`FENCE`] on this version of the pod: `Equal` for this process
@@ -235,26 +220,18 @@ impl ApiWriter {
     pub(crate) async fn exchange(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<Reply, Cause> {
-        let transport =
-            |error: &dyn std::fmt::Display| Cause::Transport { fault: error.to_string() };
-        let request = request.map_err(|error| transport(&error))?.map(Body::from);
-        let mut status = None;
-        let exchange = async {
-            let response = self.client.send(request).await?;
-            status = Some(response.status().as_u16());
-            Ok::<_, kube::Error>(response.into_body().collect_bytes().await.ok())
-        };
-        let body = match tokio::time::timeout(self.timeout, exchange).await {
-            Ok(body) => body.map_err(|error| transport(&error))?.map(Into::into),
-            Err(_) => None,
-        };
-        // The status says what was done. Without a body only its contents are lost.
-        Ok(Reply { status: status.ok_or(Cause::Timeout)?, body })
+    ) -> Result<Answer, Cause> {
+        let request = request.map_err(|error| Cause::Transport { fault: error.to_string() })?;
+        let answer = self.outside.call(request, self.timeout).await;
+        answer.map_err(|lost| match lost {
+            Lost::Timeout => Cause::Timeout,
+            Lost::Transport { fault } => Cause::Transport { fault },
+        })
     }
 }
 
-impl Reply {
+impl Answer {
+    /// The object in the body.
     fn object<T: DeserializeOwned>(&self) -> Result<T, Cause> {
         let body = self.body.as_ref().ok_or(Cause::Timeout)?;
         serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
@@ -268,7 +245,6 @@ impl Reply {
         message.chars().take(512).collect()
     }
 
-    /// The status as the cause of an undecided outcome.
     pub(crate) fn cause(&self) -> Cause {
         Cause::Status { code: self.status, message: self.message() }
     }

@@ -15,15 +15,15 @@ use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::kube_api::containers::mps::ClientLimits;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::write::carry_out::without_retries;
 use gpupack::kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
 use gpupack::kube_api::write::outcome::{BindOutcome, Cause, PatchOutcome, Settled};
 use gpupack::kube_api::write::target::{BindTarget, PodKey};
-use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::model::reservation::{PlacedDevice, Placement};
 
 use serde_json::Value;
 
-use crate::harness::api_server::{Fake, Fault, TIMEOUT};
+use crate::harness::api_server::{Fake, Fault, TIMEOUT, connected};
 
 fn target() -> BindTarget {
     let pod = SeenPod::from_json(
@@ -261,7 +261,7 @@ async fn no_request_is_repeated_without_the_caller() {
     ] {
         let (address, server) = socket(answer);
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-        let writer = ApiWriter::connect(config, Duration::from_secs(2)).unwrap();
+        let writer = connected(without_retries(config).unwrap(), Duration::from_secs(2));
         assert_eq!(reported(&writer.bind(&target()).await), expected);
         TcpStream::connect(address).unwrap().write_all(b"stop").unwrap();
         assert_eq!(server.join().unwrap(), 1, "{expected}");

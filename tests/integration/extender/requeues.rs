@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::harness::api_server::connected;
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, pod, request_of, seconds, settings,
 };
@@ -23,7 +24,6 @@ use gpupack::control::shared::app::{App, ClusterTruth, Truth};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::kube_api::write::events::notices;
-use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::policy::Policy;
@@ -128,7 +128,7 @@ fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
     let requeues = Requeues::default();
     let client = client(Arc::clone(&requeues), named);
     let (sender, _) = notices(client.clone(), "test".to_owned(), 1, LIMIT);
-    let writer = ApiWriter::new(client, LIMIT);
+    let writer = connected(client, LIMIT);
     let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: sender }));
     ledger.set_listed(clock.now());
     let app = Arc::new(App::new(ledger, clock, config, truth));

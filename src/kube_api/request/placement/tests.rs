@@ -162,9 +162,9 @@ fn the_amounts_alone_are_enough_for_a_reservation() {
 
 #[test]
 fn a_fence_names_its_process() {
-    let (earlier, later) = (FenceWriter::new(1_700_000_000), FenceWriter::new(1_700_000_001));
+    let (earlier, later) = (FenceWriter::new(1_700_000_000, 9), FenceWriter::new(1_700_000_001, 7));
     assert_eq!(FenceWriter::of(&earlier.value("start-7")), earlier);
-    assert!(earlier < later && earlier != FenceWriter::new(1_700_000_000));
+    assert!(earlier < later && earlier != FenceWriter::new(1_700_000_000, 8));
     for value in
         ["", " ", "requeue-1-2", "1-2", "1-x y", "-1-2 x", "11111111111111111-1 x", "é-é é"]
     {

@@ -1,0 +1,154 @@
+//! The loops of the control core: ticks, requeues, settled Bindings, evictions, audits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::select;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use tokio::sync::oneshot;
+
+use crate::control::bind::edits::restoring;
+use crate::control::bind::settle::settle_abandoned;
+use crate::control::bind::start_fence::fence;
+use crate::control::pods::ledger_events::tell;
+use crate::control::pods::memory_guard::guarding;
+use crate::control::pods::requeue::RequeueLoop;
+use crate::control::pods::requeue_write::requeue;
+use crate::control::pods::teams;
+use crate::control::shared::app::{App, Truth};
+use crate::control::shared::outbox::rooms;
+use crate::ledger::query::reading::Readiness;
+
+/// Tick of the slow loop. Silence, holds and drains are exact to this.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Ticks between two accounts of what teams hold.
+const ACCOUNT_EVERY: u64 = 5;
+
+/// Ticks between two audits of the whole ledger.
+const AUDIT_EVERY: u64 = 60;
+
+/// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
+const PAUSE: u32 = 4;
+
+/// Room that appears within this time is handled together. One API event often brings several.
+const GATHER_FOR: Duration = Duration::from_millis(10);
+
+/// The loops run until this is dropped.
+pub struct Running {
+    end: oneshot::Sender<()>,
+}
+
+impl Running {
+    /// Waits until a loop has panicked.
+    pub async fn failed(&mut self) {
+        self.end.closed().await;
+    }
+}
+
+/// Starts the loops, in the steps of the extender's tasks.
+#[must_use]
+pub fn start(app: &Arc<App>) -> Running {
+    let (end, ended) = oneshot::channel();
+    let app = Arc::clone(app);
+    let outside = app.outside.clone();
+    outside.spawn(async move {
+        let loops = FuturesUnordered::from_iter([
+            ticks(&app).boxed(),
+            fence(&app).boxed(),
+            events(&app).boxed(),
+            settling(&app).boxed(),
+            restoring(&app).boxed(),
+            guarding(&app).boxed(),
+        ]);
+        select(ended, loops.collect::<()>()).await;
+    });
+    Running { end }
+}
+
+async fn ticks(app: &Arc<App>) {
+    let mut next = app.outside.every(TICK);
+    let mut was_ready = false;
+    for tick in 0_u64.. {
+        next.tick().await;
+        let now = app.clock.now();
+        app.outbox.push(app.ledger.tick(now));
+        app.forget_unseen();
+        app.take_over_waiting();
+        if tick.is_multiple_of(ACCOUNT_EVERY) {
+            teams::account(app);
+        }
+        if tick.is_multiple_of(AUDIT_EVERY) {
+            audit(app);
+        }
+        let is_ready = app.readiness() == Readiness::Ready;
+        if is_ready != was_ready {
+            tracing::info!(is_ready, "readiness changed");
+            was_ready = is_ready;
+        }
+    }
+}
+
+/// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop
+/// delays nothing else.
+async fn settling(app: &Arc<App>) {
+    let mut next = app.outside.every(TICK);
+    loop {
+        next.tick().await;
+        settle_abandoned(app).await;
+    }
+}
+
+/// Compares the derived sums of every node with their sources.
+fn audit(app: &App) {
+    let faults = app.ledger.audit().err().unwrap_or_default();
+    app.metrics.audited(faults.len());
+    for fault in faults {
+        tracing::error!(%fault, "the ledger's own arithmetic is broken, please report this");
+    }
+}
+
+async fn events(app: &Arc<App>) {
+    let mut requeues = RequeueLoop::default();
+    loop {
+        let taken = tokio::select! {
+            biased;
+            taken = app.outbox.take() => taken,
+            () = app.outbox.nudged() => Vec::new(),
+            () = app.outside.sleep(requeues.rest(app.clock.now())) => Vec::new(),
+        };
+        if !taken.is_empty() {
+            app.outside.sleep(GATHER_FOR).await;
+        }
+        for event in &taken {
+            tell(app, event);
+        }
+        if let Truth::Cluster(_) = app.truth {
+            requeues.room(rooms(&taken), app.clock.now());
+            requeues = requeued(app, requeues).await;
+        }
+    }
+}
+
+/// Requeues the pods that are due. It chooses them off the threads that answer calls, and pauses
+/// afterwards: it takes a fifth of a core at most, however much room appears.
+async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
+    let started = app.clock.precise();
+    let worker = Arc::clone(app);
+    let work = move || {
+        let step = requeues.step(&worker.waiting, &worker.ledger, worker.clock.now());
+        (requeues, step)
+    };
+    let Some((requeues, step)) = app.outside.work(work).await else {
+        tracing::error!("a bug in the choice of pods to requeue, please report this");
+        app.waiting.change_all();
+        return RequeueLoop::default();
+    };
+    step.ended.into_iter().for_each(|ended| app.requeued(Some(ended)));
+    for (node, pod) in step.requeues {
+        requeue(app, node, pod);
+    }
+    app.outside.sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
+    requeues
+}

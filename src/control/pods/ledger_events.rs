@@ -1,0 +1,79 @@
+//! Ledger events as log lines and events on the pods that they concern.
+
+use crate::control::bind::edits::tell_edited;
+use crate::control::pods::memory_guard::{
+    OverLimitUse, report_over_limit, report_untracked_memory, report_unverified_isolation,
+};
+use crate::control::shared::app::App;
+use crate::control::shared::log_limit::LogLimit;
+use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::kube_api::write::events::NoticeReason;
+use crate::model::event::LedgerEvent;
+
+/// Whether a line about a report may be written now; then how many were left out since the last. An
+/// agent can report another inventory each time.
+fn admitted(app: &App, reason: &'static str) -> Option<u64> {
+    static LOGGED: LogLimit = LogLimit::new();
+    LOGGED.admits(("report", reason), app.clock.precise())
+}
+
+/// Writes a ledger event to the log, and to the pods that it concerns.
+pub(crate) fn tell(app: &App, event: &LedgerEvent) {
+    match event {
+        LedgerEvent::Room(_) => {}
+        LedgerEvent::Overallocated { node, device } => {
+            if let Some(left_out) = admitted(app, "overallocated") {
+                tracing::error!(%node, %device, left_out, "more is allocated on a device than it has: bound by others, a smaller replacement, or a forged annotation");
+            }
+            let note = format!(
+                "its device {device} on node {node} is overallocated: gpupack places nothing more there and removes nothing"
+            );
+            tell_tenants(app, node, device, NoticeReason::Overallocated, &note);
+        }
+        LedgerEvent::DeviceLost { node, device, health } => {
+            let what = match health {
+                None => "has vanished",
+                Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
+                Some(Health::Healthy | Health::Unhealthy) => "is ill",
+            };
+            if let Some(left_out) = admitted(app, what) {
+                tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
+            }
+            let note = format!(
+                "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there"
+            );
+            tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
+        }
+        LedgerEvent::Impossible { node, device, fault } => {
+            if let Some(left_out) = admitted(app, "impossible") {
+                tracing::error!(%node, %device, %fault, left_out, "an impossible MIG instance is reported: gpupack places nothing on it");
+            }
+        }
+        LedgerEvent::Unplaced { pod, node } => {
+            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
+            let note = format!(
+                "runs on node {node} without a placement of gpupack: only the memory that it is seen to use counts"
+            );
+            app.tell(pod, NoticeReason::PlacedByOthers, note);
+        }
+        LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
+        LedgerEvent::Overuse { node, device, pod, used, allowed } => {
+            report_over_limit(app, pod, *allowed, &OverLimitUse { node, device, used: *used });
+        }
+        LedgerEvent::Untracked { node, device, used } => {
+            report_untracked_memory(app, &OverLimitUse { node, device, used: *used });
+        }
+        LedgerEvent::NoIsolation { node, device, pod, configured, limit } => {
+            report_unverified_isolation(app, pod, (*configured, *limit), (node, device));
+        }
+        LedgerEvent::NotReporting(node) => {
+            tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");
+        }
+    }
+}
+
+fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeReason, note: &str) {
+    for pod in app.ledger.tenants(node.as_str(), device) {
+        app.tell(&pod, reason, note.to_owned());
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! Everything else is handed a [`Timestamp`], so that tests and the simulator own the time.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::hardware::units::Timestamp;
@@ -9,15 +10,48 @@ use crate::hardware::units::Timestamp;
 /// The clock of this process, started once in `main` and copied to every loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// The time that [`Timestamp::START`] stands for.
-    started: Instant,
+    source: Source,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// The system's clock, and the time that [`Timestamp::START`] stands for.
+    System(Instant),
+    /// A time that a simulation sets, and the wall clock when the process started.
+    Simulated(&'static SimulatedTime),
+}
+
+/// The time of one simulated process.
+#[derive(Debug)]
+pub struct SimulatedTime {
+    /// Milliseconds since the start of the process.
+    since_start: AtomicU64,
+    /// The wall clock at the start, in seconds since 1970.
+    started_unix_seconds: u64,
+}
+
+impl SimulatedTime {
+    /// A process that starts at this time of the wall clock.
+    pub const fn starting(started_unix_seconds: u64) -> Self {
+        Self { since_start: AtomicU64::new(0), started_unix_seconds }
+    }
+
+    /// From now on it is this late.
+    pub fn set(&self, now: Timestamp) {
+        self.since_start.store(now.millis(), Ordering::Relaxed);
+    }
 }
 
 impl Clock {
     /// Starts the clock: from here on [`Clock::now`] counts.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     pub fn start() -> Self {
-        Self { started: Instant::now() }
+        Self { source: Source::System(Instant::now()) }
+    }
+
+    /// A clock that a simulation sets.
+    pub const fn simulated(time: &'static SimulatedTime) -> Self {
+        Self { source: Source::Simulated(time) }
     }
 
     /// A clock that was started so long ago, as far as the system has been up.
@@ -25,24 +59,34 @@ impl Clock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     pub fn started_ago(ago: Duration) -> Self {
         let now = Instant::now();
-        Self { started: now.checked_sub(ago).unwrap_or(now) }
+        Self { source: Source::System(now.checked_sub(ago).unwrap_or(now)) }
     }
 
     /// The present moment, monotonic.
     pub fn now(&self) -> Timestamp {
-        Timestamp::START.plus(self.started.elapsed())
+        Timestamp::START.plus(self.precise())
     }
 
     /// Time since the start to the resolution of the system: for measuring how long something took.
     pub fn precise(&self) -> Duration {
-        self.started.elapsed()
+        match self.source {
+            Source::System(started) => started.elapsed(),
+            Source::Simulated(time) => {
+                Duration::from_millis(time.since_start.load(Ordering::Relaxed))
+            }
+        }
     }
 
     /// Seconds since 1970 on the wall clock, which may jump: for what people read, never for the
     /// ledger. Zero before 1970.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     pub fn unix_seconds(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
+        match self.source {
+            Source::System(_) => {
+                SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
+            }
+            Source::Simulated(time) => time.started_unix_seconds + self.precise().as_secs(),
+        }
     }
 
     /// How long ago a time since 1970 was; none for one to come.

@@ -15,6 +15,9 @@ mod ledger {
     mod simulation;
 }
 
+/// The shipped control core in virtual time, among faults.
+mod simulation;
+
 /// The extender as kube-scheduler, the API server, people and attackers meet it.
 mod extender {
     mod admission;

@@ -16,7 +16,7 @@ use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
-use crate::kube_api::pod::watched::{NodeFacts, Watched};
+use crate::kube_api::pod::watched::{Facts, NodeFacts, Watched};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::event::LedgerEvent;
@@ -72,22 +72,8 @@ pub async fn run(
 ) {
     let (pods_listed, is_pods_listed) = watch::channel(false);
     let (nodes_listed, is_nodes_listed) = watch::channel(false);
-    let pods = PodWatch {
-        ledger: Arc::clone(&ledger),
-        sink: Arc::clone(&sink),
-        clock,
-        known: BTreeSet::new(),
-        relisted: None,
-        requests: BTreeSet::new(),
-        recalled: Some(BTreeMap::new()),
-    };
-    let nodes = NodeWatch {
-        ledger: Arc::clone(&ledger),
-        sink,
-        labels,
-        known: BTreeSet::new(),
-        relisted: None,
-    };
+    let mut pods = PodWatch::new(Arc::clone(&ledger), Arc::clone(&sink), clock);
+    let mut nodes = NodeWatch::new(Arc::clone(&ledger), Arc::clone(&sink), labels);
     let both_listed = async {
         for mut is_listed in [is_pods_listed, is_nodes_listed] {
             if is_listed.wait_for(|is_listed| *is_listed).await.is_err() {
@@ -99,14 +85,62 @@ pub async fn run(
     };
     let mut stop = stop;
     tokio::select! {
-        () = pods.run(client.clone(), pods_listed) => {}
-        () = nodes.run(client, nodes_listed) => {}
+        () = follow("pods", client.clone(), &*sink, |event| pods.take(event), pods_listed) => {}
+        () = follow("nodes", client, &*sink, |event| nodes.take(event), nodes_listed) => {}
         () = async { both_listed.await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }
 
-struct PodWatch {
+/// What a watch shows: a list begins, its objects, it ends, and then changes.
+#[derive(Debug)]
+pub enum WatchEvent<F> {
+    /// A list begins: at the start, and after the watch was lost.
+    ListBegins,
+    /// An object of the list, or one that is new or has changed.
+    Seen(F),
+    /// An object was deleted.
+    Deleted(F),
+    /// The list is complete. What was not in it is gone.
+    ListEnds,
+}
+
+impl<F> From<watcher::Event<Watched<F>>> for WatchEvent<F> {
+    fn from(event: watcher::Event<Watched<F>>) -> Self {
+        match event {
+            watcher::Event::Init => Self::ListBegins,
+            watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
+                Self::Seen(object.facts)
+            }
+            watcher::Event::Delete(object) => Self::Deleted(object.facts),
+            watcher::Event::InitDone => Self::ListEnds,
+        }
+    }
+}
+
+/// Watches the objects of one resource. `take` returns whether a list is complete now.
+async fn follow<F: Facts>(
+    resource: &'static str,
+    client: Client,
+    sink: &dyn Sink,
+    mut take: impl FnMut(WatchEvent<F>) -> bool,
+    listed: watch::Sender<bool>,
+) {
+    let api: Api<Watched<F>> = Api::all(client);
+    let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
+    let mut events = std::pin::pin!(events.map_err(|error| {
+        tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
+    }));
+    while let Some(event) = events.next().await {
+        sink.watched(resource, event.is_err());
+        if event.is_ok_and(|event| take(event.into())) {
+            listed.send_replace(true);
+        }
+    }
+}
+
+/// Takes in what the watch of pods shows.
+pub struct PodWatch {
     ledger: Arc<Ledger>,
     sink: Arc<dyn Sink>,
     clock: Clock,
@@ -119,30 +153,34 @@ struct PodWatch {
 }
 
 impl PodWatch {
-    async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
-        let api: Api<Watched<SeenPod>> = Api::all(client);
-        let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
-        let mut events = std::pin::pin!(events.map_err(|error| {
-            tracing::warn!(%error, "the watch of pods failed, gpupack retries it");
-        }));
-        while let Some(event) = events.next().await {
-            self.sink.watched("pods", event.is_err());
-            match event {
-                Err(()) => {}
-                Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
-                Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => {
-                    self.see(&pod.facts);
-                }
-                Ok(watcher::Event::Delete(pod)) => self.end(&pod.facts.pod.uid),
-                Ok(watcher::Event::InitDone) => {
-                    let listed_now = self.relisted.take().unwrap_or_default();
-                    let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
-                    gone.iter().for_each(|uid| self.end(uid));
-                    self.recall();
-                    listed.send_replace(true);
-                }
+    /// Before the first list.
+    pub fn new(ledger: Arc<Ledger>, sink: Arc<dyn Sink>, clock: Clock) -> Self {
+        Self {
+            ledger,
+            sink,
+            clock,
+            known: BTreeSet::new(),
+            relisted: None,
+            requests: BTreeSet::new(),
+            recalled: Some(BTreeMap::new()),
+        }
+    }
+
+    /// Takes in an event. Whether a list is complete now.
+    pub fn take(&mut self, event: WatchEvent<SeenPod>) -> bool {
+        match event {
+            WatchEvent::ListBegins => self.relisted = Some(BTreeSet::new()),
+            WatchEvent::Seen(pod) => self.see(&pod),
+            WatchEvent::Deleted(pod) => self.end(&pod.pod.uid),
+            WatchEvent::ListEnds => {
+                let listed_now = self.relisted.take().unwrap_or_default();
+                let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
+                gone.iter().for_each(|uid| self.end(uid));
+                self.recall();
+                return true;
             }
         }
+        false
     }
 
     /// Gives the ledger the requests of the pods of the first list. Long-lived pods are frequent
@@ -215,7 +253,8 @@ impl PodWatch {
     }
 }
 
-struct NodeWatch {
+/// Takes in what the watch of nodes shows.
+pub struct NodeWatch {
     ledger: Arc<Ledger>,
     sink: Arc<dyn Sink>,
     labels: NodeLabels,
@@ -224,29 +263,25 @@ struct NodeWatch {
 }
 
 impl NodeWatch {
-    async fn run(mut self, client: Client, listed: watch::Sender<bool>) {
-        let api: Api<Watched<NodeFacts>> = Api::all(client);
-        let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
-        let mut events = std::pin::pin!(events.map_err(|error| {
-            tracing::warn!(%error, "the watch of nodes failed, gpupack retries it");
-        }));
-        while let Some(event) = events.next().await {
-            self.sink.watched("nodes", event.is_err());
-            match event {
-                Err(()) => {}
-                Ok(watcher::Event::Init) => self.relisted = Some(BTreeSet::new()),
-                Ok(watcher::Event::InitApply(node) | watcher::Event::Apply(node)) => {
-                    self.see(&node.facts);
-                }
-                Ok(watcher::Event::Delete(node)) => self.lose(&node.facts.name),
-                Ok(watcher::Event::InitDone) => {
-                    let listed_now = self.relisted.take().unwrap_or_default();
-                    let gone: Vec<NodeName> = self.known.difference(&listed_now).cloned().collect();
-                    gone.iter().for_each(|name| self.lose(name));
-                    listed.send_replace(true);
-                }
+    /// Before the first list.
+    pub fn new(ledger: Arc<Ledger>, sink: Arc<dyn Sink>, labels: NodeLabels) -> Self {
+        Self { ledger, sink, labels, known: BTreeSet::new(), relisted: None }
+    }
+
+    /// Takes in an event. Whether a list is complete now.
+    pub fn take(&mut self, event: WatchEvent<NodeFacts>) -> bool {
+        match event {
+            WatchEvent::ListBegins => self.relisted = Some(BTreeSet::new()),
+            WatchEvent::Seen(node) => self.see(&node),
+            WatchEvent::Deleted(node) => self.lose(&node.name),
+            WatchEvent::ListEnds => {
+                let listed_now = self.relisted.take().unwrap_or_default();
+                let gone: Vec<NodeName> = self.known.difference(&listed_now).cloned().collect();
+                gone.iter().for_each(|name| self.lose(name));
+                return true;
             }
         }
+        false
     }
 
     fn see(&mut self, node: &NodeFacts) {

@@ -45,13 +45,15 @@ pub(crate) struct Watched<F> {
 
 /// What gpupack needs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeFacts {
-    pub(crate) name: NodeName,
+pub struct NodeFacts {
+    /// Its name.
+    pub name: NodeName,
     /// The CPU and memory that pods can request.
-    pub(crate) host: HostAmount,
+    pub host: HostAmount,
     /// Whether it takes no new pods (`kubectl cordon`).
-    pub(crate) is_unschedulable: bool,
-    labels: BTreeMap<String, String>,
+    pub is_unschedulable: bool,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl NodeFacts {

@@ -89,6 +89,18 @@ impl Clock {
         }
     }
 
+    /// The same in microseconds.
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
+    pub fn unix_micros(&self) -> i64 {
+        let passed = match self.source {
+            Source::System(_) => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            Source::Simulated(time) => {
+                Duration::from_secs(time.started_unix_seconds) + self.precise()
+            }
+        };
+        i64::try_from(passed.as_micros()).unwrap_or(i64::MAX)
+    }
+
     /// How long ago a time since 1970 was; none for one to come.
     pub fn age_of(since_1970: Duration) -> Option<Duration> {
         UNIX_EPOCH.checked_add(since_1970)?.elapsed().ok()

@@ -1,11 +1,13 @@
-//! The client for plain HTTP: of agents to extenders, of commands to an extender, and of the extender
-//! to a Prometheus. Only calls to the API server have another one, that of `kube`.
+//! The clients for plain HTTP: of agents to extenders, of commands to an extender, and of the extender
+//! to a Prometheus and to the replica that leads. Only calls to the API server have another one, that
+//! of `kube`.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{Request, StatusCode, Uri};
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -58,13 +60,10 @@ pub(crate) struct HttpClient {
 impl HttpClient {
     /// A client with these limits of an answer. It connects at the first use.
     pub(crate) fn new(within: Duration, max_bytes: usize) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let http = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
-            .build(connector);
+            .build(connector(CONNECT_TIMEOUT));
         Self { http, within, max_bytes }
     }
 
@@ -88,6 +87,50 @@ impl HttpClient {
         };
         let late = |_| Err(format!("no answer within {} s", self.within.as_secs()));
         tokio::time::timeout(self.within, exchange).await.unwrap_or_else(late)
+    }
+}
+
+fn connector(within: Duration) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(within));
+    connector
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(crate) enum Unanswered {
+    /// No connection: the server has nothing of it.
+    Unsent(String),
+    /// The server may have read it.
+    Lost(String),
+}
+
+/// A client that hands on answers while they come. Each request has a connection of its own, since one
+/// that was kept may be dead: then it is not known whether the server has read the request.
+#[derive(Debug)]
+pub(crate) struct StreamingClient(Client<HttpConnector, Full<Bytes>>);
+
+impl StreamingClient {
+    /// A client that tries to connect for so long.
+    pub(crate) fn new(connect_within: Duration) -> Self {
+        let builder = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).to_owned();
+        Self(builder.build(connector(connect_within)))
+    }
+
+    /// The head of the answer, whatever the status; its body comes later.
+    ///
+    /// # Errors
+    /// No head, and whether the server may have read the request.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        self.0.request(request).await.map_err(|error| {
+            let is_unsent = error.is_connect();
+            let error = with_causes(&error);
+            if is_unsent { Unanswered::Unsent(error) } else { Unanswered::Lost(error) }
+        })
     }
 }
 

@@ -8,6 +8,9 @@
 //! Read this file from top to bottom: **each file imports only files that stand above it here.**
 //! The test `layering` checks that.
 
+#[doc(hidden)] // for tests
+pub mod mutation;
+
 /// The JSON bodies of `/v1`, each declared once, for the server, its clients and the tests. Plain
 /// types; `docs/openapi.json` is generated from them.
 pub mod api {
@@ -144,6 +147,7 @@ pub(crate) mod http_client;
 /// Tasks without I/O: `step(event, now) -> actions`.
 pub mod step {
     pub mod outside;
+    pub mod flag;
 }
 
 /// The configuration file, checked.
@@ -152,6 +156,7 @@ pub mod config {
     pub mod advice;
     pub mod allowed;
     pub mod guard;
+    pub mod lease;
     pub mod webhook;
     pub mod pools;
     pub mod requests;
@@ -208,6 +213,7 @@ pub mod kube_api {
         pub mod seen_pod;
         pub mod list;
         pub mod watched;
+        pub mod lists;
         pub mod watch;
     }
 
@@ -216,7 +222,9 @@ pub mod kube_api {
         pub mod target;
         pub mod events;
         pub mod outcome;
+        pub mod term;
         pub mod writer;
+        pub mod lease;
         pub mod evict;
         pub mod carry_out;
     }
@@ -245,6 +253,8 @@ pub mod control {
         pub mod bind_error;
         pub mod bind_locks;
         pub mod edited;
+        pub mod leader;
+        pub mod in_flight;
         pub mod kept_suggestions;
         pub mod other_fences;
         pub mod outbox;
@@ -277,6 +287,13 @@ pub mod control {
         pub(crate) mod ledger_events;
     }
 
+    /// Which replica leads.
+    pub mod lead {
+        pub mod informing;
+        pub(crate) mod candidate;
+        pub(crate) mod election;
+    }
+
     pub mod loops;
 }
 
@@ -287,6 +304,7 @@ pub mod server {
         pub(crate) mod bell;
         pub(crate) mod respond;
         pub mod browser;
+        pub mod forward;
         pub(crate) mod limits;
         pub(crate) mod exchange;
         pub(crate) mod connections;
@@ -334,6 +352,7 @@ pub mod server {
         pub mod background;
         pub(crate) mod queries;
         pub mod reports;
+        pub(crate) mod replicas;
         pub(crate) mod scrape;
         pub mod server;
         pub mod openapi;
@@ -389,6 +408,7 @@ pub mod agent {
         pub mod session;
         pub mod client;
         pub mod metrics;
+        pub mod replicas;
         pub mod config;
         pub mod kubelet;
         pub(crate) mod link;

@@ -15,6 +15,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
 use crate::config::guard::GuardConfig;
+use crate::config::lease::LeaseConfig;
 use crate::config::pools;
 use crate::config::requests::{self, RequestRules};
 use crate::config::values::{
@@ -133,6 +134,9 @@ pub struct Config {
     pub log_level: String,
     /// The form of log lines.
     pub log_format: LogFormat,
+    /// How several replicas agree on the one that acts.
+    #[garde(dive)]
+    pub lease: LeaseConfig,
     /// The memory guard.
     pub guard: GuardConfig,
     /// Where to read what pods used before the start.
@@ -172,6 +176,7 @@ impl Default for Config {
             max_body_bytes: 32 << 20,
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
+            lease: LeaseConfig::default(),
             guard: GuardConfig::default(),
             advice: AdviceConfig::default(),
             webhook: WebhookConfig::default(),

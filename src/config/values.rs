@@ -105,6 +105,16 @@ pub(crate) fn label(text: &str, (): &()) -> garde::Result {
     }
 }
 
+/// A rule for the name of an object.
+pub(crate) fn plain_name(text: &str, (): &()) -> garde::Result {
+    match is_plain(text) && !text.contains('/') {
+        true => Ok(()),
+        false => {
+            Err(garde::Error::new("it must be a name: lower-case letters, digits, `-` and `.`"))
+        }
+    }
+}
+
 /// A rule for a log level, or a filter such as `info,gpupack=debug`. A word that is no level would be
 /// the name of a module, and silence all others.
 pub(crate) fn log_filter(text: &str, (): &()) -> garde::Result {

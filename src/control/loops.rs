@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
 use crate::control::bind::settle::settle_abandoned;
-use crate::control::bind::start_fence::fence;
+use crate::control::lead::election::electing;
 use crate::control::pods::ledger_events::tell;
 use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
@@ -56,7 +56,7 @@ pub fn start(app: &Arc<App>) -> Running {
     outside.spawn(async move {
         let loops = FuturesUnordered::from_iter([
             ticks(&app).boxed(),
-            fence(&app).boxed(),
+            electing(&app).boxed(),
             events(&app).boxed(),
             settling(&app).boxed(),
             restoring(&app).boxed(),
@@ -77,10 +77,10 @@ async fn ticks(app: &Arc<App>) {
         app.forget_unseen();
         app.take_over_waiting();
         if tick.is_multiple_of(ACCOUNT_EVERY) {
-            teams::account(app);
+            beside(app, teams::account).await;
         }
         if tick.is_multiple_of(AUDIT_EVERY) {
-            audit(app);
+            beside(app, audit).await;
         }
         let is_ready = app.readiness() == Readiness::Ready;
         if is_ready != was_ready {
@@ -88,6 +88,12 @@ async fn ticks(app: &Arc<App>) {
             was_ready = is_ready;
         }
     }
+}
+
+/// Looks at the whole cluster on another thread: no bind waits for that.
+async fn beside(app: &Arc<App>, look: fn(&App)) {
+    let worker = Arc::clone(app);
+    app.outside.work(move || look(&worker)).await.expect("a look panicked: so does its loop");
 }
 
 /// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop
@@ -121,6 +127,11 @@ async fn events(app: &Arc<App>) {
         if !taken.is_empty() {
             app.outside.sleep(GATHER_FOR).await;
         }
+        if !app.leading.is_here() {
+            until_leading(app).await;
+            requeues = RequeueLoop::default();
+            continue;
+        }
         for event in &taken {
             tell(app, event);
         }
@@ -129,6 +140,21 @@ async fn events(app: &Arc<App>) {
             requeues = requeued(app, requeues).await;
         }
     }
+}
+
+/// Lets another replica handle what appears until this one leads. Room that appeared meanwhile is
+/// looked for.
+async fn until_leading(app: &App) {
+    let mut leader = app.leading.subscribe();
+    while !app.leading.is_here() {
+        tokio::select! {
+            biased;
+            _ = leader.changed() => {}
+            _ = app.outbox.take() => {} // the leader sees the same
+        }
+    }
+    app.waiting.change_all();
+    app.waiting.take_over();
 }
 
 /// Requeues the pods that are due. It chooses them off the threads that answer calls, and pauses

@@ -14,7 +14,9 @@ use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::metrics::demand::{Bearable, DemandFamilies, Queue, TeamUse, Waste};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
-use crate::metrics::labels::{BindResult, EditResult, Outcome, ReportResult, RequeueResult, Verb};
+use crate::metrics::labels::{
+    BindResult, EditResult, ForwardResult, Outcome, ReportResult, RequeueResult, Verb,
+};
 use crate::metrics::make::{Make, valid, whole};
 use crate::model::rejection::Rejection;
 
@@ -26,7 +28,12 @@ const LATENCY_BUCKETS: [f64; 16] = [
 
 /// All families of the extender.
 pub struct Metrics {
+    /// Of this process.
     registry: Registry,
+    /// Of the cluster: only the replica that leads shows them, so that nothing counts twice.
+    of_cluster: Registry,
+    leader: IntGauge,
+    forwarded: IntCounterVec,
     verb_duration: HistogramVec,
     refusals: IntCounterVec,
     binds: IntCounterVec,
@@ -35,6 +42,7 @@ pub struct Metrics {
     reports: IntCounterVec,
     report_interval: Histogram,
     events_lost: IntCounter,
+    fences: IntCounter,
     audits: IntCounter,
     audit_failures: IntCounter,
     ready: IntGauge,
@@ -61,8 +69,8 @@ impl Metrics {
     /// Never: the names are constants, and a test registers them.
     #[expect(clippy::too_many_lines, reason = "a table")]
     pub fn new() -> Self {
-        let registry = Registry::new();
-        let make = Make(&registry);
+        let (registry, of_cluster) = (Registry::new(), Registry::new());
+        let (make, make_of_cluster) = (Make(&registry), Make(&of_cluster));
         let build = make.int_gauges(
             "gpupack_build_info",
             "1, with the version of the running program as label.",
@@ -70,9 +78,15 @@ impl Metrics {
         );
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "extender"]).set(1);
         let metrics = Self {
-            fleet: FleetFamilies::new(&make),
-            demand: DemandFamilies::new(&make),
-            guard: GuardFamilies::new(&make),
+            fleet: FleetFamilies::new(&make_of_cluster),
+            demand: DemandFamilies::new(&make_of_cluster),
+            guard: GuardFamilies::new(&make_of_cluster),
+            leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
+            forwarded: make.counters(
+                "gpupack_forwarded_calls_total",
+                "Calls that came while this replica did not lead, by port and result.",
+                &["port", "result"],
+            ),
             verb_duration: make.histograms(
                 (
                     "gpupack_verb_duration_seconds",
@@ -87,7 +101,7 @@ impl Metrics {
                 &["reason"],
             ),
             binds: make.counters("gpupack_binds_total", "Binds by outcome.", &["outcome"]),
-            holds: make.int_gauge(
+            holds: make_of_cluster.int_gauge(
                 "gpupack_holds",
                 "Holds: room kept for pods between *filter* and *bind*.",
             ),
@@ -110,12 +124,19 @@ impl Metrics {
                 "gpupack_events_dropped_total",
                 "Pod events lost: the queue was full, or the API server did not take them.",
             ),
+            fences: make.counter(
+                "gpupack_start_fences_total",
+                "Pods fenced when this process began to lead, against late Bindings of others.",
+            ),
             audits: make.counter("gpupack_ledger_audits_total", "Audits of the ledger."),
             audit_failures: make.counter(
                 "gpupack_ledger_audit_failures_total",
                 "Nodes whose sums differed from their reservations.",
             ),
-            ready: make.int_gauge("gpupack_ready", "1 when calls are answered."),
+            ready: make.int_gauge(
+                "gpupack_ready",
+                "1 when calls are answered; 0 on a replica that does not lead.",
+            ),
             oldest_report: make.gauge(
                 "gpupack_oldest_report_timestamp_seconds",
                 "Oldest last report of the nodes that are reporting; 0 if no node is.",
@@ -130,16 +151,17 @@ impl Metrics {
                 "What the watches brought: changes, and failures after which they started again.",
                 &["resource", "kind"],
             ),
-            placeable_by_moves: make.int_gauges(
+            placeable_by_moves: make_of_cluster.int_gauges(
                 "gpupack_waiting_pods_movable",
                 "Waiting pods for which this many moves of running pods would free room.",
                 &["moves"],
             ),
-            emptiable: make.int_gauge(
+            emptiable: make_of_cluster.int_gauge(
                 "gpupack_gpus_emptiable",
                 "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
             ),
             registry,
+            of_cluster,
         };
         metrics.preset();
         metrics
@@ -163,6 +185,11 @@ impl Metrics {
         }
         for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
             self.reports.with_label_values(&[result.label()]);
+        }
+        for result in ForwardResult::ALL {
+            for port in ["verbs", "page"] {
+                self.forwarded.with_label_values(&[port, result.label()]);
+            }
         }
         for result in RequeueResult::ALL {
             self.requeues.with_label_values(&[result.label()]);
@@ -225,6 +252,11 @@ impl Metrics {
         self.guard.show_overdue_drains(pods);
     }
 
+    /// Counts the pods that were fenced when this process began to lead.
+    pub fn fenced(&self, pods: usize) {
+        self.fences.inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
+    }
+
     /// Counts an edit of a placement by another client, or the outcome of writing it back.
     pub fn placement_edit(&self, result: EditResult) {
         self.guard.placement_edit(result);
@@ -279,6 +311,16 @@ impl Metrics {
         self.guard.evicted(result);
     }
 
+    /// Counts a call that came to a port while this replica did not lead.
+    pub fn forwarded(&self, port: &'static str, result: ForwardResult) {
+        self.forwarded.with_label_values(&[port, result.label()]).inc();
+    }
+
+    /// Sets whether this replica leads.
+    pub fn set_leader(&self, is_leader: bool) {
+        self.leader.set(i64::from(is_leader));
+    }
+
     /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0 if none.
     pub fn set_service(&self, is_ready: bool, holds: usize, oldest_report: u64) {
         self.ready.set(i64::from(is_ready));
@@ -308,6 +350,13 @@ impl Metrics {
 
     /// All families in the text format.
     pub fn text(&self) -> Vec<u8> {
+        let mut text = self.text_of_process();
+        valid(TextEncoder::new().encode(&self.of_cluster.gather(), &mut text));
+        text
+    }
+
+    /// The families about this process alone, for a replica that does not lead.
+    pub fn text_of_process(&self) -> Vec<u8> {
         let mut text = Vec::new();
         valid(TextEncoder::new().encode(&self.registry.gather(), &mut text));
         text

@@ -22,6 +22,7 @@ use crate::model::device_state::{
 use crate::model::fit::Room;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -216,7 +217,9 @@ impl NodeState {
             let holds = |uid: &PodUid| reservations.contains_key(uid) || others.contains_key(uid);
             let device_state = &mut self.devices[at];
             let before = (device_state.health, device_state.unallocated_use());
-            if let Some(list) = &seen.processes {
+            if let Some(list) = &seen.processes
+                && !mutated(Mutation::LeftoversIgnored)
+            {
                 device_state.see_leftovers(list, now, holds);
             }
             device_state.observe(seen, self.unmanaged_tolerance);
@@ -238,7 +241,7 @@ impl NodeState {
     /// Returns whether it was stale.
     pub fn silence(&mut self, stale_after: Duration, now: Timestamp) -> bool {
         let is_stale = self.is_stale(stale_after, now);
-        if is_stale {
+        if is_stale && !mutated(Mutation::SilentNodeTakesPods) {
             self.state = NodeReporting::NotReporting;
         }
         is_stale
@@ -278,7 +281,7 @@ impl NodeState {
     /// Removes a pod. Returns whether it was there.
     pub fn remove(&mut self, uid: &PodUid) -> bool {
         let there = self.reservations.remove(uid).is_some() | self.others.remove(uid).is_some();
-        if there {
+        if there && !mutated(Mutation::StaleSums) {
             self.recompute();
         }
         there
@@ -499,7 +502,9 @@ impl NodeState {
     ///
     /// Returns whether the pod is removed now.
     pub fn drain(&mut self, uid: &PodUid, now: Timestamp) -> bool {
-        let has_devices = |held: &&mut Reservation| !held.placement.devices.is_empty();
+        let has_devices = |held: &&mut Reservation| {
+            !held.placement.devices.is_empty() && !mutated(Mutation::DrainsAreFree)
+        };
         let Some(reservation) = self.reservations.get_mut(uid).filter(has_devices) else {
             return self.remove(uid);
         };
@@ -539,10 +544,13 @@ impl NodeState {
             {
                 if runs(uid) {
                     (*clean_reports, *shown) = (0, Some(now));
-                } else if is_complete && is_covered {
+                } else if (is_complete && is_covered) || mutated(Mutation::UncoveredReportFrees) {
                     *clean_reports += 1;
                 }
-                if is_complete && *clean_reports >= CLEAN_REPORTS_TO_FREE {
+                let is_listed = is_complete || mutated(Mutation::UncoveredReportFrees);
+                let enough =
+                    if mutated(Mutation::OneCleanReport) { 1 } else { CLEAN_REPORTS_TO_FREE };
+                if is_listed && *clean_reports >= enough {
                     freed.push(uid.clone());
                 }
             }
@@ -571,7 +579,8 @@ impl NodeState {
     pub fn expire(&mut self, drain_limit: Duration, now: Timestamp) -> Vec<PodUid> {
         let overdue = |held: &Reservation| is_drained(held, drain_limit, now);
         let drained = self.reservations.iter().filter(|(_, held)| overdue(held));
-        let on_hold = self.holds.iter().filter(|(_, hold)| hold.expires <= now);
+        let is_due = |hold: &Hold| hold.expires <= now && !mutated(Mutation::HoldsStay);
+        let on_hold = self.holds.iter().filter(|(_, hold)| is_due(hold));
         let ended: Vec<PodUid> = drained
             .map(|(uid, _)| uid.clone())
             .chain(on_hold.map(|(uid, _)| uid.clone()))

@@ -112,8 +112,12 @@ const fn gib(name: &'static str, gib: u64) -> Size {
     Size { name, amount: Least::Memory(MemMib::new(gib * 1024)) }
 }
 
+/// The number of [`SIZES`]. A type with `SIZES.len()` would make the compiler call functions to know
+/// its length, which ends in a cycle when it optimizes (`E0391`).
+const SIZE_COUNT: usize = 13;
+
 /// The sizes for which room is reported, each kind in rising order.
-pub const SIZES: [Size; 13] = [
+pub const SIZES: [Size; SIZE_COUNT] = [
     share("0.1", 100_000),
     share("0.25", 250_000),
     share("0.5", 500_000),
@@ -237,7 +241,7 @@ pub struct Figures {
     /// [`Packing::efficiency`](crate::scoring::fragmentation::Packing::efficiency).
     pub occupied: (u64, u64),
     /// The room for each of [`SIZES`].
-    pub room: [SizeRoom; SIZES.len()],
+    pub room: [SizeRoom; SIZE_COUNT],
 }
 
 impl Figures {

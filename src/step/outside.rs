@@ -28,7 +28,8 @@ pub struct CallId(u64);
 
 /// What the outside is to do.
 pub enum Action {
-    /// Send a request to the API server once, and return its answer as [`Event::Answered`].
+    /// Send a request once, and return its answer as [`Event::Answered`]. It is for the API server,
+    /// or for another replica if its address has a host.
     Call {
         /// For the answer.
         id: CallId,
@@ -172,7 +173,8 @@ impl Outside {
 
     /// Drops all tasks: nothing goes on.
     pub fn stop(&self) {
-        self.0.queue.lock().tasks.clear();
+        let new = std::mem::take(&mut self.0.queue.lock().tasks);
+        drop(new); // what it owns may use the queue
         self.0.tasks.lock().clear();
     }
 
@@ -264,7 +266,8 @@ struct Timer<'a> {
 
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
-        self.outside.0.queue.lock().timers.remove(&self.key);
+        let timer = self.outside.0.queue.lock().timers.remove(&self.key);
+        drop(timer);
     }
 }
 
@@ -278,9 +281,8 @@ pub struct Ticks {
 impl Ticks {
     /// Waits for the next tick.
     pub async fn tick(&mut self) {
-        if self.next > self.outside.0.clock.now() {
-            self.outside.until(self.next).await;
-        }
+        // Also when it is late: each step ends, whatever the work between two ticks takes.
+        self.outside.until(self.next).await;
         self.next = self.outside.0.clock.now().plus(self.period);
     }
 }

@@ -16,6 +16,7 @@ use crate::model::isolation::Rules;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::Limit;
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 
 /// What was seen on the devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -181,6 +182,9 @@ impl UsageSamples {
                 let most = if is_tolerated { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
                 let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
+                if mutated(Mutation::EvictsWithinShare) {
+                    used.allowed = MemMib::new(used.allowed.mib() / 2);
+                }
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }

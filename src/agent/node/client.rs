@@ -36,7 +36,7 @@ pub struct ExtenderClient {
 /// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the address of an extender cannot be used: {0}")]
-pub struct AddressError(String);
+pub struct AddressError(pub(crate) String);
 
 impl ExtenderClient {
     /// A client of the extender at `url`; it connects at the first use.

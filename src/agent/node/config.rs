@@ -1,5 +1,6 @@
 //! The configuration of an agent, and the state that its loops share.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -7,14 +8,18 @@ use tokio::sync::Notify;
 
 use crate::agent::node::client::ExtenderClient;
 use crate::agent::node::metrics::AgentMetrics;
+use crate::agent::node::replicas::Resolver;
 use crate::agent::node::session::{Contact, NodeAllocations};
 use crate::clock::Clock;
 
 /// The configuration of an agent, whatever it reports.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Addresses of the extender's replicas; each gets every report.
+    /// Addresses of the extender's replicas; each gets every report. A name stands for every address
+    /// that it resolves to.
     pub extenders: Vec<String>,
+    /// Resolves the names among them.
+    pub resolver: Resolver,
     /// Time between samples of one node.
     pub period: Duration,
     /// The clock of this process.
@@ -29,6 +34,8 @@ pub(crate) struct Extender {
     pub(crate) client: ExtenderClient,
     /// When it last answered any node.
     pub(crate) contact: Mutex<Contact>,
+    /// Notified when it is lost.
+    pub(crate) lost: Arc<Notify>,
 }
 
 /// State that the loops of one node share.

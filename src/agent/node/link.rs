@@ -15,8 +15,8 @@ use crate::hardware::units::Timestamp;
 /// Reports one node to one extender.
 pub(crate) struct Link {
     pub(crate) node: Arc<Node>,
-    /// Position of the extender in the configuration.
-    pub(crate) position: usize,
+    /// Number of the link to this extender.
+    pub(crate) number: usize,
     pub(crate) extender: Arc<Extender>,
     /// The state of the conversation.
     pub(crate) session: Session,
@@ -73,12 +73,12 @@ impl Link {
         let mut allocations = self.node.allocations();
         match answer {
             Answer::Reply(reply) => {
-                if allocations.learn(self.position, reply.allocations) {
+                if allocations.learn(self.number, reply.allocations) {
                     self.node.news.notify_one();
                 }
             }
             Answer::SessionExpired => {}
-            Answer::Refused { .. } | Answer::Away { .. } => allocations.lose(self.position),
+            Answer::Refused { .. } | Answer::Away { .. } => allocations.lose(self.number),
         }
         next
     }
@@ -105,6 +105,7 @@ impl Link {
         match contact.settle(answer, self.clock.now()) {
             Some(ContactChange::Lost { error }) => {
                 tracing::warn!(extender, error, "the extender is lost, trying on");
+                self.extender.lost.notify_one();
             }
             Some(ContactChange::Found) => {
                 tracing::info!(extender, "the extender answers again");

@@ -1,25 +1,32 @@
 //! The loops of the agent: one sampler for each node, and one link for each pair of node and
-//! extender.
+//! replica of the extender.
 //!
 //! They share little. The sampler publishes its newest sample, each link sends the newest one when
 //! it can, and the allocations in the replies flow back to the sampler. So an extender that is away
 //! delays neither samples nor the conversation with its peers, and never ends anything.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
-use crate::agent::gpu::probe::Probe;
+use crate::agent::gpu::probe::{Probe, Sample};
 use crate::agent::node::client::{AddressError, ExtenderClient};
 use crate::agent::node::config::{AgentConfig, Extender, Node};
 use crate::agent::node::link::Link;
+use crate::agent::node::replicas::{Family, Target};
 use crate::agent::node::sampler::Sampler;
-use crate::agent::node::session::{Contact, NodeAllocations, Session};
+use crate::agent::node::session::Session;
 use crate::agent::simulated::fleet::Fleet;
 use crate::agent::simulated::probe::SimulatedProbe;
+use crate::hardware::units::Timestamp;
+
+/// How long an address that no name resolves to any more keeps its reports, if it answers.
+const ABSENT_FOR: Duration = Duration::from_secs(60);
 
 /// Why the agent ends before `stop`.
 #[derive(Debug, thiserror::Error)]
@@ -74,58 +81,142 @@ struct Agent {
     /// Random id of this run.
     instance: String,
     config: AgentConfig,
-    /// The replicas of the extender.
-    extenders: Vec<Arc<Extender>>,
+    /// The addresses of the configuration, each with the family of addresses in use.
+    targets: Vec<(Arc<Target>, Family)>,
+    nodes: Vec<Reported>,
+    /// The links of all nodes, by the address of the extender.
+    links: BTreeMap<String, Links>,
+    /// Number of the newest link.
+    newest_link: usize,
+    /// Notified when an extender is lost, or an address is new.
+    news: Arc<Notify>,
     /// The loops; dropping them ends them.
     loops: JoinSet<()>,
 }
 
+/// A node, and its newest sample.
+struct Reported {
+    node: Arc<Node>,
+    newest: watch::Receiver<Option<Arc<Sample>>>,
+}
+
+/// The links of all nodes to one extender.
+struct Links {
+    number: usize,
+    extender: Arc<Extender>,
+    loops: Vec<AbortHandle>,
+    /// Since when no name resolves to its address.
+    absent: Option<Timestamp>,
+}
+
 impl Agent {
-    /// Creates the clients of the extenders.
+    /// Reads the addresses of the extenders.
     fn new(config: &AgentConfig) -> Result<Self, AgentError> {
-        let extenders = config.extenders.iter().map(|url| {
-            let client = ExtenderClient::new(url)?;
-            Ok(Arc::new(Extender { client, contact: Mutex::new(Contact::default()) }))
-        });
+        let target = |url: &String| Ok((Arc::new(Target::new(url)?), Family::V4));
         Ok(Self {
             instance: format!("{:032x}", rand::random::<u128>()),
             config: config.clone(),
-            extenders: extenders.collect::<Result<_, AddressError>>()?,
+            targets: config.extenders.iter().map(target).collect::<Result<_, AddressError>>()?,
+            nodes: Vec::new(),
+            links: BTreeMap::new(),
+            newest_link: 0,
+            news: Arc::default(),
             loops: JoinSet::new(),
         })
     }
 
-    /// Starts the loops of one node.
+    /// Starts to sample a node. Its links follow.
     fn start(&mut self, name: &str, probe: impl Probe + 'static, phase: Duration) {
         let node = Arc::new(Node {
             name: name.to_owned(),
-            allocations: Mutex::new(NodeAllocations::new(self.extenders.len())),
+            allocations: Mutex::default(),
             news: Notify::new(),
         });
         let (samples, newest) = watch::channel(None);
-        for (position, extender) in self.extenders.iter().enumerate() {
-            let link = Link {
-                node: Arc::clone(&node),
-                position,
-                extender: Arc::clone(extender),
-                session: Session::new(self.instance.clone()),
-                newest: newest.clone(),
-                clock: self.config.clock,
-                period: self.config.period,
-                sent: self.config.clock.now(),
-                is_refused: false,
-            };
-            self.loops.spawn(link.run());
-        }
+        self.nodes.push(Reported { node: Arc::clone(&node), newest });
         let sampler = Sampler::new(node, probe, &self.config, samples);
         self.loops.spawn(sampler.run(phase));
     }
 
+    /// Brings the links in line with the addresses. An address that no name resolves to any more keeps
+    /// its links while the extender there answers, for a minute: then another pod may have it.
+    fn update_links(&mut self) {
+        let is_lost = |links: &Links| links.extender.contact.lock().is_lost();
+        for (target, family) in &mut self.targets {
+            let mut urls = target.urls(*family).into_iter();
+            if target.is_dual() && urls.all(|url| self.links.get(&url).is_some_and(is_lost)) {
+                *family = family.other();
+            }
+        }
+        let wanted: BTreeSet<String> =
+            self.targets.iter().flat_map(|(target, family)| target.urls(*family)).collect();
+        let now = self.config.clock.now();
+        self.links.retain(|url, links| {
+            let is_wanted = wanted.contains(url);
+            links.absent = if is_wanted { None } else { links.absent.or(Some(now)) };
+            let is_recent = links.absent.is_some_and(|since| now.since(since) < ABSENT_FOR);
+            let is_kept = is_wanted || is_recent && !is_lost(links);
+            if !is_kept {
+                tracing::info!(extender = url, "no longer reporting to this extender");
+                links.loops.iter().for_each(AbortHandle::abort);
+                self.nodes.iter().for_each(|it| it.node.allocations().forget(links.number));
+            }
+            is_kept
+        });
+        for url in wanted {
+            if !self.links.contains_key(&url) {
+                self.link(url);
+            }
+        }
+    }
+
+    /// Starts to report all nodes to the extender at this address.
+    fn link(&mut self, url: String) {
+        let client = match ExtenderClient::new(&url) {
+            Ok(client) => client,
+            Err(error) => return tracing::debug!(%error, "an address of the extender"),
+        };
+        let lost = Arc::clone(&self.news);
+        let extender = Arc::new(Extender { client, contact: Mutex::default(), lost });
+        tracing::info!(extender = url, "reporting to an extender");
+        self.newest_link += 1;
+        let number = self.newest_link;
+        let link = |reported: &Reported| Link {
+            node: Arc::clone(&reported.node),
+            number,
+            extender: Arc::clone(&extender),
+            session: Session::new(self.instance.clone()),
+            newest: reported.newest.clone(),
+            clock: self.config.clock,
+            period: self.config.period,
+            sent: self.config.clock.now(),
+            is_refused: false,
+        };
+        let links: Vec<Link> = self.nodes.iter().map(link).collect();
+        let loops = links.into_iter().map(|link| self.loops.spawn(link.run())).collect();
+        self.links.insert(url, Links { number, extender, loops, absent: None });
+    }
+
     /// Runs all loops until `stop` is done.
     async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-        let ended = tokio::select! {
-            () = stop => None,
-            ended = self.loops.join_next(), if !self.loops.is_empty() => ended,
+        for (target, _) in self.targets.iter().filter(|(target, _)| target.is_name()) {
+            let (resolver, news) = (self.config.resolver.clone(), Arc::clone(&self.news));
+            self.loops.spawn(Arc::clone(target).look(resolver, news));
+        }
+        let (mut stop, news) = (pin!(stop), Arc::clone(&self.news));
+        let ended = loop {
+            self.update_links();
+            tokio::select! {
+                () = &mut stop => break None,
+                Some(ended) = self.loops.join_next() => match ended {
+                    Err(error) if error.is_cancelled() => {} // a link that was ended
+                    ended => break Some(ended),
+                },
+                () = tokio::time::sleep(ABSENT_FOR / 4) => {}
+                () = news.notified() => {
+                    self.targets.iter().for_each(|(target, _)| target.look_again());
+                }
+            }
         };
         self.loops.shutdown().await;
         match ended {

@@ -256,6 +256,11 @@ pub enum ContactChange {
 }
 
 impl Contact {
+    /// Whether it answers no node since some time.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Learns that `answer` came, or failed to come, at `now`. Returns the change to log.
     pub fn settle(&mut self, answer: &Answer, now: Timestamp) -> Option<ContactChange> {
         match answer {
@@ -274,10 +279,12 @@ impl Contact {
 }
 
 /// The allocations on one node, as its extenders report them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NodeAllocations {
-    /// One entry per extender, in the order of the configuration.
-    extenders: Vec<ExtenderAllocations>,
+    /// One entry per extender that has replied, by the number of its link.
+    extenders: BTreeMap<usize, ExtenderAllocations>,
+    /// What extenders said last that are forgotten, until another one replies.
+    left: Vec<Allocation>,
 }
 
 /// The state of one extender.
@@ -290,15 +297,11 @@ struct ExtenderAllocations {
 }
 
 impl NodeAllocations {
-    /// No answer yet of `extender_count` extenders.
-    pub fn new(extender_count: usize) -> Self {
-        Self { extenders: vec![ExtenderAllocations::default(); extender_count] }
-    }
-
-    /// Learns the allocations of the extender at `position`; `None` if they are unchanged. Returns
+    /// Learns the allocations of the extender with this link; `None` if they are unchanged. Returns
     /// whether that is news.
-    pub fn learn(&mut self, position: usize, allocations: Option<Vec<Allocation>>) -> bool {
-        let Some(extender) = self.extenders.get_mut(position) else { return false };
+    pub fn learn(&mut self, link: usize, allocations: Option<Vec<Allocation>>) -> bool {
+        self.left.clear();
+        let extender = self.extenders.entry(link).or_default();
         let changed = allocations.filter(|allocations| extender.allocations != *allocations);
         let is_new = !extender.is_live || changed.is_some();
         extender.is_live = true;
@@ -308,20 +311,34 @@ impl NodeAllocations {
         is_new
     }
 
-    /// Learns that the extender at `position` did not reply.
-    pub fn lose(&mut self, position: usize) {
-        if let Some(extender) = self.extenders.get_mut(position) {
+    /// Learns that the extender with this link did not reply.
+    pub fn lose(&mut self, link: usize) {
+        if let Some(extender) = self.extenders.get_mut(&link) {
             extender.is_live = false;
         }
+    }
+
+    /// Forgets the extender with this link.
+    pub fn forget(&mut self, link: usize) {
+        self.lose(link);
+        if !self.is_any_live() {
+            self.left = self.merged();
+        }
+        self.extenders.remove(&link);
+    }
+
+    fn is_any_live(&self) -> bool {
+        self.extenders.values().any(|extender| extender.is_live)
     }
 
     /// One allocation per pod, in the furthest state that an extender knows. Only extenders that
     /// reply count. If none does, the last known ones stay, so that pods outlive their extenders.
     pub fn merged(&self) -> Vec<Allocation> {
-        let any_live = self.extenders.iter().any(|extender| extender.is_live);
-        let counted = self.extenders.iter().filter(|extender| extender.is_live || !any_live);
+        let is_any_live = self.is_any_live();
+        let counted = self.extenders.values().filter(|extender| extender.is_live || !is_any_live);
+        let left = self.left.iter().filter(|_| !is_any_live);
         let mut merged: BTreeMap<&str, &Allocation> = BTreeMap::new();
-        for allocation in counted.flat_map(|extender| &extender.allocations) {
+        for allocation in counted.flat_map(|extender| &extender.allocations).chain(left) {
             let known = merged.entry(&allocation.pod_uid).or_insert(allocation);
             if allocation.state > known.state {
                 *known = allocation;
@@ -333,7 +350,7 @@ impl NodeAllocations {
     /// The draining ones that shorten the pause. Without extenders that reply there are none, since
     /// no extender waits for the end of a process.
     pub fn draining(&self) -> Vec<Allocation> {
-        let live = self.extenders.iter().filter(|extender| extender.is_live);
+        let live = self.extenders.values().filter(|extender| extender.is_live);
         let allocations = live.flat_map(|extender| &extender.allocations);
         allocations.filter(|it| it.state == AllocationState::Draining).cloned().collect()
     }

@@ -17,6 +17,7 @@ use crate::agent::gpu::probe::{Probe, ProcessSampling};
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::metrics;
 use crate::agent::node::metrics::AgentMetrics;
+use crate::agent::node::replicas::Resolver;
 use crate::agent::node::run::run_fleet;
 use crate::agent::node::session::Session;
 use crate::agent::simulated::fleet::Fleet;
@@ -259,6 +260,7 @@ async fn live(
         let period = least.max(least * args.nodes / args.report_rate);
         let config = AgentConfig {
             extenders: vec![base.to_owned()],
+            resolver: Resolver::default(),
             period,
             clock: app.clock,
             metrics: args.agent_metrics.map(agent_metrics).transpose()?,

@@ -10,6 +10,7 @@ use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::node::metrics::{AgentMetrics, listen};
+use crate::agent::node::replicas::Resolver;
 use crate::agent::node::run::{run_fleet, run_node};
 use crate::agent::nvml::probe::NvmlProbe;
 use crate::agent::processes::pods::PodsByProcess;
@@ -26,7 +27,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Reports the GPUs of a node to the extender.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AgentArgs {
-    /// Address of the extender; give it once for each replica.
+    /// Address of the extender; a name that resolves to several addresses stands for as many replicas,
+    /// each of which gets every report. May be given several times.
     #[arg(long, value_name = "URL", required = true)]
     pub extender: Vec<String>,
 
@@ -147,7 +149,13 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tracing::info!(%address, "showing metrics");
     }
     let daemons = args.daemons(clock);
-    let config = AgentConfig { extenders: args.extender, period, clock, metrics };
+    let config = AgentConfig {
+        extenders: args.extender,
+        resolver: Resolver::default(),
+        period,
+        clock,
+        metrics,
+    };
     match (args.simulate, args.node) {
         (Some(file), only) => {
             let mut fleet = Fleet::read(&file)?;

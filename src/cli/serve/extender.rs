@@ -10,15 +10,20 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::leader::{Addresses, Replica};
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
 use crate::kube_api::request::placement::FenceWriter;
+use crate::kube_api::write::lease::LeaseName;
+use crate::kube_api::write::target::PodKey;
+use crate::kube_api::write::term::Term;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::kube_api::write::{carry_out, events};
 use crate::ledger::nodes::state::{Ledger, Settings};
@@ -29,6 +34,9 @@ use crate::step::outside::Outside;
 
 /// Most events in the queue: at 50 a second they take 20 seconds.
 const QUEUED_EVENTS: usize = 1000;
+
+/// A connection to the API server that brings nothing for this time is given up: longer than a watch.
+const SILENT_FOR: Duration = Duration::from_secs(40);
 
 /// How long work without a caller, such as a search for what would help a pod, may delay the end of
 /// the process.
@@ -49,6 +57,12 @@ pub struct ExtenderArgs {
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Name of this pod among the replicas; without it the process acts alone
+    #[arg(long, value_name = "POD", requires = "replica_address")]
+    replica: Option<String>,
+    /// IP address at which the other replicas reach this one
+    #[arg(long, value_name = "ADDR", requires = "replica")]
+    replica_address: Option<std::net::IpAddr>,
     /// Level and format of the log lines.
     #[command(flatten)]
     log: LogArgs,
@@ -74,6 +88,26 @@ impl ExtenderArgs {
             config.log_format = format;
         }
         Ok(config)
+    }
+
+    /// This process among its replicas, if it has others.
+    fn replica(&self, config: &Config, random: u64) -> Result<Option<Replica>> {
+        let (Some(pod), Some(address)) = (&self.replica, self.replica_address) else {
+            return Ok(None);
+        };
+        let lease = &config.lease;
+        let at = |port| format!("http://{}", std::net::SocketAddr::new(address, port));
+        Ok(Some(Replica {
+            identity: Replica::identity(pod, random),
+            pod: PodKey::new(&lease.namespace, pod).context("`--replica`")?,
+            lease: LeaseName { namespace: lease.namespace.clone(), name: lease.name.clone() },
+            holds_for: lease.holds_for,
+            addresses: Addresses {
+                verbs: at(config.listen.port()),
+                page: at(config.page_listen.port()),
+            },
+            secret: format!("{:032x}", rand::random::<u128>()),
+        }))
     }
 }
 
@@ -106,22 +140,13 @@ pub fn settings(config: &Config, clock: &Clock) -> Settings {
 /// An invalid configuration, an unreadable kubeconfig, or an address that cannot be listened on.
 pub fn run(args: &ExtenderArgs) -> Result<()> {
     let config = args.config()?;
+    let identity = Identity::new(args, &config)?;
     let set_log_level = logging::start(&config.log_level, config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let kube = kube_config(config.kubeconfig.as_deref()).await?;
-        let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
-        let outside = Outside::new(clock);
-        let once = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
-        let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once)));
-        let writer = ApiWriter::new(outside, config.api_timeout, FenceWriter::random());
-        let (notices, notice_writer) = events::notices(
-            client.clone(),
-            "gpupack".to_owned(),
-            QUEUED_EVENTS,
-            config.api_timeout,
-        );
+        let Connected { client, truth, acting, writing } =
+            connect(&config, identity, clock).await?;
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = Listeners {
@@ -132,11 +157,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         tracing::info!(%address, %page, policy = %config.policy, "listening");
         let labels =
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
-        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices }));
-        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
         let (stop, stopped) = watch::channel(false);
         let service = Service::new(Arc::clone(&app), set_log_level);
-        let writing = tokio::spawn(notice_writer.run());
         let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
         let watching = tokio::spawn(cluster_watch::run(
             client,
@@ -144,6 +167,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             app.clone(),
             clock,
             labels,
+            Arc::clone(&app.lists),
             stopped.clone(),
         ));
         let stopping = Arc::clone(&app);
@@ -151,15 +175,18 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         tokio::spawn(async move {
             requested.await;
             tracing::info!("stopping");
-            stopping.set_stopping();
+            stopping.leave();
+            stopping.stopped().await;
             stop.send_replace(true);
         });
         let has_stopped = stopped.clone();
+        let replaced = Arc::clone(&app);
         let serving = serve_apart(service, listeners, stopped);
         tokio::pin!(serving);
         // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
             () = &mut serving => return Ok(()),
+            () = replaced.replaced() => return Ok(()), // kubelet starts it again
             ended = acting => ("control core", ended),
             ended = writing => ("writer of events", ended),
             ended = beating => ("background loops", ended),
@@ -176,6 +203,48 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     });
     runtime.shutdown_timeout(GRACE);
     ended
+}
+
+/// This process among others.
+struct Identity {
+    /// Separates it from processes of the same second.
+    random: u64,
+    replica: Option<Replica>,
+}
+
+impl Identity {
+    fn new(args: &ExtenderArgs, config: &Config) -> Result<Self> {
+        let random = FenceWriter::random();
+        Ok(Self { random, replica: args.replica(config, random)? })
+    }
+}
+
+/// The ways to the API server, and the tasks that use them.
+struct Connected {
+    client: Client,
+    truth: ClusterTruth,
+    acting: JoinHandle<()>,
+    writing: JoinHandle<()>,
+}
+
+async fn connect(config: &Config, identity: Identity, clock: Clock) -> Result<Connected> {
+    let Identity { random, replica } = identity;
+    let mut kube = kube_config(config.kubeconfig.as_deref()).await?;
+    kube.read_timeout = Some(SILENT_FOR);
+    let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
+    let outside = Outside::new(clock);
+    let once = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
+    let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once)));
+    let term = match &replica {
+        Some(_) => Term::none(clock, random),
+        None => Term::alone(clock, random),
+    };
+    let writer = ApiWriter::new(outside, config.api_timeout, term);
+    let name = "gpupack".to_owned();
+    let (notices, notice_writer) =
+        events::notices(client.clone(), name, QUEUED_EVENTS, config.api_timeout);
+    let writing = tokio::spawn(notice_writer.run());
+    Ok(Connected { client, truth: ClusterTruth { writer, notices, replica }, acting, writing })
 }
 
 async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {

@@ -24,6 +24,7 @@ use crate::control::bind::settle::{gone, see_other_binding, settle, settled_boun
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
+use crate::control::shared::in_flight::NamedPod;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceKind, NodeName, PodUid};
 use crate::kube_api::containers::mps::ClientLimits;
@@ -33,6 +34,7 @@ use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
 use crate::scoring::efficiency::Size;
@@ -56,16 +58,19 @@ struct Call<'a> {
     args: &'a ExtenderBindingArgs,
     /// When it arrived, on the precise clock.
     arrived: Duration,
+    /// How long it was under way before that.
+    spent: Duration,
 }
 
 impl Call<'_> {
     fn check_time(&self) -> Result<(), BindError> {
         let Config { api_timeout, scheduler_timeout, .. } = self.app.config;
-        let answered_after = self.app.clock.precise().saturating_sub(self.arrived) + api_timeout;
+        let here = self.app.clock.precise().saturating_sub(self.arrived);
+        let answered_after = self.spent + here + api_timeout;
         if self.app.is_stopping() {
             return Err(BindError::Stopping);
         }
-        if answered_after + WAY_BACK > scheduler_timeout {
+        if answered_after + WAY_BACK > scheduler_timeout && !mutated(Mutation::LateBind) {
             return Err(BindError::TooLate);
         }
         Ok(())
@@ -84,6 +89,9 @@ impl Call<'_> {
         if pod.is_gated {
             return Err(BindError::Gated);
         }
+        if mutated(Mutation::UnpassedBind) {
+            return Ok(());
+        }
         check_passed(app, &pod.pod.uid, &self.args.node)
     }
 }
@@ -93,12 +101,24 @@ impl Call<'_> {
 /// # Errors
 /// [`ProtocolError`] for a body that is no binding.
 pub async fn bind(app: &Arc<App>, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    bind_after(app, body, Duration::ZERO).await
+}
+
+/// The same for a call that has waited for so long already, here or at another replica.
+///
+/// # Errors
+/// [`ProtocolError`] for a body that is no binding.
+pub async fn bind_after(
+    app: &Arc<App>,
+    body: &[u8],
+    spent: Duration,
+) -> Result<VerbAnswer, ProtocolError> {
     let arrived = app.clock.precise();
     let args = ExtenderBindingArgs::parse(body)?;
     let worker = Arc::clone(app);
     let (sender, decided) = oneshot::channel();
     let task = async move {
-        let result = bind_pod(&Call { app: &worker, args: &args, arrived }).await;
+        let result = bind_pod(&Call { app: &worker, args: &args, arrived, spent }).await;
         match &result {
             Ok(()) => worker.metrics.bind(BindResult::Bound),
             Err(error) => {
@@ -267,7 +287,8 @@ async fn decide(
         Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
     };
     for _ in 0..ATTEMPTS {
-        let checked = call.check_time().and_then(|()| Ok(target(&pod)?));
+        let announced = announce(app, cluster, &pod).await;
+        let checked = announced.and_then(|()| call.check_time()).and_then(|()| Ok(target(&pod)?));
         let target = match checked {
             Ok(target) => target,
             Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
@@ -294,6 +315,9 @@ async fn decide(
             BindOutcome::Conflict => {}
             BindOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is undecided");
+                if mutated(Mutation::UndecidedForgotten) {
+                    return Err(taken_back(app, lock, target.uid(), BindError::Undecided));
+                }
             }
         }
         if settle(app, cluster, lock, &target).await? {
@@ -304,6 +328,19 @@ async fn decide(
     Err(taken_back(app, lock, &pod.pod.uid, BindError::Unsteady))
 }
 
+/// Makes sure that a successor of this leader knows that a Binding may be on its way. Nothing is
+/// allocated before this process has fenced those of others.
+async fn announce(app: &App, cluster: &ClusterTruth, pod: &SeenPod) -> Result<(), BindError> {
+    if pod.request == Ok(None) {
+        return Ok(());
+    }
+    if cluster.replica.is_some() {
+        let key = PodKey::of(&pod.pod)?;
+        app.in_flight.announce(NamedPod::new(&key, &pod.pod.uid)).await;
+    }
+    if app.is_fenced() { Ok(()) } else { Err(BindError::WarmingUp) }
+}
+
 /// The pod in a version that no other process wrote last. If a process that is gone did, the pod is
 /// fenced first, so that no late Binding of that process can succeed.
 async fn own_version(
@@ -312,6 +349,9 @@ async fn own_version(
     pod: &SeenPod,
 ) -> Result<SeenPod, BindError> {
     let (mut pod, requested) = (pod.clone(), &pod.request);
+    if mutated(Mutation::ForeignVersionBound) {
+        return Ok(pod);
+    }
     for _ in 0..ATTEMPTS {
         match call.app.fenced(cluster, &pod) {
             Ordering::Equal if pod.request == *requested => return Ok(pod),
@@ -359,7 +399,8 @@ async fn unbound_again(
         see_other_binding(app, &pod);
         return Err(taken_back(app, lock, uid, BindError::BoundElsewhere));
     }
-    if cluster.writer.fenced(&pod) != Ordering::Equal {
+    let is_foreign = app.fenced(cluster, &pod) != Ordering::Equal;
+    if is_foreign && !mutated(Mutation::ForeignVersionAdopted) {
         // That other process may have allocated the room to others.
         return Err(taken_back(app, lock, uid, BindError::OtherProcess));
     }

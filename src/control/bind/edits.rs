@@ -19,6 +19,7 @@ use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::labels::EditResult;
 use crate::model::reservation::{PodRef, ReservationState};
+use crate::mutation::{Mutation, mutated};
 
 /// Pause between two looks for placements to write back.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -69,6 +70,9 @@ pub(crate) async fn restoring(app: &Arc<App>) {
 /// Writes back the placements that are due now.
 pub async fn restore_edited(app: &App) {
     let Truth::Cluster(cluster) = &app.truth else { return };
+    if !app.leading.is_here() || mutated(Mutation::EditNotRestored) {
+        return;
+    }
     for pod in app.edits.take_due(app.clock.now()) {
         let result = match restore(app, cluster, &pod).await {
             Ok(true) => EditResult::Restored,
@@ -102,7 +106,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     }
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;
     match known {
-        Some(known) => annotations.extend(known.limits()),
+        Some(known) => annotations.extend(known.kept()),
         None => annotations.extend(client_limits(app, &held.placement).annotations()),
     }
     app.edits.wrote(&pod.uid, &held.placement.node, &annotations);

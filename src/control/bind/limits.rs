@@ -8,7 +8,6 @@ use crate::control::shared::app::{App, Truth};
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::passed::{PASSED_FOR, Verdict};
 use crate::hardware::device::PodUid;
-use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::target::PodKey;
 use crate::protocol::messages::ExtenderBindingArgs;
@@ -16,11 +15,11 @@ use crate::protocol::messages::ExtenderBindingArgs;
 /// How long a bind waits for its permit to read the pod.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether *filter* passed the pod on the node. For `PASSED_FOR` after a start it may have done so
-/// before; then the reservation decides, or that a pod without a GPU waits.
+/// Whether *filter* passed the pod on the node. For `PASSED_FOR` after this process began to
+/// lead another one may have done so; then the reservation decides, or that a pod without a GPU waits.
 pub(crate) fn check_passed(app: &App, uid: &PodUid, node: &str) -> Result<(), BindError> {
     let now = app.clock.now();
-    let is_young = now.since(Timestamp::START) < PASSED_FOR;
+    let is_young = now.since(app.leads_since()) < PASSED_FOR;
     match app.passed.verdict(uid, node, now) {
         Verdict::Passed => Ok(()),
         Verdict::Unknown if is_young => Ok(()),

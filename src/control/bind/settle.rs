@@ -15,6 +15,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{Fenced, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey};
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 
 /// Pause before the API server is called again about an undecided Binding.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(500);
@@ -65,6 +66,9 @@ pub(crate) async fn settle(
 /// Settles Bindings that no caller waits for, and reservations whose bind task has died.
 pub async fn settle_abandoned(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return };
+    if mutated(Mutation::AbandonedUnsettled) {
+        return;
+    }
     let mut pods: BTreeMap<PodUid, Option<PodRef>> =
         app.ledger.assumed().into_iter().map(|pod| (pod.uid.clone(), Some(pod))).collect();
     for uid in app.binds.abandoned() {
@@ -112,7 +116,10 @@ async fn settle_dead(app: &App, cluster: &ClusterTruth, lock: &mut BindLock<'_>,
     tracing::error!(pod_uid = %pod.uid, %pod, "the bind of this pod has died: checking what it did");
     let value = format!("settle-{}", app.clock.now().millis());
     match cluster.writer.fence_pod(&key, &pod.uid, None, &value).await {
-        Fenced::Bound { pod } => app.see_bound(&pod),
+        Fenced::Bound { pod } => {
+            app.see_bound(&pod);
+            app.in_flight.ended(&pod.pod.uid, app.clock.now());
+        }
         Fenced::Waiting { .. } | Fenced::Gone => {
             taken_back(app, lock, &pod.uid, BindError::Undecided);
         }
@@ -123,12 +130,15 @@ async fn settle_dead(app: &App, cluster: &ClusterTruth, lock: &mut BindLock<'_>,
 pub(crate) fn settled_bound(app: &App, lock: &mut BindLock<'_>, uid: &PodUid) {
     app.ledger.confirm(uid);
     *lock.on_its_way = None;
+    app.in_flight.ended(uid, app.clock.now());
 }
 
 /// Takes in a pod that another Binding bound. Our annotations were not written.
 pub(crate) fn see_other_binding(app: &App, seen: &SeenPod) {
     app.edits.forget(&seen.pod.uid);
-    app.see_bound(seen);
+    if !mutated(Mutation::OtherBindingUnseen) {
+        app.see_bound(seen);
+    }
 }
 
 pub(crate) fn taken_back(
@@ -139,6 +149,7 @@ pub(crate) fn taken_back(
 ) -> BindError {
     app.unseen_binds.remove(uid);
     *lock.on_its_way = None;
+    app.in_flight.ended(uid, app.clock.now());
     app.outbox.push(app.ledger.forget(uid));
     if app.ledger.reservation(uid).is_none() {
         app.edits.forget(uid); // with a reservation it is bound, and what is written was noted

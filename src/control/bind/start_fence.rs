@@ -1,4 +1,4 @@
-//! The fence at the start of the process, before the first call is answered.
+//! The fence at the start of a term, before the first call is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,9 +6,12 @@ use std::time::Duration;
 use futures::StreamExt;
 
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::in_flight::{HeldPod, NamedPod};
+use crate::hardware::device::PodUid;
 use crate::kube_api::write::outcome::Fenced;
 use crate::kube_api::write::target::PodKey;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
 
 /// Pause before the next look whether pods and nodes are listed.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -24,18 +27,53 @@ const FENCED_AT_ONCE: usize = 32;
 /// request of a dead process has ended by then.
 const FENCE_FOR: Duration = Duration::from_secs(90);
 
-/// Fences every Binding that an earlier run may have left on its way, before the first call is
+/// Longest time of a list of all pods at the start of a term.
+const LISTED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Which Bindings of earlier processes may still arrive.
+pub(crate) enum Scope {
+    /// Those of any pod that waits.
+    All,
+    /// Those of these pods; the last leader said so.
+    Known {
+        /// The pods.
+        bindings: Vec<NamedPod>,
+        /// The holds of that leader.
+        holds: Vec<HeldPod>,
+    },
+}
+
+/// Fences every Binding that an earlier process may have left on its way, before the first call is
 /// answered. A Binding names the version of its pod, and a write to the pod ends that version. If a
 /// pod cannot be written, time has to pass instead. Without the fence, room that such a Binding
 /// takes could be given away twice.
-pub(crate) async fn fence(app: &Arc<App>) {
-    let Truth::Cluster(cluster) = &app.truth else { return app.set_fenced() };
+///
+/// False if pods cannot be listed: another replica may be able to.
+pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
+    let Truth::Cluster(cluster) = &app.truth else {
+        app.set_fenced();
+        return true;
+    };
+    if mutated(Mutation::NoStartFence) {
+        app.set_fenced();
+        return true;
+    }
+    if cluster.replica.is_some() && matches!(scope, Scope::All) {
+        // The watch may be behind what the earlier process did; a list that begins now is not.
+        let listed = app.lists.completed(app.lists.want());
+        if app.outside.within(LISTED_WITHIN, listed).await.is_none() {
+            tracing::error!("pods could not be listed: this replica cannot lead");
+            return false;
+        }
+    }
     while !app.ledger.is_listed() {
         app.outside.sleep(LOOK_EVERY).await;
     }
-    let started = app.clock.now();
-    // Also pods whose request is refused now: an earlier run may have accepted it.
-    let mut pending: Vec<PodRef> = app.pending.iter().map(|pod| pod.pod.clone()).collect();
+    let mut pending: Vec<PodRef> = match &scope {
+        // Also pods whose request is refused now: an earlier process may have accepted it.
+        Scope::All => app.pending.iter().map(|pod| pod.pod.clone()).collect(),
+        Scope::Known { bindings, .. } => bindings.iter().map(NamedPod::pod).collect(),
+    };
     pending.sort(); // in an order that can be replayed
     let count = pending.len();
     let value = format!("start-{}", app.clock.unix_seconds());
@@ -43,18 +81,36 @@ pub(crate) async fn fence(app: &Arc<App>) {
         .for_each_concurrent(FENCED_AT_ONCE, |pod| {
             let value = &value;
             async move {
-                while !fence_waiting(app, cluster, &pod, value).await
-                    && app.clock.now().since(started) < FENCE_FOR
-                {
+                let mut tried_for = Duration::ZERO;
+                while !fence_waiting(app, cluster, &pod, value).await && tried_for < FENCE_FOR {
                     app.outside.sleep(AGAIN_AFTER).await;
+                    if cluster.writer.term().is_valid() {
+                        tried_for += AGAIN_AFTER; // else no write was tried
+                    }
                 }
             }
         })
         .await;
-    tracing::info!(pods = count, "Bindings of an earlier run can no longer land");
+    app.metrics.fenced(count);
+    tracing::info!(pods = count, "Bindings of earlier processes can no longer land");
+    if let Scope::Known { holds, .. } = scope {
+        take_over(app, holds);
+    }
     app.set_fenced();
+    true
 }
 
+/// Takes over the holds of the last leader.
+fn take_over(app: &App, holds: Vec<HeldPod>) {
+    let now = app.clock.now();
+    for HeldPod { uid, node } in holds {
+        let uid = PodUid::new(uid);
+        let pod = app.pending.get(&uid).map(|pod| Arc::clone(&pod));
+        if let Some(query) = pod.and_then(|pod| app.query(&pod)) {
+            app.outbox.push(app.ledger.hold(&uid, &node, &query, now));
+        }
+    }
+}
 /// Fences a waiting pod at the start. True if no Binding of an earlier run can succeed any more.
 /// One that succeeded meanwhile is in the ledger by then.
 async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
@@ -62,7 +118,9 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
     match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
         Fenced::Waiting { .. } | Fenced::Gone => true,
         Fenced::Bound { pod } => {
-            app.see_bound(&pod);
+            if !mutated(Mutation::BoundAtStartUnseen) {
+                app.see_bound(&pod);
+            }
             true
         }
         Fenced::Open { pod: Some(now), cause } if now.full_annotations().is_some() => {
@@ -72,7 +130,7 @@ async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &
         }
         Fenced::Open { cause, .. } => {
             tracing::warn!(pod_uid = %pod.uid, %cause, "could not fence a pod: is the role allowed to `patch` pods, does a webhook refuse it?");
-            false
+            mutated(Mutation::RefusedFenceCounts)
         }
     }
 }

@@ -49,6 +49,8 @@ impl App {
         let is_old = || self.other_fences.is_old(&pod.pod.uid, pod.fence, self.clock.now());
         match cluster.writer.fenced(pod) {
             Ordering::Greater if is_old() => Ordering::Less,
+            // With a Lease, no Binding of an earlier term can succeed any more.
+            Ordering::Less if cluster.replica.is_some() => Ordering::Equal,
             known => known,
         }
     }

@@ -16,6 +16,7 @@ use crate::metrics::guard::EvictionResult;
 use crate::model::isolation::Mode;
 use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
 use crate::usage::node_details::NodeDetails;
 use crate::usage::over_limit::{Answer, Evictions};
 use crate::usage::samples::{OnDevice, OverLimitPod, Use};
@@ -130,7 +131,7 @@ pub(crate) fn report_unverified_isolation(
 /// Evicts over-limit pods if the operator configured that; otherwise waits forever.
 pub(crate) async fn guarding(app: &Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return std::future::pending().await };
-    if !app.config.guard.evict {
+    if !app.config.guard.evict && !mutated(Mutation::EvictsUnasked) {
         return std::future::pending().await;
     }
     tracing::info!("pods that use more GPU memory than they may are evicted");
@@ -138,6 +139,9 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     let mut looks = app.outside.every(LOOK_EVERY);
     loop {
         looks.tick().await;
+        if !app.leading.is_here() {
+            continue;
+        }
         let is_allocated = |uid: &_| app.ledger.reservation(uid).is_some();
         let after = app.config.guard.after_samples;
         let now = app.clock.now();

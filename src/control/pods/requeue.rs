@@ -9,6 +9,7 @@ use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::suggest::requeue::{Group, RequeueOrder};
 use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
+use crate::mutation::{Mutation, mutated};
 
 /// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
 /// within a few hundred milliseconds; otherwise something else is in the way of the pod.
@@ -69,6 +70,9 @@ impl RequeueLoop {
     /// Notes room that appeared. The pod that was just requeued for this node comes first. All
     /// others may be tried again, as there is more room than before.
     pub fn room(&mut self, nodes: Vec<NodeName>, now: Timestamp) {
+        if mutated(Mutation::RoomLost) {
+            return;
+        }
         for node in nodes {
             match self.nodes.entry(node) {
                 Entry::Occupied(mut known) => known.get_mut().has_more(now),
@@ -134,7 +138,9 @@ impl RequeueLoop {
     /// follow, so the one search for room finds them.
     fn gather_late(&mut self, waiting: &WaitingPods) {
         while let Some(late) = waiting.late(CHANGES_AT_ONCE) {
-            self.late.extend(late);
+            if !mutated(Mutation::LateRoomLost) {
+                self.late.extend(late);
+            }
         }
     }
 

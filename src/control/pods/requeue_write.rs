@@ -13,6 +13,7 @@ use crate::kube_api::write::target::PodKey;
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::labels::RequeueResult;
 use crate::model::event::LedgerEvent;
+use crate::mutation::{Mutation, mutated};
 
 /// Pause after a failed write, before the room is offered again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -23,6 +24,9 @@ const REQUEUE_ATTEMPTS: u32 = 3;
 /// Requeues a waiting pod: kube-scheduler looks at it again.
 pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     tracing::debug!(pod_uid = %pod.pod.uid, pod = %pod.pod, "requeued: room appeared");
+    if mutated(Mutation::RequeueLost) {
+        return app.waiting.requeued(&pod.pod.uid, app.clock.now());
+    }
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
         let app = worker;
@@ -45,6 +49,9 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
             PatchOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");
                 app.metrics.requeued(RequeueResult::Failed);
+                if mutated(Mutation::FailedRequeueForgotten) {
+                    return app.waiting.not_requeuable(&pod.pod.uid, app.clock.now());
+                }
                 app.outside.sleep(AGAIN_AFTER).await;
                 app.waiting.requeue_failed(&pod.pod.uid);
                 app.outbox.push(vec![LedgerEvent::Room(node)]); // the room is still free for a waiting pod
@@ -70,7 +77,8 @@ async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> Pat
         if app.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
-        if app.fenced(cluster, &seen) == Ordering::Greater {
+        let is_later = app.fenced(cluster, &seen) == Ordering::Greater;
+        if is_later && !mutated(Mutation::RequeueOverFence) {
             return refused(409, BindError::OtherProcess.to_string());
         }
         match cluster.writer.write_fence(&key, uid, Some(&seen.resource_version), &value).await {

@@ -34,6 +34,9 @@ pub fn account(app: &App) {
         }
     });
     app.teams.classes.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
+    if !app.leading.is_here() {
+        return; // the replica that leads counts
+    }
     for ((namespace, class), used) in teams {
         app.metrics.used(&namespace, &class, used);
     }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
-use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::config::file::Config;
@@ -15,14 +14,17 @@ use crate::config::requests::RequestRules;
 use crate::config::webhook::MemoryLimit;
 use crate::control::shared::bind_locks::BindLocks;
 use crate::control::shared::edited::Edits;
+use crate::control::shared::in_flight::{Heard, InFlight};
 use crate::control::shared::kept_suggestions::Reasons;
+use crate::control::shared::leader::{Leader, Leading, Replica};
 use crate::control::shared::other_fences::OtherFences;
 use crate::control::shared::outbox::Outbox;
 use crate::control::shared::passed::PassedPods;
 use crate::control::shared::team_names::Teams;
 use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::units::MemMib;
+use crate::hardware::units::{MemMib, Timestamp};
+use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::request::placement::DEVICES;
@@ -38,7 +40,9 @@ use crate::metrics::registry::Metrics;
 use crate::model::fit::HostRule;
 use crate::model::isolation::DriverLimits;
 use crate::model::reservation::{Placement, PodRef};
+use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
+use crate::step::flag::Flag;
 use crate::step::outside::Outside;
 
 /// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to
@@ -59,6 +63,8 @@ pub struct ClusterTruth {
     pub writer: ApiWriter,
     /// Pod events.
     pub notices: NoticeSender,
+    /// This process among its replicas; `None` if there are no others.
+    pub replica: Option<Replica>,
 }
 
 /// What all handlers share.
@@ -105,9 +111,25 @@ pub struct App {
     pub edits: Edits,
     /// Suggestions for the pods that wait.
     pub reasons: Reasons,
+    /// Which replica acts.
+    pub leading: Leading,
+    /// The Bindings that may be on their way, while this replica leads.
+    pub in_flight: InFlight,
+    /// What the leader says, while this replica follows.
+    pub heard: Heard,
+    /// The lists of pods.
+    pub lists: Arc<Lists>,
+    /// Whether the leader's Lease names this replica as one that knows all Bindings on their way.
+    is_informed: AtomicBool,
+    /// When this replica began to lead, in milliseconds on the clock.
+    leads_since: AtomicU64,
+    /// Whether this replica is to hand over.
+    pub(crate) leaving: Flag,
+    /// Whether another replica leads after this one.
+    pub(crate) replaced: Flag,
     /// Whether no Binding of an earlier run can succeed any more.
     is_fenced: AtomicBool,
-    stopping: watch::Sender<bool>,
+    stopping: Flag,
 }
 
 impl App {
@@ -117,6 +139,7 @@ impl App {
             Truth::Cluster(cluster) => (WaitingPods::default(), cluster.writer.outside().clone()),
             Truth::Ledger => (WaitingPods::without_watch(), Outside::new(clock)),
         };
+        let has_replicas = matches!(&truth, Truth::Cluster(cluster) if cluster.replica.is_some());
         Self {
             ledger,
             waiting,
@@ -138,8 +161,16 @@ impl App {
             outbox: Outbox::default(),
             edits: Edits::default(),
             reasons: Reasons::default(),
+            leading: Leading::new(has_replicas),
+            in_flight: InFlight::default(),
+            heard: Heard::default(),
+            lists: Arc::default(),
+            is_informed: AtomicBool::new(false),
+            leads_since: AtomicU64::new(0),
+            leaving: Flag::default(),
+            replaced: Flag::default(),
             is_fenced: AtomicBool::new(false),
-            stopping: watch::Sender::new(false),
+            stopping: Flag::default(),
         }
     }
 
@@ -197,9 +228,12 @@ impl App {
         self.outbox.nudge();
     }
 
-    /// Writes a pod event, for `kubectl describe`. Never waits.
+    /// Writes a pod event, for `kubectl describe`, if this replica leads. Never waits.
     pub fn tell(&self, pod: &PodRef, reason: NoticeReason, note: String) {
         let Truth::Cluster(cluster) = &self.truth else { return };
+        if !self.leading.is_here() {
+            return;
+        }
         match PodKey::of(pod) {
             Ok(key) => {
                 let notice = Notice { key, uid: pod.uid.clone(), reason, note };
@@ -293,15 +327,17 @@ impl App {
             ("written annotations", self.edits.written_count()),
             ("reasons", self.reasons.count()),
             ("effects", self.outbox.count()),
+            ("in flight", self.in_flight.count()),
             ("notices", notices),
         ];
         self.ledger.entries().into_iter().chain(own).collect()
     }
 
     /// Whether calls are answered now: the ledger is complete, and no Binding of an earlier run can
-    /// succeed any more.
+    /// succeed any more. A follower, which forwards calls, needs the ledger alone.
     pub fn readiness(&self) -> Readiness {
-        if !self.is_fenced.load(Ordering::Acquire) {
+        let is_fenced = self.is_fenced() || mutated(Mutation::AnswersBeforeFence);
+        if self.has_begun() && !is_fenced {
             return Readiness::NotListed;
         }
         self.ledger.readiness(self.clock.now())
@@ -310,22 +346,79 @@ impl App {
     /// Notes that the process began to stop. From now on it posts no Binding, since another process
     /// may allocate the same room.
     pub fn set_stopping(&self) {
-        self.stopping.send_replace(true);
+        self.stopping.set();
     }
 
     /// Whether the process is stopping.
     pub fn is_stopping(&self) -> bool {
-        *self.stopping.borrow()
+        self.stopping.is_set() && !mutated(Mutation::StopIgnored)
     }
 
     /// Ends this long after the process began to stop.
     pub async fn stopped_for(&self, time: Duration) {
-        let _ = self.stopping.subscribe().wait_for(|is_stopping| *is_stopping).await;
+        self.stopped().await;
         self.outside.sleep(time).await;
+    }
+
+    /// Whether this process has begun to lead, also if it may not write just now.
+    fn has_begun(&self) -> bool {
+        match &self.truth {
+            Truth::Cluster(cluster) => cluster.writer.term().writer().is_some(),
+            Truth::Ledger => true,
+        }
     }
 
     /// Notes that no Binding of an earlier run can succeed any more.
     pub fn set_fenced(&self) {
         self.is_fenced.store(true, Ordering::Release);
+    }
+
+    /// Whether no Binding of an earlier run can succeed any more.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the leader's Lease names this replica as one that knows all Bindings on their
+    /// way.
+    pub(crate) fn set_informed(&self, is_informed: bool) {
+        self.is_informed.store(is_informed, Ordering::Release);
+    }
+
+    /// Whether this replica could lead at once: it leads, or it knows what the leader knows.
+    pub fn is_informed(&self) -> bool {
+        let has_replicas =
+            matches!(&self.truth, Truth::Cluster(cluster) if cluster.replica.is_some());
+        self.leading.is_here() || !has_replicas || self.is_informed.load(Ordering::Acquire)
+    }
+
+    /// Notes that this replica begins to lead.
+    pub(crate) fn set_leading(&self) {
+        self.leads_since.store(self.clock.now().millis(), Ordering::Release);
+        self.leading.set(Leader::Here);
+    }
+
+    /// When this replica began to lead.
+    pub fn leads_since(&self) -> Timestamp {
+        Timestamp::from_millis(self.leads_since.load(Ordering::Acquire))
+    }
+
+    /// Makes this replica hand over to another one, and then stop. Without others it stops at once.
+    pub fn leave(&self) {
+        self.leaving.set();
+        match &self.truth {
+            Truth::Cluster(cluster) if cluster.replica.is_some() => {}
+            Truth::Cluster(_) | Truth::Ledger => self.set_stopping(),
+        }
+    }
+
+    /// Waits until the process begins to stop.
+    pub async fn stopped(&self) {
+        self.stopping.wait().await;
+    }
+
+    /// Waits until another replica leads after this one. This process knows nothing of its own then
+    /// that still holds: it is to start again.
+    pub async fn replaced(&self) {
+        self.replaced.wait().await;
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::MemMib;
+use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watched::{Facts, NodeFacts, Watched};
@@ -21,6 +22,7 @@ use crate::ledger::change::facts::PodFact;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::event::LedgerEvent;
 use crate::model::request::GpuRequest;
+use crate::mutation::{Mutation, mutated};
 use crate::waste::request_mix::{RequestType, WINDOW};
 
 /// Most different requests that are shared; clusters have a few hundred.
@@ -68,25 +70,29 @@ pub async fn run(
     sink: Arc<dyn Sink>,
     clock: Clock,
     labels: NodeLabels,
+    lists: Arc<Lists>,
     stop: watch::Receiver<bool>,
 ) {
-    let (pods_listed, is_pods_listed) = watch::channel(false);
     let (nodes_listed, is_nodes_listed) = watch::channel(false);
     let mut pods = PodWatch::new(Arc::clone(&ledger), Arc::clone(&sink), clock);
     let mut nodes = NodeWatch::new(Arc::clone(&ledger), Arc::clone(&sink), labels);
     let both_listed = async {
-        for mut is_listed in [is_pods_listed, is_nodes_listed] {
-            if is_listed.wait_for(|is_listed| *is_listed).await.is_err() {
-                return;
-            }
+        let mut is_listed = is_nodes_listed;
+        lists.completed(1).await;
+        if is_listed.wait_for(|is_listed| *is_listed).await.is_err() {
+            return;
         }
         tracing::info!("pods and nodes are listed");
         ledger.set_listed(clock.now());
     };
     let mut stop = stop;
     tokio::select! {
-        () = follow("pods", client.clone(), &*sink, |event| pods.take(event), pods_listed) => {}
-        () = follow("nodes", client, &*sink, |event| nodes.take(event), nodes_listed) => {}
+        () = follow_pods(client.clone(), &*sink, &lists, |event| pods.take(event)) => {}
+        () = follow("nodes", client, &*sink, |event| {
+            if nodes.take(event) {
+                nodes_listed.send_replace(true);
+            }
+        }) => {}
         () = async { both_listed.await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -118,23 +124,51 @@ impl<F> From<watcher::Event<Watched<F>>> for WatchEvent<F> {
     }
 }
 
-/// Watches the objects of one resource. `take` returns whether a list is complete now.
+/// Watches pods, and begins again with a list whenever one is wanted.
+async fn follow_pods(
+    client: Client,
+    sink: &dyn Sink,
+    lists: &Lists,
+    mut take: impl FnMut(WatchEvent<SeenPod>) -> bool,
+) {
+    loop {
+        let (newest, mut number) = (lists.newest(), 0);
+        let watched = follow("pods", client.clone(), sink, |event| {
+            if matches!(event, WatchEvent::ListBegins) {
+                number = lists.begin();
+            }
+            if take(event) {
+                lists.complete(number);
+            }
+        });
+        tokio::select! {
+            () = watched => return,
+            () = lists.wanted_after(newest) => {}
+        }
+    }
+}
+
+/// Seconds after which the API server ends a watch, which goes on where it was. A connection that
+/// brings nothing is given up soon after that: what happened meanwhile would not be seen.
+const WATCHED_FOR: u32 = 25;
+
+/// Watches the objects of one resource.
 async fn follow<F: Facts>(
     resource: &'static str,
     client: Client,
     sink: &dyn Sink,
-    mut take: impl FnMut(WatchEvent<F>) -> bool,
-    listed: watch::Sender<bool>,
+    mut take: impl FnMut(WatchEvent<F>),
 ) {
     let api: Api<Watched<F>> = Api::all(client);
-    let events = watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff();
+    let events = watcher(api, watcher::Config::default().page_size(PAGE).timeout(WATCHED_FOR))
+        .default_backoff();
     let mut events = std::pin::pin!(events.map_err(|error| {
         tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
     }));
     while let Some(event) = events.next().await {
         sink.watched(resource, event.is_err());
-        if event.is_ok_and(|event| take(event.into())) {
-            listed.send_replace(true);
+        if let Ok(event) = event {
+            take(event.into());
         }
     }
 }
@@ -169,13 +203,19 @@ impl PodWatch {
     /// Takes in an event. Whether a list is complete now.
     pub fn take(&mut self, event: WatchEvent<SeenPod>) -> bool {
         match event {
-            WatchEvent::ListBegins => self.relisted = Some(BTreeSet::new()),
+            WatchEvent::ListBegins => {
+                self.relisted = Some(BTreeSet::new());
+                // A pod that was bound and is gone before the watch has shown it is in no list.
+                self.known.extend(self.ledger.confirmed());
+            }
             WatchEvent::Seen(pod) => self.see(&pod),
             WatchEvent::Deleted(pod) => self.end(&pod.pod.uid),
             WatchEvent::ListEnds => {
                 let listed_now = self.relisted.take().unwrap_or_default();
                 let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
-                gone.iter().for_each(|uid| self.end(uid));
+                if !mutated(Mutation::RelistKeepsGone) {
+                    gone.iter().for_each(|uid| self.end(uid));
+                }
                 self.recall();
                 return true;
             }

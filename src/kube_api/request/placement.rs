@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -53,12 +54,13 @@ const VERSION: u64 = 1;
 /// 150 bytes.
 const MAX_VALUE_BYTES: usize = 16 << 10;
 
-/// The process of gpupack that wrote [`FENCE`]. Processes that started later are greater.
+/// The process of gpupack that wrote [`FENCE`]. Those of later terms are greater.
 ///
 /// A client that may write a pod can write any value there; this delays only that pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FenceWriter {
-    started_unix_seconds: u64,
+    /// The seconds since 1970 when its term began, or more: it grows from term to term.
+    term: u64,
     random: u64,
 }
 
@@ -71,11 +73,16 @@ pub(crate) fn fence_digest(fence: Option<&String>) -> u64 {
 
 impl FenceWriter {
     /// Stands for a value that names no process: it is earlier than every process.
-    const UNKNOWN: Self = Self { started_unix_seconds: 0, random: 0 };
+    const UNKNOWN: Self = Self { term: 0, random: 0 };
 
-    /// A process that started at this time. A random number separates processes of one second.
-    pub fn new(started_unix_seconds: u64, random: u64) -> Self {
-        Self { started_unix_seconds, random }
+    /// A process that writes in this term. A random number separates processes of one second.
+    pub fn new(term: u64, random: u64) -> Self {
+        Self { term, random }
+    }
+
+    /// The number of its term.
+    pub fn term(&self) -> u64 {
+        self.term
     }
 
     /// A random number for a process.
@@ -87,15 +94,14 @@ impl FenceWriter {
     pub fn of(value: &str) -> Self {
         let number = |hex| u64::from_str_radix(hex, 16).ok();
         let parts = value.split_once(' ').and_then(|(maker, _)| maker.split_once('-'));
-        let read = parts.and_then(|(started, random)| {
-            Some(Self { started_unix_seconds: number(started)?, random: number(random)? })
-        });
+        let read = parts
+            .and_then(|(term, random)| Some(Self { term: number(term)?, random: number(random)? }));
         read.unwrap_or(Self::UNKNOWN)
     }
 
     /// The value that this process writes; `text` makes it differ from its other values.
     pub fn value(&self, text: &str) -> String {
-        format!("{:x}-{:x} {text}", self.started_unix_seconds, self.random)
+        format!("{:x}-{:x} {text}", self.term, self.random)
     }
 }
 
@@ -227,6 +233,31 @@ fn name_of<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(isolation.unwrap_or_default().name())
+}
+
+/// All fields that this version reads.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only their names count")]
+struct KnownFields {
+    v: IgnoredAny,
+    devices: Vec<KnownDeviceFields>,
+    isolation: Option<IgnoredAny>,
+    protection: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only their names count")]
+struct KnownDeviceFields {
+    id: IgnoredAny,
+    mib: IgnoredAny,
+    share: IgnoredAny,
+}
+
+/// Whether a placement has fields that this version does not read: a newer gpupack wrote it.
+pub(crate) fn has_unknown_fields(placement: &str) -> bool {
+    serde_json::from_str::<KnownFields>(placement).is_err()
 }
 
 /// The version alone: the other fields may mean something else in another version.

@@ -6,15 +6,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::kube_api::request::placement::{
-    DRIVER_MEMORY, FENCE, MPS_MEMORY, MPS_THREADS, OLD_FENCE, PLACED_PREFIX,
+    DEVICES, FENCE, MEMORY_MIB, OLD_FENCE, PLACED_PREFIX, PLACEMENT, UUIDS, has_unknown_fields,
 };
 use crate::model::reservation::Placement;
 
-/// Their values follow from the configuration at the time of the Binding, not from the placement.
-const LIMITS: [&str; 3] = [DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS];
-
-/// Longest value of them that is kept; gpupack writes numbers.
-const LONGEST_LIMIT: usize = 32;
+/// Most annotations of a pod that are kept, and their longest value.
+const MOST_KEPT: usize = 8;
+const LONGEST_KEPT: usize = 4 << 10;
 
 /// Secret to the process, so that no client can find two sets of annotations with one digest.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -24,7 +22,9 @@ static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 pub struct Written {
     /// Digest of all keys and values; zero without any.
     mark: u64,
-    limits: Box<[(&'static str, Box<str>)]>,
+    /// What does not follow from the placement: limits, which follow from the configuration at the
+    /// time of the Binding, and what a newer gpupack wrote.
+    kept: Box<[(Box<str>, Box<str>)]>,
 }
 
 impl Written {
@@ -35,19 +35,19 @@ impl Written {
         if ours.is_empty() {
             return Self::default();
         }
-        let limit = |key: &'static str| {
-            let value = annotations.get(key).filter(|value| value.len() <= LONGEST_LIMIT)?;
-            Some((key, value.as_str().into()))
+        let is_kept = |(key, value): &&(&String, &String)| match key.as_str() {
+            DEVICES | UUIDS | MEMORY_MIB => false,
+            PLACEMENT => has_unknown_fields(value),
+            _ => value.len() <= LONGEST_KEPT,
         };
-        Self {
-            mark: HASHER.hash_one(&ours),
-            limits: LIMITS.into_iter().filter_map(limit).collect(),
-        }
+        let kept = ours.iter().filter(is_kept).take(MOST_KEPT);
+        let kept = kept.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
+        Self { mark: HASHER.hash_one(&ours), kept }
     }
 
-    /// The limits of the containers, as annotations.
-    pub fn limits(&self) -> impl Iterator<Item = (String, String)> {
-        self.limits.iter().map(|(key, value)| ((*key).to_owned(), value.to_string()))
+    /// The annotations that do not follow from the placement.
+    pub fn kept(&self) -> impl Iterator<Item = (String, String)> {
+        self.kept.iter().map(|(key, value)| (key.to_string(), value.to_string()))
     }
 }
 
@@ -74,6 +74,7 @@ fn is_owned(key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube_api::request::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS};
 
     fn all(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -101,10 +102,27 @@ mod tests {
     }
 
     #[test]
-    fn written_limits_are_kept_except_long_values() {
-        let long = "9".repeat(LONGEST_LIMIT + 1);
-        let written = Written::of(&all(&[(MPS_MEMORY, &long), (MPS_THREADS, "50"), ("b", "c")]));
-        assert_eq!(written.limits().collect::<BTreeMap<_, _>>(), all(&[(MPS_THREADS, "50")]));
+    fn limits_and_what_a_newer_version_wrote_are_kept() {
+        let long = "9".repeat(LONGEST_KEPT + 1);
+        let newer = "placed.gpupack.dev/newer";
+        let known = r#"{"v":1,"devices":[{"id":"GPU-a","mib":1,"share":2}],"isolation":"none"}"#;
+        let (more, deeper) =
+            (known.replace('}', ",\"n\":1}"), known.replace("\"v\"", "\"n\":[],\"v\""));
+        for (there, kept) in [
+            (
+                vec![(MPS_MEMORY, &*long), (MPS_THREADS, "50"), ("b", "c"), (FENCE, "f")],
+                vec![(MPS_THREADS, "50")],
+            ),
+            (vec![(UUIDS, "GPU-a"), (PLACEMENT, known)], vec![]),
+            (vec![(PLACEMENT, &*more), (newer, "{}")], vec![(PLACEMENT, &*more), (newer, "{}")]),
+            (vec![(PLACEMENT, &*deeper)], vec![(PLACEMENT, &*deeper)]),
+        ] {
+            let written = Written::of(&all(&there));
+            assert_eq!(written.kept().collect::<BTreeMap<_, _>>(), all(&kept), "{there:?}");
+        }
+        let many: Vec<String> = (0..20).map(|at| format!("{newer}-{at}")).collect();
+        let many: Vec<_> = many.iter().map(|key| (key.as_str(), "")).collect();
+        assert_eq!(Written::of(&all(&many)).kept().count(), MOST_KEPT);
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! Carries out what the steps of [`crate::step`] return: on tokio, with the client of `kube`.
 
+use std::panic::AssertUnwindSafe;
+use std::sync::LazyLock;
 use std::time::Duration;
 
+use futures::FutureExt;
+use http_body_util::Full;
 use kube::client::Body;
 use kube::{Client, Config};
 use tokio::sync::mpsc;
 
 use crate::hardware::units::Timestamp;
+use crate::http_client::HttpClient;
 use crate::step::outside::{Action, Answer, Event, Lost, Outside};
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer.
@@ -14,7 +19,17 @@ use crate::step::outside::{Action, Answer, Event, Lost, Outside};
 /// `client` must not repeat requests automatically: those that wait for an answer decide that.
 pub async fn run(outside: Outside, client: Option<Client>) {
     // Tokio's own queues would otherwise pause a task in the middle of a step.
+    let _stopped = Stopped(outside.clone());
     tokio::task::unconstrained(steps(outside, client)).await;
+}
+
+/// Drops the tasks when nothing runs them any more: they own the extender that owns them.
+struct Stopped(Outside);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// A client without the default retries of `kube`: they repeat a Binding after a 503 or 504, for
@@ -38,7 +53,10 @@ async fn steps(outside: Outside, client: Option<Client>) {
                 Action::Call { id, request, within } => {
                     let (client, sender) = (client.clone(), sender.clone());
                     tokio::spawn(async move {
-                        let answer = exchange(client, *request, within).await;
+                        let answer = AssertUnwindSafe(exchange(client, *request, within));
+                        let answer = answer.catch_unwind().await.unwrap_or_else(|_| {
+                            Err(Lost::Transport { fault: "a bug in the client".to_owned() })
+                        });
                         let _ = sender.send(Event::Answered { id, answer });
                     });
                 }
@@ -55,11 +73,35 @@ async fn steps(outside: Outside, client: Option<Client>) {
     }
 }
 
+/// The client for other replicas. Its connections are kept: each Binding waits for an answer.
+static REPLICAS: LazyLock<HttpClient> =
+    LazyLock::new(|| HttpClient::new(REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER));
+
+/// Longest time of a call of another replica; each call has a shorter one of its own.
+const REPLICA_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Largest answer of another replica.
+const LONGEST_REPLICA_ANSWER: usize = 64 << 10;
+
+async fn exchange_with_replica(
+    request: hyper::Request<Vec<u8>>,
+    within: Duration,
+) -> Result<Answer, Lost> {
+    let request = request.map(|body| Full::new(body.into()));
+    let answer = tokio::time::timeout(within, REPLICAS.exchange(request)).await;
+    let (status, body) =
+        answer.map_err(|_| Lost::Timeout)?.map_err(|fault| Lost::Transport { fault })?;
+    Ok(Answer { status: status.as_u16(), body: Some(body.into()) })
+}
+
 async fn exchange(
     client: Option<Client>,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
 ) -> Result<Answer, Lost> {
+    if request.uri().authority().is_some() {
+        return exchange_with_replica(request, within).await;
+    }
     let client = client.ok_or(Lost::Timeout)?;
     let mut status = None;
     let exchange = async {

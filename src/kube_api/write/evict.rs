@@ -38,7 +38,7 @@ pub enum EvictOutcome {
 impl ApiWriter {
     /// Requests an eviction once, with the pod's own grace period.
     pub async fn evict(&self, key: &PodKey, uid: &PodUid) -> EvictOutcome {
-        let reply = match self.exchange(eviction_request(key, uid)).await {
+        let reply = match self.write(eviction_request(key, uid)).await {
             Ok(reply) => reply,
             Err(cause) => return EvictOutcome::Undecided { cause },
         };

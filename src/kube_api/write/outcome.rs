@@ -7,6 +7,9 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 /// Why an outcome is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
+    /// Nothing was sent: another replica may lead.
+    #[error("this replica of gpupack does not lead now")]
+    NotLeading,
     /// No answer in time.
     #[error("no answer from the API server in time")]
     Timeout,

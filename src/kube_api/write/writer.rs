@@ -19,25 +19,34 @@ use serde_json::{Value, json};
 
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{FENCE, FenceWriter};
+use crate::kube_api::request::placement::FENCE;
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
+use crate::kube_api::write::term::Term;
+use crate::mutation::{Mutation, mutated};
 use crate::step::outside::{Answer, Lost, Outside};
+
+/// The label of the pod of the replica that leads, which the Service selects.
+const LEADER: &str = "gpupack.dev/leader";
 
 /// Writes to pods, and reads them back. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiWriter {
     outside: Outside,
     timeout: Duration,
-    maker: FenceWriter,
+    term: Term,
 }
 
 impl ApiWriter {
     /// A writer whose requests `outside` carries out; `timeout` is for one request and its whole
-    /// answer. `random` separates processes that start in the same second.
-    pub fn new(outside: Outside, timeout: Duration, random: u64) -> Self {
-        let maker = FenceWriter::new(outside.clock().unix_seconds(), random);
-        Self { outside, timeout, maker }
+    /// answer. It writes while `term` is valid.
+    pub fn new(outside: Outside, timeout: Duration, term: Term) -> Self {
+        Self { outside, timeout, term }
+    }
+
+    /// When it may write.
+    pub fn term(&self) -> &Term {
+        &self.term
     }
 
     /// What carries its requests out.
@@ -46,19 +55,26 @@ impl ApiWriter {
     }
 
     /// The process that last wrote [`FENCE`] on this version of the pod: `Equal` for this process
-    /// or none, `Less` for one that started earlier, `Greater` for one that started later.
+    /// or none, `Less` for one of an earlier term, `Greater` for one of a later term.
     pub fn fenced(&self, pod: &SeenPod) -> Ordering {
-        pod.fenced_by.map_or(Ordering::Equal, |maker| maker.cmp(&self.maker))
+        let (Some(by), Some(own)) = (pod.fenced_by, self.term.writer()) else {
+            return Ordering::Equal;
+        };
+        by.cmp(&own)
     }
 
     /// Binds a pod. A Binding with a placement also writes [`FENCE`], which names this process.
     pub async fn bind(&self, target: &BindTarget) -> BindOutcome {
         let mut annotations = target.annotations.clone();
         if !annotations.is_empty() {
-            annotations.insert(FENCE.to_owned(), self.maker.value("bind"));
+            annotations.insert(FENCE.to_owned(), self.signed("bind"));
         }
-        let reply = match self.exchange(binding_request(target, annotations)).await {
+        let reply = match self.write(binding_request(target, annotations)).await {
             Ok(reply) => reply,
+            Err(Cause::NotLeading) => {
+                let message = Cause::NotLeading.to_string();
+                return BindOutcome::Refused { code: 503, message };
+            }
             Err(cause) => return BindOutcome::Undecided { cause },
         };
         match reply.status {
@@ -76,7 +92,7 @@ impl ApiWriter {
     /// [`Cause`] if it cannot be read.
     pub async fn read_back(&self, key: &PodKey) -> Result<Option<Pod>, Cause> {
         let request = pods(key).get(key.name(), &GetParams::default());
-        let reply = self.exchange(request).await?;
+        let reply = self.exchange(request, self.timeout).await?;
         match reply.status {
             200..=299 => reply.object().map(Some),
             404 => Ok(None),
@@ -96,7 +112,7 @@ impl ApiWriter {
         resource_version: Option<&str>,
         value: &str,
     ) -> PatchOutcome {
-        let value = self.maker.value(value);
+        let value = self.signed(value);
         self.annotate(key, uid, resource_version, json!({FENCE: value})).await
     }
 
@@ -112,6 +128,22 @@ impl ApiWriter {
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 
+    /// Labels a pod of gpupack itself as the leader's, or removes that label. A pod that is gone
+    /// needs none.
+    ///
+    /// # Errors
+    /// [`Cause`] if it may not be written.
+    pub async fn label_leader(&self, pod: &PodKey, is_leader: bool) -> Result<(), Cause> {
+        let label = is_leader.then_some("true");
+        let patch = Patch::Merge(json!({"metadata": {"labels": {LEADER: label}}}));
+        let request = pods(pod).patch(pod.name(), &PatchParams::default(), &patch);
+        let reply = self.write(request).await?;
+        match reply.status {
+            200..=299 | 404 => Ok(()),
+            _ => Err(reply.cause()),
+        }
+    }
+
     async fn annotate(
         &self,
         key: &PodKey,
@@ -125,7 +157,7 @@ impl ApiWriter {
         }
         let patch = Patch::Merge(json!({"metadata": metadata}));
         let request = pods(key).patch(key.name(), &PatchParams::default(), &patch);
-        let reply = match self.exchange(request).await {
+        let reply = match self.write(request).await {
             Ok(reply) => reply,
             Err(cause) => return PatchOutcome::Undecided { cause },
         };
@@ -182,6 +214,7 @@ impl ApiWriter {
     pub async fn settle(&self, target: &BindTarget) -> Settled {
         match self.read_trace(target).await {
             Err(settled) => settled,
+            Ok(()) if mutated(Mutation::UndecidedUnfenced) => Settled::NotBound,
             Ok(()) => self.fence(target).await,
         }
     }
@@ -191,7 +224,8 @@ impl ApiWriter {
     async fn fence(&self, target: &BindTarget) -> Settled {
         let version = target.resource_version.as_str();
         let value = format!("fence-{version}");
-        let cause = match self.write_fence(&target.key, &target.uid, Some(version), &value).await {
+        let only = (!mutated(Mutation::SettledOnAnyVersion)).then_some(version);
+        let cause = match self.write_fence(&target.key, &target.uid, only, &value).await {
             PatchOutcome::Patched { pod } => match concluded(target, pod) {
                 Err(settled) => return settled,
                 Ok(()) => Cause::Body { fault: "the fence left the version as it was".to_owned() },
@@ -216,13 +250,30 @@ impl ApiWriter {
         }
     }
 
+    /// A value of [`FENCE`] that names this process.
+    fn signed(&self, text: &str) -> String {
+        self.term.writer().map_or_else(|| text.to_owned(), |writer| writer.value(text))
+    }
+
+    /// Sends one request that changes something, if this process leads now.
+    pub(crate) async fn write(
+        &self,
+        request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<Answer, Cause> {
+        match self.term.is_valid() {
+            true => self.exchange(request, self.timeout).await,
+            false => Err(Cause::NotLeading),
+        }
+    }
+
     /// Sends one request once.
     pub(crate) async fn exchange(
         &self,
         request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+        within: Duration,
     ) -> Result<Answer, Cause> {
         let request = request.map_err(|error| Cause::Transport { fault: error.to_string() })?;
-        let answer = self.outside.call(request, self.timeout).await;
+        let answer = self.outside.call(request, within).await;
         answer.map_err(|lost| match lost {
             Lost::Timeout => Cause::Timeout,
             Lost::Transport { fault } => Cause::Transport { fault },
@@ -232,7 +283,7 @@ impl ApiWriter {
 
 impl Answer {
     /// The object in the body.
-    fn object<T: DeserializeOwned>(&self) -> Result<T, Cause> {
+    pub(crate) fn object<T: DeserializeOwned>(&self) -> Result<T, Cause> {
         let body = self.body.as_ref().ok_or(Cause::Timeout)?;
         serde_json::from_slice(body).map_err(|error| Cause::Body { fault: error.to_string() })
     }
@@ -282,8 +333,9 @@ fn binding_request(
         metadata: ObjectMeta {
             name: Some(target.key.name().to_owned()),
             namespace: Some(target.key.namespace().to_owned()),
-            uid: Some(target.uid.to_string()),
-            resource_version: Some(target.resource_version.clone()),
+            uid: (!mutated(Mutation::BindWithoutUid)).then(|| target.uid.to_string()),
+            resource_version: (!mutated(Mutation::BindWithoutVersion))
+                .then(|| target.resource_version.clone()),
             annotations: (!annotations.is_empty()).then_some(annotations),
             ..ObjectMeta::default()
         },

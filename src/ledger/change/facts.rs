@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dashmap::Entry;
 
@@ -15,6 +16,7 @@ use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 use crate::waste::request_mix::{Mix, RequestType};
 
 /// What the API server says about a pod.
@@ -121,7 +123,7 @@ impl Ledger {
             return Vec::from_iter(fact.wants_gpu.then_some(unplaced));
         };
         let entry = self.pods.entry(uid.clone());
-        if self.ended().contains(uid) {
+        if self.ended().contains(uid) && !mutated(Mutation::EndedPodComesBack) {
             return Vec::new();
         }
         let mut held_at = entry.or_insert(at);
@@ -139,7 +141,10 @@ impl Ledger {
         let (mut is_placed, mut is_edited) = (true, false);
         events.extend(self.change_node(at, |node_state| {
             let held = node_state.reservation(uid);
-            let keeps = |held: &&Reservation| keeps_devices(Some(held)) || is_as_chosen(fact, held);
+            let keeps = |held: &&Reservation| {
+                let is_kept = keeps_devices(Some(held)) || is_as_chosen(fact, held);
+                is_kept && !mutated(Mutation::EditBelieved)
+            };
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
                     is_edited = written.as_ref() != Some(&held.placement);
@@ -192,6 +197,14 @@ impl Ledger {
     /// Time has passed: nodes that do not report, drains that lasted too long, holds that are due.
     pub fn tick(&self, now: Timestamp) -> Vec<LedgerEvent> {
         let mut events = Vec::new();
+        if mutated(Mutation::ReservationTimesOut) {
+            let is_old = |held: &Reservation| matches!(held.state, ReservationState::Assumed { since } if now.since(since) >= Duration::from_secs(5));
+            for pod in self.assumed() {
+                if self.reservation(&pod.uid).is_some_and(|held| is_old(&held)) {
+                    events.extend(self.forget(&pod.uid));
+                }
+            }
+        }
         if self.are_shapes_old.load(Ordering::Acquire) {
             self.replace_mix(None);
         }

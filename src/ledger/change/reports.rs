@@ -18,6 +18,7 @@ use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
+use crate::mutation::{Mutation, mutated};
 
 /// Most device classes of all nodes, some times what large clusters have. More would make each
 /// call slow, and a client can report what it likes.
@@ -138,9 +139,12 @@ impl Ledger {
         };
         let mut session = node_entry.session.lock();
         let is_known_agent = session.agent == report.agent && session.id.is_some();
-        let is_repeated = is_known_agent && report.sequence <= session.sequence;
+        let is_repeated = is_known_agent
+            && report.sequence <= session.sequence
+            && !mutated(Mutation::RepeatedReportTaken);
         let current = match (report.session, session.id) {
             (Some(spoken), Some(id)) if spoken == id && is_known_agent => id,
+            (Some(_), Some(id)) if mutated(Mutation::OldSessionTaken) => id,
             (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
             (None, Some(id)) if is_repeated => id,
             (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
@@ -199,7 +203,8 @@ impl Ledger {
             let Some(owner) = owner.filter(|owner| *owner != at) else { continue };
             let node_entry = self.node_entry(owner);
             let node_state = node_entry.read();
-            if matches!(node_state.state(), NodeReporting::Reporting) {
+            let is_taken = matches!(node_state.state(), NodeReporting::Reporting);
+            if is_taken && !mutated(Mutation::DeviceOfOtherNodeTaken) {
                 let owner = node_state.name().clone();
                 return Err(ReportRefusal::DeviceOfOtherNode { device: device.id.clone(), owner });
             }

@@ -1,9 +1,12 @@
 //! Copies and figures for readers. Nothing here changes anything.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use dashmap::mapref::multiple::RefMulti;
+
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
@@ -169,6 +172,14 @@ impl Ledger {
     /// How many typical requests free room is compared with.
     pub fn typical_requests(&self) -> usize {
         self.cluster().mix().typical().len()
+    }
+
+    /// The pods with a hold, and the node of each.
+    pub fn held_nodes(&self) -> BTreeMap<PodUid, NodeName> {
+        let node_of = |held: RefMulti<'_, PodUid, usize>| {
+            (held.key().clone(), self.node_entry(*held.value()).name.clone())
+        };
+        self.holds.iter().map(node_of).collect()
     }
 
     /// How many holds there are now.

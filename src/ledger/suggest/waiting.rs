@@ -18,6 +18,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
 
 /// A pod that only a verb mentioned is dropped after this time: longer than any delay of a watch,
 /// short enough to save memory.
@@ -297,7 +298,7 @@ impl WaitingPods {
                 (*times, *since) = (0, now);
             }
             *times = times.saturating_add(1);
-            *times <= MOST_HOLDS.0
+            *times <= MOST_HOLDS.0 || mutated(Mutation::HoldsUnlimited)
         })
     }
 
@@ -335,6 +336,17 @@ impl WaitingPods {
             Some(if named { Requeued::Refused } else { Requeued::LeftOut })
         });
         ended.flatten()
+    }
+
+    /// Notes that another process answered the calls so far: any pod may have been refused, for any
+    /// node. Room that appeared is looked for.
+    pub fn take_over(&self) {
+        let pods = &mut *self.pods();
+        let uids: Vec<PodUid> = pods.shown().map(|it| it.waiting.pod.uid.clone()).collect();
+        for uid in uids {
+            pods.change(&uid, |state| _ = state.refused.get_or_insert_default());
+            pods.late.insert(uid);
+        }
     }
 
     /// Forgets a pod that is bound or gone.

@@ -6,7 +6,7 @@ use utoipa::{Modify, OpenApi};
 
 use crate::api::commands::{DemoSummary, DeviceList, NodeList, TenantList};
 use crate::api::page::NodeCell;
-use crate::server::api::{queries, server};
+use crate::server::api::{queries, replicas, server};
 use crate::server::page::{routes, stream};
 
 /// The HTTP API of the gpupack extender.
@@ -43,6 +43,8 @@ use crate::server::page::{routes, stream};
         server::preempt,
         server::bind_pod,
         server::take_report,
+        replicas::bindings,
+        replicas::join,
         server::alive,
         server::ready,
         server::metrics,

@@ -19,27 +19,13 @@ use crate::usage::samples::Outside;
 /// One scrape at a time: each sets the gauges of the fleet again.
 static SCRAPING: Mutex<()> = Mutex::new(());
 
-/// All families of the extender, as of now.
+/// All families of the extender, as of now. A replica that does not lead has those about itself.
 pub(crate) fn text(app: &App) -> Vec<u8> {
     let _alone = SCRAPING.lock();
-    let now = app.clock.now();
-    let mut nodes = NodeCounts::default();
-    let mut oldest = None;
-    app.ledger.look_at_each(|node| match node.state() {
-        NodeReporting::Reporting => {
-            nodes.reporting += 1;
-            oldest = oldest.max(node.last_report().map(|last| now.since(last)));
-        }
-        NodeReporting::NotReporting => nodes.not_reporting += 1,
-        NodeReporting::NeverReported => nodes.never += 1,
-        NodeReporting::Gone => {}
-    });
-    let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
-    let is_ready = app.readiness() == Readiness::Ready;
-    app.metrics.set_service(is_ready, app.ledger.hold_count(), heard);
-    if let Truth::Cluster(cluster) = &app.truth {
-        let counts = cluster.notices.counts();
-        app.metrics.set_events_lost(counts.dropped + counts.failed);
+    let is_leader = app.leading.is_here();
+    let nodes = service(app, is_leader);
+    if !is_leader {
+        return app.metrics.text_of_process();
     }
     let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
@@ -61,6 +47,31 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.set_bearable(&bearable.collect());
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
+}
+
+/// Sets the figures of the service itself. Returns how many nodes report.
+fn service(app: &App, is_leader: bool) -> NodeCounts {
+    let now = app.clock.now();
+    let mut nodes = NodeCounts::default();
+    let mut oldest = None;
+    app.ledger.look_at_each(|node| match node.state() {
+        NodeReporting::Reporting => {
+            nodes.reporting += 1;
+            oldest = oldest.max(node.last_report().map(|last| now.since(last)));
+        }
+        NodeReporting::NotReporting => nodes.not_reporting += 1,
+        NodeReporting::NeverReported => nodes.never += 1,
+        NodeReporting::Gone => {}
+    });
+    let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
+    let is_ready = is_leader && app.readiness() == Readiness::Ready;
+    app.metrics.set_leader(is_leader);
+    app.metrics.set_service(is_ready, app.ledger.hold_count(), heard);
+    if let Truth::Cluster(cluster) = &app.truth {
+        let counts = cluster.notices.counts();
+        app.metrics.set_events_lost(counts.dropped + counts.failed);
+    }
+    nodes
 }
 
 /// The figures of the waiting pods.
@@ -90,7 +101,7 @@ fn queue(app: &App) -> Queue {
 }
 
 /// Families of every single device, printed while walking the ledger. 40,000 GPUs make about 40 MB,
-/// so they have a path of their own. Agents export the same and more for their own devices.
+/// so they have a path of their own. Only the replica that leads has series. Agents export the same and more for their own devices.
 pub(crate) fn devices(app: &App) -> Vec<u8> {
     let mut families: [String; 4] = [
         ("gpupack_device_share_gpus", "Allocated compute share, in GPUs."),
@@ -99,6 +110,9 @@ pub(crate) fn devices(app: &App) -> Vec<u8> {
         ("gpupack_device_placeable", "1 where it may take tenants."),
     ]
     .map(|(name, help)| format!("# HELP {name} {help}\n# TYPE {name} gauge\n"));
+    if !app.leading.is_here() {
+        return families.concat().into_bytes();
+    }
     let mut labels = String::new();
     app.ledger.look_at_each(|node| {
         for device_state in node.devices() {

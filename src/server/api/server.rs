@@ -1,9 +1,9 @@
 //! The HTTP service: routes, limits and status codes. Handlers only decode, query and encode.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Request, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -23,11 +23,13 @@ use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::VerbAnswer;
 use crate::report::wire;
 use crate::server::api::queries::scrape as scraped;
-use crate::server::api::{queries, reports, scrape};
+use crate::server::api::replicas::LONGEST_MESSAGE;
+use crate::server::api::{queries, replicas, reports, scrape};
 use crate::server::http::exchange::PeerAddress;
+use crate::server::http::forward::{Arrival, Forward, Port, to_leader};
 use crate::server::http::limits::Limits;
 use crate::server::http::respond::{
-    ReadBody, ReadPath, encoded, json, refusal, unknown_path, wrong_method,
+    ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
@@ -49,11 +51,6 @@ const LONGEST_BIND: usize = 64 << 10;
 /// Largest body that names a log level.
 const LONGEST_LOG_LEVEL: usize = 4 << 10;
 
-/// Above this size a body needs a permit and is answered on a blocking thread. Parsing it takes
-/// several times its own memory, and so long that other requests of a worker would wait. 5,000 node
-/// names take about 200 KiB.
-const LARGE_BODY: usize = 512 << 10;
-
 /// One body of that size is answered at a time, so that it takes one CPU core at most.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(1);
 
@@ -71,29 +68,52 @@ const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1
 const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-scheduler, reports, \
     metrics and health are on the port of `listen`";
 
+/// Pause between two looks whether a new leader is ready.
+const READY_PAUSE: Duration = Duration::from_millis(20);
+
 /// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
 
 /// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
-    guarded(verb_routes(&service).merge(queries::routes()), ALL_PATHS, service)
+    let own = own_routes().merge(replica_routes());
+    let routes = verb_routes(&service).merge(own).merge(queries::routes());
+    guarded(routes, ALL_PATHS, service)
 }
 
-/// Routes for kube-scheduler, agents, kubelet and Prometheus.
+/// Routes for kube-scheduler. The replica that leads answers them.
 fn verb_routes(service: &Service) -> Router<Service> {
+    let forward = Forward::new(Arc::clone(&service.app), Port::Verbs);
+    let forwarded = || middleware::from_fn_with_state(Arc::clone(&forward), to_leader);
     let most = |bytes| DefaultBodyLimit::max(bytes);
+    let bind = Router::new().route("/v1/bind", post(bind_pod));
     Router::new()
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/preempt", post(preempt))
+        .route_layer(forwarded())
         .layer(most(service.app.config.max_body_bytes))
-        .route("/v1/bind", post(bind_pod).layer(most(LONGEST_BIND)))
+        .merge(bind.route_layer(forwarded()).layer(most(LONGEST_BIND)))
+}
+
+/// Routes for agents, kubelet and Prometheus. Each replica answers them itself.
+fn own_routes() -> Router<Service> {
+    let most = |bytes| DefaultBodyLimit::max(bytes);
+    Router::new()
         .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
         .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
+}
+
+/// Routes for other replicas: beside the page, since few clients may reach that port.
+fn replica_routes() -> Router<Service> {
+    let most = |bytes| DefaultBodyLimit::max(bytes);
+    Router::new()
+        .route("/v1/replicas/bindings", post(replicas::bindings).layer(most(LONGEST_MESSAGE)))
+        .route("/v1/replicas/join", post(replicas::join).layer(most(LONGEST_BIND)))
 }
 
 /// Routes that a page of another site cannot make a browser call. `paths` says which there are.
@@ -123,8 +143,13 @@ pub struct Listeners {
 /// The same with the page on a listener of its own, with limits of its own.
 pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
     let Listeners { verbs, page } = listeners;
-    let verb_router = guarded(verb_routes(&service), VERB_PATHS, service.clone());
-    let page_router = guarded(queries::routes(), PAGE_PATHS, service.clone());
+    let verb_routes = verb_routes(&service).merge(own_routes());
+    let forward = Forward::new(Arc::clone(&service.app), Port::Page);
+    let page_routes =
+        queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
+    let page_routes = page_routes.merge(replica_routes());
+    let verb_router = guarded(verb_routes, VERB_PATHS, service.clone());
+    let page_router = guarded(page_routes, PAGE_PATHS, service.clone());
     let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
     let verbs = connections::serve(verbs, verb_router, verb_limits(&service), stop.clone());
     let page = connections::serve(page, page_router, page_limits, stop.clone());
@@ -156,25 +181,6 @@ async fn until_answered(
     }
 }
 
-/// Answers at once, or, if the body is large, once it has a permit.
-async fn with_permit(
-    permits: &'static Semaphore,
-    body: Bytes,
-    answer: impl FnOnce(&[u8]) -> Response + Send + 'static,
-) -> Response {
-    if body.len() <= LARGE_BODY {
-        return answer(&body);
-    }
-    let permit = permits.acquire().await;
-    // The work owns the permit: a client that closes the connection does not end it.
-    let work = move || {
-        let _turn = permit;
-        answer(&body)
-    };
-    let answered = tokio::task::spawn_blocking(work).await;
-    answered.unwrap_or_else(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
-}
-
 /// Which nodes fit a pod; called by kube-scheduler.
 ///
 /// The bodies are `ExtenderArgs` and `ExtenderFilterResult` of
@@ -184,12 +190,35 @@ async fn with_permit(
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
 pub(crate) async fn filter(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
-    let answer = move |body: &[u8]| {
-        let app = &service.app;
-        let started = app.clock.precise();
-        answered(app, Verb::Filter, started, verbs::filter(app, body))
+    let started = service.app.clock.precise();
+    let answer = || {
+        let app = Arc::clone(&service.app);
+        with_permit(&LARGE_BODIES, body.clone(), move |body: &[u8]| verbs::filter(&app, body))
     };
-    with_permit(&LARGE_BODIES, body, answer).await
+    let mut answer_now = answer().await;
+    if matches!(answer_now, Ok(Ok((_, Outcome::Error)))) && ready_soon(&service).await {
+        answer_now = answer().await;
+    }
+    match answer_now {
+        Ok(answer) => answered(&service.app, Verb::Filter, started, answer),
+        Err(refused) => refused,
+    }
+}
+
+/// Waits a moment for a leader that is not ready yet, since a new one only has to make late Bindings of
+/// the old one fail. Whether it has become ready meanwhile.
+async fn ready_soon(service: &Service) -> bool {
+    let app = &service.app;
+    let mut has_waited = false;
+    while app.readiness() == Readiness::NotListed && app.leading.is_here() {
+        if !service.early.may_wait(app.clock.precise()) {
+            return false;
+        }
+        tokio::time::sleep(READY_PAUSE).await;
+        has_waited = true;
+    }
+    service.early.end();
+    has_waited
 }
 
 /// The score of each node for a pod; called by kube-scheduler.
@@ -209,7 +238,7 @@ pub(crate) async fn prioritize(
         let started = app.clock.precise();
         answered(app, Verb::Prioritize, started, verbs::prioritize(app, body))
     };
-    with_permit(&LARGE_BODIES, body, answer).await
+    with_permit(&LARGE_BODIES, body, answer).await.unwrap_or_else(|refused| refused)
 }
 
 /// Reserves devices and posts the Binding of a pod; called by kube-scheduler.
@@ -220,10 +249,17 @@ pub(crate) async fn prioritize(
     (status = 200, description = "An `ExtenderBindingResult`.", body = Object),
     (status = 400, description = "The body cannot be read.", body = Error),
 ))]
-pub(crate) async fn bind_pod(State(service): State<Service>, ReadBody(body): ReadBody) -> Response {
+pub(crate) async fn bind_pod(
+    State(service): State<Service>,
+    arrival: Option<Extension<Arrival>>,
+    ReadBody(body): ReadBody,
+) -> Response {
     let app = &service.app;
     let started = app.clock.precise();
-    let answer = binding::bind(app, &body).await;
+    ready_soon(&service).await;
+    let waited = || app.clock.precise().saturating_sub(started);
+    let spent = arrival.map_or_else(waited, |Extension(arrival)| arrival.spent(app));
+    let answer = binding::bind_after(app, &body, spent).await;
     answered(app, Verb::Bind, started, answer)
 }
 
@@ -241,7 +277,7 @@ pub(crate) async fn preempt(State(service): State<Service>, ReadBody(body): Read
         let started = app.clock.precise();
         answered(app, Verb::Preempt, started, preempt::preempt(body))
     };
-    with_permit(&LARGE_BODIES, body, answer).await
+    with_permit(&LARGE_BODIES, body, answer).await.unwrap_or_else(|refused| refused)
 }
 
 fn answered(
@@ -287,7 +323,7 @@ pub(crate) async fn take_report(
         let (status, body) = reports::answer(&service.app, &node, body);
         json(status, body)
     };
-    with_permit(&LARGE_REPORTS, body, answer).await
+    with_permit(&LARGE_REPORTS, body, answer).await.unwrap_or_else(|refused| refused)
 }
 
 /// Changes the log level while the extender runs.
@@ -334,13 +370,18 @@ pub(crate) async fn alive() -> &'static str {
     "ok\n"
 }
 
-/// Whether the extender answers kube-scheduler, for the readiness probe.
+/// Whether the extender answers kube-scheduler, for the readiness probe. One that does not lead is ready
+/// when it could lead.
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "monitoring", responses(
     (status = 200, description = "It does.", body = String, content_type = "text/plain"),
     (status = 503, description = "Not yet, and why.", body = String, content_type = "text/plain"),
 ))]
 pub(crate) async fn ready(State(service): State<Service>) -> Response {
     let (status, text) = match service.app.readiness() {
+        Readiness::Ready if !service.app.is_informed() => {
+            let text = "this replica does not know yet which Bindings the leader has posted\n";
+            (StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+        }
         Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
         Readiness::NotListed => {
             (StatusCode::SERVICE_UNAVAILABLE, "pods and nodes are not listed yet\n".to_owned())
@@ -378,7 +419,6 @@ fn printed(text: Result<Vec<u8>, Response>) -> Response {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
-    use std::sync::Arc;
     use std::sync::mpsc;
 
     use axum::body::Body;
@@ -390,6 +430,7 @@ mod tests {
     use crate::control::shared::app::Truth;
     use crate::ledger::fixture::settings;
     use crate::ledger::nodes::state::Ledger;
+    use crate::server::http::respond::LARGE_BODY;
 
     #[test]
     fn a_large_body_does_not_delay_other_requests() {
@@ -407,7 +448,7 @@ mod tests {
                 answer(StatusCode::OK)
             });
             let (large, other) = runtime.block_on(async { tokio::join!(large, other) });
-            assert_eq!([large.status(), other.status()], [StatusCode::OK; 2]);
+            assert_eq!([large.unwrap().status(), other.unwrap().status()], [StatusCode::OK; 2]);
         }
     }
 

@@ -6,12 +6,18 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 
 use crate::api::error::{Error, ErrorReason};
 use crate::protocol::messages::to_json;
 
 /// Most characters of a path that an error repeats.
 const LONGEST_SHOWN: usize = 100;
+
+/// Above this size a body needs a permit and is answered on a blocking thread. Parsing it takes
+/// several times its own memory, and so long that other requests of a worker would wait. 5,000 node
+/// names take about 200 KiB.
+pub(crate) const LARGE_BODY: usize = 512 << 10;
 
 /// The query of a call. One that cannot be read is refused with an [`Error`].
 pub(crate) struct ReadQuery<T>(pub(crate) T);
@@ -91,4 +97,26 @@ pub(crate) fn error_body(error: &str) -> Vec<u8> {
 
 pub(crate) fn refusal(status: StatusCode, error: &str) -> Response {
     json(status, error_body(error))
+}
+
+/// Answers at once, or, if the body is large, once it has a permit.
+///
+/// # Errors
+/// The refusal if `answer` panics.
+pub(crate) async fn with_permit<T: Send + 'static>(
+    permits: &'static Semaphore,
+    body: Bytes,
+    answer: impl FnOnce(&[u8]) -> T + Send + 'static,
+) -> Result<T, Response> {
+    if body.len() <= LARGE_BODY {
+        return Ok(answer(&body));
+    }
+    let permit = permits.acquire().await;
+    // The work owns the permit: a client that closes the connection does not end it.
+    let work = move || {
+        let _turn = permit;
+        answer(&body)
+    };
+    let answered = tokio::task::spawn_blocking(work).await;
+    answered.map_err(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "a fault in gpupack"))
 }

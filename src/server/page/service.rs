@@ -1,6 +1,7 @@
 //! State that the routes share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -23,13 +24,40 @@ pub struct Service {
     pub live: Arc<Live>,
     /// Changes the log level.
     pub set_log_level: Arc<SetLogLevel>,
+    /// Since when verbs come too early.
+    pub(crate) early: Arc<Early>,
+}
+
+/// For how long verbs that come too early may wait together. kube-scheduler calls for one pod after the
+/// other: if each one waited, an extender that does not become ready would hold up all of them.
+#[derive(Default)]
+pub(crate) struct Early(AtomicU64);
+
+impl Early {
+    /// Longest wait. A new leader makes late Bindings of the old one fail in less.
+    const WITHIN: Duration = Duration::from_secs(2);
+
+    /// Whether a call may still wait at `now`, on the precise clock.
+    pub(crate) fn may_wait(&self, now: Duration) -> bool {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).max(1);
+        let first = self.0.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
+        let since = first.map_or_else(|since| since, |_| now);
+        Duration::from_millis(now.saturating_sub(since)) < Self::WITHIN
+    }
+
+    /// Notes that calls no longer come too early.
+    pub(crate) fn end(&self) {
+        if self.0.load(Ordering::Acquire) != 0 {
+            self.0.store(0, Ordering::Release);
+        }
+    }
 }
 
 impl Service {
     /// A service of this extender with an empty page.
     pub fn new(app: Arc<App>, set_log_level: Arc<SetLogLevel>) -> Self {
         let live = Arc::new(Live::new(&app.clock));
-        Self { app, live, set_log_level }
+        Self { app, live, set_log_level, early: Arc::default() }
     }
 }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::bounded::Bounded;
 use crate::metrics::labels::Outcome;
+use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
 use crate::protocol::messages::{VerbAnswer, to_json, utf8};
 use crate::protocol::wire::{PreemptionFields, check_depth};
@@ -163,6 +164,7 @@ pub fn preempt(body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     // A request that cannot be read counts as one for a GPU.
     let victims = match args.pod.request {
         Ok(None) => args.victims,
+        _ if mutated(Mutation::PreemptsForGpu) => args.victims,
         Ok(Some(_)) | Err(_) => BTreeMap::new(),
     };
     let outcome = if victims.is_empty() { Outcome::Refused } else { Outcome::Ok };

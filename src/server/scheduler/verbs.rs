@@ -20,6 +20,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::Outcome;
 use crate::model::rejection::Rejection;
+use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{
     ExtenderArgs, ExtenderFilterResult, HostPriority, NodesArg, Passed, VerbAnswer,
@@ -216,7 +217,7 @@ fn note_passed<'a>(
 /// client can make up a pod, and a hold takes room from real ones. A pod that keeps coming back
 /// without being bound gets no hold for a while.
 fn hold(app: &App, uid: &PodUid, node: &str, query: &PlacementRequest, now: Timestamp) {
-    if app.is_known_to_wait(uid, query) {
+    if app.is_known_to_wait(uid, query) || mutated(Mutation::HoldForMadeUp) {
         if app.waiting.may_hold(uid, now) {
             app.outbox.push(app.ledger.hold(uid, node, query, now));
         }

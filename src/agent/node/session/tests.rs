@@ -134,7 +134,7 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
         let rows = merged.iter().map(|it| format!("{} {:?}", it.pod_uid, it.state));
         rows.collect::<Vec<_>>().join(", ")
     };
-    let mut all = NodeAllocations::new(2);
+    let mut all = NodeAllocations::default();
     let (assumed, confirmed) = (AllocationState::Assumed, AllocationState::Confirmed);
     assert!(all.learn(0, Some(vec![allocation("p", confirmed), allocation("q", assumed)])));
     assert!(all.learn(1, Some(vec![allocation("p", AllocationState::Draining)])));
@@ -150,6 +150,13 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
     all.lose(0);
     assert_eq!(shown(&all), "p Draining, q Assumed", "no reply: the last state stays");
     assert!(all.draining().is_empty(), "and nobody waits");
+    all.forget(1);
+    all.forget(0);
+    assert_eq!(shown(&all), "p Draining, q Assumed", "also of those that are gone");
+    assert!(all.learn(2, Some(vec![allocation("q", confirmed)])));
+    assert_eq!(shown(&all), "q Confirmed", "until another one replies");
+    all.forget(2);
+    assert_eq!(shown(&all), "q Confirmed");
 }
 
 #[test]

@@ -1,0 +1,233 @@
+//! A replica that follows, until it leads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::lead::informing::join;
+use crate::control::shared::app::{App, ClusterTruth};
+use crate::control::shared::in_flight::{HeldPod, NamedPod};
+use crate::control::shared::leader::{Addresses, Leader, Replica};
+use crate::control::shared::log_limit::LogLimit;
+use crate::hardware::units::Timestamp;
+use crate::kube_api::write::lease::{Held, LeaseAnswer};
+
+/// Pause between two looks at the Lease of another replica.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Pause before a failed read or write is tried again.
+pub(crate) const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// A replica that has not listed pods and nodes leaves a free Lease this long to one that has.
+const WARM_FIRST: Duration = Duration::from_secs(2);
+
+static LOGGED: LogLimit = LogLimit::new();
+
+pub(crate) struct Candidate<'a> {
+    pub(crate) app: &'a Arc<App>,
+    pub(crate) cluster: &'a ClusterTruth,
+    pub(crate) replica: &'a Replica,
+    seen: Option<Seen>,
+    /// The last replica that had the Lease.
+    last_holder: String,
+}
+
+/// The Lease, as it was last read.
+struct Seen {
+    /// Its version is empty while there is none.
+    held: Held,
+    /// When that version was first seen.
+    since: Timestamp,
+}
+
+/// What begins with a term.
+pub(crate) struct Won {
+    pub(crate) held: Held,
+    /// When the claim was sent.
+    pub(crate) sent: Timestamp,
+    /// The last replica that led.
+    pub(crate) before: String,
+    /// What the last leader said may be on its way, and its holds; `None` if this replica did not
+    /// hear all of it.
+    pub(crate) heard: Option<(Vec<NamedPod>, Vec<HeldPod>)>,
+}
+
+/// A claim whose answer was lost.
+struct Tried {
+    own: Held,
+    sent: Timestamp,
+    was_informed: bool,
+}
+
+impl<'a> Candidate<'a> {
+    pub(crate) fn new(app: &'a Arc<App>, cluster: &'a ClusterTruth, replica: &'a Replica) -> Self {
+        Self { app, cluster, replica, seen: None, last_holder: String::new() }
+    }
+
+    /// Follows until this replica leads; `None` if it is to stop.
+    pub(crate) async fn follow(mut self) -> Option<Won> {
+        let mut tried: Option<Tried> = None;
+        let mut joined = None;
+        while !self.app.leaving.is_set() {
+            let lease = &self.replica.lease;
+            let free = match self.cluster.writer.read_lease(lease, self.within()).await {
+                LeaseAnswer::Is(held) => {
+                    if let Some(Tried { own, sent, was_informed }) = tried.take()
+                        && (&held.holder, held.term) == (&own.holder, own.term)
+                    {
+                        return Some(self.win(*held, sent, was_informed));
+                    }
+                    self.see(*held)
+                }
+                LeaseAnswer::Missing => self.see_none(),
+                LeaseAnswer::Changed => None,
+                LeaseAnswer::Failed(cause) => {
+                    if let Some(left_out) =
+                        LOGGED.admits(("lease", "unread"), self.app.clock.precise())
+                    {
+                        tracing::warn!(%cause, lease = %lease.name, left_out, "could not read the Lease: is the role in rbac.yaml applied?");
+                    }
+                    self.app.outside.sleep(AGAIN_AFTER).await;
+                    continue;
+                }
+            };
+            let Some(free) = free else {
+                self.join(&mut joined).await;
+                self.rest().await;
+                continue;
+            };
+            let (sent, own) = (self.app.clock.now(), self.claim(&free));
+            let was_informed = free.informed.contains(&self.replica.identity);
+            match self.cluster.writer.write_lease(lease, &own, self.within()).await {
+                LeaseAnswer::Is(held) => return Some(self.win(*held, sent, was_informed)),
+                LeaseAnswer::Failed(_) => tried = Some(Tried { own, sent, was_informed }),
+                LeaseAnswer::Missing | LeaseAnswer::Changed => {}
+            }
+            self.app.outside.sleep(AGAIN_AFTER).await;
+        }
+        None
+    }
+
+    /// Notes what the Lease says. The Lease, if this replica may take it now.
+    fn see(&mut self, held: Held) -> Option<Held> {
+        let now = self.app.clock.now();
+        let is_same = |seen: &&Seen| seen.held.version == held.version;
+        let since = self.seen.as_ref().filter(is_same).map_or(now, |seen| seen.since);
+        if !held.holder.is_empty() {
+            self.last_holder.clone_from(&held.holder);
+        }
+        let is_free = self.is_free(&held, since);
+        self.seen = Some(Seen { held: held.clone(), since });
+        if is_free {
+            self.app.leading.set(Leader::Unknown);
+            return Some(held);
+        }
+        self.app.heard.listen(held.term, &held.secret);
+        self.app.set_informed(held.informed.contains(&self.replica.identity));
+        self.app.leading.set(match held.holder.is_empty() {
+            true => Leader::Unknown,
+            false => Leader::Elsewhere(Addresses { verbs: held.address, page: held.page_address }),
+        });
+        None
+    }
+
+    /// Notes that there is no Lease: it was deleted, or this is the first start. Its last holder
+    /// may still lead.
+    fn see_none(&mut self) -> Option<Held> {
+        let last = self.seen.take().map(|seen| (seen.held, seen.since));
+        let (held, since) = match last {
+            Some((held, since)) if held.version.is_empty() => (held, since),
+            Some((held, _)) => {
+                let none = Held { version: String::new(), informed: Vec::new(), ..held };
+                (none, self.app.clock.now())
+            }
+            None => (
+                Held { holds_for: self.replica.holds_for, ..Held::default() },
+                self.app.clock.now(),
+            ),
+        };
+        let is_free = self.app.clock.now() >= self.expiry(&held, since);
+        let free = is_free.then(|| held.clone());
+        self.seen = Some(Seen { held, since });
+        self.app.leading.set(Leader::Unknown);
+        free
+    }
+
+    fn is_free(&self, held: &Held, since: Timestamp) -> bool {
+        if self.app.clock.now() >= self.expiry(held, since) {
+            return true;
+        }
+        // One that knows all Bindings on their way comes first.
+        let is_first = held.informed.is_empty() || held.informed.contains(&self.replica.identity);
+        let is_own_pod = Replica::pod_of(&held.holder) == Replica::pod_of(&self.replica.identity);
+        is_first && (held.is_handed_over() || is_own_pod)
+    }
+
+    /// When this replica may take a Lease that is not renewed.
+    fn expiry(&self, held: &Held, since: Timestamp) -> Timestamp {
+        let patience = if self.app.ledger.is_listed() { Duration::ZERO } else { WARM_FIRST };
+        since.plus(held.holds_for.max(Duration::from_secs(1)) + patience)
+    }
+
+    /// Asks the leader for its messages, if it does not name this replica yet.
+    async fn join(&self, joined: &mut Option<Timestamp>) {
+        let (Some(Seen { held, .. }), now) = (&self.seen, self.app.clock.now()) else { return };
+        let is_due = joined.is_none_or(|at| now.since(at) >= LOOK_EVERY);
+        let is_informed = held.informed.contains(&self.replica.identity);
+        if is_due && !is_informed && !held.holder.is_empty() && self.app.ledger.is_listed() {
+            *joined = Some(now);
+            join(self.app, self.replica, held).await;
+        }
+    }
+
+    async fn rest(&self) {
+        let now = self.app.clock.now();
+        let expiry = self.seen.as_ref().map(|Seen { held, since }| self.expiry(held, *since));
+        let pause = expiry.map_or(AGAIN_AFTER, |expiry| expiry.since(now).min(LOOK_EVERY));
+        self.app.outside.sleep(pause).await;
+    }
+
+    /// The Lease with this replica as its holder.
+    fn claim(&self, free: &Held) -> Held {
+        let now = self.app.clock.unix_micros();
+        let Replica { identity, holds_for, addresses, secret, .. } = self.replica;
+        Held {
+            version: free.version.clone(),
+            holder: identity.clone(),
+            holds_for: *holds_for,
+            term: self.app.clock.unix_seconds().max(free.term.saturating_add(1)),
+            handed_over: 0,
+            transitions: free.transitions.saturating_add(1),
+            acquired: now,
+            renewed: now,
+            address: addresses.verbs.clone(),
+            page_address: addresses.page.clone(),
+            informed: Vec::new(),
+            secret: secret.clone(),
+        }
+    }
+
+    /// Begins the term. A follower that was informed knows every Binding that may still arrive.
+    fn win(self, held: Held, sent: Timestamp, was_informed: bool) -> Won {
+        let heard = self.app.heard.close();
+        let (before, bindings) = (self.last_holder, heard.0.len());
+        tracing::info!(term = held.term, was_informed, bindings, before, "this replica leads");
+        self.cluster.writer.term().begin(held.term, valid_until(self.replica, sent));
+        self.app.set_leading();
+        Won { held, sent, before, heard: was_informed.then_some(heard) }
+    }
+
+    /// Time for one call about the Lease.
+    fn within(&self) -> Duration {
+        within(self.replica)
+    }
+}
+
+/// Until when a replica may write after a renewal was sent.
+pub(crate) fn valid_until(replica: &Replica, sent: Timestamp) -> Timestamp {
+    sent.plus(replica.holds_for * 5 / 6)
+}
+
+/// Time for one call about the Lease.
+pub(crate) fn within(replica: &Replica) -> Duration {
+    replica.holds_for / 3
+}

@@ -1,0 +1,211 @@
+//! Which replica leads: the one that the Lease names, as long as it renews it.
+//!
+//! A leader renews the Lease three times within the time that it holds it for, and stops writing
+//! before that time is over on its own clock, counted from before the renewal was sent. A follower
+//! counts the same time from when it first saw that renewal, so it takes over later. Clocks of two
+//! machines are never compared. If they run at different speeds, or a process is frozen in the middle
+//! of a write, the versions that the successor fences still make that write fail.
+//!
+//! A process leads once. If another one has led after it, it is to start again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{Either, select};
+
+use crate::control::bind::start_fence::{Scope, fence};
+use crate::control::lead::candidate::{AGAIN_AFTER, Candidate, Won, valid_until, within};
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::control::shared::leader::{Addresses, Leader, Replica};
+use crate::hardware::units::Timestamp;
+use crate::kube_api::write::lease::{Held, LeaseAnswer};
+use crate::kube_api::write::target::PodKey;
+
+/// How long calls are forwarded after the Lease was given away, before and after a successor is known.
+const FORWARDS_FOR: Duration = Duration::from_secs(2);
+
+/// Pause before a pod is labeled again.
+const LABEL_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Binds that go on get this time before the Lease is given to another replica.
+const LAST_BINDS: Duration = Duration::from_secs(1);
+
+/// Follows and leads until the process ends.
+pub(crate) async fn electing(app: &Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let Some(replica) = &cluster.replica else {
+        fence(app, Scope::All).await;
+        return;
+    };
+    let Some(won) = Candidate::new(app, cluster, replica).follow().await else {
+        return app.set_stopping();
+    };
+    let Won { held, sent, before, heard } = won;
+    app.outside.spawn(label(Arc::clone(app), before));
+    let scope = match heard {
+        Some((bindings, holds)) => Scope::Known { bindings, holds },
+        None => Scope::All,
+    };
+    let leader = Leads { app, cluster, replica };
+    let fencing = fence(app, scope).then(async |is_done| {
+        if is_done {
+            std::future::pending::<()>().await;
+        }
+    });
+    let ended = match select(leader.lead(held, sent).boxed(), fencing.boxed()).await {
+        Either::Left((end, _)) => end,
+        Either::Right(((), _)) => End::Replaced, // the Lease expires
+    };
+    match ended {
+        End::Replaced => {
+            tracing::error!("this replica leads no more: it starts again as a follower");
+            cluster.writer.term().end();
+            app.leading.set(Leader::Unknown);
+            app.replaced.set();
+        }
+        End::HandedOver => {
+            app.outside.spawn(watch_successor(Arc::clone(app)));
+            // Calls that still come here are forwarded, until the Service names the successor.
+            let mut leader = app.leading.subscribe();
+            let known = leader.wait_for(|leader| matches!(leader, Leader::Elsewhere(_)));
+            app.outside.within(FORWARDS_FOR, known).await;
+            app.outside.sleep(FORWARDS_FOR).await;
+            app.set_stopping();
+        }
+    }
+}
+
+struct Leads<'a> {
+    app: &'a Arc<App>,
+    cluster: &'a ClusterTruth,
+    replica: &'a Replica,
+}
+
+enum End {
+    Replaced,
+    HandedOver,
+}
+
+impl Leads<'_> {
+    /// Renews the Lease until another replica has it.
+    async fn lead(&self, mut held: Held, sent: Timestamp) -> End {
+        let Self { app, cluster, replica } = self;
+        let mut due = sent.plus(replica.holds_for / 3);
+        loop {
+            let left = due.since(app.clock.now());
+            tokio::select! {
+                biased;
+                () = app.leaving.wait() => return self.hand_over(held).await,
+                () = app.in_flight.is_to_be_written() => {}
+                () = app.outside.sleep(left) => {}
+            }
+            let (sent, informed) = (app.clock.now(), app.in_flight.informed());
+            due = sent.plus(replica.holds_for / 3);
+            let renewed = app.clock.unix_micros().max(held.renewed + 1);
+            let next = Held { renewed, informed: informed.clone(), ..held.clone() };
+            match cluster.writer.write_lease(&replica.lease, &next, within(replica)).await {
+                LeaseAnswer::Is(now) => {
+                    held = Held { version: now.version, ..next };
+                    cluster.writer.term().renew(valid_until(replica, sent));
+                    app.in_flight.written(&informed);
+                    app.leading.set(Leader::Here);
+                }
+                LeaseAnswer::Changed | LeaseAnswer::Missing | LeaseAnswer::Failed(_) => {
+                    match self.reread(held).await {
+                        Some(known) => held = known,
+                        None => return End::Replaced,
+                    }
+                    app.outside.sleep(AGAIN_AFTER).await;
+                    due = app.clock.now();
+                }
+            }
+            if !cluster.writer.term().is_valid() && app.leading.is_here() {
+                tracing::warn!(
+                    "the Lease could not be renewed in time: nothing is bound until it is"
+                );
+                app.leading.set(Leader::Unknown);
+            }
+        }
+    }
+
+    /// The Lease to renew after a renewal failed, in its newest version; `None` if another replica has
+    /// led, or may have.
+    async fn reread(&self, held: Held) -> Option<Held> {
+        match self.cluster.writer.read_lease(&self.replica.lease, within(self.replica)).await {
+            LeaseAnswer::Is(now) if (&now.holder, now.term) == (&held.holder, held.term) => {
+                let renewed = held.renewed.max(now.renewed);
+                Some(Held { version: now.version, renewed, ..held })
+            }
+            LeaseAnswer::Is(_) => None,
+            LeaseAnswer::Missing if self.cluster.writer.term().is_valid() => {
+                Some(Held { version: String::new(), ..held })
+            }
+            LeaseAnswer::Missing => None,
+            LeaseAnswer::Changed | LeaseAnswer::Failed(_) => Some(held),
+        }
+    }
+
+    /// Lets the binds that go on end, and gives the Lease away. New calls wait for the successor.
+    async fn hand_over(&self, held: Held) -> End {
+        let Self { app, cluster, replica } = self;
+        app.leading.set(Leader::Unknown);
+        let began = app.clock.now();
+        while app.binds.count() > 0 && app.clock.now().since(began) < LAST_BINDS {
+            app.outside.sleep(Duration::from_millis(5)).await;
+        }
+        cluster.writer.term().end();
+        let next = Held {
+            holder: String::new(),
+            handed_over: held.term,
+            informed: app.in_flight.informed(),
+            ..held.clone()
+        };
+        let mut answer = cluster.writer.write_lease(&replica.lease, &next, within(replica)).await;
+        if !matches!(answer, LeaseAnswer::Is(_))
+            && let Some(now) = self.reread(held).await
+        {
+            let next = Held { version: now.version, ..next };
+            answer = cluster.writer.write_lease(&replica.lease, &next, within(replica)).await;
+        }
+        let is_given = matches!(answer, LeaseAnswer::Is(_));
+        tracing::info!(is_given, "gave the Lease away");
+        End::HandedOver
+    }
+}
+
+/// Notes who leads next, so that calls that still come here are forwarded.
+async fn watch_successor(app: Arc<App>) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let Some(replica) = &cluster.replica else { return };
+    loop {
+        let answer = cluster.writer.read_lease(&replica.lease, within(replica)).await;
+        if let LeaseAnswer::Is(held) = answer
+            && !held.holder.is_empty()
+            && held.holder != replica.identity
+        {
+            let (verbs, page) = (held.address, held.page_address);
+            app.leading.set(Leader::Elsewhere(Addresses { verbs, page }));
+        }
+        app.outside.sleep(AGAIN_AFTER).await;
+    }
+}
+
+/// Labels the pod of this replica as the leader's, for the Service, and no longer that of the last
+/// leader.
+async fn label(app: Arc<App>, before: String) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let Some(replica) = &cluster.replica else { return };
+    let last = PodKey::new(replica.pod.namespace(), Replica::pod_of(&before)).ok();
+    let last = last.filter(|last| *last != replica.pod).map(|last| (last, false));
+    // Without an endpoint, calls would be refused; the last leader forwards them, if it lives.
+    for (pod, is_leader) in [(replica.pod.clone(), true)].into_iter().chain(last) {
+        while !app.is_stopping() && !app.replaced.is_set() {
+            match cluster.writer.label_leader(&pod, is_leader).await {
+                Ok(()) => break,
+                Err(cause) => tracing::warn!(%cause, %pod, "could not label a replica's pod"),
+            }
+            app.outside.sleep(LABEL_AGAIN_AFTER).await;
+        }
+    }
+}

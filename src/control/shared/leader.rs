@@ -1,0 +1,119 @@
+//! Which replica acts. All replicas observe; one posts Bindings, requeues and evictions.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::kube_api::write::lease::LeaseName;
+use crate::kube_api::write::target::PodKey;
+
+/// The replica that acts, as this one knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leader {
+    /// This replica: it answers kube-scheduler and writes.
+    Here,
+    /// Another one: calls are forwarded there.
+    Elsewhere(Addresses),
+    /// None is known. One appears within seconds.
+    Unknown,
+}
+
+/// Where a replica answers, as plain addresses without a final slash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// The verbs, such as `http://10.0.0.7:8080`.
+    pub verbs: String,
+    /// The page and its queries.
+    pub page: String,
+}
+
+/// One of several replicas, before it leads or follows.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    /// Differs from that of every other process, also of an earlier one of this pod.
+    pub identity: String,
+    /// The pod it runs in.
+    pub pod: PodKey,
+    /// The Lease that says which replica leads.
+    pub lease: LeaseName,
+    /// How long a leader that does not renew the Lease keeps it.
+    pub holds_for: Duration,
+    /// Where this replica answers.
+    pub addresses: Addresses,
+    /// What the Lease has while this replica leads, so that no other client can speak for it.
+    pub secret: String,
+}
+
+impl Replica {
+    /// The identity of a process in this pod. `random` separates it from earlier ones.
+    pub fn identity(pod: &str, random: u64) -> String {
+        format!("{pod}_{random:x}")
+    }
+
+    /// Whether a text has the form of an identity: it is named in the Lease, in a list.
+    pub fn is_identity(text: &str) -> bool {
+        text.rsplit_once('_').is_some_and(|(pod, random)| {
+            let is_name =
+                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+            let is_pod = (1..=253).contains(&pod.len()) && pod.chars().all(is_name);
+            is_pod
+                && (1..=16).contains(&random.len())
+                && random.chars().all(|c| c.is_ascii_hexdigit())
+        })
+    }
+
+    /// The name of the pod in which a process of this identity runs.
+    pub fn pod_of(identity: &str) -> &str {
+        identity.rsplit_once('_').map_or(identity, |(pod, _)| pod)
+    }
+}
+
+/// The leader, with news when it changes.
+pub struct Leading(watch::Sender<Leader>);
+
+impl Leading {
+    /// At the start of a process. Without other replicas it leads.
+    pub fn new(has_replicas: bool) -> Self {
+        Self(watch::Sender::new(if has_replicas { Leader::Unknown } else { Leader::Here }))
+    }
+
+    /// The leader now.
+    pub fn now(&self) -> Leader {
+        self.0.borrow().clone()
+    }
+
+    /// Whether this replica acts.
+    pub fn is_here(&self) -> bool {
+        matches!(*self.0.borrow(), Leader::Here)
+    }
+
+    /// Notes the leader.
+    pub fn set(&self, leader: Leader) {
+        self.0.send_if_modified(|known| {
+            let is_new = *known != leader;
+            *known = leader;
+            is_new
+        });
+    }
+
+    /// For news about it.
+    pub fn subscribe(&self) -> watch::Receiver<Leader> {
+        self.0.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_one_word_that_names_its_pod() {
+        let identity = Replica::identity("gpupack-7d4f-x2", u64::MAX);
+        assert!(Replica::is_identity(&identity), "{identity}");
+        assert_eq!(Replica::pod_of(&identity), "gpupack-7d4f-x2");
+        for bad in ["", "a", "_1", "a_", "a b_1", "a_1 b_2", "A_1", "a_g", "a_11111111111111111"] {
+            assert!(!Replica::is_identity(bad), "{bad}");
+        }
+        assert!(!Replica::is_identity(&format!("{}_1", "a".repeat(254))));
+    }
+}

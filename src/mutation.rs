@@ -1,0 +1,141 @@
+//! Faults that tests switch on, to show that the checks of the simulation notice them.
+//!
+//! Each is a mistake that was made here once, or that a change could make. A program that is built
+//! without the feature `mutations` cannot switch one on: `mutated` is a constant there. With it
+//! only code of a test can, and only for its own thread.
+
+macro_rules! mutations {
+    ($($(#[doc = $text:literal])+ $name:ident,)+) => {
+        /// A fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mutation {
+            $($(#[doc = $text])+ $name,)+
+        }
+
+        impl Mutation {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// What is wrong, in a sentence.
+            pub fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!($($text),+),)+
+                }
+            }
+        }
+    };
+}
+
+mutations! {
+    /// No waiting pod is fenced at the start.
+    NoStartFence,
+    /// A fence at the start that is refused counts as written.
+    RefusedFenceCounts,
+    /// A pod that the fence at the start finds bound is not taken in.
+    BoundAtStartUnseen,
+    /// Calls are answered before the fence at the start is complete.
+    AnswersBeforeFence,
+    /// An undecided Binding is given up.
+    UndecidedForgotten,
+    /// A Binding that has not arrived counts as failed, without a fence.
+    UndecidedUnfenced,
+    /// A Binding is settled by a fence on any version of the pod.
+    SettledOnAnyVersion,
+    /// Bindings that no caller waits for are not settled.
+    AbandonedUnsettled,
+    /// A reservation without an answer is released after five seconds.
+    ReservationTimesOut,
+    /// A reservation is taken back also if the pod is bound.
+    ConfirmedForgotten,
+    /// A pod that another Binding bound is not taken in.
+    OtherBindingUnseen,
+    /// A Binding is posted on a version that another process wrote.
+    ForeignVersionBound,
+    /// A Binding is posted again on a version that another process fenced meanwhile.
+    ForeignVersionAdopted,
+    /// A Binding is posted after kube-scheduler has given up.
+    LateBind,
+    /// A Binding is posted after the process began to stop.
+    StopIgnored,
+    /// A pod is bound to a node that *filter* did not pass.
+    UnpassedBind,
+    /// A Binding names no version of the pod.
+    BindWithoutVersion,
+    /// A Binding names no UID of the pod.
+    BindWithoutUid,
+    /// Two binds of a pod run at once.
+    NoBindLock,
+    /// *bind* trusts a hold without looking whether it still fits.
+    HoldTrusted,
+    /// Room is held beyond its time.
+    HoldsStay,
+    /// Room is held for pods that the watch does not show.
+    HoldForMadeUp,
+    /// Room is held again and again for a pod that is never bound.
+    HoldsUnlimited,
+    /// A requeue is not written.
+    RequeueLost,
+    /// The room is forgotten when a requeue fails.
+    FailedRequeueForgotten,
+    /// A requeue overwrites the fence of a later process.
+    RequeueOverFence,
+    /// Room that appears is not noticed.
+    RoomLost,
+    /// Room that appeared before the watch showed a refused pod is not looked for.
+    LateRoomLost,
+    /// One report without its processes frees the devices of an ended pod.
+    OneCleanReport,
+    /// A report that does not cover the devices of an ended pod frees them.
+    UncoveredReportFrees,
+    /// The devices of an ended pod are free at once.
+    DrainsAreFree,
+    /// Processes of pods that ended before the start count for nothing.
+    LeftoversIgnored,
+    /// A report of an earlier session is taken.
+    OldSessionTaken,
+    /// A report that comes twice or late is taken.
+    RepeatedReportTaken,
+    /// A node whose agent does not report takes pods.
+    SilentNodeTakesPods,
+    /// A node may name the devices of another one as its own.
+    DeviceOfOtherNodeTaken,
+    /// A list leaves pods that are gone where they are.
+    RelistKeepsGone,
+    /// A late event brings an ended pod back.
+    EndedPodComesBack,
+    /// What is written on a bound pod by other clients is believed.
+    EditBelieved,
+    /// A placement that another client edited is not written back.
+    EditNotRestored,
+    /// A removed pod stays in the sums of its devices.
+    StaleSums,
+    /// Pods are evicted for a pod that requests a GPU.
+    PreemptsForGpu,
+    /// Over-limit pods are evicted although the operator did not configure that.
+    EvictsUnasked,
+    /// A pod within its share is evicted.
+    EvictsWithinShare,
+}
+
+#[cfg(feature = "mutations")]
+std::thread_local! {
+    static ACTIVE: std::cell::Cell<Option<Mutation>> = const { std::cell::Cell::new(None) };
+}
+
+/// Switches a fault on in this thread, and every other one off.
+#[cfg(feature = "mutations")]
+pub fn mutate(fault: Option<Mutation>) {
+    ACTIVE.set(fault);
+}
+
+/// Whether this fault is switched on.
+#[cfg(feature = "mutations")]
+pub(crate) fn mutated(fault: Mutation) -> bool {
+    ACTIVE.get() == Some(fault)
+}
+
+/// Whether this fault is switched on: never in a program.
+#[cfg(not(feature = "mutations"))]
+pub(crate) const fn mutated(_: Mutation) -> bool {
+    false
+}

@@ -4,8 +4,9 @@
 //! namespaces, and nothing creates service accounts. Tokens of the few users come from a file; a
 //! token whose user is named like a service account has the rights of that service account.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
@@ -81,14 +82,22 @@ impl Identity {
     }
 }
 
+/// One of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Etcd,
+    ApiServer,
+}
+
 /// The running etcd and API server.
 pub(crate) struct ControlPlane {
     /// The programs it was started from.
     pub(crate) binaries: Binaries,
     work: PathBuf,
-    server: String,
-    _etcd: Leash,
-    _apiserver: Leash,
+    server: SocketAddr,
+    ports: (u16, u16),
+    etcd: Mutex<Leash>,
+    apiserver: Mutex<Leash>,
 }
 
 impl ControlPlane {
@@ -101,12 +110,44 @@ impl ControlPlane {
         let plane = Self {
             binaries,
             work,
-            server: format!("https://127.0.0.1:{port}"),
-            _etcd: etcd,
-            _apiserver: apiserver,
+            server: SocketAddr::from(([127, 0, 0, 1], port)),
+            ports: (client_port, peer_port),
+            etcd: Mutex::new(etcd),
+            apiserver: Mutex::new(apiserver),
         };
         plane.ready().await;
         plane
+    }
+
+    /// Where the API server listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server
+    }
+
+    /// Sends a signal to etcd, or to the API server.
+    pub(crate) fn signal(&self, part: Part, name: &str) {
+        self.part(part).signal(name);
+    }
+
+    /// Starts etcd or the API server again, after SIGKILL.
+    pub(crate) fn start_again(&self, part: Part) {
+        let (client_port, peer_port) = self.ports;
+        let mut running = self.part(part);
+        running.kill();
+        *running = match part {
+            Part::Etcd => start_etcd(&self.binaries, &self.work, client_port, peer_port),
+            Part::ApiServer => {
+                start_apiserver(&self.binaries, &self.work, client_port, self.server.port())
+            }
+        };
+    }
+
+    fn part(&self, part: Part) -> MutexGuard<'_, Leash> {
+        let leash = match part {
+            Part::Etcd => &self.etcd,
+            Part::ApiServer => &self.apiserver,
+        };
+        leash.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Folder of this run: data, logs, configuration files.
@@ -121,7 +162,7 @@ impl ControlPlane {
 
     /// Writes a kubeconfig file for the user. Returns its path.
     pub(crate) fn kubeconfig(&self, identity: Identity) -> PathBuf {
-        self.kubeconfig_via(identity, identity.name(), &self.server)
+        self.kubeconfig_via(identity, identity.name(), &format!("https://{}", self.server))
     }
 
     /// The same, through another server: a proxy.

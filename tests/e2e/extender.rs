@@ -35,6 +35,9 @@ pub(crate) struct Extender {
     address: SocketAddr,
     page_address: SocketAddr,
     config: PathBuf,
+    /// Its name among replicas, if it has others.
+    replica: Option<String>,
+    program: PathBuf,
     log: PathBuf,
 }
 
@@ -42,6 +45,25 @@ impl Extender {
     /// Writes the configuration file, starts the extender and waits until it is ready.
     /// `settings` are further keys of the file.
     pub(crate) async fn start(plane: &ControlPlane, kubeconfig: &Path, settings: Value) -> Self {
+        Self::start_as(plane, kubeconfig, settings, None).await
+    }
+
+    /// The same for one of several replicas, in the pod of this name.
+    pub(crate) async fn start_replica(
+        plane: &ControlPlane,
+        kubeconfig: &Path,
+        settings: Value,
+        name: &str,
+    ) -> Self {
+        Self::start_as(plane, kubeconfig, settings, Some(name.to_owned())).await
+    }
+
+    async fn start_as(
+        plane: &ControlPlane,
+        kubeconfig: &Path,
+        settings: Value,
+        replica: Option<String>,
+    ) -> Self {
         let [address, page_address] =
             free_ports().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let mut config = settings;
@@ -52,8 +74,10 @@ impl Extender {
         // JSON is YAML.
         std::fs::write(&path, config.to_string()).expect("the work folder is writable");
         let log = plane.log("extender");
+        let program = gpupack();
+        let process = run(&program, &path, replica.as_deref(), &log);
         let mut extender =
-            Self { process: run(&path, &log), address, page_address, config: path, log };
+            Self { process, address, page_address, config: path, replica, program, log };
         extender.until_ready().await;
         extender
     }
@@ -78,6 +102,11 @@ impl Extender {
         self.process.resident_kib()
     }
 
+    /// Sends a signal, such as `STOP` and `CONT`.
+    pub(crate) fn signal(&self, name: &str) {
+        self.process.signal(name);
+    }
+
     /// How it ended, if it has.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.process.ended()
@@ -98,10 +127,15 @@ impl Extender {
         std::fs::write(&self.config, config.to_string()).expect("the work folder is writable");
     }
 
+    /// The program that its next start runs; `None` is the one under test.
+    pub(crate) fn run_program(&mut self, program: Option<PathBuf>) {
+        self.program = program.unwrap_or_else(gpupack);
+    }
+
     /// Starts it again with the same configuration; answers when it is ready, and how long it took.
     pub(crate) async fn start_again(&mut self) -> Duration {
         let started = clock::now();
-        self.process = run(&self.config, &self.log);
+        self.process = run(&self.program, &self.config, self.replica.as_deref(), &self.log);
         self.until_ready().await;
         started.elapsed()
     }
@@ -187,10 +221,14 @@ impl Extender {
     }
 }
 
-fn run(config: &Path, log: &Path) -> Leash {
-    let config = config.to_str().expect("the target folder is UTF-8").to_owned();
-    let arguments = ["extender".to_owned(), "--config".to_owned(), config];
-    Leash::start("gpupack extender", &gpupack(), &arguments, log)
+fn run(program: &Path, config: &Path, replica: Option<&str>, log: &Path) -> Leash {
+    let config = config.to_str().expect("the target folder is UTF-8");
+    let mut arguments = vec!["extender", "--config", config];
+    if let Some(name) = replica {
+        arguments.extend(["--replica", name, "--replica-address", "127.0.0.1"]);
+    }
+    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    Leash::start("gpupack extender", program, &arguments, log)
 }
 
 /// Starts simulated agents for all nodes of the fleet file, each reporting once in `period`.
@@ -198,17 +236,29 @@ pub(crate) fn start_agents(
     plane: &ControlPlane,
     fleet: &Path,
     period: Duration,
-    extender: SocketAddr,
+    extenders: &[SocketAddr],
 ) -> Leash {
-    let arguments = [
+    start_agents_of(&gpupack(), plane, fleet, period, extenders)
+}
+
+/// The same with another program.
+pub(crate) fn start_agents_of(
+    program: &Path,
+    plane: &ControlPlane,
+    fleet: &Path,
+    period: Duration,
+    extenders: &[SocketAddr],
+) -> Leash {
+    let mut arguments = vec![
         "agent".to_owned(),
         "--simulate".to_owned(),
         fleet.to_str().expect("the target folder is UTF-8").to_owned(),
-        "--extender".to_owned(),
-        format!("http://{extender}"),
         format!("--period-ms={}", period.as_millis()),
     ];
-    Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log("agent"))
+    for extender in extenders {
+        arguments.extend(["--extender".to_owned(), format!("http://{extender}")]);
+    }
+    Leash::start("gpupack agent", program, &arguments, &plane.log("agent"))
 }
 
 /// One GET on a new connection.

@@ -59,9 +59,14 @@ impl Leash {
 
     /// Sends SIGTERM to the program, and waits for nothing.
     pub(crate) fn stop_gently(&self) {
-        let queried =
-            Command::new("sh").args(["-c", "kill -TERM $1", "sh", &self.program()]).status();
-        assert!(queried.is_ok_and(|status| status.success()), "cannot ask {} to end", self.name);
+        self.signal("TERM");
+    }
+
+    /// Sends a signal to the program, such as `STOP` and `CONT`.
+    pub(crate) fn signal(&self, name: &str) {
+        let command = format!("kill -{name} $1");
+        let sent = Command::new("sh").args(["-c", &command, "sh", &self.program()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "cannot signal {}", self.name);
     }
 
     /// Host memory that the program has now, in KiB: Linux's `VmRSS`.

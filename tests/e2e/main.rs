@@ -45,6 +45,10 @@ mod pods;
 #[cfg(test)]
 mod proxy;
 #[cfg(test)]
+mod relay;
+#[cfg(test)]
+mod replicas;
+#[cfg(test)]
 mod schedulers;
 #[cfg(test)]
 mod testbed;

@@ -14,7 +14,7 @@ use crate::binaries;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::{Extender, start_agents};
+use crate::extender::{Extender, gpupack, start_agents, start_agents_of};
 use crate::fleet::Fleet;
 use crate::leash::Leash;
 use crate::manifests::{self, Mode};
@@ -171,6 +171,7 @@ pub(crate) struct Stage {
     plane: &'static ControlPlane,
     name: &'static str,
     agents: Leash,
+    program: Option<PathBuf>,
     fleet_file: PathBuf,
     report_every: Duration,
 }
@@ -195,7 +196,7 @@ impl Testbed {
         let extender = Extender::start(plane, &kubeconfig, setup.settings).await;
         let fleet_file = setup.fleet.write(plane.work(), name);
         let report_every = setup.report_every;
-        let agents = start_agents(plane, &fleet_file, report_every, extender.address());
+        let agents = start_agents(plane, &fleet_file, report_every, &[extender.address()]);
         until_known(&extender, setup.fleet.gpus(), report_every).await;
         let mut schedulers = Vec::new();
         for plan in setup.schedulers {
@@ -213,6 +214,7 @@ impl Testbed {
             plane,
             name,
             agents,
+            program: None,
             fleet_file,
             report_every,
         }
@@ -247,13 +249,21 @@ impl Stage {
         self.extender.kill();
     }
 
+    /// The program of both from now on; `None` is the one under test.
+    pub(crate) fn run_program(&mut self, program: Option<PathBuf>) {
+        self.extender.run_program(program.clone());
+        self.program = program;
+    }
+
     /// Starts both again with these keys of the extender's configuration changed; answers when every
     /// GPU is known.
     pub(crate) async fn start_gpupack(&mut self, settings: &Value) {
         self.extender.reconfigure(settings);
         self.extender.start_again().await;
         let address = self.extender.address();
-        self.agents = start_agents(self.plane, &self.fleet_file, self.report_every, address);
+        let program = self.program.clone().unwrap_or_else(gpupack);
+        let (file, every) = (&self.fleet_file, self.report_every);
+        self.agents = start_agents_of(&program, self.plane, file, every, &[address]);
         until_known(&self.extender, self.fleet.gpus(), self.report_every).await;
     }
 
@@ -263,7 +273,7 @@ impl Stage {
         let kubeconfig = self.plane.kubeconfig(Identity::Extender);
         let extender = Extender::start(self.plane, &kubeconfig, settings).await;
         let address = extender.address();
-        let agents = start_agents(self.plane, &self.fleet_file, self.report_every, address);
+        let agents = start_agents(self.plane, &self.fleet_file, self.report_every, &[address]);
         until_known(&extender, self.fleet.gpus(), self.report_every).await;
         Successor { extender, _agents: agents }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -48,6 +49,8 @@ struct History {
     pods: Pods,
     faults: Vec<String>,
     events: usize,
+    /// Whether the API server may go away: then what happens meanwhile is not judged.
+    may_break: bool,
 }
 
 /// The running watch.
@@ -60,7 +63,16 @@ pub(crate) struct Watching {
 impl Watching {
     /// Starts the watch, and waits until it has its first list.
     pub(crate) async fn start(client: Client, fleet: Fleet) -> Self {
-        let history = Arc::new(Mutex::new(History::default()));
+        Self::start_with(client, fleet, History::default()).await
+    }
+
+    /// The same where the API server may go away for a while.
+    pub(crate) async fn start_unsteady(client: Client, fleet: Fleet) -> Self {
+        Self::start_with(client, fleet, History { may_break: true, ..History::default() }).await
+    }
+
+    async fn start_with(client: Client, fleet: Fleet, history: History) -> Self {
+        let history = Arc::new(Mutex::new(history));
         let (reported, mut changes) = watch::channel(0);
         let task = tokio::spawn(follow(client, fleet, Arc::clone(&history), reported));
         changes.wait_for(|events| *events > 1).await.expect("the watch can be started");
@@ -172,12 +184,16 @@ async fn follow(
     history: Arc<Mutex<History>>,
     reported: watch::Sender<usize>,
 ) {
-    let mut stream = watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()).boxed();
+    let stream = watcher::watcher(Api::<Pod>::all(client), watcher::Config::default());
+    let mut stream = stream.default_backoff().boxed();
     let mut listed: Vec<String> = Vec::new();
     while let Some(event) = stream.next().await {
         let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Ok(Event::Init) => listed.clear(),
+            Ok(Event::Init) => {
+                listed.clear();
+                history.begin_again();
+            }
             Ok(Event::InitApply(pod)) => {
                 listed.push(checker::full_name(&pod));
                 history.apply(pod, &fleet);
@@ -185,6 +201,7 @@ async fn follow(
             Ok(Event::InitDone) => history.keep(&listed),
             Ok(Event::Apply(pod)) => history.apply(pod, &fleet),
             Ok(Event::Delete(pod)) => history.delete(&checker::full_name(&pod)),
+            Err(_) if history.may_break => {}
             Err(error) => history.faults.push(format!("the watch broke: {error}")),
         }
         history.events += 1;
@@ -213,6 +230,14 @@ impl History {
         let seen = Seen { pod, created, bound, gone: None, tenancy };
         self.pods.insert(name.clone(), seen);
         self.judge(&name, fleet);
+    }
+
+    /// A list begins: what it does not show has gone meanwhile.
+    fn begin_again(&mut self) {
+        if self.may_break {
+            let now = clock::now();
+            self.pods.values_mut().for_each(|seen| _ = seen.gone.get_or_insert(now));
+        }
     }
 
     fn delete(&mut self, name: &str) {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use gpupack::clock::Clock;
 use gpupack::kube_api::request::placement::FenceWriter;
 use gpupack::kube_api::write::carry_out;
+use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::step::outside::Outside;
 use hyper::{Request, Response};
@@ -219,7 +220,8 @@ impl Fake {
 pub(crate) fn connected(client: Client, timeout: Duration) -> ApiWriter {
     let outside = Outside::new(Clock::start());
     tokio::spawn(carry_out::run(outside.clone(), Some(client)));
-    ApiWriter::new(outside, timeout, FenceWriter::random())
+    let term = Term::alone(outside.clock(), FenceWriter::random());
+    ApiWriter::new(outside, timeout, term)
 }
 
 enum Reply {

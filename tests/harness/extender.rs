@@ -10,15 +10,18 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::{App, Truth};
+use gpupack::control::shared::leader::Addresses;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::server::api::server::router;
+use gpupack::server::api::server::{Listeners, router, serve_apart};
 use gpupack::server::page::service::Service;
 use http_body_util::BodyExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 /// An extender whose own ledger is the truth.
@@ -84,6 +87,17 @@ impl Bed {
             assert_eq!(status, StatusCode::OK, "{reply}");
         }
         bed
+    }
+
+    /// Serves both listeners on the loopback until the sender says so: the addresses of verbs and page.
+    pub(crate) async fn serve(&self) -> (Addresses, watch::Sender<bool>) {
+        let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listeners = Listeners { verbs: bind().await, page: bind().await };
+        let url = |it: &TcpListener| format!("http://{}", it.local_addr().expect("it listens"));
+        let addresses = Addresses { verbs: url(&listeners.verbs), page: url(&listeners.page) };
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(serve_apart(self.service.clone(), listeners, stopped));
+        (addresses, stop)
     }
 
     pub(crate) async fn send(

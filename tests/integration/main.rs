@@ -23,6 +23,7 @@ mod extender {
     mod admission;
     mod attacks;
     mod dashboards;
+    mod forwarding;
     mod history;
     mod http;
     mod protocol;

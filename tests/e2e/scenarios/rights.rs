@@ -41,6 +41,7 @@ fn the_extender_changes_its_own_annotations_and_nothing_else_of_a_pod() {
         let may_all = grant_everything(&stage.cluster.client).await;
         patches(&stage, &client).await;
         named_devices(&stage).await;
+        leader_label(&stage, &client).await;
         others(&stage, &client).await;
         bindings(&stage, &client).await;
         may_all.delete(TOO_MUCH, &DeleteParams::default()).await.expect("it is there");
@@ -131,6 +132,7 @@ async fn patches(stage: &Stage, client: &Client) {
         annotation("placed.gpupack.dev/uuids", "all".into()),
         annotation("kubectl.kubernetes.io/restartedAt", "x".into()),
         json!({"metadata": {"labels": {"app": "other"}}}),
+        json!({"metadata": {"labels": {"gpupack.dev/leader": "true"}}}),
         json!({"metadata": {"labels": {"e2e/pod": null}}}),
         json!({"metadata": {"finalizers": ["example.com/keep"]}}),
         json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
@@ -141,7 +143,37 @@ async fn patches(stage: &Stage, client: &Client) {
         let message = change(&patch).await.expect_err("a change of what is not its own");
         assert!(message.contains(POLICY), "{patch}: {message}");
     }
-    stage.figure("2 changes of its own annotations pass, 12 others of a pod are refused");
+    stage.figure("2 changes of its own annotations pass, 13 others of a pod are refused");
+}
+
+/// The label of the replica that leads: on the extender's own pods, and no other label.
+async fn leader_label(stage: &Stage, client: &Client) {
+    let admin: Api<Pod> = Api::namespaced(stage.cluster.client.clone(), "gpu-system");
+    let mut replica = PodPlan::new("replica").for_scheduler("nobody").to_pod();
+    let labels = [("name", "gpupack"), ("component", "extender")];
+    let labels = labels.map(|(key, value)| (format!("app.kubernetes.io/{key}"), value.to_owned()));
+    replica.metadata.labels = Some(labels.into());
+    replica.metadata.namespace = Some("gpu-system".to_owned());
+    for container in &mut replica.spec.as_mut().expect("a spec").containers {
+        let restricted = json!({"allowPrivilegeEscalation": false, "runAsNonRoot": true,
+            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}});
+        container.security_context = serde_json::from_value(restricted).ok();
+    }
+    admin.create(&PostParams::default(), &replica).await.expect("a pod of the extender");
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "gpu-system");
+    let label = async |key: &str, value: Value| {
+        let patch = json!({"metadata": {"labels": {key: value}}});
+        let patched = pods.patch("replica", &PatchParams::default(), &Patch::Merge(&patch)).await;
+        patched.map_err(|error| reported(&error))
+    };
+    label("gpupack.dev/leader", "true".into()).await.expect("it leads");
+    label("gpupack.dev/leader", Value::Null).await.expect("it leads no more");
+    for key in ["app", "app.kubernetes.io/component"] {
+        let message = label(key, "other".into()).await.expect_err("another label");
+        assert!(message.contains(POLICY), "{key}: {message}");
+    }
+    admin.delete("replica", &DeleteParams::default()).await.expect("it is there");
+    stage.figure("the leader's label passes on the extender's own pods, other labels do not");
 }
 
 /// Annotations that name devices: on no pod, whether it requests a GPU or not.

@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::put;
 use axum::{Json, Router};
 use gpupack::agent::node::config::AgentConfig;
+use gpupack::agent::node::replicas::Resolver;
 use gpupack::agent::node::run::{run_fleet, run_node};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::agent::processes::pods::PodsByProcess;
@@ -147,8 +148,19 @@ struct Agent(tokio::task::JoinHandle<()>);
 
 impl Agent {
     fn start(extenders: &[&Extender], fleet: Fleet, period_ms: u64) -> Self {
+        let extenders = extenders.iter().map(|extender| extender.url()).collect();
+        Self::start_with(extenders, Resolver::default(), fleet, period_ms)
+    }
+
+    fn start_with(
+        extenders: Vec<String>,
+        resolver: Resolver,
+        fleet: Fleet,
+        period_ms: u64,
+    ) -> Self {
         let config = AgentConfig {
-            extenders: extenders.iter().map(|extender| extender.url()).collect(),
+            extenders,
+            resolver,
             period: Duration::from_millis(period_ms),
             clock: Clock::start(),
             metrics: None,
@@ -269,6 +281,54 @@ async fn the_agent_survives_rejections_and_a_lost_extender() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_address_of_a_name_is_a_replica_while_it_is_there() {
+    let [first, second, third] = [Extender::new(), Extender::new(), Extender::new()];
+    let known = Arc::new(Mutex::new(Some(vec![first.address, second.address])));
+    let asked = Arc::clone(&known);
+    let resolver = Resolver::new(move |host, port| {
+        assert_eq!((host.as_str(), port), ("replicas.test", 8_080));
+        let found = asked.lock().unwrap().clone();
+        let found = found.ok_or_else(|| std::io::Error::other("no such name"));
+        Box::pin(std::future::ready(found))
+    });
+    let url = vec!["http://replicas.test:8080".to_owned()];
+    let _agent = Agent::start_with(url, resolver, fleet(0, 2), 50);
+    let both_report = async |extender: &Extender| {
+        until(extender, "reports of both nodes", |bed| {
+            let of = |node| bed.reports.iter().filter(|(name, _)| name == node).count();
+            (of("n0") >= 3 && of("n1") >= 3).then_some(())
+        })
+        .await;
+    };
+    both_report(&first).await;
+    both_report(&second).await;
+    // One that starts is found; one without a name is kept while it answers.
+    *known.lock().unwrap() = Some(vec![first.address, third.address]);
+    both_report(&third).await;
+    more_reports(&second, 4).await;
+    // One without a name that does not answer is gone, also when another process gets its address.
+    let (bed, address) = (Arc::clone(&second.bed), second.address.to_string());
+    drop(second);
+    tokio::time::sleep(Duration::from_millis(4_500)).await;
+    let other = Extender::start(Arc::clone(&bed), &address);
+    let before = bed.lock().unwrap().reports.len();
+    // Without an answer of the name server everything stays.
+    *known.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_millis(5_500)).await;
+    assert_eq!(bed.lock().unwrap().reports.len(), before, "nobody reports there");
+    more_reports(&first, 4).await;
+    more_reports(&third, 4).await;
+    for extender in [&first, &third] {
+        let bed = extender.bed.lock().unwrap();
+        assert!(bed.sessions.values().all(|session| *session == 1), "one link for each node");
+    }
+    // When all are lost, the new one is found.
+    *known.lock().unwrap() = Some(vec![other.address]);
+    drop((first, third));
+    more_reports(&other, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_reports_every_node_in_each_period() {
     let extender = Extender::new();
     let _agent = Agent::start(&[&extender], fleet(0, 200), 200);
@@ -290,6 +350,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
     let extender = Extender::new();
     let config = AgentConfig {
         extenders: vec![extender.url()],
+        resolver: Resolver::default(),
         period: Duration::from_millis(20),
         clock: Clock::start(),
         metrics: None,

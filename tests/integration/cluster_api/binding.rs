@@ -82,7 +82,7 @@ impl Bed {
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, first_session: 1, ..settings(&config, &clock) };
         let (events, writer) = notices(fake.client(), "replica-0".to_owned(), 9, TIMEOUT);
-        let truth = ClusterTruth { writer: fake.writer(), notices: events };
+        let truth = ClusterTruth { writer: fake.writer(), notices: events, replica: None };
         let ledger = Arc::new(Ledger::new(settings));
         ledger.share_by(config.pools.clone());
         let truth = Truth::Cluster(Box::new(truth));

@@ -1,13 +1,17 @@
 //! The state that remains of ended pods, counted table by table.
 
+use std::sync::Arc;
+
 use gpupack::control::pods::teams;
+use gpupack::control::shared::app::App;
 use gpupack::control::shared::passed::Verdict;
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::pod::watch::Sink;
+use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::write::events::NoticeReason;
 use gpupack::ledger::change::facts::PodFact;
+use gpupack::model::reservation::ReservationState;
 use serde_json::{Value, json};
 
 use super::binding::{Bed, pod_of};
@@ -115,6 +119,25 @@ async fn a_pod_that_ends_before_the_watch_shows_it_bound_leaves_no_state() {
     assert_eq!((kept(), verdict()), ([0, 0, 0, 1, 1], Verdict::Passed));
     app.pod_ended(&uid);
     assert_eq!((kept(), verdict()), ([0; 5], Verdict::Unknown));
+}
+
+/// The watch was cut off between the Binding and the end of the pod, and begins again with a list.
+#[tokio::test]
+async fn a_pod_that_ends_before_the_watch_shows_it_at_all_drains_after_a_list() {
+    let fake = Fake::with_pod();
+    let bed = Bed::new(&fake).await;
+    let (uid, app) = (PodUid::new("u1"), &bed.app);
+    let mut watch = PodWatch::new(Arc::clone(&app.ledger), Arc::<App>::clone(app), app.clock);
+    watch.take(WatchEvent::ListBegins);
+    watch.take(WatchEvent::ListEnds);
+    bed.filter(&pod_of(&fake)).await;
+    assert_eq!(bed.bind().await, "");
+    let state = || app.ledger.reservation(&uid).map(|held| held.state);
+    assert_eq!(state(), Some(ReservationState::Confirmed));
+    watch.take(WatchEvent::ListBegins);
+    watch.take(WatchEvent::ListEnds);
+    assert!(matches!(state(), Some(ReservationState::Draining { .. })), "{:?}", state());
+    assert_eq!(app.entries()["unseen binds"], 0);
 }
 
 #[tokio::test]

@@ -47,6 +47,7 @@ fn reported(outcome: &BindOutcome) -> String {
         BindOutcome::Undecided { cause: Cause::Status { code, .. } } => format!("undecided {code}"),
         BindOutcome::Undecided { cause: Cause::Timeout } => "undecided timeout".to_owned(),
         BindOutcome::Undecided { cause: Cause::Transport { .. } } => "undecided cut".to_owned(),
+        BindOutcome::Undecided { cause: Cause::NotLeading } => "undecided term".to_owned(),
         BindOutcome::Undecided { cause: Cause::Body { .. } } => "undecided body".to_owned(),
     }
 }

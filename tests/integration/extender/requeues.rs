@@ -129,7 +129,7 @@ fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
     let client = client(Arc::clone(&requeues), named);
     let (sender, _) = notices(client.clone(), "test".to_owned(), 1, LIMIT);
     let writer = connected(client, LIMIT);
-    let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: sender }));
+    let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: sender, replica: None }));
     ledger.set_listed(clock.now());
     let app = Arc::new(App::new(ledger, clock, config, truth));
     (Bed { app, requeues, pools }, scheduler)

@@ -1,44 +1,74 @@
 //! A model of the API server: pods with versions, preconditions, and a log that watches follow.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use hyper::Request;
 use serde_json::{Map, Value, json};
 
+/// The annotation with devices and amounts.
+pub(super) const PLACEMENT: &str = "placed.gpupack.dev/placement";
+
+/// What a placement takes of a device: its id, MiB, and millionths.
+pub(super) type Take = (String, u64, u64);
+
+/// What a pod is created with, beside its request.
+#[derive(Clone, Debug)]
+pub(super) struct Template {
+    pub(super) name: String,
+    pub(super) scheduler: &'static str,
+    pub(super) priority: i64,
+    pub(super) cpu: u64,
+    /// The only zone that it runs in.
+    pub(super) zone: Option<&'static str>,
+    pub(super) tolerates: bool,
+    /// Whether its processes use more memory than it requests.
+    pub(super) overuses: bool,
+    pub(super) annotations: BTreeMap<String, String>,
+}
+
 /// One pod as etcd has it.
 #[derive(Clone, Debug)]
-pub(crate) struct Pod {
-    pub(crate) name: String,
-    pub(crate) created: u64,
-    pub(crate) version: u64,
-    pub(crate) priority: i64,
-    pub(crate) node: Option<String>,
-    pub(crate) annotations: BTreeMap<String, String>,
-    pub(crate) is_deleting: bool,
-    pub(crate) is_terminal: bool,
-    /// What its placement annotation takes of each device: MiB and millionths.
-    pub(crate) takes: Vec<(String, u64, u64)>,
+pub(super) struct Pod {
+    pub(super) of: Template,
+    pub(super) created: u64,
+    pub(super) version: u64,
+    pub(super) node: Option<String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) is_deleting: bool,
+    pub(super) is_terminal: bool,
+    /// When it was bound.
+    pub(super) bound: u64,
+    /// What it was bound with: edits of its annotations change nothing of that.
+    pub(super) takes: Vec<Take>,
 }
 
 impl Pod {
-    fn taken(&self) -> Vec<(String, u64, u64)> {
-        let Some(text) = self.annotations.get("placed.gpupack.dev/placement") else {
-            return Vec::new();
-        };
-        let placement: Value = serde_json::from_str(text).expect("gpupack writes JSON");
-        let devices = placement["devices"].as_array().expect("a list of devices");
-        let number = |value: &Value| value.as_u64().expect("a number");
+    /// What its placement annotation takes.
+    pub(super) fn written(&self) -> Vec<Take> {
+        let Some(text) = self.annotations.get(PLACEMENT) else { return Vec::new() };
+        let placement: Value = serde_json::from_str(text).unwrap_or_default();
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
         let take = |device: &Value| {
-            let id = device["id"].as_str().expect("a device id").to_owned();
+            let id = device["id"].as_str().unwrap_or_default().to_owned();
             (id, number(&device["mib"]), number(&device["share"]))
         };
-        devices.iter().map(take).collect()
+        placement["devices"].as_array().into_iter().flatten().map(take).collect()
     }
 
-    pub(crate) fn json(&self, uid: &str) -> Value {
+    /// Whether it takes room of its node.
+    pub(super) fn is_placed(&self) -> bool {
+        self.node.is_some() && !self.is_terminal
+    }
+
+    pub(super) fn wants_gpu(&self) -> bool {
+        self.of.annotations.keys().any(|key| key.starts_with("gpu-"))
+    }
+
+    pub(super) fn json(&self, uid: &str) -> Value {
+        let Template { name, scheduler, priority, cpu, .. } = &self.of;
         let mut metadata = json!({
-            "namespace": "team", "name": self.name, "uid": uid,
+            "namespace": "team", "name": name, "uid": uid,
             "resourceVersion": self.version.to_string(), "annotations": self.annotations,
             "creationTimestamp": format!("2026-01-01T{:02}:{:02}:{:02}Z", self.created / 3_600_000,
                 self.created / 60_000 % 60, self.created / 1_000 % 60),
@@ -46,8 +76,9 @@ impl Pod {
         if self.is_deleting {
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         }
-        let mut spec = json!({"schedulerName": "gpupack", "priority": self.priority,
-            "containers": [{"name": "main"}]});
+        let resources = json!({"requests": {"cpu": cpu.to_string()}});
+        let mut spec = json!({"schedulerName": scheduler, "priority": priority,
+            "containers": [{"name": "main", "resources": resources}]});
         if let Some(node) = &self.node {
             spec["nodeName"] = node.as_str().into();
         }
@@ -61,49 +92,55 @@ impl Pod {
     }
 }
 
-/// A change that watches show.
-#[derive(Clone, Debug)]
-pub(crate) struct Change {
-    pub(crate) uid: String,
-    pub(crate) pod: Value,
-    pub(crate) seen: SeenPod,
-    pub(crate) is_deleted: bool,
+/// One entry of the log.
+pub(super) struct Change {
+    pub(super) uid: String,
+    pub(super) pod: Pod,
+    /// The same, as gpupack reads it.
+    pub(super) seen: SeenPod,
+    pub(super) is_deleted: bool,
 }
 
 impl Change {
     fn new(uid: &str, pod: &Pod, is_deleted: bool) -> Self {
-        let pod = pod.json(uid);
-        Self { uid: uid.to_owned(), seen: seen(&pod), pod, is_deleted }
+        Self { uid: uid.to_owned(), seen: seen(&pod.json(uid)), pod: pod.clone(), is_deleted }
     }
 }
 
 /// A pod as gpupack reads it.
-pub(crate) fn seen(pod: &Value) -> SeenPod {
+pub(super) fn seen(pod: &Value) -> SeenPod {
     SeenPod::from_json(&pod.to_string()).expect("a pod")
 }
 
 /// The pods, and everything that happened to them.
 #[derive(Default)]
-pub(crate) struct Api {
-    pub(crate) pods: BTreeMap<String, Pod>,
-    pub(crate) log: Vec<Change>,
+pub(super) struct Api {
+    pub(super) pods: BTreeMap<String, Pod>,
+    pub(super) log: Vec<Change>,
     version: u64,
-    /// Pods that were evicted or deleted by a request of gpupack.
-    pub(crate) ended_by_us: Vec<String>,
+    /// The Lease of the replicas.
+    pub(super) lease: Option<Value>,
+    /// The time of the request that it answers.
+    pub(super) now: u64,
+    /// Pods whose patches are refused, with the status.
+    pub(super) denied: BTreeMap<String, u16>,
+    /// Whether evictions are refused because of a disruption budget.
+    pub(super) has_budget: bool,
+    /// Pods that a request of gpupack evicted or deleted.
+    pub(super) ended_by_us: BTreeSet<String>,
 }
 
 impl Api {
-    pub(crate) fn create(&mut self, uid: &str, created: u64, priority: i64, annotations: Value) {
-        let annotations = serde_json::from_value(annotations).expect("texts");
+    pub(super) fn create(&mut self, uid: &str, created: u64, of: Template) {
         let pod = Pod {
-            name: uid.to_owned(),
+            annotations: of.annotations.clone(),
+            of,
             created,
             version: 0,
-            priority,
             node: None,
-            annotations,
             is_deleting: false,
             is_terminal: false,
+            bound: 0,
             takes: Vec::new(),
         };
         self.pods.insert(uid.to_owned(), pod);
@@ -111,47 +148,83 @@ impl Api {
     }
 
     /// Gives the pod a new version, and logs it.
-    pub(crate) fn changed(&mut self, uid: &str) {
+    pub(super) fn changed(&mut self, uid: &str) {
         self.version += 1;
         let Some(pod) = self.pods.get_mut(uid) else { return };
         pod.version = self.version;
-        pod.takes = pod.taken();
         self.log.push(Change::new(uid, pod, false));
     }
 
-    pub(crate) fn remove(&mut self, uid: &str) {
+    pub(super) fn remove(&mut self, uid: &str) {
         let Some(pod) = self.pods.remove(uid) else { return };
         self.version += 1;
         self.log.push(Change::new(uid, &pod, true));
     }
 
+    /// Begins the end of a pod: at once if it has no node.
+    pub(super) fn delete(&mut self, uid: &str) {
+        match self.pods.get_mut(uid) {
+            Some(pod) if pod.node.is_some() && !pod.is_deleting => {
+                pod.is_deleting = true;
+                self.changed(uid);
+            }
+            Some(pod) if pod.node.is_none() => self.remove(uid),
+            _ => {}
+        }
+    }
+
+    /// The UID of the pod that a request is about.
+    pub(super) fn uid_of(&self, path: &str) -> Option<String> {
+        let name = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').next()?;
+        self.pods.iter().find(|(_, pod)| pod.of.name == name).map(|(uid, _)| uid.clone())
+    }
+
     /// Carries out one request. Status and body.
-    pub(crate) fn answer(&mut self, request: &Request<Vec<u8>>) -> (u16, Value) {
+    pub(super) fn answer(&mut self, request: &Request<Vec<u8>>) -> (u16, Value) {
         let path = request.uri().path().to_owned();
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let mut parts = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/');
-        let name = parts.next().unwrap_or_default().to_owned();
-        let Some(uid) = self.pods.iter().find(|(_, pod)| pod.name == name) else {
-            return refusal(404, "pods not found");
-        };
-        let uid = uid.0.clone();
-        match (request.method().as_str(), parts.next()) {
+        if path.contains("/leases") {
+            return self.answer_lease(request.method().as_str(), body);
+        }
+        let Some(uid) = self.uid_of(&path) else { return refusal(404, "pods not found") };
+        let kind = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').nth(1);
+        match (request.method().as_str(), kind) {
             ("GET", None) => (200, self.pods[&uid].json(&uid)),
             ("PATCH", None) => self.patch(&uid, &body),
             ("POST", Some("binding")) => self.bind(&uid, &body),
-            ("POST", Some("eviction")) => {
-                self.ended_by_us.push(uid);
-                refusal(429, "no evictions here")
-            }
+            ("POST", Some("eviction")) => self.evict(uid, &body),
             (method, rest) => panic!("gpupack sent {method} {path} {rest:?}"),
         }
     }
 
+    fn answer_lease(&mut self, method: &str, mut lease: Value) -> (u16, Value) {
+        match (method, &self.lease) {
+            ("GET", None) => refusal(404, "leases not found"),
+            ("GET", Some(lease)) => (200, lease.clone()),
+            ("POST", Some(_)) => refusal(409, "it exists"),
+            ("PUT", None) => refusal(404, "leases not found"),
+            ("PUT", Some(known))
+                if known["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"] =>
+            {
+                refusal(409, "the object has been modified")
+            }
+            _ => {
+                self.version += 1;
+                lease["metadata"]["resourceVersion"] = self.version.to_string().into();
+                self.lease = Some(lease.clone());
+                (200, lease)
+            }
+        }
+    }
+
     fn patch(&mut self, uid: &str, patch: &Value) -> (u16, Value) {
+        if let Some(code) = self.denied.get(uid) {
+            return refusal(*code, "a webhook refuses it");
+        }
         let pod = self.pods.get_mut(uid).expect("found above");
         let metadata = &patch["metadata"];
         if metadata["uid"] != uid {
-            return refusal(409, "the UID in the precondition does not match");
+            return refusal(422, "metadata.uid: field is immutable");
         }
         let version = &metadata["resourceVersion"];
         if !version.is_null() && *version != *pod.version.to_string() {
@@ -170,10 +243,13 @@ impl Api {
         (200, self.pods[uid].json(uid))
     }
 
+    /// The API server checks the preconditions that a Binding has.
     fn bind(&mut self, uid: &str, binding: &Value) -> (u16, Value) {
         let pod = self.pods.get_mut(uid).expect("found above");
         let metadata = &binding["metadata"];
-        if metadata["uid"] != uid || metadata["resourceVersion"] != *pod.version.to_string() {
+        let differs = |value: &Value, is: &str| !value.is_null() && *value != *is;
+        let version = pod.version.to_string();
+        if differs(&metadata["uid"], uid) || differs(&metadata["resourceVersion"], &version) {
             return refusal(409, "the object has been modified");
         }
         if pod.node.is_some() || pod.is_deleting {
@@ -183,11 +259,24 @@ impl Api {
         for (key, value) in metadata["annotations"].as_object().unwrap_or(&Map::new()) {
             pod.annotations.insert(key.clone(), value.as_str().expect("a text").to_owned());
         }
+        (pod.takes, pod.bound) = (pod.written(), self.now);
         self.changed(uid);
+        (201, json!({"kind": "Status", "status": "Success", "code": 201}))
+    }
+
+    fn evict(&mut self, uid: String, eviction: &Value) -> (u16, Value) {
+        if eviction["deleteOptions"]["preconditions"]["uid"] != *uid {
+            return refusal(409, "the UID in the precondition does not match");
+        }
+        if self.has_budget {
+            return refusal(429, "it would violate the pod's disruption budget");
+        }
+        self.delete(&uid);
+        self.ended_by_us.insert(uid);
         (201, json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 }
 
-pub(crate) fn refusal(code: u16, message: &str) -> (u16, Value) {
+pub(super) fn refusal(code: u16, message: &str) -> (u16, Value) {
     (code, json!({"kind": "Status", "status": "Failure", "code": code, "message": message}))
 }

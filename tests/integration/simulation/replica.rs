@@ -1,65 +1,118 @@
 //! One process of the extender: everything that is shipped but the sockets.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use futures::FutureExt;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::watch::{NodeLabels, NodeWatch, PodWatch, Sink};
-use gpupack::kube_api::write::events::{NoticeSender, notices};
+use gpupack::kube_api::request::placement::FenceWriter;
+use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::Ledger;
+use gpupack::model::reservation::ReservationState;
 use gpupack::step::outside::{Action, Event, Outside};
 use kube::Client;
 use kube::client::Body;
 
+use super::What;
+use super::leading;
+use super::scheduler::PROFILES;
+
 /// The wall clock when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
 
-/// A sender of pod events that nobody writes. Its client takes a runtime of tokio that never runs.
-static NOTICES: LazyLock<NoticeSender> = LazyLock::new(|| {
+/// For pod events, which are not written here. The client takes a runtime of tokio that never runs.
+static SILENT: LazyLock<Client> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let _entered = runtime.enter();
+    let entered = runtime.enter();
     let silent = tower::service_fn(|_: hyper::Request<Body>| async {
         std::future::pending::<Result<hyper::Response<Body>, std::io::Error>>().await
     });
     let client = Client::new(silent, "default");
-    let (sender, _) = notices(client, "simulated".to_owned(), 1, Duration::from_secs(1));
-    drop(_entered);
+    drop(entered);
     std::mem::forget(runtime);
-    sender
+    client
 });
 
-pub(crate) struct Replica {
+pub(super) struct Replica {
     /// Distinguishes the lives of this replica: an answer to an earlier one is lost.
-    pub(crate) life: u64,
-    pub(crate) app: Arc<App>,
-    pub(crate) pods: PodWatch,
-    pub(crate) nodes: NodeWatch,
+    pub(super) life: u64,
+    pub(super) app: Arc<App>,
+    pub(super) pods: PodWatch,
+    pub(super) nodes: NodeWatch,
     /// How much of the API server's log its watch has shown.
-    pub(crate) seen: usize,
-    pub(crate) is_listed: bool,
-    pub(crate) is_frozen: bool,
-    started: u64,
+    pub(super) seen: usize,
+    pub(super) nodes_seen: u64,
+    pub(super) is_listed: bool,
+    /// Whether another list is on the agenda.
+    pub(super) is_list_due: bool,
+    pub(super) is_frozen: bool,
+    pub(super) thawed: u64,
+    pub(super) stopping_since: Option<u64>,
+    /// What reached it while it was frozen.
+    pub(super) inbox: Vec<What>,
+    pub(super) is_watch_due: bool,
+    pub(super) is_nodes_due: bool,
+    /// For when a timer is on the agenda.
+    pub(super) next_due: Option<u64>,
+    /// Whether it has answered calls.
+    pub(super) was_ready: bool,
+    /// The length of the log when its ledger was compared last.
+    pub(super) checked: usize,
+    /// When *bind* was called last for each pod.
+    pub(super) calls: BTreeMap<String, u64>,
+    /// Where *filter* passed each pod.
+    pub(super) passed: BTreeMap<String, BTreeSet<String>>,
+    /// The times until which room was held for each pod.
+    pub(super) holds: BTreeMap<String, BTreeSet<u64>>,
+    /// The newest session of each node, when it was heard, and who named a device last.
+    pub(super) sessions: BTreeMap<usize, u64>,
+    pub(super) heard: BTreeMap<usize, u64>,
+    pub(super) owners: BTreeMap<String, usize>,
+    /// The run and the sequence number of the last report of each node.
+    pub(super) last: BTreeMap<usize, (u64, u64)>,
+    pub(super) started: u64,
     time: &'static SimulatedTime,
-    _running: loops::Running,
+    running: loops::Running,
 }
 
 impl Replica {
-    /// A process that starts now. `drift` seconds are what its wall clock is ahead.
-    pub(crate) fn start(life: u64, now: u64, drift: u64) -> Self {
+    /// A process that starts now. `drift` seconds are what its wall clock is ahead; with a `place` it
+    /// is one of several.
+    pub(super) fn start(
+        life: u64,
+        now: u64,
+        drift: u64,
+        evicts: bool,
+        place: Option<usize>,
+    ) -> Self {
         let unix = BEGAN + now / 1_000 + drift;
         // One simulation has few lives, so their clocks may stay forever.
         let time = Box::leak(Box::new(SimulatedTime::starting(unix)));
         let clock = Clock::simulated(time);
-        let config = Config::default();
+        let mut config = Config::default();
+        config.guard.evict = evicts;
+        config.scheduler_names = PROFILES.map(str::to_owned).into();
         let outside = Outside::new(clock);
-        let writer = ApiWriter::new(outside, config.api_timeout, life);
-        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: NOTICES.clone() }));
+        let replica = place.map(|place| leading::replica(place, life));
+        let term = match place {
+            Some(_) => Term::none(clock, life),
+            None => Term::alone(clock, life),
+        };
+        let writer = ApiWriter::new(outside, config.api_timeout, term);
+        let (notices, _) =
+            notices(SILENT.clone(), "simulated".to_owned(), 1, Duration::from_secs(1));
+        let truth = ClusterTruth { writer, notices, replica };
+        let truth = Truth::Cluster(Box::new(truth));
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         let app = Arc::new(App::new(Arc::clone(&ledger), clock, config, truth));
         let sink: Arc<dyn Sink> = app.clone();
@@ -71,27 +124,63 @@ impl Replica {
             nodes: NodeWatch::new(ledger, sink, labels),
             app,
             seen: 0,
+            nodes_seen: 0,
             is_listed: false,
+            is_list_due: true,
             is_frozen: false,
+            thawed: 0,
+            stopping_since: None,
+            inbox: Vec::new(),
+            is_watch_due: false,
+            is_nodes_due: false,
+            next_due: None,
+            was_ready: false,
+            checked: 0,
+            calls: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            last: BTreeMap::new(),
             started: now,
             time,
-            _running: running,
+            running,
+        }
+    }
+
+    /// How it names itself in what it writes; `None` before it leads.
+    pub(super) fn maker(&self) -> Option<FenceWriter> {
+        match &self.app.truth {
+            Truth::Cluster(cluster) => cluster.writer.term().writer(),
+            Truth::Ledger => None,
         }
     }
 
     /// The process sees this time from now on.
-    pub(crate) fn set_time(&self, now: u64) {
+    pub(super) fn set_time(&self, now: u64) {
         self.time.set(Timestamp::from_millis(now - self.started));
     }
 
-    pub(crate) fn step(&self, event: Event, now: u64) -> Vec<Action> {
+    pub(super) fn step(&self, event: Event, now: u64) -> Vec<Action> {
         self.set_time(now);
         self.app.outside.step(event, Timestamp::from_millis(now - self.started))
     }
 
     /// When its next timer is due.
-    pub(crate) fn due(&self) -> Option<u64> {
+    pub(super) fn due(&self) -> Option<u64> {
         self.app.outside.due().map(|due| self.started + due.millis())
+    }
+
+    /// Whether it knows that the pod is bound.
+    pub(super) fn confirms(&self, uid: &str) -> bool {
+        let held = self.app.ledger.reservation(&PodUid::new(uid));
+        held.is_some_and(|held| held.state == ReservationState::Confirmed)
+    }
+
+    /// Whether one of its loops has panicked.
+    pub(super) fn has_failed(&mut self) -> bool {
+        self.running.failed().now_or_never().is_some()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gpupack::agent::node::config::AgentConfig;
+use gpupack::agent::node::replicas::Resolver;
 use gpupack::agent::node::run::run_node;
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::clock::Clock;
@@ -26,7 +27,8 @@ impl Loops {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
         let extenders = vec![extender.url()];
-        let config = AgentConfig { extenders, period, clock: Clock::start(), metrics: None };
+        let (resolver, clock) = (Resolver::default(), Clock::start());
+        let config = AgentConfig { extenders, resolver, period, clock, metrics: None };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();
         });

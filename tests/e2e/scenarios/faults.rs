@@ -1,0 +1,335 @@
+//! Everything breaks, again and again, while pods come and end; judged by the API server's objects and
+//! the fleet alone.
+//!
+//! `GPUPACK_FAULTS_MINUTES=30 cargo test --features e2e --test e2e faults -- --nocapture`; without the
+//! variable it is skipped. `GPUPACK_E2E_SEED` decides what breaks when. It prints a line for each fault, and at the end a table
+//! of the times until the next Binding.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+
+use crate::binaries;
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::control_plane::Part;
+use crate::extender::start_agents;
+use crate::fleet::{A10, A100, Fleet};
+use crate::leash::Leash;
+use crate::pods::PodPlan;
+use crate::replicas::Replicas;
+use crate::schedulers::{Scheduler, SchedulerPlan};
+use crate::testbed::{Testbed, figure, scenario_within, until_known};
+use crate::watching::{Watching, bound};
+
+/// Most pods at a time: more than fit.
+const ALIVE: usize = 300;
+
+/// Pods created in each minute, so that 30 minutes have more than 5,000.
+const PODS_PER_MINUTE: u64 = 180;
+
+/// Time after a fault is over, before the next one.
+const PAUSE_MS: std::ops::Range<u64> = 4_000..12_000;
+
+/// After the last fault, everything must be well within this time.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    KillLeader,
+    KillFollower,
+    StopLeader,
+    FreezeLeader,
+    FreezeFollower,
+    CutLeader,
+    SlowLeader,
+    CutFollower,
+    KillAgents,
+    FreezeAgents,
+    KillApiServer,
+    FreezeApiServer,
+    KillEtcd,
+    FreezeEtcd,
+}
+
+const FAULTS: [Fault; 14] = [
+    Fault::KillLeader,
+    Fault::KillFollower,
+    Fault::StopLeader,
+    Fault::FreezeLeader,
+    Fault::FreezeFollower,
+    Fault::CutLeader,
+    Fault::SlowLeader,
+    Fault::CutFollower,
+    Fault::KillAgents,
+    Fault::FreezeAgents,
+    Fault::KillApiServer,
+    Fault::FreezeApiServer,
+    Fault::KillEtcd,
+    Fault::FreezeEtcd,
+];
+
+struct Stage {
+    bed: Testbed,
+    replicas: Replicas,
+    watching: Watching,
+    agents: Leash,
+    fleet_file: std::path::PathBuf,
+    rng: ChaCha8Rng,
+}
+
+#[test]
+fn nothing_is_allocated_twice_whatever_breaks() {
+    let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
+    if minutes == 0 {
+        return binaries::say("skipped: faults because GPUPACK_FAULTS_MINUTES is not set");
+    }
+    let time = Duration::from_secs(60 * minutes);
+    scenario_within("faults", time + 5 * LIMIT, |bed| async move {
+        let seed = u64::try_from(clock::number("GPUPACK_E2E_SEED", 1)).expect("64 bits");
+        let fleet = Fleet::new().with("faults-a", 8, (4, A100)).with("faults-b", 4, (2, A10));
+        bed.cluster.add_nodes(&fleet).await;
+        bed.cluster.add_priority_class("faults-high", 100).await;
+        let client = bed.cluster.client.clone();
+        let watching = Watching::start_unsteady(client.clone(), fleet.clone()).await;
+        let replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
+        let fleet_file = fleet.write(bed.plane.work(), "faults");
+        let second = Duration::from_secs(1);
+        let agents = start_agents(bed.plane, &fleet_file, second, &replicas.addresses());
+        until_known(&replicas.extenders[0], fleet.gpus(), second).await;
+        let plan = SchedulerPlan::second();
+        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
+        let users = tokio::spawn(users(bed.cluster.clone(), seed, clock::now() + time));
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut stage = Stage { bed, replicas, watching, agents, fleet_file, rng };
+        let recovered = stage.break_until(clock::now() + time).await;
+        let created = users.await.expect("users go on whatever breaks");
+        print_table(&recovered);
+        stage.settle(created).await;
+        let events = stage.watching.verdict();
+        let faults: usize = recovered.values().map(Vec::len).sum();
+        figure(
+            "faults",
+            &format!(
+                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong"
+            ),
+        );
+    });
+}
+
+impl Stage {
+    /// Breaks one thing after the other. For each kind, the times until the next Binding.
+    async fn break_until(&mut self, end: Instant) -> BTreeMap<Fault, Vec<Duration>> {
+        let mut recovered: BTreeMap<Fault, Vec<Duration>> = BTreeMap::new();
+        while clock::now() < end {
+            let fault = *FAULTS.choose(&mut self.rng).expect("not empty");
+            let broken = clock::now();
+            self.happens(fault).await;
+            let over = clock::now();
+            let next = self.next_binding(broken).await;
+            figure(
+                "faults",
+                &format!(
+                    "{fault:?}: over after {} ms, next Binding after {} ms",
+                    clock::ms(over - broken),
+                    clock::ms(next)
+                ),
+            );
+            recovered.entry(fault).or_default().push(next);
+            self.until_two_replicas().await;
+            let pause = self.rng.random_range(PAUSE_MS);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            self.watching.forget_gone();
+        }
+        recovered
+    }
+
+    /// The time from `broken` to the next Binding; a minute at most, since all may be full.
+    async fn next_binding(&self, broken: Instant) -> Duration {
+        let is_new = |pods: &crate::watching::Pods| {
+            pods.values().filter_map(|seen| seen.bound).filter(|at| *at > broken).min()
+        };
+        let limit = broken + Duration::from_secs(60);
+        loop {
+            if let Some(at) = self.watching.ask(is_new) {
+                return at - broken;
+            }
+            if clock::now() > limit {
+                return Duration::from_secs(60);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn happens(&mut self, fault: Fault) {
+        let leader = match fault {
+            Fault::KillLeader
+            | Fault::KillFollower
+            | Fault::StopLeader
+            | Fault::FreezeLeader
+            | Fault::FreezeFollower
+            | Fault::CutLeader
+            | Fault::SlowLeader
+            | Fault::CutFollower => self.replicas.leader(None).await,
+            _ => 0,
+        };
+        let follower = 1 - leader;
+        let time = Duration::from_millis(self.rng.random_range(500..12_000));
+        let plane = self.bed.plane;
+        match fault {
+            Fault::KillLeader => self.replicas.extenders[leader].kill(),
+            Fault::KillFollower => self.replicas.extenders[follower].kill(),
+            Fault::StopLeader => self.replicas.extenders[leader].stop_gently(),
+            Fault::FreezeLeader => self.freeze(leader, time).await,
+            Fault::FreezeFollower => self.freeze(follower, time).await,
+            Fault::CutLeader => self.cut(leader, time).await,
+            Fault::CutFollower => self.cut(follower, time).await,
+            Fault::SlowLeader => {
+                self.replicas.relays[leader].delay(Duration::from_millis(300));
+                tokio::time::sleep(time).await;
+                self.replicas.relays[leader].delay(Duration::ZERO);
+            }
+            Fault::KillAgents => {
+                self.agents.kill();
+                tokio::time::sleep(time).await;
+                let (file, every) = (&self.fleet_file, Duration::from_secs(1));
+                self.agents = start_agents(plane, file, every, &self.replicas.addresses());
+            }
+            Fault::FreezeAgents => {
+                self.agents.signal("STOP");
+                tokio::time::sleep(time).await;
+                self.agents.signal("CONT");
+            }
+            Fault::KillApiServer => self.restart(Part::ApiServer, time).await,
+            Fault::KillEtcd => self.restart(Part::Etcd, time / 4).await,
+            Fault::FreezeApiServer => self.freeze_part(Part::ApiServer, time).await,
+            Fault::FreezeEtcd => self.freeze_part(Part::Etcd, time).await,
+        }
+    }
+
+    async fn freeze(&mut self, at: usize, time: Duration) {
+        self.replicas.extenders[at].signal("STOP");
+        tokio::time::sleep(time).await;
+        self.replicas.extenders[at].signal("CONT");
+    }
+
+    async fn cut(&mut self, at: usize, time: Duration) {
+        self.replicas.relays[at].cut(true);
+        tokio::time::sleep(time).await;
+        self.replicas.relays[at].cut(false);
+    }
+
+    async fn restart(&mut self, part: Part, time: Duration) {
+        self.bed.plane.signal(part, "KILL");
+        tokio::time::sleep(time).await;
+        self.bed.plane.start_again(part);
+    }
+
+    async fn freeze_part(&mut self, part: Part, time: Duration) {
+        self.bed.plane.signal(part, "STOP");
+        tokio::time::sleep(time).await;
+        self.bed.plane.signal(part, "CONT");
+    }
+
+    /// Starts replicas again that have ended, as kubelet would.
+    async fn until_two_replicas(&mut self) {
+        let until = clock::now() + Duration::from_secs(8);
+        while clock::now() < until {
+            for extender in &mut self.replicas.extenders {
+                if extender.ended().is_some() {
+                    extender.start_again().await;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// The faults are over: what fits is bound, and the leader's ledger is what the API server says.
+    async fn settle(&mut self, created: u64) {
+        self.until_two_replicas().await;
+        let started = clock::now();
+        loop {
+            let leader = self.replicas.leader(None).await;
+            let allocated = self.replicas.extenders[leader].allocated().await;
+            if allocated == self.watching.load() {
+                break;
+            }
+            assert!(started.elapsed() < LIMIT, "ledger and annotations differ after the faults");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        assert!(created > 0 && self.watching.ask(bound) > 0, "nothing was tested");
+    }
+}
+
+/// Creates, ends and deletes pods until `end`, whatever the API server says. How many were created.
+async fn users(cluster: Cluster, seed: u64, end: Instant) -> u64 {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
+    let (mut created, mut alive) = (0, Vec::<String>::new());
+    let api = cluster.pods();
+    while clock::now() < end {
+        tokio::time::sleep(Duration::from_millis(60_000 / PODS_PER_MINUTE)).await;
+        let name = format!("faults-{created}");
+        let pod = plan(&name, &mut rng).to_pod();
+        if api.create(&PostParams::default(), &pod).await.is_ok() {
+            created += 1;
+            alive.push(name);
+        }
+        if alive.len() > ALIVE || rng.random_range(0..2) == 0 && alive.len() > ALIVE / 2 {
+            let ended = alive.swap_remove(rng.random_range(0..alive.len()));
+            let patch = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+            if rng.random_range(0..2) == 0 {
+                let _ = api.patch_status(&ended, &PatchParams::default(), &patch).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let now = DeleteParams::default().grace_period(0);
+            if api.delete(&ended, &now).await.is_err() {
+                alive.push(ended);
+            }
+        }
+    }
+    created
+}
+
+/// A mix of shapes, selectors and priorities.
+fn plan(name: &str, rng: &mut ChaCha8Rng) -> PodPlan {
+    let plan = match rng.random_range(0..10) {
+        0..4 => {
+            let share = ["0.1", "0.25", "0.33", "0.5"].choose(rng).expect("not empty");
+            PodPlan::fraction(name, share)
+        }
+        4..6 => PodPlan::memory(name, rng.random_range(2_000..20_000)),
+        6 => PodPlan::fraction(name, "0.4").annotated("gpu-memory", "9000"),
+        7 => PodPlan::fraction(name, "0.5").annotated("gpu-fraction-num-devices", "2"),
+        8 => PodPlan::fraction(name, "1"),
+        _ => PodPlan::new(name),
+    };
+    let plan = if rng.random_range(0..8) == 0 { plan.important("faults-high") } else { plan };
+    match rng.random_range(0..12) {
+        0 => plan.only_on("faults-a-01"),
+        _ => plan,
+    }
+}
+
+/// For each kind of fault: how often, and percentiles of the time until the next Binding.
+fn print_table(recovered: &BTreeMap<Fault, Vec<Duration>>) {
+    figure(
+        "faults",
+        &format!("{:16} {:>5} {:>9} {:>9} {:>9}", "fault", "times", "p50 ms", "p90 ms", "max ms"),
+    );
+    for (fault, times) in recovered {
+        let mut times = times.clone();
+        times.sort();
+        let at = |percent: usize| clock::ms(times[(times.len() - 1) * percent / 100]);
+        let name = format!("{fault:?}");
+        figure(
+            "faults",
+            &format!("{name:16} {:>5} {:>9} {:>9} {:>9}", times.len(), at(50), at(90), at(100)),
+        );
+    }
+}

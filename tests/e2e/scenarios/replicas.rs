@@ -1,0 +1,226 @@
+//! Two replicas of the extender: one acts, and the other takes over when it is killed, stopped or
+//! frozen.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::clock;
+use crate::extender::{Extender, start_agents};
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::replicas::Replicas;
+use crate::schedulers::{Scheduler, SchedulerPlan};
+use crate::testbed::{Testbed, figure, scenario, until_known};
+use crate::watching::{Pods, Watching, bound};
+
+/// Pods are created this often, so that take-over shows as a pause of Bindings.
+const POD_EVERY: Duration = Duration::from_millis(100);
+
+/// Pods per phase.
+const PODS: usize = 100;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Stage {
+    bed: Testbed,
+    fleet: Fleet,
+    replicas: Replicas,
+    watching: Watching,
+    created: usize,
+}
+
+impl Stage {
+    /// Creates pods for a while, and lets `fault` happen after a third of them.
+    async fn phase(&mut self, fault: impl AsyncFnOnce(&mut Replicas)) -> Phase {
+        let first = self.created;
+        let mut fault = Some(fault);
+        let mut broken = clock::now();
+        for at in 0..PODS {
+            let plan = PodPlan::fraction(format!("pod-{}", self.created), "0.02");
+            self.bed.cluster.add_pods(&[plan]).await;
+            self.created += 1;
+            if at == PODS / 3
+                && let Some(fault) = fault.take()
+            {
+                broken = clock::now();
+                fault(&mut self.replicas).await;
+            }
+            tokio::time::sleep(POD_EVERY).await;
+        }
+        self.watching.until_bound(self.created, LIMIT).await;
+        let names = first..self.created;
+        let pause = self.watching.ask(|pods| longest_pause(pods, broken));
+        let refused = self.bed.cluster.events().await;
+        let of_phase = |name: &str| {
+            name.strip_prefix("pod-")
+                .and_then(|it| it.parse().ok())
+                .is_some_and(|it| names.contains(&it))
+        };
+        let refused = refused
+            .into_iter()
+            .filter(|event| event.reason == "FailedScheduling" && of_phase(&event.pod))
+            .map(|event| event.message);
+        Phase { pause, refused: refused.collect() }
+    }
+
+    /// Both replicas, all alive again, have the same ledger as the API server.
+    async fn until_ledgers_agree(&self) {
+        let started = clock::now();
+        for extender in &self.replicas.extenders {
+            loop {
+                let (allocated, placed) = (extender.allocated().await, self.watching.load());
+                if allocated == placed {
+                    break;
+                }
+                let late = started.elapsed() > Duration::from_secs(10);
+                assert!(!late, "ledger and annotations differ:\n{allocated:#?}\n{placed:#?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+struct Phase {
+    /// The longest time without a Binding after the fault.
+    pause: Duration,
+    /// What kube-scheduler said of pods that it could not place.
+    refused: Vec<String>,
+}
+
+/// The longest time between two Bindings after `broken`.
+fn longest_pause(pods: &Pods, broken: Instant) -> Duration {
+    let mut times: Vec<Instant> = pods.values().filter_map(|seen| seen.bound).collect();
+    times.retain(|at| *at > broken);
+    times.push(broken);
+    times.sort();
+    times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+}
+
+#[test]
+fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
+    scenario("replicas", |bed| async move {
+        let fleet = Fleet::new().with("replicas", 4, (2, A100));
+        bed.cluster.add_nodes(&fleet).await;
+        let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
+        let client = bed.cluster.client.clone();
+        let replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
+        let file = fleet.write(bed.plane.work(), "replicas");
+        let second = Duration::from_secs(1);
+        let _agents = start_agents(bed.plane, &file, second, &replicas.addresses());
+        let leader = replicas.leader(None).await;
+        until_known(&replicas.extenders[leader], fleet.gpus(), second).await;
+        for extender in &replicas.extenders {
+            until_reported(extender, 4.0).await;
+        }
+        let plan = SchedulerPlan::second();
+        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
+        let mut stage = Stage { bed, fleet, replicas, watching, created: 0 };
+
+        let mut leader = stage.replicas.leader(None).await;
+        let killed = leader;
+        let phase = stage.phase(async |replicas| replicas.extenders[killed].kill()).await;
+        figure("replicas", &format!("SIGKILL: no Binding for {} ms", clock::ms(phase.pause)));
+        assert!(phase.pause < Duration::from_secs(8), "{:?}", phase.pause);
+        leader = stage.replicas.leader(Some(killed)).await;
+        stage.replicas.extenders[killed].start_again().await;
+        stage.until_ledgers_agree().await;
+
+        let stopped = leader;
+        let phase = stage.phase(async |replicas| replicas.extenders[stopped].stop_gently()).await;
+        figure(
+            "replicas",
+            &format!(
+                "SIGTERM: no Binding for {} ms, {} pods refused",
+                clock::ms(phase.pause),
+                phase.refused.len()
+            ),
+        );
+        assert_eq!(phase.refused, [""; 0]);
+        leader = stage.replicas.leader(Some(stopped)).await;
+        until_ended(&mut stage.replicas.extenders[stopped]).await;
+        stage.replicas.extenders[stopped].start_again().await;
+        stage.until_ledgers_agree().await;
+
+        let frozen = leader;
+        let phase = stage.phase(async |replicas| replicas.extenders[frozen].signal("STOP")).await;
+        figure("replicas", &format!("SIGSTOP: no Binding for {} ms", clock::ms(phase.pause)));
+        stage.replicas.leader(Some(frozen)).await;
+        stage.replicas.extenders[frozen].signal("CONT");
+        until_ended(&mut stage.replicas.extenders[frozen]).await;
+        stage.replicas.extenders[frozen].start_again().await;
+        stage.until_ledgers_agree().await;
+
+        assert_eq!(stage.watching.ask(bound), stage.created);
+        let events = stage.watching.verdict();
+        figure(
+            "replicas",
+            &format!("no fault in {events} pod events on {} GPUs", stage.fleet.gpus()),
+        );
+    });
+}
+
+/// Waits until a replica has two reports of each node. One that does not lead has no figures of GPUs.
+async fn until_reported(extender: &Extender, nodes: f64) {
+    let started = clock::now();
+    while extender.metric("gpupack_reports_total", "result=\"accepted\"").await < 2.0 * nodes {
+        assert!(started.elapsed() < LIMIT, "an agent does not report to each replica");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Pods of a burst.
+const BURST: usize = 300;
+
+#[test]
+fn a_second_replica_costs_binds_little() {
+    scenario("replicas-burst", |bed| async move {
+        let fleet = Fleet::new().with("replicas-burst", 20, (4, A100));
+        bed.cluster.add_nodes(&fleet).await;
+        let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
+        let client = bed.cluster.client.clone();
+        let mut replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
+        let file = fleet.write(bed.plane.work(), "replicas-burst");
+        let second = Duration::from_secs(1);
+        let _agents = start_agents(bed.plane, &file, second, &replicas.addresses());
+        until_known(&replicas.extenders[0], fleet.gpus(), second).await;
+        let plan = SchedulerPlan::second();
+        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
+        let follower = 1 - replicas.leader(None).await;
+        let mut rates = [Vec::new(), Vec::new()];
+        for round in 0..6 {
+            let is_alone = round % 2 == 1;
+            match is_alone {
+                true => replicas.extenders[follower].kill(),
+                false if round > 0 => _ = replicas.extenders[follower].start_again().await,
+                false => {}
+            }
+            let name = |at| format!("burst-{round}-{at}");
+            let plans: Vec<PodPlan> =
+                (0..BURST).map(|at| PodPlan::fraction(name(at), "0.01")).collect();
+            let started = clock::now();
+            bed.cluster.add_pods(&plans).await;
+            watching.until_bound((round + 1) * BURST, LIMIT).await;
+            rates[usize::from(is_alone)].push(BURST as f64 / started.elapsed().as_secs_f64());
+        }
+        let [with, alone] = rates.map(|mut rates| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        });
+        let ratio = with / alone;
+        figure(
+            "replicas-burst",
+            &format!("{with:.0} pods/s with a follower, {alone:.0} without: {ratio:.2}"),
+        );
+        assert_eq!(watching.ask(bound), 6 * BURST);
+        watching.verdict();
+    });
+}
+
+async fn until_ended(extender: &mut Extender) {
+    let started = clock::now();
+    while extender.ended().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(30), "a replaced leader goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,91 @@
+//! The version before this one, this one, and that one again, with pods that run through both changes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario_with};
+
+/// The commit that this version must be exchangeable with: that of the last release. Raise it with
+/// each release.
+const PREVIOUS: &str = "90ec379";
+
+/// The program of the version before: the one that `GPUPACK_E2E_PREVIOUS_BINARY` names, or one built
+/// from the history of this repository.
+fn previous() -> Result<PathBuf, String> {
+    if let Some(given) = clock::path_variable("GPUPACK_E2E_PREVIOUS_BINARY") {
+        return Ok(given.into());
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = Path::new(env!("CARGO_BIN_EXE_gpupack")).with_file_name("gpupack_previous");
+    let target = program.parent().and_then(Path::parent).ok_or("no target folder")?;
+    let source = target.join("previous").join(PREVIOUS);
+    if source.join("built").exists() && program.exists() {
+        return Ok(program);
+    }
+    let unpack = format!(
+        "rm -rf '{to}' && mkdir -p '{to}' && git -C '{from}' archive {PREVIOUS} | tar -x -C '{to}' && \
+         printf '[[bin]]\\nname = \"gpupack_previous\"\\npath = \"src/main.rs\"\\n' >> '{to}/Cargo.toml'",
+        to = source.display(),
+        from = root.display(),
+    );
+    run(Command::new("sh").args(["-c", &unpack]))?;
+    let features = ["--features", "e2e,bound,page", "--bin", "gpupack_previous"];
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(&source).args(["build", "--locked"]).args(features);
+    run(build.arg("--target-dir").arg(target))?;
+    std::fs::write(source.join("built"), "").map_err(|error| error.to_string())?;
+    Ok(program)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {said}"))
+}
+
+#[test]
+fn pods_run_through_an_upgrade_and_back() {
+    let required = "GPUPACK_PREVIOUS_REQUIRED"; // a checkout may lack the history
+    scenario_with(
+        "upgrade",
+        required,
+        |_| previous(),
+        |bed, previous| async move {
+            let fleet = Fleet::new().with("upgrade", 2, (2, A100));
+            let mut stage = bed.stage(Setup::of(fleet)).await;
+            let mut bound = 0;
+            for (version, program) in [(0, Some(&previous)), (1, None), (2, Some(&previous))] {
+                stage.stop_gpupack();
+                stage.run_program(program.cloned());
+                stage.start_gpupack(&json!({})).await;
+                stage.until_ledgers_agree().await;
+                bound = more_pods(&stage, version, bound).await;
+                stage.until_ledgers_agree().await;
+            }
+            // The room of one that ends under another version than that which placed it is free again.
+            stage.cluster.set_phase("share-0", "Succeeded").await;
+            stage.until_ledgers_agree().await;
+            stage.judge().await;
+            stage.figure(&format!("{bound} pods, placed by three processes of two versions"));
+        },
+    );
+}
+
+/// Pods of each form of request, some of which wait while there is no room.
+async fn more_pods(stage: &Stage, version: usize, bound: usize) -> usize {
+    let plans = [
+        PodPlan::fraction(format!("share-{version}"), "0.25"),
+        PodPlan::memory(format!("memory-{version}"), 5_000),
+        PodPlan::fraction(format!("pair-{version}"), "0.2")
+            .annotated("gpu-fraction-num-devices", "2"),
+    ];
+    stage.cluster.add_pods(&plans).await;
+    stage.watching.until_bound(bound + plans.len(), Duration::from_secs(30)).await;
+    bound + plans.len()
+}

@@ -1,0 +1,240 @@
+//! Agents: they sample their nodes and report, one report at a time.
+
+use gpupack::server::api::reports;
+use gpupack::step::outside::Event;
+use rand::Rng;
+use serde_json::{Value, json};
+
+use super::faults::Fault;
+use super::nodes::Gpu;
+use super::{MOST_REPLICAS, What, World};
+
+/// An agent gives up waiting for a reply after this time.
+const TIMEOUT: u64 = 2_000;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Agent {
+    run: u64,
+    /// What it says to each replica.
+    links: [Link; MOST_REPLICAS],
+}
+
+#[derive(Clone, Debug, Default)]
+struct Link {
+    session: Option<u64>,
+    sequence: u64,
+    /// The report that has no reply yet.
+    sent: Option<String>,
+}
+
+impl Agent {
+    /// The next reports have the inventory. The replies to the last ones no longer count.
+    pub(super) fn begin_again(&mut self) {
+        self.links.iter_mut().for_each(|link| (link.session, link.sent) = (None, None));
+    }
+}
+
+/// Which report this is.
+#[derive(Clone, Debug)]
+pub(super) struct From {
+    node: usize,
+    agent: usize,
+    /// The replica that it is for.
+    to: usize,
+    run: u64,
+    sequence: u64,
+    /// The session that it names.
+    session: Option<u64>,
+    is_lie: bool,
+}
+
+/// Status and body.
+pub(super) type Reply = (u16, Value);
+
+impl World {
+    pub(super) fn restart_agent(&mut self, node: usize) {
+        let agent = &mut self.nodes[node].agents[0];
+        *agent = Agent { run: agent.run + 1, ..Agent::default() };
+    }
+
+    /// Another agent reports for the node, too, until the faults are over.
+    pub(super) fn second_agent(&mut self, node: usize) {
+        if self.nodes[node].agents.len() == 1 {
+            self.nodes[node].agents.push(Agent { run: 1_000 + self.count, ..Agent::default() });
+            self.after(1, What::Report { node, agent: 1 });
+        }
+    }
+
+    pub(super) fn report(&mut self, node: usize, agent: usize) {
+        if agent > 0 && !self.is_faulty() {
+            self.nodes[node].agents.truncate(1);
+            return;
+        }
+        let again = self.rng.random_range(300..1_500);
+        self.after(again, What::Report { node, agent });
+        let lies = self.has(Fault::Lie) && self.now < self.nodes[node].lies_until;
+        if std::mem::replace(&mut self.nodes[node].has_lied, lies) != lies {
+            self.nodes[node].inventory_changed();
+        }
+        let is_silent = self.has(Fault::Silence) && self.now < self.nodes[node].silent_until;
+        for to in 0..self.replicas.len() {
+            if !is_silent {
+                self.report_to(node, agent, to);
+            }
+        }
+    }
+
+    fn report_to(&mut self, node: usize, agent: usize, to: usize) {
+        let Some(life) = self.replicas[to].as_ref().map(|replica| replica.life) else { return };
+        let body = match self.nodes[node].agents[agent].links[to].sent.clone() {
+            Some(unanswered) => unanswered,
+            None => self.sample(node, agent, to).to_string(),
+        };
+        let run = self.nodes[node].agents[agent].run;
+        let link = &mut self.nodes[node].agents[agent].links[to];
+        link.sent = Some(body.clone());
+        let Link { session, sequence, .. } = *link;
+        let is_lie = body.contains("\"lie\"");
+        let from = From { node, agent, to, run, sequence, session, is_lie };
+        self.after(TIMEOUT, What::Replied { from: from.clone(), reply: None });
+        if self.hits(Fault::ReportLoss, 5) {
+            return;
+        }
+        let late = if self.hits(Fault::ReportDelay, 4) { 15_000 } else { 30 };
+        let way = self.rng.random_range(1..late);
+        self.after(way, What::Reported { life, from, body });
+    }
+
+    /// A new report about the node as it is now.
+    fn sample(&mut self, at: usize, agent: usize, to: usize) -> Value {
+        let is_partial = self.hits(Fault::PartialReport, 10);
+        let lies = self.has(Fault::Lie) && self.now < self.nodes[at].lies_until;
+        let other = (at + 1) % self.nodes.len();
+        let mut gpus = self.nodes[at].gpus.clone();
+        if lies && other != at {
+            gpus.extend(self.nodes[other].gpus.first().cloned());
+        }
+        let (name, run) = (self.nodes[at].name.clone(), self.nodes[at].agents[agent].run);
+        let speaker = &mut self.nodes[at].agents[agent].links[to];
+        speaker.sequence += 1;
+        let mut uses: Vec<Value> = Vec::new();
+        for gpu in &gpus {
+            let here = self.processes.iter().filter(|(_, process)| process.node == name);
+            let mut processes = Vec::new();
+            for (uid, process) in here {
+                for (_, mib) in process.devices.iter().filter(|(id, _)| *id == gpu.id) {
+                    processes.push(json!({"pid": 7, "podUid": uid, "memoryMib": mib}));
+                }
+            }
+            let used: u64 = processes.iter().filter_map(|it| it["memoryMib"].as_u64()).sum();
+            uses.push(
+                json!({"id": gpu.id, "usedMib": used, "healthy": true, "processes": processes}),
+            );
+        }
+        if is_partial {
+            match speaker.sequence % 2 {
+                0 => uses.truncate(1), // one device could not be read
+                _ => _ = uses[0].as_object_mut().map(|device| device.remove("processes")),
+            }
+        }
+        let mut report = json!({
+            "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
+            "sequence": speaker.sequence, "devices": uses,
+        });
+        if lies {
+            report["lie"] = true.into(); // for the checks: the extender ignores what it does not know
+        }
+        match speaker.session {
+            Some(session) => report["session"] = session.into(),
+            None => {
+                let device = |(index, gpu): (usize, &Gpu)| {
+                    json!({"id": gpu.id, "index": index, "model": "A100", "memoryMib": gpu.mib,
+                        "reservedMib": 0, "kind": "Gpu", "healthy": true})
+                };
+                report["inventory"] = gpus.iter().enumerate().map(device).collect();
+            }
+        }
+        report
+    }
+
+    pub(super) fn reported(&mut self, life: u64, from: From, body: &str) {
+        let now = self.now;
+        let Some(replica) = self.process_mut(life) else { return }; // the agent hears nothing
+        replica.set_time(now);
+        let name = format!("node-{}", from.node);
+        let (status, reply) = reports::answer(&replica.app, &name, body.as_bytes());
+        let reply: Value = serde_json::from_slice(&reply).unwrap_or_default();
+        if status.as_u16() == 200 {
+            self.taken(life, &from, body, reply["session"].as_u64());
+        }
+        if !self.hits(Fault::ReportLoss, 5) {
+            let reply = Some((status.as_u16(), reply));
+            let way = self.rng.random_range(1..30);
+            self.after(way, What::Replied { from, reply });
+        }
+        self.step(life, Event::Changed);
+    }
+
+    /// The extender has taken a report: it is of the newest session, and names no device of another
+    /// node that reports.
+    fn taken(&mut self, life: u64, from: &From, body: &str, session: Option<u64>) {
+        let (now, gpus) = (self.now, self.nodes[from.node].gpus.clone());
+        let other = &self.nodes[(from.node + 1) % self.nodes.len()].gpus[0].id;
+        let lie = Some(other.clone()).filter(|id| body.contains(&format!("\"{id}\"")));
+        let Some(replica) = self.process_mut(life) else { return };
+        let newest = replica.sessions.get(&from.node).copied();
+        let (mut broken, mut claimed) = (None, None);
+        if from.session.is_some() && from.session != newest {
+            let spoken = from.session;
+            broken =
+                Some(format!("a report of session {spoken:?} was taken, {newest:?} is newest"));
+        }
+        replica.sessions.extend(session.map(|session| (from.node, session)));
+        let is_hello = body.contains("inventory");
+        let last = replica.last.get(&from.node).copied();
+        let is_new = last.is_none_or(|(run, sequence)| run != from.run || sequence < from.sequence);
+        if let Some(id) = lie.filter(|_| is_hello && is_new && from.is_lie) {
+            claimed = Some(id.clone());
+            let owner = replica.owners.insert(id.clone(), from.node);
+            let is_heard = |at: &usize| replica.heard.get(at).is_some_and(|at| now < at + 12_000);
+            if owner.filter(|owner| *owner != from.node).is_some_and(|owner| is_heard(&owner)) {
+                broken = Some(format!("node-{} took {id} of a node that reports", from.node));
+            }
+        }
+        if is_new {
+            replica.last.insert(from.node, (from.run, from.sequence));
+        }
+        if !from.is_lie && is_new {
+            replica.heard.insert(from.node, now);
+            if is_hello {
+                let is_named = |gpu: &&Gpu| body.contains(&format!("\"{}\"", gpu.id));
+                let named = gpus.iter().filter(is_named);
+                replica.owners.extend(named.map(|gpu| (gpu.id.clone(), from.node)));
+            }
+        }
+        self.claimed.extend(claimed);
+        for gpu in gpus {
+            let most = self.reported.entry(gpu.id).or_default();
+            *most = gpu.mib.max(*most);
+        }
+        if let Some(broken) = broken {
+            self.broke(broken);
+        }
+    }
+
+    pub(super) fn replied(&mut self, from: &From, reply: Option<Reply>) {
+        let Some(agent) = self.nodes[from.node].agents.get_mut(from.agent) else { return };
+        let (run, link) = (agent.run, &mut agent.links[from.to]);
+        if (run, link.sequence) != (from.run, from.sequence) || link.sent.is_none() {
+            return; // an earlier report, or an earlier run
+        }
+        let Some((status, reply)) = reply else { return }; // it is sent again
+        link.sent = None;
+        match status {
+            200 => link.session = reply["session"].as_u64(),
+            503 => {}
+            404 | 409 | 422 => link.session = None,
+            _ => self.broke(format!("a report was answered with {status}: {reply}")),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The promises, checked after each event and at the end.
+
+use std::collections::BTreeMap;
+
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
+use gpupack::ledger::query::reading::Readiness;
+use gpupack::model::reservation::{Reservation, ReservationState};
+
+use super::api::{Pod, Take, seen};
+use super::nodes::Node;
+use super::replica::Replica;
+use super::{GPU_MIB, QUIET_FOR, World};
+
+/// Room that appears must be used within this time.
+const USED_WITHIN: u64 = 2_000;
+
+/// Events between two comparisons of a ledger, if nothing has changed at the API server.
+const COMPARE_EVERY: u64 = 8;
+
+/// Events between two audits of the ledger.
+const AUDIT_EVERY: u64 = 50;
+
+/// A fence at the start may miss what was bound in the last milliseconds, this many.
+const MEANWHILE: u64 = 20;
+
+/// A hold may stay this long after its time: a tick, and the time to the next event.
+const HELD_BEYOND: u64 = 2_500;
+
+/// Most holds of one pod in a life: five, and those made when the watch shows a pod late.
+const MOST_HOLDS: usize = 8;
+
+impl World {
+    pub(super) fn check(&mut self) -> Result<(), String> {
+        if let Some(broken) = self.broken.take() {
+            return Err(broken);
+        }
+        let (length, now) = (self.api.log.len(), self.now);
+        let is_news = std::mem::replace(&mut self.checked, length) != length;
+        let is_turn = self.events.is_multiple_of(COMPARE_EVERY);
+        if is_news || is_turn {
+            self.check_devices()?;
+        }
+        for replica in self.replicas.iter().flatten().chain(&self.overlapping) {
+            let is_caught_up = replica.is_listed && replica.seen == length;
+            if is_caught_up && (replica.checked != length || is_turn) {
+                self.check_ledger(replica)?;
+            }
+        }
+        self.check_first_answer()?;
+        let is_audited = self.events.is_multiple_of(AUDIT_EVERY);
+        for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
+            replica.checked = replica.seen;
+            if is_turn {
+                check_holds(replica, now)?;
+            }
+            if is_audited {
+                replica.app.ledger.audit().map_err(|faults| format!("{faults:?}"))?;
+                if replica.has_failed() {
+                    return Err("a loop of the control core panicked".to_owned());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Before a process answers the first call, it knows each pod that is bound, also those that were
+    /// bound during its start.
+    fn check_first_answer(&mut self) -> Result<(), String> {
+        let at = self.serving();
+        let Some(replica) = self.replicas[at].as_mut().filter(|it| !it.was_ready) else {
+            return Ok(());
+        };
+        let is_answering = replica.app.leading.is_here() && !replica.is_frozen;
+        if !is_answering || replica.app.readiness() != Readiness::Ready {
+            return Ok(());
+        }
+        replica.was_ready = true;
+        for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
+            let is_known = || replica.app.ledger.reservation(&PodUid::new(uid.as_str())).is_some();
+            if !pod.takes.is_empty() && pod.bound + MEANWHILE < self.now && !is_known() {
+                let (node, bound) = (&pod.node, pod.bound);
+                return Err(format!("ready without {uid}, bound to {node:?} at {bound} ms"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No device has more allocated than it has, and no processes use more than it has.
+    fn check_devices(&self) -> Result<(), String> {
+        let mut taken: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for pod in self.api.pods.values().filter(|pod| pod.is_placed()) {
+            for (device, mib, share) in &pod.takes {
+                let sum = taken.entry(device).or_default();
+                *sum = (sum.0 + mib, sum.1 + share);
+            }
+        }
+        taken.retain(|id, _| !self.claimed.contains(*id));
+        let has = |id: &str| self.reported.get(id).copied().unwrap_or(GPU_MIB);
+        let is_over =
+            |(id, (mib, share)): &(&&str, &(u64, u64))| *mib > has(id) || *share > 1_000_000;
+        if let Some((device, sum)) = taken.iter().find(is_over) {
+            return Err(format!("{device} is allocated above its capacity: {sum:?}"));
+        }
+        let mut used: BTreeMap<&str, u64> = BTreeMap::new();
+        for process in self.processes.values() {
+            for (id, mib) in &process.devices {
+                *used.entry(id).or_default() += mib;
+            }
+        }
+        used.retain(|id, mib| {
+            *mib > has(id) && !self.excused.contains(*id) && !self.claimed.contains(*id)
+        });
+        match used.first_key_value() {
+            Some((id, mib)) => Err(format!("processes use {mib} MiB of {id}")),
+            None => Ok(()),
+        }
+    }
+
+    /// With everything seen, the ledger is what the API server says: each bound pod is allocated
+    /// where it is bound, and nothing else is, but what is being bound or drained.
+    fn check_ledger(&self, replica: &Replica) -> Result<(), String> {
+        let is_serving = self.overlapping.as_ref().is_none_or(|it| it.life != replica.life);
+        let ledger = &replica.app.ledger;
+        for (uid, pod) in &self.api.pods {
+            if !pod.is_placed() || pod.takes.is_empty() {
+                continue;
+            }
+            let held = ledger.reservation(&PodUid::new(uid.as_str()));
+            let is_right = held.as_ref().is_some_and(|held| {
+                let is_there = Some(held.placement.node.as_str()) == pod.node.as_deref();
+                is_there && (!is_serving || held_takes(held) == pod.takes)
+            });
+            if !is_right {
+                let (node, takes) = (&pod.node, &pod.takes);
+                return Err(format!(
+                    "{uid} is bound to {node:?} with {takes:?}, and held is {held:?}"
+                ));
+            }
+        }
+        for node in ledger.nodes() {
+            for (uid, held) in node.reservations() {
+                let pod = self.api.pods.get(uid.as_str());
+                let is_right = match held.state {
+                    ReservationState::Assumed { .. } => pod.is_some_and(|pod| pod.node.is_none()),
+                    ReservationState::Confirmed => pod.is_some_and(Pod::is_placed),
+                    ReservationState::Draining { .. } => pod.is_none_or(|pod| pod.is_terminal),
+                };
+                if !is_right {
+                    let pod = pod.map(|pod| (&pod.node, pod.is_terminal));
+                    return Err(format!("{uid} is {pod:?}, and held is {held:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The faults are over: nothing is undecided, and nothing waits that fits.
+    pub(super) fn check_end(&self) -> Result<(), String> {
+        let Some(replica) = &self.replicas[self.serving()] else {
+            return Err("no extender at the end".to_owned());
+        };
+        if replica.app.readiness() != Readiness::Ready {
+            return Err(format!("not ready at the end: {:?}", replica.app.readiness()));
+        }
+        self.check_replicas()?;
+        self.check_ledger(replica)?;
+        for node in replica.app.ledger.nodes() {
+            let is_left = |held: &&Reservation| held.state != ReservationState::Confirmed;
+            if let Some(left) = node.reservations().values().find(is_left) {
+                return Err(format!("undecided at the end: {left:?}"));
+            }
+            if let Some((uid, _)) = node.holds().first_key_value() {
+                return Err(format!("room is still held for {uid} at the end"));
+            }
+        }
+        let edited = |pod: &&Pod| pod.is_placed() && pod.written() != pod.takes;
+        if let Some(pod) = self.api.pods.values().find(edited) {
+            return Err(format!("an edit is left at the end: {:?}", pod.annotations));
+        }
+        match self.waits_and_fits(replica) {
+            None => Ok(()),
+            Some(found) => Err(format!("at the end {found}")),
+        }
+    }
+
+    /// A pod that waits and fits on a node that kube-scheduler would choose.
+    fn waits_and_fits(&self, replica: &Replica) -> Option<String> {
+        for (uid, pod) in &self.api.pods {
+            if pod.node.is_some() || pod.is_deleting || is_later(replica, pod) {
+                continue;
+            }
+            let seen = seen(&pod.json(uid));
+            let uid = PodUid::new(uid.as_str());
+            if !replica.app.is_shown_waiting(&uid) {
+                continue;
+            }
+            let query = replica.app.query(&seen);
+            let fitting = query.map(|query| replica.app.ledger.fitting(&query));
+            let fits = |node: &&Node| match &fitting {
+                Some(fitting) => fitting.iter().any(|(name, _)| name.as_str() == node.name),
+                None => true, // no GPU
+            };
+            let suits =
+                |node: &&Node| node.suits(pod) && Node::has_cpus(self.cpus_taken(&node.name), pod);
+            if let Some(node) = self.nodes.iter().filter(suits).find(fits) {
+                let summary: Vec<_> = self.schedulers.iter().map(|it| it.summary()).collect();
+                return Some(format!("{uid} waits and fits on {}: {summary:#?}", node.name));
+            }
+        }
+        None
+    }
+
+    /// Room is offered to a pod that can use it. kube-scheduler's back-off counts as trying. While a
+    /// fault has its effects nothing is promised.
+    pub(super) fn check_room_is_used(&mut self) -> Result<(), String> {
+        if self.now < self.looks_again {
+            return Ok(());
+        }
+        self.looks_again = self.now + 250;
+        let is_disturbed = self.now < self.disturbed_until;
+        let replica = self.replicas[self.serving()].as_ref();
+        let is_idle = self.schedulers.iter().all(|scheduler| scheduler.is_idle());
+        let replica = replica.filter(|replica| {
+            let is_ready = replica.app.leading.is_here()
+                && !replica.is_frozen
+                && replica.app.readiness() == Readiness::Ready;
+            is_ready && is_idle && !is_disturbed
+        });
+        let Some(found) = replica.and_then(|replica| self.waits_and_fits(replica)) else {
+            self.unused_since = None;
+            return Ok(());
+        };
+        let since = *self.unused_since.get_or_insert(self.now);
+        if self.now - since <= USED_WITHIN {
+            return Ok(());
+        }
+        Err(format!("for {} ms nothing was tried, but {found}", self.now - since))
+    }
+
+    /// When nothing is left to happen.
+    pub(super) fn ends(&self) -> u64 {
+        self.settings.faults_for + QUIET_FOR
+    }
+}
+
+/// Whether another process, whose clock is ahead, wrote the pod last: it is left alone for 300 s.
+fn is_later(replica: &Replica, pod: &Pod) -> bool {
+    let written = pod.annotations.get(FENCE).map(|text| FenceWriter::of(text));
+    written > replica.maker() && written.is_some()
+}
+
+fn held_takes(held: &Reservation) -> Vec<Take> {
+    let devices = held.placement.devices.iter();
+    let take = |placed: &gpupack::model::reservation::PlacedDevice| {
+        let demand = placed.demand;
+        (placed.id.as_str().to_owned(), demand.memory.mib(), demand.share.millionths())
+    };
+    devices.map(take).collect()
+}
+
+/// Holds end in time, only pods that the watch shows get one, and few in a row.
+fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
+    let is_running = !replica.is_frozen && now > replica.thawed + HELD_BEYOND;
+    for node in replica.app.ledger.nodes() {
+        for (uid, hold) in node.holds() {
+            let until = replica.started + hold.expires.millis();
+            if is_running && until + HELD_BEYOND < now {
+                return Err(format!("room is held for {uid} since {until} ms"));
+            }
+            if uid.as_str().starts_with("made-up") {
+                return Err(format!("room is held for {uid}"));
+            }
+            let times = replica.holds.entry(uid.as_str().to_owned()).or_default();
+            times.insert(until);
+            if times.len() > MOST_HOLDS {
+                return Err(format!("room was held for {uid} until {times:?}"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! What may go wrong, and what happens at random times.
+
+use gpupack::step::outside::Event;
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use super::nodes::Gpu;
+use super::scheduler::Scheduler;
+use super::{GPU_MIB, What, World};
+
+macro_rules! faults {
+    ($($(#[doc = $text:literal])+ $name:ident,)+) => {
+        /// A kind of fault. A seed has about half of them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(super) enum Fault {
+            $($(#[doc = $text])+ $name,)+
+        }
+
+        impl Fault {
+            pub(super) const ALL: &[Self] = &[$(Self::$name,)+];
+        }
+    };
+}
+
+faults! {
+    /// The extender is killed, and starts again.
+    Crash,
+    /// It is frozen, and goes on.
+    Freeze,
+    /// Another process takes the place of a frozen one.
+    Overlap,
+    /// It gets SIGTERM.
+    Stop,
+    /// Requests of the extender, or their answers, are lost.
+    Loss,
+    /// Requests arrive when no one waits for them any more.
+    Delay,
+    /// The API server answers 429 and 5xx, whether it did something or not.
+    Overload,
+    /// Pods change between read and write.
+    Conflict,
+    /// Patches of some pods are refused for a while.
+    Denial,
+    /// The API server cannot be reached for a while.
+    Outage,
+    /// Watches are behind.
+    Lag,
+    /// The watch shows changes twice, or begins again with a list.
+    Relist,
+    /// kube-scheduler restarts.
+    SchedulerRestart,
+    /// Answers to kube-scheduler are lost.
+    GiveUp,
+    /// A second kube-scheduler schedules the same pods, or pods of its own.
+    SecondScheduler,
+    /// Calls of *filter* and *prioritize* that no bind follows.
+    Trial,
+    /// Calls about pods that do not exist, and binds that kube-scheduler did not decide.
+    MadeUp,
+    /// Pods of higher priority preempt others.
+    Preemption,
+    /// Users edit what gpupack wrote.
+    Edit,
+    /// Pods are deleted by force.
+    Force,
+    /// Nodes are cordoned.
+    Cordon,
+    /// An agent restarts.
+    AgentRestart,
+    /// An agent does not report for a while.
+    Silence,
+    /// Reports, or their replies, are lost.
+    ReportLoss,
+    /// Reports arrive late.
+    ReportDelay,
+    /// Reports without some of the processes or devices.
+    PartialReport,
+    /// Two agents report for one node.
+    SecondAgent,
+    /// An agent names a device of another node.
+    Lie,
+    /// A GPU is replaced by another one.
+    Replacement,
+    /// Pods use more memory than they request.
+    OverLimit,
+    /// The operator lets gpupack evict over-limit pods.
+    Eviction,
+}
+
+impl World {
+    /// Whether such faults happen now.
+    pub(super) fn has(&self, kind: Fault) -> bool {
+        self.is_faulty() && self.settings.faults.contains(&kind)
+    }
+
+    /// Whether one happens, with this chance. The number is drawn in any case, so that a run without
+    /// one kind of fault begins like the run with it.
+    pub(super) fn hits(&mut self, kind: Fault, percent: u32) -> bool {
+        let is_drawn = self.rng.random_range(0..100) < percent;
+        is_drawn && self.has(kind)
+    }
+
+    /// From now on room may be left unused for this long.
+    pub(super) fn disturb(&mut self, time: u64) {
+        self.disturbed_until = self.disturbed_until.max(self.now + time);
+    }
+
+    pub(super) fn chaos(&mut self) {
+        if !self.is_faulty() {
+            return;
+        }
+        let time = self.rng.random_range(100..1_500);
+        self.after(time, What::Chaos);
+        let kinds = [
+            Fault::Crash,
+            Fault::Freeze,
+            Fault::Overlap,
+            Fault::Stop,
+            Fault::Denial,
+            Fault::Outage,
+            Fault::SchedulerRestart,
+            Fault::Cordon,
+            Fault::AgentRestart,
+            Fault::Silence,
+            Fault::SecondAgent,
+            Fault::Lie,
+            Fault::Replacement,
+        ];
+        let kind = *kinds.choose(&mut self.rng).expect("not empty");
+        let (time, node) =
+            (self.rng.random_range(0..1_000), self.rng.random_range(0..self.nodes.len()));
+        if !self.has(kind) {
+            return;
+        }
+        self.disturb(20_000);
+        match kind {
+            Fault::Crash => self.kill(self.serving(), time * 5),
+            Fault::Freeze => self.freeze(self.serving_life(), false),
+            Fault::Overlap => self.freeze(self.serving_life(), true),
+            Fault::Stop => self.stop(time),
+            Fault::Denial => self.deny_any(),
+            Fault::Outage => self.outage_until = self.now + time * 8,
+            Fault::SchedulerRestart => {
+                let at = self.rng.random_range(0..self.schedulers.len());
+                self.schedulers[at] = Scheduler::new(self.schedulers[at].name);
+            }
+            Fault::Cordon => {
+                self.nodes[node].is_cordoned ^= true;
+                self.nodes_changed();
+            }
+            Fault::AgentRestart => self.restart_agent(node),
+            Fault::Silence => self.nodes[node].silent_until = self.now + time * 25,
+            Fault::SecondAgent => self.second_agent(node),
+            Fault::Lie => self.nodes[node].lies_until = self.now + time * 10,
+            _ => self.replace_gpu(node),
+        }
+    }
+
+    /// SIGKILL; the process starts again after this time. What it has sent may be on its way longer
+    /// than that.
+    pub(super) fn kill(&mut self, at: usize, time: u64) {
+        let Some(replica) = self.replicas[at].take() else { return };
+        self.after(50 + time, What::Start { to: at });
+        if !self.hits(Fault::Delay, 50) {
+            return;
+        }
+        let is_sent =
+            |what: &What| matches!(what, What::Request { life, .. } if *life == replica.life);
+        let sent: Vec<What> =
+            self.agenda.extract_if(.., |_, what| is_sent(what)).map(|(_, what)| what).collect();
+        for what in sent {
+            let time = time + self.rng.random_range(0..1_000);
+            self.after(time, what);
+        }
+    }
+
+    /// The process dies now.
+    pub(super) fn crash(&mut self, life: u64) {
+        let at = self.replicas.iter().position(|it| it.as_ref().is_some_and(|it| it.life == life));
+        if let Some(at) = at {
+            self.disturb(20_000);
+            let time = self.rng.random_range(0..2_000);
+            self.kill(at, time);
+        }
+    }
+
+    /// SIGSTOP, and SIGCONT later. With `is_replaced`, another process starts meanwhile.
+    pub(super) fn freeze(&mut self, life: u64, is_replaced: bool) {
+        let (time, start) = (self.rng.random_range(100..15_000), self.rng.random_range(100..4_000));
+        let at = self.replicas.iter().position(|it| it.as_ref().is_some_and(|it| it.life == life));
+        let Some(at) = at else { return };
+        let Some(replica) = self.replicas[at].as_mut().filter(|replica| !replica.is_frozen) else {
+            return;
+        };
+        replica.is_frozen = true;
+        self.disturb(20_000);
+        self.after(time, What::Thaw { life });
+        if is_replaced && self.overlapping.is_none() {
+            self.overlapping = self.replicas[at].take();
+            self.after(start, What::Start { to: at });
+        }
+    }
+
+    pub(super) fn thaw(&mut self, life: u64) {
+        let now = self.now;
+        self.disturb(10_000);
+        let Some(replica) = self.process_mut(life) else { return };
+        replica.is_frozen = false;
+        replica.thawed = now;
+        replica.next_due = None;
+        for what in std::mem::take(&mut replica.inbox) {
+            self.after(0, what);
+        }
+        if self.overlapping.as_ref().is_some_and(|replica| replica.life == life) {
+            let time = self.rng.random_range(500..5_000);
+            self.after(time, What::Buried { life });
+        }
+        self.step(life, Event::Changed);
+    }
+
+    /// The kubelet ends the process that another one has replaced.
+    pub(super) fn bury(&mut self, life: u64) {
+        if self.overlapping.as_ref().is_some_and(|replica| replica.life == life) {
+            self.overlapping = None;
+        }
+    }
+
+    /// SIGTERM: the process posts nothing more, and ends a little later.
+    fn stop(&mut self, time: u64) {
+        let at = self.serving();
+        let now = self.now;
+        let Some(replica) = self.replicas[at].as_mut().filter(|replica| !replica.is_frozen) else {
+            return;
+        };
+        replica.app.leave();
+        let life = replica.life;
+        let handover = if replica.app.is_stopping() {
+            replica.stopping_since.get_or_insert(now);
+            0
+        } else {
+            6_000
+        };
+        self.after(200 + time * 2 + handover, What::Stopped { life });
+        self.step(life, Event::Changed);
+    }
+
+    pub(super) fn stopped(&mut self, life: u64) {
+        let at = self.replicas.iter().position(|it| it.as_ref().is_some_and(|it| it.life == life));
+        if let Some(at) = at {
+            let time = self.rng.random_range(0..2_000);
+            self.kill(at, time);
+        }
+    }
+
+    fn deny_any(&mut self) {
+        let waiting = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
+        let waiting: Vec<&String> = waiting.map(|(uid, _)| uid).collect();
+        let chosen = waiting.choose(&mut self.rng).map(|uid| (*uid).clone());
+        chosen.into_iter().for_each(|uid| self.deny(uid));
+    }
+
+    /// Refuses patches of a pod for a while: a webhook does not answer, or a role is missing.
+    pub(super) fn deny(&mut self, uid: String) {
+        let code = [403, 422][self.rng.random_range(0..2)];
+        let most = [10_000, 90_000][self.rng.random_range(0..2)];
+        let time = self.rng.random_range(0..most).min(self.settings.faults_for - self.now);
+        self.api.denied.insert(uid.clone(), code);
+        self.after(time, What::Allowed { uid });
+    }
+
+    /// The GPU breaks and another one takes its place: what ran on it ends.
+    fn replace_gpu(&mut self, node: usize) {
+        let at = self.rng.random_range(0..self.nodes[node].gpus.len());
+        self.replaced += 1;
+        let mib = if self.rng.random_range(0..2) == 0 { GPU_MIB } else { GPU_MIB / 2 };
+        let gpu = Gpu { id: format!("node-{node}-{at}-{}", self.replaced), mib };
+        let old = std::mem::replace(&mut self.nodes[node].gpus[at], gpu);
+        self.nodes[node].inventory_changed();
+        let uses = |takes: &[(String, u64)]| takes.iter().any(|(id, _)| *id == old.id);
+        let ended: Vec<String> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| uses(&process.devices))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in ended {
+            self.processes.remove(&uid);
+            if let Some(pod) = self.api.pods.get_mut(&uid) {
+                pod.is_terminal = true;
+                self.api.changed(&uid);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Nodes: what they have, and what the API server and agents say about them.
+
+use std::collections::BTreeMap;
+
+use gpupack::hardware::device::NodeName;
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::kube_api::pod::watched::NodeFacts;
+
+use super::agents::Agent;
+use super::api::Pod;
+use super::{GPU_MIB, World};
+
+const GPUS: usize = 2;
+
+/// CPUs of a node.
+const CPUS: u64 = 24;
+
+pub(super) const ZONES: [&str; 2] = ["east", "west"];
+
+#[derive(Clone, Debug)]
+pub(super) struct Gpu {
+    pub(super) id: String,
+    pub(super) mib: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) zone: &'static str,
+    /// Whether only pods that tolerate it run here.
+    pub(super) is_tainted: bool,
+    pub(super) is_cordoned: bool,
+    pub(super) gpus: Vec<Gpu>,
+    pub(super) agents: Vec<Agent>,
+    /// Until then its agents do not report.
+    pub(super) silent_until: u64,
+    /// Until then they name a device of another node, too.
+    pub(super) lies_until: u64,
+    pub(super) has_lied: bool,
+}
+
+impl Node {
+    pub(super) fn new(at: usize) -> Self {
+        let name = format!("node-{at}");
+        let gpu = |gpu| Gpu { id: format!("{name}-{gpu}"), mib: GPU_MIB };
+        Self {
+            zone: ZONES[at % 2],
+            is_tainted: at == 3,
+            is_cordoned: false,
+            gpus: (0..GPUS).map(gpu).collect(),
+            agents: vec![Agent::default()],
+            silent_until: 0,
+            lies_until: 0,
+            has_lied: false,
+            name,
+        }
+    }
+
+    /// Agents begin again: what they have reported is no longer true.
+    pub(super) fn inventory_changed(&mut self) {
+        self.agents.iter_mut().for_each(Agent::begin_again);
+    }
+
+    pub(super) fn facts(&self) -> NodeFacts {
+        let host = HostAmount { cpu: MilliCpu::new(CPUS * 1_000), memory: MemMib::new(1 << 18) };
+        NodeFacts {
+            name: NodeName::new(self.name.as_str()),
+            host,
+            is_unschedulable: self.is_cordoned,
+            labels: BTreeMap::new(),
+        }
+    }
+
+    /// Whether kube-scheduler may choose it for this pod, if it has the CPUs.
+    pub(super) fn suits(&self, pod: &Pod) -> bool {
+        let is_allowed = !self.is_tainted || pod.of.tolerates;
+        !self.is_cordoned && is_allowed && pod.of.zone.is_none_or(|zone| zone == self.zone)
+    }
+
+    /// Whether a pod fits beside others that take these CPUs.
+    pub(super) fn has_cpus(taken: u64, pod: &Pod) -> bool {
+        taken + pod.of.cpu <= CPUS
+    }
+}
+
+impl World {
+    /// Lets watches and kube-schedulers see the nodes.
+    pub(super) fn nodes_changed(&mut self) {
+        self.nodes_version += 1;
+        let now = self.now;
+        self.schedulers.iter_mut().for_each(|scheduler| scheduler.see_nodes(now));
+        (0..self.schedulers.len()).for_each(|by| self.plan_schedule(by, 1));
+    }
+
+    /// CPUs that bound pods take of a node.
+    pub(super) fn cpus_taken(&self, node: &str) -> u64 {
+        let is_there = |pod: &&Pod| pod.is_placed() && pod.node.as_deref() == Some(node);
+        self.api.pods.values().filter(is_there).map(|pod| pod.of.cpu).sum()
+    }
+}

@@ -1,0 +1,129 @@
+//! Users and other clients: they create, edit, end and delete pods.
+
+use std::collections::BTreeMap;
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use super::api::{PLACEMENT, Template};
+use super::faults::Fault;
+use super::nodes::ZONES;
+use super::scheduler::PROFILES;
+use super::{Caller, GPU_MIB, QUIET_FOR, What, World};
+
+/// Names that are used again, as those of a StatefulSet.
+const NAMES: u64 = 40;
+
+impl World {
+    pub(super) fn users(&mut self) {
+        if self.now > self.settings.faults_for + QUIET_FOR / 2 {
+            return;
+        }
+        let pause = if self.is_faulty() { 400 } else { 2_000 };
+        let time = self.rng.random_range(20..pause);
+        self.after(time, What::Users);
+        let creates = if self.is_faulty() { 60 } else { 40 };
+        if self.rng.random_range(0..100) < creates && self.api.pods.len() < self.settings.pods {
+            return self.create();
+        }
+        self.trouble();
+        let uids: Vec<&String> = self.api.pods.keys().collect();
+        let Some(uid) = uids.choose(&mut self.rng).map(|uid| (*uid).clone()) else { return };
+        let kind = self.rng.random_range(0..10);
+        let by_force = self.has(Fault::Force);
+        let Some(pod) = self.api.pods.get_mut(&uid) else { return };
+        match (kind, &pod.node) {
+            (0..3, Some(_)) => pod.is_terminal = true,
+            (3..8, Some(_)) => return self.api.delete(&uid),
+            (8, Some(_)) if by_force => return self.api.remove(&uid),
+            (0..2, None) => return self.api.remove(&uid),
+            (9, None) => {
+                _ = pod.annotations.insert("example.com/edited".to_owned(), self.now.to_string())
+            }
+            _ => return,
+        }
+        self.api.changed(&uid);
+    }
+
+    fn create(&mut self) {
+        self.created += 1;
+        let uid = format!("pod-{}", self.created);
+        let name = format!("web-{}", self.created % NAMES);
+        if self.api.pods.values().any(|pod| pod.of.name == name) {
+            return; // that one has to end first
+        }
+        let request: &[(&str, String)] = &match self.rng.random_range(0..10) {
+            0..5 => {
+                let share = ["0.1", "0.25", "0.5", "0.75"].choose(&mut self.rng).expect("some");
+                vec![("gpu-fraction", (*share).to_owned())]
+            }
+            5..7 => {
+                let mib: u64 = self.rng.random_range(100..GPU_MIB);
+                vec![("gpu-memory", mib.to_string())]
+            }
+            7 => vec![
+                ("gpu-fraction", "0.5".to_owned()),
+                ("gpu-fraction-num-devices", "2".to_owned()),
+            ],
+            8 => vec![],
+            _ => vec![("gpu-fraction", "1".to_owned())],
+        };
+        let annotations: BTreeMap<String, String> =
+            request.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        let zone = ZONES.choose(&mut self.rng).copied();
+        let of = Template {
+            name,
+            scheduler: match self.rng.random_range(0..3) {
+                0 => self.schedulers[self.schedulers.len() - 1].name,
+                _ => PROFILES[0],
+            },
+            priority: self.rng.random_range(0..3),
+            cpu: [1, 1, 2, 8].choose(&mut self.rng).copied().expect("some"),
+            zone: zone.filter(|_| self.rng.random_range(0..4) == 0),
+            tolerates: self.rng.random_range(0..3) > 0,
+            overuses: self.rng.random_range(0..10) == 0,
+            annotations,
+        };
+        self.api.create(&uid, self.now, of);
+    }
+
+    /// Calls and edits that no client should make.
+    fn trouble(&mut self) {
+        let uids: Vec<&String> = self.api.pods.keys().collect();
+        let Some(uid) = uids.choose(&mut self.rng).map(|uid| (*uid).clone()) else { return };
+        let node = self.rng.random_range(0..self.nodes.len());
+        if self.hits(Fault::Trial, 15) {
+            self.after(1, What::Trial { uid: uid.clone(), left: 12 });
+        }
+        if self.hits(Fault::MadeUp, 10) {
+            self.after(1, What::Trial { uid: format!("made-up-{}", self.now), left: 1 });
+        }
+        // kube-scheduler decided otherwise, or not yet; the extender knows where *filter* passed it.
+        let is_known =
+            self.process(self.serving_life()).is_some_and(|it| it.passed.contains_key(&uid));
+        if self.hits(Fault::MadeUp, 15) && is_known {
+            let caller = Caller { by: None, cycle: 0, uid: uid.clone() };
+            let node = self.nodes[node].name.clone();
+            self.send_bind(caller, &node);
+        }
+        // An edit that comes before the extender has seen the pod bound is a fact from outside.
+        let is_settled = self.process(self.serving_life()).is_some_and(|it| it.confirms(&uid));
+        if self.hits(Fault::Edit, 20)
+            && is_settled
+            && let Some(pod) = self.api.pods.get_mut(&uid)
+            && let Some(written) = pod.annotations.get_mut(PLACEMENT)
+        {
+            *written = smaller(written);
+            self.api.changed(&uid);
+        }
+    }
+}
+
+/// A placement of half the memory.
+fn smaller(written: &str) -> String {
+    let mut placement: serde_json::Value = serde_json::from_str(written).unwrap_or_default();
+    for device in placement["devices"].as_array_mut().into_iter().flatten() {
+        device["mib"] = (device["mib"].as_u64().unwrap_or_default() / 2).into();
+    }
+    placement.to_string()
+}

@@ -1,0 +1,237 @@
+//! Processes of the extender: their steps, lists and watches.
+
+use gpupack::kube_api::pod::watch::WatchEvent;
+use gpupack::step::outside::{Action, Event};
+use rand::Rng;
+
+use super::api::seen;
+use super::faults::Fault;
+use super::replica::Replica;
+use super::{What, Work, World};
+
+impl World {
+    fn processes(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas.iter().flatten().chain(&self.overlapping)
+    }
+
+    /// The process with this life, if it runs or is frozen.
+    pub(super) fn process(&self, life: u64) -> Option<&Replica> {
+        self.processes().find(|replica| replica.life == life)
+    }
+
+    pub(super) fn process_mut(&mut self, life: u64) -> Option<&mut Replica> {
+        let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
+        running.into_iter().find(|replica| replica.life == life)
+    }
+
+    /// The replica to which calls go.
+    pub(super) fn serving(&self) -> usize {
+        let named = self.leader();
+        named.or_else(|| self.replicas.iter().position(Option::is_some)).unwrap_or_default()
+    }
+
+    /// The life of the process to which calls go, or zero.
+    pub(super) fn serving_life(&self) -> u64 {
+        self.replicas[self.serving()].as_ref().map_or(0, |replica| replica.life)
+    }
+
+    /// Runs a step of the process with this life, and schedules what it wants done.
+    pub(super) fn step(&mut self, life: u64, event: Event) {
+        let now = self.now;
+        let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
+            return;
+        };
+        for action in replica.step(event, now) {
+            match action {
+                Action::Work(work) => {
+                    let time = self.rng.random_range(0..20);
+                    self.after(time, What::Work { life, work: Work(work) });
+                }
+                Action::Call { id, request, within } => {
+                    let within = u64::try_from(within.as_millis()).expect("short");
+                    match request.uri().authority() {
+                        Some(_) => self.send_message(life, id, request, within),
+                        None => self.send(life, id, request, within),
+                    }
+                }
+            }
+        }
+        self.plan_timer(life);
+        self.plan_list(life);
+        self.end_replaced(life);
+        let answered = std::mem::take(&mut *self.answered.lock().expect("no panic"));
+        for (caller, error) in answered {
+            if error.contains("a bug in gpupack") {
+                self.broke(format!("the bind of {} panicked", caller.uid));
+            }
+            if self.hits(Fault::GiveUp, 4) {
+                self.disturb(15_000);
+                continue; // kube-scheduler hears nothing
+            }
+            let time = self.rng.random_range(0..4);
+            self.after(time, What::Bound { caller, error: Some(error) });
+        }
+    }
+
+    fn plan_timer(&mut self, life: u64) {
+        let Some(replica) = self.process_mut(life) else { return };
+        let Some(due) = replica.due() else { return };
+        if replica.next_due.is_none_or(|next| due < next) {
+            replica.next_due = Some(due);
+            self.after(due.saturating_sub(self.now), What::Due { life });
+        }
+    }
+
+    pub(super) fn start(&mut self, to: usize) {
+        if self.replicas[to].is_some() {
+            return;
+        }
+        self.lives += 1;
+        self.disturb(10_000);
+        let life = self.lives;
+        let drift = self.rng.random_range(0..3);
+        let evicts = self.settings.faults.contains(&Fault::Eviction);
+        let place = (self.replicas.len() > 1).then_some(to);
+        self.replicas[to] = Some(Replica::start(life, self.now, drift, evicts, place));
+        let time = self.rng.random_range(5..500);
+        self.after(time, What::Listed { life });
+        self.step(life, Event::Changed);
+    }
+
+    /// The lists of nodes and pods.
+    pub(super) fn list(&mut self, life: u64) {
+        if self.now < self.outage_until && self.is_faulty() {
+            let time = self.outage_until - self.now + self.rng.random_range(0..1_000);
+            return self.after(time, What::Listed { life });
+        }
+        let (now, version) = (self.now, self.nodes_version);
+        let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
+        let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
+            return;
+        };
+        replica.set_time(now);
+        if !replica.is_listed {
+            replica.nodes.take(WatchEvent::ListBegins);
+            self.nodes
+                .iter()
+                .for_each(|node| _ = replica.nodes.take(WatchEvent::Seen(node.facts())));
+            replica.nodes.take(WatchEvent::ListEnds);
+            replica.nodes_seen = version;
+        }
+        replica.is_list_due = false;
+        let number = replica.app.lists.begin();
+        replica.pods.take(WatchEvent::ListBegins);
+        for (uid, pod) in &mut self.api.pods {
+            if !replica.is_listed && pod.node.is_some() {
+                // What is written counts when it is first seen.
+                let written = pod.written();
+                let before = std::mem::replace(&mut pod.takes, written);
+                if before != pod.takes {
+                    self.excused.extend(before.into_iter().map(|(id, ..)| id));
+                }
+            }
+            replica.pods.take(WatchEvent::Seen(seen(&pod.json(uid))));
+        }
+        replica.pods.take(WatchEvent::ListEnds);
+        replica.app.lists.complete(number);
+        replica.seen = self.api.log.len();
+        if !replica.is_listed {
+            replica.is_listed = true;
+            replica.app.ledger.set_listed(replica.app.clock.now());
+        }
+        self.step(life, Event::Changed);
+    }
+
+    pub(super) fn watch(&mut self, life: u64) {
+        if self.process(life).is_none() {
+            return;
+        }
+        let is_cut = self.now < self.outage_until && self.is_faulty();
+        let (relists, repeats) = (self.hits(Fault::Relist, 2), self.hits(Fault::Relist, 5));
+        let most = self.rng.random_range(1..6);
+        let now = self.now;
+        let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
+        let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
+            return;
+        };
+        replica.is_watch_due = false;
+        if is_cut {
+            return;
+        }
+        if relists {
+            return self.list(life); // 410 Gone: it begins again
+        }
+        replica.set_time(now);
+        let first = replica.seen.saturating_sub(usize::from(repeats));
+        let last = self.api.log.len().min(replica.seen + most);
+        for change in &self.api.log[first..last] {
+            let pod = change.seen.clone();
+            let event =
+                if change.is_deleted { WatchEvent::Deleted(pod) } else { WatchEvent::Seen(pod) };
+            replica.pods.take(event);
+        }
+        replica.seen = last;
+        self.step(life, Event::Changed);
+    }
+
+    pub(super) fn see_nodes(&mut self, life: u64) {
+        let (now, version) = (self.now, self.nodes_version);
+        let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
+        let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
+            return;
+        };
+        replica.set_time(now);
+        replica.is_nodes_due = false;
+        replica.nodes_seen = version;
+        self.nodes.iter().for_each(|node| _ = replica.nodes.take(WatchEvent::Seen(node.facts())));
+        self.step(life, Event::Changed);
+    }
+
+    /// After each event: watches notice what is new.
+    pub(super) fn follow_up(&mut self) {
+        if self.now < self.outage_until && self.is_faulty() {
+            return;
+        }
+        let (length, version) = (self.api.log.len(), self.nodes_version);
+        let (mut pods, mut nodes) = (Vec::new(), Vec::new());
+        for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
+            let is_listed = replica.is_listed;
+            if is_listed && replica.seen < length && !replica.is_watch_due {
+                replica.is_watch_due = true;
+                pods.push(replica.life);
+            }
+            if is_listed && replica.nodes_seen < version && !replica.is_nodes_due {
+                replica.is_nodes_due = true;
+                nodes.push(replica.life);
+            }
+        }
+        for life in pods {
+            let time = self.lag();
+            self.after(time, What::Watch { life });
+        }
+        for life in nodes {
+            let time = self.lag();
+            self.after(time, What::SeeNodes { life });
+        }
+        for by in 0..self.schedulers.len() {
+            if self.schedulers[by].seen < length {
+                let time = self.lag();
+                self.plan_schedule(by, time);
+            }
+        }
+    }
+
+    /// How far a watch is behind: more than some milliseconds now and then.
+    fn lag(&mut self) -> u64 {
+        let is_slow = self.rng.random_range(0..10) == 0;
+        let most = match self.hits(Fault::Lag, 4) {
+            true => 3_000,
+            false if is_slow => 300,
+            false => 30,
+        };
+        if most > 300 {
+            self.disturb(8_000);
+        }
+        self.rng.random_range(0..most)
+    }
+}

@@ -1,0 +1,220 @@
+//! Requests of the extender on their way to the API server, and what is promised of them.
+
+use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
+use gpupack::step::outside::{Answer, CallId, Lost};
+use hyper::Request;
+use rand::Rng;
+use serde_json::Value;
+
+use super::api::refusal;
+use super::faults::Fault;
+use super::replica::Replica;
+use super::{Answers, Sent, What, World};
+use crate::simulation::scheduling::HTTP_TIMEOUT;
+
+/// A node that has not reported for so long takes no pods: `report_stale_seconds`, and what a bind
+/// that goes on takes.
+const SILENT_FOR: u64 = 15_000 + 12_000;
+
+/// How long a request that is lost may delay a requeue: its timeout, and the next attempt.
+const REQUEST_LOST: u64 = 9_000;
+
+impl World {
+    /// Decides what becomes of a request of the extender.
+    pub(super) fn send(
+        &mut self,
+        life: u64,
+        id: CallId,
+        request: Box<Request<Vec<u8>>>,
+        within: u64,
+    ) {
+        if request.uri().path().ends_with("/binding")
+            && let Err(broken) = self.check_binding(life, &request)
+        {
+            self.broke(broken);
+        }
+        // The worst times to crash, and to be replaced, are those of a write.
+        let is_write = request.method() != "GET";
+        let soon = self.rng.random_range(0..8);
+        let mut is_held = false; // by the network, longer than the process lives
+        if is_write && self.hits(Fault::Crash, 2) {
+            is_held = self.hits(Fault::Delay, 70);
+            self.after(soon, What::Crash { life });
+            if let Some(uid) = self.api.uid_of(request.uri().path())
+                && self.hits(Fault::Denial, 40)
+            {
+                self.deny(uid); // so that the next process cannot fence it
+            }
+        } else if is_write && self.hits(Fault::Overlap, 1) {
+            self.after(soon, What::Freeze { life });
+        }
+        let way = self.rng.random_range(0..5);
+        let lost = |what| What::Answer { life, id, answer: Err(what) };
+        let request = |answers| What::Request { life, id, request: Sent(request), answers };
+        if is_held {
+            let late = self.rng.random_range(200..8_000);
+            return self.after(late, request(Answers::Never));
+        }
+        if self.now < self.outage_until && self.is_faulty() {
+            self.disturb(REQUEST_LOST);
+            let time = if self.rng.random_range(0..2) == 0 { within } else { way };
+            let fault = "connection refused".to_owned();
+            return self.after(time, lost(Lost::Transport { fault }));
+        }
+        if self.hits(Fault::Loss, 3) {
+            self.disturb(REQUEST_LOST); // it never arrives
+            self.after(within, lost(Lost::Timeout));
+        } else if self.hits(Fault::Loss, 3) {
+            self.disturb(REQUEST_LOST); // it arrives, and no answer comes
+            self.after(within, lost(Lost::Timeout));
+            self.after(way, request(Answers::Never));
+        } else if self.hits(Fault::Loss, 3) {
+            self.disturb(REQUEST_LOST);
+            let fault = "connection reset".to_owned();
+            self.after(way, lost(Lost::Transport { fault }));
+            if self.rng.random_range(0..2) == 0 {
+                self.after(0, request(Answers::Never));
+            }
+        } else if self.hits(Fault::Delay, 4) {
+            self.disturb(REQUEST_LOST);
+            let late = within + self.rng.random_range(0..20_000);
+            self.after(within, lost(Lost::Timeout));
+            self.after(late, request(Answers::Never));
+        } else if self.hits(Fault::Overload, 4) {
+            self.disturb(REQUEST_LOST);
+            let code = [429, 500, 503, 504][self.rng.random_range(0..4)];
+            self.after(way, request(Answers::Status(code)));
+        } else if self.hits(Fault::Overload, 2) {
+            self.disturb(REQUEST_LOST);
+            self.after(way, request(Answers::DoneBut(504)));
+        } else {
+            self.after(way, request(Answers::Arrives));
+        }
+    }
+
+    /// A request reaches the API server.
+    pub(super) fn request(
+        &mut self,
+        life: u64,
+        id: CallId,
+        request: &Request<Vec<u8>>,
+        answers: Answers,
+    ) {
+        let is_read = request.method() == "GET";
+        let uid = self.api.uid_of(request.uri().path());
+        if !is_read && self.hits(Fault::Conflict, 3) {
+            if let Some(pod) = uid.as_ref().and_then(|uid| self.api.pods.get_mut(uid)) {
+                let version = pod.version.to_string();
+                pod.annotations.insert("example.com/seen".to_owned(), version);
+            }
+            uid.iter().for_each(|uid| self.api.changed(uid));
+        }
+        if !matches!(answers, Answers::Status(_)) {
+            self.note_write(life, request, uid.as_deref());
+        }
+        self.api.now = self.now;
+        let (code, body) = match answers {
+            Answers::Status(code) => refusal(code, "as this test wants"),
+            Answers::Arrives | Answers::Never => self.api.answer(request),
+            Answers::DoneBut(code) => {
+                self.api.answer(request);
+                refusal(code, "as this test wants")
+            }
+        };
+        if self.api.denied.contains_key(uid.as_deref().unwrap_or_default()) {
+            self.disturb(REQUEST_LOST);
+        }
+        if answers != Answers::Never {
+            let answer = Ok(Answer { status: code, body: Some(body.to_string().into_bytes()) });
+            let way = self.rng.random_range(0..5);
+            self.after(way, What::Answer { life, id, answer });
+        }
+    }
+
+    /// Checks a write that arrives: who may post a Binding, and what may be overwritten.
+    fn note_write(&mut self, life: u64, request: &Request<Vec<u8>>, uid: Option<&str>) {
+        let path = request.uri().path();
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let metadata = &body["metadata"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        // Without a placement nothing is allocated: two such Bindings bind the pod once.
+        if path.ends_with("/binding") && metadata["annotations"].is_object() {
+            let key = (text(&metadata["uid"]), text(&metadata["resourceVersion"]));
+            let first = *self.posted.entry(key.clone()).or_insert(life);
+            if first != life {
+                self.broke(format!("processes {first} and {life} posted a Binding of {key:?}"));
+            }
+        }
+        let is_of_pod = body["deleteOptions"]["preconditions"]["uid"].as_str() == uid;
+        if path.ends_with("/eviction")
+            && is_of_pod
+            && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
+        {
+            let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
+            if !self.settings.faults.contains(&Fault::Eviction) || !(pod.of.overuses || is_excused)
+            {
+                self.broke(format!("{uid:?} is evicted, which was not requested"));
+            }
+        }
+        let written = metadata["annotations"][FENCE].as_str().unwrap_or_default();
+        let version = &metadata["resourceVersion"];
+        let pod = uid.and_then(|uid| self.api.pods.get(uid));
+        // The first fence of a process goes on any version: it is older than all that it wrote.
+        let is_first = written.contains(" start-") || written.contains(" settle-");
+        if let Some(pod) = pod.filter(|_| request.method() == "PATCH" && !written.is_empty())
+            && !is_first
+            && (version.is_null() || *version == *pod.version.to_string())
+        {
+            let is_later = |was: &String| FenceWriter::of(was) > FenceWriter::of(written);
+            if pod.annotations.get(FENCE).is_some_and(is_later) {
+                let was = &pod.annotations[FENCE];
+                self.broke(format!("`{written}` overwrites the fence `{was}` of a later process"));
+            }
+        }
+    }
+
+    /// What is promised of a Binding when it is posted.
+    fn check_binding(&self, life: u64, request: &Request<Vec<u8>>) -> Result<(), String> {
+        let Some(replica) = self.process(life) else { return Ok(()) };
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let metadata = &body["metadata"];
+        if !metadata["uid"].is_string() || !metadata["resourceVersion"].is_string() {
+            return Err(format!("a Binding without preconditions: {body}"));
+        }
+        let uid = metadata["uid"].as_str().unwrap_or_default();
+        let node = body["target"]["name"].as_str().unwrap_or_default();
+        if let Some(since) = replica.stopping_since.filter(|since| *since < self.now) {
+            return Err(format!("{uid} is bound by a process that stops since {since} ms"));
+        }
+        match replica.calls.get(uid) {
+            Some(called) if self.now > called + HTTP_TIMEOUT => {
+                return Err(format!("{uid} is bound for a call of {called} ms, which has ended"));
+            }
+            Some(_) => {}
+            None => return Err(format!("{uid} is bound without a call")),
+        }
+        if metadata["annotations"].is_null() {
+            return Ok(()); // no GPU
+        }
+        self.check_node(replica, uid, node)
+    }
+
+    fn check_node(&self, replica: &Replica, uid: &str, node: &str) -> Result<(), String> {
+        // What *filter* never passed may have been passed by an earlier process.
+        let passed = replica.passed.get(uid).filter(|passed| !passed.is_empty());
+        if passed.is_some_and(|passed| !passed.contains(node)) {
+            return Err(format!("{uid} is bound to {node}, and *filter* passed {passed:?}"));
+        }
+        let at = self.nodes.iter().position(|it| it.name == node).unwrap_or_default();
+        let heard = replica.heard.get(&at).copied().unwrap_or_default().max(replica.thawed);
+        if self.now > heard + SILENT_FOR && self.nodes[at].agents.len() == 1 && !self.lied(at) {
+            return Err(format!("{uid} is bound to {node}, which reported at {heard} ms last"));
+        }
+        Ok(())
+    }
+
+    /// Whether the node's agent lies, so that its own reports are not counted as heard.
+    fn lied(&self, at: usize) -> bool {
+        self.settings.faults.contains(&Fault::Lie) && self.nodes[at].lies_until > 0
+    }
+}

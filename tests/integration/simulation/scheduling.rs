@@ -1,0 +1,231 @@
+//! Calls of kube-scheduler and of other clients, and what becomes of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpupack::control::bind::binding;
+use gpupack::server::scheduler::{preempt, verbs};
+use gpupack::step::outside::Event;
+use rand::Rng;
+use serde_json::{Value, json};
+
+use super::faults::Fault;
+use super::{Caller, Verb, What, World};
+
+/// kube-scheduler's timeout of a call.
+pub(super) const HTTP_TIMEOUT: u64 = 10_000;
+
+impl World {
+    /// Lets a kube-scheduler go on after this time, or earlier.
+    pub(super) fn plan_schedule(&mut self, by: usize, time: u64) {
+        let due = self.now + time;
+        if self.schedulers[by].next.is_none_or(|next| due < next || next < self.now) {
+            self.schedulers[by].next = Some(due);
+            self.after(time, What::Schedule { by });
+        }
+    }
+
+    pub(super) fn schedule(&mut self, by: usize) {
+        let (now, number) = (self.now, self.cycles + 1);
+        let is_cut = now < self.outage_until && self.is_faulty();
+        let scheduler = &mut self.schedulers[by];
+        scheduler.next = scheduler.next.filter(|next| *next > now);
+        if !is_cut {
+            let seen = std::mem::replace(&mut scheduler.seen, self.api.log.len());
+            self.api.log[seen..].iter().for_each(|change| scheduler.see(change, now));
+        }
+        if scheduler.begin(now, number) {
+            self.cycles = number;
+            let named = scheduler.feasible(&self.nodes);
+            match named.is_empty() {
+                true => self.refused(by),
+                false => self.call(by, Verb::Filter, &named),
+            }
+        }
+        if let Some(due) = self.schedulers[by].due(now) {
+            let time = self.rng.random_range(5..30);
+            self.plan_schedule(by, due.saturating_sub(now) + time);
+        }
+    }
+
+    fn call(&mut self, by: usize, verb: Verb, nodes: &[String]) {
+        let Some(cycle) = &self.schedulers[by].cycle else { return };
+        let caller = Caller { by: Some(by), cycle: cycle.number, uid: cycle.uid.clone() };
+        let pod = cycle.pod.json(&cycle.uid);
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}).to_string();
+        let (life, way) = (self.serving_life(), self.rng.random_range(0..3));
+        self.after(way, What::Verb { life, caller: caller.clone(), verb, body });
+        self.after(HTTP_TIMEOUT, What::Verbed { caller, verb, answer: None });
+    }
+
+    pub(super) fn verb(&mut self, life: u64, caller: Caller, verb: Verb, body: &str) {
+        let way = self.rng.random_range(0..3);
+        let now = self.now;
+        let Some(replica) = self.process_mut(life).filter(|it| it.app.leading.is_here()) else {
+            return self.after(way, What::Verbed { caller, verb, answer: None });
+        };
+        replica.set_time(now);
+        let answer = match verb {
+            Verb::Filter => verbs::filter(&replica.app, body.as_bytes()),
+            Verb::Prioritize => verbs::prioritize(&replica.app, body.as_bytes()),
+        };
+        let (answer, _) = answer.expect("a good body");
+        let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        if let Some(names) = answer["NodeNames"].as_array() {
+            let names = names.iter().filter_map(Value::as_str).map(str::to_owned);
+            replica.passed.entry(caller.uid.clone()).or_default().extend(names);
+        }
+        if !self.hits(Fault::GiveUp, 2) {
+            self.after(way, What::Verbed { caller, verb, answer: Some(answer) });
+        }
+        self.step(life, Event::Changed);
+    }
+
+    pub(super) fn verbed(&mut self, caller: &Caller, verb: Verb, answer: Option<Value>) {
+        let Some(by) = caller.by else { return };
+        if self.schedulers[by].current(caller.cycle).is_none() {
+            return;
+        }
+        self.plan_schedule(by, 10);
+        let names: Vec<String> = match (verb, answer) {
+            (_, None) => return self.schedulers[by].fail(self.now),
+            (Verb::Filter, Some(answer))
+                if !answer["Error"].as_str().unwrap_or_default().is_empty() =>
+            {
+                return self.schedulers[by].fail(self.now);
+            }
+            (Verb::Filter, Some(answer)) => {
+                serde_json::from_value(answer["NodeNames"].clone()).unwrap_or_default()
+            }
+            (Verb::Prioritize, Some(answer)) => {
+                let best = answer.as_array().into_iter().flatten();
+                let best = best.max_by_key(|score| score["Score"].as_i64());
+                best.and_then(|best| best["Host"].as_str()).map(str::to_owned).into_iter().collect()
+            }
+        };
+        match &names[..] {
+            [] => self.refused(by),
+            _ if self.hits(Fault::GiveUp, 2) => self.schedulers[by].fail(self.now),
+            [node] => self.call_bind(by, caller, node),
+            _ => self.call(by, Verb::Prioritize, &names),
+        }
+    }
+
+    /// No node fits the pod of this cycle: it is parked, and may preempt others.
+    fn refused(&mut self, by: usize) {
+        if self.hits(Fault::Preemption, 40) {
+            self.preempt(by);
+        }
+        self.schedulers[by].park(self.now);
+        self.plan_schedule(by, 10);
+    }
+
+    fn preempt(&mut self, by: usize) {
+        let plan = self.schedulers[by].victims(&self.nodes);
+        let Some(cycle) = self.schedulers[by].cycle.as_ref().filter(|_| !plan.is_empty()) else {
+            return;
+        };
+        let meta = |uids: &Vec<String>| {
+            let pods: Vec<Value> = uids.iter().map(|uid| json!({"UID": uid})).collect();
+            json!({"Pods": pods, "NumPDBViolations": 0})
+        };
+        let victims: BTreeMap<&String, Value> =
+            plan.iter().map(|(node, uids)| (node, meta(uids))).collect();
+        let body = json!({"Pod": cycle.pod.json(&cycle.uid), "NodeNameToVictims": null,
+            "NodeNameToMetaVictims": victims})
+        .to_string();
+        let (uid, wants_gpu) = (cycle.uid.clone(), cycle.pod.wants_gpu());
+        let is_frozen = |life| self.process(life).is_none_or(|replica| replica.is_frozen);
+        if is_frozen(self.serving_life()) {
+            return;
+        }
+        let (answer, _) = preempt::preempt(body.as_bytes()).expect("a good body");
+        let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        let chosen =
+            answer["NodeNameToMetaVictims"].as_object().and_then(|nodes| nodes.iter().next());
+        let Some((_, chosen)) = chosen else { return };
+        if wants_gpu {
+            self.broke(format!("{chosen} are evicted for {uid}, which requests a GPU"));
+        }
+        for victim in chosen["Pods"].as_array().into_iter().flatten() {
+            self.api.delete(victim["UID"].as_str().unwrap_or_default());
+        }
+    }
+
+    fn call_bind(&mut self, by: usize, caller: &Caller, node: &str) {
+        if !self.schedulers[by].assume(node) {
+            return;
+        }
+        self.after(HTTP_TIMEOUT, What::Bound { caller: caller.clone(), error: None });
+        self.send_bind(caller.clone(), node);
+    }
+
+    pub(super) fn send_bind(&mut self, caller: Caller, node: &str) {
+        let uid = &caller.uid;
+        let name = self.api.pods.get(uid).map_or(uid.clone(), |pod| pod.of.name.clone());
+        let body = json!({"PodName": name, "PodNamespace": "team", "PodUID": uid, "Node": node});
+        let (life, way, body) =
+            (self.serving_life(), self.rng.random_range(0..3), body.to_string());
+        self.after(way, What::Bind { life, caller, body });
+    }
+
+    pub(super) fn bind(&mut self, life: u64, caller: Caller, body: String) {
+        let now = self.now;
+        let answered = Arc::clone(&self.answered);
+        let Some(replica) = self.process_mut(life).filter(|it| it.app.leading.is_here()) else {
+            return self.after(1, What::Bound { caller, error: None });
+        };
+        replica.set_time(now);
+        replica.calls.insert(caller.uid.clone(), now);
+        let app = Arc::clone(&replica.app);
+        replica.app.outside.spawn(async move {
+            let (answer, _) = binding::bind(&app, body.as_bytes()).await.expect("a good body");
+            let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+            let error = answer["Error"].as_str().unwrap_or_default().to_owned();
+            answered.lock().expect("no panic").push((caller, error));
+        });
+        self.step(life, Event::Changed);
+    }
+
+    pub(super) fn bound(&mut self, caller: &Caller, error: Option<String>) {
+        let Some(by) = caller.by else { return };
+        let now = self.now;
+        let scheduler = &mut self.schedulers[by];
+        if scheduler.binding.get(&caller.uid) != Some(&caller.cycle) {
+            return;
+        }
+        if error.as_deref() == Some("") {
+            scheduler.binding.remove(&caller.uid);
+        } else {
+            scheduler.try_again(&caller.uid, now);
+            self.plan_schedule(by, 10);
+        }
+    }
+
+    // --- other clients ---------------------------------------------------------------------------
+
+    /// A client that tries where a pod would fit, again and again.
+    pub(super) fn trial(&mut self, uid: String, left: u32) {
+        let pod = match self.api.pods.get(&uid) {
+            Some(pod) if pod.node.is_none() => pod.json(&uid),
+            None if uid.starts_with("made-up") => {
+                let annotations = json!({"gpu-fraction": "0.25"});
+                json!({"metadata": {"uid": uid, "namespace": "team", "name": uid,
+                    "resourceVersion": "1", "annotations": annotations},
+                    "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}})
+            }
+            _ => return,
+        };
+        let names: Vec<&String> = self.nodes.iter().map(|node| &node.name).collect();
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string();
+        let life = self.serving_life();
+        for (time, verb) in [(1, Verb::Filter), (5, Verb::Prioritize)] {
+            let caller = Caller { by: None, cycle: 0, uid: uid.clone() };
+            self.after(time, What::Verb { life, caller, verb, body: body.clone() });
+        }
+        if left > 0 && self.is_faulty() {
+            let time = self.rng.random_range(200..1_500);
+            self.after(time, What::Trial { uid, left: left - 1 });
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What a run is like: which kinds of faults it has, and how long and large it is.
+
+use std::collections::BTreeSet;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::MOST_REPLICAS;
+use super::faults::Fault;
+
+/// Seeds of a test run.
+const SEEDS: u64 = 60;
+
+/// What a run is like. The seed decides what is not set here.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) seed: u64,
+    pub(super) faults: BTreeSet<Fault>,
+    pub(super) nodes: usize,
+    /// Most pods at a time: about twice as many as fit.
+    pub(super) pods: usize,
+    /// Faults end after this time, in ms.
+    pub(super) faults_for: u64,
+    /// Replicas of the extender. A single one has no Lease.
+    pub(super) replicas: usize,
+}
+
+impl Settings {
+    /// A third of the seeds has all kinds of faults, the others about half of them. Some last so
+    /// long that gpupack gives up waiting for the API server.
+    pub(super) fn of(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5EED);
+        let has_all = seed.is_multiple_of(3);
+        let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
+        let mut faults: BTreeSet<Fault> = Fault::ALL.iter().filter(chosen).copied().collect();
+        let replicas = [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")];
+        if replicas > 1 {
+            // A follower that starts believes what it sees: the shipped policies forbid edits.
+            faults.remove(&Fault::Edit);
+        }
+        let faults_for = if seed % 8 == 5 { 100_000 } else { 30_000 };
+        Self { seed, faults, nodes: 4, pods: 30, faults_for, replicas }
+    }
+
+    /// How to run it again.
+    pub(super) fn command(&self) -> String {
+        let without: Vec<String> = Fault::ALL
+            .iter()
+            .filter(|kind| !self.faults.contains(kind))
+            .map(|kind| format!("{kind:?}"))
+            .collect();
+        let Self { seed, nodes, pods, faults_for, replicas, .. } = self;
+        format!(
+            "SIM_SEED={seed} SIM_WITHOUT={} SIM_NODES={nodes} SIM_PODS={pods} SIM_FAULTS_MS={faults_for} \
+             SIM_REPLICAS={replicas} \
+             cargo test --test integration simulation::the",
+            without.join(",")
+        )
+    }
+}
+
+/// The value of an environment variable.
+#[expect(clippy::disallowed_methods, reason = "a test has no flags")]
+pub(super) fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+pub(super) fn number(name: &str) -> Option<u64> {
+    text(name).map(|text| text.parse().expect("a number"))
+}
+
+/// The runs that the environment requests.
+pub(super) fn chosen() -> impl Iterator<Item = Settings> {
+    let first = number("SIM_SEED").or_else(|| number("SIM_FROM")).unwrap_or(0);
+    let count = if text("SIM_SEED").is_some() { 1 } else { number("SIM_SEEDS").unwrap_or(SEEDS) };
+    let size = |name| number(name).map(|number| usize::try_from(number).expect("a small number"));
+    (first..first + count).map(move |seed| {
+        let mut settings = Settings::of(seed);
+        if let Some(without) = text("SIM_WITHOUT") {
+            let without: Vec<&str> = without.split(',').collect();
+            let named = |kind: &&Fault| !without.contains(&format!("{kind:?}").as_str());
+            settings.faults = Fault::ALL.iter().filter(named).copied().collect();
+        }
+        settings.nodes = size("SIM_NODES").unwrap_or(settings.nodes);
+        settings.pods = size("SIM_PODS").unwrap_or(settings.pods);
+        settings.replicas = size("SIM_REPLICAS").unwrap_or(settings.replicas).min(MOST_REPLICAS);
+        settings.faults_for = number("SIM_FAULTS_MS").unwrap_or(settings.faults_for);
+        settings
+    })
+}

@@ -2,7 +2,7 @@
 //!
 //! Everything else is handed a [`Timestamp`], so that tests and the simulator own the time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::hardware::units::Timestamp;
@@ -28,12 +28,27 @@ pub struct SimulatedTime {
     since_start: AtomicU64,
     /// The wall clock at the start, in seconds since 1970.
     started_unix_seconds: u64,
+    /// How far somebody has set the wall clock forward since, in seconds.
+    stepped: AtomicI64,
 }
 
 impl SimulatedTime {
     /// A process that starts at this time of the wall clock.
     pub const fn starting(started_unix_seconds: u64) -> Self {
-        Self { since_start: AtomicU64::new(0), started_unix_seconds }
+        let (since_start, stepped) = (AtomicU64::new(0), AtomicI64::new(0));
+        Self { since_start, started_unix_seconds, stepped }
+    }
+
+    /// Sets the wall clock forward by this many seconds, or back.
+    pub fn step_wall(&self, seconds: i64) {
+        self.stepped.fetch_add(seconds, Ordering::Relaxed);
+    }
+
+    /// Time since 1970 on the wall clock.
+    fn since_1970(&self) -> Duration {
+        let stepped = self.stepped.load(Ordering::Relaxed);
+        let started = self.started_unix_seconds.saturating_add_signed(stepped);
+        Duration::from_millis(started * 1_000 + self.since_start.load(Ordering::Relaxed))
     }
 
     /// From now on it is this late.
@@ -85,7 +100,7 @@ impl Clock {
             Source::System(_) => {
                 SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
             }
-            Source::Simulated(time) => time.started_unix_seconds + self.precise().as_secs(),
+            Source::Simulated(time) => time.since_1970().as_secs(),
         }
     }
 
@@ -94,9 +109,7 @@ impl Clock {
     pub fn unix_micros(&self) -> i64 {
         let passed = match self.source {
             Source::System(_) => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
-            Source::Simulated(time) => {
-                Duration::from_secs(time.started_unix_seconds) + self.precise()
-            }
+            Source::Simulated(time) => time.since_1970(),
         };
         i64::try_from(passed.as_micros()).unwrap_or(i64::MAX)
     }

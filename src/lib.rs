@@ -147,7 +147,7 @@ pub(crate) mod http_client;
 /// Tasks without I/O: `step(event, now) -> actions`.
 pub mod step {
     pub mod outside;
-    pub mod flag;
+    pub mod news;
 }
 
 /// The configuration file, checked.

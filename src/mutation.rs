@@ -115,6 +115,26 @@ mutations! {
     EvictsUnasked,
     /// A pod within its share is evicted.
     EvictsWithinShare,
+    /// A replica writes although its term has ended.
+    TermUnchecked,
+    /// A replica takes the Lease before it has expired.
+    LeaseTakenEarly,
+    /// A Binding is posted before the followers know of it.
+    UnannouncedBind,
+    /// A Binding does not wait until the Lease no longer names a follower that is lost.
+    LostFollowerForgotten,
+    /// The Lease names a follower that does not know what was posted while it joined.
+    NamedTooEarly,
+    /// A follower that joins does not hear of Bindings that have just ended.
+    RecentUntold,
+    /// A follower takes messages although its watch may be behind.
+    MessageTakenUnlisted,
+    /// A replica that was not informed counts as informed when it takes over.
+    UninformedTrusted,
+    /// What the last leader named is not fenced.
+    KnownUnfenced,
+    /// A leader gives the Lease away while its binds go on.
+    HandsOverAtOnce,
 }
 
 #[cfg(feature = "mutations")]

@@ -38,7 +38,15 @@ pub(crate) struct Extender {
     /// Its name among replicas, if it has others.
     replica: Option<String>,
     program: PathBuf,
+    /// Its wall clock, if a test steps it.
+    wall_clock: Option<PathBuf>,
     log: PathBuf,
+}
+
+/// Debian's libfaketime, which steps the wall clock of one process; `None` if it is not installed.
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let folder = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
+    Some(PathBuf::from(folder).join("libfaketime.so.1")).filter(|library| library.exists())
 }
 
 impl Extender {
@@ -75,9 +83,18 @@ impl Extender {
         std::fs::write(&path, config.to_string()).expect("the work folder is writable");
         let log = plane.log("extender");
         let program = gpupack();
-        let process = run(&program, &path, replica.as_deref(), &log);
-        let mut extender =
-            Self { process, address, page_address, config: path, replica, program, log };
+        let process = run(&program, &path, replica.as_deref(), None, &log);
+        let wall_clock = None;
+        let mut extender = Self {
+            process,
+            address,
+            page_address,
+            config: path,
+            replica,
+            program,
+            wall_clock,
+            log,
+        };
         extender.until_ready().await;
         extender
     }
@@ -132,10 +149,29 @@ impl Extender {
         self.program = program.unwrap_or_else(gpupack);
     }
 
+    /// From its next start on, its wall clock can be stepped.
+    pub(crate) fn own_wall_clock(&mut self) {
+        self.wall_clock = Some(self.config.with_extension("clock"));
+        self.step_wall_clock(0);
+    }
+
+    /// Its wall clock is so many seconds ahead of the system's from now on. Its monotonic clock goes on.
+    pub(crate) fn step_wall_clock(&self, seconds: i64) {
+        let file = self.wall_clock.as_ref().expect("it has a wall clock of its own");
+        std::fs::write(file, format!("{seconds:+}\n")).expect("the work folder is writable");
+    }
+
+    /// How often its log has this text.
+    pub(crate) fn logged(&self, text: &str) -> usize {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        log.matches(text).count()
+    }
+
     /// Starts it again with the same configuration; answers when it is ready, and how long it took.
     pub(crate) async fn start_again(&mut self) -> Duration {
         let started = clock::now();
-        self.process = run(&self.program, &self.config, self.replica.as_deref(), &self.log);
+        let (replica, wall_clock) = (self.replica.as_deref(), self.wall_clock.as_deref());
+        self.process = run(&self.program, &self.config, replica, wall_clock, &self.log);
         self.until_ready().await;
         started.elapsed()
     }
@@ -221,14 +257,31 @@ impl Extender {
     }
 }
 
-fn run(program: &Path, config: &Path, replica: Option<&str>, log: &Path) -> Leash {
+fn run(
+    program: &Path,
+    config: &Path,
+    replica: Option<&str>,
+    wall_clock: Option<&Path>,
+    log: &Path,
+) -> Leash {
     let config = config.to_str().expect("the target folder is UTF-8");
     let mut arguments = vec!["extender", "--config", config];
     if let Some(name) = replica {
         arguments.extend(["--replica", name, "--replica-address", "127.0.0.1"]);
     }
-    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
-    Leash::start("gpupack extender", program, &arguments, log)
+    let mut arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    let Some((wall_clock, library)) = wall_clock.zip(faketime()) else {
+        return Leash::start("gpupack extender", program, &arguments, log);
+    };
+    let environment = [
+        format!("LD_PRELOAD={}", library.display()),
+        format!("FAKETIME_TIMESTAMP_FILE={}", wall_clock.display()),
+        "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
+        "FAKETIME_CACHE_DURATION=1".to_owned(),
+        program.to_str().expect("the target folder is UTF-8").to_owned(),
+    ];
+    arguments.splice(0..0, environment);
+    Leash::start("gpupack extender", Path::new("env"), &arguments, log)
 }
 
 /// Starts simulated agents for all nodes of the fleet file, each reporting once in `period`.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,17 +10,24 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::Extender;
+use crate::extender::{Extender, start_agents};
+use crate::fleet::Fleet;
+use crate::leash::Leash;
 use crate::relay::Relay;
+use crate::schedulers::{Scheduler, SchedulerPlan};
+use crate::testbed::{Testbed, until_known};
 
 /// The namespace of the replicas and of their Lease.
 const NAMESPACE: &str = "gpu-system";
+
+/// How often an agent reports.
+const REPORTED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long kube-proxy takes to learn of another endpoint.
 const ENDPOINTS_AFTER: Duration = Duration::from_millis(100);
@@ -27,18 +35,19 @@ const ENDPOINTS_AFTER: Duration = Duration::from_millis(100);
 /// Addresses of the replicas by the name of their pods.
 type Addresses = Arc<Mutex<BTreeMap<String, SocketAddr>>>;
 
-/// Replicas, their pods, and the Service.
+/// Two replicas, their pods, the Service, the agents that report to both, and a scheduler.
 pub(crate) struct Replicas {
     /// The processes; one that ended keeps its place.
     pub(crate) extenders: Vec<Extender>,
     /// The network between each of them and the API server.
     pub(crate) relays: Vec<Relay>,
-    /// The Service: a new connection goes to the pod with the label of the leader.
-    pub(crate) service: SocketAddr,
+    /// The agents of all nodes.
+    pub(crate) agents: Leash,
+    fleet: PathBuf,
+    scheduler: Scheduler,
+    service: SocketAddr,
     plane: &'static ControlPlane,
     client: Client,
-    settings: Value,
-    addresses: Addresses,
     service_task: JoinHandle<()>,
 }
 
@@ -49,74 +58,54 @@ impl Drop for Replicas {
 }
 
 impl Replicas {
-    /// Starts so many replicas, each when the last one is ready.
-    pub(crate) async fn start(
-        plane: &'static ControlPlane,
-        client: Client,
-        settings: Value,
-        count: usize,
-    ) -> Self {
+    /// Starts two replicas, the second when the first is ready, and all that uses them. The leader
+    /// knows the fleet when it returns.
+    pub(crate) async fn start(bed: &Testbed, fleet: &Fleet) -> Self {
+        let (plane, client) = (bed.plane, bed.cluster.client.clone());
         let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
         let _ = leases.delete("gpupack", &DeleteParams::default()).await;
         let addresses = Addresses::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let service = listener.local_addr().expect("it listens");
-        let serving = serve(listener, client.clone(), Arc::clone(&addresses));
-        let mut replicas = Self {
-            extenders: Vec::new(),
-            relays: Vec::new(),
+        let serving = tokio::spawn(serve(listener, client.clone(), Arc::clone(&addresses)));
+        let (mut extenders, mut relays) = (Vec::new(), Vec::new());
+        for name in ["gpupack-0", "gpupack-1"] {
+            let (extender, relay) = start_replica(plane, &client, name).await;
+            known(&addresses).insert(name.to_owned(), extender.address());
+            extenders.push(extender);
+            relays.push(relay);
+        }
+        let file = fleet.write(plane.work(), bed.name);
+        let agents = agents(plane, &file, &extenders);
+        let plan = SchedulerPlan::second();
+        let scheduler = Scheduler::start(plane, &client, plan, service).await;
+        let replicas = Self {
+            extenders,
+            relays,
+            agents,
+            fleet: file,
+            scheduler,
             service,
             plane,
             client,
-            settings,
-            addresses,
-            service_task: tokio::spawn(serving),
+            service_task: serving,
         };
-        for _ in 0..count {
-            replicas.add().await;
-        }
+        let leader = replicas.leader(None).await;
+        until_known(&replicas.extenders[leader], fleet.gpus(), REPORTED_EVERY).await;
         replicas
     }
 
-    /// Starts one more, with a pod of its own; returns its place when it is ready.
-    pub(crate) async fn add(&mut self) -> usize {
-        let place = self.extenders.len();
-        let name = format!("gpupack-{place}");
-        let pod = json!({
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gpupack",
-                "app.kubernetes.io/component": "extender"}},
-            "spec": {
-                "schedulerName": "nobody", "terminationGracePeriodSeconds": 0,
-                "securityContext": {
-                    "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "containers": [{
-                    "name": "extender", "image": "none",
-                    "securityContext": {
-                        "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
-                    },
-                }],
-            },
-        });
-        let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        let pods = self.pods();
-        let now = DeleteParams::default().grace_period(0);
-        let _ = pods.delete(&name, &now).await;
-        pods.create(&PostParams::default(), &pod).await.expect("a pod can be created");
-        let (plane, settings) = (self.plane, self.settings.clone());
-        let relay = Relay::start(plane.address()).await;
-        let server = format!("https://{}", relay.address);
-        let kubeconfig = plane.kubeconfig_via(Identity::Extender, &name, &server);
-        let extender = Extender::start_replica(plane, &kubeconfig, settings, &name).await;
-        self.relays.push(relay);
-        self.known().insert(name, extender.address());
-        self.extenders.push(extender);
-        place
+    /// Starts kube-scheduler again if it has ended, as kubelet would.
+    pub(crate) async fn keep_scheduler(&mut self) {
+        if self.scheduler.has_ended() {
+            let plan = SchedulerPlan::second();
+            self.scheduler = Scheduler::start(self.plane, &self.client, plan, self.service).await;
+        }
     }
 
-    /// Where all replicas listen.
-    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
-        self.extenders.iter().map(Extender::address).collect()
+    /// Starts the agents again.
+    pub(crate) fn start_agents_again(&mut self) {
+        self.agents = agents(self.plane, &self.fleet, &self.extenders);
     }
 
     /// The place of the leader, once the Lease names one that is not `besides`.
@@ -137,14 +126,45 @@ impl Replicas {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
+}
 
-    fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
-    }
+fn known(addresses: &Addresses) -> std::sync::MutexGuard<'_, BTreeMap<String, SocketAddr>> {
+    addresses.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, SocketAddr>> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn agents(plane: &ControlPlane, fleet: &std::path::Path, extenders: &[Extender]) -> Leash {
+    let addresses: Vec<SocketAddr> = extenders.iter().map(Extender::address).collect();
+    start_agents(plane, fleet, REPORTED_EVERY, &addresses)
+}
+
+/// Starts a replica with a pod of its own; returns when it is ready.
+async fn start_replica(plane: &ControlPlane, client: &Client, name: &str) -> (Extender, Relay) {
+    let pod = json!({
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gpupack",
+            "app.kubernetes.io/component": "extender"}},
+        "spec": {
+            "schedulerName": "nobody", "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [{
+                "name": "extender", "image": "none",
+                "securityContext": {
+                    "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+                },
+            }],
+        },
+    });
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let now = DeleteParams::default().grace_period(0);
+    let _ = pods.delete(name, &now).await;
+    pods.create(&PostParams::default(), &pod).await.expect("a pod can be created");
+    let relay = Relay::start(plane.address()).await;
+    let server = format!("https://{}", relay.address);
+    let kubeconfig = plane.kubeconfig_via(Identity::Extender, name, &server);
+    let extender = Extender::start_replica(plane, &kubeconfig, json!({}), name).await;
+    (extender, relay)
 }
 
 /// Passes each new connection on to the pod that is labelled as the leader's, as kube-proxy does.
@@ -158,7 +178,7 @@ async fn serve(listener: TcpListener, client: Client, addresses: Addresses) {
         tokio::select! {
             _ = look.tick() => {
                 let Ok(found) = pods.list(&labelled).await else { continue };
-                let known = addresses.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = known(&addresses);
                 let names = found.into_iter().filter_map(|pod| pod.metadata.name);
                 endpoint = names.filter_map(|name| known.get(&name).copied()).next_back();
             }

@@ -86,7 +86,7 @@ impl SchedulerPlan {
 
 /// A running kube-scheduler.
 pub(crate) struct Scheduler {
-    _process: Leash,
+    process: Leash,
     client: Client,
 }
 
@@ -117,9 +117,14 @@ impl Scheduler {
         ];
         let program = &plane.binaries.kube_scheduler;
         let process = Leash::start(&name, program, &arguments, &plane.log(&name));
-        let mut scheduler = Self { _process: process, client: own_port(port) };
+        let mut scheduler = Self { process, client: own_port(port) };
         scheduler.ready(&plane.log(&name)).await;
         scheduler
+    }
+
+    /// Whether it has ended: it does when it cannot renew its own Lease for 10 s.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.ended().is_some()
     }
 
     /// Sum of a metric's samples whose labels contain `label`.
@@ -131,8 +136,8 @@ impl Scheduler {
     async fn ready(&mut self, log: &Path) {
         let started = clock::now();
         while self.text("/readyz").await.is_err() {
-            let name = self._process.name().to_owned();
-            let ended = self._process.ended();
+            let name = self.process.name().to_owned();
+            let ended = self.process.ended();
             assert!(ended.is_none(), "{name} ended ({ended:?}); see {}", log.display());
             let late = started.elapsed() > START_LIMIT;
             assert!(!late, "{name} is not ready after {START_LIMIT:?}; see {}", log.display());

@@ -194,6 +194,8 @@ struct World {
     replicas: Vec<Option<Replica>>,
     /// A process that was frozen, and replaced meanwhile. It does not know.
     overlapping: Option<Replica>,
+    /// How far the wall clock of each machine is ahead, in seconds.
+    clocks_ahead: Vec<i64>,
     lives: u64,
     schedulers: Vec<Scheduler>,
     cycles: u64,
@@ -240,6 +242,7 @@ impl World {
             api: Api::default(),
             replicas: (0..settings.replicas).map(|_| None).collect(),
             overlapping: None,
+            clocks_ahead: vec![0; settings.replicas],
             lives: 0,
             schedulers: Scheduler::all(&settings),
             cycles: 0,

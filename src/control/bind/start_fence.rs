@@ -72,6 +72,7 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
     let mut pending: Vec<PodRef> = match &scope {
         // Also pods whose request is refused now: an earlier process may have accepted it.
         Scope::All => app.pending.iter().map(|pod| pod.pod.clone()).collect(),
+        Scope::Known { .. } if mutated(Mutation::KnownUnfenced) => Vec::new(),
         Scope::Known { bindings, .. } => bindings.iter().map(NamedPod::pod).collect(),
     };
     pending.sort(); // in an order that can be replayed

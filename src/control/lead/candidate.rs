@@ -10,6 +10,7 @@ use crate::control::shared::leader::{Addresses, Leader, Replica};
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::lease::{Held, LeaseAnswer};
+use crate::mutation::{Mutation, mutated};
 
 /// Pause between two looks at the Lease of another replica.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -96,7 +97,8 @@ impl<'a> Candidate<'a> {
                 continue;
             };
             let (sent, own) = (self.app.clock.now(), self.claim(&free));
-            let was_informed = free.informed.contains(&self.replica.identity);
+            let was_informed = free.informed.contains(&self.replica.identity)
+                || mutated(Mutation::UninformedTrusted);
             match self.cluster.writer.write_lease(lease, &own, self.within()).await {
                 LeaseAnswer::Is(held) => return Some(self.win(*held, sent, was_informed)),
                 LeaseAnswer::Failed(_) => tried = Some(Tried { own, sent, was_informed }),
@@ -123,10 +125,7 @@ impl<'a> Candidate<'a> {
         }
         self.app.heard.listen(held.term, &held.secret);
         self.app.set_informed(held.informed.contains(&self.replica.identity));
-        self.app.leading.set(match held.holder.is_empty() {
-            true => Leader::Unknown,
-            false => Leader::Elsewhere(Addresses { verbs: held.address, page: held.page_address }),
-        });
+        self.app.leading.set(holder_of(held));
         None
     }
 
@@ -164,6 +163,9 @@ impl<'a> Candidate<'a> {
 
     /// When this replica may take a Lease that is not renewed.
     fn expiry(&self, held: &Held, since: Timestamp) -> Timestamp {
+        if mutated(Mutation::LeaseTakenEarly) {
+            return since.plus(held.holds_for / 3);
+        }
         let patience = if self.app.ledger.is_listed() { Duration::ZERO } else { WARM_FIRST };
         since.plus(held.holds_for.max(Duration::from_secs(1)) + patience)
     }
@@ -219,6 +221,14 @@ impl<'a> Candidate<'a> {
     /// Time for one call about the Lease.
     fn within(&self) -> Duration {
         within(self.replica)
+    }
+}
+
+/// The leader that a Lease names.
+pub(crate) fn holder_of(held: Held) -> Leader {
+    match held.holder.is_empty() {
+        true => Leader::Unknown,
+        false => Leader::Elsewhere(Addresses { verbs: held.address, page: held.page_address }),
     }
 }
 

@@ -15,12 +15,15 @@ use futures::FutureExt;
 use futures::future::{Either, select};
 
 use crate::control::bind::start_fence::{Scope, fence};
-use crate::control::lead::candidate::{AGAIN_AFTER, Candidate, Won, valid_until, within};
+use crate::control::lead::candidate::{
+    AGAIN_AFTER, Candidate, Won, holder_of, valid_until, within,
+};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::control::shared::leader::{Addresses, Leader, Replica};
+use crate::control::shared::leader::{Leader, Replica};
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::lease::{Held, LeaseAnswer};
 use crate::kube_api::write::target::PodKey;
+use crate::mutation::{Mutation, mutated};
 
 /// How long calls are forwarded after the Lease was given away, before and after a successor is known.
 const FORWARDS_FOR: Duration = Duration::from_secs(2);
@@ -124,7 +127,7 @@ impl Leads<'_> {
                 tracing::warn!(
                     "the Lease could not be renewed in time: nothing is bound until it is"
                 );
-                app.leading.set(Leader::Unknown);
+                app.leading.set(Leader::Lapsed);
             }
         }
     }
@@ -151,7 +154,8 @@ impl Leads<'_> {
         let Self { app, cluster, replica } = self;
         app.leading.set(Leader::Unknown);
         let began = app.clock.now();
-        while app.binds.count() > 0 && app.clock.now().since(began) < LAST_BINDS {
+        let waits = !mutated(Mutation::HandsOverAtOnce);
+        while waits && app.binds.count() > 0 && app.clock.now().since(began) < LAST_BINDS {
             app.outside.sleep(Duration::from_millis(5)).await;
         }
         cluster.writer.term().end();
@@ -181,11 +185,9 @@ async fn watch_successor(app: Arc<App>) {
     loop {
         let answer = cluster.writer.read_lease(&replica.lease, within(replica)).await;
         if let LeaseAnswer::Is(held) = answer
-            && !held.holder.is_empty()
             && held.holder != replica.identity
         {
-            let (verbs, page) = (held.address, held.page_address);
-            app.leading.set(Leader::Elsewhere(Addresses { verbs, page }));
+            app.leading.set(holder_of(*held));
         }
         app.outside.sleep(AGAIN_AFTER).await;
     }

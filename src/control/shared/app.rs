@@ -42,7 +42,7 @@ use crate::model::isolation::DriverLimits;
 use crate::model::reservation::{Placement, PodRef};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
-use crate::step::flag::Flag;
+use crate::step::news::Flag;
 use crate::step::outside::Outside;
 
 /// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to

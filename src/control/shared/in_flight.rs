@@ -6,18 +6,18 @@
 //! Binding that may still arrive; any other replica fences all pods that wait.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::pin::pin;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::write::target::PodKey;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
+use crate::step::news::News;
 
 /// Most followers of a leader.
 const MOST_FOLLOWERS: usize = 8;
@@ -44,7 +44,7 @@ const LIST_AGE: Duration = Duration::from_secs(50);
 const FIRST_BAN: Duration = Duration::from_secs(2);
 
 /// The longest such pause.
-const LONGEST_BAN: Duration = Duration::from_secs(60);
+const LONGEST_BAN: Duration = Duration::from_secs(30);
 
 /// What a leader tells a follower.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,8 +115,7 @@ impl NamedPod {
 #[derive(Default)]
 pub struct InFlight {
     table: Mutex<Table>,
-    /// Wakes tasks in the order in which they wait, so that a simulation replays.
-    changes: Notify,
+    news: News,
 }
 
 #[derive(Default)]
@@ -145,7 +144,7 @@ struct Follower {
 impl Follower {
     fn may_be_named(&self) -> bool {
         match self.stage {
-            Stage::Informed => self.knows >= self.named_from,
+            Stage::Informed => self.knows >= self.named_from || mutated(Mutation::NamedTooEarly),
             Stage::Named => true,
             Stage::Joins | Stage::Lost => false,
         }
@@ -174,8 +173,10 @@ impl InFlight {
             table.pods.insert(PodUid::new(&*pod.uid), pod);
             table.number
         };
-        self.changed();
-        self.until(|table| table.know(number)).await;
+        self.news.ring();
+        if !mutated(Mutation::UnannouncedBind) {
+            self.until(|table| table.know(number)).await;
+        }
     }
 
     /// Notes that no Binding of the pod is on its way any more.
@@ -224,7 +225,7 @@ impl InFlight {
         let table = self.table.lock();
         let follower = table.followers.get(replica).filter(|it| it.stage != Stage::Lost)?;
         let mut pods: Vec<NamedPod> = table.pods.values().cloned().collect();
-        if follower.stage != Stage::Named {
+        if follower.stage != Stage::Named && !mutated(Mutation::RecentUntold) {
             pods.extend(table.recent.iter().map(|(_, pod)| pod.clone()));
         }
         Some((follower.address.clone(), table.number, pods))
@@ -245,7 +246,7 @@ impl InFlight {
                 (follower.stage, follower.named_from) = (Stage::Informed, table.number);
             }
         }
-        self.changed();
+        self.news.ring();
     }
 
     /// Notes that a follower did not answer. One that was waited for may not join again at once.
@@ -265,7 +266,7 @@ impl InFlight {
             }
             None => {}
         }
-        self.changed();
+        self.news.ring();
     }
 
     /// The followers that the Lease is to name.
@@ -284,7 +285,7 @@ impl InFlight {
             }
             is_named || follower.stage != Stage::Lost
         });
-        self.changed();
+        self.news.ring();
     }
 
     /// Waits until the Lease names other followers than it should.
@@ -296,25 +297,18 @@ impl InFlight {
     }
 
     async fn until(&self, is_so: impl Fn(&Table) -> bool) {
-        loop {
-            let mut changed = pin!(self.changes.notified());
-            changed.as_mut().enable();
-            if is_so(&self.table.lock()) {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    fn changed(&self) {
-        self.changes.notify_waiters();
+        self.news.until(|| is_so(&self.table.lock())).await;
     }
 }
 
 impl Table {
     /// Whether each follower that a successor could be knows all pods up to this number.
     fn know(&self, number: u64) -> bool {
-        self.followers.values().all(|it| it.stage == Stage::Joins || it.knows >= number)
+        let knows = |it: &Follower| {
+            let is_forgotten = it.stage == Stage::Lost && mutated(Mutation::LostFollowerForgotten);
+            it.stage == Stage::Joins || it.knows >= number || is_forgotten
+        };
+        self.followers.values().all(knows)
     }
 }
 
@@ -360,7 +354,8 @@ impl Heard {
         if copy.leader.as_ref() != Some(&(message.term, message.secret)) {
             return false;
         }
-        if copy.last.is_none_or(|last| now.since(last) >= SILENT_FOR) {
+        let was_silent = copy.last.is_none_or(|last| now.since(last) >= SILENT_FOR);
+        if was_silent && !mutated(Mutation::MessageTakenUnlisted) {
             // Only a message says that the leader has fenced what its predecessor may have bound.
             let fresh = copy.list.filter(|(_, at)| now.since(*at) < LIST_AGE);
             let (number, since) = fresh.unwrap_or_else(|| (lists.want(), now));

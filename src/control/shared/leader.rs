@@ -16,6 +16,9 @@ pub enum Leader {
     Elsewhere(Addresses),
     /// None is known. One appears within seconds.
     Unknown,
+    /// This replica led until it could not renew the Lease. Another one may lead by now, and this one
+    /// does not hear of it.
+    Lapsed,
 }
 
 /// Where a replica answers, as plain addresses without a final slash.

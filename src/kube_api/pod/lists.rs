@@ -1,69 +1,86 @@
 //! Lists of all pods: which are complete, and whether a newer one is wanted.
 
-use tokio::sync::watch;
+use parking_lot::Mutex;
+
+use crate::step::news::News;
 
 /// The lists of pods that the watch makes. They are numbered from 1.
+#[derive(Default)]
 pub struct Lists {
-    /// The number of the newest list that is wanted.
-    wanted: watch::Sender<u64>,
-    /// The numbers of the newest list that has begun, and of the newest complete one.
-    made: watch::Sender<(u64, u64)>,
+    numbers: Mutex<Numbers>,
+    news: News,
 }
 
-impl Default for Lists {
+#[derive(Clone, Copy)]
+struct Numbers {
+    /// The newest list that is wanted.
+    wanted: u64,
+    /// The newest list that has begun.
+    begun: u64,
+    /// The newest list that is complete.
+    complete: u64,
+}
+
+impl Default for Numbers {
     /// The first list is wanted.
     fn default() -> Self {
-        Self { wanted: watch::Sender::new(1), made: watch::Sender::new((0, 0)) }
+        Self { wanted: 1, begun: 0, complete: 0 }
     }
 }
 
 impl Lists {
     /// Wants a list that shows everything that has happened so far, and returns its number.
     pub fn want(&self) -> u64 {
-        let (begun, _) = *self.made.borrow();
-        self.wanted.send_if_modified(|wanted| {
-            let is_more = *wanted <= begun;
-            *wanted = (*wanted).max(begun + 1);
-            is_more
-        });
-        self.newest()
+        self.change(|it| it.wanted = it.wanted.max(it.begun + 1)).wanted
     }
 
     /// Notes that a list begins, and returns its number.
     pub fn begin(&self) -> u64 {
-        let number = self.newest();
-        self.made.send_modify(|made| made.0 = number);
-        number
+        self.change(|it| it.begun = it.wanted).begun
     }
 
     /// Notes that a list is complete.
     pub fn complete(&self, number: u64) {
-        self.made.send_modify(|made| made.1 = made.1.max(number));
+        self.change(|it| it.complete = it.complete.max(number));
     }
 
     /// Whether the list of this number, or a newer one, is complete.
     pub fn is_complete(&self, number: u64) -> bool {
-        self.made.borrow().1 >= number
+        self.numbers().complete >= number
     }
 
     /// Whether a list is wanted that has not begun.
     pub fn is_wanted(&self) -> bool {
-        self.newest() > self.made.borrow().0
+        let Numbers { wanted, begun, .. } = self.numbers();
+        wanted > begun
     }
 
     /// The number of the newest list that is wanted.
     pub fn newest(&self) -> u64 {
-        *self.wanted.borrow()
+        self.numbers().wanted
     }
 
     /// Waits until a newer list is wanted than this.
     pub async fn wanted_after(&self, number: u64) {
-        let _ = self.wanted.subscribe().wait_for(|wanted| *wanted > number).await;
+        self.news.until(|| self.newest() > number).await;
     }
 
     /// Waits until the list of this number, or a newer one, is complete.
     pub async fn completed(&self, number: u64) {
-        let _ = self.made.subscribe().wait_for(|(_, complete)| *complete >= number).await;
+        self.news.until(|| self.is_complete(number)).await;
+    }
+
+    fn numbers(&self) -> Numbers {
+        *self.numbers.lock()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Numbers)) -> Numbers {
+        let mut numbers = self.numbers.lock();
+        change(&mut numbers);
+        let changed = *numbers;
+        drop(numbers);
+        self.news.ring();
+        changed
     }
 }
 

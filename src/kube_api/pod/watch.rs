@@ -205,8 +205,8 @@ impl PodWatch {
         match event {
             WatchEvent::ListBegins => {
                 self.relisted = Some(BTreeSet::new());
-                // A pod that was bound and is gone before the watch has shown it is in no list.
-                self.known.extend(self.ledger.confirmed());
+                // A pod that is gone before the watch has shown it is in no list.
+                self.known.extend(self.ledger.placed());
             }
             WatchEvent::Seen(pod) => self.see(&pod),
             WatchEvent::Deleted(pod) => self.end(&pod.pod.uid),

@@ -144,15 +144,18 @@ impl Ledger {
         assumed
     }
 
-    /// The pods that the API server has accepted as bound.
-    pub fn confirmed(&self) -> Vec<PodUid> {
-        let mut confirmed = Vec::new();
+    /// The pods that are bound, or being bound.
+    pub fn placed(&self) -> Vec<PodUid> {
+        let mut placed = Vec::new();
         self.look_at_each(|node_state| {
-            let is_bound = |held: &&Reservation| held.state == ReservationState::Confirmed;
-            let held = node_state.reservations().values().filter(is_bound);
-            confirmed.extend(held.map(|held| held.pod.uid.clone()));
+            let lives = |held: &&Reservation| match held.state {
+                ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
+                ReservationState::Draining { .. } => false,
+            };
+            let held = node_state.reservations().values().filter(lives);
+            placed.extend(held.map(|held| held.pod.uid.clone()));
         });
-        confirmed
+        placed
     }
 
     /// The node of a pod that is being bound with exactly this request.

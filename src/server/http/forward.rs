@@ -38,6 +38,10 @@ const NOT_LEADING: HeaderName = HeaderName::from_static("gpupack-not-leading");
 /// Longest wait of a verb for a leader: as long as a take-over takes after a leader died.
 const VERBS_WITHIN: Duration = Duration::from_secs(5);
 
+/// Longest wait at a replica whose Lease has lapsed. A new connection may go to another leader:
+/// kube-scheduler keeps several to this one, and each is closed with the answer.
+const LAPSED_WITHIN: Duration = Duration::from_millis(500);
+
 /// Longest wait of people for a leader.
 const PAGE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -280,7 +284,7 @@ impl Call<'_> {
             let leader = news.borrow_and_update().clone();
             match &leader {
                 Leader::Here => return (None, ForwardResult::Led),
-                Leader::Unknown => {}
+                Leader::Unknown | Leader::Lapsed => {}
                 Leader::Elsewhere(addresses) => match self.send(addresses, &leader, news).await {
                     Attempt::Answered(response) => {
                         let response = while_leading(response, news.clone(), leader);
@@ -295,7 +299,8 @@ impl Call<'_> {
                     }
                 },
             }
-            let left = self.left(limit);
+            let has_lapsed = *news.borrow() == Leader::Lapsed;
+            let left = self.left(if has_lapsed { limit.min(LAPSED_WITHIN) } else { limit });
             if left.is_zero() {
                 return (Some(self.refused(&cause)), ForwardResult::NoLeader);
             }

@@ -2,8 +2,8 @@
 //! the fleet alone.
 //!
 //! `GPUPACK_FAULTS_MINUTES=30 cargo test --features e2e --test e2e faults -- --nocapture`; without the
-//! variable it is skipped. `GPUPACK_E2E_SEED` decides what breaks when. It prints a line for each fault, and at the end a table
-//! of the times until the next Binding.
+//! variable it is skipped. `GPUPACK_E2E_SEED` decides what breaks when. It prints a line for each
+//! fault, and at the end a table of the times until the next Binding.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,20 +18,19 @@ use crate::binaries;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::Part;
-use crate::extender::start_agents;
+use crate::extender::faketime;
 use crate::fleet::{A10, A100, Fleet};
-use crate::leash::Leash;
 use crate::pods::PodPlan;
 use crate::replicas::Replicas;
-use crate::schedulers::{Scheduler, SchedulerPlan};
-use crate::testbed::{Testbed, figure, scenario_within, until_known};
+use crate::testbed::{Testbed, figure, scenario_within};
 use crate::watching::{Watching, bound};
 
 /// Most pods at a time: more than fit.
 const ALIVE: usize = 300;
 
-/// Pods created in each minute, so that 30 minutes have more than 5,000.
-const PODS_PER_MINUTE: u64 = 180;
+/// Pods that are to be created in each minute: without the API server none are, and 30 minutes are to
+/// have more than 5,000.
+const PODS_PER_MINUTE: u64 = 300;
 
 /// Time after a fault is over, before the next one.
 const PAUSE_MS: std::ops::Range<u64> = 4_000..12_000;
@@ -56,9 +55,13 @@ enum Fault {
     FreezeApiServer,
     KillEtcd,
     FreezeEtcd,
+    /// The API server has forgotten what the leader's watch has not seen: 410 Gone.
+    ExpireLeader,
+    StepLeaderClock,
+    StepFollowerClock,
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 17] = [
     Fault::KillLeader,
     Fault::KillFollower,
     Fault::StopLeader,
@@ -73,14 +76,22 @@ const FAULTS: [Fault; 14] = [
     Fault::FreezeApiServer,
     Fault::KillEtcd,
     Fault::FreezeEtcd,
+    Fault::ExpireLeader,
+    Fault::StepLeaderClock,
+    Fault::StepFollowerClock,
 ];
+
+/// Steps of a wall clock, in seconds. Backward ones are short: before its first second, the
+/// certificate of the API server is not valid.
+const STEPS: [i64; 4] = [-600, -2, 90, 86_400];
+
+/// What the API server says to a watch of what it has forgotten.
+const EXPIRED: &str = "too old resource version";
 
 struct Stage {
     bed: Testbed,
     replicas: Replicas,
     watching: Watching,
-    agents: Leash,
-    fleet_file: std::path::PathBuf,
     rng: ChaCha8Rng,
 }
 
@@ -96,28 +107,33 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         let fleet = Fleet::new().with("faults-a", 8, (4, A100)).with("faults-b", 4, (2, A10));
         bed.cluster.add_nodes(&fleet).await;
         bed.cluster.add_priority_class("faults-high", 100).await;
-        let client = bed.cluster.client.clone();
-        let watching = Watching::start_unsteady(client.clone(), fleet.clone()).await;
-        let replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
-        let fleet_file = fleet.write(bed.plane.work(), "faults");
-        let second = Duration::from_secs(1);
-        let agents = start_agents(bed.plane, &fleet_file, second, &replicas.addresses());
-        until_known(&replicas.extenders[0], fleet.gpus(), second).await;
-        let plan = SchedulerPlan::second();
-        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
+        let watching = Watching::start_unsteady(bed.cluster.client.clone(), fleet.clone()).await;
+        let mut replicas = Replicas::start(&bed, &fleet).await;
+        if faketime().is_none() {
+            binaries::say("skipped: steps of the clock because libfaketime is not installed");
+        }
+        for extender in &mut replicas.extenders {
+            extender.own_wall_clock();
+            extender.kill();
+            extender.start_again().await;
+        }
         let users = tokio::spawn(users(bed.cluster.clone(), seed, clock::now() + time));
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut stage = Stage { bed, replicas, watching, agents, fleet_file, rng };
+        let mut stage = Stage { bed, replicas, watching, rng };
         let recovered = stage.break_until(clock::now() + time).await;
         let created = users.await.expect("users go on whatever breaks");
         print_table(&recovered);
         stage.settle(created).await;
         let events = stage.watching.verdict();
         let faults: usize = recovered.values().map(Vec::len).sum();
+        let expired = stage.replicas.extenders[0].logged(EXPIRED);
+        let were_expired = recovered.contains_key(&Fault::ExpireLeader);
+        assert!(expired > 0 || !were_expired, "no watch was answered with 410");
         figure(
             "faults",
             &format!(
-                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong"
+                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong, \
+                 {expired} watches answered with 410"
             ),
         );
     });
@@ -129,6 +145,10 @@ impl Stage {
         let mut recovered: BTreeMap<Fault, Vec<Duration>> = BTreeMap::new();
         while clock::now() < end {
             let fault = *FAULTS.choose(&mut self.rng).expect("not empty");
+            let steps = matches!(fault, Fault::StepLeaderClock | Fault::StepFollowerClock);
+            if steps && faketime().is_none() {
+                continue;
+            }
             let broken = clock::now();
             self.happens(fault).await;
             let over = clock::now();
@@ -151,7 +171,7 @@ impl Stage {
     }
 
     /// The time from `broken` to the next Binding; a minute at most, since all may be full.
-    async fn next_binding(&self, broken: Instant) -> Duration {
+    async fn next_binding(&mut self, broken: Instant) -> Duration {
         let is_new = |pods: &crate::watching::Pods| {
             pods.values().filter_map(|seen| seen.bound).filter(|at| *at > broken).min()
         };
@@ -163,6 +183,7 @@ impl Stage {
             if clock::now() > limit {
                 return Duration::from_secs(60);
             }
+            self.replicas.keep_scheduler().await;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -176,12 +197,14 @@ impl Stage {
             | Fault::FreezeFollower
             | Fault::CutLeader
             | Fault::SlowLeader
-            | Fault::CutFollower => self.replicas.leader(None).await,
+            | Fault::CutFollower
+            | Fault::ExpireLeader
+            | Fault::StepLeaderClock
+            | Fault::StepFollowerClock => self.replicas.leader(None).await,
             _ => 0,
         };
         let follower = 1 - leader;
         let time = Duration::from_millis(self.rng.random_range(500..12_000));
-        let plane = self.bed.plane;
         match fault {
             Fault::KillLeader => self.replicas.extenders[leader].kill(),
             Fault::KillFollower => self.replicas.extenders[follower].kill(),
@@ -196,21 +219,36 @@ impl Stage {
                 self.replicas.relays[leader].delay(Duration::ZERO);
             }
             Fault::KillAgents => {
-                self.agents.kill();
+                self.replicas.agents.kill();
                 tokio::time::sleep(time).await;
-                let (file, every) = (&self.fleet_file, Duration::from_secs(1));
-                self.agents = start_agents(plane, file, every, &self.replicas.addresses());
+                self.replicas.start_agents_again();
             }
             Fault::FreezeAgents => {
-                self.agents.signal("STOP");
+                self.replicas.agents.signal("STOP");
                 tokio::time::sleep(time).await;
-                self.agents.signal("CONT");
+                self.replicas.agents.signal("CONT");
             }
             Fault::KillApiServer => self.restart(Part::ApiServer, time).await,
             Fault::KillEtcd => self.restart(Part::Etcd, time / 4).await,
             Fault::FreezeApiServer => self.freeze_part(Part::ApiServer, time).await,
             Fault::FreezeEtcd => self.freeze_part(Part::Etcd, time).await,
+            Fault::ExpireLeader => {
+                self.replicas.relays[leader].cut(true);
+                tokio::time::sleep(time / 2).await;
+                self.restart(Part::ApiServer, Duration::ZERO).await; // its watch cache starts empty
+                tokio::time::sleep(time / 2).await;
+                self.replicas.relays[leader].cut(false);
+            }
+            Fault::StepLeaderClock => self.step_clock(leader, time).await,
+            Fault::StepFollowerClock => self.step_clock(follower, time).await,
         }
+    }
+
+    async fn step_clock(&mut self, at: usize, time: Duration) {
+        let by = *STEPS.choose(&mut self.rng).expect("not empty");
+        self.replicas.extenders[at].step_wall_clock(by);
+        tokio::time::sleep(time).await;
+        self.replicas.extenders[at].step_wall_clock(0);
     }
 
     async fn freeze(&mut self, at: usize, time: Duration) {
@@ -241,6 +279,7 @@ impl Stage {
     async fn until_two_replicas(&mut self) {
         let until = clock::now() + Duration::from_secs(8);
         while clock::now() < until {
+            self.replicas.keep_scheduler().await;
             for extender in &mut self.replicas.extenders {
                 if extender.ended().is_some() {
                     extender.start_again().await;

@@ -3,15 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-
 use crate::clock;
-use crate::extender::{Extender, start_agents};
+use crate::extender::Extender;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::replicas::Replicas;
-use crate::schedulers::{Scheduler, SchedulerPlan};
-use crate::testbed::{Testbed, figure, scenario, until_known};
+use crate::testbed::{Testbed, figure, scenario};
 use crate::watching::{Pods, Watching, bound};
 
 /// Pods are created this often, so that take-over shows as a pause of Bindings.
@@ -64,7 +61,8 @@ impl Stage {
         Phase { pause, refused: refused.collect() }
     }
 
-    /// Both replicas, all alive again, have the same ledger as the API server.
+    /// Each replica, alive again, answers with the ledger that the API server's objects say: the
+    /// leader's.
     async fn until_ledgers_agree(&self) {
         let started = clock::now();
         for extender in &self.replicas.extenders {
@@ -103,18 +101,10 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
         let fleet = Fleet::new().with("replicas", 4, (2, A100));
         bed.cluster.add_nodes(&fleet).await;
         let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
-        let client = bed.cluster.client.clone();
-        let replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
-        let file = fleet.write(bed.plane.work(), "replicas");
-        let second = Duration::from_secs(1);
-        let _agents = start_agents(bed.plane, &file, second, &replicas.addresses());
-        let leader = replicas.leader(None).await;
-        until_known(&replicas.extenders[leader], fleet.gpus(), second).await;
+        let replicas = Replicas::start(&bed, &fleet).await;
         for extender in &replicas.extenders {
             until_reported(extender, 4.0).await;
         }
-        let plan = SchedulerPlan::second();
-        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
         let mut stage = Stage { bed, fleet, replicas, watching, created: 0 };
 
         let mut leader = stage.replicas.leader(None).await;
@@ -178,14 +168,7 @@ fn a_second_replica_costs_binds_little() {
         let fleet = Fleet::new().with("replicas-burst", 20, (4, A100));
         bed.cluster.add_nodes(&fleet).await;
         let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
-        let client = bed.cluster.client.clone();
-        let mut replicas = Replicas::start(bed.plane, client.clone(), json!({}), 2).await;
-        let file = fleet.write(bed.plane.work(), "replicas-burst");
-        let second = Duration::from_secs(1);
-        let _agents = start_agents(bed.plane, &file, second, &replicas.addresses());
-        until_known(&replicas.extenders[0], fleet.gpus(), second).await;
-        let plan = SchedulerPlan::second();
-        let _scheduler = Scheduler::start(bed.plane, &client, plan, replicas.service).await;
+        let mut replicas = Replicas::start(&bed, &fleet).await;
         let follower = 1 - replicas.leader(None).await;
         let mut rates = [Vec::new(), Vec::new()];
         for round in 0..6 {

@@ -13,7 +13,7 @@ use crate::testbed::{Setup, Stage, scenario_with};
 
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
 /// each release.
-const PREVIOUS: &str = "90ec379";
+const PREVIOUS: &str = "81af1e7";
 
 /// The program of the version before: the one that `GPUPACK_E2E_PREVIOUS_BINARY` names, or one built
 /// from the history of this repository.

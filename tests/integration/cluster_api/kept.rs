@@ -1,6 +1,7 @@
 //! The state that remains of ended pods, counted table by table.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpupack::control::pods::teams;
 use gpupack::control::shared::app::App;
@@ -15,7 +16,7 @@ use gpupack::model::reservation::ReservationState;
 use serde_json::{Value, json};
 
 use super::binding::{Bed, pod_of};
-use crate::harness::api_server::Fake;
+use crate::harness::api_server::{Fake, Fault};
 
 const PODS: u64 = 10_000;
 
@@ -121,23 +122,36 @@ async fn a_pod_that_ends_before_the_watch_shows_it_bound_leaves_no_state() {
     assert_eq!((kept(), verdict()), ([0; 5], Verdict::Unknown));
 }
 
-/// The watch was cut off between the Binding and the end of the pod, and begins again with a list.
+/// The watch was cut off between the Binding and the end of the pod, and begins again with a list. The
+/// Binding is answered, or it is not.
 #[tokio::test]
 async fn a_pod_that_ends_before_the_watch_shows_it_at_all_drains_after_a_list() {
-    let fake = Fake::with_pod();
-    let bed = Bed::new(&fake).await;
-    let (uid, app) = (PodUid::new("u1"), &bed.app);
-    let mut watch = PodWatch::new(Arc::clone(&app.ledger), Arc::<App>::clone(app), app.clock);
-    watch.take(WatchEvent::ListBegins);
-    watch.take(WatchEvent::ListEnds);
-    bed.filter(&pod_of(&fake)).await;
-    assert_eq!(bed.bind().await, "");
-    let state = || app.ledger.reservation(&uid).map(|held| held.state);
-    assert_eq!(state(), Some(ReservationState::Confirmed));
-    watch.take(WatchEvent::ListBegins);
-    watch.take(WatchEvent::ListEnds);
-    assert!(matches!(state(), Some(ReservationState::Draining { .. })), "{:?}", state());
-    assert_eq!(app.entries()["unseen binds"], 0);
+    for is_answered in [true, false] {
+        let fake = match is_answered {
+            true => Fake::with_pod(),
+            false => Fake::with_pod().on_bind(Fault::Answer(503)),
+        };
+        let bed = Bed::new(&fake).await;
+        let (uid, app) = (PodUid::new("u1"), &bed.app);
+        let mut watch = PodWatch::new(Arc::clone(&app.ledger), Arc::<App>::clone(app), app.clock);
+        watch.take(WatchEvent::ListBegins);
+        watch.take(WatchEvent::ListEnds);
+        bed.filter(&pod_of(&fake)).await;
+        let state = || app.ledger.reservation(&uid).map(|held| held.state);
+        if is_answered {
+            assert_eq!(bed.bind().await, "");
+            assert_eq!(state(), Some(ReservationState::Confirmed));
+        } else {
+            fake.bed(|bed| bed.on_read.extend([Fault::Answer(500); 1_000]));
+            let hangs_up = Duration::from_millis(300);
+            assert!(tokio::time::timeout(hangs_up, bed.bind()).await.is_err(), "it is undecided");
+            assert!(matches!(state(), Some(ReservationState::Assumed { .. })), "{:?}", state());
+        }
+        watch.take(WatchEvent::ListBegins);
+        watch.take(WatchEvent::ListEnds);
+        assert!(matches!(state(), Some(ReservationState::Draining { .. })), "{:?}", state());
+        assert_eq!(app.entries()["unseen binds"], 0);
+    }
 }
 
 #[tokio::test]

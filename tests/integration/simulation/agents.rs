@@ -204,6 +204,11 @@ impl World {
         if is_new {
             replica.last.insert(from.node, (from.run, from.sequence));
         }
+        if !from.is_lie && is_hello {
+            // One of before a replacement may come late: then nobody has the new device for a while.
+            let is_there = |id: &String| body.contains(&format!("\"{id}\""));
+            replica.owners.retain(|id, owner| *owner != from.node || is_there(id));
+        }
         if !from.is_lie && is_new {
             replica.heard.insert(from.node, now);
             if is_hello {

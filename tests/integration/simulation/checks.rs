@@ -71,7 +71,9 @@ impl World {
         let Some(replica) = self.replicas[at].as_mut().filter(|it| !it.was_ready) else {
             return Ok(());
         };
-        let is_answering = replica.app.leading.is_here() && !replica.is_frozen;
+        // One that was frozen may not know yet that another one leads; it binds nothing.
+        let is_answering =
+            replica.app.leading.is_here() && replica.may_write() && !replica.is_frozen;
         if !is_answering || replica.app.readiness() != Readiness::Ready {
             return Ok(());
         }

@@ -43,6 +43,8 @@ faults! {
     Denial,
     /// The API server cannot be reached for a while.
     Outage,
+    /// Somebody sets the wall clock of a machine.
+    ClockStep,
     /// Watches are behind.
     Lag,
     /// The watch shows changes twice, or begins again with a list.
@@ -125,6 +127,7 @@ impl World {
             Fault::SecondAgent,
             Fault::Lie,
             Fault::Replacement,
+            Fault::ClockStep,
         ];
         let kind = *kinds.choose(&mut self.rng).expect("not empty");
         let (time, node) =
@@ -151,8 +154,19 @@ impl World {
             Fault::AgentRestart => self.restart_agent(node),
             Fault::Silence => self.nodes[node].silent_until = self.now + time * 25,
             Fault::SecondAgent => self.second_agent(node),
+            Fault::ClockStep => self.set_wall_clock(),
             Fault::Lie => self.nodes[node].lies_until = self.now + time * 10,
             _ => self.replace_gpu(node),
+        }
+    }
+
+    /// Sets the wall clock of a machine: to the right time, or to another one.
+    fn set_wall_clock(&mut self) {
+        let at = self.rng.random_range(0..self.replicas.len());
+        let ahead = *[0, -600, -2, 90, 86_400].choose(&mut self.rng).expect("not empty");
+        let step = ahead - std::mem::replace(&mut self.clocks_ahead[at], ahead);
+        if let Some(replica) = &self.replicas[at] {
+            replica.step_wall(step);
         }
     }
 

@@ -89,10 +89,10 @@ impl World {
         self.lives += 1;
         self.disturb(10_000);
         let life = self.lives;
-        let drift = self.rng.random_range(0..3);
+        let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
         let evicts = self.settings.faults.contains(&Fault::Eviction);
         let place = (self.replicas.len() > 1).then_some(to);
-        self.replicas[to] = Some(Replica::start(life, self.now, drift, evicts, place));
+        self.replicas[to] = Some(Replica::start(life, self.now, ahead, evicts, place));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
         self.step(life, Event::Changed);

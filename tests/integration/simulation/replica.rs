@@ -72,6 +72,8 @@ pub(super) struct Replica {
     pub(super) calls: BTreeMap<String, u64>,
     /// Where *filter* passed each pod.
     pub(super) passed: BTreeMap<String, BTreeSet<String>>,
+    /// Pods that *bind* was called for before *filter* passed any node: an earlier process may have.
+    pub(super) unfiltered: BTreeSet<String>,
     /// The times until which room was held for each pod.
     pub(super) holds: BTreeMap<String, BTreeSet<u64>>,
     /// The newest session of each node, when it was heard, and who named a device last.
@@ -86,16 +88,16 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// A process that starts now. `drift` seconds are what its wall clock is ahead; with a `place` it
-    /// is one of several.
+    /// A process that starts now. Its wall clock is so many seconds `ahead`; with a `place` it is one
+    /// of several.
     pub(super) fn start(
         life: u64,
         now: u64,
-        drift: u64,
+        ahead: i64,
         evicts: bool,
         place: Option<usize>,
     ) -> Self {
-        let unix = BEGAN + now / 1_000 + drift;
+        let unix = (BEGAN + now / 1_000).saturating_add_signed(ahead);
         // One simulation has few lives, so their clocks may stay forever.
         let time = Box::leak(Box::new(SimulatedTime::starting(unix)));
         let clock = Clock::simulated(time);
@@ -138,6 +140,7 @@ impl Replica {
             checked: 0,
             calls: BTreeMap::new(),
             passed: BTreeMap::new(),
+            unfiltered: BTreeSet::new(),
             holds: BTreeMap::new(),
             sessions: BTreeMap::new(),
             heard: BTreeMap::new(),
@@ -157,9 +160,22 @@ impl Replica {
         }
     }
 
+    /// Whether its term has not ended.
+    pub(super) fn may_write(&self) -> bool {
+        match &self.app.truth {
+            Truth::Cluster(cluster) => cluster.writer.term().is_valid(),
+            Truth::Ledger => true,
+        }
+    }
+
     /// The process sees this time from now on.
     pub(super) fn set_time(&self, now: u64) {
         self.time.set(Timestamp::from_millis(now - self.started));
+    }
+
+    /// Sets the wall clock of the process forward by this many seconds, or back.
+    pub(super) fn step_wall(&self, seconds: i64) {
+        self.time.step_wall(seconds);
     }
 
     pub(super) fn step(&self, event: Event, now: u64) -> Vec<Action> {

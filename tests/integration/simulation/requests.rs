@@ -200,8 +200,7 @@ impl World {
     }
 
     fn check_node(&self, replica: &Replica, uid: &str, node: &str) -> Result<(), String> {
-        // What *filter* never passed may have been passed by an earlier process.
-        let passed = replica.passed.get(uid).filter(|passed| !passed.is_empty());
+        let passed = replica.passed.get(uid).filter(|_| !replica.unfiltered.contains(uid));
         if passed.is_some_and(|passed| !passed.contains(node)) {
             return Err(format!("{uid} is bound to {node}, and *filter* passed {passed:?}"));
         }

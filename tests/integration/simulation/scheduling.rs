@@ -1,6 +1,6 @@
 //! Calls of kube-scheduler and of other clients, and what becomes of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpupack::control::bind::binding;
@@ -177,6 +177,9 @@ impl World {
         };
         replica.set_time(now);
         replica.calls.insert(caller.uid.clone(), now);
+        if replica.passed.get(&caller.uid).is_none_or(BTreeSet::is_empty) {
+            replica.unfiltered.insert(caller.uid.clone());
+        }
         let app = Arc::clone(&replica.app);
         replica.app.outside.spawn(async move {
             let (answer, _) = binding::bind(&app, body.as_bytes()).await.expect("a good body");

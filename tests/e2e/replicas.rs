@@ -113,7 +113,7 @@ impl Replicas {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
         let started = clock::now();
         loop {
-            let lease = leases.get_opt("gpupack").await.expect("Leases can be read");
+            let lease = leases.get_opt("gpupack").await.ok().flatten(); // all may be broken now
             let holder = lease.and_then(|lease| lease.spec).and_then(|spec| spec.holder_identity);
             let place = holder.as_deref().and_then(|holder| {
                 let (pod, _) = holder.strip_prefix("gpupack-")?.split_once('_')?;

@@ -151,8 +151,9 @@ pub(crate) fn taken_back(
     *lock.on_its_way = None;
     app.in_flight.ended(uid, app.clock.now());
     app.outbox.push(app.ledger.forget(uid));
-    if app.ledger.reservation(uid).is_none() {
-        app.edits.forget(uid); // with a reservation it is bound, and what is written was noted
+    let is_bound = |held: Reservation| held.state == ReservationState::Confirmed;
+    if !app.ledger.reservation(uid).is_some_and(is_bound) {
+        app.edits.forget(uid);
     }
     error
 }

@@ -165,7 +165,7 @@ impl World {
         let (status, reply) = reports::answer(&replica.app, &name, body.as_bytes());
         let reply: Value = serde_json::from_slice(&reply).unwrap_or_default();
         if status.as_u16() == 200 {
-            self.taken(life, &from, body, reply["session"].as_u64());
+            self.taken(life, &from, body, &reply);
         }
         if !self.hits(Fault::ReportLoss, 5) {
             let reply = Some((status.as_u16(), reply));
@@ -177,7 +177,8 @@ impl World {
 
     /// The extender has taken a report: it is of the newest session, and names no device of another
     /// node that reports.
-    fn taken(&mut self, life: u64, from: &From, body: &str, session: Option<u64>) {
+    fn taken(&mut self, life: u64, from: &From, body: &str, reply: &Value) {
+        let session = reply["session"].as_u64();
         let (now, gpus) = (self.now, self.nodes[from.node].gpus.clone());
         let other = &self.nodes[(from.node + 1) % self.nodes.len()].gpus[0].id;
         let lie = Some(other.clone()).filter(|id| body.contains(&format!("\"{id}\"")));
@@ -193,6 +194,9 @@ impl World {
         let is_hello = body.contains("inventory");
         let last = replica.last.get(&from.node).copied();
         let is_new = last.is_none_or(|(run, sequence)| run != from.run || sequence < from.sequence);
+        if !is_new && reply["outcome"] == "Accepted" {
+            broken = Some(format!("report {} came twice or late, and was taken", from.sequence));
+        }
         if let Some(id) = lie.filter(|_| is_hello && is_new && from.is_lie) {
             claimed = Some(id.clone());
             let owner = replica.owners.insert(id.clone(), from.node);

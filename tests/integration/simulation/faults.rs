@@ -152,7 +152,7 @@ impl World {
                 self.nodes_changed();
             }
             Fault::AgentRestart => self.restart_agent(node),
-            Fault::Silence => self.nodes[node].silent_until = self.now + time * 25,
+            Fault::Silence => self.nodes[node].silent_until = self.now + time * 40,
             Fault::SecondAgent => self.second_agent(node),
             Fault::ClockStep => self.set_wall_clock(),
             Fault::Lie => self.nodes[node].lies_until = self.now + time * 10,

@@ -144,6 +144,18 @@ impl World {
             if first != life {
                 self.broke(format!("processes {first} and {life} posted a Binding of {key:?}"));
             }
+            let own = text(&metadata["annotations"][FENCE]);
+            // A replica knows the Bindings of earlier leaders; a process alone has to write first.
+            let is_alone = self.settings.replicas == 1;
+            let is_foreign = |was: &&String| {
+                let (was, own) = (FenceWriter::of(was), FenceWriter::of(&own));
+                was > own || is_alone && was != own
+            };
+            let pod = uid.and_then(|uid| self.api.pods.get(uid));
+            let pod = pod.filter(|pod| pod.node.is_none() && pod.version.to_string() == key.1);
+            if let Some(was) = pod.and_then(|pod| pod.annotations.get(FENCE)).filter(is_foreign) {
+                self.broke(format!("`{own}` binds a version that `{was}` fenced"));
+            }
         }
         let is_of_pod = body["deleteOptions"]["preconditions"]["uid"].as_str() == uid;
         if path.ends_with("/eviction")

@@ -306,7 +306,9 @@ impl Stage {
         self.bed.cluster.delete_all_pods().await;
         let probe = "faults-probe";
         self.bed.cluster.add_pods(&[PodPlan::fraction(probe, "0.5")]).await;
-        let is_bound = |pods: &Pods| pods.get(probe).is_some_and(|seen| seen.bound.is_some());
+        let is_probe = |name: &str| name.rsplit_once('/').is_some_and(|(_, name)| name == probe);
+        let is_bound =
+            |pods: &Pods| pods.iter().any(|(name, seen)| is_probe(name) && seen.bound.is_some());
         self.watching.until("a pod is bound after the faults", LIMIT, is_bound).await;
     }
 }

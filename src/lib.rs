@@ -148,6 +148,7 @@ pub(crate) mod http_client;
 pub mod step {
     pub mod outside;
     pub mod news;
+    pub mod pulse;
 }
 
 /// The configuration file, checked.

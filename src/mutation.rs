@@ -59,6 +59,10 @@ mutations! {
     StopIgnored,
     /// A pod is bound to a node that *filter* did not pass.
     UnpassedBind,
+    /// A pod without a GPU is not bound during the start, although *filter* passes it.
+    PlainPodWaits,
+    /// An undecided Binding of a pod counts against the pod when *filter* is called again.
+    OwnRoomCounts,
     /// A Binding names no version of the pod.
     BindWithoutVersion,
     /// A Binding names no UID of the pod.
@@ -81,6 +85,10 @@ mutations! {
     RequeueOverFence,
     /// Room that appears is not noticed.
     RoomLost,
+    /// One pod is requeued for a room, whether it can use it or not.
+    OneTryPerRoom,
+    /// After a freeze no pod is requeued for four times as long.
+    LongPause,
     /// Room that appeared before the watch showed a refused pod is not looked for.
     LateRoomLost,
     /// One report without its processes frees the devices of an ended pod.
@@ -91,6 +99,10 @@ mutations! {
     DrainsAreFree,
     /// Processes of pods that ended before the start count for nothing.
     LeftoversIgnored,
+    /// A device of the inventory is free although no report has said what is used of it.
+    UnreadIsFree,
+    /// What was sent while the process was frozen counts as a new report.
+    FrozenReportTaken,
     /// A report of an earlier session is taken.
     OldSessionTaken,
     /// A report that comes twice or late is taken.

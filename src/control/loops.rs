@@ -19,6 +19,7 @@ use crate::control::pods::teams;
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
 use crate::ledger::query::reading::Readiness;
+use crate::mutation::{Mutation, mutated};
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
 const TICK: Duration = Duration::from_secs(1);
@@ -31,6 +32,9 @@ const AUDIT_EVERY: u64 = 60;
 
 /// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
 const PAUSE: u32 = 4;
+
+/// The longest such pause: the process may have been frozen meanwhile.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Room that appears within this time is handled together. One API event often brings several.
 const GATHER_FOR: Duration = Duration::from_millis(10);
@@ -73,6 +77,7 @@ async fn ticks(app: &Arc<App>) {
     for tick in 0_u64.. {
         next.tick().await;
         let now = app.clock.now();
+        app.pulse.beat(now);
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
         app.take_over_waiting();
@@ -175,6 +180,8 @@ async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     for (node, pod) in step.requeues {
         requeue(app, node, pod);
     }
-    app.outside.sleep(PAUSE * app.clock.precise().saturating_sub(started)).await;
+    let pause = PAUSE * app.clock.precise().saturating_sub(started);
+    let longest = if mutated(Mutation::LongPause) { pause } else { LONGEST_PAUSE };
+    app.outside.sleep(pause.min(longest)).await;
     requeues
 }

@@ -93,6 +93,8 @@ pub struct DeviceState {
     pub(crate) unallocated_use: MemMib,
     /// Use beyond what is allocated, also within the tolerance.
     outside: MemMib,
+    /// Whether no report has said yet what is used of it.
+    pub(crate) is_unread: bool,
     /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
 }
@@ -121,6 +123,7 @@ impl DeviceState {
             covered: LiteMap::new(),
             unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
+            is_unread: false,
             leftovers: LiteMap::new(),
             device,
         };
@@ -135,6 +138,7 @@ impl DeviceState {
             covered: before.covered,
             unallocated_use: before.unallocated_use,
             outside: before.outside,
+            is_unread: before.is_unread,
             leftovers: before.leftovers,
             ..fresh
         }
@@ -212,9 +216,10 @@ impl DeviceState {
     }
 
     /// `left` without the memory that is used beyond what is allocated. Nothing is free on an
-    /// overallocated device; no memory is free where use exceeds the rest.
+    /// overallocated device, or on one whose use is not known yet; no memory is free where use
+    /// exceeds the rest.
     fn left_of(&self, left: Option<Demand>) -> Demand {
-        let Some(left) = left else { return Demand::ZERO };
+        let Some(left) = left.filter(|_| !self.is_unread) else { return Demand::ZERO };
         match left.memory.checked_sub(self.unallocated_use()) {
             Some(memory) => Demand { memory, share: left.share },
             None => Demand { memory: MemMib::ZERO, share: left.share },
@@ -320,6 +325,7 @@ impl DeviceState {
         self.health = seen.health.max(self.device.health);
         self.busy_percent = seen.busy_percent;
         self.used = seen.used;
+        self.is_unread = false;
         let Some(used) = seen.used else { return };
         if let Some(processes) = &seen.processes {
             let covered = self.tenants.iter().map(|(uid, held)| {

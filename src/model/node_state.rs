@@ -216,14 +216,15 @@ impl NodeState {
             let (reservations, others) = (&self.reservations, &self.others);
             let holds = |uid: &PodUid| reservations.contains_key(uid) || others.contains_key(uid);
             let device_state = &mut self.devices[at];
-            let before = (device_state.health, device_state.unallocated_use());
+            let standing = |it: &DeviceState| (it.health, it.unallocated_use(), it.is_unread);
+            let before = standing(device_state);
             if let Some(list) = &seen.processes
                 && !mutated(Mutation::LeftoversIgnored)
             {
                 device_state.see_leftovers(list, now, holds);
             }
             device_state.observe(seen, self.unmanaged_tolerance);
-            has_changed |= before != (device_state.health, device_state.unallocated_use());
+            has_changed |= before != standing(device_state);
         }
         if has_changed {
             self.recompute_rooms();
@@ -354,6 +355,17 @@ impl NodeState {
             share_ids(&self.devices, reservation);
         }
         self.recompute_devices();
+    }
+
+    /// Keeps the devices free of new pods that the first report of a session leaves out, and that no
+    /// earlier one has named: processes of pods that ended before may use them.
+    pub fn keep_unread(&mut self, uses: &[DeviceUse]) {
+        for device_state in &mut self.devices {
+            let is_read = uses.iter().any(|seen| seen.id == device_state.device.id);
+            let is_known = is_read || device_state.used.is_some();
+            device_state.is_unread |= !is_known && !mutated(Mutation::UnreadIsFree);
+        }
+        self.recompute_rooms();
     }
 
     /// Whether all devices are of the first `count` classes. A list of classes that was read

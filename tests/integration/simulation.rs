@@ -18,6 +18,7 @@ mod minimize;
 #[cfg(feature = "mutations")]
 mod mutations;
 mod nodes;
+mod open;
 mod people;
 mod process;
 mod replica;
@@ -41,6 +42,7 @@ use api::Api;
 use kubelets::Process;
 use minimize::{Ran, minimize, run};
 use nodes::Node;
+use open::Open;
 use replica::Replica;
 use scheduler::Scheduler;
 use settings::Settings;
@@ -205,6 +207,10 @@ struct World {
     processes: BTreeMap<String, Process>,
     /// Which life posted a Binding for a version of a pod.
     posted: BTreeMap<(String, String), u64>,
+    /// The version that each process last wrote of a pod: older ones are void.
+    written: BTreeMap<(u64, String), u64>,
+    /// What is under way.
+    open: Open,
     /// The most memory that was reported of each device.
     reported: BTreeMap<String, u64>,
     /// Devices that another node has named as its own, so that both may have placed pods there.
@@ -251,6 +257,8 @@ impl World {
             nodes_version: 1,
             processes: BTreeMap::new(),
             posted: BTreeMap::new(),
+            written: BTreeMap::new(),
+            open: Open::default(),
             reported: BTreeMap::new(),
             claimed: BTreeSet::new(),
             excused: BTreeSet::new(),
@@ -327,9 +335,7 @@ impl World {
                 self.request(life, id, &request.0, answers);
             }
             What::Message { life, to, id, request } => self.message(life, to, id, &request.0),
-            What::Answer { life, id, answer } => {
-                self.step(life, Event::Answered { id, answer });
-            }
+            What::Answer { life, id, answer } => self.answer(life, id, answer),
             What::Work { life, work } => {
                 if self.process(life).is_some() {
                     (work.0)();

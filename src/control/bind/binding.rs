@@ -184,6 +184,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         call.check_passed(&pod)?;
     }
     let Some(query) = app.query(&pod) else {
+        if !is_ready && mutated(Mutation::PlainPodWaits) {
+            return Err(BindError::WarmingUp);
+        }
         let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
         // Only the pod's GPUs are not known yet, and it requests none.
         return decide(call, cluster, &mut lock, &pod, |pod| BindTarget::without_gpu(pod, &node))

@@ -164,6 +164,11 @@ impl RequeueLoop {
         step: &mut Step,
         now: Timestamp,
     ) -> usize {
+        let is_tried = |chain: &Chain| !chain.tried.is_empty();
+        if mutated(Mutation::OneTryPerRoom) && self.nodes.get(node).is_some_and(is_tried) {
+            self.nodes.remove(node);
+            return 0;
+        }
         let mut all_looks = 0;
         if let Some(chain) = self.nodes.get_mut(node)
             && let Some(room) = ledger.free_room(node.as_str())

@@ -44,6 +44,7 @@ use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
 use crate::step::news::Flag;
 use crate::step::outside::Outside;
+use crate::step::pulse::Pulse;
 
 /// What a CUDA context takes of a GPU's memory before the program allocates any: typically 300 to
 /// 500 MiB on data center GPUs.
@@ -117,6 +118,8 @@ pub struct App {
     pub in_flight: InFlight,
     /// What the leader says, while this replica follows.
     pub heard: Heard,
+    /// Whether the process was frozen.
+    pub pulse: Pulse,
     /// The lists of pods.
     pub lists: Arc<Lists>,
     /// Whether the leader's Lease names this replica as one that knows all Bindings on their way.
@@ -164,6 +167,7 @@ impl App {
             leading: Leading::new(has_replicas),
             in_flight: InFlight::default(),
             heard: Heard::default(),
+            pulse: Pulse::default(),
             lists: Arc::default(),
             is_informed: AtomicBool::new(false),
             leads_since: AtomicU64::new(0),

@@ -20,6 +20,10 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
     if !app.ledger.is_listed() {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "nodes are not listed yet", None);
     }
+    if app.pulse.was_frozen(app.clock.now()) {
+        let error = "gpupack was frozen, and the report may be older than that: send a new one";
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
+    }
     let report = match Report::from_json(body) {
         Ok(report) => report,
         Err(error) => {

@@ -134,6 +134,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     app.note_named(pod, query, now);
     if let Some(held_on) = app.ledger.assumed_on(uid, query)
         && names.iter().any(|name| name == held_on.as_str())
+        && !mutated(Mutation::OwnRoomCounts)
     {
         // Its Binding may still succeed there, and its own reservation would count against it.
         let kept = vec![held_on.as_str()];

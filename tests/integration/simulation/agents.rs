@@ -1,11 +1,13 @@
 //! Agents: they sample their nodes and report, one report at a time.
 
+use gpupack::hardware::device::PodUid;
 use gpupack::server::api::reports;
 use gpupack::step::outside::Event;
 use rand::Rng;
 use serde_json::{Value, json};
 
 use super::faults::Fault;
+use super::kubelets::Process;
 use super::nodes::Gpu;
 use super::{MOST_REPLICAS, What, World};
 
@@ -23,14 +25,21 @@ pub(super) struct Agent {
 struct Link {
     session: Option<u64>,
     sequence: u64,
-    /// The report that has no reply yet.
-    sent: Option<String>,
+    /// How many reports were sent.
+    attempts: u64,
+    /// Whether the last one has no reply yet.
+    is_sent: bool,
+    /// Failures since the last reply.
+    failures: u32,
 }
 
 impl Agent {
     /// The next reports have the inventory. The replies to the last ones no longer count.
     pub(super) fn begin_again(&mut self) {
-        self.links.iter_mut().for_each(|link| (link.session, link.sent) = (None, None));
+        for link in &mut self.links {
+            (link.session, link.is_sent, link.failures) = (None, false, 0);
+            link.attempts += 1;
+        }
     }
 }
 
@@ -43,9 +52,20 @@ pub(super) struct From {
     to: usize,
     run: u64,
     sequence: u64,
+    attempt: u64,
     /// The session that it names.
     session: Option<u64>,
     is_lie: bool,
+}
+
+impl From {
+    /// Which report this event is: node, run and attempt.
+    pub(super) fn of(what: &What) -> Option<(usize, u64, u64)> {
+        match what {
+            What::Reported { from, .. } => Some((from.node, from.run, from.attempt)),
+            _ => None,
+        }
+    }
 }
 
 /// Status and body.
@@ -86,16 +106,16 @@ impl World {
 
     fn report_to(&mut self, node: usize, agent: usize, to: usize) {
         let Some(life) = self.replicas[to].as_ref().map(|replica| replica.life) else { return };
-        let body = match self.nodes[node].agents[agent].links[to].sent.clone() {
-            Some(unanswered) => unanswered,
-            None => self.sample(node, agent, to).to_string(),
-        };
+        if self.nodes[node].agents[agent].links[to].is_sent {
+            return; // it waits for the reply
+        }
+        let body = self.sample(node, agent, to).to_string();
         let run = self.nodes[node].agents[agent].run;
         let link = &mut self.nodes[node].agents[agent].links[to];
-        link.sent = Some(body.clone());
-        let Link { session, sequence, .. } = *link;
+        (link.is_sent, link.attempts) = (true, link.attempts + 1);
+        let Link { session, sequence, attempts: attempt, .. } = *link;
         let is_lie = body.contains("\"lie\"");
-        let from = From { node, agent, to, run, sequence, session, is_lie };
+        let from = From { node, agent, to, run, sequence, attempt, session, is_lie };
         self.after(TIMEOUT, What::Replied { from: from.clone(), reply: None });
         if self.hits(Fault::ReportLoss, 5) {
             return;
@@ -107,7 +127,11 @@ impl World {
 
     /// A new report about the node as it is now.
     fn sample(&mut self, at: usize, agent: usize, to: usize) -> Value {
-        let is_partial = self.hits(Fault::PartialReport, 10);
+        if self.hits(Fault::PartialReport, 10) {
+            self.nodes[at].partial_until = self.now + self.rng.random_range(1..4_000);
+        }
+        let partial_until = self.nodes[at].partial_until;
+        let is_partial = self.has(Fault::PartialReport) && self.now < partial_until;
         let lies = self.has(Fault::Lie) && self.now < self.nodes[at].lies_until;
         let other = (at + 1) % self.nodes.len();
         let mut gpus = self.nodes[at].gpus.clone();
@@ -116,7 +140,11 @@ impl World {
         }
         let (name, run) = (self.nodes[at].name.clone(), self.nodes[at].agents[agent].run);
         let speaker = &mut self.nodes[at].agents[agent].links[to];
-        speaker.sequence += 1;
+        // As `agent::node::session` does it: two lists that may lack news would free a drain.
+        let is_first = speaker.session.is_none();
+        let is_again = speaker.failures == 1 || speaker.failures > 1 && is_first;
+        speaker.sequence += u64::from(!is_again);
+        let may_lack_news = speaker.failures > 1 && !is_first;
         let mut uses: Vec<Value> = Vec::new();
         for gpu in &gpus {
             let here = self.processes.iter().filter(|(_, process)| process.node == name);
@@ -132,10 +160,13 @@ impl World {
             );
         }
         if is_partial {
-            match speaker.sequence % 2 {
+            match partial_until % 2 {
                 0 => uses.truncate(1), // one device could not be read
                 _ => _ = uses[0].as_object_mut().map(|device| device.remove("processes")),
             }
+        }
+        for device in uses.iter_mut().filter(|_| may_lack_news) {
+            device.as_object_mut().map(|device| device.remove("processes"));
         }
         let mut report = json!({
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
@@ -159,11 +190,21 @@ impl World {
 
     pub(super) fn reported(&mut self, life: u64, from: From, body: &str) {
         let now = self.now;
-        let Some(replica) = self.process_mut(life) else { return }; // the agent hears nothing
+        let Some(replica) = self.process(life) else { return }; // the agent hears nothing
         replica.set_time(now);
         let name = format!("node-{}", from.node);
+        let (draining, gpus) = (replica.draining(&name), &self.nodes[from.node].gpus);
         let (status, reply) = reports::answer(&replica.app, &name, body.as_bytes());
+        let is_freed = |uid: &String| {
+            let is_here = |(id, _): &(String, u64)| gpus.iter().any(|gpu| gpu.id == *id);
+            let runs = |process: &Process| process.devices.iter().any(is_here);
+            replica.app.ledger.reservation(&PodUid::new(uid.as_str())).is_none()
+                && self.processes.get(uid).is_some_and(runs)
+        };
+        let freed = draining.iter().find(|uid| is_freed(uid));
+        let freed = freed.map(|uid| format!("a report frees the devices of {uid}, which runs"));
         let reply: Value = serde_json::from_slice(&reply).unwrap_or_default();
+        freed.into_iter().for_each(|freed| self.broke(freed));
         if status.as_u16() == 200 {
             self.taken(life, &from, body, &reply);
         }
@@ -205,6 +246,12 @@ impl World {
                 broken = Some(format!("node-{} took {id} of a node that reports", from.node));
             }
         }
+        if is_new && reply["outcome"] == "Accepted" {
+            replica.note_shown(body, now);
+            if replica.old.contains(&(from.node, from.run, from.attempt)) {
+                broken = Some(format!("report {} of before a freeze was taken", from.sequence));
+            }
+        }
         if is_new {
             replica.last.insert(from.node, (from.run, from.sequence));
         }
@@ -234,15 +281,22 @@ impl World {
     pub(super) fn replied(&mut self, from: &From, reply: Option<Reply>) {
         let Some(agent) = self.nodes[from.node].agents.get_mut(from.agent) else { return };
         let (run, link) = (agent.run, &mut agent.links[from.to]);
-        if (run, link.sequence) != (from.run, from.sequence) || link.sent.is_none() {
+        if (run, link.attempts) != (from.run, from.attempt) || !link.is_sent {
             return; // an earlier report, or an earlier run
         }
-        let Some((status, reply)) = reply else { return }; // it is sent again
-        link.sent = None;
+        link.is_sent = false;
+        let Some((status, reply)) = reply else {
+            link.failures += 1;
+            return;
+        };
         match status {
-            200 => link.session = reply["session"].as_u64(),
-            503 => {}
-            404 | 409 | 422 => link.session = None,
+            200 => (link.session, link.failures) = (reply["session"].as_u64(), 0),
+            503 => link.failures += 1,
+            404 | 422 => link.session = None,
+            409 => {
+                link.failures += u32::from(link.session.is_none());
+                link.session = None;
+            }
             _ => self.broke(format!("a report was answered with {status}: {reply}")),
         }
     }

@@ -22,8 +22,8 @@ pub(super) struct Template {
     /// The only zone that it runs in.
     pub(super) zone: Option<&'static str>,
     pub(super) tolerates: bool,
-    /// Whether its processes use more memory than it requests.
-    pub(super) overuses: bool,
+    /// How much of the memory that it requests its processes use, in percent.
+    pub(super) uses: u64,
     pub(super) annotations: BTreeMap<String, String>,
 }
 
@@ -39,6 +39,8 @@ pub(super) struct Pod {
     pub(super) is_terminal: bool,
     /// When it was bound.
     pub(super) bound: u64,
+    /// How often its placement was edited: each time it is written back later.
+    pub(super) edits: u32,
     /// What it was bound with: edits of its annotations change nothing of that.
     pub(super) takes: Vec<Take>,
 }
@@ -59,6 +61,11 @@ impl Pod {
     /// Whether it takes room of its node.
     pub(super) fn is_placed(&self) -> bool {
         self.node.is_some() && !self.is_terminal
+    }
+
+    /// Whether its processes use more than it requests.
+    pub(super) fn overuses(&self) -> bool {
+        self.of.uses > 100
     }
 
     pub(super) fn wants_gpu(&self) -> bool {
@@ -141,6 +148,7 @@ impl Api {
             is_deleting: false,
             is_terminal: false,
             bound: 0,
+            edits: 0,
             takes: Vec::new(),
         };
         self.pods.insert(uid.to_owned(), pod);

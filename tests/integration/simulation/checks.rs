@@ -48,6 +48,7 @@ impl World {
             }
         }
         self.check_first_answer()?;
+        self.check_open()?;
         let is_audited = self.events.is_multiple_of(AUDIT_EVERY);
         for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
             replica.checked = replica.seen;
@@ -110,8 +111,13 @@ impl World {
                 *used.entry(id).or_default() += mib;
             }
         }
+        // The reports of an agent that lies are refused: what runs on its node is not known.
+        let has_lied = |id: &str| {
+            self.nodes.iter().any(|it| it.lies_until > 0 && it.gpu_ids().any(|known| known == id))
+        };
         used.retain(|id, mib| {
-            *mib > has(id) && !self.excused.contains(*id) && !self.claimed.contains(*id)
+            let is_excused = self.excused.contains(*id) || self.claimed.contains(*id);
+            *mib > has(id) && !is_excused && !has_lied(id)
         });
         match used.first_key_value() {
             Some((id, mib)) => Err(format!("processes use {mib} MiB of {id}")),

@@ -4,9 +4,13 @@ use gpupack::step::outside::Event;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
+use super::agents;
 use super::nodes::Gpu;
 use super::scheduler::Scheduler;
 use super::{GPU_MIB, What, World};
+
+/// A process that was frozen for less need not notice it.
+const SHORT: u64 = 3_000;
 
 macro_rules! faults {
     ($($(#[doc = $text:literal])+ $name:ident,)+) => {
@@ -49,6 +53,8 @@ faults! {
     Lag,
     /// The watch shows changes twice, or begins again with a list.
     Relist,
+    /// The watch of a process shows nothing for up to a minute and a half.
+    StuckWatch,
     /// kube-scheduler restarts.
     SchedulerRestart,
     /// Answers to kube-scheduler are lost.
@@ -98,7 +104,8 @@ impl World {
     /// Whether one happens, with this chance. The number is drawn in any case, so that a run without
     /// one kind of fault begins like the run with it.
     pub(super) fn hits(&mut self, kind: Fault, percent: u32) -> bool {
-        let is_drawn = self.rng.random_range(0..100) < percent;
+        let of = if self.settings.is_calm { 400 } else { 100 };
+        let is_drawn = self.rng.random_range(0..of) < percent;
         is_drawn && self.has(kind)
     }
 
@@ -111,7 +118,8 @@ impl World {
         if !self.is_faulty() {
             return;
         }
-        let time = self.rng.random_range(100..1_500);
+        let slower = if self.settings.is_calm { 4 } else { 1 };
+        let time = self.rng.random_range(100..1_500) * slower;
         self.after(time, What::Chaos);
         let kinds = [
             Fault::Crash,
@@ -128,6 +136,7 @@ impl World {
             Fault::Lie,
             Fault::Replacement,
             Fault::ClockStep,
+            Fault::StuckWatch,
         ];
         let kind = *kinds.choose(&mut self.rng).expect("not empty");
         let (time, node) =
@@ -155,9 +164,20 @@ impl World {
             Fault::Silence => self.nodes[node].silent_until = self.now + time * 40,
             Fault::SecondAgent => self.second_agent(node),
             Fault::ClockStep => self.set_wall_clock(),
+            Fault::StuckWatch => self.stick_watch(time * 90),
             Fault::Lie => self.nodes[node].lies_until = self.now + time * 10,
             _ => self.replace_gpu(node),
         }
+    }
+
+    /// The connection of a watch is dead, and nobody has noticed yet.
+    fn stick_watch(&mut self, time: u64) {
+        let at = self.rng.random_range(0..self.replicas.len());
+        let until = self.settings.faults_for.min(self.now + time);
+        if let Some(replica) = &mut self.replicas[at] {
+            replica.stuck_until = until;
+        }
+        self.disturb(until - self.now + 20_000);
     }
 
     /// Sets the wall clock of a machine: to the right time, or to another one.
@@ -201,12 +221,13 @@ impl World {
     /// SIGSTOP, and SIGCONT later. With `is_replaced`, another process starts meanwhile.
     pub(super) fn freeze(&mut self, life: u64, is_replaced: bool) {
         let (time, start) = (self.rng.random_range(100..15_000), self.rng.random_range(100..4_000));
+        let now = self.now;
         let at = self.replicas.iter().position(|it| it.as_ref().is_some_and(|it| it.life == life));
         let Some(at) = at else { return };
         let Some(replica) = self.replicas[at].as_mut().filter(|replica| !replica.is_frozen) else {
             return;
         };
-        replica.is_frozen = true;
+        (replica.is_frozen, replica.frozen) = (true, now);
         self.disturb(20_000);
         self.after(time, What::Thaw { life });
         if is_replaced && self.overlapping.is_none() {
@@ -222,7 +243,11 @@ impl World {
         replica.is_frozen = false;
         replica.thawed = now;
         replica.next_due = None;
-        for what in std::mem::take(&mut replica.inbox) {
+        let inbox = std::mem::take(&mut replica.inbox);
+        if now > replica.frozen + SHORT {
+            replica.old.extend(inbox.iter().filter_map(agents::From::of));
+        }
+        for what in inbox {
             self.after(0, what);
         }
         if self.overlapping.as_ref().is_some_and(|replica| replica.life == life) {

@@ -27,11 +27,15 @@ impl World {
                 self.api.remove(&uid);
             }
         }
+        let is_faulty = self.is_faulty();
         for (uid, process) in &mut self.processes {
             let pod = self.api.pods.get(uid);
             let lives = pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal);
             if !lives && process.ends.is_none() {
-                process.ends = Some(self.now + self.rng.random_range(0..5_000));
+                // Some do not end when they are told to.
+                let lingers = self.rng.random_range(0..8) == 0 && is_faulty;
+                let most = if lingers { 25_000 } else { 5_000 };
+                process.ends = Some(self.now + self.rng.random_range(0..most));
             }
         }
         let (mut gone, mut new) = (Vec::new(), Vec::new());
@@ -50,8 +54,9 @@ impl World {
     fn start_container(&mut self, uid: &str) {
         let is_over = self.has(Fault::OverLimit);
         let Some(pod) = self.api.pods.get(uid) else { return };
-        let overuses = is_over && pod.of.overuses;
-        let used = |mib: u64| if overuses { mib + mib / 2 + 500 } else { mib };
+        let overuses = is_over && pod.overuses();
+        let percent = if is_over { pod.of.uses } else { pod.of.uses.min(100) };
+        let used = |mib: u64| mib * percent / 100 + if overuses { 500 } else { 0 };
         let devices: Vec<_> =
             pod.takes.iter().map(|(id, mib, _)| (id.clone(), used(*mib))).collect();
         let node = pod.node.clone().unwrap_or_default();

@@ -97,6 +97,9 @@ impl World {
             }
             path => panic!("a replica sent {path}"),
         };
+        if is_taken && request.uri().path() == "/v1/replicas/bindings" {
+            self.note_told(life, to, body);
+        }
         let status = if is_taken { 200 } else { 409 };
         let way = self.rng.random_range(0..5);
         if !self.hits(Fault::Loss, 5) {

@@ -34,6 +34,8 @@ pub(super) struct Node {
     pub(super) agents: Vec<Agent>,
     /// Until then its agents do not report.
     pub(super) silent_until: u64,
+    /// Until then they leave out a device, or the processes of one.
+    pub(super) partial_until: u64,
     /// Until then they name a device of another node, too.
     pub(super) lies_until: u64,
     pub(super) has_lied: bool,
@@ -50,10 +52,16 @@ impl Node {
             gpus: (0..GPUS).map(gpu).collect(),
             agents: vec![Agent::default()],
             silent_until: 0,
+            partial_until: 0,
             lies_until: 0,
             has_lied: false,
             name,
         }
+    }
+
+    /// The GPUs that it has now.
+    pub(super) fn gpu_ids(&self) -> impl Iterator<Item = &str> {
+        self.gpus.iter().map(|gpu| &*gpu.id)
     }
 
     /// Agents begin again: what they have reported is no longer true.

@@ -12,15 +12,21 @@ use super::scheduler::PROFILES;
 use super::{Caller, GPU_MIB, QUIET_FOR, What, World};
 
 /// Names that are used again, as those of a StatefulSet.
-const NAMES: u64 = 40;
+pub(super) const NAMES: u64 = 40;
+
+/// How often a placement is edited at most: the pauses before it is written back double.
+const MOST_EDITS: u32 = 4;
 
 impl World {
     pub(super) fn users(&mut self) {
         if self.now > self.settings.faults_for + QUIET_FOR / 2 {
             return;
         }
-        let pause = if self.is_faulty() { 400 } else { 2_000 };
-        let time = self.rng.random_range(20..pause);
+        let pause = if self.is_faulty() && !self.settings.is_calm { 400 } else { 2_000 };
+        let mut time = self.rng.random_range(20..pause);
+        if self.settings.is_calm && self.rng.random_range(0..6) == 0 {
+            time += 20_000; // nothing else makes kube-scheduler look again
+        }
         self.after(time, What::Users);
         let creates = if self.is_faulty() { 60 } else { 40 };
         if self.rng.random_range(0..100) < creates && self.api.pods.len() < self.settings.pods {
@@ -81,7 +87,10 @@ impl World {
             cpu: [1, 1, 2, 8].choose(&mut self.rng).copied().expect("some"),
             zone: zone.filter(|_| self.rng.random_range(0..4) == 0),
             tolerates: self.rng.random_range(0..3) > 0,
-            overuses: self.rng.random_range(0..10) == 0,
+            uses: [100, 100, 100, 100, 100, 100, 100, 5, 5, 160]
+                .choose(&mut self.rng)
+                .copied()
+                .expect("some"),
             annotations,
         };
         self.api.create(&uid, self.now, of);
@@ -111,8 +120,10 @@ impl World {
         if self.hits(Fault::Edit, 20)
             && is_settled
             && let Some(pod) = self.api.pods.get_mut(&uid)
+            && pod.edits < MOST_EDITS
             && let Some(written) = pod.annotations.get_mut(PLACEMENT)
         {
+            pod.edits += 1;
             *written = smaller(written);
             self.api.changed(&uid);
         }

@@ -9,8 +9,11 @@ use super::faults::Fault;
 use super::replica::Replica;
 use super::{What, Work, World};
 
+/// The answer to *bind* while a process starts.
+const WARMING_UP: &str = "gpupack is warming up";
+
 impl World {
-    fn processes(&self) -> impl Iterator<Item = &Replica> {
+    pub(super) fn processes(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().flatten().chain(&self.overlapping)
     }
 
@@ -64,6 +67,10 @@ impl World {
             if error.contains("a bug in gpupack") {
                 self.broke(format!("the bind of {} panicked", caller.uid));
             }
+            let is_plain = self.api.pods.get(&caller.uid).is_some_and(|pod| !pod.wants_gpu());
+            if is_plain && error == WARMING_UP {
+                self.broke(format!("{} has no GPU, and waits for the start", caller.uid));
+            }
             if self.hits(Fault::GiveUp, 4) {
                 self.disturb(15_000);
                 continue; // kube-scheduler hears nothing
@@ -105,6 +112,7 @@ impl World {
             return self.after(time, What::Listed { life });
         }
         let (now, version) = (self.now, self.nodes_version);
+        let is_replaced = self.overlapping.as_ref().is_some_and(|it| it.life == life);
         let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
         let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
             return;
@@ -122,7 +130,7 @@ impl World {
         let number = replica.app.lists.begin();
         replica.pods.take(WatchEvent::ListBegins);
         for (uid, pod) in &mut self.api.pods {
-            if !replica.is_listed && pod.node.is_some() {
+            if !replica.is_listed && !is_replaced && pod.node.is_some() {
                 // What is written counts when it is first seen.
                 let written = pod.written();
                 let before = std::mem::replace(&mut pod.takes, written);
@@ -196,7 +204,8 @@ impl World {
         let (mut pods, mut nodes) = (Vec::new(), Vec::new());
         for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
             let is_listed = replica.is_listed;
-            if is_listed && replica.seen < length && !replica.is_watch_due {
+            let is_stuck = self.now < replica.stuck_until;
+            if is_listed && !is_stuck && replica.seen < length && !replica.is_watch_due {
                 replica.is_watch_due = true;
                 pods.push(replica.life);
             }

@@ -22,6 +22,7 @@ use gpupack::model::reservation::ReservationState;
 use gpupack::step::outside::{Action, Event, Outside};
 use kube::Client;
 use kube::client::Body;
+use serde_json::Value;
 
 use super::What;
 use super::leading;
@@ -82,6 +83,16 @@ pub(super) struct Replica {
     pub(super) owners: BTreeMap<String, usize>,
     /// The run and the sequence number of the last report of each node.
     pub(super) last: BTreeMap<usize, (u64, u64)>,
+    /// Since when reports show processes of a pod on a device.
+    pub(super) shown: BTreeMap<(String, String), u64>,
+    /// The devices that a report has named.
+    pub(super) read: BTreeSet<String>,
+    /// Reports that were sent while it was frozen: node, run and attempt.
+    pub(super) old: BTreeSet<(usize, u64, u64)>,
+    /// Since when it is frozen.
+    pub(super) frozen: u64,
+    /// Until then its watch of pods shows nothing.
+    pub(super) stuck_until: u64,
     pub(super) started: u64,
     time: &'static SimulatedTime,
     running: loops::Running,
@@ -146,6 +157,11 @@ impl Replica {
             heard: BTreeMap::new(),
             owners: BTreeMap::new(),
             last: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            read: BTreeSet::new(),
+            old: BTreeSet::new(),
+            frozen: 0,
+            stuck_until: 0,
             started: now,
             time,
             running,
@@ -192,6 +208,32 @@ impl Replica {
     pub(super) fn confirms(&self, uid: &str) -> bool {
         let held = self.app.ledger.reservation(&PodUid::new(uid));
         held.is_some_and(|held| held.state == ReservationState::Confirmed)
+    }
+
+    /// The ended pods of a node whose devices are not free yet.
+    pub(super) fn draining(&self, name: &str) -> Vec<String> {
+        let nodes = self.app.ledger.nodes();
+        let node = nodes.iter().find(|node| node.name().as_str() == name);
+        let held = node.into_iter().flat_map(|node| node.reservations());
+        let drains =
+            held.filter(|(_, held)| matches!(held.state, ReservationState::Draining { .. }));
+        drains.map(|(uid, _)| uid.as_str().to_owned()).collect()
+    }
+
+    /// Notes which processes a report shows.
+    pub(super) fn note_shown(&mut self, report: &str, now: u64) {
+        let report: Value = serde_json::from_str(report).unwrap_or_default();
+        for device in report["devices"].as_array().into_iter().flatten() {
+            let id = device["id"].as_str().unwrap_or_default();
+            self.read.insert(id.to_owned());
+            let Some(processes) = device["processes"].as_array() else { continue };
+            let pods = processes.iter().filter_map(|process| process["podUid"].as_str());
+            let pods: BTreeSet<&str> = pods.collect();
+            self.shown.retain(|(uid, on), _| on != id || pods.contains(&**uid));
+            for uid in pods {
+                self.shown.entry((uid.to_owned(), id.to_owned())).or_insert(now);
+            }
+        }
     }
 
     /// Whether one of its loops has panicked.

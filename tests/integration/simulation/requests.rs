@@ -1,12 +1,13 @@
 //! Requests of the extender on their way to the API server, and what is promised of them.
 
+use gpupack::hardware::device::PodUid;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
-use gpupack::step::outside::{Answer, CallId, Lost};
+use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use hyper::Request;
 use rand::Rng;
 use serde_json::Value;
 
-use super::api::refusal;
+use super::api::{PLACEMENT, refusal};
 use super::faults::Fault;
 use super::replica::Replica;
 use super::{Answers, Sent, What, World};
@@ -16,8 +17,14 @@ use crate::simulation::scheduling::HTTP_TIMEOUT;
 /// that goes on takes.
 const SILENT_FOR: u64 = 15_000 + 12_000;
 
+/// The longest time that an answer takes.
+const SLOW: u64 = 1_500;
+
 /// How long a request that is lost may delay a requeue: its timeout, and the next attempt.
 const REQUEST_LOST: u64 = 9_000;
+
+/// The same for one that is answered with an error.
+const REQUEST_REFUSED: u64 = 3_000;
 
 impl World {
     /// Decides what becomes of a request of the extender.
@@ -28,6 +35,7 @@ impl World {
         request: Box<Request<Vec<u8>>>,
         within: u64,
     ) {
+        self.note_sent(life, id, &request);
         if request.uri().path().ends_with("/binding")
             && let Err(broken) = self.check_binding(life, &request)
         {
@@ -48,12 +56,31 @@ impl World {
         } else if is_write && self.hits(Fault::Overlap, 1) {
             self.after(soon, What::Freeze { life });
         }
-        let way = self.rng.random_range(0..5);
-        let lost = |what| What::Answer { life, id, answer: Err(what) };
-        let request = |answers| What::Request { life, id, request: Sent(request), answers };
         if is_held {
             let late = self.rng.random_range(200..8_000);
-            return self.after(late, request(Answers::Never));
+            let (request, answers) = (Sent(request), Answers::Never);
+            return self.after(late, What::Request { life, id, request, answers });
+        }
+        self.go(life, id, request, within);
+    }
+
+    /// Decides what the network does with a request.
+    fn go(&mut self, life: u64, id: CallId, request: Box<Request<Vec<u8>>>, within: u64) {
+        let way = self.rng.random_range(0..5);
+        let lost = |what| What::Answer { life, id, answer: Err(what) };
+        let is_binding = request.uri().path().ends_with("/binding");
+        let uid = self.api.uid_of(request.uri().path()).filter(|_| is_binding);
+        let request = |answers| What::Request { life, id, request: Sent(request), answers };
+        if let Some(uid) = uid
+            && self.hits(Fault::Denial, 3)
+        {
+            self.deny(uid); // so that it cannot be settled
+            self.disturb(REQUEST_LOST);
+            self.after(within, lost(Lost::Timeout));
+            if self.rng.random_range(0..2) == 0 {
+                self.after(way, request(Answers::Never));
+            }
+            return;
         }
         if self.now < self.outage_until && self.is_faulty() {
             self.disturb(REQUEST_LOST);
@@ -80,12 +107,12 @@ impl World {
             let late = within + self.rng.random_range(0..20_000);
             self.after(within, lost(Lost::Timeout));
             self.after(late, request(Answers::Never));
-        } else if self.hits(Fault::Overload, 4) {
-            self.disturb(REQUEST_LOST);
+        } else if self.hits(Fault::Overload, 6) {
+            self.disturb(REQUEST_REFUSED);
             let code = [429, 500, 503, 504][self.rng.random_range(0..4)];
             self.after(way, request(Answers::Status(code)));
         } else if self.hits(Fault::Overload, 2) {
-            self.disturb(REQUEST_LOST);
+            self.disturb(REQUEST_REFUSED);
             self.after(way, request(Answers::DoneBut(504)));
         } else {
             self.after(way, request(Answers::Arrives));
@@ -108,11 +135,15 @@ impl World {
                 pod.annotations.insert("example.com/seen".to_owned(), version);
             }
             uid.iter().for_each(|uid| self.api.changed(uid));
+            if request.uri().path().ends_with("/binding") && self.hits(Fault::Overlap, 10) {
+                self.after(0, What::Freeze { life }); // the answer comes when another one has fenced
+            }
         }
         if !matches!(answers, Answers::Status(_)) {
             self.note_write(life, request, uid.as_deref());
         }
         self.api.now = self.now;
+        let lease = self.api.lease.clone().filter(|_| request.uri().path().contains("/leases"));
         let (code, body) = match answers {
             Answers::Status(code) => refusal(code, "as this test wants"),
             Answers::Arrives | Answers::Never => self.api.answer(request),
@@ -121,13 +152,41 @@ impl World {
                 refusal(code, "as this test wants")
             }
         };
+        if code == 200
+            && request.method() == "PATCH"
+            && let Some(uid) = &uid
+        {
+            let version = self.api.pods.get(uid).map_or(0, |pod| pod.version);
+            self.written.insert((life, uid.clone()), version);
+        }
+        if request.uri().path().contains("/leases") {
+            self.note_lease(life, id, lease.as_ref());
+        }
         if self.api.denied.contains_key(uid.as_deref().unwrap_or_default()) {
             self.disturb(REQUEST_LOST);
         }
         if answers != Answers::Never {
             let answer = Ok(Answer { status: code, body: Some(body.to_string().into_bytes()) });
-            let way = self.rng.random_range(0..5);
+            let is_slow = uid.is_some() && self.hits(Fault::Delay, 3);
+            let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });
             self.after(way, What::Answer { life, id, answer });
+        }
+    }
+
+    /// An answer reaches the extender.
+    pub(super) fn answer(&mut self, life: u64, id: CallId, answer: Result<Answer, Lost>) {
+        let body = answer.as_ref().ok().and_then(|answer| answer.body.as_deref());
+        let pod: Value = serde_json::from_slice(body.unwrap_or_default()).unwrap_or_default();
+        let uid = PodUid::new(pod["metadata"]["uid"].as_str().unwrap_or_default());
+        let is_about = self.is_about(life, id, uid.as_str());
+        self.note_answer(life, id, &answer);
+        let was_waiting = self.process(life).is_some_and(|it| it.app.is_shown_waiting(&uid));
+        self.step(life, Event::Answered { id, answer });
+        if is_about
+            && was_waiting
+            && let Err(broken) = self.check_answer(life, &pod)
+        {
+            self.broke(broken);
         }
     }
 
@@ -140,7 +199,10 @@ impl World {
         // Without a placement nothing is allocated: two such Bindings bind the pod once.
         if path.ends_with("/binding") && metadata["annotations"].is_object() {
             let key = (text(&metadata["uid"]), text(&metadata["resourceVersion"]));
-            let first = *self.posted.entry(key.clone()).or_insert(life);
+            let own = self.written.get(&(life, key.0.clone())).copied();
+            let is_void = own > key.1.parse().ok();
+            let first =
+                if is_void { life } else { *self.posted.entry(key.clone()).or_insert(life) };
             if first != life {
                 self.broke(format!("processes {first} and {life} posted a Binding of {key:?}"));
             }
@@ -163,8 +225,7 @@ impl World {
             && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
         {
             let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
-            if !self.settings.faults.contains(&Fault::Eviction) || !(pod.of.overuses || is_excused)
-            {
+            if !self.settings.faults.contains(&Fault::Eviction) || !(pod.overuses() || is_excused) {
                 self.broke(format!("{uid:?} is evicted, which was not requested"));
             }
         }
@@ -208,7 +269,34 @@ impl World {
         if metadata["annotations"].is_null() {
             return Ok(()); // no GPU
         }
+        self.check_leftovers(replica, uid, &body)?;
         self.check_node(replica, uid, node)
+    }
+
+    /// No pod gets all of a device on which a process of an ended pod runs, once reports show it.
+    fn check_leftovers(&self, replica: &Replica, uid: &str, body: &Value) -> Result<(), String> {
+        let placement = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
+        let placement: Value = serde_json::from_str(placement).unwrap_or_default();
+        let called = replica.calls.get(uid).copied().unwrap_or_default();
+        for device in placement["devices"].as_array().into_iter().flatten() {
+            let (id, mib) = (device["id"].as_str().unwrap_or_default(), device["mib"].as_u64());
+            if !replica.read.contains(id) {
+                return Err(format!("{uid} gets {id}, which no report has named"));
+            }
+            let is_left = |((other, on), since): &(&(String, String), &u64)| {
+                let is_over = self.api.pods.get(other).is_none_or(|pod| !pod.is_placed());
+                let is_held =
+                    || replica.app.ledger.reservation(&PodUid::new(other.as_str())).is_some();
+                on == id && **since < called && is_over && !is_held()
+            };
+            if let Some(((other, _), _)) = replica.shown.iter().find(is_left)
+                && self.processes.contains_key(other)
+                && mib >= self.reported.get(id).copied()
+            {
+                return Err(format!("{uid} gets all of {id}, where {other} still runs"));
+            }
+        }
+        Ok(())
     }
 
     fn check_node(&self, replica: &Replica, uid: &str, node: &str) -> Result<(), String> {

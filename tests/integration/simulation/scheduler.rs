@@ -93,8 +93,9 @@ impl Scheduler {
     pub(super) fn see(&mut self, change: &Change, now: u64) {
         let Change { uid, pod, is_deleted, .. } = change;
         let Some(node) = pod.node.clone().filter(|_| !*is_deleted && !pod.is_terminal) else {
+            // What an extender refused is tried again after any event about an assigned pod.
             if (*is_deleted || pod.is_terminal) && self.taken.remove(uid).is_some() {
-                self.move_parked(now, |parked| parked.lacks_cpu);
+                self.move_parked(now, |_| true);
             }
             return self.see_waiting(change, now);
         };

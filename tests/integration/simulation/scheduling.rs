@@ -61,6 +61,7 @@ impl World {
     pub(super) fn verb(&mut self, life: u64, caller: Caller, verb: Verb, body: &str) {
         let way = self.rng.random_range(0..3);
         let now = self.now;
+        let open_on = self.open_on(life, &caller.uid).map(str::to_owned);
         let Some(replica) = self.process_mut(life).filter(|it| it.app.leading.is_here()) else {
             return self.after(way, What::Verbed { caller, verb, answer: None });
         };
@@ -71,10 +72,17 @@ impl World {
         };
         let (answer, _) = answer.expect("a good body");
         let answer: Value = serde_json::from_slice(&answer).expect("JSON");
+        let mut broken = None;
         if let Some(names) = answer["NodeNames"].as_array() {
             let names = names.iter().filter_map(Value::as_str).map(str::to_owned);
+            let names: BTreeSet<String> = names.collect();
+            let is_kept = |node: &String| !body.contains(&**node) || names.contains(node);
+            if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
+                broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
+            }
             replica.passed.entry(caller.uid.clone()).or_default().extend(names);
         }
+        broken.into_iter().for_each(|broken| self.broke(broken));
         if !self.hits(Fault::GiveUp, 2) {
             self.after(way, What::Verbed { caller, verb, answer: Some(answer) });
         }

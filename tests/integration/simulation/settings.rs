@@ -21,13 +21,15 @@ pub(super) struct Settings {
     pub(super) pods: usize,
     /// Faults end after this time, in ms.
     pub(super) faults_for: u64,
+    /// Whether faults are rare, and users do little: then no other change hides what a fault did.
+    pub(super) is_calm: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
 
 impl Settings {
-    /// A third of the seeds has all kinds of faults, the others about half of them. Some last so
-    /// long that gpupack gives up waiting for the API server.
+    /// A third of the seeds has all kinds of faults, the others about half of them; a third is calm.
+    /// Some last so long that gpupack gives up waiting for the API server.
     pub(super) fn of(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5EED);
         let has_all = seed.is_multiple_of(3);
@@ -39,7 +41,8 @@ impl Settings {
             faults.remove(&Fault::Edit);
         }
         let faults_for = if seed % 8 == 5 { 100_000 } else { 30_000 };
-        Self { seed, faults, nodes: 4, pods: 30, faults_for, replicas }
+        let is_calm = seed % 3 == 1;
+        Self { seed, faults, nodes: 4, pods: 30, faults_for, is_calm, replicas }
     }
 
     /// How to run it again.

@@ -175,6 +175,25 @@ fn an_unchanged_report_keeps_cached_answers() {
 }
 
 #[test]
+fn a_device_that_the_first_report_leaves_out_gets_no_pod_until_one_names_it() {
+    let ledger = ledger("A");
+    let mut first = hello("y", 1, "A B");
+    first.uses.retain(|seen| seen.id.as_str() == "A");
+    let session = say(&ledger, &first).unwrap().session;
+    let free =
+        || ledger.nodes()[0].devices().iter().map(|it| it.free().share.millionths()).collect();
+    let free = || -> Vec<u64> { free() };
+    assert_eq!(free(), [1_000_000, 0]);
+    let second = NodeReport { session: Some(session), inventory: None, ..hello("y", 2, "A B") };
+    let receipt = say(&ledger, &second).unwrap();
+    assert_eq!(receipt.events, [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(free(), [1_000_000, 1_000_000]);
+    first.sequence = 3;
+    say(&ledger, &first).unwrap();
+    assert_eq!(free(), [1_000_000, 1_000_000], "an earlier report has named it");
+}
+
+#[test]
 fn an_impossible_instance_is_reported_and_gets_no_pod() {
     use crate::hardware::device::{DeviceIndex, DeviceKind, MigProfile};
     let ledger = ledger("A");
@@ -197,7 +216,7 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
         instance("M-bad", "3g.18gb"),
     ];
     let inventory = NodeInventory::new(devices).unwrap();
-    let said = NodeReport { inventory: Some(inventory), ..hello("y", 1, "B") };
+    let said = NodeReport { inventory: Some(inventory), ..hello("y", 1, "P M-good M-bad") };
     let events = say(&ledger, &said).unwrap().events;
     let reported: Vec<_> = events
         .iter()

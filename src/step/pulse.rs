@@ -1,0 +1,62 @@
+//! Whether the process has just been frozen.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::hardware::units::Timestamp;
+use crate::mutation::{Mutation, mutated};
+
+/// The process was frozen, or far too slow, if it has not ticked for so many milliseconds.
+const LATE: u64 = 3_000;
+
+/// For so many milliseconds after that, what arrives may have been sent before.
+const OLD_FOR: u64 = 500;
+
+/// Tells a process that it was frozen: by SIGSTOP, or by a pause of its virtual machine. What then
+/// arrives was sent before, and says nothing of now.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// The last tick, in milliseconds on the clock; zero before the first.
+    last: AtomicU64,
+    /// The tick after the last freeze.
+    resumed: AtomicU64,
+}
+
+impl Pulse {
+    /// Notes a tick. There is one in each second.
+    pub fn beat(&self, now: Timestamp) {
+        let last = self.last.swap(now.millis().max(1), Ordering::AcqRel);
+        if is_late(last, now) {
+            self.resumed.store(now.millis(), Ordering::Release);
+        }
+    }
+
+    /// Whether what arrives now may be older than it seems.
+    pub fn was_frozen(&self, now: Timestamp) -> bool {
+        let resumed = self.resumed.load(Ordering::Acquire);
+        let is_recent = resumed > 0 && now.millis() < resumed + OLD_FOR;
+        let is_due = is_late(self.last.load(Ordering::Acquire), now);
+        (is_recent || is_due) && !mutated(Mutation::FrozenReportTaken)
+    }
+}
+
+fn is_late(last: u64, now: Timestamp) -> bool {
+    last > 0 && now.millis() > last + LATE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrives_after_a_freeze_is_old_for_a_moment() {
+        let (pulse, at) = (Pulse::default(), Timestamp::from_millis);
+        assert!(!pulse.was_frozen(at(60_000)), "it has not begun");
+        pulse.beat(at(0));
+        pulse.beat(at(1_000));
+        assert!(!pulse.was_frozen(at(4_000)), "a slow tick");
+        assert!(pulse.was_frozen(at(4_001)), "before the tick that comes late");
+        pulse.beat(at(9_000));
+        assert!(pulse.was_frozen(at(9_499)), "from a buffer");
+        assert!(!pulse.was_frozen(at(9_500)), "sent since");
+    }
+}

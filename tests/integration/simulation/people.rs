@@ -94,6 +94,12 @@ impl World {
             annotations,
         };
         self.api.create(&uid, self.now, of);
+        if self.hits(Fault::Lag, 15) {
+            // kube-scheduler calls before the extender's watch shows the pod.
+            let (until, at) = (self.now + 3_000, self.serving());
+            self.replicas[at].iter_mut().for_each(|it| it.stuck_until = it.stuck_until.max(until));
+            self.disturb(5_000);
+        }
     }
 
     /// Calls and edits that no client should make.

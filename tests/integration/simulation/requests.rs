@@ -7,7 +7,7 @@ use hyper::Request;
 use rand::Rng;
 use serde_json::Value;
 
-use super::api::{PLACEMENT, refusal};
+use super::api::{PLACEMENT, Pod, refusal};
 use super::faults::Fault;
 use super::replica::Replica;
 use super::{Answers, Sent, What, World};
@@ -167,10 +167,22 @@ impl World {
         }
         if answers != Answers::Never {
             let answer = Ok(Answer { status: code, body: Some(body.to_string().into_bytes()) });
-            let is_slow = uid.is_some() && self.hits(Fault::Delay, 3);
+            let is_gone = code == 200 && !is_read && self.is_removed_now(uid.as_deref());
+            let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });
             self.after(way, What::Answer { life, id, answer });
         }
+    }
+
+    /// Somebody removes a pod that a write has just found bound.
+    fn is_removed_now(&mut self, uid: Option<&str>) -> bool {
+        let is_bound = |uid: &&str| self.api.pods.get(*uid).is_some_and(Pod::is_placed);
+        let Some(uid) = uid.filter(is_bound) else { return false };
+        let is_removed = self.hits(Fault::Force, 20);
+        if is_removed {
+            self.api.remove(uid);
+        }
+        is_removed
     }
 
     /// An answer reaches the extender.

@@ -87,8 +87,6 @@ mutations! {
     RoomLost,
     /// One pod is requeued for a room, whether it can use it or not.
     OneTryPerRoom,
-    /// After a freeze no pod is requeued for four times as long.
-    LongPause,
     /// Room that appeared before the watch showed a refused pod is not looked for.
     LateRoomLost,
     /// One report without its processes frees the devices of an ended pod.

@@ -19,7 +19,6 @@ use crate::control::pods::teams;
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
 use crate::ledger::query::reading::Readiness;
-use crate::mutation::{Mutation, mutated};
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
 const TICK: Duration = Duration::from_secs(1);
@@ -180,8 +179,23 @@ async fn requeued(app: &Arc<App>, mut requeues: RequeueLoop) -> RequeueLoop {
     for (node, pod) in step.requeues {
         requeue(app, node, pod);
     }
-    let pause = PAUSE * app.clock.precise().saturating_sub(started);
-    let longest = if mutated(Mutation::LongPause) { pause } else { LONGEST_PAUSE };
-    app.outside.sleep(pause.min(longest)).await;
+    app.outside.sleep(pause_after(app.clock.precise().saturating_sub(started))).await;
     requeues
+}
+
+/// The pause after a choice that took so long.
+fn pause_after(took: Duration) -> Duration {
+    (PAUSE * took).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freeze_during_a_choice_does_not_prolong_the_pause() {
+        let millis = Duration::from_millis;
+        assert_eq!(pause_after(millis(5)), millis(20), "a fifth of a core");
+        assert_eq!(pause_after(millis(7_000)), millis(1_000));
+    }
 }

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
 
-/// The process was frozen, or far too slow, if it has not ticked for so many milliseconds.
+/// The process was frozen, or far too slow, if its last tick is older, in milliseconds.
 const LATE: u64 = 3_000;
 
-/// For so many milliseconds after that, what arrives may have been sent before.
+/// For this time after that, in milliseconds, what arrives may have been sent before.
 const OLD_FOR: u64 = 500;
 
 /// Tells a process that it was frozen: by SIGSTOP, or by a pause of its virtual machine. What then

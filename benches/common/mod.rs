@@ -12,6 +12,7 @@ use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::queries::PlacementRequest;
+use gpupack::model::device_state::DeviceUse;
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
@@ -93,15 +94,23 @@ pub(crate) fn empty() -> Ledger {
     })
 }
 
-/// What the agent of a node says first.
+/// What the agent of a node says first: its devices, and that nothing runs there.
 pub(crate) fn hello(node: usize, name: &str) -> NodeReport {
+    let inventory = inventory(node);
+    let idle = |device: &Device| DeviceUse {
+        id: device.id.clone(),
+        used: Some(MemMib::ZERO),
+        busy_percent: None,
+        health: Health::Healthy,
+        processes: Some(Vec::new()),
+    };
     NodeReport {
         allocations_version: None,
         agent: name.to_owned(),
         session: None,
         sequence: 1,
-        inventory: Some(inventory(node)),
-        uses: Vec::new(),
+        uses: inventory.devices().iter().map(idle).collect(),
+        inventory: Some(inventory),
     }
 }
 

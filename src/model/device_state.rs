@@ -13,6 +13,7 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
+use crate::mutation::{Mutation, mutated};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have
 /// been sampled before the pod ended. The second was sampled after the reply to the first.
@@ -93,7 +94,7 @@ pub struct DeviceState {
     pub(crate) unallocated_use: MemMib,
     /// Use beyond what is allocated, also within the tolerance.
     outside: MemMib,
-    /// Whether no report has said yet what is used of it.
+    /// Whether no report has named it yet; processes of pods that ended before may use it.
     pub(crate) is_unread: bool,
     /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
@@ -123,7 +124,7 @@ impl DeviceState {
             covered: LiteMap::new(),
             unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
-            is_unread: false,
+            is_unread: !mutated(Mutation::UnreadIsFree),
             leftovers: LiteMap::new(),
             device,
         };
@@ -202,6 +203,11 @@ impl DeviceState {
     /// Whether this device can have tenants at all.
     pub fn is_placeable(&self) -> bool {
         self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
+    }
+
+    /// Whether no report has named it yet. Nothing is free on it until one does.
+    pub fn is_unread(&self) -> bool {
+        self.is_unread
     }
 
     /// Room if holds are ignored; what `bind` may use.

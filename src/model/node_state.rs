@@ -357,17 +357,6 @@ impl NodeState {
         self.recompute_devices();
     }
 
-    /// Keeps the devices free of new pods that the first report of a session leaves out, and that no
-    /// earlier one has named: processes of pods that ended before may use them.
-    pub fn keep_unread(&mut self, uses: &[DeviceUse]) {
-        for device_state in &mut self.devices {
-            let is_read = uses.iter().any(|seen| seen.id == device_state.device.id);
-            let is_known = is_read || device_state.used.is_some();
-            device_state.is_unread |= !is_known && !mutated(Mutation::UnreadIsFree);
-        }
-        self.recompute_rooms();
-    }
-
     /// Whether all devices are of the first `count` classes. A list of classes that was read
     /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {

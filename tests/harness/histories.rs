@@ -298,7 +298,14 @@ impl Player {
             Event::Hello(at, kind) => {
                 self.kinds[*at] = *kind;
                 self.sessions[*at] = None;
-                self.report(*at, &[])
+                // it names every device; one that a `Report` begins may leave some out
+                let named = |_| Seen {
+                    is_healthy: true,
+                    used: None,
+                    is_sampled: false,
+                    pods: BTreeSet::new(),
+                };
+                self.report(*at, &(0..4).map(named).collect::<Vec<_>>())
             }
             Event::Report(at, seen) => self.report(*at, seen),
             Event::Reserve(at, node, query) => {

@@ -157,9 +157,6 @@ impl Ledger {
             }
             let (freed, reported) = node_entry.change_if(|node_state| {
                 let before = StateBefore::of(node_state);
-                if report.inventory.is_some() {
-                    node_state.keep_unread(&report.uses);
-                }
                 let freed: Vec<PodUid> = node_state.observe(&report.uses, now);
                 // Nearly every report changes nothing; then kept answers about the node stay.
                 let is_news = !freed.is_empty() || !before.is_that_of(node_state);

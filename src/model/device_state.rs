@@ -13,7 +13,6 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
-use crate::mutation::{Mutation, mutated};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have
 /// been sampled before the pod ended. The second was sampled after the reply to the first.
@@ -124,7 +123,7 @@ impl DeviceState {
             covered: LiteMap::new(),
             unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
-            is_unread: !mutated(Mutation::UnreadIsFree),
+            is_unread: false,
             leftovers: LiteMap::new(),
             device,
         };

@@ -106,6 +106,7 @@ struct DeviceBefore {
     free: Demand,
     is_overallocated: bool,
     has_tenants: bool,
+    is_unread: bool,
 }
 
 impl DeviceBefore {
@@ -116,6 +117,7 @@ impl DeviceBefore {
             free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
             is_overallocated: device.is_overallocated(),
             has_tenants: !device.tenants().is_empty(),
+            is_unread: device.is_unread(),
         }
     }
 

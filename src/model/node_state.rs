@@ -357,6 +357,16 @@ impl NodeState {
         self.recompute_devices();
     }
 
+    /// Gives new pods nothing of the devices that are not `known` yet until a report names them:
+    /// processes of pods that ended before may use them.
+    pub fn wait_for_use(&mut self, known: &[DeviceId]) {
+        for device_state in &mut self.devices {
+            let is_new = !known.contains(&device_state.device.id);
+            device_state.is_unread |= is_new && !mutated(Mutation::UnreadIsFree);
+        }
+        self.recompute_rooms();
+    }
+
     /// Whether all devices are of the first `count` classes. A list of classes that was read
     /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {

@@ -235,9 +235,10 @@ impl Ledger {
         let mut events: Vec<LedgerEvent> = impossible.collect();
         self.are_shapes_old.store(true, Ordering::Release);
         cluster.change_classes(|classes| {
-            events.extend(
-                self.change_node(at, |node_state| node_state.replace_inventory(inventory, classes)),
-            );
+            events.extend(self.change_node(at, |node_state| {
+                node_state.replace_inventory(inventory, classes);
+                node_state.wait_for_use(&before);
+            }));
         });
         Ok(events)
     }

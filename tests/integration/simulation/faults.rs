@@ -114,9 +114,19 @@ impl World {
         self.disturbed_until = self.disturbed_until.max(self.now + time);
     }
 
+    /// Lets nothing else happen for a while, half of the time: much that happens would hide a fault.
+    pub(super) fn sleep(&mut self) {
+        if self.rng.random_range(0..2) == 0 {
+            self.asleep_until = self.now + 20_000;
+        }
+    }
+
     pub(super) fn chaos(&mut self) {
         if !self.is_faulty() {
             return;
+        }
+        if self.now < self.asleep_until {
+            return self.after(self.asleep_until - self.now, What::Chaos);
         }
         let slower = if self.settings.is_calm { 4 } else { 1 };
         let time = self.rng.random_range(100..1_500) * slower;

@@ -13,9 +13,13 @@ use serde_json::Value;
 
 use super::World;
 use super::people::NAMES;
+use super::replica::Replica;
 
 /// How long a Lease holds that is not renewed.
 const HOLDS_FOR: u64 = 3_000;
+
+/// A Binding is settled within this time, if nothing is wrong any more.
+const SETTLED_WITHIN: u64 = 6_000;
 
 /// The annotation of the Lease that names the informed followers.
 const INFORMED: &str = "gpupack.dev/informed";
@@ -26,6 +30,7 @@ struct Binding {
     call: CallId,
     node: String,
     version: String,
+    sent: u64,
 }
 
 /// What is under way.
@@ -69,7 +74,9 @@ impl World {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let (node, version) =
                 (text(&body["target"]["name"]), text(&body["metadata"]["resourceVersion"]));
-            self.open.bindings.insert((life, uid), Binding { call: id, node, version });
+            self.open
+                .bindings
+                .insert((life, uid), Binding { call: id, node, version, sent: self.now });
             self.check_told();
         }
         let about = About { uid, is_binding, is_write, sent: self.now };
@@ -189,7 +196,32 @@ impl World {
                 ));
             }
         }
-        Ok(())
+        self.check_settled()
+    }
+
+    /// The process that leads finds out what became of its Bindings, also of those whose caller has
+    /// given up.
+    fn check_settled(&self) -> Result<(), String> {
+        let leads = |replica: &&Replica| {
+            !replica.is_frozen
+                && replica.thawed + SETTLED_WITHIN < self.now
+                && replica.app.leading.is_here()
+                && !replica.app.is_stopping()
+        };
+        let Some(life) = self.replicas[self.serving()].as_ref().filter(leads).map(|it| it.life)
+        else {
+            return Ok(());
+        };
+        let is_late =
+            |binding: &Binding| self.now > binding.sent.max(self.disturbed_until) + SETTLED_WITHIN;
+        let waits = |uid: &str| self.api.pods.get(uid).is_some_and(|pod| pod.node.is_none());
+        let own = self.open.bindings.iter().filter(|((of, _), _)| *of == life);
+        match own.filter(|((_, uid), _)| waits(uid)).find(|(_, binding)| is_late(binding)) {
+            Some(((_, uid), binding)) => {
+                Err(format!("process {life} does not settle the Binding of {uid}: {binding:?}"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The node of the Binding of this pod that is open at a process, if its request is for GPUs.

@@ -22,6 +22,9 @@ impl World {
         if self.now > self.settings.faults_for + QUIET_FOR / 2 {
             return;
         }
+        if self.now < self.asleep_until {
+            return self.after(self.asleep_until - self.now, What::Users);
+        }
         let pause = if self.is_faulty() && !self.settings.is_calm { 400 } else { 2_000 };
         let mut time = self.rng.random_range(20..pause);
         if self.settings.is_calm && self.rng.random_range(0..6) == 0 {
@@ -94,11 +97,14 @@ impl World {
             annotations,
         };
         self.api.create(&uid, self.now, of);
-        if self.hits(Fault::Lag, 15) {
+        let is_over = |uid: &String| self.api.pods.get(uid).is_none_or(|pod| !pod.is_placed());
+        let percent = if self.processes.keys().any(is_over) { 60 } else { 15 };
+        if self.hits(Fault::Lag, percent) {
             // kube-scheduler calls before the extender's watch shows the pod.
             let (until, at) = (self.now + 3_000, self.serving());
             self.replicas[at].iter_mut().for_each(|it| it.stuck_until = it.stuck_until.max(until));
             self.disturb(5_000);
+            self.sleep(); // nothing else makes kube-scheduler look at the pod again
         }
     }
 

@@ -61,7 +61,12 @@ impl World {
             let (request, answers) = (Sent(request), Answers::Never);
             return self.after(late, What::Request { life, id, request, answers });
         }
+        let is_requeue = String::from_utf8_lossy(request.body()).contains(" requeue-");
+        let disturbed_until = self.disturbed_until;
         self.go(life, id, request, within);
+        if is_requeue && self.disturbed_until != disturbed_until {
+            self.sleep(); // it failed
+        }
     }
 
     /// Decides what the network does with a request.
@@ -178,7 +183,7 @@ impl World {
     fn is_removed_now(&mut self, uid: Option<&str>) -> bool {
         let is_bound = |uid: &&str| self.api.pods.get(*uid).is_some_and(Pod::is_placed);
         let Some(uid) = uid.filter(is_bound) else { return false };
-        let is_removed = self.hits(Fault::Force, 20);
+        let is_removed = self.hits(Fault::Force, 60);
         if is_removed {
             self.api.remove(uid);
         }

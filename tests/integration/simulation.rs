@@ -222,6 +222,8 @@ struct World {
     outage_until: u64,
     /// Until when room may be left unused, after a fault.
     disturbed_until: u64,
+    /// Until when calls of other clients may hide that a pod was refused.
+    tried_until: BTreeMap<String, u64>,
     /// Until then users and chaos do nothing.
     asleep_until: u64,
     /// The length of the log when devices were looked at last.
@@ -268,6 +270,7 @@ impl World {
             replaced: 0,
             outage_until: 0,
             disturbed_until: 0,
+            tried_until: BTreeMap::new(),
             asleep_until: 0,
             checked: 0,
             unused_since: None,

@@ -28,10 +28,12 @@ impl App {
         }
     }
 
-    /// Drops pods that no call has named for long.
+    /// Drops pods that no call has named for long, and doubts answers that no bind has followed.
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
+        let is_being_bound = |uid: &PodUid| self.ledger.reservation(uid).is_some();
+        self.waiting.doubt_fits(self.clock.now(), is_being_bound);
         if matches!(self.truth, Truth::Ledger) {
             self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
         }

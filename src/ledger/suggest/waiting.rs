@@ -43,6 +43,10 @@ const BUSY_FOR: Duration = Duration::from_secs(30);
 /// room on any node.
 const NAMED_BYTES: usize = 16 << 20;
 
+/// A pod that fits and is not bound within this time is requeued for room again: another client may
+/// have called in its name. kube-scheduler calls *bind* within milliseconds, or after its own plugins.
+const UNBOUND_FOR: Duration = Duration::from_secs(10);
+
 /// The number of sets from which unused ones are removed.
 const FEW_SETS: usize = 64;
 
@@ -130,6 +134,8 @@ pub(crate) struct Pods {
     is_unwatched: bool,
     /// Refused before the watch showed them.
     pub(crate) late: BTreeSet<PodUid>,
+    /// Pods that a node fitted, by the time of that call.
+    fitting: BTreeSet<(Timestamp, PodUid)>,
     /// Pods that changed since the thread that requeues them looked.
     changed: BTreeSet<PodUid>,
     /// Whether there were too many changes to remember: any pod may have changed.
@@ -304,12 +310,34 @@ impl WaitingPods {
 
     /// Notes that at least one node fits the pod. Returns how its requeue ended.
     pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
-        let ended = self.pods().change(uid, |state| {
+        let pods = &mut *self.pods();
+        let (called, ended) = pods.change(uid, |state| {
             (state.refused, state.is_answered) = (None, true);
             let is_named = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Called(_));
-            state.requeue.take_if(is_named).map(|_| Requeued::Helped)
-        });
-        ended.flatten()
+            let ended = state.requeue.take_if(is_named).map(|_| Requeued::Helped);
+            (state.called_at, ended)
+        })?;
+        if pods.fitting.len() < MAX_WAITING {
+            pods.fitting.insert((called, uid.clone()));
+        }
+        ended
+    }
+
+    /// Counts pods as refused that a node fitted [`UNBOUND_FOR`] ago, and that nothing binds.
+    pub fn doubt_fits(&self, now: Timestamp, is_being_bound: impl Fn(&PodUid) -> bool) {
+        let pods = &mut *self.pods();
+        while let Some((called, _)) = pods.fitting.first()
+            && now.since(*called) >= UNBOUND_FOR
+            && let Some((called, uid)) = pods.fitting.pop_first()
+        {
+            let is_last = |state: &WaitingState| {
+                state.is_watched && state.refused.is_none() && state.called_at == called
+            };
+            if pods.by_uid.get(&uid).is_some_and(is_last) && !is_being_bound(&uid) {
+                pods.change(&uid, |state| _ = state.refused.get_or_insert_default());
+                pods.late.insert(uid);
+            }
+        }
     }
 
     /// Notes why no node fitted, and which nodes the call named. `named` is `None` if it named only

@@ -195,7 +195,8 @@ impl World {
     /// A pod that waits and fits on a node that kube-scheduler would choose.
     fn waits_and_fits(&self, replica: &Replica) -> Option<String> {
         for (uid, pod) in &self.api.pods {
-            if pod.node.is_some() || pod.is_deleting || is_later(replica, pod) {
+            let is_hidden = self.tried_until.get(uid).is_some_and(|until| self.now < *until);
+            if pod.node.is_some() || pod.is_deleting || is_hidden || is_later(replica, pod) {
                 continue;
             }
             let seen = seen(&pod.json(uid));

@@ -15,6 +15,9 @@ use super::{Caller, Verb, What, World};
 /// kube-scheduler's timeout of a call.
 pub(super) const HTTP_TIMEOUT: u64 = 10_000;
 
+/// How long a call of another client may hide that a pod was refused: until its answer is doubted.
+const HIDDEN_FOR: u64 = 12_000;
+
 impl World {
     /// Lets a kube-scheduler go on after this time, or earlier.
     pub(super) fn plan_schedule(&mut self, by: usize, time: u64) {
@@ -230,6 +233,7 @@ impl World {
         let names: Vec<&String> = self.nodes.iter().map(|node| &node.name).collect();
         let body = json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string();
         let life = self.serving_life();
+        self.tried_until.insert(uid.clone(), self.now + HIDDEN_FOR);
         for (time, verb) in [(1, Verb::Filter), (5, Verb::Prioritize)] {
             let caller = Caller { by: None, cycle: 0, uid: uid.clone() };
             self.after(time, What::Verb { life, caller, verb, body: body.clone() });

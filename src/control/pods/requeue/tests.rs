@@ -109,6 +109,22 @@ fn a_fitting_pod_that_is_not_bound_leaves_room_to_the_next() {
 }
 
 #[test]
+fn a_pod_that_nobody_binds_after_an_answer_is_requeued_again() {
+    for is_being_bound in [false, true] {
+        let mut bed = Bed::with(&["a"]);
+        bed.named(("a", 0, 0)); // by another client
+        bed.waiting.fits(&pod("a").uid);
+        bed.room("n");
+        assert_eq!(bed.requeued_after(9_900), [""; 0], "it fits");
+        bed.waiting.doubt_fits(bed.now, |_| is_being_bound);
+        assert_eq!(bed.requeued_after(100), [""; 0], "it is early");
+        bed.waiting.doubt_fits(bed.now, |_| is_being_bound);
+        let requeued = bed.requeued_after(1);
+        assert_eq!(requeued, if is_being_bound { vec![] } else { vec!["a"] });
+    }
+}
+
+#[test]
 fn pods_that_did_not_name_the_node_are_skipped() {
     let mut bed = Bed::new();
     for age in 0..1_000 {

@@ -6,7 +6,6 @@ use rand::seq::IndexedRandom;
 
 use super::agents;
 use super::nodes::Gpu;
-use super::scheduler::Scheduler;
 use super::{GPU_MIB, What, World};
 
 /// A process that was frozen for less need not notice it.
@@ -115,9 +114,9 @@ impl World {
     }
 
     /// Lets nothing else happen for a while, half of the time: much that happens would hide a fault.
-    pub(super) fn sleep(&mut self) {
+    pub(super) fn sleep(&mut self, time: u64) {
         if self.rng.random_range(0..2) == 0 {
-            self.asleep_until = self.now + 20_000;
+            self.asleep_until = self.now + time;
         }
     }
 
@@ -164,7 +163,7 @@ impl World {
             Fault::Outage => self.outage_until = self.now + time * 8,
             Fault::SchedulerRestart => {
                 let at = self.rng.random_range(0..self.schedulers.len());
-                self.schedulers[at] = Scheduler::new(self.schedulers[at].name);
+                self.restart_scheduler(at, time * 15);
             }
             Fault::Cordon => {
                 self.nodes[node].is_cordoned ^= true;

@@ -104,7 +104,7 @@ impl World {
             let (until, at) = (self.now + 3_000, self.serving());
             self.replicas[at].iter_mut().for_each(|it| it.stuck_until = it.stuck_until.max(until));
             self.disturb(5_000);
-            self.sleep(); // nothing else makes kube-scheduler look at the pod again
+            self.sleep(20_000); // nothing else makes kube-scheduler look at the pod again
         }
     }
 

@@ -26,6 +26,10 @@ const REQUEST_LOST: u64 = 9_000;
 /// The same for one that is answered with an error.
 const REQUEST_REFUSED: u64 = 3_000;
 
+fn is_requeue(request: &Request<Vec<u8>>) -> bool {
+    String::from_utf8_lossy(request.body()).contains(" requeue-")
+}
+
 impl World {
     /// Decides what becomes of a request of the extender.
     pub(super) fn send(
@@ -61,11 +65,21 @@ impl World {
             let (request, answers) = (Sent(request), Answers::Never);
             return self.after(late, What::Request { life, id, request, answers });
         }
-        let is_requeue = String::from_utf8_lossy(request.body()).contains(" requeue-");
+        let is_requeue = is_requeue(&request);
+        let path = request.uri().path().to_owned();
         let disturbed_until = self.disturbed_until;
         self.go(life, id, request, within);
         if is_requeue && self.disturbed_until != disturbed_until {
-            self.sleep(); // it failed
+            // It failed. Half of the time no other pod can use the room.
+            let uid = self.api.uid_of(&path);
+            if self.rng.random_range(0..2) == 0 {
+                let others = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
+                let others = others.map(|(other, _)| other.clone());
+                let others: Vec<String> =
+                    others.filter(|other| Some(other) != uid.as_ref()).collect();
+                others.iter().for_each(|other| self.api.remove(other));
+            }
+            self.sleep(30_000);
         }
     }
 
@@ -73,6 +87,7 @@ impl World {
     fn go(&mut self, life: u64, id: CallId, request: Box<Request<Vec<u8>>>, within: u64) {
         let way = self.rng.random_range(0..5);
         let lost = |what| What::Answer { life, id, answer: Err(what) };
+        let refused = if is_requeue(&request) { 30 } else { 6 };
         let is_binding = request.uri().path().ends_with("/binding");
         let uid = self.api.uid_of(request.uri().path()).filter(|_| is_binding);
         let request = |answers| What::Request { life, id, request: Sent(request), answers };
@@ -80,6 +95,11 @@ impl World {
             && self.hits(Fault::Denial, 3)
         {
             self.deny(uid); // so that it cannot be settled
+            if self.hits(Fault::SchedulerRestart, 60) {
+                // and that no next call makes gpupack settle it
+                (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, 50_000));
+                self.sleep(45_000);
+            }
             self.disturb(REQUEST_LOST);
             self.after(within, lost(Lost::Timeout));
             if self.rng.random_range(0..2) == 0 {
@@ -112,7 +132,7 @@ impl World {
             let late = within + self.rng.random_range(0..20_000);
             self.after(within, lost(Lost::Timeout));
             self.after(late, request(Answers::Never));
-        } else if self.hits(Fault::Overload, 6) {
+        } else if self.hits(Fault::Overload, refused) {
             self.disturb(REQUEST_REFUSED);
             let code = [429, 500, 503, 504][self.rng.random_range(0..4)];
             self.after(way, request(Answers::Status(code)));
@@ -172,14 +192,14 @@ impl World {
         }
         if answers != Answers::Never {
             let answer = Ok(Answer { status: code, body: Some(body.to_string().into_bytes()) });
-            let is_gone = code == 200 && !is_read && self.is_removed_now(uid.as_deref());
+            let is_gone = code == 200 && self.is_removed_now(uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });
             self.after(way, What::Answer { life, id, answer });
         }
     }
 
-    /// Somebody removes a pod that a write has just found bound.
+    /// Somebody removes a pod that a request has just found bound.
     fn is_removed_now(&mut self, uid: Option<&str>) -> bool {
         let is_bound = |uid: &&str| self.api.pods.get(*uid).is_some_and(Pod::is_placed);
         let Some(uid) = uid.filter(is_bound) else { return false };

@@ -50,6 +50,8 @@ pub(super) struct Scheduler {
     pub(super) seen: usize,
     /// For when it goes on.
     pub(super) next: Option<u64>,
+    /// When it is back after a restart; 0 if it is there.
+    pub(super) away_until: u64,
     /// The pods without a node, as its watch shows them.
     pods: BTreeMap<String, Pod>,
     /// Pods that are bound, or being bound.
@@ -70,6 +72,7 @@ impl Scheduler {
             name,
             seen: 0,
             next: None,
+            away_until: 0,
             pods: BTreeMap::new(),
             taken: BTreeMap::new(),
             active: BTreeSet::new(),
@@ -272,7 +275,8 @@ impl Scheduler {
     /// Whether no pod is tried, and none will be soon: all that wait are parked.
     pub(super) fn is_idle(&self) -> bool {
         let is_busy = self.cycle.is_some() || !self.binding.is_empty() || !self.active.is_empty();
-        !is_busy && self.backing_off.keys().all(|uid| self.parked.contains_key(uid))
+        let is_away = self.away_until > 0;
+        !is_busy && !is_away && self.backing_off.keys().all(|uid| self.parked.contains_key(uid))
     }
 
     /// What is not bound and not parked, for a failure's message.

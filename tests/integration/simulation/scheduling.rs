@@ -10,7 +10,8 @@ use rand::Rng;
 use serde_json::{Value, json};
 
 use super::faults::Fault;
-use super::{Caller, Verb, What, World};
+use super::scheduler::Scheduler;
+use super::{Caller, QUIET_FOR, Verb, What, World};
 
 /// kube-scheduler's timeout of a call.
 pub(super) const HTTP_TIMEOUT: u64 = 10_000;
@@ -28,7 +29,19 @@ impl World {
         }
     }
 
+    /// A kube-scheduler ends. It forgets what it decided, and is back after this time.
+    pub(super) fn restart_scheduler(&mut self, by: usize, time: u64) {
+        self.schedulers[by] = Scheduler::new(self.schedulers[by].name);
+        let time = time.min(self.settings.faults_for + QUIET_FOR / 2 - self.now);
+        self.schedulers[by].away_until = self.now + time + 1;
+        self.after(time + 1, What::Schedule { by });
+    }
+
     pub(super) fn schedule(&mut self, by: usize) {
+        if self.now < self.schedulers[by].away_until {
+            return;
+        }
+        self.schedulers[by].away_until = 0;
         let (now, number) = (self.now, self.cycles + 1);
         let is_cut = now < self.outage_until && self.is_faulty();
         let scheduler = &mut self.schedulers[by];

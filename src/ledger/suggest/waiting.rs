@@ -323,7 +323,7 @@ impl WaitingPods {
         ended
     }
 
-    /// Counts pods as refused that a node fitted [`UNBOUND_FOR`] ago, and that nothing binds.
+    /// Counts pods as refused that a node fitted ten seconds ago, and that nothing binds.
     pub fn doubt_fits(&self, now: Timestamp, is_being_bound: impl Fn(&PodUid) -> bool) {
         let pods = &mut *self.pods();
         while let Some((called, _)) = pods.fitting.first()

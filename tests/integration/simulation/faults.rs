@@ -113,9 +113,9 @@ impl World {
         self.disturbed_until = self.disturbed_until.max(self.now + time);
     }
 
-    /// Lets nothing else happen for a while, half of the time: much that happens would hide a fault.
-    pub(super) fn sleep(&mut self, time: u64) {
-        if self.rng.random_range(0..2) == 0 {
+    /// Lets nothing else happen for a while in half of the seeds: much that happens would hide a fault.
+    pub(super) fn rest(&mut self, time: u64) {
+        if self.settings.has_rests && self.rng.random_range(0..2) == 0 {
             self.asleep_until = self.now + time;
         }
     }
@@ -163,7 +163,8 @@ impl World {
             Fault::Outage => self.outage_until = self.now + time * 8,
             Fault::SchedulerRestart => {
                 let at = self.rng.random_range(0..self.schedulers.len());
-                self.restart_scheduler(at, time * 15);
+                let time = if self.settings.has_rests { time * 15 } else { 0 };
+                self.restart_scheduler(at, time);
             }
             Fault::Cordon => {
                 self.nodes[node].is_cordoned ^= true;

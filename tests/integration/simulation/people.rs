@@ -98,13 +98,14 @@ impl World {
         };
         self.api.create(&uid, self.now, of);
         let is_over = |uid: &String| self.api.pods.get(uid).is_none_or(|pod| !pod.is_placed());
-        let percent = if self.processes.keys().any(is_over) { 60 } else { 15 };
+        let is_late = self.settings.has_rests && self.processes.keys().any(is_over);
+        let percent = if is_late { 60 } else { 15 };
         if self.hits(Fault::Lag, percent) {
             // kube-scheduler calls before the extender's watch shows the pod.
             let (until, at) = (self.now + 3_000, self.serving());
             self.replicas[at].iter_mut().for_each(|it| it.stuck_until = it.stuck_until.max(until));
             self.disturb(5_000);
-            self.sleep(20_000); // nothing else makes kube-scheduler look at the pod again
+            self.rest(20_000); // nothing else makes kube-scheduler look at the pod again
         }
     }
 

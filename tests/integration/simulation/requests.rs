@@ -69,7 +69,7 @@ impl World {
         let path = request.uri().path().to_owned();
         let disturbed_until = self.disturbed_until;
         self.go(life, id, request, within);
-        if is_requeue && self.disturbed_until != disturbed_until {
+        if is_requeue && self.settings.has_rests && self.disturbed_until != disturbed_until {
             // It failed. Half of the time no other pod can use the room.
             let uid = self.api.uid_of(&path);
             if self.rng.random_range(0..2) == 0 {
@@ -79,7 +79,7 @@ impl World {
                     others.filter(|other| Some(other) != uid.as_ref()).collect();
                 others.iter().for_each(|other| self.api.remove(other));
             }
-            self.sleep(30_000);
+            self.rest(30_000);
         }
     }
 
@@ -87,7 +87,8 @@ impl World {
     fn go(&mut self, life: u64, id: CallId, request: Box<Request<Vec<u8>>>, within: u64) {
         let way = self.rng.random_range(0..5);
         let lost = |what| What::Answer { life, id, answer: Err(what) };
-        let refused = if is_requeue(&request) { 30 } else { 6 };
+        let is_refused = self.settings.has_rests && is_requeue(&request);
+        let refused = if is_refused { 30 } else { 6 };
         let is_binding = request.uri().path().ends_with("/binding");
         let uid = self.api.uid_of(request.uri().path()).filter(|_| is_binding);
         let request = |answers| What::Request { life, id, request: Sent(request), answers };
@@ -95,10 +96,10 @@ impl World {
             && self.hits(Fault::Denial, 3)
         {
             self.deny(uid); // so that it cannot be settled
-            if self.hits(Fault::SchedulerRestart, 60) {
+            if self.settings.has_rests && self.hits(Fault::SchedulerRestart, 60) {
                 // and that no next call makes gpupack settle it
                 (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, 50_000));
-                self.sleep(45_000);
+                self.rest(45_000);
             }
             self.disturb(REQUEST_LOST);
             self.after(within, lost(Lost::Timeout));
@@ -203,7 +204,7 @@ impl World {
     fn is_removed_now(&mut self, uid: Option<&str>) -> bool {
         let is_bound = |uid: &&str| self.api.pods.get(*uid).is_some_and(Pod::is_placed);
         let Some(uid) = uid.filter(is_bound) else { return false };
-        let is_removed = self.hits(Fault::Force, 60);
+        let is_removed = self.hits(Fault::Force, if self.settings.has_rests { 60 } else { 20 });
         if is_removed {
             self.api.remove(uid);
         }

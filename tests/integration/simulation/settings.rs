@@ -23,6 +23,8 @@ pub(super) struct Settings {
     pub(super) faults_for: u64,
     /// Whether faults are rare, and users do little: then no other change hides what a fault did.
     pub(super) is_calm: bool,
+    /// Whether nothing else happens for a while after some rare faults, for the same reason.
+    pub(super) has_rests: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -41,8 +43,8 @@ impl Settings {
             faults.remove(&Fault::Edit);
         }
         let faults_for = if seed % 8 == 5 { 100_000 } else { 30_000 };
-        let is_calm = seed % 3 == 1;
-        Self { seed, faults, nodes: 4, pods: 30, faults_for, is_calm, replicas }
+        let (is_calm, has_rests) = (seed % 3 == 1, seed / 4 % 2 == 1);
+        Self { seed, faults, nodes: 4, pods: 30, faults_for, is_calm, has_rests, replicas }
     }
 
     /// How to run it again.

@@ -91,7 +91,7 @@ impl Bed {
         let last_page = since(stage.listed().expect("it logs that all is listed"));
         let (listed_cpu, listed_mib) = (extender.cpu(), extender.peak_mib());
         let guard = runtime.enter();
-        let agents = Agents::start(&extender.address, nodes);
+        let agents = Agents::start(&extender.agents, nodes);
         drop(guard);
         until("the agents are connected", clock, || agents.are_connected());
         let (greeted, connected_cpu) = (clock.precise(), extender.cpu());

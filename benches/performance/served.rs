@@ -13,7 +13,12 @@ const TICKS: f64 = 100.0;
 /// The process. It is killed when this is dropped.
 pub(crate) struct Served {
     process: Child,
+    /// Of the verbs.
     pub(crate) address: String,
+    /// For agents.
+    pub(crate) agents: String,
+    /// Of metrics and health.
+    metrics: String,
 }
 
 impl Drop for Served {
@@ -24,21 +29,28 @@ impl Drop for Served {
 }
 
 impl Served {
-    /// Starts one with these arguments, on its own address. Its errors are shown.
+    /// Starts one with these arguments, on its own addresses. Its errors are shown. A demo has
+    /// everything on one.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-        let address = port.expect("a port is free").to_string();
-        let process = Command::new(env!("CARGO_BIN_EXE_gpupack"))
-            .args(arguments)
-            .args(["--log-level", "error", "--listen", &address])
-            .stdout(Stdio::null())
-            .spawn();
-        Self { process: process.expect("gpupack can be started"), address }
+        let free = || {
+            let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+            port.expect("a port is free").to_string()
+        };
+        let address = free();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+        program.args(arguments).args(["--log-level", "error", "--listen", &address]);
+        let (mut agents, mut metrics) = (address.clone(), address.clone());
+        if arguments.first() == Some(&"extender") {
+            (agents, metrics) = (free(), free());
+            program.args(["--agents-listen", &agents, "--metrics-listen", &metrics]);
+        }
+        let process = program.stdout(Stdio::null()).spawn().expect("gpupack can be started");
+        Self { process, address, agents, metrics }
     }
 
-    /// Head and body of the answer to a GET; none while it does not listen.
+    /// Head and body of the answer to a GET of metrics or health; none while it does not listen.
     pub(crate) fn get(&self, path: &str) -> Option<String> {
-        let mut connection = TcpStream::connect(&self.address).ok()?;
+        let mut connection = TcpStream::connect(&self.metrics).ok()?;
         connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
         let mut text = String::new();
         connection.read_to_string(&mut text).ok()?;

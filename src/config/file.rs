@@ -54,20 +54,26 @@ pub enum LogLevelEndpoint {
 #[serde(default, deny_unknown_fields)]
 #[garde(allow_unvalidated)]
 pub struct Config {
-    /// Address of the listener for verbs, reports, probes and metrics.
+    /// Address of the listener for verbs, and for messages of other replicas.
     #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
+    /// Address of the listener for the reports of agents.
+    #[serde(deserialize_with = "address")]
+    pub agents_listen: SocketAddr,
     /// Address of the page and of the queries for people.
     #[serde(deserialize_with = "address")]
     pub page_listen: SocketAddr,
+    /// Address of the listener for metrics and probes.
+    #[serde(deserialize_with = "address")]
+    pub metrics_listen: SocketAddr,
     /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
     #[serde(deserialize_with = "hosts")]
     #[garde(custom(host_names))]
     pub allowed_hosts: Vec<String>,
-    /// Most connections of the listener for verbs.
+    /// Most connections of the listener for agents.
     #[serde(deserialize_with = "number::<16, 1_000_000, _, _>")]
     pub max_connections: usize,
-    /// Most MiB that they may hold; see [`Config::max_in_flight_bytes`].
+    /// Most MiB that connections of the verbs may hold; see [`Config::max_in_flight_bytes`].
     #[serde(deserialize_with = "some_number::<8, 65_536, _, _>")]
     #[garde(inner(custom(two_bodies(self.max_body_bytes))))]
     pub max_in_flight_mib: Option<usize>,
@@ -151,7 +157,9 @@ impl Default for Config {
         let hosts = ["", ".gpu-system", ".gpu-system.svc", ".gpu-system.svc.cluster.local"];
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            agents_listen: SocketAddr::from(([127, 0, 0, 1], 8082)),
             page_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
+            metrics_listen: SocketAddr::from(([127, 0, 0, 1], 8083)),
             allowed_hosts: hosts.map(|rest| format!("gpupack{rest}")).to_vec(),
             max_connections: 8_192,
             max_in_flight_mib: None,

@@ -12,7 +12,7 @@ use gpupack::api::state::State;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::checker::Load;
 use crate::clock;
@@ -33,11 +33,15 @@ pub(crate) fn gpupack() -> PathBuf {
 pub(crate) struct Extender {
     process: Leash,
     address: SocketAddr,
+    agents_address: SocketAddr,
     page_address: SocketAddr,
+    metrics_address: SocketAddr,
     config: PathBuf,
     /// Its name among replicas, if it has others.
     replica: Option<String>,
     program: PathBuf,
+    /// Whether that program has agents, probes and metrics on the port of the verbs.
+    has_two_ports: bool,
     /// Its wall clock, if a test steps it.
     wall_clock: Option<PathBuf>,
     log: PathBuf,
@@ -72,11 +76,13 @@ impl Extender {
         settings: Value,
         replica: Option<String>,
     ) -> Self {
-        let [address, page_address] =
+        let [address, agents_address, page_address, metrics_address] =
             free_ports().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let mut config = settings;
         config["listen"] = address.to_string().into();
+        config["agents_listen"] = agents_address.to_string().into();
         config["page_listen"] = page_address.to_string().into();
+        config["metrics_listen"] = metrics_address.to_string().into();
         config["kubeconfig"] = kubeconfig.to_str().expect("the target folder is UTF-8").into();
         let path = plane.work().join(format!("extender-{}.yaml", address.port()));
         // JSON is YAML.
@@ -88,10 +94,13 @@ impl Extender {
         let mut extender = Self {
             process,
             address,
+            agents_address,
             page_address,
+            metrics_address,
             config: path,
             replica,
             program,
+            has_two_ports: false,
             wall_clock,
             log,
         };
@@ -99,9 +108,18 @@ impl Extender {
         extender
     }
 
-    /// Where it listens.
+    /// Where it listens for kube-scheduler.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for agents.
+    pub(crate) fn agents_address(&self) -> SocketAddr {
+        if self.has_two_ports { self.address } else { self.agents_address }
+    }
+
+    fn metrics_address(&self) -> SocketAddr {
+        if self.has_two_ports { self.address } else { self.metrics_address }
     }
 
     /// SIGTERM: it answers open requests, and ends.
@@ -141,11 +159,20 @@ impl Extender {
         for (key, value) in settings.as_object().expect("keys and values") {
             config[key] = value.clone();
         }
+        config.as_object_mut().expect("keys and values").retain(|_, value| !value.is_null());
         std::fs::write(&self.config, config.to_string()).expect("the work folder is writable");
     }
 
-    /// The program that its next start runs; `None` is the one under test.
+    /// The program that its next start runs; `None` is the one under test. Others have no ports of
+    /// their own for agents and metrics.
     pub(crate) fn run_program(&mut self, program: Option<PathBuf>) {
+        self.has_two_ports = program.is_some();
+        let key = |address: SocketAddr| match self.has_two_ports {
+            true => Value::Null,
+            false => address.to_string().into(),
+        };
+        let (agents, metrics) = (key(self.agents_address), key(self.metrics_address));
+        self.reconfigure(&json!({"agents_listen": agents, "metrics_listen": metrics}));
         self.program = program.unwrap_or_else(gpupack);
     }
 
@@ -179,7 +206,7 @@ impl Extender {
     async fn until_ready(&mut self) {
         let started = clock::now();
         loop {
-            if matches!(fetch(self.address, "/readyz").await, Ok((StatusCode::OK, _))) {
+            if matches!(fetch(self.metrics_address(), "/readyz").await, Ok((StatusCode::OK, _))) {
                 return;
             }
             let ended = self.process.ended();
@@ -195,9 +222,9 @@ impl Extender {
 
     /// The body of a page, which must be there.
     pub(crate) async fn page(&self, path: &str) -> String {
-        let of_verbs = ["/metrics", "/healthz", "/readyz"];
-        let is_of_verbs = of_verbs.iter().any(|start| path.starts_with(start));
-        let address = if is_of_verbs { self.address } else { self.page_address };
+        let of_metrics = ["/metrics", "/healthz", "/readyz"];
+        let is_metric = of_metrics.iter().any(|start| path.starts_with(start));
+        let address = if is_metric { self.metrics_address() } else { self.page_address };
         match fetch(address, path).await {
             Ok((StatusCode::OK, body)) => body,
             Ok((status, body)) => panic!("GET {path}: {status}: {body}"),

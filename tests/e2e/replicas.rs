@@ -133,7 +133,7 @@ fn known(addresses: &Addresses) -> std::sync::MutexGuard<'_, BTreeMap<String, So
 }
 
 fn agents(plane: &ControlPlane, fleet: &std::path::Path, extenders: &[Extender]) -> Leash {
-    let addresses: Vec<SocketAddr> = extenders.iter().map(Extender::address).collect();
+    let addresses: Vec<SocketAddr> = extenders.iter().map(Extender::agents_address).collect();
     start_agents(plane, fleet, REPORTED_EVERY, &addresses)
 }
 

@@ -196,7 +196,7 @@ impl Testbed {
         let extender = Extender::start(plane, &kubeconfig, setup.settings).await;
         let fleet_file = setup.fleet.write(plane.work(), name);
         let report_every = setup.report_every;
-        let agents = start_agents(plane, &fleet_file, report_every, &[extender.address()]);
+        let agents = start_agents(plane, &fleet_file, report_every, &[extender.agents_address()]);
         until_known(&extender, setup.fleet.gpus(), report_every).await;
         let mut schedulers = Vec::new();
         for plan in setup.schedulers {
@@ -260,7 +260,7 @@ impl Stage {
     pub(crate) async fn start_gpupack(&mut self, settings: &Value) {
         self.extender.reconfigure(settings);
         self.extender.start_again().await;
-        let address = self.extender.address();
+        let address = self.extender.agents_address();
         let program = self.program.clone().unwrap_or_else(gpupack);
         let (file, every) = (&self.fleet_file, self.report_every);
         self.agents = start_agents_of(&program, self.plane, file, every, &[address]);
@@ -272,7 +272,7 @@ impl Stage {
     pub(crate) async fn start_successor(&self, settings: Value) -> Successor {
         let kubeconfig = self.plane.kubeconfig(Identity::Extender);
         let extender = Extender::start(self.plane, &kubeconfig, settings).await;
-        let address = extender.address();
+        let address = extender.agents_address();
         let agents = start_agents(self.plane, &self.fleet_file, self.report_every, &[address]);
         until_known(&extender, self.fleet.gpus(), self.report_every).await;
         Successor { extender, _agents: agents }

@@ -89,10 +89,9 @@ impl Bed {
         bed
     }
 
-    /// Serves both listeners on the loopback until the sender says so: the addresses of verbs and page.
+    /// Serves on the loopback until the sender says so: the addresses of verbs and page.
     pub(crate) async fn serve(&self) -> (Addresses, watch::Sender<bool>) {
-        let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let listeners = Listeners { verbs: bind().await, page: bind().await };
+        let listeners = listeners().await;
         let url = |it: &TcpListener| format!("http://{}", it.local_addr().expect("it listens"));
         let addresses = Addresses { verbs: url(&listeners.verbs), page: url(&listeners.page) };
         let (stop, stopped) = watch::channel(false);
@@ -142,6 +141,13 @@ impl Bed {
         assert_eq!(status, StatusCode::OK, "{answer}");
         answer
     }
+}
+
+/// Listeners on free ports of the loopback interface.
+pub(crate) async fn listeners() -> Listeners {
+    let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (verbs, agents) = (bind().await, bind().await);
+    Listeners { verbs, agents, page: bind().await, metrics: bind().await }
 }
 
 /// Reads a body as the type that declares it, which must have all its fields and no other.

@@ -48,12 +48,18 @@ pub struct ExtenderArgs {
     /// Configuration file (YAML); without it everything has its default
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address to listen on, for instance 0.0.0.0:8080
+    /// Address of the verbs, for instance 0.0.0.0:8080
     #[arg(long, value_name = "ADDR")]
     listen: Option<std::net::SocketAddr>,
     /// Address of the page and its queries, for instance 0.0.0.0:8081
     #[arg(long, value_name = "ADDR")]
     page_listen: Option<std::net::SocketAddr>,
+    /// Address for agents, for instance 0.0.0.0:8082
+    #[arg(long, value_name = "ADDR")]
+    agents_listen: Option<std::net::SocketAddr>,
+    /// Address of metrics and probes, for instance 0.0.0.0:8083
+    #[arg(long, value_name = "ADDR")]
+    metrics_listen: Option<std::net::SocketAddr>,
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -72,11 +78,13 @@ impl ExtenderArgs {
     /// The configuration from file and flags.
     fn config(&self) -> Result<Config> {
         let mut config = config_file(self.config.as_deref())?;
-        if let Some(listen) = self.listen {
-            config.listen = listen;
-        }
-        if let Some(listen) = self.page_listen {
-            config.page_listen = listen;
+        for (flag, key) in [
+            (self.listen, &mut config.listen),
+            (self.page_listen, &mut config.page_listen),
+            (self.agents_listen, &mut config.agents_listen),
+            (self.metrics_listen, &mut config.metrics_listen),
+        ] {
+            flag.into_iter().for_each(|address| *key = address);
         }
         if let Some(kubeconfig) = &self.kubeconfig {
             config.kubeconfig = Some(kubeconfig.clone());
@@ -151,10 +159,13 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         ledger.share_by(config.pools.clone());
         let listeners = Listeners {
             verbs: listener(config.listen).await?,
+            agents: listener(config.agents_listen).await?,
             page: listener(config.page_listen).await?,
+            metrics: listener(config.metrics_listen).await?,
         };
-        let (address, page) = (listeners.verbs.local_addr()?, listeners.page.local_addr()?);
-        tracing::info!(%address, %page, policy = %config.policy, "listening");
+        let (verbs, agents) = (listeners.verbs.local_addr()?, listeners.agents.local_addr()?);
+        let (page, metrics) = (listeners.page.local_addr()?, listeners.metrics.local_addr()?);
+        tracing::info!(%verbs, %agents, %page, %metrics, policy = %config.policy, "listening");
         let labels =
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));

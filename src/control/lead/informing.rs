@@ -79,16 +79,16 @@ pub(crate) async fn join(app: &App, replica: &Replica, leader: &Held) {
         term: leader.term,
         secret: leader.secret.clone(),
         replica: replica.identity.clone(),
-        address: replica.addresses.page.clone(),
+        address: replica.addresses.verbs.clone(),
     };
-    let address = &leader.page_address;
+    let address = &leader.address;
     if !post(app, address, JOIN_PATH, &join).await
         && let Some(left_out) = LOGGED.admits(("leader", "unjoined"), app.clock.precise())
     {
         tracing::warn!(
             address,
             left_out,
-            "cannot join the leader yet: it fences, or its page's port cannot be reached from here"
+            "cannot join the leader yet: it fences, or its port cannot be reached from here"
         );
     }
 }

@@ -27,7 +27,6 @@ use crate::server::api::replicas::LONGEST_MESSAGE;
 use crate::server::api::{queries, replicas, reports, scrape};
 use crate::server::http::exchange::PeerAddress;
 use crate::server::http::forward::{Arrival, Forward, Port, to_leader};
-use crate::server::http::limits::Limits;
 use crate::server::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
@@ -45,6 +44,16 @@ const PAGE_CONNECTIONS: usize = 512;
 /// Bytes held for them: answers not yet sent. The largest ones take tens of megabytes.
 const PAGE_IN_FLIGHT: usize = 64 << 20;
 
+/// Connections of the verbs' listener: some for each kube-scheduler and replica.
+const VERB_CONNECTIONS: usize = 1_024;
+
+/// Bytes held for the reports of agents, which take thousands each.
+const REPORTS_IN_FLIGHT: usize = 64 << 20;
+
+/// Connections of the listener of metrics and probes, and bytes held for them.
+const METRICS_CONNECTIONS: usize = 128;
+const METRICS_IN_FLIGHT: usize = 64 << 20;
+
 /// Largest body of *bind*: four names.
 const LONGEST_BIND: usize = 64 << 10;
 
@@ -61,22 +70,41 @@ static LARGE_REPORTS: Semaphore = Semaphore::const_new(1);
 const ALL_PATHS: &str = "docs/api.md lists the paths";
 
 /// The paths of the port of the verbs, for an error.
-const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1/bind, reports, \
-    metrics and health; the page and its queries are on the port of `page_listen`";
+const VERB_PATHS: &str = "it has /v1/filter, /v1/prioritize, /v1/preempt and /v1/bind; the page and \
+    its queries are on the port of `page_listen`, reports on that of `agents_listen`, metrics and \
+    health on that of `metrics_listen`";
+
+/// The paths of the port of the agents, for an error.
+const AGENT_PATHS: &str = "it takes the reports of agents alone; the calls of kube-scheduler are on \
+    the port of `listen`, metrics and health on that of `metrics_listen`";
+
+/// The paths of the port of metrics, for an error.
+const METRIC_PATHS: &str = "it has /metrics, /metrics/gpus, /healthz, /readyz and /v1/log-level; the \
+    page and its queries are on the port of `page_listen`";
 
 /// The paths of the port of the page, for an error.
-const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-scheduler, reports, \
-    metrics and health are on the port of `listen`";
+const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-scheduler are on the \
+    port of `listen`, reports on that of `agents_listen`, metrics and health on that of `metrics_listen`";
 
 /// Pause between two looks whether a new leader is ready.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+
+/// How many of 64 parts of the files that the process may open each listener may use.
+struct FileParts {
+    verbs: usize,
+    agents: usize,
+    page: usize,
+    metrics: usize,
+}
+
+const OF_FILES: FileParts = FileParts { verbs: 8, agents: 38, page: 8, metrics: 2 };
 
 /// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
 
 /// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
-    let own = own_routes().merge(replica_routes());
+    let own = agent_routes().merge(metric_routes()).merge(replica_routes());
     let routes = verb_routes(&service).merge(own).merge(queries::routes());
     guarded(routes, ALL_PATHS, service)
 }
@@ -96,19 +124,24 @@ fn verb_routes(service: &Service) -> Router<Service> {
         .merge(bind.route_layer(forwarded()).layer(most(LONGEST_BIND)))
 }
 
-/// Routes for agents, kubelet and Prometheus. Each replica answers them itself.
-fn own_routes() -> Router<Service> {
+/// Routes for agents. Each replica answers them itself.
+fn agent_routes() -> Router<Service> {
+    let report = put(take_report).layer(DefaultBodyLimit::max(wire::MAX_BODY_BYTES));
+    Router::new().route("/v1/nodes/{node}/report", report)
+}
+
+/// Routes for kubelet, Prometheus and operators. Each replica answers them itself.
+fn metric_routes() -> Router<Service> {
     let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
         .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
-        .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
 }
 
-/// Routes for other replicas: beside the page, since few clients may reach that port.
+/// Routes for other replicas: beside the verbs, since few clients may reach that port.
 fn replica_routes() -> Router<Service> {
     let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
@@ -127,41 +160,49 @@ fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Ro
 /// Serves everything on one listener until `stop`. It answers open requests first, if their clients
 /// take the answers.
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
-    let limits = verb_limits(&service);
+    let config = &service.app.config;
+    let limits = connections::limits(config.max_connections, config.max_in_flight_bytes(), 48);
     let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
     until_answered(&service, serving, stop).await;
 }
 
 /// The listeners of the service.
 pub struct Listeners {
-    /// For kube-scheduler, agents, probes and Prometheus.
+    /// For kube-scheduler and the other replicas.
     pub verbs: TcpListener,
+    /// For agents.
+    pub agents: TcpListener,
     /// For people: the page and its queries.
     pub page: TcpListener,
+    /// For kubelet's probes and Prometheus.
+    pub metrics: TcpListener,
 }
 
-/// The same with the page on a listener of its own, with limits of its own.
+/// The same with a listener for each kind of client, with limits of its own.
 pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
-    let Listeners { verbs, page } = listeners;
-    let verb_routes = verb_routes(&service).merge(own_routes());
+    let config = &service.app.config;
+    let verb_limits =
+        connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), OF_FILES.verbs);
+    let agent_limits =
+        connections::limits(config.max_connections, REPORTS_IN_FLIGHT, OF_FILES.agents);
+    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, OF_FILES.page);
+    let metric_limits =
+        connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, OF_FILES.metrics);
     let forward = Forward::new(Arc::clone(&service.app), Port::Page);
     let page_routes =
         queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
-    let page_routes = page_routes.merge(replica_routes());
-    let verb_router = guarded(verb_routes, VERB_PATHS, service.clone());
-    let page_router = guarded(page_routes, PAGE_PATHS, service.clone());
-    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
-    let verbs = connections::serve(verbs, verb_router, verb_limits(&service), stop.clone());
-    let page = connections::serve(page, page_router, page_limits, stop.clone());
-    let serving = async move {
-        tokio::join!(verbs, page);
+    let verb_routes = verb_routes(&service).merge(replica_routes());
+    let with = |listener, limits, routes, paths| {
+        connections::serve(listener, guarded(routes, paths, service.clone()), limits, stop.clone())
     };
-    until_answered(&service, serving, stop).await;
-}
-
-fn verb_limits(service: &Service) -> Limits {
-    let config = &service.app.config;
-    connections::limits(config.max_connections, config.max_in_flight_bytes(), 48)
+    let verbs = with(listeners.verbs, verb_limits, verb_routes, VERB_PATHS);
+    let agents = with(listeners.agents, agent_limits, agent_routes(), AGENT_PATHS);
+    let page = with(listeners.page, page_limits, page_routes, PAGE_PATHS);
+    let metrics = with(listeners.metrics, metric_limits, metric_routes(), METRIC_PATHS);
+    let serving = async move {
+        tokio::join!(verbs, agents, page, metrics);
+    };
+    until_answered(&service, serving, stop.clone()).await;
 }
 
 async fn until_answered(

@@ -333,7 +333,7 @@ fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &P
     let arguments = [
         "agent".to_owned(),
         format!("--node={NODE}"),
-        format!("--extender=http://{}", extender.address()),
+        format!("--extender=http://{}", extender.agents_address()),
         format!("--nvml-library={}", driver.library().display()),
     ];
     runtime.cage.start(&gpupack(), &arguments, &work.join("agent.log"));

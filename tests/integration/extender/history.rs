@@ -317,9 +317,10 @@ fn api_server() -> Router {
 
 /// A new extender with that API server, to which the node's agent has reported.
 fn extender(folder: &Path, prometheus: u16) -> (Running, Ports) {
-    let (port, page) = (free_port(), free_port());
+    let (agents, page, metrics) = (free_port(), free_port(), free_port());
     let config = format!(
-        "listen: 127.0.0.1:{port}\npage_listen: 127.0.0.1:{page}\nkubeconfig: {}\nreport_stale_seconds: 600\n\
+        "listen: 127.0.0.1:0\nagents_listen: 127.0.0.1:{agents}\npage_listen: 127.0.0.1:{page}\n\
+         metrics_listen: 127.0.0.1:{metrics}\nkubeconfig: {}\nreport_stale_seconds: 600\n\
          advice: {{ prometheus_url: 'http://127.0.0.1:{prometheus}', look_back_hours: 6 }}\n",
         folder.join("kubeconfig").display()
     );
@@ -338,17 +339,18 @@ fn extender(folder: &Path, prometheus: u16) -> (Running, Ports) {
     devices.splice(0..2, now);
     let report = report.to_string();
     until("the report is taken", || {
-        exchange(port, "PUT", "/v1/nodes/gpu-a/report", &report).filter(|answer| answer.0 == 200)
+        exchange(agents, "PUT", "/v1/nodes/gpu-a/report", &report).filter(|answer| answer.0 == 200)
     });
-    until("it is ready", || exchange(port, "GET", "/readyz", "").filter(|answer| answer.0 == 200));
-    (running, Ports { port, page })
+    let is_ready = || exchange(metrics, "GET", "/readyz", "").filter(|answer| answer.0 == 200);
+    until("it is ready", is_ready);
+    (running, Ports { page, metrics })
 }
 
 /// Where an extender listens.
 #[derive(Clone, Copy)]
 struct Ports {
-    port: u16,
     page: u16,
+    metrics: u16,
 }
 
 fn advice(of: Ports) -> Value {
@@ -392,7 +394,7 @@ fn knows_what_was(ports: Ports) {
         "{pool}"
     );
     assert_eq!((&pool["replicas"], &pool["limitedBy"]), (&json!(2), &json!("Memory")), "{pool}");
-    let metrics = exchange(ports.port, "GET", "/metrics", "").unwrap().1;
+    let metrics = exchange(ports.metrics, "GET", "/metrics", "").unwrap().1;
     for line in [
         "gpupack_bearable_replicas{limit=\"memory\",pool=\"p\"} 2",
         "gpupack_bearable_replicas{limit=\"load\",pool=\"p\"} 3",

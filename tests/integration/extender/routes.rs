@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::harness::extender::{Bed, data, hello, is_declared, pod, read};
+use crate::harness::extender::{Bed, data, hello, is_declared, listeners, pod, read};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use gpupack::api::advice::Advice;
@@ -20,7 +20,7 @@ use gpupack::control::pods::teams::account;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
-use gpupack::server::api::server::{Listeners, serve_apart};
+use gpupack::server::api::server::serve_apart;
 use gpupack::server::api::{background, webhook};
 use gpupack::server::page::service::Service;
 use serde_json::{Value, json};
@@ -317,13 +317,13 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
+async fn each_kind_of_client_has_a_port_and_only_loopback_sets_the_level() {
     for (config, debug) in [("", 200), ("log_level_endpoint: off", 403)] {
         let bed = Bed::warm_with(config).await;
-        let bind = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let listeners = Listeners { verbs: bind().await, page: bind().await };
-        let (verbs, page) =
-            (listeners.verbs.local_addr().unwrap(), listeners.page.local_addr().unwrap());
+        let listeners = listeners().await;
+        let [verbs, agents, page, metrics] =
+            [&listeners.verbs, &listeners.agents, &listeners.page, &listeners.metrics]
+                .map(|listener| listener.local_addr().unwrap());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let set_log_level = Arc::new(|level: &str| match level {
             "debug" => Ok(()),
@@ -334,38 +334,51 @@ async fn verbs_and_page_have_own_ports_and_only_loopback_sets_the_level() {
         let ask = async |address, method: &str, path: &str, body: &str| {
             exchange((address, "localhost"), method, path, body).await.0
         };
-        for (address, path) in [(verbs, "/healthz"), (page, "/"), (page, "/v1/state")] {
+        for (address, path) in [(metrics, "/healthz"), (page, "/"), (page, "/v1/state")] {
             let (status, _) = exchange((address, "evil.example"), "GET", path, "").await;
             assert_eq!(status, 421, "{path}: a page of another site");
         }
         for path in ["/", "/page/main.js", "/v1/state", "/v1/summary", "/v1/waiting", "/v1/advise"]
         {
             assert_eq!(ask(page, "GET", path, "").await, 200, "{path}");
-            assert_eq!(ask(verbs, "GET", path, "").await, 404, "{path}");
+            for other in [verbs, agents, metrics] {
+                assert_eq!(ask(other, "GET", path, "").await, 404, "{path}");
+            }
         }
         let query = String::from_utf8(data("filter.json")).unwrap();
         for path in ["/healthz", "/readyz", "/metrics", "/metrics/gpus"] {
-            assert_eq!(ask(verbs, "GET", path, "").await, 200, "{path}");
-            assert_eq!(ask(page, "GET", path, "").await, 404, "{path}");
+            assert_eq!(ask(metrics, "GET", path, "").await, 200, "{path}");
+            for other in [verbs, agents, page] {
+                assert_eq!(ask(other, "GET", path, "").await, 404, "{path}");
+            }
         }
         assert_eq!(ask(verbs, "POST", "/v1/filter", &query).await, 200);
+        for other in [agents, page, metrics] {
+            for path in ["/v1/filter", "/v1/bind", "/v1/replicas/join", "/v1/replicas/bindings"] {
+                assert_eq!(ask(other, "POST", path, &query).await, 404, "{path}");
+            }
+        }
+        for (address, status) in [(verbs, 404), (agents, 422), (page, 404), (metrics, 404)] {
+            assert_eq!(ask(address, "PUT", "/v1/nodes/gpu-a/report", "{}").await, status);
+        }
         for (address, method, path, status, part) in [
             (page, "POST", "/v1/filter", 404, "are on the port of `listen`"),
             (page, "DELETE", "/v1/state", 405, "the header `Allow`"),
             (verbs, "GET", "/v1/state", 404, "are on the port of `page_listen`"),
             (verbs, "GET", "/v1/filter", 405, "the header `Allow`"),
+            (agents, "GET", "/metrics", 404, "on that of `metrics_listen`"),
+            (metrics, "GET", "/v1/state", 404, "are on the port of `page_listen`"),
         ] {
             let (found, text) = exchange((address, "localhost"), method, path, "").await;
             let error: Error = is_declared(text.as_bytes());
             assert!(found == status && error.error.contains(part), "{path}: {found} {error:?}");
         }
-        assert_eq!(ask(page, "PUT", "/v1/nodes/gpu-a/report", "{}").await, 404);
         assert_eq!(ask(page, "PUT", "/v1/log-level", DEBUG).await, 404);
-        assert_eq!(ask(verbs, "PUT", "/v1/log-level", DEBUG).await, debug, "{config}");
+        assert_eq!(ask(metrics, "PUT", "/v1/log-level", DEBUG).await, debug, "{config}");
         if debug == 200 {
-            assert_eq!(ask(verbs, "PUT", "/v1/log-level", "debug").await, 400, "no JSON");
+            assert_eq!(ask(metrics, "PUT", "/v1/log-level", "debug").await, 400, "no JSON");
             let (status, text) =
-                exchange((verbs, "localhost"), "PUT", "/v1/log-level", r#"{"level": "loud"}"#)
+                exchange((metrics, "localhost"), "PUT", "/v1/log-level", r#"{"level": "loud"}"#)
                     .await;
             assert!(status == 422 && text.contains("`loud`"), "{text}");
         }

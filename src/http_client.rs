@@ -1,18 +1,24 @@
-//! The clients for plain HTTP: of agents to extenders, of commands to an extender, and of the extender
-//! to a Prometheus and to the replica that leads. Only calls to the API server have another one, that
-//! of `kube`.
+//! The clients for HTTP: of agents to extenders, of commands to an extender, and of the extender to a
+//! Prometheus and to the replica that leads. Only calls to the API server have another one, that of
+//! `kube`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Builder, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
+use tokio::sync::watch;
 
 use crate::causes::with_causes;
+use crate::certificates::Tls;
 
 /// Longest time to connect. Shorter than what callers allow for an answer, so that an agent of a node
 /// whose extender's address is dead tries several times before the node counts as not reporting.
@@ -26,16 +32,31 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// # Errors
 /// What is wrong with it. It never names a password in the address.
 pub(crate) fn plain_address(text: &str) -> Result<String, String> {
+    address_with("http", text)
+}
+
+/// An address with this scheme, `http` or `https`, without its final slash.
+///
+/// # Errors
+/// What is wrong with it. It never names a password in the address.
+pub(crate) fn address_with(scheme: &str, text: &str) -> Result<String, String> {
     let fault = |cause: &str| format!("`{}` is no address: {cause}", without_user(text));
     let address: Uri = text.parse().map_err(|cause| fault(&format!("{cause}")))?;
     match address.scheme_str() {
         _ if text.contains('@') => Err(fault("a user or a password is not supported")),
-        Some("https") => Err(fault("TLS is not supported yet")),
-        Some("http") if text.contains(['?', '#']) => Err(fault("it has a query or a fragment")),
-        Some("http") if address.host().is_some_and(|host| !host.is_empty()) => {
+        Some("https") if scheme == "http" => {
+            Err(fault("it is for TLS, and this one is plain text"))
+        }
+        Some("http") if scheme == "https" => {
+            Err(fault("it is plain text, and this one is for TLS"))
+        }
+        Some("http" | "https") if text.contains(['?', '#']) => {
+            Err(fault("it has a query or a fragment"))
+        }
+        Some("http" | "https") if address.host().is_some_and(|host| !host.is_empty()) => {
             Ok(text.trim_end_matches('/').to_owned())
         }
-        _ => Err(fault("write http://HOST:PORT")),
+        _ => Err(fault(&format!("write {scheme}://HOST:PORT"))),
     }
 }
 
@@ -47,10 +68,88 @@ pub(crate) fn without_user(text: &str) -> String {
     }
 }
 
+/// How servers prove who they are. Without it addresses are plain.
+#[derive(Clone, Debug)]
+pub struct ServerProof {
+    /// The certificates.
+    pub tls: watch::Receiver<Arc<Tls>>,
+    /// The name in that of every server.
+    pub name: ServerName<'static>,
+}
+
+impl ServerProof {
+    fn connector(&mut self, within: Duration) -> Option<HttpsConnector<HttpConnector>> {
+        let config = self.tls.borrow_and_update().client()?.as_ref().clone();
+        let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
+        let names = FixedServerNameResolver::new(self.name.clone());
+        let mut plain = connector(within);
+        plain.enforce_http(false);
+        Some(builder.with_server_name_resolver(names).enable_http1().wrap_connector(plain))
+    }
+}
+
+/// A client for plain text, or one that follows the certificates.
+#[derive(Debug)]
+enum Connections {
+    Plain(Client<HttpConnector, Full<Bytes>>),
+    Tls(Box<Mutex<TlsConnections>>),
+}
+
+#[derive(Debug)]
+struct TlsConnections {
+    proof: ServerProof,
+    within: Duration,
+    builder: Builder,
+    made: Option<Client<HttpsConnector<HttpConnector>, Full<Bytes>>>,
+}
+
+impl Connections {
+    fn new(builder: Builder, within: Duration, proof: Option<ServerProof>) -> Self {
+        match proof {
+            None => Self::Plain(builder.build(connector(within))),
+            Some(proof) => Self::Tls(Box::new(Mutex::new(TlsConnections {
+                proof,
+                within,
+                builder,
+                made: None,
+            }))),
+        }
+    }
+
+    async fn request(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        let answer = match self {
+            Self::Plain(client) => client.request(request).await,
+            Self::Tls(connections) => {
+                let client = connections.lock().client();
+                let none = || Unanswered::Unsent("there is no certificate of a CA".to_owned());
+                client.ok_or_else(none)?.request(request).await
+            }
+        };
+        answer.map_err(|error| {
+            let is_unsent = error.is_connect();
+            let error = with_causes(&error);
+            if is_unsent { Unanswered::Unsent(error) } else { Unanswered::Lost(error) }
+        })
+    }
+}
+
+impl TlsConnections {
+    /// The client for new connections with the newest certificates.
+    fn client(&mut self) -> Option<Client<HttpsConnector<HttpConnector>, Full<Bytes>>> {
+        if self.made.is_none() || self.proof.tls.has_changed().unwrap_or_default() {
+            self.made = Some(self.builder.build(self.proof.connector(self.within)?));
+        }
+        self.made.clone()
+    }
+}
+
 /// A client that keeps its connections open.
 #[derive(Debug)]
 pub(crate) struct HttpClient {
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: Connections,
     /// Longest time from the first byte of a request to the last one of its answer.
     within: Duration,
     /// Largest answer that is read.
@@ -60,11 +159,14 @@ pub(crate) struct HttpClient {
 impl HttpClient {
     /// A client with these limits of an answer. It connects at the first use.
     pub(crate) fn new(within: Duration, max_bytes: usize) -> Self {
-        let http = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .build(connector(CONNECT_TIMEOUT));
-        Self { http, within, max_bytes }
+        Self::with(None, within, max_bytes)
+    }
+
+    /// The same for servers that prove who they are.
+    pub(crate) fn with(proof: Option<ServerProof>, within: Duration, max_bytes: usize) -> Self {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_TIMEOUT);
+        Self { http: Connections::new(builder, CONNECT_TIMEOUT, proof), within, max_bytes }
     }
 
     /// Status and whole body of the answer, whatever the status.
@@ -76,7 +178,7 @@ impl HttpClient {
         request: Request<Full<Bytes>>,
     ) -> Result<(StatusCode, Bytes), String> {
         let exchange = async {
-            let answer = self.http.request(request).await.map_err(|error| with_causes(&error))?;
+            let answer = self.http.request(request).await.map_err(Unanswered::cause)?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), self.max_bytes).collect().await;
             let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
@@ -106,16 +208,24 @@ pub(crate) enum Unanswered {
     Lost(String),
 }
 
+impl Unanswered {
+    fn cause(self) -> String {
+        match self {
+            Self::Unsent(cause) | Self::Lost(cause) => cause,
+        }
+    }
+}
+
 /// A client that hands on answers while they come. Each request has a connection of its own, since one
 /// that was kept may be dead: then it is not known whether the server has read the request.
 #[derive(Debug)]
-pub(crate) struct StreamingClient(Client<HttpConnector, Full<Bytes>>);
+pub(crate) struct StreamingClient(Connections);
 
 impl StreamingClient {
     /// A client that tries to connect for so long.
-    pub(crate) fn new(connect_within: Duration) -> Self {
+    pub(crate) fn new(connect_within: Duration, proof: Option<ServerProof>) -> Self {
         let builder = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).to_owned();
-        Self(builder.build(connector(connect_within)))
+        Self(Connections::new(builder, connect_within, proof))
     }
 
     /// The head of the answer, whatever the status; its body comes later.
@@ -126,11 +236,7 @@ impl StreamingClient {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, Unanswered> {
-        self.0.request(request).await.map_err(|error| {
-            let is_unsent = error.is_connect();
-            let error = with_causes(&error);
-            if is_unsent { Unanswered::Unsent(error) } else { Unanswered::Lost(error) }
-        })
+        self.0.request(request).await
     }
 }
 

@@ -142,6 +142,7 @@ pub mod ledger {
 pub mod causes;
 pub(crate) mod json_object;
 pub mod clock;
+pub mod certificates;
 pub(crate) mod http_client;
 
 /// Tasks without I/O: `step(event, now) -> actions`.
@@ -157,6 +158,7 @@ pub mod config {
     pub mod advice;
     pub mod allowed;
     pub mod guard;
+    pub mod identity;
     pub mod lease;
     pub mod webhook;
     pub mod pools;
@@ -216,6 +218,11 @@ pub mod kube_api {
         pub mod watched;
         pub mod lists;
         pub mod watch;
+    }
+
+    /// Who calls, as the API server knows them.
+    pub mod identity {
+        pub mod token;
     }
 
     /// All writes to the API server.
@@ -307,9 +314,9 @@ pub mod server {
         pub mod browser;
         pub mod forward;
         pub(crate) mod limits;
+        pub mod tls;
         pub(crate) mod exchange;
         pub(crate) mod connections;
-        pub mod tls;
     }
 
     /// The verbs *filter*, *prioritize* and *preempt*.
@@ -352,6 +359,7 @@ pub mod server {
     pub mod api {
         pub mod background;
         pub(crate) mod queries;
+        pub mod agents;
         pub mod reports;
         pub(crate) mod replicas;
         pub(crate) mod scrape;

@@ -15,6 +15,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
 use crate::config::guard::GuardConfig;
+use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pools;
 use crate::config::requests::{self, RequestRules};
@@ -66,6 +67,14 @@ pub struct Config {
     /// Address of the listener for metrics and probes.
     #[serde(deserialize_with = "address")]
     pub metrics_listen: SocketAddr,
+    /// Whether these addresses may be reached from other machines without [`Config::tls`].
+    pub plain_text: bool,
+    /// How this process proves itself; `None`: plain text, and no client proves anything.
+    #[garde(dive)]
+    pub tls: Option<TlsConfig>,
+    /// Which agents may report.
+    #[garde(dive)]
+    pub agents: AgentsConfig,
     /// Accepted host names, in lower case; IP addresses and `localhost` are always accepted.
     #[serde(deserialize_with = "hosts")]
     #[garde(custom(host_names))]
@@ -160,6 +169,9 @@ impl Default for Config {
             agents_listen: SocketAddr::from(([127, 0, 0, 1], 8082)),
             page_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
             metrics_listen: SocketAddr::from(([127, 0, 0, 1], 8083)),
+            plain_text: false,
+            tls: None,
+            agents: AgentsConfig::default(),
             allowed_hosts: hosts.map(|rest| format!("gpupack{rest}")).to_vec(),
             max_connections: 8_192,
             max_in_flight_mib: None,
@@ -252,6 +264,24 @@ impl Config {
         }
         faults.extend(config.timeout_fault());
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
+    }
+
+    /// Why these addresses may not be listened on, if they may not.
+    pub fn exposure_fault(&self) -> Option<String> {
+        let all = [
+            ("listen", self.listen),
+            ("agents_listen", self.agents_listen),
+            ("page_listen", self.page_listen),
+            ("metrics_listen", self.metrics_listen),
+        ];
+        let is_open = |(_, address): &&(_, SocketAddr)| !address.ip().is_loopback();
+        let (key, address) = all.iter().find(is_open)?;
+        (self.tls.is_none() && !self.plain_text).then(|| {
+            format!(
+                "`{key}: {address}` can be reached from other machines, in plain text: set `tls`, or \
+                 `plain_text: true` where the network is trusted"
+            )
+        })
     }
 
     /// Most bytes that connections may hold: requests, and answers that clients have not read. Two

@@ -103,15 +103,25 @@ pub enum ReportResult {
     Ignored,
     /// Refused.
     Refused,
+    /// Of a client that has not proven to be the agent of the node.
+    Unproven,
+    /// Of another agent of a node that is reported for.
+    SecondAgent,
 }
 
 impl ReportResult {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Accepted, Self::Ignored, Self::Refused, Self::Unproven, Self::SecondAgent];
+
     /// The label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
             Self::Ignored => "ignored",
             Self::Refused => "refused",
+            Self::Unproven => "unproven",
+            Self::SecondAgent => "second_agent",
         }
     }
 }

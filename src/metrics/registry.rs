@@ -183,7 +183,7 @@ impl Metrics {
         {
             self.binds.with_label_values(&[result.label()]);
         }
-        for result in [ReportResult::Accepted, ReportResult::Ignored, ReportResult::Refused] {
+        for result in ReportResult::ALL {
             self.reports.with_label_values(&[result.label()]);
         }
         for result in ForwardResult::ALL {

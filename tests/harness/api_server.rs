@@ -219,7 +219,7 @@ impl Fake {
 /// A writer whose requests are carried out on the runtime of the test.
 pub(crate) fn connected(client: Client, timeout: Duration) -> ApiWriter {
     let outside = Outside::new(Clock::start());
-    tokio::spawn(carry_out::run(outside.clone(), Some(client)));
+    tokio::spawn(carry_out::run(outside.clone(), Some(client), None));
     let term = Term::alone(outside.clock(), FenceWriter::random());
     ApiWriter::new(outside, timeout, term)
 }

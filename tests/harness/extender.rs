@@ -95,7 +95,7 @@ impl Bed {
         let url = |it: &TcpListener| format!("http://{}", it.local_addr().expect("it listens"));
         let addresses = Addresses { verbs: url(&listeners.verbs), page: url(&listeners.page) };
         let (stop, stopped) = watch::channel(false);
-        tokio::spawn(serve_apart(self.service.clone(), listeners, stopped));
+        tokio::spawn(serve_apart(self.service.clone(), listeners, None, stopped));
         (addresses, stop)
     }
 

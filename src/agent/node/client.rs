@@ -1,19 +1,17 @@
-//! The HTTP side of the conversation with one extender.
-//!
-//! Plain HTTP on kept-alive connections. TLS and a service-account token that proves the node would
-//! belong in [`ExtenderClient::new`] and [`ExtenderClient::put`], and nowhere else.
+//! The HTTP side of the conversation with one extender, on kept-alive connections.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{ACCEPT, CONTENT_TYPE};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Request, StatusCode};
 use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
 use crate::api::error::{Error, ErrorReason};
-use crate::http_client::{HttpClient, plain_address};
+use crate::http_client::{HttpClient, ServerProof, address_with};
 use crate::report::wire::{MAX_BODY_BYTES, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.
@@ -22,11 +20,36 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Concurrent reports to one extender, when one process plays many nodes.
 const REPORTS_IN_FLIGHT_MAX: usize = 64;
 
+/// How extender and agent prove to each other who they are.
+#[derive(Clone, Debug, Default)]
+pub struct Proof {
+    /// That of the extender; without it addresses are plain text.
+    pub server: Option<ServerProof>,
+    /// The file with the token of the agent's pod. It is read for each report: kubelet renews it.
+    pub token_file: Option<PathBuf>,
+}
+
+impl Proof {
+    /// The scheme of the extender's addresses.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.server.is_some() { "https" } else { "http" }
+    }
+
+    /// The value of the header with the token.
+    fn authorization(&self) -> Result<Option<String>, String> {
+        let Some(file) = &self.token_file else { return Ok(None) };
+        let token = std::fs::read_to_string(file)
+            .map_err(|error| format!("cannot read the token `{}`: {error}", file.display()))?;
+        Ok(Some(format!("Bearer {}", token.trim())))
+    }
+}
+
 /// One extender.
 #[derive(Debug)]
 pub struct ExtenderClient {
     /// Its address without a final slash.
     base: String,
+    proof: Proof,
     http: HttpClient,
     /// Limits the reports in flight. Each extender has its own, so that one that hangs does not
     /// delay the others.
@@ -42,11 +65,11 @@ impl ExtenderClient {
     /// A client of the extender at `url`; it connects at the first use.
     ///
     /// # Errors
-    /// [`AddressError`] if `url` is not an `http` address.
-    pub fn new(url: &str) -> Result<Self, AddressError> {
-        let base = plain_address(url).map_err(AddressError)?;
-        let http = HttpClient::new(TIMEOUT, MAX_BODY_BYTES);
-        Ok(Self { base, http, permits: Semaphore::new(REPORTS_IN_FLIGHT_MAX) })
+    /// [`AddressError`] if `url` is not an address of the right scheme.
+    pub fn new(url: &str, proof: Proof) -> Result<Self, AddressError> {
+        let base = address_with(proof.scheme(), url).map_err(AddressError)?;
+        let http = HttpClient::with(proof.server.clone(), TIMEOUT, MAX_BODY_BYTES);
+        Ok(Self { base, proof, http, permits: Semaphore::new(REPORTS_IN_FLIGHT_MAX) })
     }
 
     /// The address, for logs.
@@ -59,10 +82,15 @@ impl ExtenderClient {
     pub async fn put(&self, node: &str, write: impl FnOnce() -> Report) -> Answer {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let body = serde_json::to_vec(&write()).expect("a report has no map and cannot fail");
-        let request = Request::put(format!("{}{}", self.base, report_path(node)))
+        let mut request = Request::put(format!("{}{}", self.base, report_path(node)))
             .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json")
-            .body(Full::new(Bytes::from(body)));
+            .header(ACCEPT, "application/json");
+        match self.proof.authorization() {
+            Ok(Some(token)) => request = request.header(AUTHORIZATION, token),
+            Ok(None) => {}
+            Err(error) => return Answer::Refused { error },
+        }
+        let request = request.body(Full::new(Bytes::from(body)));
         let answered = match request {
             Ok(request) => self.http.exchange(request).await,
             Err(error) => Err(error.to_string()),
@@ -126,9 +154,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_http_addresses_are_accepted() {
-        assert_eq!(ExtenderClient::new("http://a:1/").unwrap().address(), "http://a:1");
+        let client = |url: &str| ExtenderClient::new(url, Proof::default());
+        assert_eq!(client("http://a:1/").unwrap().address(), "http://a:1");
         for bad in ["", "a:1", "https://a:1", "http://a b", "http://a:1/?x=1", "ftp://a"] {
-            assert!(ExtenderClient::new(bad).is_err(), "{bad}");
+            assert!(client(bad).is_err(), "{bad}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::agent::node::client::ExtenderClient;
+use crate::agent::node::client::{ExtenderClient, Proof};
 use crate::agent::node::metrics::AgentMetrics;
 use crate::agent::node::replicas::Resolver;
 use crate::agent::node::session::{Contact, NodeAllocations};
@@ -18,6 +18,8 @@ pub struct AgentConfig {
     /// Addresses of the extender's replicas; each gets every report. A name stands for every address
     /// that it resolves to.
     pub extenders: Vec<String>,
+    /// How they and this agent prove who they are.
+    pub proof: Proof,
     /// Resolves the names among them.
     pub resolver: Resolver,
     /// Time between samples of one node.

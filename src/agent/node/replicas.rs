@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::agent::node::client::AddressError;
-use crate::http_client::plain_address;
+use crate::http_client::address_with;
 
 /// Time between two looks at a name.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -30,6 +30,7 @@ const MOST_REPLICAS: usize = 16;
 
 /// The port of an address without one.
 const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
 
 /// What a name resolves to.
 type Addresses = io::Result<Vec<SocketAddr>>;
@@ -66,6 +67,7 @@ impl fmt::Debug for Resolver {
 /// One address of the configuration.
 #[derive(Debug)]
 pub(crate) struct Target {
+    scheme: &'static str,
     host: String,
     port: u16,
     /// What stands before each path.
@@ -80,18 +82,19 @@ impl Target {
     /// The target of `url`. An IP address is found at once, a name by [`Target::look`].
     ///
     /// # Errors
-    /// [`AddressError`] if `url` is not an `http` address.
-    pub(crate) fn new(url: &str) -> Result<Self, AddressError> {
-        let base = plain_address(url).map_err(AddressError)?;
+    /// [`AddressError`] if `url` is no address with this scheme.
+    pub(crate) fn new(scheme: &'static str, url: &str) -> Result<Self, AddressError> {
+        let base = address_with(scheme, url).map_err(AddressError)?;
         let address: Uri =
             base.parse().map_err(|error| AddressError(format!("`{base}`: {error}")))?;
         let host = address.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = address.port_u16().unwrap_or(HTTP_PORT);
+        let port =
+            address.port_u16().unwrap_or(if scheme == "https" { HTTPS_PORT } else { HTTP_PORT });
         let fixed = host.parse::<IpAddr>().map(|address| SocketAddr::new(address, port));
         let prefix = address.path().trim_end_matches('/').to_owned();
         let found = Mutex::new(fixed.into_iter().collect());
-        Ok(Self { host, port, prefix, found, again: Notify::new() })
+        Ok(Self { scheme, host, port, prefix, found, again: Notify::new() })
     }
 
     /// Whether it is a name.
@@ -110,7 +113,8 @@ impl Target {
         let found = self.found.lock();
         let has_any = found.iter().any(|it| family.has(it));
         let chosen = found.iter().filter(|it| family.has(it) || !has_any).take(MOST_REPLICAS);
-        chosen.map(|address| format!("http://{address}{}", self.prefix)).collect()
+        let scheme = self.scheme;
+        chosen.map(|address| format!("{scheme}://{address}{}", self.prefix)).collect()
     }
 
     /// Whether it has addresses of both families.
@@ -195,16 +199,19 @@ mod tests {
             ("http://[fd00::1]:8080", false, Some("http://[fd00::1]:8080")),
             ("http://gpupack-replicas.gpu-system:8080", true, None),
         ] {
-            let target = Target::new(url).unwrap();
+            let target = Target::new("http", url).unwrap();
             let found = target.urls(Family::V4).pop_first();
             assert_eq!((target.is_name(), found.as_deref()), (is_name, first), "{url}");
         }
-        assert!(Target::new("https://a").unwrap_err().to_string().contains("TLS"));
+        assert!(Target::new("http", "https://a").unwrap_err().to_string().contains("TLS"));
+        assert!(Target::new("https", "http://a").unwrap_err().to_string().contains("TLS"));
+        let target = Target::new("https", "https://10.0.0.1").unwrap();
+        assert!(target.urls(Family::V4).contains("https://10.0.0.1:443"));
     }
 
     #[test]
     fn one_family_of_addresses_is_used_and_few_of_them() {
-        let target = Target::new("http://a:1/b").unwrap();
+        let target = Target::new("http", "http://a:1/b").unwrap();
         let learn = |all: &[&str]| {
             target.learn(all.iter().map(|address| address.parse().unwrap()).collect())
         };

@@ -112,7 +112,8 @@ struct Links {
 impl Agent {
     /// Reads the addresses of the extenders.
     fn new(config: &AgentConfig) -> Result<Self, AgentError> {
-        let target = |url: &String| Ok((Arc::new(Target::new(url)?), Family::V4));
+        let scheme = config.proof.scheme();
+        let target = |url: &String| Ok((Arc::new(Target::new(scheme, url)?), Family::V4));
         Ok(Self {
             instance: format!("{:032x}", rand::random::<u128>()),
             config: config.clone(),
@@ -172,7 +173,7 @@ impl Agent {
 
     /// Starts to report all nodes to the extender at this address.
     fn link(&mut self, url: String) {
-        let client = match ExtenderClient::new(&url) {
+        let client = match ExtenderClient::new(&url, self.config.proof.clone()) {
             Ok(client) => client,
             Err(error) => return tracing::debug!(%error, "an address of the extender"),
         };

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use crate::agent::gpu::probe::{Probe, ProcessSampling};
+use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::metrics;
 use crate::agent::node::metrics::AgentMetrics;
@@ -260,6 +261,7 @@ async fn live(
         let period = least.max(least * args.nodes / args.report_rate);
         let config = AgentConfig {
             extenders: vec![base.to_owned()],
+            proof: Proof::default(),
             resolver: Resolver::default(),
             period,
             clock: app.clock,

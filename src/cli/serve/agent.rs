@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustls::pki_types::ServerName;
 
 use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
+use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
 use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::node::metrics::{AgentMetrics, listen};
@@ -15,14 +17,19 @@ use crate::agent::node::run::{run_fleet, run_node};
 use crate::agent::nvml::probe::NvmlProbe;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::simulated::fleet::Fleet;
+use crate::certificates::{CertificateFiles, Certificates};
 use crate::cli::base::connect::is_name;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::signals::stop_signal;
 use crate::clock::Clock;
+use crate::http_client::ServerProof;
 
 /// How long a read of the driver may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How often the certificate of the CA is read again.
+const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// Reports the GPUs of a node to the extender.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,6 +38,18 @@ pub struct AgentArgs {
     /// each of which gets every report. May be given several times.
     #[arg(long, value_name = "URL", required = true)]
     pub extender: Vec<String>,
+
+    /// Certificate in PEM of the CA of the extender, whose addresses are then `https://…`.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Name in the certificate of every replica of the extender.
+    #[arg(long, value_name = "NAME", default_value = "gpupack-extender", requires = "ca_file")]
+    pub server_name: String,
+
+    /// Projected token of this pod, made for the audience that the extender's configuration names.
+    #[arg(long, value_name = "FILE", requires = "ca_file")]
+    pub token_file: Option<PathBuf>,
 
     /// Name of this node; with `--simulate`, the only node of the file to play.
     #[arg(long, env = "NODE_NAME", required_unless_present = "simulate", value_parser = node_name)]
@@ -148,9 +167,11 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tokio::spawn(metrics.clone().serve(listener));
         tracing::info!(%address, "showing metrics");
     }
+    let proof = proof(&args)?;
     let daemons = args.daemons(clock);
     let config = AgentConfig {
         extenders: args.extender,
+        proof,
         resolver: Resolver::default(),
         period,
         clock,
@@ -187,6 +208,18 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         (None, None) => bail!("the name of this node is missing: set `--node` or `--simulate`"),
     }
     Ok(())
+}
+
+/// How the extender and this agent prove who they are; follows the file of the CA from now on.
+fn proof(args: &AgentArgs) -> anyhow::Result<Proof> {
+    let Some(ca) = &args.ca_file else { return Ok(Proof::default()) };
+    let name = ServerName::try_from(args.server_name.clone())
+        .with_context(|| format!("`--server-name {}`", args.server_name))?;
+    let files = CertificateFiles { own: None, ca: Some(ca.clone()), read_every: READ_EVERY };
+    let certificates = Certificates::read(files)?;
+    let server = Some(ServerProof { tls: certificates.current(), name });
+    tokio::spawn(certificates.follow());
+    Ok(Proof { server, token_file: args.token_file.clone() })
 }
 
 #[cfg(test)]

@@ -8,16 +8,21 @@ use anyhow::{Context, Result};
 use clap::Args;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::certificates::{CertificateFiles, Certificates};
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
 use crate::config::file::Config;
+use crate::config::identity::TlsConfig;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::{Addresses, Replica};
+use crate::http_client::ServerProof;
+use crate::kube_api::identity::token::AgentTokens;
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
 use crate::kube_api::request::placement::FenceWriter;
@@ -27,8 +32,9 @@ use crate::kube_api::write::term::Term;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::kube_api::write::{carry_out, events};
 use crate::ledger::nodes::state::{Ledger, Settings};
+use crate::server::api::agents::AgentAccess;
 use crate::server::api::background;
-use crate::server::api::server::{Listeners, serve_apart};
+use crate::server::api::server::{Identities, Listeners, serve_apart};
 use crate::server::page::service::Service;
 use crate::step::outside::Outside;
 
@@ -37,6 +43,9 @@ const QUEUED_EVENTS: usize = 1000;
 
 /// A connection to the API server that brings nothing for this time is given up: longer than a watch.
 const SILENT_FOR: Duration = Duration::from_secs(40);
+
+/// How often certificates are read again: kubelet writes a changed Secret after a minute or two.
+const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// How long work without a caller, such as a search for what would help a pod, may delay the end of
 /// the process.
@@ -95,7 +104,10 @@ impl ExtenderArgs {
         if let Some(format) = self.log.format_flag() {
             config.log_format = format;
         }
-        Ok(config)
+        match config.exposure_fault() {
+            Some(fault) => anyhow::bail!(fault),
+            None => Ok(config),
+        }
     }
 
     /// This process among its replicas, if it has others.
@@ -104,7 +116,8 @@ impl ExtenderArgs {
             return Ok(None);
         };
         let lease = &config.lease;
-        let at = |port| format!("http://{}", std::net::SocketAddr::new(address, port));
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let at = |port| format!("{scheme}://{}", std::net::SocketAddr::new(address, port));
         Ok(Some(Replica {
             identity: Replica::identity(pod, random),
             pod: PodKey::new(&lease.namespace, pod).context("`--replica`")?,
@@ -153,8 +166,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
+        let certificates = config.tls.as_ref().map(certificates).transpose()?;
+        let proof = config.tls.as_ref().zip(certificates.as_ref()).map(of_replicas).transpose()?;
         let Connected { client, truth, acting, writing } =
-            connect(&config, identity, clock).await?;
+            connect(&config, identity, proof, clock).await?;
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = Listeners {
@@ -170,6 +185,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
         let (stop, stopped) = watch::channel(false);
+        let identities = match certificates {
+            Some(certificates) => Some(identities(&app, client.clone(), certificates)?),
+            None => None,
+        };
         let service = Service::new(Arc::clone(&app), set_log_level);
         let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
         let watching = tokio::spawn(cluster_watch::run(
@@ -192,7 +211,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         });
         let has_stopped = stopped.clone();
         let replaced = Arc::clone(&app);
-        let serving = serve_apart(service, listeners, stopped);
+        let serving = serve_apart(service, listeners, identities, stopped);
         tokio::pin!(serving);
         // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
@@ -238,14 +257,19 @@ struct Connected {
     writing: JoinHandle<()>,
 }
 
-async fn connect(config: &Config, identity: Identity, clock: Clock) -> Result<Connected> {
+async fn connect(
+    config: &Config,
+    identity: Identity,
+    proof: Option<ServerProof>,
+    clock: Clock,
+) -> Result<Connected> {
     let Identity { random, replica } = identity;
     let mut kube = kube_config(config.kubeconfig.as_deref()).await?;
     kube.read_timeout = Some(SILENT_FOR);
     let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
     let outside = Outside::new(clock);
     let once = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
-    let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once)));
+    let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once), proof));
     let term = match &replica {
         Some(_) => Term::none(clock, random),
         None => Term::alone(clock, random),
@@ -256,6 +280,32 @@ async fn connect(config: &Config, identity: Identity, clock: Clock) -> Result<Co
         events::notices(client.clone(), name, QUEUED_EVENTS, config.api_timeout);
     let writing = tokio::spawn(notice_writer.run());
     Ok(Connected { client, truth: ClusterTruth { writer, notices, replica }, acting, writing })
+}
+
+fn certificates(tls: &TlsConfig) -> Result<Certificates> {
+    let own = Some((tls.certificate_file.clone(), tls.key_file.clone()));
+    let ca = Some(tls.ca_file.clone());
+    Ok(Certificates::read(CertificateFiles { own, ca, read_every: READ_EVERY })?)
+}
+
+/// How the other replicas prove who they are.
+fn of_replicas((config, certificates): (&TlsConfig, &Certificates)) -> Result<ServerProof> {
+    let name = ServerName::try_from(config.replica_name.clone())?;
+    Ok(ServerProof { tls: certificates.current(), name })
+}
+
+/// How clients prove who they are; follows the files of the certificates from now on.
+fn identities(app: &Arc<App>, client: Client, certificates: Certificates) -> Result<Identities> {
+    let tls = certificates.current();
+    tokio::spawn(certificates.follow());
+    let (config, agents) = (app.config.tls.clone().unwrap_or_default(), &app.config.agents);
+    let tokens = AgentTokens::new(client, &agents.audience, &agents.namespace, agents.user());
+    Ok(Identities {
+        tls,
+        scheduler: ServerName::try_from(config.scheduler_name)?,
+        replica: ServerName::try_from(config.replica_name)?,
+        agents: Arc::new(AgentAccess::new(Arc::clone(app), tokens)),
+    })
 }
 
 async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {

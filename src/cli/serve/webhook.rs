@@ -9,12 +9,12 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::certificates::{CertificateFiles, Certificates};
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::serve::extender::config_file;
 use crate::kube_api::admission::rules::Admission;
-use crate::server::api::webhook::{THREADS, router};
-use crate::server::http::tls::{CertificateFiles, TlsService};
+use crate::server::api::webhook::{THREADS, serve};
 
 /// How often the certificate's files are read again. kubelet writes a changed Secret within a
 /// minute or two, and certificates are renewed days before they end.
@@ -50,11 +50,11 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
             .with_context(|| format!("cannot listen on {}", settings.listen))?;
         tracing::info!(address = %listener.local_addr()?, "listening");
         let files = CertificateFiles {
-            certificate: settings.certificate_file.clone(),
-            key: settings.key_file.clone(),
+            own: Some((settings.certificate_file.clone(), settings.key_file.clone())),
+            ca: None,
             read_every: READ_EVERY,
         };
-        let service = TlsService::new(listener, files)?;
+        let certificates = Certificates::read(files)?;
         let (stop, stopped) = watch::channel(false);
         let requested = crate::cli::base::signals::stop_signal()?;
         tokio::spawn(async move {
@@ -63,7 +63,7 @@ pub fn run(args: &WebhookArgs) -> Result<()> {
             stop.send_replace(true);
         });
         let admission = Admission::new(settings, config.scheduler_names).under(requests);
-        service.serve(router(Arc::new(admission)), stopped).await;
+        serve(listener, certificates, Arc::new(admission), stopped).await;
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ use crate::control::shared::in_flight::{HeldPod, Join, Message};
 use crate::control::shared::leader::Replica;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::PodUid;
-use crate::http_client::plain_address;
+use crate::http_client::address_with;
 use crate::kube_api::write::lease::Held;
 
 /// Where a follower takes messages.
@@ -99,7 +99,10 @@ pub fn take_follower(app: &Arc<App>, cluster: &ClusterTruth, join: Join) -> bool
     let term = cluster.writer.term();
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
-    let is_sound = Replica::is_identity(&join.replica) && plain_address(&join.address).is_ok();
+    let is_tls = replica.addresses.verbs.starts_with("https:");
+    let scheme = if is_tls { "https" } else { "http" };
+    let is_sound =
+        Replica::is_identity(&join.replica) && address_with(scheme, &join.address).is_ok();
     if !is_ours || !is_sound || !app.leading.is_here() || !app.is_fenced() {
         return false;
     }

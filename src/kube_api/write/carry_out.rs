@@ -1,7 +1,7 @@
 //! Carries out what the steps of [`crate::step`] return: on tokio, with the client of `kube`.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::LazyLock;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -11,16 +11,19 @@ use kube::{Client, Config};
 use tokio::sync::mpsc;
 
 use crate::hardware::units::Timestamp;
-use crate::http_client::HttpClient;
+use crate::http_client::{HttpClient, ServerProof};
 use crate::step::outside::{Action, Answer, Event, Lost, Outside};
 
-/// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer.
+/// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`
+/// other replicas prove who they are.
 ///
 /// `client` must not repeat requests automatically: those that wait for an answer decide that.
-pub async fn run(outside: Outside, client: Option<Client>) {
+pub async fn run(outside: Outside, client: Option<Client>, proof: Option<ServerProof>) {
     // Tokio's own queues would otherwise pause a task in the middle of a step.
     let _stopped = Stopped(outside.clone());
-    tokio::task::unconstrained(steps(outside, client)).await;
+    // Its connections are kept: each Binding waits for an answer.
+    let replicas = HttpClient::with(proof, REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER);
+    tokio::task::unconstrained(steps(outside, (client, Arc::new(replicas)))).await;
 }
 
 /// Drops the tasks when nothing runs them any more: they own the extender that owns them.
@@ -42,7 +45,10 @@ pub fn without_retries(mut config: Config) -> Result<Client, kube::Error> {
     Client::try_from(config)
 }
 
-async fn steps(outside: Outside, client: Option<Client>) {
+/// The API server, if there is one, and the other replicas.
+type Others = (Option<Client>, Arc<HttpClient>);
+
+async fn steps(outside: Outside, others: Others) {
     let (sender, mut answers) = mpsc::unbounded_channel();
     let clock = outside.clock();
     let mut event = Event::Changed;
@@ -51,9 +57,9 @@ async fn steps(outside: Outside, client: Option<Client>) {
             match action {
                 Action::Work(work) => drop(tokio::task::spawn_blocking(work)),
                 Action::Call { id, request, within } => {
-                    let (client, sender) = (client.clone(), sender.clone());
+                    let (others, sender) = (others.clone(), sender.clone());
                     tokio::spawn(async move {
-                        let answer = AssertUnwindSafe(exchange(client, *request, within));
+                        let answer = AssertUnwindSafe(exchange(others, *request, within));
                         let answer = answer.catch_unwind().await.unwrap_or_else(|_| {
                             Err(Lost::Transport { fault: "a bug in the client".to_owned() })
                         });
@@ -73,10 +79,6 @@ async fn steps(outside: Outside, client: Option<Client>) {
     }
 }
 
-/// The client for other replicas. Its connections are kept: each Binding waits for an answer.
-static REPLICAS: LazyLock<HttpClient> =
-    LazyLock::new(|| HttpClient::new(REPLICA_ANSWERS_WITHIN, LONGEST_REPLICA_ANSWER));
-
 /// Longest time of a call of another replica; each call has a shorter one of its own.
 const REPLICA_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -84,23 +86,24 @@ const REPLICA_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 const LONGEST_REPLICA_ANSWER: usize = 64 << 10;
 
 async fn exchange_with_replica(
+    replicas: &HttpClient,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
 ) -> Result<Answer, Lost> {
     let request = request.map(|body| Full::new(body.into()));
-    let answer = tokio::time::timeout(within, REPLICAS.exchange(request)).await;
+    let answer = tokio::time::timeout(within, replicas.exchange(request)).await;
     let (status, body) =
         answer.map_err(|_| Lost::Timeout)?.map_err(|fault| Lost::Transport { fault })?;
     Ok(Answer { status: status.as_u16(), body: Some(body.into()) })
 }
 
 async fn exchange(
-    client: Option<Client>,
+    (client, replicas): Others,
     request: hyper::Request<Vec<u8>>,
     within: Duration,
 ) -> Result<Answer, Lost> {
     if request.uri().authority().is_some() {
-        return exchange_with_replica(request, within).await;
+        return exchange_with_replica(&replicas, request, within).await;
     }
     let client = client.ok_or(Lost::Timeout)?;
     let mut status = None;

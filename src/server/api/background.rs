@@ -37,7 +37,7 @@ pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
 async fn without_cluster(app: &App) {
     match app.truth {
         Truth::Cluster(_) => std::future::pending().await,
-        Truth::Ledger => carry_out::run(app.outside.clone(), None).await,
+        Truth::Ledger => carry_out::run(app.outside.clone(), None, None).await,
     }
 }
 

@@ -5,31 +5,38 @@ use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Request, State};
 use axum::http::{StatusCode, Uri, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Router, middleware};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use crate::api::error::{Error, LogLevel};
+use crate::certificates::Tls;
 use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
+use crate::http_client::ServerProof;
 use crate::kube_api::pod::seen_pod::LONGEST_NAME;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{Outcome, Verb};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::VerbAnswer;
 use crate::report::wire;
+use crate::server::api::agents::{AgentAccess, prove};
 use crate::server::api::queries::scrape as scraped;
 use crate::server::api::replicas::LONGEST_MESSAGE;
 use crate::server::api::{queries, replicas, reports, scrape};
 use crate::server::http::exchange::PeerAddress;
 use crate::server::http::forward::{Arrival, Forward, Port, to_leader};
+use crate::server::http::limits::PeerNames;
 use crate::server::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
+use crate::server::http::tls::Transport;
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
@@ -105,13 +112,13 @@ static LOGGED: LogLimit = LogLimit::new();
 /// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
     let own = agent_routes().merge(metric_routes()).merge(replica_routes());
-    let routes = verb_routes(&service).merge(own).merge(queries::routes());
+    let routes = verb_routes(&service, None).merge(own).merge(queries::routes());
     guarded(routes, ALL_PATHS, service)
 }
 
 /// Routes for kube-scheduler. The replica that leads answers them.
-fn verb_routes(service: &Service) -> Router<Service> {
-    let forward = Forward::new(Arc::clone(&service.app), Port::Verbs);
+fn verb_routes(service: &Service, proof: Option<ServerProof>) -> Router<Service> {
+    let forward = Forward::new(Arc::clone(&service.app), Port::Verbs, proof);
     let forwarded = || middleware::from_fn_with_state(Arc::clone(&forward), to_leader);
     let most = |bytes| DefaultBodyLimit::max(bytes);
     let bind = Router::new().route("/v1/bind", post(bind_pod));
@@ -162,6 +169,7 @@ fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Ro
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let config = &service.app.config;
     let limits = connections::limits(config.max_connections, config.max_in_flight_bytes(), 48);
+    let listener = (listener, Transport::Plain);
     let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
     until_answered(&service, serving, stop).await;
 }
@@ -178,8 +186,33 @@ pub struct Listeners {
     pub metrics: TcpListener,
 }
 
-/// The same with a listener for each kind of client, with limits of its own.
-pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Receiver<bool>) {
+/// How the clients of each listener prove who they are.
+pub struct Identities {
+    /// The certificates.
+    pub tls: watch::Receiver<Arc<Tls>>,
+    /// The name in that of kube-scheduler.
+    pub scheduler: ServerName<'static>,
+    /// The name in those of the replicas.
+    pub replica: ServerName<'static>,
+    /// The agents.
+    pub agents: Arc<AgentAccess>,
+}
+
+impl Identities {
+    /// How replicas prove who they are.
+    pub fn of_replicas(&self) -> ServerProof {
+        ServerProof { tls: self.tls.clone(), name: self.replica.clone() }
+    }
+}
+
+/// The same with a listener for each kind of client, with limits of its own. Without `identities` all
+/// talk plain text, and clients prove nothing.
+pub async fn serve_apart(
+    service: Service,
+    listeners: Listeners,
+    identities: Option<Identities>,
+    stop: watch::Receiver<bool>,
+) {
     let config = &service.app.config;
     let verb_limits =
         connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), OF_FILES.verbs);
@@ -188,21 +221,47 @@ pub async fn serve_apart(service: Service, listeners: Listeners, stop: watch::Re
     let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, OF_FILES.page);
     let metric_limits =
         connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, OF_FILES.metrics);
-    let forward = Forward::new(Arc::clone(&service.app), Port::Page);
+    let proof = identities.as_ref().map(Identities::of_replicas);
+    let forward = Forward::new(Arc::clone(&service.app), Port::Page, proof.clone());
     let page_routes =
         queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
-    let verb_routes = verb_routes(&service).merge(replica_routes());
-    let with = |listener, limits, routes, paths| {
-        connections::serve(listener, guarded(routes, paths, service.clone()), limits, stop.clone())
+    let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
+    let (mut mutual, mut open) = (Transport::Plain, Transport::Plain);
+    if let Some(Identities { tls, scheduler, replica, agents }) = identities {
+        let is_replica = middleware::from_fn_with_state(replica.clone(), named);
+        replica_routes = replica_routes.route_layer(is_replica);
+        agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
+        mutual = Transport::Mutual(tls.clone(), [scheduler, replica].into());
+        open = Transport::Tls(tls);
+    }
+    let verb_routes = verb_routes(&service, proof).merge(replica_routes);
+    let with = |listener, limits, (routes, paths)| {
+        let routes = guarded(routes, paths, service.clone());
+        connections::serve(listener, routes, limits, stop.clone())
     };
-    let verbs = with(listeners.verbs, verb_limits, verb_routes, VERB_PATHS);
-    let agents = with(listeners.agents, agent_limits, agent_routes(), AGENT_PATHS);
-    let page = with(listeners.page, page_limits, page_routes, PAGE_PATHS);
-    let metrics = with(listeners.metrics, metric_limits, metric_routes(), METRIC_PATHS);
+    let verbs = with((listeners.verbs, mutual), verb_limits, (verb_routes, VERB_PATHS));
+    let agents = (listeners.agents, open.clone());
+    let agents = with(agents, agent_limits, (agent_routes, AGENT_PATHS));
+    let page = with((listeners.page, open.clone()), page_limits, (page_routes, PAGE_PATHS));
+    let metrics = with((listeners.metrics, open), metric_limits, (metric_routes(), METRIC_PATHS));
     let serving = async move {
         tokio::join!(verbs, agents, page, metrics);
     };
     until_answered(&service, serving, stop.clone()).await;
+}
+
+/// Passes a call on if the client's certificate has this name.
+async fn named(
+    State(name): State<ServerName<'static>>,
+    names: Option<Extension<PeerNames>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if names.is_some_and(|Extension(PeerNames(names))| names.contains(&name)) {
+        return next.run(request).await;
+    }
+    let error = format!("only a client whose certificate names `{}` may call this", name.to_str());
+    refusal(StatusCode::FORBIDDEN, &error)
 }
 
 async fn until_answered(

@@ -13,16 +13,19 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
 
+use crate::certificates::Certificates;
 use crate::clock::Clock;
 use crate::control::shared::log_limit::LogLimit;
 use crate::kube_api::admission::rules::Admission;
-use crate::server::http::browser;
+use crate::server::http::tls::Transport;
+use crate::server::http::{browser, connections};
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at
 /// most two versions of one.
-pub(crate) const MAX_BODY_BYTES: usize = 8 << 20;
+const MAX_BODY_BYTES: usize = 8 << 20;
 
 /// Threads of the process: the number of reviews worked on at a time, whatever their size.
 pub const THREADS: usize = 2;
@@ -31,10 +34,10 @@ pub const THREADS: usize = 2;
 const BODY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Above this size a review needs a permit: a pod takes many times the size of its text.
-pub(crate) const LARGE_REVIEW: usize = 64 << 10;
+const LARGE_REVIEW: usize = 64 << 10;
 
 /// Reviews of that size that are worked on at a time.
-pub(crate) const LARGE_AT_ONCE: usize = 1;
+const LARGE_AT_ONCE: usize = 1;
 
 static LARGE_REVIEWS: Semaphore = Semaphore::const_new(LARGE_AT_ONCE);
 
@@ -43,6 +46,39 @@ static LOGGED: LogLimit = LogLimit::new();
 
 /// For [`LOGGED`] alone: admission depends on no time.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::start);
+
+/// Most connections at a time. An API server keeps a handful. The others are idle ones of unrelated
+/// clients, of which the oldest give way.
+const MAX_CONNECTIONS: usize = 4_096;
+
+/// Most bytes held for all connections together. Each counts 16 KiB, and one review at most 8 MiB.
+/// This is enough for several reviews beside 2,000 connections. Together with the memory for
+/// working on reviews it stays far below the memory limit of the shipped manifest.
+const MAX_IN_FLIGHT: usize = 60 << 20;
+
+/// How long open requests may delay the shutdown.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Serves the API server over TLS until `stop`; answers open requests first, for at most 10 s.
+pub async fn serve(
+    listener: TcpListener,
+    certificates: Certificates,
+    admission: Arc<Admission>,
+    stop: watch::Receiver<bool>,
+) {
+    let transport = Transport::Tls(certificates.current());
+    let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
+    let mut stopped = stop.clone();
+    let late = async move {
+        let _ = stopped.wait_for(|stop| *stop).await;
+        tokio::time::sleep(END_LIMIT).await;
+    };
+    tokio::select! {
+        () = connections::serve((listener, transport), router(admission), limits, stop) => {}
+        () = certificates.follow() => {}
+        () = late => tracing::warn!("open requests were cut off"),
+    }
+}
 
 /// The routes: `/webhook` for the API server, `/healthz` for kubelet.
 pub fn router(admission: Arc<Admission>) -> Router {
@@ -95,6 +131,24 @@ mod tests {
 
     use super::*;
     use crate::config::webhook::WebhookConfig;
+    use crate::kube_api::admission::review::MOST_REVIEW_BYTES;
+
+    /// Half of the memory limit in `deploy/webhook.yaml`. Idle it takes about 15 MiB.
+    const MOST_BYTES: usize = 128 << 20;
+
+    /// Bytes that one byte of a small review may take: `{"a":` is an object, which takes 700.
+    const OF_A_BYTE: usize = 700 / 5;
+
+    #[test]
+    fn concurrent_requests_use_at_most_half_of_the_memory_limit() {
+        let large = LARGE_AT_ONCE * (MOST_REVIEW_BYTES + MAX_BODY_BYTES);
+        // Each other thread works on a small review, or assembles a body from its pieces.
+        let other = MAX_BODY_BYTES.max(LARGE_REVIEW * OF_A_BYTE);
+        let most = MAX_IN_FLIGHT + large + (THREADS - LARGE_AT_ONCE) * other;
+        assert!(most <= MOST_BYTES, "{} MiB", most >> 20);
+        let connections = (MAX_IN_FLIGHT - MAX_BODY_BYTES) / (16 << 10);
+        assert!(connections >= 2_000, "{connections} beside a review");
+    }
 
     #[tokio::test]
     async fn large_reviews_wait_for_a_permit() {

@@ -25,6 +25,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::server::http::bell::awake;
 use crate::server::http::exchange::{Exchange, Observed, Progress, answer};
 use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
+use crate::server::http::tls::{Idle, Transport, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
 const LONGEST_HEAD: usize = 64 << 10;
@@ -44,15 +45,30 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
 
 /// Serves every client until `stop`, and then those that still wait for an answer.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    (listener, transport): (TcpListener, Transport),
     routes: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     let routes = routes.with_state(()); // made once, not per connection
     let stopped = stop.clone();
-    accept(listener, (Clients::new(limits), Phase::Idle), stop, move |stream, connection| {
-        attend(stream, connection, routes.clone(), stopped.clone())
+    let phase = match transport {
+        Transport::Plain => Phase::Idle,
+        Transport::Tls(_) | Transport::Mutual(..) => Phase::Handshake,
+    };
+    accept(listener, (Clients::new(limits), phase), stop, move |stream, connection| {
+        let (transport, routes, stop) = (transport.clone(), routes.clone(), stopped.clone());
+        async move {
+            if let Transport::Plain = transport {
+                return attend(stream, connection, routes, stop).await;
+            }
+            // Boxed, so that the task stays small while the connection is idle.
+            let stream = Box::pin(shake_hands(&transport, stream, &connection)).await;
+            if let Some(stream) = stream {
+                connection.enter(Phase::Idle);
+                attend(Box::new(stream), connection, routes, stop).await;
+            }
+        }
     })
     .await;
 }
@@ -113,8 +129,8 @@ pub(crate) fn send_at_once(stream: &TcpStream) {
 }
 
 /// Serves one connection to its end.
-async fn attend(
-    mut stream: TcpStream,
+async fn attend<S: Idle>(
+    mut stream: S,
     connection: Arc<Connection>,
     routes: Router,
     mut stop: watch::Receiver<bool>,
@@ -129,21 +145,12 @@ async fn attend(
             return;
         }
         // Boxed, so that the task stays small while the connection is idle.
-        let talk = converse(stream, &connection, routes.clone(), stop.clone(), Rest::Allowed);
+        let talk = converse(stream, &connection, routes.clone(), stop.clone());
         match Box::pin(talk).await {
             Some(silent) => stream = silent,
             None => return,
         }
     }
-}
-
-/// Whether `converse` returns the connection while it is idle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
-    /// It does: the socket can be polled without hyper.
-    Allowed,
-    /// hyper keeps the connection to the end.
-    Never,
 }
 
 /// Answers until the connection is idle, and returns it; `None` if the connection has ended.
@@ -152,7 +159,6 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     connection: &Arc<Connection>,
     routes: Router,
     mut stop: watch::Receiver<bool>,
-    rest: Rest,
 ) -> Option<S> {
     let mut stop = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await;
@@ -160,7 +166,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     let (mut stream, mut read_ahead, mut is_stopped) = (stream, Bytes::new(), false);
     loop {
         // If the client sent more than was answered, hyper keeps the connection to the end.
-        let may_rest = rest == Rest::Allowed && read_ahead.is_empty();
+        let may_rest = read_ahead.is_empty();
         let may_rest = |seen: &Progress| may_rest && seen.stays_for.load(Ordering::Acquire) == 0;
         let progress = Progress::begin(connection)?;
         let seen = Arc::clone(&progress);

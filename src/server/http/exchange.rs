@@ -246,6 +246,9 @@ pub(crate) async fn answer(
     let mut request =
         request.map(|body| Body::new(RequestBody { body, is_read: false, exchange: requested }));
     request.extensions_mut().insert(PeerAddress(progress.connection.address));
+    if let Some(names) = progress.connection.names() {
+        request.extensions_mut().insert(names.clone());
+    }
     let response = routes.clone().oneshot(request).await?;
     let response = progress.given(response);
     Ok(response.map(|body| Answer { body, exchange }))

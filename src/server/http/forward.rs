@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::control::shared::app::App;
 use crate::control::shared::leader::{Addresses, Leader};
 use crate::control::shared::log_limit::LogLimit;
-use crate::http_client::{StreamingClient, Unanswered};
+use crate::http_client::{ServerProof, StreamingClient, Unanswered};
 use crate::metrics::labels::ForwardResult;
 use crate::server::http::respond::{ReadBody, refusal};
 
@@ -143,9 +143,9 @@ enum Attempt {
 }
 
 impl Forward {
-    /// Forwards calls of this listener.
-    pub fn new(app: Arc<App>, port: Port) -> Arc<Self> {
-        let client = StreamingClient::new(CONNECT_WITHIN);
+    /// Forwards calls of this listener. With `proof` the leader proves who it is.
+    pub fn new(app: Arc<App>, port: Port, proof: Option<ServerProof>) -> Arc<Self> {
+        let client = StreamingClient::new(CONNECT_WITHIN, proof);
         Arc::new(Self { app, port, client, calls: Semaphore::new(MOST_CALLS) })
     }
 

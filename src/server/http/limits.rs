@@ -10,11 +10,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustls::pki_types::ServerName;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
@@ -106,7 +107,12 @@ pub(crate) struct Connection {
     id: u64,
     phase: Mutex<(Phase, Timestamp)>,
     closing: Notify,
+    names: OnceLock<PeerNames>,
 }
+
+/// The known names in the client's certificate, an extension of each of its requests.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerNames(pub(crate) Arc<[ServerName<'static>]>);
 
 /// One admitted connection; dropping it removes the connection.
 pub(crate) struct Place(Arc<Connection>);
@@ -149,8 +155,14 @@ impl Clients {
         let id = table.next();
         let phase = Mutex::new((phase, now));
         let clients = Arc::clone(self);
-        let connection =
-            Arc::new(Connection { clients, address, id, phase, closing: Notify::new() });
+        let connection = Arc::new(Connection {
+            clients,
+            address,
+            id,
+            phase,
+            closing: Notify::new(),
+            names: OnceLock::new(),
+        });
         table.add(&connection, now);
         Some(Place(connection))
     }
@@ -185,6 +197,16 @@ impl Clients {
 }
 
 impl Connection {
+    /// Notes the names in the certificate of the client.
+    pub(crate) fn set_names(&self, names: PeerNames) {
+        let _ = self.names.set(names); // there is one handshake
+    }
+
+    /// The names in the certificate of the client, if it showed one.
+    pub(crate) fn names(&self) -> Option<&PeerNames> {
+        self.names.get()
+    }
+
     fn phase(&self) -> (Phase, Timestamp) {
         #[cfg(test)]
         tests::count_look();

@@ -13,6 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
 use axum::{Json, Router};
+use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
 use gpupack::agent::node::run::{run_fleet, run_node};
@@ -160,6 +161,7 @@ impl Agent {
     ) -> Self {
         let config = AgentConfig {
             extenders,
+            proof: Proof::default(),
             resolver,
             period: Duration::from_millis(period_ms),
             clock: Clock::start(),
@@ -350,6 +352,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
     let extender = Extender::new();
     let config = AgentConfig {
         extenders: vec![extender.url()],
+        proof: Proof::default(),
         resolver: Resolver::default(),
         period: Duration::from_millis(20),
         clock: Clock::start(),

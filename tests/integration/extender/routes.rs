@@ -330,7 +330,7 @@ async fn each_kind_of_client_has_a_port_and_only_loopback_sets_the_level() {
             _ => Err(format!("log level `{level}` is unknown")),
         });
         let service = Service::new(bed.app.clone(), set_log_level);
-        let serving = tokio::spawn(serve_apart(service, listeners, stopped));
+        let serving = tokio::spawn(serve_apart(service, listeners, None, stopped));
         let ask = async |address, method: &str, path: &str, body: &str| {
             exchange((address, "localhost"), method, path, body).await.0
         };

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode};
+use gpupack::certificates::{CertificateFiles, Certificates};
 use gpupack::config::file::Config;
 use gpupack::config::webhook::WebhookConfig;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::pod::seen_pod::MAX_ANNOTATIONS;
-use gpupack::server::api::webhook::router;
-use gpupack::server::http::tls::{CertificateFiles, TlsService};
+use gpupack::server::api::webhook::serve;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -64,10 +64,10 @@ impl Bed {
         write(folder.path(), pair);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let service = TlsService::new(listener, files(folder.path())).unwrap();
+        let certificates = Certificates::read(files(folder.path())).unwrap();
         let rules = Admission::new(WebhookConfig::default(), vec!["gpupack".to_owned()]);
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(service.serve(router(Arc::new(rules)), stopped));
+        let serving = tokio::spawn(serve(listener, certificates, Arc::new(rules), stopped));
         Self { address, folder, stop, serving }
     }
 
@@ -115,8 +115,8 @@ fn connector(authority: &str) -> TlsConnector {
 
 fn files(folder: &Path) -> CertificateFiles {
     CertificateFiles {
-        certificate: folder.join("tls.crt"),
-        key: folder.join("tls.key"),
+        own: Some((folder.join("tls.crt"), folder.join("tls.key"))),
+        ca: None,
         read_every: Duration::from_millis(5),
     }
 }
@@ -260,8 +260,7 @@ async fn an_unusable_certificate_is_named() {
     let pair = fresh_pair();
     let folder = tempfile::tempdir().unwrap();
     let started = async || {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let fault = TlsService::new(listener, files(folder.path())).err();
+        let fault = Certificates::read(files(folder.path())).err();
         fault.map_or_else(String::new, |fault| fault.to_string())
     };
     assert!(started().await.contains("tls.crt"));

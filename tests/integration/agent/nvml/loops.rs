@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
 use gpupack::agent::node::run::run_node;
@@ -28,7 +29,14 @@ impl Loops {
         let threads = threads.unwrap();
         let extenders = vec![extender.url()];
         let (resolver, clock) = (Resolver::default(), Clock::start());
-        let config = AgentConfig { extenders, resolver, period, clock, metrics: None };
+        let config = AgentConfig {
+            extenders,
+            proof: Proof::default(),
+            resolver,
+            period,
+            clock,
+            metrics: None,
+        };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();
         });

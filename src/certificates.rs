@@ -1,0 +1,251 @@
+//! Certificates in files, read again when the files change: that of this process, and that of the CA
+//! of those with which it talks.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::sync::watch;
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// A file cannot be read.
+    #[error("cannot read `{}`: {fault}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        fault: io::Error,
+    },
+    /// Not PEM, or PEM without the expected item.
+    #[error("`{}` holds no {kind} in PEM: {fault}", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// The expected item.
+        kind: &'static str,
+        /// The error of the PEM reader.
+        fault: rustls::pki_types::pem::Error,
+    },
+    /// Certificate and key do not match, or are of an unknown kind.
+    #[error("certificate and key cannot be used together: {0}")]
+    Pair(#[from] rustls::Error),
+    /// The certificate of the CA cannot be used.
+    #[error("`{}` is no certificate of a CA: {fault}", path.display())]
+    Ca {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: String,
+    },
+}
+
+/// The files, and how often they are checked for changes.
+#[derive(Clone, Debug)]
+pub struct CertificateFiles {
+    /// Certificate chain in PEM, the own one first, and its private key. A client may have none.
+    pub own: Option<(PathBuf, PathBuf)>,
+    /// Certificates in PEM of the CA whose servers and clients are trusted.
+    pub ca: Option<PathBuf>,
+    /// How often all are read again.
+    pub read_every: Duration,
+}
+
+/// The files as read.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    own: Option<(Vec<u8>, Vec<u8>)>,
+    ca: Option<Vec<u8>>,
+}
+
+type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// How connections are made with the contents of the files.
+#[derive(Debug, Default)]
+pub struct Tls {
+    /// For listeners whose clients show no certificate.
+    server: Option<Arc<ServerConfig>>,
+    /// For listeners whose clients must show one of the CA.
+    mutual: Option<Arc<ServerConfig>>,
+    /// For calls of servers of the CA.
+    client: Option<Arc<ClientConfig>>,
+}
+
+impl Tls {
+    /// For a listener; with `is_mutual`, clients must show a certificate of the CA.
+    pub(crate) fn server(&self, is_mutual: bool) -> Option<&Arc<ServerConfig>> {
+        if is_mutual { self.mutual.as_ref() } else { self.server.as_ref() }
+    }
+
+    /// With this configuration of a listener.
+    #[cfg(test)]
+    pub(crate) fn of_server(config: ServerConfig) -> Self {
+        Self { server: Some(Arc::new(config)), ..Self::default() }
+    }
+
+    /// For calls.
+    pub(crate) fn client(&self) -> Option<&Arc<ClientConfig>> {
+        self.client.as_ref()
+    }
+}
+
+impl CertificateFiles {
+    fn read(&self) -> Result<Contents, CertificateError> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path)
+                .map_err(|fault| CertificateError::File { path: path.clone(), fault })
+        };
+        let own = self.own.as_ref();
+        let own = own.map(|(certificate, key)| Ok((read(certificate)?, read(key)?)));
+        let ca = self.ca.as_ref().map(read);
+        Ok(Contents {
+            own: own.transpose().map_err(|error: CertificateError| error)?,
+            ca: ca.transpose()?,
+        })
+    }
+
+    fn chain(&self, contents: &Contents) -> Result<Option<Chain>, CertificateError> {
+        let Some(((certificate, key), (chain, secret))) =
+            self.own.as_ref().zip(contents.own.as_ref())
+        else {
+            return Ok(None);
+        };
+        let chain = certificates(certificate, chain)?;
+        let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|fault| {
+            CertificateError::Pem { path: key.clone(), kind: "private key", fault }
+        })?;
+        Ok(Some((chain, secret)))
+    }
+
+    fn roots(&self, contents: &Contents) -> Result<Option<RootCertStore>, CertificateError> {
+        let Some((path, ca)) = self.ca.as_ref().zip(contents.ca.as_ref()) else { return Ok(None) };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(path, ca)? {
+            roots.add(certificate).map_err(|error| CertificateError::Ca {
+                path: path.clone(),
+                fault: error.to_string(),
+            })?;
+        }
+        Ok(Some(roots))
+    }
+
+    fn checked(&self, contents: &Contents) -> Result<Arc<Tls>, CertificateError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let roots = self.roots(contents)?.map(Arc::new);
+        let chain = self.chain(contents)?;
+        let verifier = match (&roots, &self.ca) {
+            (Some(roots), Some(path)) => {
+                let builder = WebPkiClientVerifier::builder_with_provider(
+                    Arc::clone(roots),
+                    Arc::clone(&provider),
+                );
+                Some(builder.build().map_err(|error| CertificateError::Ca {
+                    path: path.clone(),
+                    fault: error.to_string(),
+                })?)
+            }
+            _ => None,
+        };
+        let server = |verifier: Option<Arc<dyn ClientCertVerifier>>| {
+            let Some((chain, key)) = &chain else { return Ok::<_, CertificateError>(None) };
+            let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+                .with_safe_default_protocol_versions()?;
+            let builder = match verifier {
+                Some(verifier) => builder.with_client_cert_verifier(verifier),
+                None => builder.with_no_client_auth(),
+            };
+            Ok(Some(Arc::new(builder.with_single_cert(chain.clone(), key.clone_key())?)))
+        };
+        let open = server(None)?;
+        let mutual = verifier.map(|verifier| server(Some(verifier))).transpose()?.flatten();
+        let client = roots.map(|roots| {
+            let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+                .with_safe_default_protocol_versions()?
+                .with_root_certificates(roots);
+            let client = match &chain {
+                Some((chain, key)) => {
+                    builder.with_client_auth_cert(chain.clone(), key.clone_key())?
+                }
+                None => builder.with_no_client_auth(),
+            };
+            Ok::<_, CertificateError>(Arc::new(client))
+        });
+        Ok(Arc::new(Tls { server: open, mutual, client: client.transpose()? }))
+    }
+}
+
+fn certificates(
+    path: &std::path::Path,
+    text: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let missing = || Err(rustls::pki_types::pem::Error::NoItemsFound);
+    let chain = chain.and_then(|chain| if chain.is_empty() { missing() } else { Ok(chain) });
+    chain.map_err(|fault| CertificateError::Pem {
+        path: path.to_owned(),
+        kind: "certificate",
+        fault,
+    })
+}
+
+/// Whether a certificate names this host or client among its alternative names.
+pub(crate) fn is_named(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
+    webpki::EndEntityCert::try_from(certificate)
+        .is_ok_and(|found| found.verify_is_valid_for_subject_name(name).is_ok())
+}
+
+/// Valid certificates, which follow their files.
+pub struct Certificates {
+    files: CertificateFiles,
+    seen: Contents,
+    current: watch::Sender<Arc<Tls>>,
+}
+
+impl Certificates {
+    /// Reads the files for the first time.
+    ///
+    /// # Errors
+    /// [`CertificateError`]: without a certificate nothing is served.
+    pub fn read(files: CertificateFiles) -> Result<Self, CertificateError> {
+        let seen = files.read()?;
+        let current = watch::Sender::new(files.checked(&seen)?);
+        Ok(Self { files, seen, current })
+    }
+
+    /// The newest valid ones, for new connections.
+    pub fn current(&self) -> watch::Receiver<Arc<Tls>> {
+        self.current.subscribe()
+    }
+
+    /// Reads the files again periodically. Contents that are not valid, for instance because only one
+    /// file is written yet, leave the last valid ones in use.
+    pub async fn follow(self) {
+        let Self { files, mut seen, current } = self;
+        loop {
+            tokio::time::sleep(files.read_every).await;
+            let contents = match files.read() {
+                Ok(contents) if contents == seen => continue,
+                Ok(contents) => contents,
+                Err(error) => {
+                    tracing::warn!(%error, "the old certificate stays in use");
+                    continue;
+                }
+            };
+            match files.checked(&contents) {
+                Ok(checked) => {
+                    current.send_replace(checked);
+                    tracing::info!("certificates read again");
+                }
+                Err(error) => tracing::warn!(%error, "the old certificate stays in use"),
+            }
+            seen = contents;
+        }
+    }
+}

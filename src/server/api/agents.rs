@@ -1,0 +1,120 @@
+//! Which agent may report for a node: one whose token names that node, and of two only the newer.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use dashmap::DashMap;
+
+use crate::control::shared::app::App;
+use crate::control::shared::log_limit::LogLimit;
+use crate::kube_api::identity::token::{AgentPod, AgentTokens, TokenRefusal};
+use crate::metrics::labels::ReportResult;
+use crate::model::node_state::NodeReporting;
+use crate::server::http::respond::{ReadPath, refusal};
+
+/// Limits how often refused agents are logged.
+static LOGGED: LogLimit = LogLimit::new();
+
+/// The agents, by their tokens.
+pub struct AgentAccess {
+    app: Arc<App>,
+    tokens: AgentTokens,
+    /// The pod that reports for each node.
+    pods: DashMap<String, Arc<AgentPod>>,
+}
+
+/// Why an agent may not report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum AgentRefusal {
+    #[error("{0}")]
+    Token(#[from] TokenRefusal),
+    #[error("this agent runs on node `{runs_on}` and may not report for `{node}`")]
+    OtherNode { runs_on: String, node: String },
+    #[error(
+        "another pod reports for node `{node}`, and this one is not newer: two agents run there, or \
+         somebody uses the token of an agent that has ended"
+    )]
+    Second { node: String },
+}
+
+impl AgentRefusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Token(TokenRefusal::Unreviewed(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Token(TokenRefusal::None | TokenRefusal::Unknown { .. }) => {
+                StatusCode::UNAUTHORIZED
+            }
+            Self::Token(_) | Self::OtherNode { .. } | Self::Second { .. } => StatusCode::FORBIDDEN,
+        }
+    }
+
+    fn result(&self) -> ReportResult {
+        match self {
+            Self::Second { .. } => ReportResult::SecondAgent,
+            Self::Token(_) | Self::OtherNode { .. } => ReportResult::Unproven,
+        }
+    }
+}
+
+impl AgentAccess {
+    /// Agents whose tokens these are.
+    pub fn new(app: Arc<App>, tokens: AgentTokens) -> Self {
+        Self { app, tokens, pods: DashMap::new() }
+    }
+
+    async fn check(&self, authorization: Option<&str>, node: &str) -> Result<(), AgentRefusal> {
+        let pod = self.tokens.agent(authorization).await?;
+        if pod.node != node {
+            let (runs_on, node) = (pod.node.clone(), node.to_owned());
+            return Err(AgentRefusal::OtherNode { runs_on, node });
+        }
+        self.take(&pod)
+    }
+
+    /// Takes the pod as the one that reports for its node from now on. While that node is heard of, only
+    /// a newer one may follow.
+    fn take(&self, pod: &Arc<AgentPod>) -> Result<(), AgentRefusal> {
+        let mut known = self.pods.entry(pod.node.clone()).or_insert_with(|| Arc::clone(pod));
+        if known.uid == pod.uid {
+            return Ok(());
+        }
+        if pod.created_unix_seconds <= known.created_unix_seconds && self.is_heard_of(&pod.node) {
+            return Err(AgentRefusal::Second { node: pod.node.clone() });
+        }
+        *known = Arc::clone(pod);
+        Ok(())
+    }
+
+    fn is_heard_of(&self, node: &str) -> bool {
+        let (now, stale_after) = (self.app.clock.now(), self.app.config.stale_after);
+        let node_state = self.app.ledger.node(node);
+        node_state.is_some_and(|it| {
+            it.state() == NodeReporting::Reporting && !it.is_stale(stale_after, now)
+        })
+    }
+}
+
+/// Passes a report on if its agent runs on that node.
+pub(crate) async fn prove(
+    State(access): State<Arc<AgentAccess>>,
+    ReadPath(node): ReadPath,
+    request: Request,
+    next: Next,
+) -> Response {
+    let authorization = request.headers().get(header::AUTHORIZATION);
+    let authorization = authorization.and_then(|value| value.to_str().ok());
+    match access.check(authorization, &node).await {
+        Ok(()) => next.run(request).await,
+        Err(error) => {
+            let app = &access.app;
+            app.metrics.report(error.result(), None);
+            if let Some(left_out) = LOGGED.admits(("agent", "refused"), app.clock.precise()) {
+                tracing::warn!(node, %error, left_out, "an agent may not report");
+            }
+            refusal(error.status(), &error.to_string())
+        }
+    }
+}

@@ -26,6 +26,7 @@ mod extender {
     mod forwarding;
     mod history;
     mod http;
+    mod identities;
     mod protocol;
     mod requeues;
     mod routes;

@@ -40,10 +40,11 @@ impl Idle for TcpStream {
     }
 }
 
-/// All bytes that came before were taken by the reader, so the socket says when more come.
+/// The first request may come with the end of the handshake: then it has been read from the socket.
 impl Idle for Box<TlsStream<TcpStream>> {
-    fn readable(&self) -> impl Future<Output = io::Result<()>> + Send {
-        self.get_ref().0.readable()
+    async fn readable(&self) -> io::Result<()> {
+        let (socket, session) = self.get_ref();
+        if session.wants_read() { socket.readable().await } else { Ok(()) }
     }
 }
 

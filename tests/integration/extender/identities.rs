@@ -1,0 +1,325 @@
+//! Who may call which port, over TLS: kube-scheduler and replicas by certificate, agents by token.
+
+#![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::extract::{Path as UrlPath, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use gpupack::certificates::{CertificateFiles, Certificates};
+use gpupack::control::shared::leader::{Addresses, Leader};
+use gpupack::kube_api::identity::token::AgentTokens;
+use gpupack::server::api::agents::AgentAccess;
+use gpupack::server::api::server::{Identities, serve_apart};
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+
+use crate::harness::extender::{Bed, data, hello, listeners};
+
+const SCHEDULER: &str = "gpupack-scheduler";
+const REPLICA: &str = "gpupack-extender";
+
+/// A CA, and certificates that it makes.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: String,
+}
+
+/// A certificate and its key, in PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), certificate }
+    }
+
+    fn pair(&self, name: &str) -> Pair {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Pair { certificate, key: key.serialize_pem() }
+    }
+
+    /// Writes this CA and a pair of it into files.
+    fn files(&self, folder: &Path, pair: &Pair) -> CertificateFiles {
+        let write = |name: &str, text: &str| -> PathBuf {
+            let path = folder.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        CertificateFiles {
+            own: Some((write("tls.crt", &pair.certificate), write("tls.key", &pair.key))),
+            ca: Some(write("ca.crt", &self.certificate)),
+            read_every: Duration::from_millis(5),
+        }
+    }
+
+    /// A client that trusts this CA, and shows this certificate.
+    fn connector(&self, shown: Option<&Pair>) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match shown {
+            None => config.with_no_client_auth(),
+            Some(pair) => {
+                let chain = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
+                config.with_client_auth_cert(vec![chain], key).unwrap()
+            }
+        };
+        TlsConnector::from(Arc::new(config))
+    }
+}
+
+/// An API server that knows tokens such as `n1.agent-1`: of the pod `agent-1` on node `n1`. Pods are as
+/// many seconds old as their number says.
+async fn token_server() -> (kube::Client, Arc<AtomicUsize>) {
+    let reviews = Arc::new(AtomicUsize::new(0));
+    let router = Router::new()
+        .route("/apis/authentication.k8s.io/v1/tokenreviews", post(review))
+        .route("/api/v1/namespaces/gpupack-agents/pods/{name}", get(pod))
+        .with_state(Arc::clone(&reviews));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (kube::Client::try_from(kube::Config::new(uri)).unwrap(), reviews)
+}
+
+async fn review(State(reviews): State<Arc<AtomicUsize>>, Json(review): Json<Value>) -> Json<Value> {
+    reviews.fetch_add(1, Ordering::SeqCst);
+    assert_eq!(review["spec"]["audiences"], json!(["gpupack"]));
+    let token = review["spec"]["token"].as_str().unwrap();
+    let user = |account: &str, extra: Value| {
+        json!({"authenticated": true, "audiences": ["gpupack"],
+            "user": {"username": format!("system:serviceaccount:{account}"), "extra": extra}})
+    };
+    let status = match token.split_once('.') {
+        Some(("tenant", _)) => user("team:default", json!({})),
+        Some(("unbound", _)) => user("gpupack-agents:gpupack-agent", json!({})),
+        Some(("other-audience", _)) => {
+            let mut status = user("gpupack-agents:gpupack-agent", json!({}));
+            status["audiences"] = json!(["else"]);
+            status
+        }
+        Some((node, pod)) => user(
+            "gpupack-agents:gpupack-agent",
+            json!({"authentication.kubernetes.io/node-name": [node],
+                "authentication.kubernetes.io/pod-name": [pod],
+                "authentication.kubernetes.io/pod-uid": [format!("uid-of-{pod}")]}),
+        ),
+        None => json!({"authenticated": false, "error": "invalid bearer token"}),
+    };
+    Json(json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "metadata": {}, "spec": review["spec"], "status": status}))
+}
+
+async fn pod(UrlPath(name): UrlPath<String>) -> Json<Value> {
+    let number: u32 = name.rsplit('-').next().unwrap().parse().unwrap();
+    Json(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name,
+        "uid": format!("uid-of-{name}"),
+        "creationTimestamp": format!("2026-01-01T00:00:{number:02}Z")}}))
+}
+
+/// An extender whose clients prove who they are.
+struct Guarded {
+    bed: Bed,
+    authority: Arc<Authority>,
+    /// Of verbs, agents, page and metrics.
+    at: [std::net::SocketAddr; 4],
+    reviews: Arc<AtomicUsize>,
+    _folder: TempDir,
+    _stop: watch::Sender<bool>,
+}
+
+impl Guarded {
+    async fn start() -> Self {
+        Self::start_with(Arc::new(Authority::new())).await
+    }
+
+    async fn start_with(authority: Arc<Authority>) -> Self {
+        let bed = Bed::warm().await;
+        let folder = tempfile::tempdir().unwrap();
+        let files = authority.files(folder.path(), &authority.pair(REPLICA));
+        let certificates = Certificates::read(files).unwrap();
+        let (client, reviews) = token_server().await;
+        let user = "system:serviceaccount:gpupack-agents:gpupack-agent".to_owned();
+        let tokens = AgentTokens::new(client, "gpupack", "gpupack-agents", user);
+        let identities = Identities {
+            tls: certificates.current(),
+            scheduler: ServerName::try_from(SCHEDULER).unwrap(),
+            replica: ServerName::try_from(REPLICA).unwrap(),
+            agents: Arc::new(AgentAccess::new(bed.app.clone(), tokens)),
+        };
+        tokio::spawn(certificates.follow());
+        let listeners = listeners().await;
+        let all = [&listeners.verbs, &listeners.agents, &listeners.page, &listeners.metrics];
+        let at = all.map(|listener| listener.local_addr().unwrap());
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(serve_apart(bed.service.clone(), listeners, Some(identities), stopped));
+        Self { bed, authority, at, reviews, _folder: folder, _stop: stop }
+    }
+
+    /// One call by a client that shows this certificate; an error if there is no connection.
+    async fn call(
+        &self,
+        at: std::net::SocketAddr,
+        shown: Option<&Pair>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Value), String> {
+        let stream = TcpStream::connect(at).await.unwrap();
+        let name = ServerName::try_from(REPLICA).unwrap();
+        let stream = self.authority.connector(shown).connect(name, stream).await;
+        let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
+        let (mut sender, connection) =
+            http1::handshake(stream).await.map_err(|error| error.to_string())?;
+        let running = tokio::spawn(connection);
+        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await.map_err(|error| error.to_string())?;
+        running.abort();
+        Ok((status, serde_json::from_slice(&body.to_bytes()).unwrap_or_default()))
+    }
+
+    async fn verb(&self, shown: Option<&Pair>, path: &str) -> Result<u16, String> {
+        let body = if path == "/v1/filter" { data("filter.json") } else { b"{}".to_vec() };
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.header("host", "localhost").body(Full::from(body)).unwrap();
+        let (status, _) = self.call(self.at[0], shown, request).await?;
+        Ok(status.as_u16())
+    }
+
+    /// A first report of an agent with this token for a node.
+    async fn report(&self, token: Option<&str>, node: &str) -> (u16, String) {
+        let mut report = hello(node, "Tesla T4", 15_360, 1);
+        report["agent"] = format!("agent with {token:?}").into();
+        let mut request = Request::put(format!("/v1/nodes/{node}/report"))
+            .header("content-type", "application/json")
+            .header("host", "localhost");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Full::from(report.to_string())).unwrap();
+        let (status, answer) = self.call(self.at[1], None, request).await.unwrap();
+        (status.as_u16(), answer["error"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+#[tokio::test]
+async fn verbs_need_a_certificate_of_the_ca_with_a_known_name() {
+    let guarded = Guarded::start().await;
+    let (scheduler, replica) = (guarded.authority.pair(SCHEDULER), guarded.authority.pair(REPLICA));
+    assert_eq!(guarded.verb(Some(&scheduler), "/v1/filter").await, Ok(200));
+    assert_eq!(guarded.verb(Some(&replica), "/v1/filter").await, Ok(200), "forwarded");
+    for path in ["/v1/replicas/join", "/v1/replicas/bindings"] {
+        assert_eq!(guarded.verb(Some(&scheduler), path).await, Ok(403), "{path}");
+        assert_eq!(guarded.verb(Some(&replica), path).await, Ok(409), "{path}");
+    }
+    let (other_name, other_ca) = (guarded.authority.pair("else"), Authority::new().pair(SCHEDULER));
+    for shown in [None, Some(&other_name), Some(&other_ca)] {
+        let called = guarded.verb(shown, "/v1/filter").await;
+        assert!(called.is_err(), "{called:?}");
+    }
+    // Plain text gets no answer of HTTP at any port.
+    for at in guarded.at {
+        let url = format!("http://{at}/healthz").parse().unwrap();
+        let client =
+            hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+                .build_http::<Full<Bytes>>();
+        assert!(client.get(url).await.is_err(), "{at}");
+    }
+    let health = Request::get("/healthz").header("host", "localhost").body(Full::default());
+    let (status, _) = guarded.call(guarded.at[3], None, health.unwrap()).await.unwrap();
+    assert_eq!(status, StatusCode::OK, "kubelet shows no certificate");
+}
+
+#[tokio::test]
+async fn an_agent_reports_only_for_the_node_that_its_token_names() {
+    let guarded = Guarded::start().await;
+    for (token, status, part) in [
+        (None, 401, "send the token"),
+        (Some("nonsense"), 401, "invalid bearer token"),
+        (Some("other-audience.x-1"), 401, "audience `gpupack`"),
+        (Some("tenant.x-1"), 403, "`system:serviceaccount:team:default`"),
+        (Some("unbound.x-1"), 403, "names no node"),
+        (Some("gpu-b.agent-1"), 403, "runs on node `gpu-b`"),
+        (Some("gpu-a.agent-1"), 200, ""),
+    ] {
+        let (found, error) = guarded.report(token, "gpu-a").await;
+        assert!(found == status && error.contains(part), "{token:?}: {found} {error}");
+    }
+    let before = guarded.reviews.load(Ordering::SeqCst);
+    for _ in 0..5 {
+        assert_eq!(guarded.report(Some("gpu-a.agent-1"), "gpu-a").await.0, 200);
+        assert_eq!(guarded.report(Some("nonsense"), "gpu-a").await.0, 401);
+    }
+    assert_eq!(guarded.reviews.load(Ordering::SeqCst), before, "answers are remembered");
+    let metrics = guarded.bed.get("/metrics").await.1;
+    assert!(metrics.contains("gpupack_reports_total{result=\"unproven\"} 11"), "{metrics}");
+}
+
+#[tokio::test]
+async fn of_two_agents_of_a_node_only_the_newer_pod_reports() {
+    let guarded = Guarded::start().await;
+    assert_eq!(guarded.report(Some("gpu-a.agent-5"), "gpu-a").await.0, 200);
+    let (status, error) = guarded.report(Some("gpu-a.agent-4"), "gpu-a").await;
+    assert!(status == 403 && error.contains("another pod reports"), "{status} {error}");
+    assert_eq!(guarded.report(Some("gpu-a.agent-6"), "gpu-a").await.0, 200, "it is newer");
+    assert_eq!(guarded.report(Some("gpu-a.agent-5"), "gpu-a").await.0, 403, "it has been replaced");
+    assert_eq!(guarded.report(Some("gpu-b.agent-4"), "gpu-b").await.0, 200, "another node");
+    let metrics = guarded.bed.get("/metrics").await.1;
+    assert!(metrics.contains("gpupack_reports_total{result=\"second_agent\"} 2"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_follower_forwards_to_a_leader_that_proves_who_it_is() {
+    let follower = Guarded::start().await;
+    let same = Arc::clone(&follower.authority);
+    for (leader, is_ours) in
+        [(Guarded::start_with(same).await, true), (Guarded::start().await, false)]
+    {
+        let url = |at: usize| format!("https://{}", leader.at[at]);
+        let at = Addresses { verbs: url(0), page: url(2) };
+        follower.bed.app.leading.set(Leader::Elsewhere(at));
+        let scheduler = follower.authority.pair(SCHEDULER);
+        let request = Request::post("/v1/filter").header("content-type", "application/json");
+        let request = request.header("host", "localhost").body(Full::from(data("filter.json")));
+        let called = follower.call(follower.at[0], Some(&scheduler), request.unwrap());
+        let (status, answer) = called.await.unwrap();
+        assert_eq!(status == StatusCode::OK, is_ours, "{status} {answer}");
+        let expected = leader.bed.post("/v1/filter", data("filter.json")).await.1;
+        assert_eq!(answer == expected, is_ours, "{answer}");
+        let page = Request::get("/v1/state").header("host", "localhost").body(Full::default());
+        let (status, _) = follower.call(follower.at[2], None, page.unwrap()).await.unwrap();
+        assert_eq!(status == StatusCode::OK, is_ours, "{status}");
+    }
+}

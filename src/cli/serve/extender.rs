@@ -172,15 +172,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             connect(&config, identity, proof, clock).await?;
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
-        let listeners = Listeners {
-            verbs: listener(config.listen).await?,
-            agents: listener(config.agents_listen).await?,
-            page: listener(config.page_listen).await?,
-            metrics: listener(config.metrics_listen).await?,
-        };
-        let (verbs, agents) = (listeners.verbs.local_addr()?, listeners.agents.local_addr()?);
-        let (page, metrics) = (listeners.page.local_addr()?, listeners.metrics.local_addr()?);
-        tracing::info!(%verbs, %agents, %page, %metrics, policy = %config.policy, "listening");
+        let listeners = listen(&config).await?;
         let labels =
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
@@ -306,6 +298,20 @@ fn identities(app: &Arc<App>, client: Client, certificates: Certificates) -> Res
         replica: ServerName::try_from(config.replica_name)?,
         agents: Arc::new(AgentAccess::new(Arc::clone(app), tokens)),
     })
+}
+
+/// Opens all ports, and logs where they are.
+async fn listen(config: &Config) -> Result<Listeners> {
+    let listeners = Listeners {
+        verbs: listener(config.listen).await?,
+        agents: listener(config.agents_listen).await?,
+        page: listener(config.page_listen).await?,
+        metrics: listener(config.metrics_listen).await?,
+    };
+    let (verbs, agents) = (listeners.verbs.local_addr()?, listeners.agents.local_addr()?);
+    let (page, metrics) = (listeners.page.local_addr()?, listeners.metrics.local_addr()?);
+    tracing::info!(%verbs, %agents, %page, %metrics, policy = %config.policy, "listening");
+    Ok(listeners)
 }
 
 async fn listener(address: std::net::SocketAddr) -> Result<TcpListener> {

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 /// How long it is remembered whose a token is.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 
-/// How long it is remembered that a token is nobody's.
+/// How long a refusal is remembered.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// Most tokens that are remembered of each kind.

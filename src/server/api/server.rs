@@ -133,8 +133,9 @@ fn verb_routes(service: &Service, proof: Option<ServerProof>) -> Router<Service>
 
 /// Routes for agents. Each replica answers them itself.
 fn agent_routes() -> Router<Service> {
-    let report = put(take_report).layer(DefaultBodyLimit::max(wire::MAX_BODY_BYTES));
-    Router::new().route("/v1/nodes/{node}/report", report)
+    let most = |bytes| DefaultBodyLimit::max(bytes);
+    Router::new()
+        .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
 }
 
 /// Routes for kubelet, Prometheus and operators. Each replica answers them itself.

@@ -45,10 +45,10 @@ pub(crate) fn address_with(scheme: &str, text: &str) -> Result<String, String> {
     match address.scheme_str() {
         _ if text.contains('@') => Err(fault("a user or a password is not supported")),
         Some("https") if scheme == "http" => {
-            Err(fault("it is for TLS, and this one is plain text"))
+            Err(fault("TLS is not supported yet, or needs the certificate of a CA"))
         }
         Some("http") if scheme == "https" => {
-            Err(fault("it is plain text, and this one is for TLS"))
+            Err(fault("it is plain text, and a CA is given: write https://HOST:PORT for TLS"))
         }
         Some("http" | "https") if text.contains(['?', '#']) => {
             Err(fault("it has a query or a fragment"))

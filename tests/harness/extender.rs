@@ -91,12 +91,19 @@ impl Bed {
 
     /// Serves on the loopback until the sender says so: the addresses of verbs and page.
     pub(crate) async fn serve(&self) -> (Addresses, watch::Sender<bool>) {
+        let (addresses, _, stop) = self.serve_all().await;
+        (addresses, stop)
+    }
+
+    /// The same with the addresses for agents and of metrics.
+    pub(crate) async fn serve_all(&self) -> (Addresses, [String; 2], watch::Sender<bool>) {
         let listeners = listeners().await;
         let url = |it: &TcpListener| format!("http://{}", it.local_addr().expect("it listens"));
         let addresses = Addresses { verbs: url(&listeners.verbs), page: url(&listeners.page) };
+        let others = [url(&listeners.agents), url(&listeners.metrics)];
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_apart(self.service.clone(), listeners, None, stopped));
-        (addresses, stop)
+        (addresses, others, stop)
     }
 
     pub(crate) async fn send(

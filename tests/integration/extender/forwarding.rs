@@ -33,6 +33,8 @@ struct Two {
     follower: Bed,
     /// Where both are.
     at: [Addresses; 2],
+    /// Where both take reports, and have metrics and health.
+    others: [[String; 2]; 2],
     _stop: [watch::Sender<bool>; 2],
 }
 
@@ -43,10 +45,11 @@ impl Two {
             // Both know the pod of the recorded bodies.
             assert_eq!(bed.post("/v1/filter", data("filter.json")).await.0, StatusCode::OK);
         }
-        let (first, stop_first) = leader.serve().await;
-        let (second, stop_second) = follower.serve().await;
+        let (first, first_others, stop_first) = leader.serve_all().await;
+        let (second, second_others, stop_second) = follower.serve_all().await;
         follower.app.leading.set(Leader::Elsewhere(first.clone()));
-        Self { leader, follower, at: [first, second], _stop: [stop_first, stop_second] }
+        let others = [first_others, second_others];
+        Self { leader, follower, at: [first, second], others, _stop: [stop_first, stop_second] }
     }
 }
 
@@ -151,12 +154,12 @@ async fn verbs_at_a_follower_are_answered_by_the_leader() {
 async fn a_follower_answers_for_itself_what_is_about_itself() {
     let two = Two::start("").await;
     for path in ["/healthz", "/readyz", "/metrics", "/metrics/gpus"] {
-        let (status, headers, _) = get(format!("{}{path}", two.at[1].verbs)).await;
+        let (status, headers, _) = get(format!("{}{path}", two.others[1][1])).await;
         assert_eq!(status, StatusCode::OK, "{path}");
         assert!(!headers.contains_key("connection"), "{path}");
     }
     for (at, leads) in [(0, true), (1, false)] {
-        let (_, _, text) = get(format!("{}/metrics", two.at[at].verbs)).await;
+        let (_, _, text) = get(format!("{}/metrics", two.others[at][1])).await;
         let text = String::from_utf8(text).unwrap();
         for (part, is_of_cluster) in [
             ("gpupack_build_info{", false),
@@ -173,17 +176,17 @@ async fn a_follower_answers_for_itself_what_is_about_itself() {
         for family in ["gpupack_leader", "gpupack_ready"] {
             assert!(text.contains(&format!("\n{family} {of_one}\n")), "{at}: {family}");
         }
-        let (_, _, text) = get(format!("{}/metrics/gpus", two.at[at].verbs)).await;
+        let (_, _, text) = get(format!("{}/metrics/gpus", two.others[at][1])).await;
         let has_series = String::from_utf8(text).unwrap().contains("gpupack_device_tenants{");
         assert_eq!(has_series, leads, "{at}");
     }
     let report = hello("gpu-a", "Tesla T4", 15_360, 1).to_string().into_bytes();
-    let path = format!("{}/v1/nodes/gpu-a/report", two.at[1].verbs);
+    let path = format!("{}/v1/nodes/gpu-a/report", two.others[1][0]);
     let (status, _, _) = asked(Method::PUT, path, &[], report).await;
     assert_eq!(status, StatusCode::OK);
     two.follower.app.leading.set(Leader::Elsewhere(nowhere().await));
     assert_eq!(get(format!("{}/nothing", two.at[1].verbs)).await.0, StatusCode::NOT_FOUND);
-    assert_eq!(get(format!("{}/healthz", two.at[1].verbs)).await.0, StatusCode::OK);
+    assert_eq!(get(format!("{}/healthz", two.others[1][1])).await.0, StatusCode::OK);
 }
 
 #[tokio::test]

@@ -4,14 +4,20 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use gpupack::api::state::State;
 use http_body_util::{BodyExt, Empty};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 
 use crate::checker::Load;
@@ -37,6 +43,8 @@ pub(crate) struct Extender {
     page_address: SocketAddr,
     metrics_address: SocketAddr,
     config: PathBuf,
+    /// The CA by which it proves who it is.
+    ca: Option<PathBuf>,
     /// Its name among replicas, if it has others.
     replica: Option<String>,
     program: PathBuf,
@@ -78,6 +86,7 @@ impl Extender {
     ) -> Self {
         let [address, agents_address, page_address, metrics_address] =
             free_ports().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let ca = settings["tls"]["ca_file"].as_str().map(PathBuf::from);
         let mut config = settings;
         config["listen"] = address.to_string().into();
         config["agents_listen"] = agents_address.to_string().into();
@@ -98,6 +107,7 @@ impl Extender {
             page_address,
             metrics_address,
             config: path,
+            ca,
             replica,
             program,
             has_two_ports: false,
@@ -206,7 +216,10 @@ impl Extender {
     async fn until_ready(&mut self) {
         let started = clock::now();
         loop {
-            if matches!(fetch(self.metrics_address(), "/readyz").await, Ok((StatusCode::OK, _))) {
+            if matches!(
+                fetch(self.metrics_address(), "/readyz", self.ca.as_deref()).await,
+                Ok((StatusCode::OK, _))
+            ) {
                 return;
             }
             let ended = self.process.ended();
@@ -225,7 +238,7 @@ impl Extender {
         let of_metrics = ["/metrics", "/healthz", "/readyz"];
         let is_metric = of_metrics.iter().any(|start| path.starts_with(start));
         let address = if is_metric { self.metrics_address() } else { self.page_address };
-        match fetch(address, path).await {
+        match fetch(address, path, self.ca.as_deref()).await {
             Ok((StatusCode::OK, body)) => body,
             Ok((status, body)) => panic!("GET {path}: {status}: {body}"),
             Err(error) => panic!("GET {path}: {error}"),
@@ -341,12 +354,56 @@ pub(crate) fn start_agents_of(
     Leash::start("gpupack agent", program, &arguments, &plane.log("agent"))
 }
 
-/// One GET on a new connection.
-async fn fetch(address: SocketAddr, path: &str) -> Result<(StatusCode, String), String> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    let url = format!("http://{address}{path}").parse().expect("an address of ours");
-    let response = client.get(url).await.map_err(|error| format!("{error:?}"))?;
+/// An agent for one node that proves who it is by this token.
+pub(crate) fn start_proving_agent(
+    plane: &ControlPlane,
+    fleet: &Path,
+    (node, token): (&str, &Path),
+    (extender, ca): (SocketAddr, &Path),
+) -> Leash {
+    let path = |path: &Path| path.to_str().expect("the target folder is UTF-8").to_owned();
+    let arguments = [
+        "agent".to_owned(),
+        format!("--simulate={}", path(fleet)),
+        format!("--node={node}"),
+        format!("--extender=https://{extender}"),
+        format!("--ca-file={}", path(ca)),
+        format!("--token-file={}", path(token)),
+    ];
+    Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log(&format!("agent-{node}")))
+}
+
+/// One GET on a new connection, over TLS if a CA is given.
+async fn fetch(
+    address: SocketAddr,
+    path: &str,
+    ca: Option<&Path>,
+) -> Result<(StatusCode, String), String> {
+    let builder = Client::builder(TokioExecutor::new());
+    let url =
+        |scheme: &str| format!("{scheme}://{address}{path}").parse().expect("an address of ours");
+    let answer = match ca {
+        None => builder.build_http::<Empty<Bytes>>().get(url("http")).await,
+        Some(ca) => builder.build::<_, Empty<Bytes>>(trusting(ca)).get(url("https")).await,
+    };
+    let response = answer.map_err(|error| format!("{error:?}"))?;
     let status = response.status();
     let body = response.into_body().collect().await.map_err(|error| error.to_string())?;
     Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+}
+
+/// Connections to servers of this CA that are gpupack.
+fn trusting(ca: &Path) -> HttpsConnector<HttpConnector> {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_file(ca).expect("we wrote that file");
+    roots.add(certificate).expect("a certificate of a CA");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions of the provider")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("gpupack-extender").expect("a DNS name");
+    let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
+    builder.with_server_name_resolver(FixedServerNameResolver::new(name)).enable_http1().build()
 }

@@ -23,6 +23,9 @@
 
 // `cfg(test)` is always true here; it shows clippy that these modules are test code.
 #[cfg(test)]
+#[path = "../harness/authority.rs"]
+mod authority;
+#[cfg(test)]
 mod binaries;
 #[cfg(test)]
 mod checker;
@@ -36,6 +39,8 @@ mod control_plane;
 mod extender;
 #[cfg(test)]
 mod fleet;
+#[cfg(test)]
+mod identities;
 #[cfg(test)]
 mod leash;
 #[cfg(test)]

@@ -29,6 +29,8 @@ pub(crate) struct SchedulerPlan {
     identity: Identity,
     renamed: Option<&'static str>,
     calls_extender: bool,
+    /// The folder with its certificate for the extender.
+    certificates: Option<&'static Path>,
 }
 
 impl SchedulerPlan {
@@ -39,6 +41,7 @@ impl SchedulerPlan {
             identity: Identity::SecondScheduler,
             renamed: None,
             calls_extender: true,
+            certificates: None,
         }
     }
 
@@ -60,17 +63,39 @@ impl SchedulerPlan {
             identity: Identity::ClusterScheduler,
             renamed: None,
             calls_extender: true,
+            certificates: None,
         }
     }
 
+    /// The same with a certificate for the extender: `scheduler.crt` in this folder.
+    pub(crate) fn proving(self, folder: &'static Path) -> Self {
+        Self { certificates: Some(folder), ..self }
+    }
+
     /// The configuration with this place's addresses.
-    fn configuration(self, extender: SocketAddr, kubeconfig: &Path) -> Value {
+    fn configuration(self, address: SocketAddr, kubeconfig: &Path) -> Value {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scheduler-config").join(self.file);
         let text = std::fs::read_to_string(&path).expect("the configuration is shipped");
         let mut config: Value = serde_yaml_ng::from_str(&text).expect("the configuration is YAML");
         let prefix = config["extenders"][0]["urlPrefix"].as_str().expect("one extender");
         let verbs = prefix.strip_prefix(WELL_KNOWN).expect("the shipped address is the well-known");
-        config["extenders"][0]["urlPrefix"] = format!("http://{extender}/{verbs}").into();
+        let verbs = verbs.to_owned();
+        config["extenders"][0]["urlPrefix"] = format!("http://{address}/{verbs}").into();
+        if let Some(folder) = self.certificates {
+            let file = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
+            let tls = [
+                ("serverName", "gpupack-extender".to_owned()),
+                ("certFile", file("scheduler.crt")),
+                ("keyFile", file("scheduler.key")),
+                ("caFile", file("ca.crt")),
+            ];
+            let tls: serde_yaml_ng::Mapping =
+                tls.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+            let extender = &mut config["extenders"][0];
+            extender["urlPrefix"] = format!("https://{address}/{verbs}").into();
+            extender["enableHTTPS"] = true.into();
+            extender["tlsConfig"] = tls.into();
+        }
         if !self.calls_extender {
             config["extenders"] = Value::Sequence(Vec::new());
         }

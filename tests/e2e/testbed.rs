@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::{Extender, gpupack, start_agents, start_agents_of};
 use crate::fleet::Fleet;
+use crate::identities::Identities;
 use crate::leash::Leash;
 use crate::manifests::{self, Mode};
 use crate::proxy::{Faults, Proxy};
@@ -139,6 +140,8 @@ pub(crate) struct Setup {
     pub(crate) report_every: Duration,
     /// A faulty network between extender and API server, with the seed of its chance.
     pub(crate) faults: Option<(Faults, u64)>,
+    /// Whether all clients prove who they are.
+    pub(crate) has_identities: bool,
 }
 
 impl Setup {
@@ -150,6 +153,7 @@ impl Setup {
             settings: json!({}),
             report_every: Duration::from_secs(1),
             faults: None,
+            has_identities: false,
         }
     }
 }
@@ -170,7 +174,9 @@ pub(crate) struct Stage {
     pub(crate) proxy: Option<Proxy>,
     plane: &'static ControlPlane,
     name: &'static str,
-    agents: Leash,
+    agents: Vec<Leash>,
+    /// How clients prove who they are, if they do.
+    identities: Option<Identities>,
     program: Option<PathBuf>,
     fleet_file: PathBuf,
     report_every: Duration,
@@ -193,14 +199,25 @@ impl Testbed {
             Some(proxy) => plane.kubeconfig_via(Identity::Extender, "proxied", &proxy.url()),
             None => plane.kubeconfig(Identity::Extender),
         };
-        let extender = Extender::start(plane, &kubeconfig, setup.settings).await;
+        let identities = match setup.has_identities {
+            true => Some(Identities::new(plane, &cluster.client, name).await),
+            false => None,
+        };
+        let mut settings = setup.settings;
+        identities.iter().for_each(|them| settings["tls"] = them.settings());
+        let extender = Extender::start(plane, &kubeconfig, settings).await;
         let fleet_file = setup.fleet.write(plane.work(), name);
         let report_every = setup.report_every;
-        let agents = start_agents(plane, &fleet_file, report_every, &[extender.agents_address()]);
+        let address = extender.agents_address();
+        let agents = match &identities {
+            None => vec![start_agents(plane, &fleet_file, report_every, &[address])],
+            Some(them) => them.start_agents(plane, &setup.fleet, (&fleet_file, address)).await,
+        };
         until_known(&extender, setup.fleet.gpus(), report_every).await;
         let mut schedulers = Vec::new();
         for plan in setup.schedulers {
             let admin = &cluster.client;
+            let plan = identities.as_ref().map_or(plan, |them| plan.proving(them.folder));
             schedulers.push(Scheduler::start(plane, admin, plan, extender.address()).await);
         }
         let fleet = setup.fleet;
@@ -214,6 +231,7 @@ impl Testbed {
             plane,
             name,
             agents,
+            identities,
             program: None,
             fleet_file,
             report_every,
@@ -245,8 +263,22 @@ pub(crate) struct Successor {
 impl Stage {
     /// Ends the extender and the agents, as if gpupack were not installed.
     pub(crate) fn stop_gpupack(&mut self) {
-        self.agents.kill();
+        self.agents.iter_mut().for_each(Leash::kill);
         self.extender.kill();
+    }
+
+    /// Starts another agent for a node, with the token of a new pod there of this ServiceAccount.
+    pub(crate) async fn start_other_agent(
+        &self,
+        node: &str,
+        account: &str,
+        runs_on: &str,
+    ) -> Leash {
+        let identities = self.identities.as_ref().expect("clients prove who they are");
+        let pod = format!("other-{account}-{node}-{runs_on}");
+        let token = identities.token(account, &pod, runs_on).await;
+        let at = (&*self.fleet_file, self.extender.agents_address());
+        identities.start_agent(self.plane, (node, &token), at)
     }
 
     /// The program of both from now on; `None` is the one under test.
@@ -263,7 +295,7 @@ impl Stage {
         let address = self.extender.agents_address();
         let program = self.program.clone().unwrap_or_else(gpupack);
         let (file, every) = (&self.fleet_file, self.report_every);
-        self.agents = start_agents_of(&program, self.plane, file, every, &[address]);
+        self.agents = vec![start_agents_of(&program, self.plane, file, every, &[address])];
         until_known(&self.extender, self.fleet.gpus(), self.report_every).await;
     }
 

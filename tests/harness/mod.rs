@@ -8,6 +8,8 @@ pub(crate) mod ledger;
 pub(crate) mod histories;
 /// An extender behind its router, and the recorded bodies.
 pub(crate) mod extender;
+/// A CA of a test.
+pub(crate) mod authority;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
 

@@ -12,6 +12,7 @@ mod untracked;
 mod faults;
 mod given_up;
 mod guard;
+mod identities;
 mod in_place;
 mod limits;
 mod manifests;

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -21,7 +21,6 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -31,74 +30,38 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
+use crate::harness::authority::{Authority, Pair};
 use crate::harness::extender::{Bed, data, hello, listeners};
 
 const SCHEDULER: &str = "gpupack-scheduler";
 const REPLICA: &str = "gpupack-extender";
 
-/// A CA, and certificates that it makes.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    certificate: String,
+fn files(folder: &Path) -> CertificateFiles {
+    CertificateFiles {
+        own: Some((folder.join("tls.crt"), folder.join("tls.key"))),
+        ca: Some(folder.join("ca.crt")),
+        read_every: Duration::from_millis(5),
+    }
 }
 
-/// A certificate and its key, in PEM.
-struct Pair {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), certificate }
-    }
-
-    fn pair(&self, name: &str) -> Pair {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        Pair { certificate, key: key.serialize_pem() }
-    }
-
-    /// Writes this CA and a pair of it into files.
-    fn files(&self, folder: &Path, pair: &Pair) -> CertificateFiles {
-        let write = |name: &str, text: &str| -> PathBuf {
-            let path = folder.join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        CertificateFiles {
-            own: Some((write("tls.crt", &pair.certificate), write("tls.key", &pair.key))),
-            ca: Some(write("ca.crt", &self.certificate)),
-            read_every: Duration::from_millis(5),
+/// A client that trusts this CA, and shows this certificate.
+fn connector(authority: &Authority, shown: Option<&Pair>) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match shown {
+        None => config.with_no_client_auth(),
+        Some(pair) => {
+            let chain = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
+            config.with_client_auth_cert(vec![chain], key).unwrap()
         }
-    }
-
-    /// A client that trusts this CA, and shows this certificate.
-    fn connector(&self, shown: Option<&Pair>) -> TlsConnector {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = match shown {
-            None => config.with_no_client_auth(),
-            Some(pair) => {
-                let chain = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
-                let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
-                config.with_client_auth_cert(vec![chain], key).unwrap()
-            }
-        };
-        TlsConnector::from(Arc::new(config))
-    }
+    };
+    TlsConnector::from(Arc::new(config))
 }
 
 /// An API server that knows tokens such as `n1.agent-1`: of the pod `agent-1` on node `n1`. Pods are as
@@ -169,8 +132,8 @@ impl Guarded {
     async fn start_with(authority: Arc<Authority>) -> Self {
         let bed = Bed::warm().await;
         let folder = tempfile::tempdir().unwrap();
-        let files = authority.files(folder.path(), &authority.pair(REPLICA));
-        let certificates = Certificates::read(files).unwrap();
+        authority.write(folder.path(), &authority.pair(REPLICA));
+        let certificates = Certificates::read(files(folder.path())).unwrap();
         let (client, reviews) = token_server().await;
         let user = "system:serviceaccount:gpupack-agents:gpupack-agent".to_owned();
         let tokens = AgentTokens::new(client, "gpupack", "gpupack-agents", user);
@@ -198,7 +161,7 @@ impl Guarded {
     ) -> Result<(StatusCode, Value), String> {
         let stream = TcpStream::connect(at).await.unwrap();
         let name = ServerName::try_from(REPLICA).unwrap();
-        let stream = self.authority.connector(shown).connect(name, stream).await;
+        let stream = connector(&self.authority, shown).connect(name, stream).await;
         let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
         let (mut sender, connection) =
             http1::handshake(stream).await.map_err(|error| error.to_string())?;

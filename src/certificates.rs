@@ -2,16 +2,22 @@
 //! of those with which it talks.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::crypto::ring::default_provider as provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WantsServerCert;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 use tokio::sync::watch;
+
+/// How often files are read again. kubelet writes a changed Secret within a minute or two, and
+/// certificates are renewed days before they end.
+pub const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +72,7 @@ struct Contents {
 }
 
 type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+type Trusted = (Arc<RootCertStore>, Arc<dyn ClientCertVerifier>);
 
 /// How connections are made with the contents of the files.
 #[derive(Debug, Default)]
@@ -102,13 +109,11 @@ impl CertificateFiles {
             std::fs::read(path)
                 .map_err(|fault| CertificateError::File { path: path.clone(), fault })
         };
-        let own = self.own.as_ref();
-        let own = own.map(|(certificate, key)| Ok((read(certificate)?, read(key)?)));
-        let ca = self.ca.as_ref().map(read);
-        Ok(Contents {
-            own: own.transpose().map_err(|error: CertificateError| error)?,
-            ca: ca.transpose()?,
-        })
+        let own = match &self.own {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
+        };
+        Ok(Contents { own, ca: self.ca.as_ref().map(read).transpose()? })
     }
 
     fn chain(&self, contents: &Contents) -> Result<Option<Chain>, CertificateError> {
@@ -124,65 +129,54 @@ impl CertificateFiles {
         Ok(Some((chain, secret)))
     }
 
-    fn roots(&self, contents: &Contents) -> Result<Option<RootCertStore>, CertificateError> {
+    /// The certificates of the CA, and what checks those of clients with them.
+    fn trusted(&self, contents: &Contents) -> Result<Option<Trusted>, CertificateError> {
         let Some((path, ca)) = self.ca.as_ref().zip(contents.ca.as_ref()) else { return Ok(None) };
+        let fault = |fault| CertificateError::Ca { path: path.clone(), fault };
         let mut roots = RootCertStore::empty();
         for certificate in certificates(path, ca)? {
-            roots.add(certificate).map_err(|error| CertificateError::Ca {
-                path: path.clone(),
-                fault: error.to_string(),
-            })?;
+            roots.add(certificate).map_err(|error| fault(error.to_string()))?;
         }
-        Ok(Some(roots))
+        let roots = Arc::new(roots);
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
+        let clients = clients.build().map_err(|error| fault(error.to_string()))?;
+        Ok(Some((roots, clients)))
     }
 
     fn checked(&self, contents: &Contents) -> Result<Arc<Tls>, CertificateError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let roots = self.roots(contents)?.map(Arc::new);
-        let chain = self.chain(contents)?;
-        let verifier = match (&roots, &self.ca) {
-            (Some(roots), Some(path)) => {
-                let builder = WebPkiClientVerifier::builder_with_provider(
-                    Arc::clone(roots),
-                    Arc::clone(&provider),
-                );
-                Some(builder.build().map_err(|error| CertificateError::Ca {
-                    path: path.clone(),
-                    fault: error.to_string(),
-                })?)
-            }
-            _ => None,
-        };
-        let server = |verifier: Option<Arc<dyn ClientCertVerifier>>| {
-            let Some((chain, key)) = &chain else { return Ok::<_, CertificateError>(None) };
-            let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-                .with_safe_default_protocol_versions()?;
-            let builder = match verifier {
-                Some(verifier) => builder.with_client_cert_verifier(verifier),
-                None => builder.with_no_client_auth(),
+        let (chain, trusted) = (self.chain(contents)?, self.trusted(contents)?);
+        let mut tls = Tls::default();
+        if let Some(chain) = &chain {
+            let server = || {
+                ServerConfig::builder_with_provider(Arc::new(provider()))
+                    .with_safe_default_protocol_versions()
             };
-            Ok(Some(Arc::new(builder.with_single_cert(chain.clone(), key.clone_key())?)))
-        };
-        let open = server(None)?;
-        let mutual = verifier.map(|verifier| server(Some(verifier))).transpose()?.flatten();
-        let client = roots.map(|roots| {
-            let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            let with = |builder: ConfigBuilder<ServerConfig, WantsServerCert>| {
+                let (chain, key) = (chain.0.clone(), chain.1.clone_key());
+                builder.with_single_cert(chain, key).map(Arc::new)
+            };
+            tls.server = Some(with(server()?.with_no_client_auth())?);
+            if let Some((_, clients)) = &trusted {
+                let builder = server()?.with_client_cert_verifier(Arc::clone(clients));
+                tls.mutual = Some(with(builder)?);
+            }
+        }
+        if let Some((roots, _)) = trusted {
+            let client = ClientConfig::builder_with_provider(Arc::new(provider()))
                 .with_safe_default_protocol_versions()?
                 .with_root_certificates(roots);
-            let client = match &chain {
-                Some((chain, key)) => {
-                    builder.with_client_auth_cert(chain.clone(), key.clone_key())?
-                }
-                None => builder.with_no_client_auth(),
-            };
-            Ok::<_, CertificateError>(Arc::new(client))
-        });
-        Ok(Arc::new(Tls { server: open, mutual, client: client.transpose()? }))
+            tls.client = Some(Arc::new(match chain {
+                Some((chain, key)) => client.with_client_auth_cert(chain, key)?,
+                None => client.with_no_client_auth(),
+            }));
+        }
+        Ok(Arc::new(tls))
     }
 }
 
 fn certificates(
-    path: &std::path::Path,
+    path: &Path,
     text: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
@@ -199,6 +193,15 @@ fn certificates(
 pub(crate) fn is_named(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
     webpki::EndEntityCert::try_from(certificate)
         .is_ok_and(|found| found.verify_is_valid_for_subject_name(name).is_ok())
+}
+
+/// How servers prove who they are. Without it addresses are plain.
+#[derive(Clone, Debug)]
+pub struct ServerProof {
+    /// The certificates.
+    pub tls: watch::Receiver<Arc<Tls>>,
+    /// The name in that of every server.
+    pub name: ServerName<'static>,
 }
 
 /// Valid certificates, which follow their files.

@@ -2,7 +2,6 @@
 //! Prometheus and to the replica that leads. Only calls to the API server have another one, that of
 //! `kube`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,11 +13,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Builder, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
-use tokio::sync::watch;
 
 use crate::causes::with_causes;
-use crate::certificates::Tls;
+use crate::certificates::ServerProof;
 
 /// Longest time to connect. Shorter than what callers allow for an answer, so that an agent of a node
 /// whose extender's address is dead tries several times before the node counts as not reporting.
@@ -66,15 +63,6 @@ pub(crate) fn without_user(text: &str) -> String {
         Some((scheme, (_, host))) => format!("{scheme}://…@{host}"),
         None => text.to_owned(),
     }
-}
-
-/// How servers prove who they are. Without it addresses are plain.
-#[derive(Clone, Debug)]
-pub struct ServerProof {
-    /// The certificates.
-    pub tls: watch::Receiver<Arc<Tls>>,
-    /// The name in that of every server.
-    pub name: ServerName<'static>,
 }
 
 impl ServerProof {

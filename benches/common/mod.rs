@@ -97,13 +97,7 @@ pub(crate) fn empty() -> Ledger {
 /// What the agent of a node says first: its devices, and that nothing runs there.
 pub(crate) fn hello(node: usize, name: &str) -> NodeReport {
     let inventory = inventory(node);
-    let idle = |device: &Device| DeviceUse {
-        id: device.id.clone(),
-        used: Some(MemMib::ZERO),
-        busy_percent: None,
-        health: Health::Healthy,
-        processes: Some(Vec::new()),
-    };
+    let idle = |device: &Device| DeviceUse::idle(device.id.clone());
     NodeReport {
         allocations_version: None,
         agent: name.to_owned(),

@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use crate::config::values::{filled, plain_name};
 
-/// Checked section `tls`; its fields have the order of the docs. With it, all clients prove who they
-/// are.
+/// Checked section `tls`; its fields have the order of the docs. With it, kube-scheduler,
+/// agents and other replicas prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
 #[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
 #[garde(allow_unvalidated)]

@@ -79,6 +79,7 @@ async fn ticks(app: &Arc<App>) {
         app.pulse.beat(now);
         app.outbox.push(app.ledger.tick(now));
         app.forget_unseen();
+        app.doubt_fits();
         app.take_over_waiting();
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, teams::account).await;

@@ -62,11 +62,8 @@ pub(crate) fn inventory(names: &str) -> NodeInventory {
 pub(crate) fn uses(names: &str, pods: &[&str]) -> Vec<DeviceUse> {
     let process = |pod: &&str| ProcessUse { pod: Some(uid(pod)), memory: None };
     let seen = |name: &str| DeviceUse {
-        id: DeviceId::new(name).expect("a legal id"),
-        used: Some(MemMib::ZERO),
-        busy_percent: None,
-        health: Health::Healthy,
         processes: Some(pods.iter().map(process).collect()),
+        ..DeviceUse::idle(DeviceId::new(name).expect("a legal id"))
     };
     names.split_whitespace().map(seen).collect()
 }

@@ -37,6 +37,14 @@ pub struct DeviceUse {
     pub processes: Option<Vec<ProcessUse>>,
 }
 
+impl DeviceUse {
+    /// A healthy device that nothing uses.
+    pub fn idle(id: DeviceId) -> Self {
+        let (used, processes) = (Some(MemMib::ZERO), Some(Vec::new()));
+        Self { id, used, busy_percent: None, health: Health::Healthy, processes }
+    }
+}
+
 /// One process on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessUse {

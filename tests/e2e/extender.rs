@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -15,11 +14,10 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 
+use crate::authority::client_config;
 use crate::checker::Load;
 use crate::clock;
 use crate::control_plane::{ControlPlane, free_ports};
@@ -354,25 +352,6 @@ pub(crate) fn start_agents_of(
     Leash::start("gpupack agent", program, &arguments, &plane.log("agent"))
 }
 
-/// An agent for one node that proves who it is by this token.
-pub(crate) fn start_proving_agent(
-    plane: &ControlPlane,
-    fleet: &Path,
-    (node, token): (&str, &Path),
-    (extender, ca): (SocketAddr, &Path),
-) -> Leash {
-    let path = |path: &Path| path.to_str().expect("the target folder is UTF-8").to_owned();
-    let arguments = [
-        "agent".to_owned(),
-        format!("--simulate={}", path(fleet)),
-        format!("--node={node}"),
-        format!("--extender=https://{extender}"),
-        format!("--ca-file={}", path(ca)),
-        format!("--token-file={}", path(token)),
-    ];
-    Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log(&format!("agent-{node}")))
-}
-
 /// One GET on a new connection, over TLS if a CA is given.
 async fn fetch(
     address: SocketAddr,
@@ -394,16 +373,9 @@ async fn fetch(
 
 /// Connections to servers of this CA that are gpupack.
 fn trusting(ca: &Path) -> HttpsConnector<HttpConnector> {
-    let mut roots = RootCertStore::empty();
-    let certificate = CertificateDer::from_pem_file(ca).expect("we wrote that file");
-    roots.add(certificate).expect("a certificate of a CA");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("versions of the provider")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let ca = std::fs::read_to_string(ca).expect("we wrote that file");
     let name = ServerName::try_from("gpupack-extender").expect("a DNS name");
-    let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
+    let builder = HttpsConnectorBuilder::new().with_tls_config(client_config(&ca, None));
+    let builder = builder.https_only();
     builder.with_server_name_resolver(FixedServerNameResolver::new(name)).enable_http1().build()
 }

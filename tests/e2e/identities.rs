@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::authority::Authority;
 use crate::control_plane::ControlPlane;
-use crate::extender::start_proving_agent;
+use crate::extender::gpupack;
 use crate::fleet::Fleet;
 use crate::leash::Leash;
 
@@ -94,9 +94,18 @@ impl Identities {
     pub(crate) fn start_agent(
         &self,
         plane: &ControlPlane,
-        node: (&str, &Path),
-        (file, extender): (&Path, SocketAddr),
+        (node, token): (&str, &Path),
+        (fleet, extender): (&Path, SocketAddr),
     ) -> Leash {
-        start_proving_agent(plane, file, node, (extender, &self.folder.join("ca.crt")))
+        let path = |path: &Path| path.to_str().expect("the target folder is UTF-8").to_owned();
+        let arguments = [
+            "agent".to_owned(),
+            format!("--simulate={}", path(fleet)),
+            format!("--node={node}"),
+            format!("--extender=https://{extender}"),
+            format!("--ca-file={}", path(&self.folder.join("ca.crt"))),
+            format!("--token-file={}", path(token)),
+        ];
+        Leash::start("gpupack agent", &gpupack(), &arguments, &plane.log(&format!("agent-{node}")))
     }
 }

@@ -1,8 +1,12 @@
 //! A CA of a test, and certificates that it makes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 
 /// A CA.
 pub(crate) struct Authority {
@@ -15,6 +19,25 @@ pub(crate) struct Authority {
 pub(crate) struct Pair {
     pub(crate) certificate: String,
     pub(crate) key: String,
+}
+
+/// A client that trusts this CA (PEM), and shows this certificate.
+pub(crate) fn client_config(ca: &str, shown: Option<&Pair>) -> ClientConfig {
+    let of_pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
+    let mut roots = RootCertStore::empty();
+    roots.add(of_pem(ca)).expect("a certificate of a CA");
+    let config =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions of the provider")
+            .with_root_certificates(roots);
+    match shown {
+        None => config.with_no_client_auth(),
+        Some(Pair { certificate, key }) => {
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key");
+            config.with_client_auth_cert(vec![of_pem(certificate)], key).expect("its key")
+        }
+    }
 }
 
 impl Authority {

@@ -83,13 +83,8 @@ pub(crate) fn request_of(amount: Amount, count: u32, policy: Policy) -> Placemen
 /// What an agent sees of a device that is healthy and whose processes belong to `pods`.
 pub(crate) fn seen<'a>(id: &DeviceId, pods: impl IntoIterator<Item = &'a PodUid>) -> DeviceUse {
     let process = |uid: &PodUid| ProcessUse { pod: Some(uid.clone()), memory: None };
-    DeviceUse {
-        id: id.clone(),
-        used: Some(MemMib::ZERO),
-        busy_percent: None,
-        health: Health::Healthy,
-        processes: Some(pods.into_iter().map(process).collect()),
-    }
+    let processes = Some(pods.into_iter().map(process).collect());
+    DeviceUse { processes, ..DeviceUse::idle(id.clone()) }
 }
 
 /// A node with an agent that has said hello and sees no process.

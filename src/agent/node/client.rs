@@ -11,7 +11,8 @@ use tokio::sync::Semaphore;
 
 use crate::agent::node::session::Answer;
 use crate::api::error::{Error, ErrorReason};
-use crate::http_client::{HttpClient, ServerProof, address_with};
+use crate::certificates::ServerProof;
+use crate::http_client::{HttpClient, address_with};
 use crate::report::wire::{MAX_BODY_BYTES, Reply, Report, report_path};
 
 /// Longest time from the first byte to the last. A slower extender counts as away.

@@ -17,19 +17,15 @@ use crate::agent::node::run::{run_fleet, run_node};
 use crate::agent::nvml::probe::NvmlProbe;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::simulated::fleet::Fleet;
-use crate::certificates::{CertificateFiles, Certificates};
+use crate::certificates::{CertificateFiles, Certificates, READ_EVERY, ServerProof};
 use crate::cli::base::connect::is_name;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::signals::stop_signal;
 use crate::clock::Clock;
-use crate::http_client::ServerProof;
 
 /// How long a read of the driver may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// How often the certificate of the CA is read again.
-const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// Reports the GPUs of a node to the extender.
 #[derive(Clone, Debug, clap::Args)]

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::certificates::{CertificateFiles, Certificates};
+use crate::certificates::{CertificateFiles, Certificates, READ_EVERY, ServerProof};
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
@@ -21,7 +21,6 @@ use crate::config::file::Config;
 use crate::config::identity::TlsConfig;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::{Addresses, Replica};
-use crate::http_client::ServerProof;
 use crate::kube_api::identity::token::AgentTokens;
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
@@ -43,9 +42,6 @@ const QUEUED_EVENTS: usize = 1000;
 
 /// A connection to the API server that brings nothing for this time is given up: longer than a watch.
 const SILENT_FOR: Duration = Duration::from_secs(40);
-
-/// How often certificates are read again: kubelet writes a changed Secret after a minute or two.
-const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// How long work without a caller, such as a search for what would help a pod, may delay the end of
 /// the process.
@@ -166,8 +162,8 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let certificates = config.tls.as_ref().map(certificates).transpose()?;
-        let proof = config.tls.as_ref().zip(certificates.as_ref()).map(of_replicas).transpose()?;
+        let proofs = config.tls.as_ref().map(Proofs::read).transpose()?;
+        let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =
             connect(&config, identity, proof, clock).await?;
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
@@ -177,10 +173,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             NodeLabels { pool: config.pool_label.clone(), domain: config.domain_label.clone() };
         let app = Arc::new(App::new(ledger, clock, config, Truth::Cluster(Box::new(truth))));
         let (stop, stopped) = watch::channel(false);
-        let identities = match certificates {
-            Some(certificates) => Some(identities(&app, client.clone(), certificates)?),
-            None => None,
-        };
+        let identities = proofs.map(|proofs| proofs.identities(&app, client.clone()));
         let service = Service::new(Arc::clone(&app), set_log_level);
         let beating = tokio::spawn(background::run(Arc::clone(&app), stopped.clone()));
         let watching = tokio::spawn(cluster_watch::run(
@@ -274,30 +267,35 @@ async fn connect(
     Ok(Connected { client, truth: ClusterTruth { writer, notices, replica }, acting, writing })
 }
 
-fn certificates(tls: &TlsConfig) -> Result<Certificates> {
-    let own = Some((tls.certificate_file.clone(), tls.key_file.clone()));
-    let ca = Some(tls.ca_file.clone());
-    Ok(Certificates::read(CertificateFiles { own, ca, read_every: READ_EVERY })?)
+/// The certificates, and the names in those of others.
+struct Proofs {
+    certificates: Certificates,
+    replicas: ServerProof,
+    scheduler: ServerName<'static>,
 }
 
-/// How the other replicas prove who they are.
-fn of_replicas((config, certificates): (&TlsConfig, &Certificates)) -> Result<ServerProof> {
-    let name = ServerName::try_from(config.replica_name.clone())?;
-    Ok(ServerProof { tls: certificates.current(), name })
-}
+impl Proofs {
+    fn read(tls: &TlsConfig) -> Result<Self> {
+        let own = Some((tls.certificate_file.clone(), tls.key_file.clone()));
+        let ca = Some(tls.ca_file.clone());
+        let files = CertificateFiles { own, ca, read_every: READ_EVERY };
+        let certificates = Certificates::read(files)?;
+        let name = ServerName::try_from(tls.replica_name.clone())?;
+        Ok(Self {
+            replicas: ServerProof { tls: certificates.current(), name },
+            scheduler: ServerName::try_from(tls.scheduler_name.clone())?,
+            certificates,
+        })
+    }
 
-/// How clients prove who they are; follows the files of the certificates from now on.
-fn identities(app: &Arc<App>, client: Client, certificates: Certificates) -> Result<Identities> {
-    let tls = certificates.current();
-    tokio::spawn(certificates.follow());
-    let (config, agents) = (app.config.tls.clone().unwrap_or_default(), &app.config.agents);
-    let tokens = AgentTokens::new(client, &agents.audience, &agents.namespace, agents.user());
-    Ok(Identities {
-        tls,
-        scheduler: ServerName::try_from(config.scheduler_name)?,
-        replica: ServerName::try_from(config.replica_name)?,
-        agents: Arc::new(AgentAccess::new(Arc::clone(app), tokens)),
-    })
+    /// How clients prove who they are. From now on the files are followed.
+    fn identities(self, app: &Arc<App>, client: Client) -> Identities {
+        tokio::spawn(self.certificates.follow());
+        let agents = &app.config.agents;
+        let tokens = AgentTokens::new(client, &agents.audience, &agents.namespace, agents.user());
+        let agents = Arc::new(AgentAccess::new(Arc::clone(app), tokens));
+        Identities { scheduler: self.scheduler, replicas: self.replicas, agents }
+    }
 }
 
 /// Opens all ports, and logs where they are.

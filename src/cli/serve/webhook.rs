@@ -2,23 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::certificates::{CertificateFiles, Certificates};
+use crate::certificates::{CertificateFiles, Certificates, READ_EVERY};
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::serve::extender::config_file;
 use crate::kube_api::admission::rules::Admission;
 use crate::server::api::webhook::{THREADS, serve};
-
-/// How often the certificate's files are read again. kubelet writes a changed Secret within a
-/// minute or two, and certificates are renewed days before they end.
-const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// Flags of `gpupack webhook`. It reads the extender's configuration: both must agree on the names
 /// of the schedulers.

@@ -99,10 +99,11 @@ pub fn take_follower(app: &Arc<App>, cluster: &ClusterTruth, join: Join) -> bool
     let term = cluster.writer.term();
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
-    let is_tls = replica.addresses.verbs.starts_with("https:");
-    let scheme = if is_tls { "https" } else { "http" };
-    let is_sound =
-        Replica::is_identity(&join.replica) && address_with(scheme, &join.address).is_ok();
+    let is_address = |text| {
+        let (scheme, _) = replica.addresses.verbs.split_once(':').unwrap_or_default();
+        address_with(scheme, text).is_ok()
+    };
+    let is_sound = Replica::is_identity(&join.replica) && is_address(&join.address);
     if !is_ours || !is_sound || !app.leading.is_here() || !app.is_fenced() {
         return false;
     }

@@ -28,12 +28,16 @@ impl App {
         }
     }
 
-    /// Drops pods that no call has named for long, and doubts answers that no bind has followed.
+    /// Counts pods as refused that a node fitted, and that nothing binds.
+    pub fn doubt_fits(&self) {
+        let is_being_bound = |uid: &PodUid| self.ledger.reservation(uid).is_some();
+        self.waiting.doubt_fits(self.clock.now(), is_being_bound);
+    }
+
+    /// Drops pods that no call has named for long.
     pub fn forget_unseen(&self) {
         self.passed.tick(self.clock.now());
         self.waiting.tick(self.clock.now());
-        let is_being_bound = |uid: &PodUid| self.ledger.reservation(uid).is_some();
-        self.waiting.doubt_fits(self.clock.now(), is_being_bound);
         if matches!(self.truth, Truth::Ledger) {
             self.pending.retain(|uid, pod| pod.request.is_err() || self.waiting.has(uid));
         }

@@ -167,8 +167,10 @@ impl AgentTokens {
             return Err(TokenRefusal::OtherUser { user: name, expected: self.user.clone() });
         }
         let extra = |key: &str| user.extra.as_ref()?.get(key)?.first().cloned();
-        let all = (|| Some((extra(POD)?, extra(NODE)?, extra(POD_UID)?)))();
-        all.ok_or(TokenRefusal::Unbound)
+        match (extra(POD), extra(NODE), extra(POD_UID)) {
+            (Some(name), Some(node), Some(uid)) => Ok((name, node, uid)),
+            _ => Err(TokenRefusal::Unbound),
+        }
     }
 }
 

@@ -10,8 +10,9 @@ use kube::client::Body;
 use kube::{Client, Config};
 use tokio::sync::mpsc;
 
+use crate::certificates::ServerProof;
 use crate::hardware::units::Timestamp;
-use crate::http_client::{HttpClient, ServerProof};
+use crate::http_client::HttpClient;
 use crate::step::outside::{Action, Answer, Event, Lost, Outside};
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`

@@ -44,13 +44,7 @@ fn inventory(ids: &[&str], mib: u64) -> NodeInventory {
 }
 
 fn clean(device: &str) -> DeviceUse {
-    DeviceUse {
-        id: id(device),
-        used: Some(MemMib::ZERO),
-        busy_percent: None,
-        health: Health::Healthy,
-        processes: Some(Vec::new()),
-    }
+    DeviceUse::idle(id(device))
 }
 
 /// A device in use by processes, given as pod and memory.

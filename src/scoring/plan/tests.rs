@@ -358,15 +358,12 @@ fn no_unisolated_pod_joins_a_tenant_that_requires_isolation() {
 
 #[test]
 fn use_without_a_reservation_has_no_limit() {
-    use crate::hardware::device::{DeviceId, Health};
+    use crate::hardware::device::DeviceId;
     use crate::model::device_state::DeviceUse;
     let (mut node, classes) = with_protected_tenant();
     let seen = |used: u64| DeviceUse {
-        id: DeviceId::new("A").unwrap(),
         used: Some(MemMib::new(used)),
-        busy_percent: None,
-        health: Health::Healthy,
-        processes: Some(Vec::new()),
+        ..DeviceUse::idle(DeviceId::new("A").unwrap())
     };
     let compiled = fixture::compiled_request("fraction=0.25 isolation=memory", &classes);
     for (used, expected) in [(10, Some(Rejection::UnisolatedTenant)), (0, None)] {

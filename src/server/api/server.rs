@@ -14,12 +14,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use crate::api::error::{Error, LogLevel};
-use crate::certificates::Tls;
+use crate::certificates::ServerProof;
 use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::http_client::ServerProof;
 use crate::kube_api::pod::seen_pod::LONGEST_NAME;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{Outcome, Verb};
@@ -36,7 +35,7 @@ use crate::server::http::limits::PeerNames;
 use crate::server::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
-use crate::server::http::tls::Transport;
+use crate::server::http::tls::Handshake;
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
@@ -95,16 +94,6 @@ const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-sch
 
 /// Pause between two looks whether a new leader is ready.
 const READY_PAUSE: Duration = Duration::from_millis(20);
-
-/// How many of 64 parts of the files that the process may open each listener may use.
-struct FileParts {
-    verbs: usize,
-    agents: usize,
-    page: usize,
-    metrics: usize,
-}
-
-const OF_FILES: FileParts = FileParts { verbs: 8, agents: 38, page: 8, metrics: 2 };
 
 /// Limits how often malformed calls are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -170,8 +159,8 @@ fn guarded(routes: Router<Service>, paths: &'static str, service: Service) -> Ro
 pub async fn serve(service: Service, listener: TcpListener, stop: watch::Receiver<bool>) {
     let config = &service.app.config;
     let limits = connections::limits(config.max_connections, config.max_in_flight_bytes(), 48);
-    let listener = (listener, Transport::Plain);
-    let serving = connections::serve(listener, router(service.clone()), limits, stop.clone());
+    let serving =
+        connections::serve((listener, None), router(service.clone()), limits, stop.clone());
     until_answered(&service, serving, stop).await;
 }
 
@@ -189,21 +178,12 @@ pub struct Listeners {
 
 /// How the clients of each listener prove who they are.
 pub struct Identities {
-    /// The certificates.
-    pub tls: watch::Receiver<Arc<Tls>>,
-    /// The name in that of kube-scheduler.
+    /// The name in the certificate of kube-scheduler.
     pub scheduler: ServerName<'static>,
-    /// The name in those of the replicas.
-    pub replica: ServerName<'static>,
+    /// The certificates, and the name in those of the replicas.
+    pub replicas: ServerProof,
     /// The agents.
     pub agents: Arc<AgentAccess>,
-}
-
-impl Identities {
-    /// How replicas prove who they are.
-    pub fn of_replicas(&self) -> ServerProof {
-        ServerProof { tls: self.tls.clone(), name: self.replica.clone() }
-    }
 }
 
 /// The same with a listener for each kind of client, with limits of its own. Without `identities` all
@@ -215,25 +195,25 @@ pub async fn serve_apart(
     stop: watch::Receiver<bool>,
 ) {
     let config = &service.app.config;
-    let verb_limits =
-        connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), OF_FILES.verbs);
-    let agent_limits =
-        connections::limits(config.max_connections, REPORTS_IN_FLIGHT, OF_FILES.agents);
-    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, OF_FILES.page);
-    let metric_limits =
-        connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, OF_FILES.metrics);
-    let proof = identities.as_ref().map(Identities::of_replicas);
+    // The last number: how many of 64 parts of the files that the process may open. The rest is for
+    // connections that it makes itself.
+    let verb_limits = connections::limits(VERB_CONNECTIONS, config.max_in_flight_bytes(), 8);
+    let agent_limits = connections::limits(config.max_connections, REPORTS_IN_FLIGHT, 38);
+    let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
+    let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
+    let proof = identities.as_ref().map(|identities| identities.replicas.clone());
     let forward = Forward::new(Arc::clone(&service.app), Port::Page, proof.clone());
     let page_routes =
         queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
     let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
-    let (mut mutual, mut open) = (Transport::Plain, Transport::Plain);
-    if let Some(Identities { tls, scheduler, replica, agents }) = identities {
-        let is_replica = middleware::from_fn_with_state(replica.clone(), named);
+    let (mut mutual, mut open) = (None, None);
+    if let Some(Identities { scheduler, replicas: ServerProof { tls, name }, agents }) = identities
+    {
+        let is_replica = middleware::from_fn_with_state(name.clone(), named);
         replica_routes = replica_routes.route_layer(is_replica);
         agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
-        mutual = Transport::Mutual(tls.clone(), [scheduler, replica].into());
-        open = Transport::Tls(tls);
+        mutual = Some(Handshake { tls: tls.clone(), names: Some([scheduler, name].into()) });
+        open = Some(Handshake { tls, names: None });
     }
     let verb_routes = verb_routes(&service, proof).merge(replica_routes);
     let with = |listener, limits, (routes, paths)| {

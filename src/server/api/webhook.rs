@@ -20,7 +20,7 @@ use crate::certificates::Certificates;
 use crate::clock::Clock;
 use crate::control::shared::log_limit::LogLimit;
 use crate::kube_api::admission::rules::Admission;
-use crate::server::http::tls::Transport;
+use crate::server::http::tls::Handshake;
 use crate::server::http::{browser, connections};
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at
@@ -66,7 +66,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     stop: watch::Receiver<bool>,
 ) {
-    let transport = Transport::Tls(certificates.current());
+    let handshake = Handshake { tls: certificates.current(), names: None };
     let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
     let mut stopped = stop.clone();
     let late = async move {
@@ -74,7 +74,7 @@ pub async fn serve(
         tokio::time::sleep(END_LIMIT).await;
     };
     tokio::select! {
-        () = connections::serve((listener, transport), router(admission), limits, stop) => {}
+        () = connections::serve((listener, Some(handshake)), router(admission), limits, stop) => {}
         () = certificates.follow() => {}
         () = late => tracing::warn!("open requests were cut off"),
     }

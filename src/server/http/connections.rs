@@ -25,7 +25,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::server::http::bell::awake;
 use crate::server::http::exchange::{Exchange, Observed, Progress, answer};
 use crate::server::http::limits::{Clients, Connection, LOOK_EVERY, Limits, Phase, open_files};
-use crate::server::http::tls::{Idle, Transport, shake_hands};
+use crate::server::http::tls::{Handshake, Idle, shake_hands};
 
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
 const LONGEST_HEAD: usize = 64 << 10;
@@ -43,27 +43,25 @@ pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
     Limits::new(connections.min(most).max(1), bytes)
 }
 
-/// Serves every client until `stop`, and then those that still wait for an answer.
+/// Serves every client until `stop`, and then those that still wait for an answer. Without a
+/// handshake in plain text.
 pub(crate) async fn serve(
-    (listener, transport): (TcpListener, Transport),
+    (listener, handshake): (TcpListener, Option<Handshake>),
     routes: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     let routes = routes.with_state(()); // made once, not per connection
     let stopped = stop.clone();
-    let phase = match transport {
-        Transport::Plain => Phase::Idle,
-        Transport::Tls(_) | Transport::Mutual(..) => Phase::Handshake,
-    };
+    let phase = if handshake.is_some() { Phase::Handshake } else { Phase::Idle };
     accept(listener, (Clients::new(limits), phase), stop, move |stream, connection| {
-        let (transport, routes, stop) = (transport.clone(), routes.clone(), stopped.clone());
+        let (handshake, routes, stop) = (handshake.clone(), routes.clone(), stopped.clone());
         async move {
-            if let Transport::Plain = transport {
+            let Some(handshake) = handshake else {
                 return attend(stream, connection, routes, stop).await;
-            }
+            };
             // Boxed, so that the task stays small while the connection is idle.
-            let stream = Box::pin(shake_hands(&transport, stream, &connection)).await;
+            let stream = Box::pin(shake_hands(&handshake, stream, &connection)).await;
             if let Some(stream) = stream {
                 connection.enter(Phase::Idle);
                 attend(Box::new(stream), connection, routes, stop).await;

@@ -21,10 +21,11 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 
+use crate::certificates::ServerProof;
 use crate::control::shared::app::App;
 use crate::control::shared::leader::{Addresses, Leader};
 use crate::control::shared::log_limit::LogLimit;
-use crate::http_client::{ServerProof, StreamingClient, Unanswered};
+use crate::http_client::{StreamingClient, Unanswered};
 use crate::metrics::labels::ForwardResult;
 use crate::server::http::respond::{ReadBody, refusal};
 

@@ -1,4 +1,4 @@
-//! How a listener talks with its clients: plain text, TLS, or TLS with certificates of both sides.
+//! How a listener talks with its clients over TLS, if it does.
 
 use std::io;
 use std::sync::Arc;
@@ -17,15 +17,13 @@ use crate::server::http::limits::{Connection, LOOK_EVERY, PeerNames};
 /// may come slowly.
 const HANDSHAKE: usize = 72 << 10;
 
-/// How a listener talks with its clients.
+/// How a listener talks with its clients over TLS.
 #[derive(Clone)]
-pub enum Transport {
-    /// Anyone on the way can read it.
-    Plain,
-    /// Clients know the listener by its certificate.
-    Tls(watch::Receiver<Arc<Tls>>),
+pub struct Handshake {
+    /// How clients know the listener.
+    pub tls: watch::Receiver<Arc<Tls>>,
     /// They also show a certificate of the CA, which has at least one of these names.
-    Mutual(watch::Receiver<Arc<Tls>>, Arc<[ServerName<'static>]>),
+    pub names: Option<Arc<[ServerName<'static>]>>,
 }
 
 /// A connection that may be idle without being read from.
@@ -50,15 +48,10 @@ impl Idle for Box<TlsStream<TcpStream>> {
 
 /// The handshake of a client, and what is known of it; `None` if it fails.
 pub(crate) async fn shake_hands(
-    transport: &Transport,
+    Handshake { tls, names }: &Handshake,
     stream: TcpStream,
     connection: &Connection,
 ) -> Option<TlsStream<TcpStream>> {
-    let (tls, names) = match transport {
-        Transport::Plain => return None,
-        Transport::Tls(tls) => (tls, None),
-        Transport::Mutual(tls, names) => (tls, Some(names)),
-    };
     let config = tls.borrow().server(names.is_some()).map(Arc::clone);
     let Some(config) = config else {
         tracing::error!("the certificates are not enough for this listener");
@@ -108,7 +101,7 @@ mod tests {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
         let tls = watch::Sender::new(Arc::new(Tls::of_server(config)));
-        let transport = Transport::Tls(tls.subscribe());
+        let handshake = Handshake { tls: tls.subscribe(), names: None };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let clients = Clients::new(Limits::new(8, 2 * HANDSHAKE));
         let (mut silent, mut attending) = (Vec::new(), Vec::new());
@@ -116,10 +109,10 @@ mod tests {
             silent.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
             let (stream, from) = listener.accept().await.unwrap();
             let place = clients.admit(from.ip(), Phase::Handshake).unwrap();
-            let transport = transport.clone();
+            let handshake = handshake.clone();
             attending.push(tokio::spawn(async move {
                 let connection = Arc::clone(place.connection());
-                assert!(shake_hands(&transport, stream, &connection).await.is_none());
+                assert!(shake_hands(&handshake, stream, &connection).await.is_none());
             }));
             tokio::task::yield_now().await;
         }

@@ -261,14 +261,7 @@ fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport
         })
     });
     let devices = devices.collect::<Result<Vec<Device>, ReportRefusal>>()?;
-    let idle = |device: &Device| DeviceUse {
-        id: device.id.clone(),
-        used: Some(MemMib::ZERO),
-        busy_percent: None,
-        health: Health::Healthy,
-        processes: Some(Vec::new()),
-    };
-    let uses = devices.iter().map(idle).collect();
+    let uses = devices.iter().map(|device| DeviceUse::idle(device.id.clone())).collect();
     let inventory = Some(NodeInventory::new(devices)?);
     let mut report = NodeReport {
         agent: name.to_string(),

@@ -11,7 +11,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use gpupack::certificates::{CertificateFiles, Certificates};
+use gpupack::certificates::{CertificateFiles, Certificates, ServerProof};
 use gpupack::control::shared::leader::{Addresses, Leader};
 use gpupack::kube_api::identity::token::AgentTokens;
 use gpupack::server::api::agents::AgentAccess;
@@ -21,16 +21,14 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
-use crate::harness::authority::{Authority, Pair};
+use crate::harness::authority::{Authority, Pair, client_config};
 use crate::harness::extender::{Bed, data, hello, listeners};
 
 const SCHEDULER: &str = "gpupack-scheduler";
@@ -42,26 +40,6 @@ fn files(folder: &Path) -> CertificateFiles {
         ca: Some(folder.join("ca.crt")),
         read_every: Duration::from_millis(5),
     }
-}
-
-/// A client that trusts this CA, and shows this certificate.
-fn connector(authority: &Authority, shown: Option<&Pair>) -> TlsConnector {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.certificate.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots);
-    let config = match shown {
-        None => config.with_no_client_auth(),
-        Some(pair) => {
-            let chain = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
-            let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
-            config.with_client_auth_cert(vec![chain], key).unwrap()
-        }
-    };
-    TlsConnector::from(Arc::new(config))
 }
 
 /// An API server that knows tokens such as `n1.agent-1`: of the pod `agent-1` on node `n1`. Pods are as
@@ -138,9 +116,11 @@ impl Guarded {
         let user = "system:serviceaccount:gpupack-agents:gpupack-agent".to_owned();
         let tokens = AgentTokens::new(client, "gpupack", "gpupack-agents", user);
         let identities = Identities {
-            tls: certificates.current(),
             scheduler: ServerName::try_from(SCHEDULER).unwrap(),
-            replica: ServerName::try_from(REPLICA).unwrap(),
+            replicas: ServerProof {
+                tls: certificates.current(),
+                name: ServerName::try_from(REPLICA).unwrap(),
+            },
             agents: Arc::new(AgentAccess::new(bed.app.clone(), tokens)),
         };
         tokio::spawn(certificates.follow());
@@ -161,7 +141,8 @@ impl Guarded {
     ) -> Result<(StatusCode, Value), String> {
         let stream = TcpStream::connect(at).await.unwrap();
         let name = ServerName::try_from(REPLICA).unwrap();
-        let stream = connector(&self.authority, shown).connect(name, stream).await;
+        let config = client_config(&self.authority.certificate, shown);
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
         let (mut sender, connection) =
             http1::handshake(stream).await.map_err(|error| error.to_string())?;

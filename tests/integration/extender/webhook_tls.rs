@@ -20,15 +20,15 @@ use gpupack::server::api::webhook::serve;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
+
+use crate::harness::authority::client_config;
 
 /// What the service is called in the shipped manifests.
 const NAME: &str = "gpupack-webhook.gpu-system.svc";
@@ -102,15 +102,7 @@ impl Bed {
 
 /// A client that trusts only this authority.
 fn connector(authority: &str) -> TlsConnector {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    TlsConnector::from(Arc::new(config))
+    TlsConnector::from(Arc::new(client_config(authority, None)))
 }
 
 fn files(folder: &Path) -> CertificateFiles {

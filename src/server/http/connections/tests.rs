@@ -263,7 +263,7 @@ async fn shutdown_waits_for_answers_and_not_for_idle_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(serve((listener, Transport::Plain), routes(), roomy(), stopped));
+    let serving = tokio::spawn(serve((listener, None), routes(), roomy(), stopped));
     let mut clients = Vec::new();
     for said in ["", "GET /hel", "GET /hello HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -290,7 +290,7 @@ async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(serve((listener, Transport::Plain), routes(), limits, stopped));
+    tokio::spawn(serve((listener, None), routes(), limits, stopped));
     (address, stop)
 }
 

@@ -6,13 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::ring::default_provider as provider;
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WantsServerCert;
 use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    ClientConfig, ConfigBuilder, DigitallySignedStruct, DistinguishedName, RootCertStore,
+    ServerConfig, SignatureScheme,
+};
 use tokio::sync::watch;
 
 /// How often files are read again. kubelet writes a changed Secret within a minute or two, and
@@ -72,23 +77,52 @@ struct Contents {
 }
 
 type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-type Trusted = (Arc<RootCertStore>, Arc<dyn ClientCertVerifier>);
+type Trusted = (Arc<RootCertStore>, ClientCheck);
+
+/// Which certificates a listener wants of its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientCertificate {
+    /// None.
+    None,
+    /// Any, of which the client has the key. Whose it is must be checked with each request.
+    Asked,
+    /// One of the CA.
+    Required,
+}
 
 /// How connections are made with the contents of the files.
 #[derive(Debug, Default)]
 pub struct Tls {
     /// For listeners whose clients show no certificate.
     server: Option<Arc<ServerConfig>>,
+    /// For listeners whose clients may show any.
+    asking: Option<Arc<ServerConfig>>,
     /// For listeners whose clients must show one of the CA.
     mutual: Option<Arc<ServerConfig>>,
     /// For calls of servers of the CA.
     client: Option<Arc<ClientConfig>>,
+    /// What checks the certificates of clients of the CA.
+    clients: Option<ClientCheck>,
 }
 
 impl Tls {
-    /// For a listener; with `is_mutual`, clients must show a certificate of the CA.
-    pub(crate) fn server(&self, is_mutual: bool) -> Option<&Arc<ServerConfig>> {
-        if is_mutual { self.mutual.as_ref() } else { self.server.as_ref() }
+    /// For a listener.
+    pub(crate) fn server(&self, wanted: ClientCertificate) -> Option<&Arc<ServerConfig>> {
+        match wanted {
+            ClientCertificate::None => self.server.as_ref(),
+            ClientCertificate::Asked => self.asking.as_ref(),
+            ClientCertificate::Required => self.mutual.as_ref(),
+        }
+    }
+
+    /// Whether a client with this chain has a certificate of the CA with this name.
+    pub(crate) fn accepts(
+        &self,
+        chain: &[CertificateDer<'static>],
+        name: &ServerName<'static>,
+    ) -> bool {
+        self.clients.as_ref().is_some_and(|clients| clients.accepts(chain))
+            && chain.first().is_some_and(|first| is_named(first, name))
     }
 
     /// With this configuration of a listener.
@@ -138,9 +172,7 @@ impl CertificateFiles {
             roots.add(certificate).map_err(|error| fault(error.to_string()))?;
         }
         let roots = Arc::new(roots);
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
-        let clients = clients.build().map_err(|error| fault(error.to_string()))?;
+        let clients = ClientCheck::of_roots(&roots).map_err(fault)?;
         Ok(Some((roots, clients)))
     }
 
@@ -157,12 +189,15 @@ impl CertificateFiles {
                 builder.with_single_cert(chain, key).map(Arc::new)
             };
             tls.server = Some(with(server()?.with_no_client_auth())?);
-            if let Some((_, clients)) = &trusted {
+            let asking = Arc::new(AnyClient(provider().signature_verification_algorithms));
+            tls.asking = Some(with(server()?.with_client_cert_verifier(asking))?);
+            if let Some((_, ClientCheck(clients))) = &trusted {
                 let builder = server()?.with_client_cert_verifier(Arc::clone(clients));
                 tls.mutual = Some(with(builder)?);
             }
         }
-        if let Some((roots, _)) = trusted {
+        if let Some((roots, clients)) = trusted {
+            tls.clients = Some(clients);
             let client = ClientConfig::builder_with_provider(Arc::new(provider()))
                 .with_safe_default_protocol_versions()?
                 .with_root_certificates(roots);
@@ -189,6 +224,83 @@ fn certificates(
     })
 }
 
+/// What checks the certificates of clients of one CA.
+#[derive(Clone, Debug)]
+pub struct ClientCheck(Arc<dyn ClientCertVerifier>);
+
+impl ClientCheck {
+    /// Of the CA with these certificates in PEM.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn of_ca(pem: &[u8]) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            let certificate = certificate.map_err(|error| error.to_string())?;
+            roots.add(certificate).map_err(|error| error.to_string())?;
+        }
+        Self::of_roots(&Arc::new(roots))
+    }
+
+    fn of_roots(roots: &Arc<RootCertStore>) -> Result<Self, String> {
+        let builder =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::new(provider()));
+        builder.build().map(Self).map_err(|error| error.to_string())
+    }
+
+    /// Whether this is the chain of a client of the CA, the own certificate first.
+    pub fn accepts(&self, chain: &[CertificateDer<'static>]) -> bool {
+        let Some((own, others)) = chain.split_first() else { return false };
+        self.0.verify_client_cert(own, others, UnixTime::now()).is_ok()
+    }
+}
+
+/// Lets clients show any certificate, as `RequestClientCert` of Go does. They prove that they have its
+/// key, and nothing else.
+#[derive(Debug)]
+struct AnyClient(WebPkiSupportedAlgorithms);
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
 /// Whether a certificate names this host or client among its alternative names.
 pub(crate) fn is_named(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
     webpki::EndEntityCert::try_from(certificate)
@@ -202,6 +314,13 @@ pub struct ServerProof {
     pub tls: watch::Receiver<Arc<Tls>>,
     /// The name in that of every server.
     pub name: ServerName<'static>,
+}
+
+impl ServerProof {
+    /// Whether a client with this chain is such a server.
+    pub fn accepts(&self, chain: &[CertificateDer<'static>]) -> bool {
+        self.tls.borrow().accepts(chain, &self.name)
+    }
 }
 
 /// Valid certificates, which follow their files.

@@ -222,7 +222,10 @@ pub mod kube_api {
 
     /// Who calls, as the API server knows them.
     pub mod identity {
+        pub mod review;
         pub mod token;
+        pub mod people;
+        pub mod front_proxy;
     }
 
     /// All writes to the API server.
@@ -328,6 +331,7 @@ pub mod server {
 
     /// Answers for people.
     pub mod views {
+        pub mod viewer;
         pub mod advice;
         pub(crate) mod pods;
         pub mod waiting;
@@ -360,6 +364,8 @@ pub mod server {
         pub mod background;
         pub(crate) mod queries;
         pub mod agents;
+        pub mod people;
+        pub(crate) mod resources;
         pub mod reports;
         pub(crate) mod replicas;
         pub(crate) mod scrape;

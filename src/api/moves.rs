@@ -47,7 +47,7 @@ pub struct EmptyProposal {
 /// A running pod that would move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Move {
-    /// `namespace/name`.
+    /// `namespace/name`; empty if the caller may not see it.
     pub pod: String,
     /// Where it runs.
     pub from: Location,

@@ -41,7 +41,7 @@ pub struct Summary<'a, N = NodeCell> {
     pub trend: Vec<TrendPoint>,
     /// Product names of GPUs; cells refer to them by position.
     pub models: Vec<Cow<'a, str>>,
-    /// Namespaces of tenants; cells refer to them by position.
+    /// Namespaces of tenants; cells refer to them by position. Empty if the caller may not see its pods.
     pub namespaces: Vec<Cow<'a, str>>,
     /// The map: the nodes, by name.
     pub nodes: Vec<N>,
@@ -134,8 +134,8 @@ pub struct NodeCell {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GpuCell(pub (usize, u64, u8, u64, Vec<TenantCell>, Option<u64>));
 
-/// One tenant of a device, as a list: position of its namespace in `namespaces`; compute share and
-/// memory in thousandths of the device; flags (`1` the pod has ended and its processes may still
+/// One tenant of a device, as a list: position of its namespace in `namespaces`, `null` if the caller
+/// may not see its pods; compute share and memory in thousandths of the device; flags (`1` the pod has ended and its processes may still
 /// use the device, `2` no isolation of its memory is verified).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TenantCell(pub (usize, u64, u64, u8));
+pub struct TenantCell(pub (Option<usize>, u64, u64, u8));

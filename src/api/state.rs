@@ -28,7 +28,8 @@ pub struct State {
     pub packing: Option<Packing>,
     /// The nodes, by name.
     pub nodes: Vec<Node>,
-    /// The pods on these nodes; without a query also the waiting pods.
+    /// The pods on these nodes; without a query also the waiting pods. Only those that the caller may
+    /// see.
     pub pods: Vec<Pod>,
 }
 
@@ -273,9 +274,9 @@ pub enum Verification {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OverLimitPod {
-    /// UID of the pod.
+    /// UID of the pod; empty if the caller may not see it.
     pub pod_uid: String,
-    /// `namespace/name`; empty if the node has no reservation of it.
+    /// `namespace/name`; empty if the node has no reservation of it, or the caller may not see it.
     pub pod: String,
     /// Memory that it uses.
     pub used_mib: u64,
@@ -302,9 +303,9 @@ pub enum PodState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tenant {
-    /// UID of the pod.
+    /// UID of the pod; empty if the caller may not see it.
     pub pod_uid: String,
-    /// `namespace/name`.
+    /// `namespace/name`; empty if the caller may not see it.
     pub pod: String,
     /// The state of its reservation.
     pub state: PodState,

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
@@ -49,9 +51,10 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), certificate }
     }
 
-    /// A certificate of a server and client with this name.
+    /// A certificate of a server and client with this name, also as its common name.
     pub(crate) fn pair(&self, name: &str) -> Pair {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a DNS name");
+        params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().expect("randomness");

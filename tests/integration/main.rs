@@ -27,6 +27,7 @@ mod extender {
     mod history;
     mod http;
     mod identities;
+    mod people;
     mod protocol;
     mod requeues;
     mod routes;

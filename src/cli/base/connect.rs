@@ -1,5 +1,6 @@
-//! The connection to a running extender: direct, or through the API server's service proxy with the
-//! user's own kubeconfig, which `kubectl gpupack` uses.
+//! The connection to a running extender: direct, or through the API server with the user's own
+//! kubeconfig, which `kubectl gpupack` uses. There the queries are a resource of the API server, or
+//! behind its service proxy where no client proves who it is.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::api::error::ErrorReason;
 use crate::causes::with_causes;
 use crate::cli::base::failure::Failure;
 use crate::http_client::{HttpClient, plain_address};
+use crate::server::api::resources::RESOURCE_PATH;
 use crate::server::http::browser::CLIENT_HEADER;
 
 /// How requests identify the client.
@@ -44,9 +46,10 @@ pub(crate) struct ServerArgs {
     /// User to act as at the API server
     #[arg(long = "as", value_name = "USER")]
     acting_as: Option<String>,
-    /// The extender's Service, with the name or number of its port
-    #[arg(long, value_name = "NAMESPACE/NAME:PORT", default_value = "gpu-system/gpupack:page", value_parser = service)]
-    service: Service,
+    /// The extender's Service, with the name or number of its port, to call it through the service
+    /// proxy; gpu-system/gpupack:page if the API server has no group inspection.gpupack.dev
+    #[arg(long, value_name = "NAMESPACE/NAME:PORT", value_parser = service)]
+    service: Option<Service>,
     /// Longest time for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     timeout: u64,
@@ -85,13 +88,26 @@ pub(crate) struct Server {
 
 enum Way {
     Direct { base: String },
-    Proxy { client: Box<kube::Client>, base: String, service: String },
+    ApiServer { client: Box<kube::Client>, service: Option<Service> },
+}
+
+impl Service {
+    /// That of the shipped manifests.
+    fn shipped() -> Self {
+        Self { namespace: "gpu-system".to_owned(), port: "gpupack:page".to_owned() }
+    }
+
+    /// Its path in the API server's service proxy.
+    fn path(&self) -> String {
+        format!("/api/v1/namespaces/{}/services/{}/proxy", self.namespace, self.port)
+    }
 }
 
 /// An error message of an extender or an API server.
 #[derive(Deserialize)]
 struct Refusal {
     error: Option<String>,
+    /// `Status` in those of an API server.
     kind: Option<String>,
     message: Option<String>,
     reason: Option<ErrorReason>,
@@ -118,14 +134,8 @@ impl ServerArgs {
         let client = kube::Client::try_from(config).map_err(|error| {
             Failure::other(format!("cannot use the kubeconfig: {}", with_causes(&error)))
         })?;
-        let Service { namespace: of, port } = &self.service;
-        let base = format!("/api/v1/namespaces/{of}/services/{port}/proxy");
-        let service = format!("{of}/{port}");
-        Ok(Server {
-            way: Way::Proxy { client: Box::new(client), base, service },
-            timeout,
-            namespace,
-        })
+        let way = Way::ApiServer { client: Box::new(client), service: self.service.clone() };
+        Ok(Server { way, timeout, namespace })
     }
 
     async fn kube_config(&self) -> Result<kube::Config, Failure> {
@@ -189,15 +199,20 @@ impl Server {
                 let address: Uri = format!("{base}{path}").parse().map_err(Failure::usage)?;
                 get(address).await.map_err(away)
             }
-            Way::Proxy { client, base, .. } => {
-                let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
-                let request = request.body(kube::client::Body::empty()).map_err(Failure::usage)?;
-                let answer =
-                    client.send(request).await.map_err(|error| away(with_causes(&error)))?;
-                let status = answer.status();
-                let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
-                let body = body.map_err(|error| away(with_causes(&*error)))?;
-                Ok((status, body.to_bytes()))
+            Way::ApiServer { client, service } => {
+                let base = service.as_ref().map_or_else(|| RESOURCE_PATH.to_owned(), Service::path);
+                let found = through(client, &base, path).await.map_err(away)?;
+                let is_elsewhere = [StatusCode::NOT_FOUND, StatusCode::FORBIDDEN]
+                    .contains(&found.0)
+                    && is_of_api_server(&found.1);
+                if service.is_some() || !is_elsewhere {
+                    return Ok(found);
+                }
+                // An API server without the group says so only to those who may call any.
+                let base = Service::shipped().path();
+                let behind = through(client, &base, path).await.map_err(away)?;
+                let is_refused = is_of_api_server(&behind.1) && found.0 == StatusCode::FORBIDDEN;
+                Ok(if is_refused { found } else { behind })
             }
         }
     }
@@ -206,23 +221,23 @@ impl Server {
     fn name(&self) -> String {
         match &self.way {
             Way::Direct { base } => format!("the extender at {base}"),
-            Way::Proxy { service, .. } => {
-                format!("the extender behind Service {service}, through the API server")
+            Way::ApiServer { service, .. } => {
+                let Service { namespace, port } = service.clone().unwrap_or_else(Service::shipped);
+                format!("the extender behind Service {namespace}/{port}, through the API server")
             }
         }
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> Failure {
         let said: Option<Refusal> = serde_json::from_slice(body).ok();
-        let is_of_api_server =
-            said.as_ref().is_some_and(|said| said.kind.as_deref() == Some("Status"));
+        let is_of_api_server = is_of_api_server(body);
         let reason = said.as_ref().and_then(|said| said.reason);
         let text = said.and_then(|said| said.error.or(said.message));
         let text: String = text.unwrap_or_else(|| status.to_string()).chars().take(500).collect();
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::other(format!(
-                "the API server rejects the call: {text}; you need `get` on `services/proxy` (see \
-                 gpupack-view in deploy/rbac.yaml)"
+                "the API server rejects the call: {text}; you need the ClusterRole gpupack-view, or the \
+                 Role of that name where the extender has no certificates (see deploy/rbac.yaml)"
             )),
             StatusCode::NOT_FOUND if is_of_api_server => Failure::unreachable(format!(
                 "{} is not there ({text}): name --service or --server",
@@ -239,6 +254,26 @@ impl Server {
             _ => Failure::other(format!("{} answers with {status}: {text}", self.name())),
         }
     }
+}
+
+/// Whether the API server itself says this, and not the extender.
+fn is_of_api_server(body: &[u8]) -> bool {
+    let said: Option<Refusal> = serde_json::from_slice(body).ok();
+    said.is_some_and(|said| said.kind.as_deref() == Some("Status"))
+}
+
+/// Status and body of a GET through the API server, whatever the status.
+async fn through(
+    client: &kube::Client,
+    base: &str,
+    path: &str,
+) -> Result<(StatusCode, Bytes), String> {
+    let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
+    let request = request.body(kube::client::Body::empty()).map_err(|error| error.to_string())?;
+    let answer = client.send(request).await.map_err(|error| with_causes(&error))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
+    Ok((status, body.map_err(|error| with_causes(&*error))?.to_bytes()))
 }
 
 /// Status and body of a GET, whatever the status. The caller limits its time.

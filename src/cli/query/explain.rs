@@ -98,10 +98,11 @@ fn text(found: &Explanation) -> String {
     list(&mut text, "Suggestions, the cheapest first:", &found.suggestions);
     let moves = found.moves.iter().map(|one| {
         let (from, to) = (&one.from.node, &one.to.node);
+        let pod = if one.pod.is_empty() { "a pod of another team" } else { &one.pod };
         if from == to {
-            return format!("{} to another device of node {to}", one.pod);
+            return format!("{pod} to another device of node {to}");
         }
-        format!("{} from node {from} to {to}", one.pod)
+        format!("{pod} from node {from} to {to}")
     });
     list(&mut text, "Or these moves together:", &moves.collect::<Vec<_>>());
     list(&mut text, "What is not known:", &found.unknown);

@@ -21,6 +21,8 @@ use crate::config::file::Config;
 use crate::config::identity::TlsConfig;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::{Addresses, Replica};
+use crate::kube_api::identity::front_proxy;
+use crate::kube_api::identity::people::People;
 use crate::kube_api::identity::token::AgentTokens;
 use crate::kube_api::pod::watch as cluster_watch;
 use crate::kube_api::pod::watch::NodeLabels;
@@ -33,6 +35,7 @@ use crate::kube_api::write::{carry_out, events};
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::server::api::agents::AgentAccess;
 use crate::server::api::background;
+use crate::server::api::people::PeopleAccess;
 use crate::server::api::server::{Identities, Listeners, serve_apart};
 use crate::server::page::service::Service;
 use crate::step::outside::Outside;
@@ -292,9 +295,14 @@ impl Proofs {
     fn identities(self, app: &Arc<App>, client: Client) -> Identities {
         tokio::spawn(self.certificates.follow());
         let agents = &app.config.agents;
-        let tokens = AgentTokens::new(client, &agents.audience, &agents.namespace, agents.user());
+        let tokens =
+            AgentTokens::new(client.clone(), &agents.audience, &agents.namespace, agents.user());
         let agents = Arc::new(AgentAccess::new(Arc::clone(app), tokens));
-        Identities { scheduler: self.scheduler, replicas: self.replicas, agents }
+        let (current, front_proxy) = watch::channel(None);
+        tokio::spawn(front_proxy::follow(client.clone(), current));
+        let (people, replicas) = (People::new(client), self.replicas);
+        let people = PeopleAccess::new(Arc::clone(app), people, front_proxy, replicas.clone());
+        Identities { scheduler: self.scheduler, replicas, agents, people: Arc::new(people) }
     }
 }
 

@@ -10,6 +10,9 @@ use crate::cli::top::sums::Sums;
 /// Cells of the bar that shows the tenants of a GPU.
 const BAR_CELLS: u64 = 8;
 
+/// What stands for a pod that the user may not see.
+const HIDDEN: &str = "(another team)";
+
 /// Shades of the bar: tenants use them in rotation; the last one is free room.
 const SHADES: [char; 4] = ['█', '▓', '▒', '·'];
 const ASCII_SHADES: [char; 4] = ['#', '=', '%', '.'];
@@ -145,7 +148,8 @@ impl Row for TenantItem {
 
     fn cells(&self, _no_unicode: bool) -> Vec<String> {
         let tenant = &self.tenant;
-        let (namespace, name) = tenant.pod.split_once('/').unwrap_or(("", &tenant.pod));
+        let unnamed = if tenant.pod_uid.is_empty() { HIDDEN } else { tenant.pod_uid.as_str() };
+        let (namespace, name) = tenant.pod.split_once('/').unwrap_or(("", unnamed));
         vec![
             namespace.to_owned(),
             name.to_owned(),

@@ -34,6 +34,8 @@ impl Sums {
         let holding = || devices().filter(|device| device.kind != DeviceKind::MigParent);
         let used: Option<Vec<u64>> = holding().map(|device| device.used_mib).collect();
         let tenants = holding().flat_map(|device| &device.tenants);
+        let (hidden, seen): (Vec<_>, Vec<_>) =
+            tenants.map(|tenant| tenant.pod_uid.as_str()).partition(|uid| uid.is_empty());
         let free = holding().filter(|device| device.health == Health::Healthy);
         Self {
             models: devices().map(|device| device.model.clone()).collect(),
@@ -41,7 +43,7 @@ impl Sums {
             empty: holding().filter(|device| device.tenants.is_empty()).count(),
             unhealthy: count(&|device| device.health != Health::Healthy),
             overallocated: count(&|device| device.overallocated),
-            tenants: tenants.map(|tenant| tenant.pod_uid.as_str()).collect::<BTreeSet<_>>().len(),
+            tenants: hidden.len() + seen.into_iter().collect::<BTreeSet<_>>().len(),
             capacity_mib: total(holding().map(|device| device.capacity_mib)),
             allocated: DeviceAmount {
                 memory_mib: total(holding().map(|device| device.allocated.memory_mib)),

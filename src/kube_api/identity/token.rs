@@ -1,70 +1,17 @@
-//! Who sends a token: the API server says it.
-//!
-//! Answers are kept for a minute, by the digest of the token: reports come every second. A token of a
-//! deleted pod may be believed that long.
+//! Which agent sends a token. One of a deleted pod may be believed for a minute.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::PostParams;
 use kube::{Api, Client};
-use moka::future::Cache;
-use tokio::sync::Semaphore;
 
-/// How long it is remembered whose a token is.
-const KNOWN_FOR: Duration = Duration::from_secs(60);
-
-/// How long a refusal is remembered.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
-
-/// Most tokens that are remembered of each kind.
-const MOST_TOKENS: u64 = 20_000;
-
-/// Longest token. Those of ServiceAccounts have about 1 KiB.
-const LONGEST_TOKEN: usize = 16 << 10;
-
-/// Reviews at a time: any client may send tokens.
-const REVIEWS_AT_ONCE: usize = 16;
-
-/// Longest time of a review.
-const REVIEWED_WITHIN: Duration = Duration::from_secs(3);
+use crate::kube_api::identity::review::{KnownTokens, TokenRefusal, unreviewed, user_of};
 
 /// What the API server adds to the user of a token that is bound to a pod.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 const POD: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
-
-/// Why a token is not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TokenRefusal {
-    /// No token, or no text that could be one.
-    #[error("send the token of the agent's pod, as `Authorization: Bearer …`")]
-    None,
-    /// The API server does not know it.
-    #[error("the API server does not accept this token for the audience `{audience}`: {cause}")]
-    Unknown {
-        /// For whom it must have been made.
-        audience: String,
-        /// What the API server says.
-        cause: String,
-    },
-    /// It is another client's.
-    #[error("this is the token of `{user}`, and only `{expected}` may report")]
-    OtherUser {
-        /// Whose it is.
-        user: String,
-        /// Whose it should be.
-        expected: String,
-    },
-    /// It is not bound to a pod on a node.
-    #[error("this token names no node: mount it as a projected token (Kubernetes 1.30 or later)")]
-    Unbound,
-    /// It cannot be found out now.
-    #[error("it cannot be found out whose this token is: {0}")]
-    Unreviewed(String),
-}
 
 /// The pod of an agent, as its token proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +24,6 @@ pub struct AgentPod {
     pub created_unix_seconds: i64,
 }
 
-type Digest = [u8; 32];
-
 /// The tokens of agents.
 pub struct AgentTokens {
     client: Client,
@@ -86,19 +31,14 @@ pub struct AgentTokens {
     namespace: String,
     /// The user name of the agents' ServiceAccount.
     user: String,
-    known: Cache<Digest, Arc<AgentPod>>,
-    refused: Cache<Digest, TokenRefusal>,
-    reviews: Semaphore,
+    known: KnownTokens<AgentPod>,
 }
 
 impl AgentTokens {
     /// Tokens for this audience, of pods in `namespace` with that user name.
     pub fn new(client: Client, audience: &str, namespace: &str, user: String) -> Self {
         let (audience, namespace) = (audience.to_owned(), namespace.to_owned());
-        let known = Cache::builder().max_capacity(MOST_TOKENS).time_to_live(KNOWN_FOR).build();
-        let refused = Cache::builder().max_capacity(MOST_TOKENS).time_to_live(REFUSED_FOR).build();
-        let reviews = Semaphore::new(REVIEWS_AT_ONCE);
-        Self { client, audience, namespace, user, known, refused, reviews }
+        Self { client, audience, namespace, user, known: KnownTokens::new() }
     }
 
     /// The pod that sends this header.
@@ -106,58 +46,18 @@ impl AgentTokens {
     /// # Errors
     /// [`TokenRefusal`].
     pub async fn agent(&self, authorization: Option<&str>) -> Result<Arc<AgentPod>, TokenRefusal> {
-        let token = authorization.and_then(|text| text.strip_prefix("Bearer "));
-        let token = token.filter(|token| is_token(token)).ok_or(TokenRefusal::None)?;
-        let digest: Digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes())
-            .as_ref()
-            .try_into()
-            .expect("SHA-256 has 32 bytes");
-        if let Some(refusal) = self.refused.get(&digest).await {
-            return Err(refusal);
-        }
-        // One review for all concurrent calls with this token.
-        let reviewed = self.known.try_get_with(digest, self.reviewed(token)).await;
-        let refusal = match reviewed {
-            Ok(pod) => return Ok(pod),
-            Err(refusal) => TokenRefusal::clone(&refusal),
-        };
-        if !matches!(refusal, TokenRefusal::Unreviewed(_)) {
-            self.refused.insert(digest, refusal.clone()).await;
-        }
-        Err(refusal)
+        self.known.sender(authorization, |token| self.asked(token)).await
     }
 
-    async fn reviewed(&self, token: &str) -> Result<Arc<AgentPod>, TokenRefusal> {
-        let _turn = self.reviews.acquire().await.expect("the semaphore is never closed");
-        let asked = tokio::time::timeout(REVIEWED_WITHIN, self.asked(token)).await;
-        asked.unwrap_or_else(|_| Err(TokenRefusal::Unreviewed("no answer in time".to_owned())))
-    }
-
-    async fn asked(&self, token: &str) -> Result<Arc<AgentPod>, TokenRefusal> {
-        let unreviewed = |error: kube::Error| TokenRefusal::Unreviewed(error.to_string());
-        let spec = TokenReviewSpec {
-            audiences: Some(vec![self.audience.clone()]),
-            token: token.to_owned(),
-        };
-        let review = TokenReview { spec, ..TokenReview::default() };
-        let reviews: Api<TokenReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await.map_err(unreviewed)?;
-        let status = answer.status.unwrap_or_default();
-        let audiences = status.audiences.unwrap_or_default();
-        // An API server that knows no audiences leaves them out.
-        if status.authenticated != Some(true) || !audiences.contains(&self.audience) {
-            let cause = status.error.unwrap_or_else(|| "it is not valid".to_owned());
-            return Err(TokenRefusal::Unknown { audience: self.audience.clone(), cause });
-        }
-        let (name, node, uid) = self.bound(&status.user.unwrap_or_default())?;
+    async fn asked(&self, token: &str) -> Result<AgentPod, TokenRefusal> {
+        let user = user_of(&self.client, token, Some(&self.audience)).await?;
+        let (name, node, uid) = self.bound(&user)?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let pod = pods.get(&name).await.map_err(unreviewed)?;
         let created = pod.metadata.creation_timestamp.map(|time| time.0.as_second());
         let is_it = pod.metadata.uid.as_ref() == Some(&uid);
-        let Some(created_unix_seconds) = created.filter(|_| is_it) else {
-            return Err(TokenRefusal::Unbound);
-        };
-        Ok(Arc::new(AgentPod { node, uid, created_unix_seconds }))
+        let created_unix_seconds = created.filter(|_| is_it).ok_or(TokenRefusal::Unbound)?;
+        Ok(AgentPod { node, uid, created_unix_seconds })
     }
 
     /// Name, node and UID of the pod of an agent.
@@ -172,10 +72,4 @@ impl AgentTokens {
             _ => Err(TokenRefusal::Unbound),
         }
     }
-}
-
-/// Whether a text has the form of a token: RFC 6750, section 2.1.
-fn is_token(text: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
-    (1..=LONGEST_TOKEN).contains(&text.len()) && text.chars().all(is_legal)
 }

@@ -10,7 +10,8 @@ use dashmap::DashMap;
 
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::kube_api::identity::token::{AgentPod, AgentTokens, TokenRefusal};
+use crate::kube_api::identity::review::TokenRefusal;
+use crate::kube_api::identity::token::{AgentPod, AgentTokens};
 use crate::metrics::labels::ReportResult;
 use crate::model::node_state::NodeReporting;
 use crate::server::http::respond::{ReadPath, refusal};

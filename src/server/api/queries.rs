@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
@@ -22,6 +22,7 @@ use crate::server::http::respond::{ReadQuery, encoded, json, refusal};
 use crate::server::page::routes;
 use crate::server::page::service::{Service, look, look_with_permit, permit_of, too_long};
 use crate::server::views::explain::explain_named;
+use crate::server::views::viewer::Viewer;
 use crate::server::views::{advice, inspect, waiting};
 
 /// Routes of the queries by the page and the command line. They change nothing.
@@ -43,6 +44,7 @@ pub(crate) fn routes() -> Router<Service> {
 ))]
 pub(crate) async fn state(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<StateQuery>,
 ) -> Response {
     let Some(name) = query.node else {
@@ -50,13 +52,13 @@ pub(crate) async fn state(
             Ok(permit) => permit,
             Err(refused) => return refused,
         };
-        let found = look(&service.app, inspect::state).await;
+        let found = look(&service.app, move |app| inspect::state(app, &viewer)).await;
         return found.map_or_else(|refused| refused, |found| json(StatusCode::OK, found));
     };
     if name.len() > LONGEST_NAME {
         return too_long("node", LONGEST_NAME);
     }
-    match inspect::state_of(&service.app, &name) {
+    match inspect::state_of(&service.app, &name, &viewer) {
         Some(state) => encoded(&state),
         None => refusal(StatusCode::NOT_FOUND, &format!("node `{name}` is not known here")),
     }
@@ -82,9 +84,16 @@ pub(crate) async fn scrape(
 #[utoipa::path(get, path = "/v1/moves", operation_id = "listMoves", tag = "people", responses(
     (status = 200, description = "The proposals.", body = MoveProposals),
 ))]
-pub(crate) async fn moves(State(service): State<Service>) -> Response {
-    let found = look(&service.app, proposals::proposals).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
+pub(crate) async fn moves(
+    State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
+) -> Response {
+    let found = look(&service.app, move |app| {
+        let mut found = proposals::proposals(app);
+        viewer.hide_proposals(&mut found);
+        found
+    });
+    found.await.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
 /// Which pods hold GPUs without need, what request would have been enough, and how finely each pool
@@ -95,12 +104,13 @@ pub(crate) async fn moves(State(service): State<Service>) -> Response {
 ))]
 pub(crate) async fn advise(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<AdviseQuery>,
 ) -> Response {
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
     }
-    let found = look(&service.app, move |app| advice::advise(app, &query)).await;
+    let found = look(&service.app, move |app| advice::advise(app, &query, &viewer)).await;
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
@@ -115,12 +125,13 @@ pub(crate) async fn advise(
 ))]
 pub(crate) async fn waiting_pods(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<WaitingQuery>,
 ) -> Response {
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
     }
-    let found = look(&service.app, move |app| waiting::waiting(app, &query)).await;
+    let found = look(&service.app, move |app| waiting::waiting(app, &query, &viewer)).await;
     found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
@@ -132,6 +143,7 @@ pub(crate) async fn waiting_pods(
 ))]
 pub(crate) async fn explain(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<ExplainQuery>,
 ) -> Response {
     let requested = query.pod.as_deref().and_then(|pod| pod.split_once('/'));
@@ -143,13 +155,18 @@ pub(crate) async fn explain(
         return too_long("pod", LONGEST_NAMESPACE + 1 + LONGEST_NAME);
     }
     let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    match look(&service.app, move |app| explain_named(app, &wanted, &of)).await {
+    let explained = look(&service.app, move |app| {
+        let mut found = explain_named(app, &wanted, &of).filter(|_| viewer.sees(&wanted))?;
+        viewer.hide_moves(&mut found.moves);
+        Some(found)
+    });
+    match explained.await {
         Err(refused) => refused,
         Ok(Some(explanation)) => encoded(&explanation),
         Ok(None) => {
             let error = format!(
-                "pod `{namespace}/{name}` is not known here: it does not exist, requests no GPU, or has \
-                 another scheduler than {}",
+                "pod `{namespace}/{name}` is not known here: it does not exist, requests no GPU, has \
+                 another scheduler than {}, or you may not list the pods of its namespace",
                 service.app.config.scheduler_names.join(", ")
             );
             refusal(StatusCode::NOT_FOUND, &error)

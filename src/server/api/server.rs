@@ -26,20 +26,22 @@ use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::VerbAnswer;
 use crate::report::wire;
 use crate::server::api::agents::{AgentAccess, prove};
+use crate::server::api::people::{PeopleAccess, identify, identify_scrape};
 use crate::server::api::queries::scrape as scraped;
 use crate::server::api::replicas::LONGEST_MESSAGE;
-use crate::server::api::{queries, replicas, reports, scrape};
+use crate::server::api::{queries, replicas, reports, resources, scrape};
 use crate::server::http::exchange::PeerAddress;
 use crate::server::http::forward::{Arrival, Forward, Port, to_leader};
-use crate::server::http::limits::PeerNames;
+use crate::server::http::limits::PeerProof;
 use crate::server::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
 };
-use crate::server::http::tls::Handshake;
+use crate::server::http::tls::{Handshake, Shown};
 use crate::server::http::{browser, connections};
 use crate::server::page::live;
 use crate::server::page::service::{Service, too_long};
 use crate::server::scheduler::{preempt, verbs};
+use crate::server::views::viewer::Viewer;
 
 /// How long open requests may take at shutdown: less than the 30 seconds that Kubernetes gives.
 const LAST_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
@@ -100,8 +102,9 @@ static LOGGED: LogLimit = LogLimit::new();
 
 /// All routes, for a demo, which serves everything on one listener.
 pub fn router(service: Service) -> Router {
-    let own = agent_routes().merge(metric_routes()).merge(replica_routes());
-    let routes = verb_routes(&service, None).merge(own).merge(queries::routes());
+    let own = agent_routes().merge(metric_routes()).merge(probe_routes()).merge(replica_routes());
+    let queries = queries::routes().layer(Extension(Viewer::All));
+    let routes = verb_routes(&service, None).merge(own).merge(queries);
     guarded(routes, ALL_PATHS, service)
 }
 
@@ -127,15 +130,28 @@ fn agent_routes() -> Router<Service> {
         .route("/v1/nodes/{node}/report", put(take_report).layer(most(wire::MAX_BODY_BYTES)))
 }
 
-/// Routes for kubelet, Prometheus and operators. Each replica answers them itself.
+/// Routes for Prometheus and operators. Each replica answers them itself.
 fn metric_routes() -> Router<Service> {
     let most = |bytes| DefaultBodyLimit::max(bytes);
     Router::new()
         .route("/v1/log-level", put(log_level).layer(most(LONGEST_LOG_LEVEL)))
-        .route("/healthz", get(alive))
-        .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/gpus", get(device_metrics))
+}
+
+/// Routes for kubelet, which proves nothing. Each replica answers them itself.
+fn probe_routes() -> Router<Service> {
+    Router::new().route("/healthz", get(alive)).route("/readyz", get(ready))
+}
+
+/// The queries, for people whom `access` knows: as they are, and as a resource of the API server.
+fn proven_queries(queries: Router<Service>, access: &Arc<PeopleAccess>) -> Router<Service> {
+    let queries = queries.route_layer(middleware::from_fn_with_state(Arc::clone(access), identify));
+    Router::new()
+        .route(resources::VERSION_PATH, get(resources::discovery))
+        .route(resources::RESOURCE_PATH, get(resources::to_page))
+        .nest(resources::PAGE_PATH, queries.clone())
+        .merge(queries)
 }
 
 /// Routes for other replicas: beside the verbs, since few clients may reach that port.
@@ -184,6 +200,8 @@ pub struct Identities {
     pub replicas: ServerProof,
     /// The agents.
     pub agents: Arc<AgentAccess>,
+    /// People and Prometheus.
+    pub people: Arc<PeopleAccess>,
 }
 
 /// The same with a listener for each kind of client, with limits of its own. Without `identities` all
@@ -203,18 +221,27 @@ pub async fn serve_apart(
     let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
     let proof = identities.as_ref().map(|identities| identities.replicas.clone());
     let forward = Forward::new(Arc::clone(&service.app), Port::Page, proof.clone());
-    let page_routes =
+    let mut page_routes =
         queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
     let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
-    let (mut mutual, mut open) = (None, None);
-    if let Some(Identities { scheduler, replicas: ServerProof { tls, name }, agents }) = identities
-    {
+    let mut metric_routes = metric_routes();
+    let (mut mutual, mut asking, mut open) = (None, None, None);
+    if let Some(Identities { scheduler, replicas, agents, people }) = identities {
+        let ServerProof { tls, name } = replicas;
         let is_replica = middleware::from_fn_with_state(name.clone(), named);
         replica_routes = replica_routes.route_layer(is_replica);
         agent_routes = agent_routes.route_layer(middleware::from_fn_with_state(agents, prove));
-        mutual = Some(Handshake { tls: tls.clone(), names: Some([scheduler, name].into()) });
-        open = Some(Handshake { tls, names: None });
+        page_routes = proven_queries(page_routes, &people);
+        metric_routes =
+            metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
+        let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
+        mutual = handshake(Shown::Name([scheduler, name].into()));
+        asking = handshake(Shown::Anything);
+        open = handshake(Shown::Nothing);
+    } else {
+        page_routes = page_routes.layer(Extension(Viewer::All));
     }
+    let metric_routes = metric_routes.merge(probe_routes());
     let verb_routes = verb_routes(&service, proof).merge(replica_routes);
     let with = |listener, limits, (routes, paths)| {
         let routes = guarded(routes, paths, service.clone());
@@ -223,8 +250,8 @@ pub async fn serve_apart(
     let verbs = with((listeners.verbs, mutual), verb_limits, (verb_routes, VERB_PATHS));
     let agents = (listeners.agents, open.clone());
     let agents = with(agents, agent_limits, (agent_routes, AGENT_PATHS));
-    let page = with((listeners.page, open.clone()), page_limits, (page_routes, PAGE_PATHS));
-    let metrics = with((listeners.metrics, open), metric_limits, (metric_routes(), METRIC_PATHS));
+    let page = with((listeners.page, asking), page_limits, (page_routes, PAGE_PATHS));
+    let metrics = with((listeners.metrics, open), metric_limits, (metric_routes, METRIC_PATHS));
     let serving = async move {
         tokio::join!(verbs, agents, page, metrics);
     };
@@ -234,11 +261,11 @@ pub async fn serve_apart(
 /// Passes a call on if the client's certificate has this name.
 async fn named(
     State(name): State<ServerName<'static>>,
-    names: Option<Extension<PeerNames>>,
+    peer: Option<Extension<PeerProof>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if names.is_some_and(|Extension(PeerNames(names))| names.contains(&name)) {
+    if peer.is_some_and(|Extension(peer)| peer.names.contains(&name)) {
         return next.run(request).await;
     }
     let error = format!("only a client whose certificate names `{}` may call this", name.to_str());

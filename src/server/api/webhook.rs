@@ -20,7 +20,7 @@ use crate::certificates::Certificates;
 use crate::clock::Clock;
 use crate::control::shared::log_limit::LogLimit;
 use crate::kube_api::admission::rules::Admission;
-use crate::server::http::tls::Handshake;
+use crate::server::http::tls::{Handshake, Shown};
 use crate::server::http::{browser, connections};
 
 /// Largest body that is read. An API server takes objects of up to 3 MiB, and a review holds at
@@ -66,7 +66,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     stop: watch::Receiver<bool>,
 ) {
-    let handshake = Handshake { tls: certificates.current(), names: None };
+    let handshake = Handshake { tls: certificates.current(), clients: Shown::Nothing };
     let limits = connections::limits(MAX_CONNECTIONS, MAX_IN_FLIGHT, 48);
     let mut stopped = stop.clone();
     let late = async move {

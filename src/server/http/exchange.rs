@@ -246,8 +246,8 @@ pub(crate) async fn answer(
     let mut request =
         request.map(|body| Body::new(RequestBody { body, is_read: false, exchange: requested }));
     request.extensions_mut().insert(PeerAddress(progress.connection.address));
-    if let Some(names) = progress.connection.names() {
-        request.extensions_mut().insert(names.clone());
+    if let Some(peer) = progress.connection.peer() {
+        request.extensions_mut().insert(peer.clone());
     }
     let response = routes.clone().oneshot(request).await?;
     let response = progress.given(response);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
@@ -107,12 +107,18 @@ pub(crate) struct Connection {
     id: u64,
     phase: Mutex<(Phase, Timestamp)>,
     closing: Notify,
-    names: OnceLock<PeerNames>,
+    peer: OnceLock<PeerProof>,
 }
 
-/// The known names in the client's certificate, an extension of each of its requests.
+/// The certificates that a client showed, an extension of each of its requests.
 #[derive(Clone, Debug)]
-pub(crate) struct PeerNames(pub(crate) Arc<[ServerName<'static>]>);
+pub(crate) struct PeerProof {
+    /// The chain, the own one first. Only the client's possession of its key is checked, unless it has
+    /// names.
+    pub(crate) chain: Arc<[CertificateDer<'static>]>,
+    /// The names that the listener knows, in a certificate of the CA.
+    pub(crate) names: Arc<[ServerName<'static>]>,
+}
 
 /// One admitted connection; dropping it removes the connection.
 pub(crate) struct Place(Arc<Connection>);
@@ -161,7 +167,7 @@ impl Clients {
             id,
             phase,
             closing: Notify::new(),
-            names: OnceLock::new(),
+            peer: OnceLock::new(),
         });
         table.add(&connection, now);
         Some(Place(connection))
@@ -197,14 +203,14 @@ impl Clients {
 }
 
 impl Connection {
-    /// Notes the names in the certificate of the client.
-    pub(crate) fn set_names(&self, names: PeerNames) {
-        let _ = self.names.set(names); // there is one handshake
+    /// Notes the certificates of the client.
+    pub(crate) fn set_peer(&self, peer: PeerProof) {
+        let _ = self.peer.set(peer); // there is one handshake
     }
 
-    /// The names in the certificate of the client, if it showed one.
-    pub(crate) fn names(&self) -> Option<&PeerNames> {
-        self.names.get()
+    /// The certificates of the client, if it showed any.
+    pub(crate) fn peer(&self) -> Option<&PeerProof> {
+        self.peer.get()
     }
 
     fn phase(&self) -> (Phase, Timestamp) {

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::certificates::{Tls, is_named};
-use crate::server::http::limits::{Connection, LOOK_EVERY, PeerNames};
+use crate::certificates::{ClientCertificate, Tls, is_named};
+use crate::server::http::limits::{Connection, LOOK_EVERY, PeerProof};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
 /// may come slowly.
@@ -22,8 +22,29 @@ const HANDSHAKE: usize = 72 << 10;
 pub struct Handshake {
     /// How clients know the listener.
     pub tls: watch::Receiver<Arc<Tls>>,
-    /// They also show a certificate of the CA, which has at least one of these names.
-    pub names: Option<Arc<[ServerName<'static>]>>,
+    /// What clients show.
+    pub clients: Shown,
+}
+
+/// What the clients of a listener show.
+#[derive(Clone)]
+pub enum Shown {
+    /// No certificate.
+    Nothing,
+    /// Any certificate, or none: it is checked with each request.
+    Anything,
+    /// A certificate of the CA, which has at least one of these names.
+    Name(Arc<[ServerName<'static>]>),
+}
+
+impl Shown {
+    fn certificate(&self) -> ClientCertificate {
+        match self {
+            Self::Nothing => ClientCertificate::None,
+            Self::Anything => ClientCertificate::Asked,
+            Self::Name(_) => ClientCertificate::Required,
+        }
+    }
 }
 
 /// A connection that may be idle without being read from.
@@ -48,11 +69,11 @@ impl Idle for Box<TlsStream<TcpStream>> {
 
 /// The handshake of a client, and what is known of it; `None` if it fails.
 pub(crate) async fn shake_hands(
-    Handshake { tls, names }: &Handshake,
+    Handshake { tls, clients }: &Handshake,
     stream: TcpStream,
     connection: &Connection,
 ) -> Option<TlsStream<TcpStream>> {
-    let config = tls.borrow().server(names.is_some()).map(Arc::clone);
+    let config = tls.borrow().server(clients.certificate()).map(Arc::clone);
     let Some(config) = config else {
         tracing::error!("the certificates are not enough for this listener");
         return None;
@@ -70,15 +91,19 @@ pub(crate) async fn shake_hands(
             return None;
         }
     };
-    if let Some(names) = names {
-        let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let shown = stream.get_ref().1.peer_certificates();
+    let mut peer = PeerProof { chain: shown.unwrap_or_default().into(), names: Arc::default() };
+    if let Shown::Name(names) = clients {
+        let shown = peer.chain.first();
         let has = |name: &&ServerName<'static>| shown.is_some_and(|it| is_named(it, name));
-        let known: Arc<[_]> = names.iter().filter(has).cloned().collect();
-        if known.is_empty() {
+        peer.names = names.iter().filter(has).cloned().collect();
+        if peer.names.is_empty() {
             tracing::warn!(address = %connection.address, "a client shows a certificate of another name");
             return None;
         }
-        connection.set_names(PeerNames(known));
+    }
+    if !peer.chain.is_empty() {
+        connection.set_peer(peer);
     }
     Some(stream)
 }
@@ -101,7 +126,7 @@ mod tests {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
         let tls = watch::Sender::new(Arc::new(Tls::of_server(config)));
-        let handshake = Handshake { tls: tls.subscribe(), names: None };
+        let handshake = Handshake { tls: tls.subscribe(), clients: Shown::Nothing };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let clients = Clients::new(Limits::new(8, 2 * HANDSHAKE));
         let (mut silent, mut attending) = (Vec::new(), Vec::new());

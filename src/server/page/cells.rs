@@ -103,7 +103,7 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
             reservation.is_some_and(|held| matches!(held.state, ReservationState::Draining { .. }));
         let found = sight.details.isolation.of(device_state, (uid, *held), sight.limits);
         tenants.push(TenantCell((
-            sight.legend.namespaces.position(namespace, sight.number),
+            Some(sight.legend.namespaces.position(namespace, sight.number)),
             thousandths(held.share),
             thousandths_of(held.memory, capacity),
             u8::from(is_ended) + 2 * u8::from(found.verified == Mode::None),

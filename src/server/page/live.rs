@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 
 use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
-use crate::api::page::{Figures, Summary, SummaryDelta};
+use crate::api::page::{Figures, GpuCell, NodeCell, Summary, SummaryDelta, TenantCell};
 use crate::clock::Clock;
 use crate::control::shared::app::App;
 use crate::hardware::device::NodeName;
@@ -23,6 +23,7 @@ use crate::protocol::messages::to_json;
 use crate::server::page::cells::{Legend, Sight, node_cell};
 use crate::server::page::summary::{ageless, figures};
 use crate::server::page::trend::{POINT_EVERY, Trend, point};
+use crate::server::views::viewer::Viewer;
 use crate::usage::node_details::NodeDetails;
 
 /// Time between two checks for changes while a browser listens, and between two of its deltas.
@@ -122,9 +123,10 @@ impl Live {
         self.map.lock()
     }
 
-    /// The name of the newest snapshot: process, generation, number.
-    fn name(&self, map: &FleetMap) -> String {
-        format!("{:x}-{:x}-{}.{}", self.started, std::process::id(), map.generation, map.number)
+    /// The name of the newest snapshot: process, generation, what the viewer sees, number.
+    fn name(&self, map: &FleetMap, viewer: &Viewer) -> String {
+        let (process, sight) = (std::process::id(), viewer.tag());
+        format!("{:x}-{process:x}-{}-{sight}.{}", self.started, map.generation, map.number)
     }
 
     /// Brings the map in line with the ledger: O(changed nodes), sometimes O(nodes).
@@ -146,28 +148,29 @@ impl Live {
     }
 
     /// Everything as JSON, and the name of that snapshot: O(nodes).
-    pub(crate) fn snapshot(&self, app: &App) -> (Vec<u8>, String) {
+    pub(crate) fn snapshot(&self, app: &App, viewer: &Viewer) -> (Vec<u8>, String) {
         self.refresh(app);
         let map = self.map();
+        let sight = Seen::of(&map, viewer);
         let snapshot = Summary {
             api_version: ApiVersion::default(),
             kind: SummaryKind::default(),
             version: Cow::Borrowed(env!("CARGO_PKG_VERSION")),
-            at: self.name(&map),
+            at: self.name(&map, viewer),
             unix_seconds: app.clock.unix_seconds(),
-            figures: Cow::Borrowed(&map.figures),
+            figures: sight.figures(),
             trend: map.trend.after(0),
             models: map.legend.models.all(),
-            namespaces: map.legend.namespaces.all(),
-            nodes: map.nodes.values().filter_map(|(_, cell)| cell.as_deref()).collect(),
+            namespaces: map.legend.namespaces.all().into_iter().map(|it| sight.name(it)).collect(),
+            nodes: sight.cells(map.nodes.values().filter_map(|(_, cell)| cell.as_deref())),
         };
         (to_json(&snapshot), snapshot.at)
     }
 
     /// What is newer than the snapshot `after`: O(nodes).
-    pub(crate) fn since(&self, app: &App, after: &str) -> News {
+    pub(crate) fn since(&self, app: &App, after: &str, viewer: &Viewer) -> News {
         let map = self.map();
-        let at = self.name(&map);
+        let at = self.name(&map, viewer);
         if at == after {
             return News::Nothing;
         }
@@ -177,23 +180,74 @@ impl Live {
         };
         let number = number.parse::<u64>().ok().filter(|number| *number <= map.number);
         let Some(number) = number.filter(|_| known == now) else { return News::Reload };
+        let sight = Seen::of(&map, viewer);
         let fresh = || map.nodes.iter().filter(|(_, (changed, _))| *changed > number);
         let delta = SummaryDelta {
             api_version: ApiVersion::default(),
             kind: SummaryDeltaKind::default(),
             at: at.clone(),
             unix_seconds: app.clock.unix_seconds(),
-            figures: (map.figures_seen.1 > number).then_some(Cow::Borrowed(&map.figures)),
+            figures: (map.figures_seen.1 > number).then(|| sight.figures()),
             trend: map.trend.after(number),
             models: map.legend.models.after(number),
-            namespaces: map.legend.namespaces.after(number),
-            nodes: fresh().filter_map(|(_, (_, cell))| cell.as_deref()).collect(),
+            namespaces: map
+                .legend
+                .namespaces
+                .after(number)
+                .into_iter()
+                .map(|(at, name)| (at, sight.name(name)))
+                .collect(),
+            nodes: sight.cells(fresh().filter_map(|(_, (_, cell))| cell.as_deref())),
             gone: fresh()
                 .filter(|(_, (_, it))| it.is_none())
                 .map(|(name, _)| Cow::Borrowed(name.as_str()))
                 .collect(),
         };
         News::Delta(to_json(&delta), at)
+    }
+}
+
+/// The map as a viewer sees it.
+struct Seen<'a> {
+    map: &'a FleetMap,
+    viewer: &'a Viewer,
+    /// Positions of the namespaces that the viewer does not see.
+    hidden: BTreeSet<usize>,
+}
+
+impl<'a> Seen<'a> {
+    fn of(map: &'a FleetMap, viewer: &'a Viewer) -> Self {
+        let names = map.legend.namespaces.all().into_iter().enumerate();
+        let hidden = names.filter(|(_, name)| !viewer.sees(name)).map(|(at, _)| at).collect();
+        Self { map, viewer, hidden }
+    }
+
+    fn figures(&self) -> Cow<'a, Figures> {
+        let mut figures = Cow::Borrowed(&self.map.figures);
+        if *self.viewer != Viewer::All {
+            figures.to_mut().waiting_pods.retain(|waiting| self.viewer.sees_pod(&waiting.pod));
+        }
+        figures
+    }
+
+    fn name(&self, name: Cow<'a, str>) -> Cow<'a, str> {
+        if self.viewer.sees(&name) { name } else { Cow::Borrowed("") }
+    }
+
+    /// Cells in which tenants of other namespaces have none.
+    fn cells(&self, cells: impl Iterator<Item = &'a RawValue>) -> Vec<Cow<'a, RawValue>> {
+        let hide = |cell: &'a RawValue| {
+            if self.hidden.is_empty() {
+                return Cow::Borrowed(cell);
+            }
+            let mut node: NodeCell = serde_json::from_str(cell.get()).expect("a cell of ours");
+            for TenantCell(tenant) in node.gpus.iter_mut().flat_map(|GpuCell(gpu)| &mut gpu.4) {
+                tenant.0 = tenant.0.filter(|position| !self.hidden.contains(position));
+            }
+            let cell = serde_json::value::to_raw_value(&node);
+            Cow::Owned(cell.expect("cells are made of texts and numbers"))
+        };
+        cells.map(hide).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -20,6 +20,7 @@ use crate::protocol::messages::to_json;
 use crate::server::http::respond::{ReadPath, ReadQuery, refusal};
 use crate::server::page::service::{Service, look};
 use crate::server::page::stream;
+use crate::server::views::viewer::Viewer;
 use crate::server::views::{fits, search};
 
 /// Content security policy: the page may load only from its own origin.
@@ -81,11 +82,15 @@ fn file(name: &str, headers: &HeaderMap) -> Response {
     (status = 200, description = "The snapshot; gzip if that is accepted.", body = Summary<'static>),
     (status = 304, description = "The client has this snapshot."),
 ))]
-pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) -> Response {
+pub(crate) async fn summary(
+    State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
+    headers: HeaderMap,
+) -> Response {
     let requested = headers.clone();
     let live = Arc::clone(&service.live);
     let answer = look(&service.app, move |app| {
-        let (snapshot, at) = live.snapshot(app);
+        let (snapshot, at) = live.snapshot(app, &viewer);
         let tag = format!("W/\"{at}\"");
         if headers
             .get(header::IF_NONE_MATCH)
@@ -124,10 +129,11 @@ pub(crate) async fn summary(State(service): State<Service>, headers: HeaderMap) 
 ))]
 pub(crate) async fn fit(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<BTreeMap<String, String>>,
     headers: HeaderMap,
 ) -> Response {
-    let answer = look(&service.app, move |app| match fits::fits(app, &query) {
+    let answer = look(&service.app, move |app| match fits::fits(app, &query, &viewer) {
         Ok(found) => packed(&headers, "application/json", to_json(&found)),
         Err(error) => refusal(StatusCode::BAD_REQUEST, &error),
     });
@@ -152,6 +158,7 @@ pub(crate) async fn fragmentation(State(service): State<Service>, headers: Heade
 ))]
 pub(crate) async fn search(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<SearchQuery>,
 ) -> Response {
     let text = query.q.map(|text| text.trim().to_owned()).unwrap_or_default();
@@ -162,7 +169,7 @@ pub(crate) async fn search(
         );
         return refusal(StatusCode::BAD_REQUEST, &error);
     }
-    let found = look(&service.app, move |app| search::search(app, &text)).await;
+    let found = look(&service.app, move |app| search::search(app, &text, &viewer)).await;
     let json = [(header::CONTENT_TYPE, "application/json")];
     found.map_or_else(|refused| refused, |found| (json, to_json(&found)).into_response())
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,7 @@ use crate::api::page::{EventsQuery, SummaryDelta};
 use crate::server::http::respond::{ReadQuery, refusal};
 use crate::server::page::live::{LOOK_EVERY, News};
 use crate::server::page::service::Service;
+use crate::server::views::viewer::Viewer;
 
 /// After this time without a message a comment is sent, because proxies close silent connections.
 const COMMENT_EVERY: Duration = Duration::from_secs(15);
@@ -24,6 +25,12 @@ const STALLED: Duration = Duration::from_secs(30);
 
 /// Shortest time after which a browser reconnects. Up to twice that, so that not all come at once.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// After this time a browser must ask again: what its user may see can have changed.
+const LONGEST_STREAM: Duration = Duration::from_secs(300);
+
+/// How soon it does.
+const NEXT_STREAM: Duration = Duration::from_millis(100);
 
 /// Server-sent events: what is newer than a snapshot, at most four times a second.
 ///
@@ -39,6 +46,7 @@ const RETRY: Duration = Duration::from_secs(2);
 ))]
 pub(crate) async fn events(
     State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
     ReadQuery(query): ReadQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
@@ -50,7 +58,7 @@ pub(crate) async fn events(
     let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let after = resumed.or(query.after).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(feed(service, after, sender, place));
+    tokio::spawn(feed((service, viewer), after, sender, place));
     let events = futures::stream::unfold(receiver, |mut receiver| async {
         Some((Ok::<Event, Infallible>(receiver.recv().await?), receiver))
     });
@@ -62,12 +70,13 @@ pub(crate) async fn events(
 
 /// Makes each message only after the browser has taken the one before.
 async fn feed(
-    service: Service,
+    (service, viewer): (Service, Viewer),
     mut after: String,
     sender: mpsc::Sender<Event>,
     _place: OwnedSemaphorePermit,
 ) {
     let Service { app, live, .. } = service;
+    let began = app.clock.now();
     let (mut news, mut closing) = (live.news(), live.closing());
     let jitter = Duration::from_millis(u64::from(app.clock.precise().subsec_micros()) % 2_000);
     if sender.send(Event::default().retry(RETRY + jitter).comment("gpupack")).await.is_err() {
@@ -79,8 +88,13 @@ async fn feed(
             return;
         };
         news.borrow_and_update();
+        if app.clock.now().since(began) > LONGEST_STREAM {
+            return room.send(Event::default().retry(NEXT_STREAM).comment("ask again"));
+        }
         let (requested, shown, from) = (Arc::clone(&app), Arc::clone(&live), after.clone());
-        let found = tokio::task::spawn_blocking(move || shown.since(&requested, &from)).await;
+        let viewer = viewer.clone();
+        let newer = move || shown.since(&requested, &from, &viewer);
+        let found = tokio::task::spawn_blocking(newer).await;
         match found {
             Ok(News::Nothing) => drop(room),
             Ok(News::Delta(delta, at)) => {

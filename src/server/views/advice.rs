@@ -12,16 +12,19 @@ use crate::hardware::units::{MemMib, Share};
 use crate::ledger::usage::advice;
 use crate::ledger::usage::advice::{IDLE_FOR, WATCHED_FOR, by_pool};
 use crate::metrics::demand::Waste;
+use crate::server::views::viewer::Viewer;
 
 /// Pods in the list, those that waste most first.
 const NAMED: usize = 1_000;
 
 /// The current advice.
-pub(crate) fn advise(app: &App, query: &AdviseQuery) -> Advice {
+pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice {
     let namespace = query.namespace.as_deref();
     let now = app.clock.now();
-    let is_requested =
-        |advice: &advice::Advice| namespace.is_none_or(|wanted| wanted == advice.pod.namespace());
+    let is_requested = |advice: &advice::Advice| {
+        let of = advice.pod.namespace();
+        namespace.is_none_or(|wanted| wanted == of) && viewer.sees(of)
+    };
     let mut all = app.ledger.advice(now);
     all.retain(is_requested);
     let pools = by_pool(&all).into_iter().map(|(pool, advice)| PoolAdvice {

@@ -18,6 +18,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::model::fit::HostRule;
 use crate::model::request::GpuRequest;
 use crate::scoring::strategy::Strategy;
+use crate::server::views::viewer::Viewer;
 
 /// Longest value of a query, in bytes.
 const MAX_VALUE: usize = 512;
@@ -29,9 +30,13 @@ const KEYS: &str = "`fraction`, `memory`, `count`, `model`, `isolation` and `mig
 ///
 /// # Errors
 /// What is wrong with the query, and a suggestion.
-pub(crate) fn fits(app: &App, query: &BTreeMap<String, String>) -> Result<Fit, String> {
+pub(crate) fn fits(
+    app: &App,
+    query: &BTreeMap<String, String>,
+    viewer: &Viewer,
+) -> Result<Fit, String> {
     let request = match query.get("pod") {
-        Some(pod) => waiting_request(app, query, pod)?,
+        Some(pod) => waiting_request(app, query, pod, viewer)?,
         None => request(&app.request_rules, query)?,
     };
     let words = in_words(&request);
@@ -54,13 +59,15 @@ fn waiting_request(
     app: &App,
     query: &BTreeMap<String, String>,
     pod: &str,
+    viewer: &Viewer,
 ) -> Result<GpuRequest, String> {
     if query.len() > 1 {
         return Err("`pod` must be the only key: the request of that pod is what counts".to_owned());
     }
     let named =
         pod.split_once('/').and_then(|(namespace, name)| app.waiting.named(namespace, name));
-    let request = named.and_then(|state| state.waiting.query.gpu);
+    let seen = named.filter(|_| viewer.sees_pod(pod));
+    let request = seen.and_then(|state| state.waiting.query.gpu);
     request.ok_or_else(|| {
         let shown: String = pod.chars().take(MAX_VALUE).collect();
         format!("no pod `{shown}` waits for a GPU: use /v1/fit?pod=NAMESPACE/NAME")

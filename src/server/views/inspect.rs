@@ -9,6 +9,7 @@ use crate::model::node_state::{NodeReporting, NodeState};
 use crate::protocol::messages::to_json;
 use crate::scoring::fragmentation::Packing;
 use crate::server::views::pods::host_amount;
+use crate::server::views::viewer::Viewer;
 use crate::server::views::{devices, pods};
 
 /// The figures of a measurement.
@@ -25,7 +26,7 @@ pub(crate) fn packing(packing: &Packing) -> state::Packing {
 
 /// The whole ledger as the JSON of a [`State`]. It is written node by node: 5,000 nodes make 40 MB,
 /// and any other form of all at once takes several times that.
-pub fn state(app: &App) -> Vec<u8> {
+pub fn state(app: &App, viewer: &Viewer) -> Vec<u8> {
     let mut names = Vec::new();
     app.ledger.look_at_each(|node| names.push(node.name().clone()));
     names.sort_unstable();
@@ -38,10 +39,15 @@ pub fn state(app: &App) -> Vec<u8> {
     json.push(b'[');
     for name in names {
         let Some(found) = app.ledger.node(name.as_str()) else { continue };
-        push(&mut json, &node(app, &found));
-        pods::on(app, &found).for_each(|pod| push(&mut pods, &pod));
+        push(&mut json, &node(app, &found, viewer));
+        let seen = pods::on(app, &found).filter(|pod| viewer.sees_pod(&pod.pod));
+        seen.for_each(|pod| push(&mut pods, &pod));
     }
-    pods::waiting(app, |pod| push(&mut pods, &pod));
+    pods::waiting(app, |pod| {
+        if viewer.sees_pod(&pod.pod) {
+            push(&mut pods, &pod);
+        }
+    });
     json.extend_from_slice(br#"],"pods":["#);
     json.append(&mut pods);
     json.extend_from_slice(b"]}");
@@ -57,10 +63,10 @@ fn push<T: Serialize>(json: &mut Vec<u8>, item: &T) {
 }
 
 /// One node and the pods on it; `None` if no node has this name.
-pub fn state_of(app: &App, name: &str) -> Option<State> {
+pub fn state_of(app: &App, name: &str, viewer: &Viewer) -> Option<State> {
     let found = app.ledger.node(name).filter(|node| !node.is_forgettable())?;
-    let pods = pods::on(app, &found).collect();
-    Some(State { nodes: vec![node(app, &found)], pods, ..State::default() })
+    let pods = pods::on(app, &found).filter(|pod| viewer.sees_pod(&pod.pod)).collect();
+    Some(State { nodes: vec![node(app, &found, viewer)], pods, ..State::default() })
 }
 
 /// Whether the agent of a node reports.
@@ -73,13 +79,13 @@ pub(crate) fn reporting(state: NodeReporting) -> state::NodeReporting {
     }
 }
 
-fn node(app: &App, node: &NodeState) -> Node {
+fn node(app: &App, node: &NodeState, viewer: &Viewer) -> Node {
     let details = app.ledger.details(node.name().as_str());
     let of_node = (node, app.driver_limits());
     let devices = node.devices().iter();
     let devices = devices.map(|found| devices::device(of_node, &details, found)).collect();
     let (driver, cuda) = details.driver.map(|it| (it.version, it.cuda)).unzip();
-    Node {
+    let mut view = Node {
         name: node.name().to_string(),
         pool: node.pool().to_string(),
         state: reporting(node.state()),
@@ -88,5 +94,7 @@ fn node(app: &App, node: &NodeState) -> Node {
         driver,
         cuda: cuda.flatten(),
         devices,
-    }
+    };
+    viewer.hide_tenants(&mut view);
+    view
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::api::search::{FoundPod, SearchResults, SearchTotals};
 use crate::control::shared::app::App;
 use crate::model::reservation::PodRef;
+use crate::server::views::viewer::Viewer;
 
 /// Longest search text: the longest `namespace/name` of Kubernetes.
 pub(crate) const MAX_TEXT: usize = 63 + 1 + 253;
@@ -27,7 +28,7 @@ impl<T: Ord> First<T> {
 
 /// Everything with `text` in its name: O(pods). Kubernetes names are in lower case, so upper case
 /// in the text matches, too. Lists the first 20 of each kind.
-pub(crate) fn search(app: &App, text: &str) -> SearchResults {
+pub(crate) fn search(app: &App, text: &str, viewer: &Viewer) -> SearchResults {
     let lower = text.to_lowercase();
     let is_it = |name: &str| name.contains(text) || name.contains(&lower);
     let mut nodes = First(BTreeSet::new(), 0);
@@ -35,6 +36,9 @@ pub(crate) fn search(app: &App, text: &str) -> SearchResults {
     let mut namespaces: BTreeSet<String> = BTreeSet::new();
     let mut see = |pod: &PodRef| {
         let namespace = pod.namespace();
+        if !viewer.sees(namespace) {
+            return false;
+        }
         if is_it(namespace) && !namespaces.contains(namespace) {
             namespaces.insert(namespace.to_owned());
         }

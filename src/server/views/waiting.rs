@@ -15,6 +15,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::Suggestion;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::request::GpuRequest;
+use crate::server::views::viewer::Viewer;
 
 /// Pods in the list if the query names no limit.
 const DEFAULT_LIMIT: usize = 500;
@@ -111,8 +112,10 @@ pub(crate) fn refused(app: &App, most: usize) -> Vec<waiting::WaitingPod> {
 
 /// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
 /// milliseconds each in a large cluster.
-pub fn waiting(app: &App, query: &WaitingQuery) -> WaitingPodList {
-    let is_wanted = |namespace: &str| query.namespace.as_deref().is_none_or(|of| of == namespace);
+pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodList {
+    let is_wanted = |namespace: &str| {
+        query.namespace.as_deref().is_none_or(|of| of == namespace) && viewer.sees(namespace)
+    };
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
     let now = app.clock.unix_seconds();
     let mut pods: Vec<waiting::WaitingPod> = Vec::new();

@@ -18,6 +18,7 @@ use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::model::reservation::{PlacedDevice, Placement, PodRef};
 use gpupack::server::api::server::router;
 use gpupack::server::page::service::Service;
+use gpupack::server::views::viewer::Viewer;
 use gpupack::server::views::{explain, inspect};
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -104,7 +105,8 @@ impl Extender {
 
     /// The node as `/v1/state` shows it.
     pub(crate) fn node(&self) -> Value {
-        serde_json::to_value(&inspect::state_of(&self.app, "n").unwrap().nodes[0]).unwrap()
+        serde_json::to_value(&inspect::state_of(&self.app, "n", &Viewer::All).unwrap().nodes[0])
+            .unwrap()
     }
 
     /// The sum of the series whose line starts with this, a whole number.

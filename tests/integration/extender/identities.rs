@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::Json;
 use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
-use axum::{Json, Router};
 use gpupack::certificates::{CertificateFiles, Certificates, ServerProof};
 use gpupack::control::shared::leader::{Addresses, Leader};
+use gpupack::kube_api::identity::front_proxy;
+use gpupack::kube_api::identity::people::People;
 use gpupack::kube_api::identity::token::AgentTokens;
 use gpupack::server::api::agents::AgentAccess;
+use gpupack::server::api::people::PeopleAccess;
 use gpupack::server::api::server::{Identities, serve_apart};
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
@@ -26,13 +29,15 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
+use super::people::{people_server, review_of_person};
 use crate::harness::authority::{Authority, Pair, client_config};
 use crate::harness::extender::{Bed, data, hello, listeners};
 
 const SCHEDULER: &str = "gpupack-scheduler";
-const REPLICA: &str = "gpupack-extender";
+pub(super) const REPLICA: &str = "gpupack-extender";
 
 fn files(folder: &Path) -> CertificateFiles {
     CertificateFiles {
@@ -44,9 +49,9 @@ fn files(folder: &Path) -> CertificateFiles {
 
 /// An API server that knows tokens such as `n1.agent-1`: of the pod `agent-1` on node `n1`. Pods are as
 /// many seconds old as their number says.
-async fn token_server() -> (kube::Client, Arc<AtomicUsize>) {
+async fn token_server(front_proxy: &str) -> (kube::Client, Arc<AtomicUsize>) {
     let reviews = Arc::new(AtomicUsize::new(0));
-    let router = Router::new()
+    let router = people_server(front_proxy)
         .route("/apis/authentication.k8s.io/v1/tokenreviews", post(review))
         .route("/api/v1/namespaces/gpupack-agents/pods/{name}", get(pod))
         .with_state(Arc::clone(&reviews));
@@ -58,8 +63,11 @@ async fn token_server() -> (kube::Client, Arc<AtomicUsize>) {
 
 async fn review(State(reviews): State<Arc<AtomicUsize>>, Json(review): Json<Value>) -> Json<Value> {
     reviews.fetch_add(1, Ordering::SeqCst);
-    assert_eq!(review["spec"]["audiences"], json!(["gpupack"]));
     let token = review["spec"]["token"].as_str().unwrap();
+    if review["spec"]["audiences"].is_null() {
+        return Json(review_of_person(token));
+    }
+    assert_eq!(review["spec"]["audiences"], json!(["gpupack"]));
     let user = |account: &str, extra: Value| {
         json!({"authenticated": true, "audiences": ["gpupack"],
             "user": {"username": format!("system:serviceaccount:{account}"), "extra": extra}})
@@ -92,18 +100,20 @@ async fn pod(UrlPath(name): UrlPath<String>) -> Json<Value> {
 }
 
 /// An extender whose clients prove who they are.
-struct Guarded {
-    bed: Bed,
-    authority: Arc<Authority>,
+pub(super) struct Guarded {
+    pub(super) bed: Bed,
+    pub(super) authority: Arc<Authority>,
+    /// The CA by which the API server proves itself.
+    pub(super) front_proxy: Authority,
     /// Of verbs, agents, page and metrics.
-    at: [std::net::SocketAddr; 4],
+    pub(super) at: [std::net::SocketAddr; 4],
     reviews: Arc<AtomicUsize>,
     _folder: TempDir,
     _stop: watch::Sender<bool>,
 }
 
 impl Guarded {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         Self::start_with(Arc::new(Authority::new())).await
     }
 
@@ -112,16 +122,22 @@ impl Guarded {
         let folder = tempfile::tempdir().unwrap();
         authority.write(folder.path(), &authority.pair(REPLICA));
         let certificates = Certificates::read(files(folder.path())).unwrap();
-        let (client, reviews) = token_server().await;
+        let front_proxy = Authority::new();
+        let (client, reviews) = token_server(&front_proxy.certificate).await;
         let user = "system:serviceaccount:gpupack-agents:gpupack-agent".to_owned();
-        let tokens = AgentTokens::new(client, "gpupack", "gpupack-agents", user);
+        let tokens = AgentTokens::new(client.clone(), "gpupack", "gpupack-agents", user);
+        let name = ServerName::try_from(REPLICA).unwrap();
+        let replicas = ServerProof { tls: certificates.current(), name };
+        let (current, mut proxies) = watch::channel(None);
+        tokio::spawn(front_proxy::follow(client.clone(), current));
+        proxies.changed().await.unwrap();
+        let people =
+            PeopleAccess::new(bed.app.clone(), People::new(client), proxies, replicas.clone());
         let identities = Identities {
             scheduler: ServerName::try_from(SCHEDULER).unwrap(),
-            replicas: ServerProof {
-                tls: certificates.current(),
-                name: ServerName::try_from(REPLICA).unwrap(),
-            },
+            replicas,
             agents: Arc::new(AgentAccess::new(bed.app.clone(), tokens)),
+            people: Arc::new(people),
         };
         tokio::spawn(certificates.follow());
         let listeners = listeners().await;
@@ -129,7 +145,7 @@ impl Guarded {
         let at = all.map(|listener| listener.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_apart(bed.service.clone(), listeners, Some(identities), stopped));
-        Self { bed, authority, at, reviews, _folder: folder, _stop: stop }
+        Self { bed, authority, front_proxy, at, reviews, _folder: folder, _stop: stop }
     }
 
     /// One call by a client that shows this certificate; an error if there is no connection.
@@ -139,19 +155,42 @@ impl Guarded {
         shown: Option<&Pair>,
         request: Request<Full<Bytes>>,
     ) -> Result<(StatusCode, Value), String> {
+        let (status, body) = self.text(at, shown, request).await?;
+        Ok((status, serde_json::from_str(&body).unwrap_or_default()))
+    }
+
+    /// The same, with the answer as it is.
+    pub(super) async fn text(
+        &self,
+        at: std::net::SocketAddr,
+        shown: Option<&Pair>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, String), String> {
+        let (mut sender, running) = self.open(at, shown).await?;
+        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await.map_err(|error| error.to_string())?;
+        running.abort();
+        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+    }
+
+    /// A connection, and the task that runs it.
+    pub(super) async fn open(
+        &self,
+        at: std::net::SocketAddr,
+        shown: Option<&Pair>,
+    ) -> Result<(http1::SendRequest<Full<Bytes>>, JoinHandle<()>), String> {
         let stream = TcpStream::connect(at).await.unwrap();
         let name = ServerName::try_from(REPLICA).unwrap();
         let config = client_config(&self.authority.certificate, shown);
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         let stream = TokioIo::new(stream.map_err(|error| error.to_string())?);
-        let (mut sender, connection) =
+        let (sender, connection) =
             http1::handshake(stream).await.map_err(|error| error.to_string())?;
-        let running = tokio::spawn(connection);
-        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await.map_err(|error| error.to_string())?;
-        running.abort();
-        Ok((status, serde_json::from_slice(&body.to_bytes()).unwrap_or_default()))
+        let running = async move {
+            let _closed = connection.await;
+        };
+        Ok((sender, tokio::spawn(running)))
     }
 
     async fn verb(&self, shown: Option<&Pair>, path: &str) -> Result<u16, String> {
@@ -210,7 +249,7 @@ async fn verbs_need_a_certificate_of_the_ca_with_a_known_name() {
 async fn an_agent_reports_only_for_the_node_that_its_token_names() {
     let guarded = Guarded::start().await;
     for (token, status, part) in [
-        (None, 401, "send the token"),
+        (None, 401, "send a token"),
         (Some("nonsense"), 401, "invalid bearer token"),
         (Some("other-audience.x-1"), 401, "audience `gpupack`"),
         (Some("tenant.x-1"), 403, "`system:serviceaccount:team:default`"),
@@ -262,8 +301,12 @@ async fn a_follower_forwards_to_a_leader_that_proves_who_it_is() {
         assert_eq!(status == StatusCode::OK, is_ours, "{status} {answer}");
         let expected = leader.bed.post("/v1/filter", data("filter.json")).await.1;
         assert_eq!(answer == expected, is_ours, "{answer}");
-        let page = Request::get("/v1/state").header("host", "localhost").body(Full::default());
-        let (status, _) = follower.call(follower.at[2], None, page.unwrap()).await.unwrap();
-        assert_eq!(status == StatusCode::OK, is_ours, "{status}");
+        for (user, may) in [("guest", true), ("stranger", false)] {
+            let page = Request::get("/v1/state").header("host", "localhost");
+            let page = page.header("authorization", format!("Bearer person.{user}"));
+            let page = page.body(Full::default()).unwrap();
+            let (status, _) = follower.call(follower.at[2], None, page).await.unwrap();
+            assert_eq!(status == StatusCode::OK, is_ours && may, "{user}: {status}");
+        }
     }
 }

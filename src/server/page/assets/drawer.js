@@ -113,8 +113,8 @@ function tenantBox(tenant, device, overs, openPod) {
   dot.setAttribute("height", 12);
   dot.setAttribute("fill", ink);
   swatch.append(dot);
-  name.append(swatch, button(tenant.pod || tenant.podUid, () => openPod(tenant.pod), "plain"));
-  if (overs.has(tenant.pod)) name.append(make("span", "uses more than it may", "bad small"));
+  name.append(swatch, tenant.pod ? button(tenant.pod, () => openPod(tenant.pod), "plain") : make("span", tenant.podUid || "another team"));
+  if (tenant.pod && overs.has(tenant.pod)) name.append(make("span", "uses more than it may", "bad small"));
   const { configured, verified } = tenant.isolation;
   const limited = verified !== "None" ? ISOLATION[verified] : configured === "None" ? ISOLATION.None : ISOLATION[configured] + ", configured and not verified";
   box.append(name, meter(tenant, device, ink), facts([
@@ -147,7 +147,7 @@ function podBody(found, openNode) {
   const waits = fleet.figures.waitingPods.find((pod) => pod.pod === found.pod);
   if (waits) body.push(facts([["Requests", waits.request], ["Priority", String(waits.priority)], ["Suggestion", waits.suggestion]]));
   body.push(...list("What would help", found.suggestions));
-  body.push(...list("Moves that would make room", found.moves.map((move) => "move " + move.pod + (move.from.node === move.to.node ? " to another device of " + move.to.node : " from " + move.from.node + " to " + move.to.node))));
+  body.push(...list("Moves that would make room", found.moves.map((move) => "move " + (move.pod || "a pod of another team") + (move.from.node === move.to.node ? " to another device of " + move.to.node : " from " + move.from.node + " to " + move.to.node))));
   body.push(...list("Why nodes refuse", found.refusals.map((it) =>
     count(it.nodes, "node", "nodes") + ": " + it.reason + ". Closest is " + it.closestNode + (it.missing === it.reason ? "." : ", missing: " + it.missing + "."))));
   if (found.fitsOn.length) {

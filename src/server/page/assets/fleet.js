@@ -55,8 +55,8 @@ function note(at, figures) {
     fleet.figures = figures;
     fleet.figuresAt = Date.now();
   }
-  const named = fleet.namespaces.length;
-  if (fleet.teams.size !== named) [...fleet.namespaces].sort().forEach(team);
+  const named = fleet.namespaces.filter((name) => name);
+  if (fleet.teams.size !== named.length) named.sort().forEach(team);
 }
 
 // FNV-1a: the same name has the same color in each browser, as far as there are enough colors.
@@ -75,6 +75,11 @@ function team(name) {
     if (!taken.has(place)) { fleet.teams.set(name, place); return; }
   }
   fleet.teams.set(name, -1);
+}
+
+// The namespace of a tenant; `null` is one whose pods this user may not see.
+export function teamName(position) {
+  return position === null ? "another team" : fleet.namespaces[position] || "unknown";
 }
 
 export function teamColor(position) {

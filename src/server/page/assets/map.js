@@ -1,7 +1,7 @@
 // The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
 // pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
 import { by, color, count, gib, make, number, percent, words } from "./words.js";
-import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
+import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, teamName, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
 
 export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
@@ -292,11 +292,12 @@ let legend = "";
 // `pick` is called with a chosen namespace.
 export function showLegend(pick) {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const named = [...fleet.namespaces].sort().filter((name) => (fleet.teams.get(name) ?? -1) >= 0);
+  const seen = fleet.namespaces.filter((name) => name), named = [...seen].sort().filter((name) => (fleet.teams.get(name) ?? -1) >= 0);
   const ramps = (name, word) => [["--track", "nothing " + word], ["--" + name + 1, "up to 20 %"], ["--" + name + 3, "60 %"], ["--" + name + 5, "100 % " + word]];
   const entries = map.colors === "idle" ? ramps("idle", "idle") : map.colors === "full" ? ramps("fill", "allocated")
-    : [...named.map((name) => ["--team" + fleet.teams.get(name), name || "unknown", name]),
-      ...(fleet.namespaces.length > named.length ? [["--other", count(fleet.namespaces.length - named.length, "other namespace", "other namespaces")]] : []), ["--track", "free"]];
+    : [...named.map((name) => ["--team" + fleet.teams.get(name), name, name]),
+      ...(seen.length > named.length ? [["--other", count(seen.length - named.length, "other namespace", "other namespaces")]] : []),
+      ...(seen.length < fleet.namespaces.length ? [["--other", "another team"]] : []), ["--track", "free"]];
   entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
     : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining"],
       ["cross", "crossed: takes no tenants"], ["edge", "red edge: overallocated"]]));
@@ -332,7 +333,7 @@ export const isCells = () => map.cells;
 
 export function describe(node, index) {
   const gpu = node.gpus[index], { share, memory } = allocated(gpu), wrong = faults(node, gpu);
-  const tenants = gpu[4].map((tenant) => (fleet.namespaces[tenant[0]] || "unknown") + " " + percent(tenant[1]) +
+  const tenants = gpu[4].map((tenant) => teamName(tenant[0]) + " " + percent(tenant[1]) +
     (Math.abs(tenant[2] - tenant[1]) > 5 ? " and " + percent(tenant[2]) + " of memory" : ""));
   return node.name + ", " + deviceName(node.name, index) + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
     (gpu[5] === null || gpu[5] === undefined ? "" : ", about " + (gpu[5] / 10).toFixed(0) + " % in use") + ". " +

@@ -1,0 +1,147 @@
+//! What a person, or Prometheus, may see: the API server says it, as for its own resources.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use moka::future::Cache;
+use tokio::sync::Semaphore;
+
+use crate::kube_api::identity::review::{
+    ASKED_WITHIN, KnownTokens, TokenRefusal, unreviewed, user_of,
+};
+
+/// The API group of the queries.
+pub const GROUP: &str = "inspection.gpupack.dev";
+
+/// The resource that a person must be allowed to get.
+pub const RESOURCE: &str = "cluster";
+
+/// How long an answer about a right is remembered.
+const KNOWN_FOR: Duration = Duration::from_secs(30);
+
+/// Most answers that are remembered.
+const MOST_RIGHTS: u64 = 100_000;
+
+/// Questions at a time.
+const ASKED_AT_ONCE: usize = 32;
+
+/// A user of the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Person {
+    /// User name.
+    pub name: String,
+    /// UID, which few API servers know.
+    pub uid: Option<String>,
+    /// Groups.
+    pub groups: Vec<String>,
+    /// What else the API server knows of the user.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl From<UserInfo> for Person {
+    fn from(user: UserInfo) -> Self {
+        Self {
+            name: user.username.unwrap_or_default(),
+            uid: user.uid.filter(|uid| !uid.is_empty()),
+            groups: user.groups.unwrap_or_default(),
+            extra: user.extra.unwrap_or_default(),
+        }
+    }
+}
+
+/// Something that not everyone may do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Right {
+    /// To query the cluster, by page or command line.
+    Inspect,
+    /// To list the pods of a namespace; without one, of all.
+    ListPods(Option<Arc<str>>),
+    /// To call a path of the port of metrics: verb and path.
+    Path(&'static str, &'static str),
+}
+
+/// People by their tokens, and what they may do.
+pub struct People {
+    client: Client,
+    known: KnownTokens<Person>,
+    rights: Cache<(Arc<Person>, Right), bool>,
+    asked: Semaphore,
+}
+
+impl People {
+    /// The users of this API server.
+    pub fn new(client: Client) -> Self {
+        let rights = Cache::builder().max_capacity(MOST_RIGHTS).time_to_live(KNOWN_FOR).build();
+        Self { client, known: KnownTokens::new(), rights, asked: Semaphore::new(ASKED_AT_ONCE) }
+    }
+
+    /// The user who sends this header.
+    ///
+    /// # Errors
+    /// [`TokenRefusal`].
+    pub async fn sender(&self, authorization: Option<&str>) -> Result<Arc<Person>, TokenRefusal> {
+        let ask = async |token| user_of(&self.client, token, None).await.map(Person::from);
+        self.known.sender(authorization, ask).await
+    }
+
+    /// Whether a user has a right.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub async fn may(&self, person: &Arc<Person>, right: Right) -> Result<bool, TokenRefusal> {
+        let question = review(person, &right);
+        let answer = self.rights.try_get_with((Arc::clone(person), right), async {
+            let _turn = self.asked.acquire().await.expect("the semaphore is never closed");
+            let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
+            let params = PostParams::default();
+            let asked = reviews.create(&params, &question);
+            let late = |_| TokenRefusal::Unreviewed("no answer in time".to_owned());
+            let answer = tokio::time::timeout(ASKED_WITHIN, asked).await.map_err(late)?;
+            let status = answer.map_err(unreviewed)?.status;
+            Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
+        });
+        answer.await.map_err(|refusal: Arc<TokenRefusal>| TokenRefusal::clone(&refusal))
+    }
+}
+
+fn review(person: &Person, right: &Right) -> SubjectAccessReview {
+    let resource = |verb: &str, group: &str, resource: &str, namespace: Option<&str>| {
+        Some(ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            group: Some(group.to_owned()),
+            resource: Some(resource.to_owned()),
+            namespace: namespace.map(str::to_owned),
+            ..ResourceAttributes::default()
+        })
+    };
+    let resource_attributes = match right {
+        Right::Inspect => resource("get", GROUP, RESOURCE, None),
+        Right::ListPods(namespace) => resource("list", "", "pods", namespace.as_deref()),
+        Right::Path(..) => None,
+    };
+    let non_resource_attributes = match right {
+        Right::Path(verb, path) => Some(NonResourceAttributes {
+            verb: Some((*verb).to_owned()),
+            path: Some((*path).to_owned()),
+        }),
+        Right::Inspect | Right::ListPods(_) => None,
+    };
+    SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(person.name.clone()),
+            uid: person.uid.clone(),
+            groups: Some(person.groups.clone()),
+            extra: Some(person.extra.clone()),
+            resource_attributes,
+            non_resource_attributes,
+        },
+        ..SubjectAccessReview::default()
+    }
+}

@@ -1,0 +1,153 @@
+//! Whose a token is: the API server says it. Answers are kept for a while, by the digest of the token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use moka::future::Cache;
+use tokio::sync::Semaphore;
+
+/// How long it is remembered whose a token is.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+
+/// How long a refusal is remembered.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
+/// Most tokens that are remembered of each kind.
+const MOST_TOKENS: u64 = 20_000;
+
+/// Longest token. Those of ServiceAccounts have about 1 KiB.
+const LONGEST_TOKEN: usize = 16 << 10;
+
+/// Reviews at a time: any client may send tokens.
+const REVIEWS_AT_ONCE: usize = 16;
+
+/// Longest time of a question to the API server.
+pub(crate) const ASKED_WITHIN: Duration = Duration::from_secs(3);
+
+/// Why a token is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenRefusal {
+    /// No token, or no text that could be one.
+    #[error("send a token, as `Authorization: Bearer …`")]
+    None,
+    /// The API server does not know it.
+    #[error("the API server does not accept this token{purpose}: {cause}")]
+    Unknown {
+        /// For whom it must have been made, in words; empty for the API server itself.
+        purpose: String,
+        /// What the API server says.
+        cause: String,
+    },
+    /// It is another client's.
+    #[error("this is the token of `{user}`, and only `{expected}` may report")]
+    OtherUser {
+        /// Whose it is.
+        user: String,
+        /// Whose it should be.
+        expected: String,
+    },
+    /// It is not bound to a pod on a node.
+    #[error("this token names no node: mount it as a projected token (Kubernetes 1.30 or later)")]
+    Unbound,
+    /// It cannot be found out now.
+    #[error("the API server cannot be asked about this token: {0}")]
+    Unreviewed(String),
+}
+
+type Digest = [u8; 32];
+
+/// Who sends a token, as far as it was found out.
+pub(crate) struct KnownTokens<T> {
+    known: Cache<Digest, Arc<T>>,
+    refused: Cache<Digest, TokenRefusal>,
+    reviews: Semaphore,
+}
+
+impl<T: Send + Sync + 'static> KnownTokens<T> {
+    /// Nothing is known yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            known: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(KNOWN_FOR).build(),
+            refused: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(REFUSED_FOR).build(),
+            reviews: Semaphore::new(REVIEWS_AT_ONCE),
+        }
+    }
+
+    /// Who sends this header. `ask` finds out whose an unknown token is.
+    ///
+    /// # Errors
+    /// [`TokenRefusal`].
+    pub(crate) async fn sender<'a, F>(
+        &self,
+        authorization: Option<&'a str>,
+        ask: impl FnOnce(&'a str) -> F,
+    ) -> Result<Arc<T>, TokenRefusal>
+    where
+        F: Future<Output = Result<T, TokenRefusal>>,
+    {
+        let token = authorization.and_then(|text| text.strip_prefix("Bearer "));
+        let token = token.filter(|token| is_token(token)).ok_or(TokenRefusal::None)?;
+        let digest: Digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes())
+            .as_ref()
+            .try_into()
+            .expect("SHA-256 has 32 bytes");
+        if let Some(refusal) = self.refused.get(&digest).await {
+            return Err(refusal);
+        }
+        // One review for all concurrent calls with this token.
+        let reviewed = self.known.try_get_with(digest, async {
+            let _turn = self.reviews.acquire().await.expect("the semaphore is never closed");
+            let late = |_| Err(TokenRefusal::Unreviewed("no answer in time".to_owned()));
+            let asked = tokio::time::timeout(ASKED_WITHIN, ask(token)).await;
+            asked.unwrap_or_else(late).map(Arc::new)
+        });
+        let refusal = match reviewed.await {
+            Ok(sender) => return Ok(sender),
+            Err(refusal) => TokenRefusal::clone(&refusal),
+        };
+        if !matches!(refusal, TokenRefusal::Unreviewed(_)) {
+            self.refused.insert(digest, refusal.clone()).await;
+        }
+        Err(refusal)
+    }
+}
+
+/// The user of a token that was made for this audience; without one, for the API server itself.
+///
+/// # Errors
+/// [`TokenRefusal`].
+pub(crate) async fn user_of(
+    client: &Client,
+    token: &str,
+    audience: Option<&str>,
+) -> Result<UserInfo, TokenRefusal> {
+    let audiences = audience.map(|audience| vec![audience.to_owned()]);
+    let spec = TokenReviewSpec { audiences, token: token.to_owned() };
+    let review = TokenReview { spec, ..TokenReview::default() };
+    let reviews: Api<TokenReview> = Api::all(client.clone());
+    let answer = reviews.create(&PostParams::default(), &review).await;
+    let status = answer.map_err(unreviewed)?.status.unwrap_or_default();
+    let audiences = status.audiences.unwrap_or_default();
+    // An API server that knows no audiences leaves them out.
+    let is_for = |audience: &str| audiences.iter().any(|one| one == audience);
+    if status.authenticated != Some(true) || !audience.is_none_or(is_for) {
+        let purpose = audience.map(|audience| format!(" for the audience `{audience}`"));
+        let cause = status.error.unwrap_or_else(|| "it is not valid".to_owned());
+        return Err(TokenRefusal::Unknown { purpose: purpose.unwrap_or_default(), cause });
+    }
+    Ok(status.user.unwrap_or_default())
+}
+
+/// No answer of the API server.
+pub(crate) fn unreviewed(error: kube::Error) -> TokenRefusal {
+    TokenRefusal::Unreviewed(error.to_string())
+}
+
+/// Whether a text has the form of a token: RFC 6750, section 2.1.
+fn is_token(text: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
+    (1..=LONGEST_TOKEN).contains(&text.len()) && text.chars().all(is_legal)
+}

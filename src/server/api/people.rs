@@ -1,0 +1,199 @@
+//! Who may query what: a person by a token, or as the API server names him, and Prometheus.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::certificates::ServerProof;
+use crate::control::shared::app::App;
+use crate::hardware::units::Timestamp;
+use crate::kube_api::identity::front_proxy::{FrontProxy, name_to_replica, named_by_replica};
+use crate::kube_api::identity::people::{People, Person, Right};
+use crate::kube_api::identity::review::TokenRefusal;
+use crate::server::http::limits::PeerProof;
+use crate::server::http::respond::refusal;
+use crate::server::page::service::look;
+use crate::server::views::viewer::{Viewer, namespaces};
+
+/// How long the list of namespaces is used.
+const LISTED_FOR: Duration = Duration::from_secs(5);
+
+/// Namespaces that are asked for at a time, for one caller.
+const ASKED_AT_ONCE: usize = 8;
+
+/// Why a call is refused.
+#[derive(Debug, thiserror::Error)]
+enum PersonRefusal {
+    #[error("{0}, or call through the API server")]
+    Token(#[from] TokenRefusal),
+    #[error("`{user}` may not {what}")]
+    Forbidden { user: String, what: &'static str },
+    #[error("the namespaces cannot be listed now")]
+    Busy,
+}
+
+impl PersonRefusal {
+    fn response(&self) -> Response {
+        let status = match self {
+            Self::Token(TokenRefusal::Unreviewed(_)) | Self::Busy => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Token(_) => StatusCode::UNAUTHORIZED,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+        };
+        refusal(status, &self.to_string())
+    }
+}
+
+/// When the namespaces were listed, and which there were.
+type Listed = (Timestamp, Arc<BTreeSet<String>>);
+
+/// The people, and what they may see.
+pub struct PeopleAccess {
+    app: Arc<App>,
+    people: People,
+    front_proxy: watch::Receiver<Option<Arc<FrontProxy>>>,
+    replicas: ServerProof,
+    listed: Mutex<Option<Listed>>,
+}
+
+impl PeopleAccess {
+    /// People whom the API server knows, who call directly, through it, or through another replica.
+    pub fn new(
+        app: Arc<App>,
+        people: People,
+        front_proxy: watch::Receiver<Option<Arc<FrontProxy>>>,
+        replicas: ServerProof,
+    ) -> Self {
+        Self { app, people, front_proxy, replicas, listed: Mutex::default() }
+    }
+
+    /// Who makes a call.
+    async fn caller(&self, parts: &Parts) -> Result<Arc<Person>, TokenRefusal> {
+        let headers = &parts.headers;
+        if let Some(PeerProof { chain, .. }) = parts.extensions.get() {
+            let front_proxy = self.front_proxy.borrow().clone();
+            let named = match front_proxy.filter(|front_proxy| front_proxy.is_it(chain)) {
+                Some(front_proxy) => front_proxy.person(headers),
+                None if self.replicas.accepts(chain) => named_by_replica(headers),
+                None => None,
+            };
+            if let Some(person) = named {
+                return Ok(Arc::new(person));
+            }
+        }
+        self.people.sender(bearer(headers)).await
+    }
+
+    async fn must(
+        &self,
+        person: &Arc<Person>,
+        right: Right,
+        what: &'static str,
+    ) -> Result<(), PersonRefusal> {
+        if self.people.may(person, right).await? {
+            return Ok(());
+        }
+        Err(PersonRefusal::Forbidden { user: person.name.clone(), what })
+    }
+
+    /// What a person may see.
+    async fn viewer(&self, person: &Arc<Person>) -> Result<Viewer, PersonRefusal> {
+        if self.people.may(person, Right::ListPods(None)).await? {
+            return Ok(Viewer::All);
+        }
+        let all = self.namespaces().await?;
+        let asked: Vec<_> = all.iter().map(|it| self.seen(person, it.clone())).collect();
+        let mut answers = futures::stream::iter(asked).buffer_unordered(ASKED_AT_ONCE);
+        let mut seen = BTreeSet::new();
+        while let Some(answer) = answers.next().await {
+            seen.extend(answer?);
+        }
+        Ok(Viewer::Namespaces(Arc::new(seen)))
+    }
+
+    /// The namespace, if a person may see its pods.
+    async fn seen(
+        &self,
+        person: &Arc<Person>,
+        namespace: String,
+    ) -> Result<Option<String>, TokenRefusal> {
+        let right = Right::ListPods(Some(namespace.as_str().into()));
+        Ok(self.people.may(person, right).await?.then_some(namespace))
+    }
+
+    async fn namespaces(&self) -> Result<Arc<BTreeSet<String>>, PersonRefusal> {
+        let now = self.app.clock.now();
+        if let Some((at, listed)) = &*self.listed.lock()
+            && now.since(*at) < LISTED_FOR
+        {
+            return Ok(Arc::clone(listed));
+        }
+        let found = look(&self.app, namespaces).await.map_err(|_| PersonRefusal::Busy)?;
+        let found = Arc::new(found);
+        *self.listed.lock() = Some((now, Arc::clone(&found)));
+        Ok(found)
+    }
+
+    async fn admit(&self, parts: &mut Parts) -> Result<(), PersonRefusal> {
+        let person = self.caller(parts).await?;
+        let what = "query gpupack: grant the ClusterRole gpupack-view";
+        self.must(&person, Right::Inspect, what).await?;
+        let viewer = self.viewer(&person).await?;
+        parts.headers.remove(header::AUTHORIZATION);
+        name_to_replica(&mut parts.headers, &person);
+        parts.extensions.insert(viewer);
+        Ok(())
+    }
+
+    async fn admit_scrape(&self, parts: &Parts) -> Result<(), PersonRefusal> {
+        let person = self.people.sender(bearer(&parts.headers)).await?;
+        let (right, what) = if parts.method == Method::PUT {
+            let what = "set the log level: grant `put` on the non-resource URL /v1/log-level";
+            (Right::Path("put", "/v1/log-level"), what)
+        } else {
+            let what = "read metrics: grant `get` on the non-resource URL /metrics";
+            (Right::Path("get", "/metrics"), what)
+        };
+        self.must(&person, right, what).await
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok())
+}
+
+/// Passes a query on, with what its sender may see.
+pub(crate) async fn identify(
+    State(access): State<Arc<PeopleAccess>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match access.admit(&mut parts).await {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(refused) => refused.response(),
+    }
+}
+
+/// Passes a call of the port of metrics on, if its sender may make it.
+pub(crate) async fn identify_scrape(
+    State(access): State<Arc<PeopleAccess>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    match access.admit_scrape(&parts).await {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(refused) => refused.response(),
+    }
+}

@@ -1,0 +1,35 @@
+//! The queries as a resource of the API server (an `APIService`): it knows its users by whatever they
+//! log in with, which no other way brings here.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::kube_api::identity::people::{GROUP, RESOURCE};
+use crate::protocol::messages::to_json;
+use crate::server::http::respond::json;
+
+/// The path of the API group's version.
+pub(crate) const VERSION_PATH: &str = "/apis/inspection.gpupack.dev/v1";
+
+/// The path of the resource.
+pub(crate) const RESOURCE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster";
+
+/// Where the page is below it, whose addresses are relative.
+pub(crate) const PAGE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster/";
+
+/// What the group has: see `APIResourceList` of
+/// [k8s.io/apimachinery/pkg/apis/meta/v1](https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1).
+/// Its only verb is `get`, so no controller of the cluster lists it.
+pub(crate) async fn discovery() -> Response {
+    let resource = json!({"name": RESOURCE, "singularName": RESOURCE, "namespaced": false,
+        "kind": "Cluster", "verbs": ["get"]});
+    let list = json!({"kind": "APIResourceList", "apiVersion": "v1",
+        "groupVersion": format!("{GROUP}/v1"), "resources": [resource]});
+    json(StatusCode::OK, to_json(&list))
+}
+
+/// To the page, for a browser that leaves the final slash out.
+pub(crate) async fn to_page() -> Response {
+    (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, "cluster/")]).into_response()
+}

@@ -13,6 +13,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rand::Rng;
 
+use crate::authority::Authority;
 use crate::binaries::Binaries;
 use crate::clock;
 use crate::leash::Leash;
@@ -48,7 +49,7 @@ impl Identity {
     ];
 
     /// Also the token: the API server listens on loopback only, for the length of a test.
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
             Self::Extender => "extender",
@@ -246,6 +247,13 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
     std::fs::write(&token_file, tokens).expect("the work folder is writable");
     let key_file = work.join("service-account.key");
     std::fs::write(&key_file, service_account_key()).expect("the work folder is writable");
+    let folder = work.join("front-proxy");
+    if !folder.exists() {
+        std::fs::create_dir(&folder).expect("the work folder is writable");
+        let authority = Authority::new();
+        authority.write(&folder, &authority.pair("front-proxy-client"));
+    }
+    let front_proxy = |name: &str| folder.join(name).display().to_string();
     let arguments = [
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
         format!("--secure-port={port}"),
@@ -259,6 +267,14 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         // As kubeadm and others have it: the agent may be privileged.
         "--allow-privileged=true".to_owned(),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+        // How it proves itself to the servers behind an APIService.
+        format!("--requestheader-client-ca-file={}", front_proxy("ca.crt")),
+        format!("--proxy-client-cert-file={}", front_proxy("tls.crt")),
+        format!("--proxy-client-key-file={}", front_proxy("tls.key")),
+        "--requestheader-allowed-names=front-proxy-client".to_owned(),
+        "--requestheader-username-headers=X-Remote-User".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
         // It requires the account of every pod's namespace, which a controller would create.
         "--disable-admission-plugins=ServiceAccount".to_owned(),
     ];

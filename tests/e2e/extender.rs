@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
 use gpupack::api::state::State;
 use http_body_util::{BodyExt, Empty};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::authority::client_config;
 use crate::checker::Load;
 use crate::clock;
-use crate::control_plane::{ControlPlane, free_ports};
+use crate::control_plane::{ControlPlane, Identity, free_ports};
 use crate::leash::Leash;
 use crate::schedulers::sum_of;
 
@@ -359,11 +359,15 @@ async fn fetch(
     ca: Option<&Path>,
 ) -> Result<(StatusCode, String), String> {
     let builder = Client::builder(TokioExecutor::new());
-    let url =
-        |scheme: &str| format!("{scheme}://{address}{path}").parse().expect("an address of ours");
+    let get = |scheme: &str| {
+        let request = Request::get(format!("{scheme}://{address}{path}"));
+        // Over TLS it asks whose the token is.
+        let request = request.header("authorization", format!("Bearer {}", Identity::Admin.name()));
+        request.body(Empty::<Bytes>::new()).expect("an address of ours")
+    };
     let answer = match ca {
-        None => builder.build_http::<Empty<Bytes>>().get(url("http")).await,
-        Some(ca) => builder.build::<_, Empty<Bytes>>(trusting(ca)).get(url("https")).await,
+        None => builder.build_http().request(get("http")).await,
+        Some(ca) => builder.build(trusting(ca)).request(get("https")).await,
     };
     let response = answer.map_err(|error| format!("{error:?}"))?;
     let status = response.status();
@@ -378,4 +382,14 @@ fn trusting(ca: &Path) -> HttpsConnector<HttpConnector> {
     let builder = HttpsConnectorBuilder::new().with_tls_config(client_config(&ca, None));
     let builder = builder.https_only();
     builder.with_server_name_resolver(FixedServerNameResolver::new(name)).enable_http1().build()
+}
+
+/// Exit code and all output of the program.
+pub(crate) async fn queried(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(gpupack());
+    command.args(arguments).env_remove("KUBERNETES_SERVICE_HOST");
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("no panic");
+    let output = output.expect("the program starts");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    (output.status.code(), text.into_owned())
 }

@@ -15,6 +15,9 @@ use crate::extender::gpupack;
 use crate::fleet::Fleet;
 use crate::leash::Leash;
 
+/// The Service by which the API server calls the extender.
+pub(crate) const SERVICE: &str = "gpupack-people";
+
 /// Where the agents are.
 const NAMESPACE: &str = "gpupack-agents";
 
@@ -31,7 +34,8 @@ impl Identities {
         let folder: &Path = Box::leak(plane.work().join(format!("{name}-tls")).into_boxed_path());
         std::fs::create_dir_all(folder).expect("the work folder is writable");
         let authority = Authority::new();
-        authority.write(folder, &authority.pair("gpupack-extender"));
+        let service = format!("{SERVICE}.gpu-system.svc");
+        authority.write(folder, &authority.pair_of(&["gpupack-extender", &service]));
         let scheduler = authority.pair("gpupack-scheduler");
         let files = [("scheduler.crt", scheduler.certificate), ("scheduler.key", scheduler.key)];
         for (name, text) in files {

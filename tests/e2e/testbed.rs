@@ -267,6 +267,12 @@ impl Stage {
         self.extender.kill();
     }
 
+    /// The file with the certificate of the CA by which clients prove who they are.
+    pub(crate) fn certificate_of_ca(&self) -> PathBuf {
+        let identities = self.identities.as_ref().expect("clients prove who they are");
+        identities.folder.join("ca.crt")
+    }
+
     /// Starts another agent for a node, with the token of a new pod there of this ServiceAccount.
     pub(crate) async fn start_other_agent(
         &self,

@@ -53,8 +53,14 @@ impl Authority {
 
     /// A certificate of a server and client with this name, also as its common name.
     pub(crate) fn pair(&self, name: &str) -> Pair {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a DNS name");
-        params.distinguished_name.push(DnType::CommonName, name);
+        self.pair_of(&[name])
+    }
+
+    /// The same with several names, the first one also as its common name.
+    pub(crate) fn pair_of(&self, names: &[&str]) -> Pair {
+        let all: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(all).expect("DNS names");
+        params.distinguished_name.push(DnType::CommonName, names[0]);
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().expect("randomness");

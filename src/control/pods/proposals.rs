@@ -33,12 +33,15 @@ pub fn listed(moves: &[Move]) -> Vec<moves::Move> {
     moves.iter().map(one).collect()
 }
 
-/// What could be moved now. Looks at every node for each different request: tens of milliseconds in
+/// What could be moved now, for waiting pods of namespaces that the reader `sees`. Looks at every node for each different request: tens of milliseconds in
 /// a large cluster.
-pub fn proposals(app: &App) -> MoveProposals {
+pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
     let mut waiting: Vec<(WaitingState, usize)> = Vec::new();
     let mut known: BTreeMap<PlacementRequest, usize> = BTreeMap::new();
-    for state in app.waiting.all().into_iter().filter(|state| state.refused.is_some()) {
+    let mut refused = app.waiting.all();
+    refused.retain(|state| state.refused.is_some());
+    let is_quiet = refused.is_empty();
+    for state in refused.into_iter().filter(|state| sees(&state.waiting.namespace)) {
         match known.get(&state.waiting.query) {
             Some(at) => waiting[*at].1 += 1,
             None if waiting.len() == MOST_REQUESTS => {}
@@ -48,7 +51,7 @@ pub fn proposals(app: &App) -> MoveProposals {
             }
         }
     }
-    if waiting.is_empty() {
+    if is_quiet {
         let found = app.ledger.emptyings(MOST_MOVES, MOST_GPUS).into_iter();
         let view = found.map(|found| EmptyProposal {
             node: found.node.to_string(),

@@ -61,7 +61,9 @@ fn tell(app: &App, uid: &PodUid) {
     };
     let query = &state.waiting.query;
     let suggestions = app.reasons.recent(&app.ledger, query, app.clock.now());
-    let suggestions = wording::suggestions(query, &suggestions, rejections.keys().copied());
+    // Who reads the event may know nothing of other namespaces.
+    let sees = |namespace: &str| namespace == &*state.waiting.namespace;
+    let suggestions = wording::suggestions(query, &suggestions, rejections.keys().copied(), &sees);
     app.tell(
         &state.waiting.pod,
         NoticeReason::NoGpuFits,

@@ -86,20 +86,26 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[S
     sentence
 }
 
-/// Suggestions, the cheapest first: the ledger's suggestions, then what an operator could do.
+/// Suggestions, the cheapest first: the ledger's suggestions, then what an operator could do. They name
+/// only pods of namespaces that their reader `sees`.
 pub(crate) fn suggestions(
     query: &PlacementRequest,
     suggestions: &[Suggestion],
     rejections: impl IntoIterator<Item = Rejection>,
+    sees: &dyn Fn(&str) -> bool,
 ) -> Vec<String> {
-    let found = suggestions.iter().map(|suggestion| words(query, suggestion));
+    let found = suggestions.iter().map(|suggestion| words(query, suggestion, sees));
     let mut seen = BTreeSet::new();
     let of_operator = rejections.into_iter().filter_map(Rejection::suggestion).map(str::to_owned);
     found.chain(of_operator).filter(|suggestion| seen.insert(suggestion.clone())).collect()
 }
 
 /// One suggestion in words.
-pub(crate) fn words(query: &PlacementRequest, suggestion: &Suggestion) -> String {
+pub(crate) fn words(
+    query: &PlacementRequest,
+    suggestion: &Suggestion,
+    sees: &dyn Fn(&str) -> bool,
+) -> String {
     let node = &suggestion.node;
     match &suggestion.change {
         Change::HeldElsewhere => format!(
@@ -107,13 +113,13 @@ pub(crate) fn words(query: &PlacementRequest, suggestion: &Suggestion) -> String
         ),
         Change::Ending(pods) => format!(
             "wait some seconds: processes of {} may still hold the room on node {node}",
-            named(pods)
+            named(pods, sees)
         ),
         Change::Request(lever, changed) => {
             format!("{}: it fits on node {node} now", requesting(query, *lever, changed))
         }
         Change::End(way, pods) => {
-            format!("end {} ({} GPU): it fits on node {node} then", named(pods), way.moved)
+            format!("end {} ({} GPU): it fits on node {node} then", named(pods, sees), way.moved)
         }
         Change::Kubelet(devices) => format!(
             "{} to kubelet (a device plugin allocates them), for example on node {node}: turn off the \
@@ -195,11 +201,15 @@ fn key(amount: &Amount, lever: Lever) -> String {
     }
 }
 
-fn named(pods: &[PodRef]) -> String {
-    let mut names: Vec<&str> = pods.iter().take(MOST_PODS).map(|pod| &*pod.name).collect();
-    let more = format!("{} more", pods.len().saturating_sub(MOST_PODS));
-    if pods.len() > MOST_PODS {
-        names.push(&more);
+fn named(pods: &[PodRef], sees: &dyn Fn(&str) -> bool) -> String {
+    let (seen, hidden): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| sees(pod.namespace()));
+    let mut names: Vec<String> =
+        seen.iter().take(MOST_PODS).map(|pod| pod.name.to_string()).collect();
+    if seen.len() > MOST_PODS {
+        names.push(format!("{} more", seen.len() - MOST_PODS));
+    }
+    if !hidden.is_empty() {
+        names.push(counted(hidden.len(), "pod of another team", "pods of other teams"));
     }
     names.join(", ")
 }

@@ -48,7 +48,7 @@ async fn proposing(app: &Arc<App>) {
     loop {
         interval.tick().await;
         let worker = Arc::clone(app);
-        let found = tokio::task::spawn_blocking(move || proposals(&worker)).await;
+        let found = tokio::task::spawn_blocking(move || proposals(&worker, &|_| true)).await;
         let Ok(MoveProposals { to_place, to_empty, .. }) = found else { continue };
         let mut placeable = [0; MOST_MOVES];
         for proposal in to_place {

@@ -89,7 +89,7 @@ pub(crate) async fn moves(
     Extension(viewer): Extension<Viewer>,
 ) -> Response {
     let found = look(&service.app, move |app| {
-        let mut found = proposals::proposals(app);
+        let mut found = proposals::proposals(app, &|namespace| viewer.sees(namespace));
         viewer.hide_proposals(&mut found);
         found
     });
@@ -155,11 +155,7 @@ pub(crate) async fn explain(
         return too_long("pod", LONGEST_NAMESPACE + 1 + LONGEST_NAME);
     }
     let (wanted, of) = (namespace.to_owned(), name.to_owned());
-    let explained = look(&service.app, move |app| {
-        let mut found = explain_named(app, &wanted, &of).filter(|_| viewer.sees(&wanted))?;
-        viewer.hide_moves(&mut found.moves);
-        Some(found)
-    });
+    let explained = look(&service.app, move |app| explain_named(app, &wanted, &of, &viewer));
     match explained.await {
         Err(refused) => refused,
         Ok(Some(explanation)) => encoded(&explanation),

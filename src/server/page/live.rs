@@ -21,7 +21,7 @@ use crate::hardware::units::Timestamp;
 use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;
 use crate::server::page::cells::{Legend, Sight, node_cell};
-use crate::server::page::summary::{ageless, figures};
+use crate::server::page::summary::{ageless, figures, waiting_of};
 use crate::server::page::trend::{POINT_EVERY, Trend, point};
 use crate::server::views::viewer::Viewer;
 use crate::usage::node_details::NodeDetails;
@@ -151,7 +151,7 @@ impl Live {
     pub(crate) fn snapshot(&self, app: &App, viewer: &Viewer) -> (Vec<u8>, String) {
         self.refresh(app);
         let map = self.map();
-        let sight = Seen::of(&map, viewer);
+        let sight = Seen::of(app, &map, viewer);
         let snapshot = Summary {
             api_version: ApiVersion::default(),
             kind: SummaryKind::default(),
@@ -180,7 +180,7 @@ impl Live {
         };
         let number = number.parse::<u64>().ok().filter(|number| *number <= map.number);
         let Some(number) = number.filter(|_| known == now) else { return News::Reload };
-        let sight = Seen::of(&map, viewer);
+        let sight = Seen::of(app, &map, viewer);
         let fresh = || map.nodes.iter().filter(|(_, (changed, _))| *changed > number);
         let delta = SummaryDelta {
             api_version: ApiVersion::default(),
@@ -209,6 +209,7 @@ impl Live {
 
 /// The map as a viewer sees it.
 struct Seen<'a> {
+    app: &'a App,
     map: &'a FleetMap,
     viewer: &'a Viewer,
     /// Positions of the namespaces that the viewer does not see.
@@ -216,16 +217,16 @@ struct Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    fn of(map: &'a FleetMap, viewer: &'a Viewer) -> Self {
+    fn of(app: &'a App, map: &'a FleetMap, viewer: &'a Viewer) -> Self {
         let names = map.legend.namespaces.all().into_iter().enumerate();
         let hidden = names.filter(|(_, name)| !viewer.sees(name)).map(|(at, _)| at).collect();
-        Self { map, viewer, hidden }
+        Self { app, map, viewer, hidden }
     }
 
     fn figures(&self) -> Cow<'a, Figures> {
         let mut figures = Cow::Borrowed(&self.map.figures);
         if *self.viewer != Viewer::All {
-            figures.to_mut().waiting_pods.retain(|waiting| self.viewer.sees_pod(&waiting.pod));
+            figures.to_mut().waiting_pods = waiting_of(self.app, self.viewer);
         }
         figures
     }

@@ -2,15 +2,22 @@
 
 use crate::api::page;
 use crate::api::page::Figures;
+use crate::api::waiting::WaitingPod;
 use crate::control::shared::app::App;
 use crate::ledger::query::reading::Readiness;
 use crate::protocol::messages::to_json;
 use crate::server::views::inspect;
+use crate::server::views::viewer::Viewer;
 use crate::server::views::waiting;
 use crate::server::views::waiting::since;
 
 /// Waiting pods in the list: those with the highest priority, then the oldest.
 const NAMED: usize = 100;
+
+/// The waiting pods that a viewer sees.
+pub(crate) fn waiting_of(app: &App, viewer: &Viewer) -> Vec<WaitingPod> {
+    waiting::refused(app, NAMED, viewer)
+}
 
 /// The current figures: O(nodes + waiting pods).
 pub(crate) fn figures(app: &App) -> Figures {
@@ -35,7 +42,7 @@ pub(crate) fn figures(app: &App) -> Figures {
         fragmented_share_millionths: packing.fragmented_share().millionths(),
         waiting,
         longest_wait_seconds: longest,
-        waiting_pods: waiting::refused(app, NAMED),
+        waiting_pods: waiting_of(app, &Viewer::All),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
+use crate::server::views::viewer::Viewer;
 use crate::server::views::waiting::{Queues, since};
 
 /// Most nodes listed in an explanation.
@@ -26,14 +27,22 @@ const NAMED: usize = 20;
 /// Most nodes listed in a sentence.
 const NAMED_IN_WORDS: usize = 3;
 
-/// Why a pod waits, or where it is placed; `None` for an unknown pod.
-pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanation> {
+/// Why a pod waits, or where it is placed; `None` for one that is unknown or hidden.
+pub fn explain_named(
+    app: &App,
+    namespace: &str,
+    name: &str,
+    viewer: &Viewer,
+) -> Option<Explanation> {
+    if !viewer.sees(namespace) {
+        return None;
+    }
     let pod = format!("{namespace}/{name}");
     let gated = app.gated.iter().find(|gated| *gated.pod.name == *pod).map(|it| Arc::clone(&it));
     let gated = gated.and_then(|gated| Some(App::waiting_pod(&gated, app.query(&gated)?)));
     let gated = gated.map(|gated| WaitingState::without_call(gated, app.clock.now()));
     if let Some(waiting) = gated.or_else(|| app.waiting.named(namespace, name)) {
-        return Some(explain(app, &waiting));
+        return Some(explain(app, &waiting, viewer));
     }
     let refused = app.pending.iter().chain(app.gated.iter()).find_map(|pending| {
         let is_it = *pending.pod.name == *pod;
@@ -75,7 +84,7 @@ pub fn explain_named(app: &App, namespace: &str, name: &str) -> Option<Explanati
 }
 
 /// Why a pod waits, by the current ledger.
-pub fn explain(app: &App, state: &WaitingState) -> Explanation {
+pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation {
     let (waiting, query) = (&state.waiting, &state.waiting.query);
     let nodes = app.ledger.nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
@@ -92,6 +101,9 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
         ),
         _ => (None, Vec::new()),
     };
+    let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
+    viewer.hide_moves(&mut moves);
+    let sees = |namespace: &str| viewer.sees(namespace);
     let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty());
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
         let rejection = answer.err()?;
@@ -118,8 +130,8 @@ pub fn explain(app: &App, state: &WaitingState) -> Explanation {
         queue: Queues::of(app).position(waiting),
         fitting_nodes: fits_on.len(),
         refusals: groups(&nodes, &answers),
-        suggestions: wording::suggestions(query, &suggestions, of_operator),
-        moves: way.map(|way| listed(&way.moves)).unwrap_or_default(),
+        suggestions: wording::suggestions(query, &suggestions, of_operator, &sees),
+        moves,
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),
         fits_on: fits_on.into_iter().take(NAMED).collect(),

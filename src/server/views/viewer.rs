@@ -72,9 +72,8 @@ impl Viewer {
         hidden.for_each(|one| one.pod = String::new());
     }
 
-    /// Leaves out what would help other pods, and hides those that would move.
+    /// The same in all proposals.
     pub(crate) fn hide_proposals(&self, proposals: &mut MoveProposals) {
-        proposals.to_place.retain(|one| self.sees_pod(&one.pod));
         proposals.to_place.iter_mut().for_each(|one| self.hide_moves(&mut one.moves));
         proposals.to_empty.iter_mut().for_each(|one| self.hide_moves(&mut one.moves));
     }

@@ -95,16 +95,19 @@ impl Queues {
     }
 }
 
-/// The first pods that fit on no node, for the page.
-pub(crate) fn refused(app: &App, most: usize) -> Vec<waiting::WaitingPod> {
+/// The first pods that fit on no node and that the viewer sees, for the page.
+pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::WaitingPod> {
     let lines = Queues::of(app);
     let now = app.clock.unix_seconds();
-    let places = lines.first(most);
+    let places = match viewer {
+        Viewer::All => lines.first(most),
+        Viewer::Namespaces(_) => lines.first(lines.pods().len()),
+    };
     let pods = lines.pods().iter().zip(places);
-    pods.map(|(state, queue)| {
-        let query = &state.waiting.query;
-        let suggestion =
-            app.reasons.known(&app.ledger, query).and_then(|known| suggestions_of(state, &known));
+    let seen = pods.filter(|(state, _)| viewer.sees(&state.waiting.namespace)).take(most);
+    seen.map(|(state, queue)| {
+        let known = app.reasons.known(&app.ledger, &state.waiting.query);
+        let suggestion = known.and_then(|known| suggestions_of(state, &known, viewer));
         waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
     })
     .collect()
@@ -152,7 +155,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
             Some(false) => Some(app.reasons.recent(&app.ledger, query, app.clock.now())),
             None => app.reasons.known(&app.ledger, query),
         };
-        let suggestion = known.and_then(|known| suggestions_of(state, &known));
+        let suggestion = known.and_then(|known| suggestions_of(state, &known, viewer));
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(query) == Some(&true);
         pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
@@ -171,9 +174,10 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
 }
 
 /// The first suggestion for a pod that fits on no node.
-fn suggestions_of(state: &WaitingState, known: &[Suggestion]) -> Option<String> {
+fn suggestions_of(state: &WaitingState, known: &[Suggestion], viewer: &Viewer) -> Option<String> {
     let rejections = state.refused.as_ref()?.keys().copied();
-    wording::suggestions(&state.waiting.query, known, rejections).into_iter().next()
+    let sees = |namespace: &str| viewer.sees(namespace);
+    wording::suggestions(&state.waiting.query, known, rejections, &sees).into_iter().next()
 }
 
 /// A pod as at its last refusal, or as one that `fits` now.

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::clock;
 use crate::control_plane::Identity;
-use crate::extender::gpupack;
+use crate::extender::queried;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
@@ -233,14 +233,4 @@ fn own_address() -> Option<IpAddr> {
     socket.connect(("192.0.2.1", 9)).ok()?; // for documents (RFC 5737)
     let address = socket.local_addr().ok()?.ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
-}
-
-/// Exit code and all output of the program.
-async fn queried(arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = std::process::Command::new(gpupack());
-    command.args(arguments).env_remove("KUBERNETES_SERVICE_HOST");
-    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("no panic");
-    let output = output.expect("the program starts");
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    (output.status.code(), text.into_owned())
 }

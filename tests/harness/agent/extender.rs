@@ -125,7 +125,7 @@ impl Extender {
 
     /// Why a pod waits, or its node.
     pub(crate) fn explained(&self, namespace: &str, name: &str) -> String {
-        explain::explain_named(&self.app, namespace, name).unwrap().verdict
+        explain::explain_named(&self.app, namespace, name, &Viewer::All).unwrap().verdict
     }
 
     fn router(&self) -> axum::Router {

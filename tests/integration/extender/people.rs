@@ -100,7 +100,12 @@ impl Guarded {
     async fn fill(&self) {
         for (namespace, node) in [("team", "gpu-a"), ("hidden", "gpu-b")] {
             self.place(namespace, "placed", node).await;
-            self.try_to_place(namespace, "waits", json!({"gpu-memory": "90000"})).await;
+        }
+        // It fits if the hidden pod ends.
+        let both = json!({"gpu-fraction": "1", "gpu-fraction-num-devices": "2",
+            "gpupack.dev/gpu-model": "A100"});
+        for namespace in ["team", "hidden"] {
+            self.try_to_place(namespace, "waits", both.clone()).await;
         }
     }
 
@@ -184,6 +189,14 @@ async fn a_user_sees_the_pods_that_he_may_list_and_anonymous_blocks() {
         let is_of_pod = path.contains("{}");
         assert_eq!(seen.0 == 200, !is_of_pod, "{path}: {seen:?}");
         assert!(is_of_pod || !seen.1.contains("team-"), "{path}: {seen:?}");
+    }
+    let (_, text) = guarded.ask("/v1/explain?pod=team/team-waits", Some("person.operator")).await;
+    assert!(text.contains("end hidden/hidden-placed"), "{text}");
+    for path in ["/v1/explain?pod=team/team-waits", "/v1/waiting", "/v1/summary"] {
+        let (_, text) = guarded.ask(path, Some("person.jane")).await;
+        assert!(!text.contains("hidden"), "{text}");
+        let is_explained = path.starts_with("/v1/explain");
+        assert!(!is_explained || text.contains("end 1 pod of another team"), "{text}");
     }
     // The answer for a pod that is hidden is that for a pod that does not exist.
     for path in ["/v1/explain?pod=hidden/NAME", "/v1/fit?pod=hidden/NAME"] {

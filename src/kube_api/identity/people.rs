@@ -1,6 +1,7 @@
 //! What a person, or Prometheus, may see: the API server says it, as for its own resources.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,13 +83,13 @@ impl People {
         Self { client, known: KnownTokens::new(), rights, asked: Semaphore::new(ASKED_AT_ONCE) }
     }
 
-    /// The user who sends this header.
+    /// The user who sends this header, from this address.
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn sender(&self, authorization: Option<&str>) -> Result<Arc<Person>, TokenRefusal> {
+    pub async fn sender(&self, sent: (Option<&str>, IpAddr)) -> Result<Arc<Person>, TokenRefusal> {
         let ask = async |token| user_of(&self.client, token, None).await.map(Person::from);
-        self.known.sender(authorization, ask).await
+        self.known.sender(sent, ask).await
     }
 
     /// Whether a user has a right.

@@ -1,6 +1,8 @@
 //! Whose a token is: the API server says it. Answers are kept for a while, by the digest of the token.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -17,6 +19,17 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// Most tokens that are remembered of each kind.
 const MOST_TOKENS: u64 = 20_000;
+
+/// How long it is remembered that a token was accepted once: the life of an agent's token.
+const ACCEPTED_FOR: Duration = Duration::from_secs(3_600);
+
+/// Refused tokens that an address may send in this time. Then its unknown tokens are not reviewed, so that
+/// nobody can make the API server busy with them.
+const MOST_REFUSED: u32 = 50;
+const REFUSED_IN: Duration = Duration::from_secs(10);
+
+/// Most addresses whose refused tokens are counted.
+const MOST_ADDRESSES: u64 = 20_000;
 
 /// Longest token. Those of ServiceAccounts have about 1 KiB.
 const LONGEST_TOKEN: usize = 16 << 10;
@@ -52,6 +65,9 @@ pub enum TokenRefusal {
     /// It is not bound to a pod on a node.
     #[error("this token names no node: mount it as a projected token (Kubernetes 1.30 or later)")]
     Unbound,
+    /// The address has sent too many that were refused.
+    #[error("this address has sent too many unknown tokens: try again in some seconds")]
+    TooMany,
     /// It cannot be found out now.
     #[error("the API server cannot be asked about this token: {0}")]
     Unreviewed(String),
@@ -63,6 +79,8 @@ type Digest = [u8; 32];
 pub(crate) struct KnownTokens<T> {
     known: Cache<Digest, Arc<T>>,
     refused: Cache<Digest, TokenRefusal>,
+    accepted: Cache<Digest, ()>,
+    refused_of: Cache<IpAddr, Arc<AtomicU32>>,
     reviews: Semaphore,
 }
 
@@ -72,17 +90,22 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
         Self {
             known: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(KNOWN_FOR).build(),
             refused: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(REFUSED_FOR).build(),
+            accepted: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(ACCEPTED_FOR).build(),
+            refused_of: Cache::builder()
+                .max_capacity(MOST_ADDRESSES)
+                .time_to_live(REFUSED_IN)
+                .build(),
             reviews: Semaphore::new(REVIEWS_AT_ONCE),
         }
     }
 
-    /// Who sends this header. `ask` finds out whose an unknown token is.
+    /// Who sends this header, from this address. `ask` finds out whose an unknown token is.
     ///
     /// # Errors
     /// [`TokenRefusal`].
     pub(crate) async fn sender<'a, F>(
         &self,
-        authorization: Option<&'a str>,
+        (authorization, address): (Option<&'a str>, IpAddr),
         ask: impl FnOnce(&'a str) -> F,
     ) -> Result<Arc<T>, TokenRefusal>
     where
@@ -97,6 +120,11 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
         if let Some(refusal) = self.refused.get(&digest).await {
             return Err(refusal);
         }
+        let refused = self.refused_of.get_with(address, async { Arc::default() }).await;
+        let is_busy = refused.load(Ordering::Relaxed) >= MOST_REFUSED;
+        if is_busy && self.accepted.get(&digest).await.is_none() {
+            return Err(TokenRefusal::TooMany);
+        }
         // One review for all concurrent calls with this token.
         let reviewed = self.known.try_get_with(digest, async {
             let _turn = self.reviews.acquire().await.expect("the semaphore is never closed");
@@ -105,10 +133,14 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
             asked.unwrap_or_else(late).map(Arc::new)
         });
         let refusal = match reviewed.await {
-            Ok(sender) => return Ok(sender),
+            Ok(sender) => {
+                self.accepted.insert(digest, ()).await;
+                return Ok(sender);
+            }
             Err(refusal) => TokenRefusal::clone(&refusal),
         };
         if !matches!(refusal, TokenRefusal::Unreviewed(_)) {
+            refused.fetch_add(1, Ordering::Relaxed);
             self.refused.insert(digest, refusal.clone()).await;
         }
         Err(refusal)

@@ -1,5 +1,6 @@
 //! Which agent sends a token. One of a deleted pod may be believed for a minute.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::authentication::v1::UserInfo;
@@ -41,12 +42,12 @@ impl AgentTokens {
         Self { client, audience, namespace, user, known: KnownTokens::new() }
     }
 
-    /// The pod that sends this header.
+    /// The pod that sends this header, from this address.
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub async fn agent(&self, authorization: Option<&str>) -> Result<Arc<AgentPod>, TokenRefusal> {
-        self.known.sender(authorization, |token| self.asked(token)).await
+    pub async fn agent(&self, sent: (Option<&str>, IpAddr)) -> Result<Arc<AgentPod>, TokenRefusal> {
+        self.known.sender(sent, |token| self.asked(token)).await
     }
 
     async fn asked(&self, token: &str) -> Result<AgentPod, TokenRefusal> {

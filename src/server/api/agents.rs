@@ -1,8 +1,9 @@
 //! Which agent may report for a node: one whose token names that node, and of two only the newer.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -14,6 +15,7 @@ use crate::kube_api::identity::review::TokenRefusal;
 use crate::kube_api::identity::token::{AgentPod, AgentTokens};
 use crate::metrics::labels::ReportResult;
 use crate::model::node_state::NodeReporting;
+use crate::server::http::exchange::PeerAddress;
 use crate::server::http::respond::{ReadPath, refusal};
 
 /// Limits how often refused agents are logged.
@@ -45,6 +47,7 @@ impl AgentRefusal {
     fn status(&self) -> StatusCode {
         match self {
             Self::Token(TokenRefusal::Unreviewed(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Token(TokenRefusal::TooMany) => StatusCode::TOO_MANY_REQUESTS,
             Self::Token(TokenRefusal::None | TokenRefusal::Unknown { .. }) => {
                 StatusCode::UNAUTHORIZED
             }
@@ -66,8 +69,8 @@ impl AgentAccess {
         Self { app, tokens, pods: DashMap::new() }
     }
 
-    async fn check(&self, authorization: Option<&str>, node: &str) -> Result<(), AgentRefusal> {
-        let pod = self.tokens.agent(authorization).await?;
+    async fn check(&self, sent: (Option<&str>, IpAddr), node: &str) -> Result<(), AgentRefusal> {
+        let pod = self.tokens.agent(sent).await?;
         if pod.node != node {
             let (runs_on, node) = (pod.node.clone(), node.to_owned());
             return Err(AgentRefusal::OtherNode { runs_on, node });
@@ -101,13 +104,14 @@ impl AgentAccess {
 /// Passes a report on if its agent runs on that node.
 pub(crate) async fn prove(
     State(access): State<Arc<AgentAccess>>,
+    Extension(PeerAddress(address)): Extension<PeerAddress>,
     ReadPath(node): ReadPath,
     request: Request,
     next: Next,
 ) -> Response {
     let authorization = request.headers().get(header::AUTHORIZATION);
     let authorization = authorization.and_then(|value| value.to_str().ok());
-    match access.check(authorization, &node).await {
+    match access.check((authorization, address), &node).await {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let app = &access.app;

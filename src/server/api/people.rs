@@ -1,12 +1,13 @@
 //! Who may query what: a person by a token, or as the API server names him, and Prometheus.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::StreamExt;
@@ -19,6 +20,7 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::identity::front_proxy::{FrontProxy, name_to_replica, named_by_replica};
 use crate::kube_api::identity::people::{People, Person, Right};
 use crate::kube_api::identity::review::TokenRefusal;
+use crate::server::http::exchange::PeerAddress;
 use crate::server::http::limits::PeerProof;
 use crate::server::http::respond::refusal;
 use crate::server::page::service::look;
@@ -47,6 +49,7 @@ impl PersonRefusal {
             Self::Token(TokenRefusal::Unreviewed(_)) | Self::Busy => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            Self::Token(TokenRefusal::TooMany) => StatusCode::TOO_MANY_REQUESTS,
             Self::Token(_) => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
         };
@@ -91,7 +94,7 @@ impl PeopleAccess {
                 return Ok(Arc::new(person));
             }
         }
-        self.people.sender(bearer(headers)).await
+        self.people.sender(sent(parts)).await
     }
 
     async fn must(
@@ -156,7 +159,7 @@ impl PeopleAccess {
     }
 
     async fn admit_scrape(&self, parts: &Parts) -> Result<(), PersonRefusal> {
-        let person = self.people.sender(bearer(&parts.headers)).await?;
+        let person = self.people.sender(sent(parts)).await?;
         let (right, what) = if parts.method == Method::PUT {
             let what = "set the log level: grant `put` on the non-resource URL /v1/log-level";
             (Right::Path("put", "/v1/log-level"), what)
@@ -168,8 +171,11 @@ impl PeopleAccess {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok())
+/// The header with a token, and the address that sends it.
+fn sent(parts: &Parts) -> (Option<&str>, IpAddr) {
+    let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let address = parts.extensions.get().map(|PeerAddress(address)| *address);
+    (header, address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
 }
 
 /// Passes a query on, with what its sender may see.

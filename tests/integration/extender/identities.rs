@@ -148,6 +148,11 @@ impl Guarded {
         Self { bed, authority, front_proxy, at, reviews, _folder: folder, _stop: stop }
     }
 
+    /// Questions that the API server was asked so far.
+    pub(super) fn reviews(&self) -> usize {
+        self.reviews.load(Ordering::SeqCst)
+    }
+
     /// One call by a client that shows this certificate; an error if there is no connection.
     async fn call(
         &self,

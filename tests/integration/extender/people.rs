@@ -317,3 +317,20 @@ async fn metrics_need_a_right_and_probes_none() {
     assert_eq!(put("prometheus").await, 403);
     assert_ne!(put("operator").await, 403);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_cannot_make_the_api_server_busy_with_unknown_tokens() {
+    let guarded = Guarded::start().await;
+    assert_eq!(guarded.ask("/v1/waiting", Some("person.guest")).await.0, 200);
+    let before = guarded.reviews();
+    let mut refused = Vec::new();
+    for at in 0..80 {
+        refused.push(guarded.ask("/v1/waiting", Some(&format!("made-up-{at}"))).await.0);
+    }
+    assert_eq!(guarded.reviews() - before, 50, "{refused:?}");
+    assert!(refused[..50].iter().all(|status| *status == 401), "{refused:?}");
+    assert!(refused[50..].iter().all(|status| *status == 429), "{refused:?}");
+    // Who was accepted before is not locked out.
+    assert_eq!(guarded.ask("/v1/waiting", Some("person.guest")).await.0, 200);
+    assert_eq!(guarded.ask("/v1/waiting", Some("person.jane")).await.0, 429);
+}

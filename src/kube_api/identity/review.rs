@@ -23,8 +23,8 @@ const MOST_TOKENS: u64 = 20_000;
 /// How long it is remembered that a token was accepted once: the life of an agent's token.
 const ACCEPTED_FOR: Duration = Duration::from_secs(3_600);
 
-/// Refused tokens that an address may send in this time. Then its unknown tokens are not reviewed, so that
-/// nobody can make the API server busy with them.
+/// Refused tokens that an address may send in this time. Then its unknown tokens are not reviewed: they
+/// would make the API server busy.
 const MOST_REFUSED: u32 = 50;
 const REFUSED_IN: Duration = Duration::from_secs(10);
 

@@ -29,7 +29,7 @@ use crate::server::views::viewer::{Viewer, namespaces};
 /// How long the list of namespaces is used.
 const LISTED_FOR: Duration = Duration::from_secs(5);
 
-/// Namespaces that are asked for at a time, for one caller.
+/// Questions about namespaces at a time, for one caller.
 const ASKED_AT_ONCE: usize = 8;
 
 /// Why a call is refused.

@@ -21,6 +21,20 @@ use crate::leash::Leash;
 /// How long etcd and the API server may take to become ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// What the API server notes of the calls of the extender: who, what, and the answer.
+const AUDIT_POLICY: &str = r#"
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: Metadata
+    users: ["system:serviceaccount:gpu-system:gpupack"]
+  - level: None
+"#;
+
+/// Where it notes that, a JSON object a line.
+const AUDIT_LOG: &str = "audit.log";
+
 /// A user of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
@@ -156,6 +170,11 @@ impl ControlPlane {
         &self.work
     }
 
+    /// What the API server has noted of the extender's calls, a JSON object a line.
+    pub(crate) fn audit_log(&self) -> PathBuf {
+        self.work.join(AUDIT_LOG)
+    }
+
     /// Where a program of this run writes what it prints.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.work.join(format!("{name}.log"))
@@ -253,6 +272,8 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         let authority = Authority::new();
         authority.write(&folder, &authority.pair("front-proxy-client"));
     }
+    let policy = work.join("audit-policy.yaml");
+    std::fs::write(&policy, AUDIT_POLICY).expect("the work folder is writable");
     let front_proxy = |name: &str| folder.join(name).display().to_string();
     let arguments = [
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
@@ -267,6 +288,9 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         // As kubeadm and others have it: the agent may be privileged.
         "--allow-privileged=true".to_owned(),
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+        format!("--audit-policy-file={}", policy.display()),
+        format!("--audit-log-path={}", work.join(AUDIT_LOG).display()),
+        "--audit-log-mode=batch".to_owned(),
         // How it proves itself to the servers behind an APIService.
         format!("--requestheader-client-ca-file={}", front_proxy("ca.crt")),
         format!("--proxy-client-cert-file={}", front_proxy("tls.crt")),

@@ -205,10 +205,20 @@ impl Extender {
     /// Starts it again with the same configuration; answers when it is ready, and how long it took.
     pub(crate) async fn start_again(&mut self) -> Duration {
         let started = clock::now();
-        let (replica, wall_clock) = (self.replica.as_deref(), self.wall_clock.as_deref());
-        self.process = run(&self.program, &self.config, replica, wall_clock, &self.log);
+        self.start_at_once();
         self.until_ready().await;
         started.elapsed()
+    }
+
+    /// From its next start on, it is the replica in the pod of this name.
+    pub(crate) fn become_replica(&mut self, name: &str) {
+        self.replica = Some(name.to_owned());
+    }
+
+    /// Starts it again with the same configuration, and waits for nothing.
+    pub(crate) fn start_at_once(&mut self) {
+        let (replica, wall_clock) = (self.replica.as_deref(), self.wall_clock.as_deref());
+        self.process = run(&self.program, &self.config, replica, wall_clock, &self.log);
     }
 
     async fn until_ready(&mut self) {
@@ -241,6 +251,11 @@ impl Extender {
             Ok((status, body)) => panic!("GET {path}: {status}: {body}"),
             Err(error) => panic!("GET {path}: {error}"),
         }
+    }
+
+    /// Asks for the waiting pods, whatever the answer.
+    pub(crate) async fn try_query(&self) {
+        let _any = fetch(self.page_address, "/v1/waiting", self.ca.as_deref()).await;
     }
 
     /// Sum of a metric's samples whose labels contain `label`.

@@ -137,8 +137,8 @@ fn agents(plane: &ControlPlane, fleet: &std::path::Path, extenders: &[Extender])
     start_agents(plane, fleet, REPORTED_EVERY, &addresses)
 }
 
-/// Starts a replica with a pod of its own; returns when it is ready.
-async fn start_replica(plane: &ControlPlane, client: &Client, name: &str) -> (Extender, Relay) {
+/// Makes the pod of a replica.
+pub(crate) async fn make_pod(client: &Client, name: &str) {
     let pod = json!({
         "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gpupack",
             "app.kubernetes.io/component": "extender"}},
@@ -160,6 +160,11 @@ async fn start_replica(plane: &ControlPlane, client: &Client, name: &str) -> (Ex
     let now = DeleteParams::default().grace_period(0);
     let _ = pods.delete(name, &now).await;
     pods.create(&PostParams::default(), &pod).await.expect("a pod can be created");
+}
+
+/// Starts a replica with a pod of its own; returns when it is ready.
+async fn start_replica(plane: &ControlPlane, client: &Client, name: &str) -> (Extender, Relay) {
+    make_pod(client, name).await;
     let relay = Relay::start(plane.address()).await;
     let server = format!("https://{}", relay.address);
     let kubeconfig = plane.kubeconfig_via(Identity::Extender, name, &server);

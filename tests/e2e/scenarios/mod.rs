@@ -18,6 +18,7 @@ mod limits;
 mod manifests;
 mod mixed;
 mod mps;
+mod needed_rights;
 mod overlap;
 mod preemption;
 mod refusals;

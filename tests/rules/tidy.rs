@@ -467,3 +467,22 @@ mod checks {
         assert_eq!(snake_case("PodManager"), "pod_manager");
     }
 }
+
+#[test]
+fn tests_that_documents_name_are_there() {
+    let files = files();
+    let rust: String = files
+        .iter()
+        .filter(|file| file.path.ends_with(".rs"))
+        .map(|file| file.text.as_str())
+        .collect();
+    let document = text_of(&files, "docs/security.md");
+    let lines = document.lines().filter(|line| line.starts_with("| ") && line.contains("| `"));
+    let column = lines.filter_map(|line| line.trim_end_matches([' ', '|']).rsplit_once(" | "));
+    let named: Vec<&str> =
+        column.flat_map(|(_, tests)| tests.split('`').skip(1).step_by(2)).collect();
+    assert!(named.len() > 20, "the table of tests was not found: {named:?}");
+    let missing: Vec<&&str> =
+        named.iter().filter(|name| !rust.contains(&format!("fn {name}("))).collect();
+    assert!(missing.is_empty(), "docs/security.md names tests that are not there: {missing:?}");
+}

@@ -28,6 +28,7 @@ mod restart;
 mod rights;
 mod runtime;
 mod sharing;
+mod taints;
 mod throughput;
 mod upgrade;
 mod walk;

@@ -120,6 +120,18 @@ fn build() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// The folder with the sources of a module of Go, `PATH@VERSION`, from Go's own cache or downloaded into
+/// it. The error says why it cannot be had.
+pub(crate) fn module(name: &str) -> Result<PathBuf, String> {
+    let output = Command::new("go").args(["mod", "download", "-json", name]).output();
+    let output = output.map_err(|error| format!("Go cannot be started ({error})"))?;
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    match answer["Dir"].as_str() {
+        Some(folder) => Ok(PathBuf::from(folder)),
+        None => Err(format!("`go mod download {name}` fails: {}", answer["Error"])),
+    }
+}
+
 /// Prints progress, also if the test harness hides the output of passing tests.
 pub(crate) fn say(text: &str) {
     let _shown = writeln!(std::io::stderr(), "{text}");

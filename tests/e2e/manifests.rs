@@ -54,7 +54,18 @@ pub(crate) async fn keep(client: &Client, file: &str, object: &DynamicObject) {
     apply_object(client, file, object, Mode::Keep).await;
 }
 
+/// Applies one object, made from a file, or answers why it is not accepted.
+pub(crate) async fn accepted(client: &Client, object: &DynamicObject) -> kube::Result<()> {
+    sent(client, object, Mode::Keep).await
+}
+
 async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {
+    let kind = &object.types.as_ref().expect("every object names its kind").kind;
+    let applied = sent(client, object, mode).await;
+    applied.unwrap_or_else(|error| panic!("{file}: {kind} {}: {error}", object.name_any()));
+}
+
+async fn sent(client: &Client, object: &DynamicObject, mode: Mode) -> kube::Result<()> {
     let types = object.types.as_ref().expect("every object names its kind");
     let (group, version) =
         types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
@@ -66,7 +77,5 @@ async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode:
     };
     let mut parameters = PatchParams::apply("testbed").validation_strict();
     parameters.dry_run = mode == Mode::DryRun;
-    let name = object.name_any();
-    let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
-    applied.unwrap_or_else(|error| panic!("{file}: {} {name}: {error}", types.kind));
+    api.patch(&object.name_any(), &parameters, &Patch::Apply(object)).await.map(drop)
 }

@@ -21,6 +21,7 @@ mod mps;
 mod needed_rights;
 mod overlap;
 mod preemption;
+mod recipes;
 mod refusals;
 mod replicas;
 mod requeues;

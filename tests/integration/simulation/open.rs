@@ -185,6 +185,9 @@ impl World {
 
     /// A Binding that may still arrive keeps its room.
     pub(super) fn check_open(&mut self) -> Result<(), String> {
+        if self.open.bindings.is_empty() {
+            return Ok(());
+        }
         let lives: BTreeSet<u64> = self.processes().map(|replica| replica.life).collect();
         self.open.bindings.retain(|(life, _), _| lives.contains(life));
         for ((life, uid), binding) in &self.open.bindings {

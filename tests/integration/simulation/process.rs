@@ -4,7 +4,6 @@ use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
 
-use super::api::seen;
 use super::faults::Fault;
 use super::replica::Replica;
 use super::{What, Work, World};
@@ -129,7 +128,7 @@ impl World {
         replica.is_list_due = false;
         let number = replica.app.lists.begin();
         replica.pods.take(WatchEvent::ListBegins);
-        for (uid, pod) in &mut self.api.pods {
+        for pod in self.api.pods.values_mut() {
             if !replica.is_listed && !is_replaced && pod.node.is_some() {
                 // What is written counts when it is first seen.
                 let written = pod.written();
@@ -138,7 +137,7 @@ impl World {
                     self.excused.extend(before.into_iter().map(|(id, ..)| id));
                 }
             }
-            replica.pods.take(WatchEvent::Seen(seen(&pod.json(uid))));
+            replica.pods.take(WatchEvent::Seen(self.api.log[pod.logged].seen.clone()));
         }
         replica.pods.take(WatchEvent::ListEnds);
         replica.app.lists.complete(number);

@@ -212,12 +212,13 @@ impl Replica {
 
     /// The ended pods of a node whose devices are not free yet.
     pub(super) fn draining(&self, name: &str) -> Vec<String> {
-        let nodes = self.app.ledger.nodes();
-        let node = nodes.iter().find(|node| node.name().as_str() == name);
-        let held = node.into_iter().flat_map(|node| node.reservations());
-        let drains =
-            held.filter(|(_, held)| matches!(held.state, ReservationState::Draining { .. }));
-        drains.map(|(uid, _)| uid.as_str().to_owned()).collect()
+        let mut drains = Vec::new();
+        self.app.ledger.look_at_each(|node| {
+            let held = node.reservations().iter().filter(|_| node.name().as_str() == name);
+            let held = held.filter(|(_, it)| matches!(it.state, ReservationState::Draining { .. }));
+            drains.extend(held.map(|(uid, _)| uid.as_str().to_owned()));
+        });
+        drains
     }
 
     /// Notes which processes a report shows.

@@ -112,6 +112,8 @@ enum What {
     Thaw { life: u64 },
     /// A process that was replaced while it was frozen ends.
     Buried { life: u64 },
+    /// A process gets SIGTERM.
+    Stop { life: u64 },
     /// A process that got SIGTERM ends.
     Stopped { life: u64 },
     /// Patches of a pod are no longer refused.
@@ -376,6 +378,7 @@ impl World {
             What::Freeze { life } => self.freeze(life, true),
             What::Thaw { life } => self.thaw(life),
             What::Buried { life } => self.bury(life),
+            What::Stop { life } => self.stop(life),
             What::Stopped { life } => self.stopped(life),
             What::Allowed { uid } => _ = self.api.denied.remove(&uid),
         }

@@ -1,5 +1,7 @@
 //! Processes of the extender: their steps, lists and watches.
 
+use std::collections::BTreeSet;
+
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
@@ -62,6 +64,9 @@ impl World {
         self.plan_list(life);
         self.end_replaced(life);
         let answered = std::mem::take(&mut *self.answered.lock().expect("no panic"));
+        if let Some(replica) = self.process_mut(life) {
+            replica.under_way -= answered.len();
+        }
         for (caller, error) in answered {
             if error.contains("a bug in gpupack") {
                 self.broke(format!("the bind of {} panicked", caller.uid));
@@ -111,6 +116,10 @@ impl World {
             return self.after(time, What::Listed { life });
         }
         let (now, version) = (self.now, self.nodes_version);
+        let is_first = self.process(life).is_some_and(|replica| !replica.is_listed);
+        if is_first && self.hits(Fault::Delay, 20) {
+            self.arrive_late();
+        }
         let is_replaced = self.overlapping.as_ref().is_some_and(|it| it.life == life);
         let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
         let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
@@ -147,6 +156,19 @@ impl World {
             replica.app.ledger.set_listed(replica.app.clock.now());
         }
         self.step(life, Event::Changed);
+    }
+
+    /// What processes that are gone have sent arrives now: what a new one has just listed is old.
+    fn arrive_late(&mut self) {
+        let lives: BTreeSet<u64> = self.processes().map(|replica| replica.life).collect();
+        let is_late =
+            |what: &What| matches!(what, What::Request { life, .. } if !lives.contains(life));
+        let late: Vec<What> =
+            self.agenda.extract_if(.., |_, what| is_late(what)).map(|(_, what)| what).collect();
+        for what in late {
+            let time = self.rng.random_range(0..30);
+            self.after(time, what);
+        }
     }
 
     pub(super) fn watch(&mut self, life: u64) {

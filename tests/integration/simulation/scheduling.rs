@@ -100,7 +100,8 @@ impl World {
             if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
                 broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
             }
-            replica.passed.entry(caller.uid.clone()).or_default().extend(names);
+            replica.passed.entry(caller.uid.clone()).or_default().extend(names.iter().cloned());
+            broken = broken.or(self.check_passed(life, &caller.uid, &names).err());
         }
         broken.into_iter().for_each(|broken| self.broke(broken));
         if !self.hits(Fault::GiveUp, 2) {
@@ -207,6 +208,7 @@ impl World {
         };
         replica.set_time(now);
         replica.calls.insert(caller.uid.clone(), now);
+        replica.under_way += 1;
         if replica.passed.get(&caller.uid).is_none_or(BTreeSet::is_empty) {
             replica.unfiltered.insert(caller.uid.clone());
         }

@@ -45,7 +45,12 @@ impl World {
         let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
             return;
         };
-        for action in replica.step(event, now) {
+        let actions = replica.step(event, now);
+        let answers = self.answered.lock().expect("no panic").len();
+        if let Some(replica) = self.process_mut(life) {
+            replica.under_way -= answers;
+        }
+        for action in actions {
             match action {
                 Action::Work(work) => {
                     let time = self.rng.random_range(0..20);
@@ -64,9 +69,6 @@ impl World {
         self.plan_list(life);
         self.end_replaced(life);
         let answered = std::mem::take(&mut *self.answered.lock().expect("no panic"));
-        if let Some(replica) = self.process_mut(life) {
-            replica.under_way -= answered.len();
-        }
         for (caller, error) in answered {
             if error.contains("a bug in gpupack") {
                 self.broke(format!("the bind of {} panicked", caller.uid));

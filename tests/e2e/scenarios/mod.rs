@@ -1,6 +1,7 @@
 //! What must hold, one file per subject.
 
 mod admission;
+mod attacks;
 mod burst;
 mod chaos;
 mod churn;

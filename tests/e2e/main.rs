@@ -28,6 +28,9 @@ mod authority;
 #[cfg(test)]
 mod binaries;
 #[cfg(test)]
+#[path = "../harness/chart.rs"]
+mod chart;
+#[cfg(test)]
 mod checker;
 #[cfg(test)]
 mod clock;

@@ -10,6 +10,8 @@ pub(crate) mod histories;
 pub(crate) mod extender;
 /// A CA of a test.
 pub(crate) mod authority;
+/// The Helm chart, rendered.
+pub(crate) mod chart;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
 

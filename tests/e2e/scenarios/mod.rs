@@ -3,6 +3,7 @@
 mod admission;
 mod burst;
 mod chaos;
+mod chart;
 mod churn;
 mod conflicts;
 mod containers;

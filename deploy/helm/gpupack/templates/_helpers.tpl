@@ -126,7 +126,11 @@ scheduler_names: {{ include "gpupack.schedulerNames" . }}
 # binpack, spread or fragmentation.
 policy: {{ .Values.config.policy | default "fragmentation" }}
 webhook:
-  {{- mergeOverwrite (deepCopy (.Values.config.webhook | default dict)) (dict "listen" "0.0.0.0:8443") | toYaml | nindent 2 }}
+  {{- $fixed := dict "listen" "0.0.0.0:8443" }}
+  {{- with .Values.webhook.toleratedTaints }}
+  {{- $_ := set $fixed "tolerated_taints" . }}
+  {{- end }}
+  {{- mergeOverwrite (deepCopy (.Values.config.webhook | default dict)) $fixed | toYaml | nindent 2 }}
 {{- with omit .Values.config "allowed_hosts" "lease" "scheduler_names" "policy" "webhook" "certificates" }}
 {{ toYaml . }}
 {{- end }}

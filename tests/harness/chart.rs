@@ -73,9 +73,3 @@ pub(crate) fn rendered(set: &str, more: &[&str]) -> Result<Vec<Value>, String> {
     let objects = documents.map(|document| Value::deserialize(document).expect("YAML"));
     Ok(objects.filter(|object| !object.is_null()).collect())
 }
-
-/// The object of this kind and name.
-pub(crate) fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
-    let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
-    objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}"))
-}

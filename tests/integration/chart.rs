@@ -10,7 +10,7 @@ use std::process::Command;
 use gpupack::config::file::Config;
 use serde_json::{Value, json};
 
-use crate::harness::chart::{file, find, folder, helm, missing, namespace, rendered, sets};
+use crate::harness::chart::{file, folder, helm, missing, namespace, rendered, sets};
 
 /// Whether helm is there; says so if not.
 fn has_helm(what: &str) -> bool {
@@ -23,6 +23,12 @@ fn has_helm(what: &str) -> bool {
 
 fn text(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The object of this kind and name.
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+    objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}"))
 }
 
 /// `gpupack.yaml` of these objects.
@@ -254,6 +260,21 @@ fn pods_start_again_with_another_configuration() {
         assert_eq!(sum(&[], name), sum(&["--set", "dashboards.enabled=true"], name));
         assert_ne!(sum(&[], name), sum(&["--set", value], name), "{value}");
     }
+}
+
+#[test]
+fn agents_and_the_webhook_learn_which_taints_are_tolerated() {
+    if !has_helm("taints") {
+        return;
+    }
+    let objects = rendered("default", &["--set", "webhook.toleratedTaints={example.com/gpu}"]);
+    let objects = objects.unwrap();
+    let agent = pod(&objects, "DaemonSet", "gpupack-agent");
+    let tolerated = json!({"key": "example.com/gpu", "operator": "Exists"});
+    assert!(agent["tolerations"].as_array().unwrap().contains(&tolerated), "{agent}");
+    let text = find(&objects, "ConfigMap", "gpupack")["data"]["gpupack.yaml"].as_str().unwrap();
+    let config: Value = serde_yaml_ng::from_str(text).unwrap();
+    assert_eq!(config["webhook"]["tolerated_taints"], json!(["example.com/gpu"]));
 }
 
 /// Secrets that others fill have no contents: an upgrade would put them back.

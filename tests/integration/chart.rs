@@ -6,8 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use gpupack::certificates::{CertificateFiles, Certificates, ClientCheck};
 use gpupack::config::file::Config;
+use k8s_openapi::ByteString;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::harness::chart::{file, folder, helm, missing, namespace, rendered, sets};
@@ -308,6 +313,36 @@ fn what_the_extender_fills_has_no_contents() {
         let service = find(&objects, "APIService", "v1.inspection.gpupack.dev");
         assert!(bundle.is_string() && service["spec"]["caBundle"] == *bundle, "{set}");
         assert!(find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].is_string(), "{set}");
+    }
+}
+
+#[test]
+fn helm_makes_certificates_that_each_part_can_use() {
+    if !has_helm("certificates of Helm") {
+        return;
+    }
+    let objects = rendered("helm-certificates", &[]).unwrap();
+    for (name, is_client) in [("extender", true), ("scheduler", true), ("webhook", false)] {
+        let secret = find(&objects, "Secret", &format!("gpupack-{name}-tls"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = |file: &str| folder.path().join(file);
+        for file in ["tls.crt", "tls.key", "ca.crt"] {
+            let ByteString(bytes) = serde_json::from_value(secret["data"][file].clone()).unwrap();
+            std::fs::write(path(file), bytes).unwrap();
+        }
+        let files = CertificateFiles {
+            own: Some((path("tls.crt"), path("tls.key"))),
+            ca: Some(path("ca.crt")),
+            read_every: Duration::from_secs(10),
+        };
+        Certificates::read(files).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+        let chain = std::fs::read(path("tls.crt")).unwrap();
+        let chain: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(&chain).collect::<Result<_, _>>().unwrap();
+        let check = ClientCheck::of_ca(&std::fs::read(path("ca.crt")).unwrap()).unwrap();
+        assert!(!is_client || check.accepts(&chain), "{name}");
+        let map = find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].as_str().unwrap();
+        assert_eq!(map.trim(), std::fs::read_to_string(path("ca.crt")).unwrap().trim());
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) async fn send(client: &Client, object: &DynamicObject, mode: Mode) ->
     };
     let mut parameters = PatchParams::apply("testbed").validation_strict();
     parameters.dry_run = mode == Mode::DryRun;
+    // Objects that another scenario left here are not what is tried.
+    parameters.force = mode == Mode::DryRun;
     api.patch(&object.name_any(), &parameters, &Patch::Apply(object)).await.map(drop)
 }
 

@@ -1,0 +1,131 @@
+//! Certificates that gpupack makes itself, and a change of its CA while pods are bound.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::control_plane::{ControlPlane, Identity};
+use crate::extender::queried;
+use crate::fleet::{A100, Fleet};
+use crate::identities::Identities;
+use crate::kept::{Kept, complaints};
+use crate::pods::PodPlan;
+use crate::testbed::{figure, scenario, until_known};
+use crate::watching::Watching;
+
+/// How long a change of the CA may take: the old one is dropped when the last certificate of it has ended.
+const CHANGE_LIMIT: Duration = Duration::from_secs(300);
+
+fn section(ca_seconds: u64) -> Value {
+    json!({"make": true, "certificate_seconds": 60, "ca_seconds": ca_seconds, "spread_seconds": 15})
+}
+
+#[test]
+fn a_ca_is_made_and_changed_while_pods_are_bound() {
+    scenario("certificates", |bed| async move {
+        let (plane, cluster) = (bed.plane, &bed.cluster);
+        let fleet = Fleet::new().with("certificates", 1, (8, A100));
+        cluster.add_nodes(&fleet).await;
+        let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
+        let started = clock::now();
+        let mut kept = Kept::start(plane, &cluster.client, section(400)).await;
+        figure(bed.name, &format!("made and served after {} ms", clock::ms(started.elapsed())));
+        let file = fleet.write(plane.work(), bed.name);
+        let identities = Identities::of(kept.volumes.agents, &cluster.client).await;
+        let leader = kept.leader().await;
+        let mut agents = Vec::new();
+        for extender in [leader, 1 - leader] {
+            let address = kept.extenders[extender].agents_address();
+            agents.extend(identities.start_agents(plane, &fleet, (&file, address)).await);
+            // One agent at a time: its pod is the newest of its node.
+            if extender == leader {
+                until_known(&kept.extenders[leader], fleet.gpus(), Duration::from_secs(5)).await;
+            }
+        }
+        let first = kept.bundle().await;
+        assert_eq!(first.matches("BEGIN").count(), 1);
+        until_forwarded(plane).await;
+        let logs = logs(plane);
+        let before: Vec<usize> = logs.iter().map(complaints).collect();
+
+        // A longer life of the CA makes the present one due.
+        for extender in &mut kept.extenders {
+            extender.reconfigure(&json!({"certificates": section(1_800)}));
+        }
+        let (mut pods, mut most, started) = (0, 1, clock::now());
+        for place in [1 - leader, leader] {
+            bind(&bed, &watching, &mut pods).await;
+            kept.extenders[place].kill();
+            kept.extenders[place].start_again().await;
+        }
+        loop {
+            bind(&bed, &watching, &mut pods).await;
+            let (code, text) = queried(&top(plane)).await;
+            assert_eq!(code, Some(0), "{text}");
+            let bundle = kept.bundle().await;
+            most = most.max(bundle.matches("BEGIN").count());
+            if !bundle.contains(&first) && bundle.matches("BEGIN").count() == 1 {
+                break;
+            }
+            assert!(started.elapsed() < CHANGE_LIMIT, "the CA is not changed:\n{bundle}");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        for _ in 0..3 {
+            bind(&bed, &watching, &mut pods).await;
+        }
+        figure(
+            bed.name,
+            &format!("CA changed after {} s, {pods} pods bound", started.elapsed().as_secs()),
+        );
+        assert_eq!(most, 2, "the old and the new CA are trusted at once");
+        let rolls = *kept.rolls.lock().expect("no panic");
+        assert!(rolls >= 2, "kube-scheduler was started again: {rolls}");
+        let after: Vec<usize> = logs.iter().map(complaints).collect();
+        for ((log, before), after) in logs.iter().zip(before).zip(after) {
+            figure(bed.name, &format!("{}: {before} complaints before, {after} after", log.display()));
+            assert_eq!(before, after, "a call was refused: {}", log.display());
+        }
+        let ends = kept.extenders[kept.leader().await]
+            .metric("gpupack_certificate_expiry_timestamp_seconds", "certificate=\"ca\"")
+            .await;
+        assert!(ends > 1_700_000_000.0, "{ends}");
+        watching.verdict();
+    });
+}
+
+fn top(plane: &ControlPlane) -> [&'static str; 4] {
+    let kubeconfig = plane.kubeconfig(Identity::Admin);
+    let kubeconfig: &'static str = kubeconfig.to_str().expect("UTF-8").to_owned().leak();
+    ["top", "gpus", "--kubeconfig", kubeconfig]
+}
+
+/// Waits until the API server forwards queries.
+async fn until_forwarded(plane: &ControlPlane) {
+    let started = clock::now();
+    loop {
+        let (code, text) = queried(&top(plane)).await;
+        if code == Some(0) {
+            return;
+        }
+        let limit = Duration::from_secs(60);
+        assert!(started.elapsed() < limit, "the API server calls nobody: {text}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Another pod, which the webhook completes and kube-scheduler binds through the extender.
+async fn bind(bed: &crate::testbed::Testbed, watching: &Watching, pods: &mut usize) {
+    let plan = PodPlan::fraction(format!("share-{pods}"), "0.05");
+    bed.cluster.add_pods(&[plan]).await;
+    *pods += 1;
+    watching.until_bound(*pods, Duration::from_secs(30)).await;
+}
+
+/// Where clients complain about certificates.
+fn logs(plane: &ControlPlane) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(plane.work()).expect("it is there").flatten();
+    let logs = folder.map(|entry| entry.path());
+    logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect()
+}

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -23,6 +23,9 @@ use crate::webhook::runtime_classes;
 
 /// Where all but the agents is.
 const NAMESPACE: &str = "gpu-system";
+
+/// The Services by which the API server calls webhook and extender.
+const SERVICES: [&str; 2] = ["gpupack", "gpupack-webhook"];
 
 /// How soon a volume follows its object.
 const VOLUMES_EVERY: Duration = Duration::from_millis(500);
@@ -46,7 +49,11 @@ impl Volumes {
             std::fs::create_dir_all(&path).expect("the work folder is writable");
             Box::leak(path.into_boxed_path())
         };
-        Self { agents: folder("agents"), webhook: folder("webhook"), scheduler: folder("scheduler") }
+        Self {
+            agents: folder("agents"),
+            webhook: folder("webhook"),
+            scheduler: folder("scheduler"),
+        }
     }
 
     /// Copies what is in the objects. kube-scheduler gets the CA too, which it reads when it starts.
@@ -103,17 +110,17 @@ impl Drop for Kept {
 
 impl Kept {
     /// Installs empty objects, starts both replicas at once, and then all others.
-    pub(crate) async fn start(plane: &'static ControlPlane, client: &Client, section: Value) -> Self {
+    pub(crate) async fn start(
+        plane: &'static ControlPlane,
+        client: &Client,
+        section: Value,
+    ) -> Self {
+        manifests::apply(client, "rbac.yaml", Mode::Keep).await;
         empty_objects(client).await;
         let [webhook_port] = free_ports();
-        let (mut extenders, kubeconfig) = (Vec::new(), plane.kubeconfig(crate::control_plane::Identity::Extender));
-        let settings = |name: &str| {
-            let folder = plane.work().join(name);
-            std::fs::create_dir_all(&folder).expect("the work folder is writable");
-            let file = |name: &str| folder.join(name);
-            json!({"tls": {"certificate_file": file("tls.crt"), "key_file": file("tls.key"),
-                "ca_file": file("ca.crt")}, "certificates": section})
-        };
+        let (mut extenders, kubeconfig) =
+            (Vec::new(), plane.kubeconfig(crate::control_plane::Identity::Extender));
+        let settings = |name: &str| settings(plane, name, &section);
         for name in ["gpupack-0", "gpupack-1"] {
             crate::replicas::make_pod(client, name).await;
         }
@@ -192,6 +199,15 @@ impl Kept {
     }
 }
 
+/// The keys of an extender with a folder of its own for its certificate.
+pub(crate) fn settings(plane: &ControlPlane, name: &str, section: &Value) -> Value {
+    let folder = plane.work().join(name);
+    std::fs::create_dir_all(&folder).expect("the work folder is writable");
+    let file = |name: &str| folder.join(name);
+    json!({"tls": {"certificate_file": file("tls.crt"), "key_file": file("tls.key"),
+        "ca_file": file("ca.crt")}, "certificates": section})
+}
+
 /// Changes the port in an object of a shipped file that is there.
 async fn patch(client: &Client, file: &str, fields: Value) {
     use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -209,25 +225,43 @@ async fn patch(client: &Client, file: &str, fields: Value) {
     }
 }
 
-/// The shipped objects, without anything in them.
-async fn empty_objects(client: &Client) {
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    for name in
-        ["gpupack-ca", "gpupack-extender-tls", "gpupack-scheduler-tls", "gpupack-webhook-tls"]
-    {
-        let _absent = secrets.delete(name, &DeleteParams::default()).await;
+/// Removes the objects, so that other scenarios are without them.
+pub(crate) async fn remove_objects(client: &Client) {
+    manifests::delete(client, "api-service.yaml", &["APIService"]).await;
+    manifests::delete(client, "webhook.yaml", &["MutatingWebhookConfiguration"]).await;
+    manifests::delete(client, "scheduler.yaml", &["Deployment"]).await;
+    let bindings = [
+        "RoleBinding",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
+    manifests::delete(client, "certificates.yaml", &bindings).await;
+    remove_filled(client).await;
+}
+
+/// Removes what the extender fills, and the Services of this machine.
+async fn remove_filled(client: &Client) {
+    manifests::delete(client, "certificates.yaml", &["Secret", "ConfigMap"]).await;
+    let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+    for name in SERVICES {
+        let _absent = services.delete(name, &DeleteParams::default()).await;
     }
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "gpupack-agents");
-    let _absent = maps.delete("gpupack-ca", &DeleteParams::default()).await;
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
-    let _absent = deployments.delete("gpupack-scheduler", &DeleteParams::default()).await;
-    manifests::apply(client, "rbac.yaml", Mode::Keep).await;
+}
+
+/// The shipped objects, without anything in them.
+pub(crate) async fn empty_objects(client: &Client) {
+    remove_filled(client).await;
+    for (file, kind) in [
+        ("scheduler.yaml", "Deployment"),
+        ("api-service.yaml", "APIService"),
+        ("webhook.yaml", "MutatingWebhookConfiguration"),
+    ] {
+        manifests::delete(client, file, &[kind]).await;
+    }
     manifests::apply(client, "certificates.yaml", Mode::Keep).await;
     manifests::apply(client, "scheduler.yaml", Mode::Keep).await;
-    for name in ["gpupack", "gpupack-webhook"] {
-        let services: Api<k8s_openapi::api::core::v1::Service> =
-            Api::namespaced(client.clone(), NAMESPACE);
-        let _absent = services.delete(name, &DeleteParams::default()).await;
+    for name in SERVICES {
         let service = json!({"apiVersion": "v1", "kind": "Service",
             "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"type": "ExternalName", "externalName": "localhost"}});
@@ -290,6 +324,7 @@ async fn roll(
 /// How often a log has one of these texts.
 pub(crate) fn complaints(log: &PathBuf) -> usize {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    let signs = ["x509:", "tls: ", "UnknownIssuer", "unknown certificate", "UnknownCA", "BadCertificate"];
+    let signs =
+        ["x509:", "tls: ", "UnknownIssuer", "unknown certificate", "UnknownCA", "BadCertificate"];
     text.lines().filter(|line| signs.iter().any(|sign| line.contains(sign))).count()
 }

@@ -179,5 +179,8 @@ fn response(code: u16, body: &Value) -> Response<Body> {
 }
 
 fn refused(code: u16) -> Response<Body> {
-    response(code, &json!({"kind": "Status", "status": "Failure", "code": code, "message": "scripted"}))
+    response(
+        code,
+        &json!({"kind": "Status", "status": "Failure", "code": code, "message": "scripted"}),
+    )
 }

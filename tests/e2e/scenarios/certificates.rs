@@ -10,10 +10,11 @@ use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::queried;
 use crate::fleet::{A100, Fleet};
 use crate::identities::Identities;
-use crate::kept::{Kept, complaints};
+use crate::kept::{self, Kept, complaints};
 use crate::pods::PodPlan;
 use crate::testbed::{figure, scenario, until_known};
 use crate::watching::Watching;
+use crate::webhook::dry_run;
 
 /// How long a change of the CA may take: the old one is dropped when the last certificate of it has ended.
 const CHANGE_LIMIT: Duration = Duration::from_secs(300);
@@ -47,6 +48,7 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         let first = kept.bundle().await;
         assert_eq!(first.matches("BEGIN").count(), 1);
         until_forwarded(plane).await;
+        until_completed(&bed).await;
         let logs = logs(plane);
         let before: Vec<usize> = logs.iter().map(complaints).collect();
 
@@ -75,6 +77,7 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         for _ in 0..3 {
             bind(&bed, &watching, &mut pods).await;
         }
+        until_completed(&bed).await;
         figure(
             bed.name,
             &format!("CA changed after {} s, {pods} pods bound", started.elapsed().as_secs()),
@@ -84,7 +87,10 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         assert!(rolls >= 2, "kube-scheduler was started again: {rolls}");
         let after: Vec<usize> = logs.iter().map(complaints).collect();
         for ((log, before), after) in logs.iter().zip(before).zip(after) {
-            figure(bed.name, &format!("{}: {before} complaints before, {after} after", log.display()));
+            figure(
+                bed.name,
+                &format!("{}: {before} complaints before, {after} after", log.display()),
+            );
             assert_eq!(before, after, "a call was refused: {}", log.display());
         }
         let ends = kept.extenders[kept.leader().await]
@@ -92,6 +98,8 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
             .await;
         assert!(ends > 1_700_000_000.0, "{ends}");
         watching.verdict();
+        drop(kept);
+        kept::remove_objects(&cluster.client).await;
     });
 }
 
@@ -112,6 +120,23 @@ async fn until_forwarded(plane: &ControlPlane) {
         let limit = Duration::from_secs(60);
         assert!(started.elapsed() < limit, "the API server calls nobody: {text}");
         tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Waits until the API server has pods completed by the webhook.
+async fn until_completed(bed: &crate::testbed::Testbed) {
+    let started = clock::now();
+    let pod = PodPlan::fraction("probe", "0.05").to_pod();
+    loop {
+        let admitted = dry_run(&bed.cluster.pods(), &pod).await;
+        let class =
+            admitted.as_ref().map(|pod| pod.spec.clone().and_then(|it| it.runtime_class_name));
+        if class.as_ref().is_ok_and(|class| class.as_deref() == Some("nvidia")) {
+            return;
+        }
+        let limit = Duration::from_secs(60);
+        assert!(started.elapsed() < limit, "the API server does not call the webhook: {class:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

@@ -181,8 +181,18 @@ fn check(objects: &Objects, now: u64) {
         assert!(accepts(&bundle, &certificate, (name, usage), now), "{path} {name}");
         assert_eq!(value(objects, path, "ca.crt"), bundle, "{path}");
     }
-    assert!(!accepts(&bundle, &value(objects, SCHEDULER, "tls.crt"), ("gpupack-scheduler", Usage::Server), now));
-    assert!(!accepts(&bundle, &value(objects, WEBHOOK, "tls.crt"), ("gpupack-webhook.gpu-system.svc", Usage::Client), now));
+    assert!(!accepts(
+        &bundle,
+        &value(objects, SCHEDULER, "tls.crt"),
+        ("gpupack-scheduler", Usage::Server),
+        now
+    ));
+    assert!(!accepts(
+        &bundle,
+        &value(objects, WEBHOOK, "tls.crt"),
+        ("gpupack-webhook.gpu-system.svc", Usage::Client),
+        now
+    ));
     assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle);
     for hook in objects.at(WEBHOOKS)["webhooks"].as_array().unwrap() {
         assert_eq!(bundle_of(&hook["clientConfig"]["caBundle"]), bundle);
@@ -231,7 +241,11 @@ async fn replicas_that_start_at_once_end_with_one_ca() {
         let cas = objects.writes().iter().filter(|write| write.ends_with("/gpupack-ca")).count();
         assert!(cas >= 2, "both tried to make a CA");
         for replica in [&a, &b] {
-            assert_eq!(replica.file("ca.crt"), value(&objects, CA, "ca.crt"), "the loser has it too");
+            assert_eq!(
+                replica.file("ca.crt"),
+                value(&objects, CA, "ca.crt"),
+                "the loser has it too"
+            );
             replica.serves();
         }
     }
@@ -253,7 +267,10 @@ async fn a_crash_or_a_lost_answer_at_any_write_leaves_a_state_from_which_the_nex
             objects.fail(&faults);
             let mut first = Replica::make(&objects);
             let ended = first.pass().await;
-            let lost = matches!(fault, WriteFault::CutBefore | WriteFault::CutAfter | WriteFault::Refused(500));
+            let lost = matches!(
+                fault,
+                WriteFault::CutBefore | WriteFault::CutAfter | WriteFault::Refused(500)
+            );
             assert_eq!(ended.is_err(), lost, "{fault:?} at {place}: {ended:?}");
             let ca = value(&objects, CA, "ca.crt");
             drop(first);
@@ -304,18 +321,23 @@ fn hostile(objects: &Objects) -> Vec<(&'static str, Value)> {
         key: value(objects, CA, "ca.key"),
     };
     let names = |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
-    let webhook = names(&["gpupack-webhook.gpu-system.svc", "gpupack-webhook.gpu-system.svc.cluster.local"]);
+    let webhook =
+        names(&["gpupack-webhook.gpu-system.svc", "gpupack-webhook.gpu-system.svc.cluster.local"]);
     let signed = |ca, names: &[String], usage, validity| {
         let pair = sign(ca, Wanted { names, usage, validity }).unwrap();
         data(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)])
     };
     let ended = Validity { ends: at(-1), ..validity };
     let later = Validity { starts: at(9), ..validity };
-    let (certificate, key) = (value(objects, WEBHOOK, "tls.crt"), value(objects, WEBHOOK, "tls.key"));
+    let (certificate, key) =
+        (value(objects, WEBHOOK, "tls.crt"), value(objects, WEBHOOK, "tls.key"));
     let long = "x".repeat(900_000);
     let many = certificate.repeat(500);
     vec![
-        ("garbage", data(&[("tls.crt", "\u{0}\u{fffd}"), ("tls.key", "-----BEGIN PRIVATE KEY-----")])),
+        (
+            "garbage",
+            data(&[("tls.crt", "\u{0}\u{fffd}"), ("tls.key", "-----BEGIN PRIVATE KEY-----")]),
+        ),
         ("long", data(&[("tls.crt", &long), ("tls.key", &long)])),
         ("many", data(&[("tls.crt", &many), ("tls.key", &key)])),
         ("no key", data(&[("tls.crt", &certificate)])),
@@ -327,7 +349,8 @@ fn hostile(objects: &Objects) -> Vec<(&'static str, Value)> {
         ("ended", signed(&ours, &webhook, Usage::Server, ended)),
         ("not yet", signed(&ours, &webhook, Usage::Server, later)),
         ("PEM of DER that ends early", {
-            let half = pem::encode(&pem::Pem::new("CERTIFICATE", vec![0x30, 0x82, 0xff, 0xff, 0x30]));
+            let half =
+                pem::encode(&pem::Pem::new("CERTIFICATE", vec![0x30, 0x82, 0xff, 0xff, 0x30]));
             data(&[("tls.crt", &half), ("tls.key", &key)])
         }),
     ]
@@ -415,7 +438,8 @@ fn roll(objects: &Objects, running: &mut (String, String)) {
 async fn a_ca_is_changed_while_each_client_trusts_each_server() {
     let objects = installed();
     let section = "{ make: true, certificate_seconds: 600, ca_seconds: 2400, spread_seconds: 60 }";
-    let (mut leader, mut other) = (Replica::new(&objects, section), Replica::new(&objects, section));
+    let (mut leader, mut other) =
+        (Replica::new(&objects, section), Replica::new(&objects, section));
     leader.pass().await.unwrap();
     other.pass().await.unwrap();
     let mut running = (String::new(), String::new());

@@ -493,7 +493,7 @@ async fn a_kube_scheduler_of_others_gets_a_deadline_that_a_confirmation_ends() {
     replica.at(4_000);
     let report = replica.pass().await.unwrap();
     assert_eq!(report.restart_by, Some(UnixTime(START + 5_400)));
-    replica.at(5_000);
+    replica.at(4_100);
     assert_eq!(replica.pass().await.unwrap().restart_by, Some(UnixTime(START + 5_400)));
     assert_eq!(value(&objects, CA, "ca.crt").matches("BEGIN").count(), 2);
     let old = value(&objects, SCHEDULER, "tls.crt");

@@ -3,6 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use k8s_openapi::ByteString;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::clock;
@@ -11,10 +15,11 @@ use crate::extender::queried;
 use crate::fleet::{A100, Fleet};
 use crate::identities::Identities;
 use crate::kept::{self, Kept, complaints};
+use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{figure, scenario, until_known};
 use crate::watching::Watching;
-use crate::webhook::dry_run;
+use crate::webhook::{dry_run, reported};
 
 /// How long a change of the CA may take: the old one is dropped when the last certificate of it has ended.
 const CHANGE_LIMIT: Duration = Duration::from_secs(300);
@@ -93,6 +98,12 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
             );
             assert_eq!(before, after, "a call was refused: {}", log.display());
         }
+        // kube-scheduler says there why a call failed.
+        let refused = bed.cluster.events().await;
+        let refused = refused.into_iter().find(|event| {
+            ["x509", "tls:", "certificate"].iter().any(|sign| event.message.contains(sign))
+        });
+        assert!(refused.is_none(), "{refused:?}");
         let ends = kept.extenders[kept.leader().await]
             .metric("gpupack_certificate_expiry_timestamp_seconds", "certificate=\"ca\"")
             .await;
@@ -153,4 +164,60 @@ fn logs(plane: &ControlPlane) -> Vec<PathBuf> {
     let folder = std::fs::read_dir(plane.work()).expect("it is there").flatten();
     let logs = folder.map(|entry| entry.path());
     logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect()
+}
+
+#[test]
+fn a_token_of_the_extender_changes_of_kube_scheduler_one_annotation() {
+    scenario("certificate-policy", |bed| async move {
+        let admin = &bed.cluster.client;
+        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
+        kept::empty_objects(admin).await;
+        let client = bed.plane.client(Identity::Extender).await;
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), "gpu-system");
+        let services: Api<APIService> = Api::all(client.clone());
+        let patch = async |fields: Value| {
+            let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+            let patched = match fields["spec"]["template"].is_null()
+                && fields["spec"]["replicas"].is_null()
+            {
+                true => {
+                    let name = "v1.inspection.gpupack.dev";
+                    services.patch(name, &dry, &Patch::Merge(&fields)).await.map(drop)
+                }
+                false => {
+                    let name = "gpupack-scheduler";
+                    deployments.patch(name, &dry, &Patch::Strategic(&fields)).await.map(drop)
+                }
+            };
+            patched.map_err(|error| reported(&error))
+        };
+        let of_pods = |fields: Value| json!({"spec": {"template": fields}});
+        let image =
+            of_pods(json!({"spec": {"containers": [{"name": "kube-scheduler", "image": "x"}]}}));
+        let started = clock::now();
+        // The policy is in force a moment after it is there.
+        while patch(image.clone()).await.is_ok_and(|()| started.elapsed() < Duration::from_secs(30))
+        {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        for (what, fields) in [
+            ("image", image),
+            ("account", of_pods(json!({"spec": {"serviceAccountName": "x"}}))),
+            ("labels of pods", of_pods(json!({"metadata": {"labels": {"x": "y"}}}))),
+            ("another annotation", of_pods(json!({"metadata": {"annotations": {"x": "y"}}}))),
+            ("replicas", json!({"spec": {"replicas": 0}})),
+            ("owner", json!({"metadata": {"annotations": {"x": "y"}}, "spec": {"replicas": 1}})),
+            ("service", json!({"spec": {"service": {"name": "x"}}})),
+            ("no certificate", json!({"spec": {"insecureSkipTLSVerify": true}})),
+        ] {
+            let refused = patch(fields).await.expect_err(what);
+            assert!(refused.contains("gpupack-certificates"), "{what}: {refused}");
+        }
+        let annotation = json!({"metadata": {"annotations": {"gpupack.dev/ca-bundle": "1"}}});
+        patch(of_pods(annotation)).await.expect("its own annotation");
+        let bundle = ByteString(b"x".to_vec());
+        let refused = patch(json!({"spec": {"caBundle": bundle}})).await;
+        assert!(!refused.is_err_and(|it| it.contains("gpupack-certificates")), "its own field");
+        kept::remove_objects(admin).await;
+    });
 }

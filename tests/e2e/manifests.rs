@@ -74,8 +74,8 @@ pub(crate) async fn send(client: &Client, object: &DynamicObject, mode: Mode) ->
     parameters.dry_run = mode == Mode::DryRun;
     // Objects that another scenario left here are not what is tried.
     parameters.force = mode == Mode::DryRun;
-    let sent = api_of(client, object).patch(&object.name_any(), &parameters, &Patch::Apply(object));
-    sent.await.map(drop)
+    let (api, name) = (api_of(client, object), object.name_any());
+    api.patch(&name, &parameters, &Patch::Apply(object)).await.map(drop)
 }
 
 async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {

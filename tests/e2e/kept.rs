@@ -308,8 +308,10 @@ async fn roll(
             volumes.update(&client).await;
             let plan = SchedulerPlan::second().proving(volumes.scheduler);
             running = Some(Scheduler::start(plane, &client, plan, extender).await);
+            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
             let status = json!({"status": {"observedGeneration": deployment.metadata.generation,
-                "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}});
+                "replicas": wanted, "updatedReplicas": wanted, "readyReplicas": wanted,
+                "availableReplicas": wanted}});
             let patched = deployments
                 .patch_status("gpupack-scheduler", &PatchParams::default(), &Patch::Merge(status))
                 .await;

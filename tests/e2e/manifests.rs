@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
@@ -54,16 +54,32 @@ pub(crate) async fn keep(client: &Client, file: &str, object: &DynamicObject) {
     apply_object(client, file, object, Mode::Keep).await;
 }
 
-async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {
+/// Deletes the objects of a file of these kinds, as far as they are there.
+pub(crate) async fn delete(client: &Client, file: &str, kinds: &[&str]) {
+    for object in objects(file) {
+        let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
+        if kinds.contains(&kind) {
+            let _absent =
+                api_of(client, &object).delete(&object.name_any(), &DeleteParams::default()).await;
+        }
+    }
+}
+
+fn api_of(client: &Client, object: &DynamicObject) -> Api<DynamicObject> {
     let types = object.types.as_ref().expect("every object names its kind");
     let (group, version) =
         types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
     let kind = GroupVersionKind::gvk(group, version, &types.kind);
     let resource = ApiResource::from_gvk(&kind);
-    let api: Api<DynamicObject> = match &object.metadata.namespace {
+    match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
-    };
+    }
+}
+
+async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {
+    let types = object.types.as_ref().expect("every object names its kind");
+    let api = api_of(client, object);
     let mut parameters = PatchParams::apply("testbed").validation_strict();
     parameters.dry_run = mode == Mode::DryRun;
     let name = object.name_any();

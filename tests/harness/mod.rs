@@ -13,6 +13,9 @@ pub(crate) mod authority;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
 
+/// An API server with any objects.
+pub(crate) mod objects;
+
 /// One after another, for tests that measure.
 pub(crate) mod turns;
 

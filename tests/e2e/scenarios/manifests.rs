@@ -14,6 +14,7 @@ fn the_api_server_accepts_every_manifest() {
         // Without webhook-certificate.yaml: its kinds are cert-manager's.
         let files = [
             "rbac.yaml",
+            "certificates.yaml",
             "extender.yaml",
             "agent.yaml",
             "scheduler.yaml",

@@ -300,6 +300,7 @@ async fn roll(
     let mut last = None;
     loop {
         let deployment = deployments.get("gpupack-scheduler").await.expect("it can be read");
+        let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas);
         let template = deployment.spec.and_then(|spec| spec.template.metadata);
         let annotations = template.and_then(|template| template.annotations).unwrap_or_default();
         let wanted = annotations.get("gpupack.dev/ca-bundle").cloned();
@@ -308,10 +309,9 @@ async fn roll(
             volumes.update(&client).await;
             let plan = SchedulerPlan::second().proving(volumes.scheduler);
             running = Some(Scheduler::start(plane, &client, plan, extender).await);
-            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
             let status = json!({"status": {"observedGeneration": deployment.metadata.generation,
-                "replicas": wanted, "updatedReplicas": wanted, "readyReplicas": wanted,
-                "availableReplicas": wanted}});
+                "replicas": replicas, "updatedReplicas": replicas, "readyReplicas": replicas,
+                "availableReplicas": replicas}});
             let patched = deployments
                 .patch_status("gpupack-scheduler", &PatchParams::default(), &Patch::Merge(status))
                 .await;

@@ -15,11 +15,12 @@ use crate::extender::queried;
 use crate::fleet::{A100, Fleet};
 use crate::identities::Identities;
 use crate::kept::{self, Kept, complaints};
+use crate::leash::Leash;
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
-use crate::testbed::{figure, scenario, until_known};
+use crate::testbed::{Testbed, figure, scenario, until_known};
 use crate::watching::Watching;
-use crate::webhook::{dry_run, reported};
+use crate::webhook::{dry_run, policies, reported};
 
 /// How long a change of the CA may take: the old one is dropped when the last certificate of it has ended.
 const CHANGE_LIMIT: Duration = Duration::from_secs(300);
@@ -35,21 +36,12 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         let fleet = Fleet::new().with("certificates", 1, (8, A100));
         cluster.add_nodes(&fleet).await;
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
+        policies(cluster).await;
         let started = clock::now();
         let mut kept = Kept::start(plane, &cluster.client, section(400)).await;
         figure(bed.name, &format!("made and served after {} ms", clock::ms(started.elapsed())));
-        let file = fleet.write(plane.work(), bed.name);
-        let identities = Identities::of(kept.volumes.agents, &cluster.client).await;
         let leader = kept.leader().await;
-        let mut agents = Vec::new();
-        for extender in [leader, 1 - leader] {
-            let address = kept.extenders[extender].agents_address();
-            agents.extend(identities.start_agents(plane, &fleet, (&file, address)).await);
-            // One agent at a time: its pod is the newest of its node.
-            if extender == leader {
-                until_known(&kept.extenders[leader], fleet.gpus(), Duration::from_secs(5)).await;
-            }
-        }
+        let _agents = start_agents(&bed, &kept, &fleet, leader).await;
         let first = kept.bundle().await;
         assert_eq!(first.matches("BEGIN").count(), 1);
         until_forwarded(plane).await;
@@ -61,24 +53,13 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         for extender in &mut kept.extenders {
             extender.reconfigure(&json!({"certificates": section(1_800)}));
         }
-        let (mut pods, mut most, started) = (0, 1, clock::now());
+        let (mut pods, started) = (0, clock::now());
         for place in [1 - leader, leader] {
             bind(&bed, &watching, &mut pods).await;
             kept.extenders[place].kill();
             kept.extenders[place].start_again().await;
         }
-        loop {
-            bind(&bed, &watching, &mut pods).await;
-            let (code, text) = queried(&top(plane)).await;
-            assert_eq!(code, Some(0), "{text}");
-            let bundle = kept.bundle().await;
-            most = most.max(bundle.matches("BEGIN").count());
-            if !bundle.contains(&first) && bundle.matches("BEGIN").count() == 1 {
-                break;
-            }
-            assert!(started.elapsed() < CHANGE_LIMIT, "the CA is not changed:\n{bundle}");
-            tokio::time::sleep(Duration::from_secs(2)).await;
-        }
+        let most = until_changed(&bed, &kept, &watching, (&first, &mut pods)).await;
         for _ in 0..3 {
             bind(&bed, &watching, &mut pods).await;
         }
@@ -90,20 +71,7 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         assert_eq!(most, 2, "the old and the new CA are trusted at once");
         let rolls = *kept.rolls.lock().expect("no panic");
         assert!(rolls >= 2, "kube-scheduler was started again: {rolls}");
-        let after: Vec<usize> = logs.iter().map(complaints).collect();
-        for ((log, before), after) in logs.iter().zip(before).zip(after) {
-            figure(
-                bed.name,
-                &format!("{}: {before} complaints before, {after} after", log.display()),
-            );
-            assert_eq!(before, after, "a call was refused: {}", log.display());
-        }
-        // kube-scheduler says there why a call failed.
-        let refused = bed.cluster.events().await;
-        let refused = refused.into_iter().find(|event| {
-            ["x509", "tls:", "certificate"].iter().any(|sign| event.message.contains(sign))
-        });
-        assert!(refused.is_none(), "{refused:?}");
+        none_refused(&bed, &logs, &before).await;
         let ends = kept.extenders[kept.leader().await]
             .metric("gpupack_certificate_expiry_timestamp_seconds", "certificate=\"ca\"")
             .await;
@@ -112,6 +80,56 @@ fn a_ca_is_made_and_changed_while_pods_are_bound() {
         drop(kept);
         kept::remove_objects(&cluster.client).await;
     });
+}
+
+/// An agent for each replica, first for the leader, which knows the fleet then.
+async fn start_agents(bed: &Testbed, kept: &Kept, fleet: &Fleet, leader: usize) -> Vec<Leash> {
+    let file = fleet.write(bed.plane.work(), bed.name);
+    let identities = Identities::of(kept.volumes.agents, &bed.cluster.client).await;
+    let mut agents = Vec::new();
+    for place in [leader, 1 - leader] {
+        let address = kept.extenders[place].agents_address();
+        agents.extend(identities.start_agents(bed.plane, fleet, (&file, address)).await);
+        if place == leader {
+            until_known(&kept.extenders[leader], fleet.gpus(), Duration::from_secs(5)).await;
+        }
+    }
+    agents
+}
+
+/// Binds pods and queries until the first CA is no longer trusted. The most CAs that were trusted at once.
+async fn until_changed(
+    bed: &Testbed,
+    kept: &Kept,
+    watching: &Watching,
+    (first, pods): (&str, &mut usize),
+) -> usize {
+    let (mut most, started) = (1, clock::now());
+    loop {
+        bind(bed, watching, pods).await;
+        let (code, text) = queried(&top(bed.plane)).await;
+        assert_eq!(code, Some(0), "{text}");
+        let bundle = kept.bundle().await;
+        most = most.max(bundle.matches("BEGIN").count());
+        if !bundle.contains(first) && bundle.matches("BEGIN").count() == 1 {
+            return most;
+        }
+        assert!(started.elapsed() < CHANGE_LIMIT, "the CA is not changed:\n{bundle}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+}
+
+/// No client and no server has complained about a certificate since these counts.
+async fn none_refused(bed: &Testbed, logs: &[PathBuf], before: &[usize]) {
+    for (log, before) in logs.iter().zip(before) {
+        assert_eq!(complaints(log), *before, "a call was refused: {}", log.display());
+    }
+    figure(bed.name, &format!("no complaint in {} logs", logs.len()));
+    // kube-scheduler says there why a call failed.
+    let mut events = bed.cluster.events().await.into_iter();
+    let signs = ["x509", "tls:", "certificate signed"];
+    let refused = events.find(|event| signs.iter().any(|sign| event.message.contains(sign)));
+    assert!(refused.is_none(), "{refused:?}");
 }
 
 fn top(plane: &ControlPlane) -> [&'static str; 4] {
@@ -135,7 +153,7 @@ async fn until_forwarded(plane: &ControlPlane) {
 }
 
 /// Waits until the API server has pods completed by the webhook.
-async fn until_completed(bed: &crate::testbed::Testbed) {
+async fn until_completed(bed: &Testbed) {
     let started = clock::now();
     let pod = PodPlan::fraction("probe", "0.05").to_pod();
     loop {
@@ -152,7 +170,7 @@ async fn until_completed(bed: &crate::testbed::Testbed) {
 }
 
 /// Another pod, which the webhook completes and kube-scheduler binds through the extender.
-async fn bind(bed: &crate::testbed::Testbed, watching: &Watching, pods: &mut usize) {
+async fn bind(bed: &Testbed, watching: &Watching, pods: &mut usize) {
     let plan = PodPlan::fraction(format!("share-{pods}"), "0.05");
     bed.cluster.add_pods(&[plan]).await;
     *pods += 1;

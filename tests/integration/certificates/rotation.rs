@@ -116,6 +116,7 @@ enum StartedBy {
 }
 
 struct World {
+    rules: Rules,
     now: u64,
     cas: Ca,
     ca: Object<Option<Authority>>,
@@ -132,10 +133,17 @@ struct World {
 
 impl World {
     fn new(started_by: StartedBy) -> Self {
-        let mut others = Others::default();
-        others.certificates = Owner::ALL.map(|owner| (owner, Object::default())).into();
-        others.places = Place::ALL.map(|place| (place, Object::default())).into();
+        Self::with(RULES, started_by)
+    }
+
+    fn with(rules: Rules, started_by: StartedBy) -> Self {
+        let others = Others {
+            certificates: Owner::ALL.map(|owner| (owner, Object::default())).into(),
+            places: Place::ALL.map(|place| (place, Object::default())).into(),
+            ..Others::default()
+        };
         let mut world = Self {
+            rules,
             now: 1_000_000,
             cas: 0,
             ca: Object::default(),
@@ -218,7 +226,7 @@ impl World {
                 else {
                     return;
                 };
-                let due = steps(&self.seen(&read), &RULES, UnixTime(self.now));
+                let due = steps(&self.seen(&read), &self.rules, UnixTime(self.now));
                 for (place, step) in due.into_iter().take(*at_most).enumerate() {
                     if undone >> place & 1 == 0 {
                         self.carry_out(&read, step);
@@ -251,7 +259,7 @@ impl World {
     fn pass(&mut self, writer: usize) {
         for _ in 0..8 {
             let read = Read { others: self.others.clone(), ca: Some(self.ca.clone()) };
-            let due = steps(&self.seen(&read), &RULES, UnixTime(self.now));
+            let due = steps(&self.seen(&read), &self.rules, UnixTime(self.now));
             if due.is_empty() {
                 self.last_pass = self.now;
                 return;
@@ -272,7 +280,7 @@ impl World {
                 self.pass(0);
             }
             let read = Read { others: self.others.clone(), ca: Some(self.ca.clone()) };
-            let deadline = self.seen(&read).restart_by(&RULES);
+            let deadline = self.seen(&read).restart_by(&self.rules);
             if self.started_by == StartedBy::Operator
                 && deadline.is_some_and(|deadline| self.now + LAG + 1 >= deadline.0)
             {
@@ -328,7 +336,7 @@ impl World {
 
     fn changed(&mut self, ca: Option<Authority>, step: Step) -> Authority {
         self.cas += 1;
-        let (number, now, ends) = (self.cas, self.now, self.now + RULES.ca.as_secs());
+        let (number, now, ends) = (self.cas, self.now, self.now + self.rules.ca.as_secs());
         let Some(mut ca) = ca.filter(|_| step != Step::MakeCa) else {
             assert!(!self.is_installed, "the CA is lost");
             let (next, old) = (None, BTreeMap::new());
@@ -470,4 +478,16 @@ fn a_ca_that_signs_before_it_is_published_is_found() {
     world.ca = Object { version: world.ca.version + 1, value: Some(ca) };
     world.play(&Event::Pass(0));
     world.play(&Event::Wait(1));
+}
+
+/// So is a change that does not wait until clients have read the bundle.
+#[test]
+#[should_panic(expected = "agents call the extender")]
+fn a_change_that_is_faster_than_clients_read_is_found() {
+    let rules = Rules { spread: Duration::from_secs(LAG / 2), ..RULES };
+    let mut world = World::with(rules, StartedBy::Deployment);
+    for _ in 0..3_000 {
+        world.play(&Event::Wait(7));
+        world.play(&Event::Rolled);
+    }
 }

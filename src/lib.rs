@@ -139,6 +139,11 @@ pub mod ledger {
     }
 }
 
+/// The stages in which certificates are renewed and a CA is changed. Pure values.
+pub mod rotation {
+    pub mod plan;
+}
+
 pub mod causes;
 pub(crate) mod json_object;
 pub mod clock;
@@ -157,6 +162,7 @@ pub mod config {
     pub(crate) mod values;
     pub mod advice;
     pub mod allowed;
+    pub mod certificates;
     pub mod guard;
     pub mod identity;
     pub mod lease;
@@ -237,6 +243,7 @@ pub mod kube_api {
         pub mod writer;
         pub mod lease;
         pub mod evict;
+        pub mod trust;
         pub mod carry_out;
     }
 
@@ -306,6 +313,16 @@ pub mod control {
     }
 
     pub mod loops;
+}
+
+/// Certificates that gpupack makes, checks and keeps in Secrets.
+pub mod issuing {
+    pub mod pair;
+    pub mod checked;
+    pub mod authority;
+    pub mod objects;
+    pub mod own_files;
+    pub mod keeper;
 }
 
 /// The service that kube-scheduler calls.

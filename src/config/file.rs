@@ -14,6 +14,7 @@ use serde_path_to_error::Segment;
 use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
+use crate::config::certificates::CertificatesConfig;
 use crate::config::guard::GuardConfig;
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
@@ -72,6 +73,9 @@ pub struct Config {
     /// How this process proves itself; `None`: plain text, and no client proves anything.
     #[garde(dive)]
     pub tls: Option<TlsConfig>,
+    /// Who makes the certificates; `None`: others, and nothing is published.
+    #[garde(dive)]
+    pub certificates: Option<CertificatesConfig>,
     /// Which agents may report.
     #[garde(dive)]
     pub agents: AgentsConfig,
@@ -171,6 +175,7 @@ impl Default for Config {
             metrics_listen: SocketAddr::from(([127, 0, 0, 1], 8083)),
             plain_text: false,
             tls: None,
+            certificates: None,
             agents: AgentsConfig::default(),
             allowed_hosts: hosts.map(|rest| format!("gpupack{rest}")).to_vec(),
             max_connections: 8_192,
@@ -263,6 +268,8 @@ impl Config {
             faults.push(fault(&path, value, error));
         }
         faults.extend(config.timeout_fault());
+        let certificates = config.certificates.as_ref();
+        faults.extend(certificates.and_then(|it| it.fault(config.tls.is_some())));
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
     }
 

@@ -194,3 +194,31 @@ impl ForwardResult {
         }
     }
 }
+
+/// Whose certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateLabel {
+    /// The CA that signs.
+    Ca,
+    /// The extender.
+    Extender,
+    /// kube-scheduler.
+    Scheduler,
+    /// The webhook.
+    Webhook,
+}
+
+impl CertificateLabel {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Ca, Self::Extender, Self::Scheduler, Self::Webhook];
+
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ca => "ca",
+            Self::Extender => "extender",
+            Self::Scheduler => "scheduler",
+            Self::Webhook => "webhook",
+        }
+    }
+}

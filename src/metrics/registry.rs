@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Registry, TextEncoder,
 };
 
 use crate::hardware::device::PoolName;
@@ -15,7 +15,8 @@ use crate::metrics::demand::{Bearable, DemandFamilies, Queue, TeamUse, Waste};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
-    BindResult, EditResult, ForwardResult, Outcome, ReportResult, RequeueResult, Verb,
+    BindResult, CertificateLabel, EditResult, ForwardResult, Outcome, ReportResult, RequeueResult,
+    Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
 use crate::model::rejection::Rejection;
@@ -54,6 +55,17 @@ pub struct Metrics {
     fleet: FleetFamilies,
     demand: DemandFamilies,
     guard: GuardFamilies,
+    certificate_expiry: GaugeVec,
+    scheduler_restart_deadline: Gauge,
+}
+
+/// Times of certificates in seconds since 1970; 0: not known, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CertificateTimes {
+    /// When each ends.
+    pub ends: [(CertificateLabel, u64); 4],
+    /// Until when kube-scheduler must be started again.
+    pub restart_by: u64,
 }
 
 impl Default for Metrics {
@@ -160,6 +172,15 @@ impl Metrics {
                 "gpupack_gpus_emptiable",
                 "GPUs whose tenants would fit on other GPUs in use; looked for while no pod waits.",
             ),
+            certificate_expiry: make.gauges(
+                "gpupack_certificate_expiry_timestamp_seconds",
+                "When the certificate ends, in seconds since 1970; 0 if it is not known.",
+                &["certificate"],
+            ),
+            scheduler_restart_deadline: make.gauge(
+                "gpupack_scheduler_restart_deadline_timestamp_seconds",
+                "Until when kube-scheduler must be started again for a new CA; 0 if it need not.",
+            ),
             registry,
             of_cluster,
         };
@@ -200,6 +221,8 @@ impl Metrics {
             }
         }
         self.set_moves(&[0; MOST_MOVES], 0);
+        let ends = CertificateLabel::ALL.map(|label| (label, 0));
+        self.set_certificates(&CertificateTimes { ends, restart_by: 0 });
     }
 
     /// Counts what the watch of a resource received: a change, or a failure and a restart.
@@ -316,6 +339,14 @@ impl Metrics {
         self.forwarded.with_label_values(&[port, result.label()]).inc();
     }
 
+    /// Sets when certificates end, and until when kube-scheduler must be started again.
+    pub fn set_certificates(&self, times: &CertificateTimes) {
+        for (label, end) in times.ends {
+            self.certificate_expiry.with_label_values(&[label.label()]).set(whole(end));
+        }
+        self.scheduler_restart_deadline.set(whole(times.restart_by));
+    }
+
     /// Sets whether this replica leads.
     pub fn set_leader(&self, is_leader: bool) {
         self.leader.set(i64::from(is_leader));
@@ -379,6 +410,7 @@ mod tests {
             "gpupack_nodes{state=\"never\"} 0",
             "gpupack_waiting_pods{reason=\"memory\",size=\"0.5\"} 0",
             "gpupack_ready 0",
+            "gpupack_certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0",
             "gpupack_build_info{component=\"extender\"",
         ] {
             assert!(text.contains(part), "{part} in {text}");

@@ -163,6 +163,24 @@ fn go_version(sources: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// The folder of a Go module's sources, downloaded where they are not there yet.
+///
+/// # Errors
+///
+/// Why they cannot be had.
+pub(crate) fn module(name: &str, version: &str) -> Result<PathBuf, String> {
+    let module = format!("{name}@{version}");
+    let arguments = ["mod", "download", "-json", &module];
+    let output = Command::new("go").args(arguments).current_dir(sources()).output();
+    let output = output.map_err(|error| format!("Go cannot be started ({error})"))?;
+    let answer: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    match answer["Dir"].as_str() {
+        Some(folder) => Ok(PathBuf::from(folder)),
+        None => Err(format!("{module} cannot be downloaded: {}", answer["Error"])),
+    }
+}
+
 /// The folder of everything that is built for the tests.
 pub(crate) fn cache() -> Result<PathBuf, String> {
     if let Some(folder) = clock::path_variable("GPUPACK_TESTBED_CACHE") {

@@ -118,7 +118,17 @@ pub(crate) struct ControlPlane {
 impl ControlPlane {
     /// Starts both and waits until the API server is ready. Must run inside the runtime.
     pub(crate) async fn start(binaries: Binaries) -> Self {
-        let work = work_folder();
+        Self::start_in(binaries, work_folder()).await
+    }
+
+    /// One more besides a running one, for what would be in the way of other tests.
+    pub(crate) async fn start_beside(&self, name: &str) -> Self {
+        let work = self.work.join(name);
+        std::fs::create_dir_all(&work).expect("the work folder is writable");
+        Self::start_in(self.binaries.clone(), work).await
+    }
+
+    async fn start_in(binaries: Binaries, work: PathBuf) -> Self {
         let [client_port, peer_port, port] = free_ports();
         let etcd = start_etcd(&binaries, &work, client_port, peer_port);
         let apiserver = start_apiserver(&binaries, &work, client_port, port);

@@ -28,6 +28,9 @@ mod authority;
 #[cfg(test)]
 mod binaries;
 #[cfg(test)]
+#[path = "../harness/chart.rs"]
+mod chart;
+#[cfg(test)]
 mod checker;
 #[cfg(test)]
 mod clock;
@@ -41,6 +44,8 @@ mod extender;
 mod fleet;
 #[cfg(test)]
 mod identities;
+#[cfg(test)]
+mod kept;
 #[cfg(test)]
 mod leash;
 #[cfg(test)]

@@ -10,8 +10,13 @@ pub(crate) mod histories;
 pub(crate) mod extender;
 /// A CA of a test.
 pub(crate) mod authority;
+/// The Helm chart, rendered.
+pub(crate) mod chart;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
+
+/// An API server with any objects.
+pub(crate) mod objects;
 
 /// One after another, for tests that measure.
 pub(crate) mod turns;

@@ -37,6 +37,9 @@ mod extender {
 /// The programs and queries in the recipes of `deploy/recipes`.
 mod recipes;
 
+/// The Helm chart.
+mod chart;
+
 /// Reading and writing at an API server that loses and refuses.
 mod cluster_api {
     #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
@@ -49,6 +52,14 @@ mod cluster_api {
     mod overlapping;
     mod waiting;
     mod writer;
+}
+
+/// Certificates that gpupack makes.
+mod certificates {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    mod keeper;
+    mod rotation;
 }
 
 /// The agent: its reports, its conversation with the extender, and what it reads of NVML.

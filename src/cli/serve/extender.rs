@@ -18,9 +18,9 @@ use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
 use crate::config::file::Config;
-use crate::config::identity::TlsConfig;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::{Addresses, Replica};
+use crate::issuing::keeper::{Keeper, keeping};
 use crate::kube_api::identity::front_proxy;
 use crate::kube_api::identity::people::People;
 use crate::kube_api::identity::token::AgentTokens;
@@ -165,7 +165,8 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let proofs = config.tls.as_ref().map(Proofs::read).transpose()?;
+        let keeper = kept_certificates(&config, clock).await?;
+        let proofs = Proofs::read(&config)?;
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =
             connect(&config, identity, proof, clock).await?;
@@ -188,15 +189,8 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             Arc::clone(&app.lists),
             stopped.clone(),
         ));
-        let stopping = Arc::clone(&app);
-        let requested = crate::cli::base::signals::stop_signal()?;
-        tokio::spawn(async move {
-            requested.await;
-            tracing::info!("stopping");
-            stopping.leave();
-            stopping.stopped().await;
-            stop.send_replace(true);
-        });
+        stop_at_signal(Arc::clone(&app), stop)?;
+        let keeping = tokio::spawn(keeping(Arc::clone(&app), keeper));
         let has_stopped = stopped.clone();
         let replaced = Arc::clone(&app);
         let serving = serve_apart(service, listeners, identities, stopped);
@@ -209,6 +203,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
             ended = writing => ("writer of events", ended),
             ended = beating => ("background loops", ended),
             ended = watching => ("watch of pods and nodes", ended),
+            ended = keeping => ("keeper of certificates", ended),
         };
         match ended {
             (_, Ok(_)) if *has_stopped.borrow() => {
@@ -221,6 +216,38 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     });
     runtime.shutdown_timeout(GRACE);
     ended
+}
+
+/// At SIGTERM or SIGINT hands over, and stops.
+fn stop_at_signal(app: Arc<App>, stop: watch::Sender<bool>) -> Result<()> {
+    let requested = crate::cli::base::signals::stop_signal()?;
+    tokio::spawn(async move {
+        requested.await;
+        tracing::info!("stopping");
+        app.leave();
+        app.stopped().await;
+        stop.send_replace(true);
+    });
+    Ok(())
+}
+
+/// The keeper of the certificates, which has written the files of `tls` when it makes them; `None`
+/// without `certificates`.
+async fn kept_certificates(config: &Config, clock: Clock) -> Result<Option<Keeper>> {
+    if config.certificates.is_none() {
+        return Ok(None);
+    }
+    let kube = kube_config(config.kubeconfig.as_deref()).await?;
+    let client = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
+    // Of its own: it writes before a replica leads, and each write names the version that it saw.
+    let outside = Outside::new(clock);
+    tokio::spawn(carry_out::run(outside.clone(), Some(client), None));
+    let term = Term::alone(clock, FenceWriter::random());
+    let mut keeper = Keeper::new(config, ApiWriter::new(outside, config.api_timeout, term), clock);
+    if let Some(keeper) = &mut keeper {
+        keeper.start().await;
+    }
+    Ok(keeper)
 }
 
 /// This process among others.
@@ -278,17 +305,21 @@ struct Proofs {
 }
 
 impl Proofs {
-    fn read(tls: &TlsConfig) -> Result<Self> {
+    /// Reads them; `None` without `tls`.
+    fn read(config: &Config) -> Result<Option<Self>> {
+        let Some(tls) = &config.tls else { return Ok(None) };
+        let made = config.certificates.as_ref().filter(|certificates| certificates.make);
+        let read_every = made.map_or(READ_EVERY, |it| it.rules().look_every().min(READ_EVERY));
         let own = Some((tls.certificate_file.clone(), tls.key_file.clone()));
         let ca = Some(tls.ca_file.clone());
-        let files = CertificateFiles { own, ca, read_every: READ_EVERY };
+        let files = CertificateFiles { own, ca, read_every };
         let certificates = Certificates::read(files)?;
         let name = ServerName::try_from(tls.replica_name.clone())?;
-        Ok(Self {
+        Ok(Some(Self {
             replicas: ServerProof { tls: certificates.current(), name },
             scheduler: ServerName::try_from(tls.scheduler_name.clone())?,
             certificates,
-        })
+        }))
     }
 
     /// How clients prove who they are. From now on the files are followed.

@@ -9,13 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
-};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
+use crate::issuing::pair::{Pair, Usage, Validity, Wanted, make_ca, sign};
+use crate::rotation::plan::UnixTime;
 
 /// Seconds of a day.
 const DAY: u64 = 86_400;
@@ -51,7 +49,7 @@ pub fn run(args: &WebhookCertArgs, clock: Clock) -> Result<()> {
 }
 
 fn secret(args: &WebhookCertArgs, now: u64) -> Result<Value> {
-    let pair = pair(args, now).context("cannot make a certificate")?;
+    let (authority, pair) = pair(args, now).context("cannot make a certificate")?;
     Ok(json!({
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
         "metadata": {
@@ -62,41 +60,22 @@ fn secret(args: &WebhookCertArgs, now: u64) -> Result<Value> {
                 "app.kubernetes.io/part-of": "gpupack",
             },
         },
-        "stringData": {"ca.crt": pair.authority, "tls.crt": pair.certificate, "tls.key": pair.key},
+        "stringData": {"ca.crt": authority, "tls.crt": pair.certificate, "tls.key": pair.key},
     }))
 }
 
-/// A signed pair and the authority to trust, in PEM.
-struct SignedPair {
-    authority: String,
-    certificate: String,
-    key: String,
-}
-
-fn pair(args: &WebhookCertArgs, now: u64) -> Result<SignedPair, rcgen::Error> {
+/// A signed pair and the CA to trust, in PEM. The key of the CA is dropped.
+fn pair(args: &WebhookCertArgs, now: u64) -> Result<(String, Pair), rcgen::Error> {
     let (service, namespace) = (&args.service, &args.namespace);
-    let mut authority = CertificateParams::new(Vec::new())?;
-    authority.distinguished_name.push(DnType::CommonName, format!("{service} authority"));
-    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let day = Duration::from_secs(DAY);
+    let now = UnixTime(now);
+    // From yesterday, for clocks that are late.
+    let validity =
+        Validity { starts: now.minus(day), ends: now.plus(Duration::from_secs(args.days * DAY)) };
+    let ca = make_ca(&format!("{service} authority"), validity)?;
     // The names by which the API server calls a service.
     let names = ["svc", "svc.cluster.local"].map(|end| format!("{service}.{namespace}.{end}"));
-    let mut certificate = CertificateParams::new([&names, &*args.name].concat())?;
-    certificate.distinguished_name.push(DnType::CommonName, service);
-    certificate.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    certificate.use_authority_key_identifier_extension = true;
-    // From yesterday, for clocks that are late.
-    let begin = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(now.saturating_sub(DAY));
-    let end = begin + Duration::from_secs((args.days + 1) * DAY);
-    for params in [&mut authority, &mut certificate] {
-        (params.not_before, params.not_after) = (begin, end);
-    }
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-    let key = KeyPair::generate()?;
-    let certificate = certificate.signed_by(&key, &authority)?;
-    Ok(SignedPair {
-        authority: authority.pem(),
-        certificate: certificate.pem(),
-        key: key.serialize_pem(),
-    })
+    let names = [&names, &*args.name].concat();
+    let signed = sign(&ca, Wanted { names: &names, usage: Usage::Server, validity })?;
+    Ok((ca.certificate, signed))
 }

@@ -29,7 +29,7 @@ fn every_key_is_read() {
         other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nhold_seconds: 1\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
         drain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nlease:\nguard:\nadvice:\nwebhook:\npage_listen: 0.0.0.0:8\n\
-        agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\nagents:\n\
+        agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\ncertificates: {}\nagents:\n\
         allowed_hosts: [A.example]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
@@ -43,6 +43,7 @@ fn every_key_is_read() {
         metrics_listen: "0.0.0.0:6".parse().unwrap(),
         plain_text: true,
         tls: Some(TlsConfig::default()),
+        certificates: Some(CertificatesConfig::default()),
         agents: AgentsConfig::default(),
         allowed_hosts: vec!["a.example".to_owned()],
         max_connections: 16,

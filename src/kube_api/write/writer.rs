@@ -44,6 +44,11 @@ impl ApiWriter {
         Self { outside, timeout, term }
     }
 
+    /// Longest time of one request.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// When it may write.
     pub fn term(&self) -> &Term {
         &self.term

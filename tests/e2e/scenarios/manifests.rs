@@ -4,16 +4,18 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::manifests::{Mode, apply, objects, patch_agent};
+use crate::manifests::{Mode, apply, objects};
 use crate::testbed::{figure, scenario};
 use crate::webhook::{dry_run, runtime_classes};
 
 #[test]
 fn the_api_server_accepts_every_manifest() {
     scenario("manifests", |bed| async move {
-        // Without webhook-certificate.yaml: its kinds are cert-manager's.
         let files = [
             "rbac.yaml",
+            "certificates.yaml",
+            "api-service.yaml",
+            "agent-privileged.yaml",
             "extender.yaml",
             "agent.yaml",
             "scheduler.yaml",
@@ -26,20 +28,16 @@ fn the_api_server_accepts_every_manifest() {
             let count = apply(&bed.cluster.client, file, Mode::DryRun).await;
             figure(bed.name, &format!("{file}: {count} objects accepted in a dry run"));
         }
-        apply(&bed.cluster.client, "agent.yaml", Mode::Keep).await;
-        let patched = patch_agent(&bed.cluster.client, "agent-privileged.yaml").await;
-        let pod = &patched["spec"]["template"]["spec"];
+        let pod = &template_of("agent-privileged.yaml")["spec"];
         assert_eq!(pod["initContainers"][0]["name"], "mps-shm");
         let container = &pod["containers"][0];
         assert_eq!(container["securityContext"]["privileged"], true);
-        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true, "it is kept");
-        assert_eq!(container["env"].as_array().map(Vec::len), Some(3), "merged by name");
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true, "as agent.yaml");
         assert_eq!(container["resources"]["limits"]["memory"], Value::Null);
         assert_eq!(
             (&pod["hostPID"], &pod["securityContext"]["runAsUser"]),
             (&json!(true), &json!(0))
         );
-        figure(bed.name, "agent-privileged.yaml: accepted as a patch of agent.yaml");
     });
 }
 
@@ -54,9 +52,7 @@ fn only_the_agents_exceed_the_restricted_profile() {
             made.unwrap_or_else(|message| panic!("{file}: {message}"));
             figure(bed.name, &format!("{file}: its pod may be created under `restricted`"));
         }
-        apply(client, "agent.yaml", Mode::Keep).await;
-        let privileged = patch_agent(client, "agent-privileged.yaml").await;
-        for agent in [template_of("agent.yaml"), privileged["spec"]["template"].clone()] {
+        for agent in [template_of("agent.yaml"), template_of("agent-privileged.yaml")] {
             made(client, "gpupack-agents", &agent).await.expect("the agents' own namespace");
             let message = made(client, "gpu-system", &agent).await.expect_err("hostPID");
             assert!(message.contains("violates PodSecurity \"restricted"), "{message}");

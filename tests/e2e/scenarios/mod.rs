@@ -3,7 +3,9 @@
 mod admission;
 mod attacks;
 mod burst;
+mod certificates;
 mod chaos;
+mod chart;
 mod churn;
 mod conflicts;
 mod containers;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::binaries;
 use crate::clock;
 use crate::fleet::{A100, Fleet};
-use crate::manifests::{accepted, objects};
+use crate::manifests::{Mode, objects, send};
 use crate::testbed::{Setup, Stage, scenario};
 use crate::watching::find;
 use crate::webhook::{Webhook, policies, reported};
@@ -137,7 +137,7 @@ async fn applied(stage: &Stage, file: &str, knows_keda: bool) -> Vec<(String, St
 
 async fn until_accepted(client: &Client, file: &str, object: &DynamicObject) {
     let started = clock::now();
-    while let Err(error) = accepted(client, object).await {
+    while let Err(error) = send(client, object, Mode::Keep).await {
         let is_unknown = matches!(&error, kube::Error::Api(status) if status.code == 404);
         let is_late = started.elapsed() > LIMIT;
         assert!(is_unknown && !is_late, "{file}: {}: {}", object.name_any(), reported(&error));

@@ -1,0 +1,505 @@
+//! Keeps the certificates: reads the objects, asks the plan what is due, and carries it out.
+//!
+//! Each replica has one. Before it opens its ports it makes what is missing; later only the leader writes,
+//! and the others take the certificate that they serve from what it wrote.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::Value;
+
+use crate::clock::Clock;
+use crate::config::certificates::CertificatesConfig;
+use crate::config::file::Config;
+use crate::config::identity::TlsConfig;
+use crate::control::shared::app::App;
+use crate::issuing::authority::{Authority, BUNDLE, Data, OWN_KEYS};
+use crate::issuing::checked::{self, CertificateFault, to_pem};
+use crate::issuing::objects::{
+    API_SERVICE, CA, Meaning, Names, Objects, SCHEDULER, WEBHOOKS, api_service_fields,
+    certificate_data, roll_fields, secret_of, usage_of, webhook_fields, with_bundle, with_data,
+};
+use crate::issuing::own_files::{self, FileError};
+use crate::issuing::pair::{Validity, Wanted, sign};
+use crate::kube_api::write::outcome::Cause;
+use crate::kube_api::write::trust::{Kept, Merge, Written};
+use crate::kube_api::write::writer::ApiWriter;
+use crate::metrics::labels::CertificateLabel;
+use crate::metrics::registry::CertificateTimes;
+use crate::rotation::plan::{
+    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, steps,
+};
+
+/// Most rounds of reading and writing in one pass. From empty Secrets it takes three.
+const MOST_ROUNDS: usize = 8;
+
+/// Pause before a pass at the start is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// What a log line is about that is about no single object.
+const WHOLE: &str = "certificates";
+
+/// A certificate begins so long ago, for clocks that are late.
+const EARLIER: Duration = Duration::from_secs(3_600);
+
+/// Why certificates cannot be kept now.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// A Secret without which nothing is served is missing.
+    #[error(
+        "there is no Secret `{namespace}/{name}`: create it empty, see docs/operations.md#certificates"
+    )]
+    Missing {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: &'static str,
+    },
+    /// An object cannot be read.
+    #[error("cannot read `{name}`: {cause}")]
+    Unread {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        cause: Cause,
+    },
+    /// An object cannot be written.
+    #[error("cannot write `{name}`: {cause}")]
+    Unwritten {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        cause: Cause,
+    },
+    /// Other clients change what was read, each time before it is written.
+    #[error("other clients change the same objects all the time")]
+    Contended,
+    /// A certificate cannot be made.
+    #[error("cannot make a certificate: {0}")]
+    Make(#[from] rcgen::Error),
+    /// The clock of this machine, or that of an earlier one, is wrong.
+    #[error("the CA begins in the future: is the clock of this machine late?")]
+    Clock,
+    /// There is no certificate yet.
+    #[error("the certificate of the extender is not made yet")]
+    NoCertificate,
+    /// A file of `tls` cannot be read.
+    #[error("cannot read `{}`: {fault}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        fault: io::Error,
+    },
+    /// The CA of `tls` is no certificate.
+    #[error("`tls.ca_file`: {0}")]
+    Ca(#[from] CertificateFault),
+    /// A file of `tls` cannot be written.
+    #[error(transparent)]
+    Write(#[from] FileError),
+}
+
+/// Whether a replica writes to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It leads, or starts: it makes what is due.
+    Writes,
+    /// It reads, and serves what the leader wrote.
+    Reads,
+}
+
+/// The certificates after a pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// When the CA that signs ends.
+    pub ca_ends: Option<UnixTime>,
+    /// When each certificate ends.
+    pub ends: BTreeMap<Owner, UnixTime>,
+    /// Until when kube-scheduler must be started again, if it must. Only who writes knows.
+    pub restart_by: Option<UnixTime>,
+}
+
+/// Keeps the certificates until the process ends. Only the leader writes.
+pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
+    let Some(mut keeper) = keeper else { return std::future::pending().await };
+    loop {
+        let is_leader = app.leading.is_here() && !app.is_stopping();
+        let role = if is_leader { Role::Writes } else { Role::Reads };
+        match keeper.pass(role).await {
+            Ok(report) => app.metrics.set_certificates(&times(&report)),
+            Err(error) => keeper.log(WHOLE, error.to_string()),
+        }
+        tokio::time::sleep(keeper.look_every()).await;
+    }
+}
+
+fn times(report: &Report) -> CertificateTimes {
+    let seconds = |time: Option<UnixTime>| time.map_or(0, |time| time.0);
+    let of = |owner| seconds(report.ends.get(&owner).copied());
+    CertificateTimes {
+        ends: [
+            (CertificateLabel::Ca, seconds(report.ca_ends)),
+            (CertificateLabel::Extender, of(Owner::Extender)),
+            (CertificateLabel::Scheduler, of(Owner::Scheduler)),
+            (CertificateLabel::Webhook, of(Owner::Webhook)),
+        ],
+        restart_by: seconds(report.restart_by),
+    }
+}
+
+/// Keeps the certificates of one installation.
+pub struct Keeper {
+    writer: ApiWriter,
+    clock: Clock,
+    namespace: String,
+    agents_namespace: String,
+    tls: TlsConfig,
+    settings: CertificatesConfig,
+    rules: Rules,
+    names: Names,
+    /// The last line about each object, so that none is repeated.
+    logged: BTreeMap<&'static str, String>,
+}
+
+impl Keeper {
+    /// Of an extender with this configuration; `None` without `certificates`.
+    pub fn new(config: &Config, writer: ApiWriter, clock: Clock) -> Option<Self> {
+        let (settings, tls) = config.certificates.clone().zip(config.tls.clone())?;
+        let namespace = config.lease.namespace.clone();
+        Some(Self {
+            writer,
+            clock,
+            names: names(&tls, &settings, &namespace),
+            namespace,
+            agents_namespace: config.agents.namespace.clone(),
+            tls,
+            rules: settings.rules(),
+            settings,
+            logged: BTreeMap::new(),
+        })
+    }
+
+    /// Makes what is missing, and writes the files from which this process serves. It tries until that is
+    /// done. Where others make the certificates, there is nothing to wait for.
+    pub async fn start(&mut self) {
+        while self.settings.make {
+            match self.pass(Role::Writes).await {
+                Ok(_) => return,
+                Err(error) => self.log(WHOLE, error.to_string()),
+            }
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }
+
+    /// Pause between two passes.
+    pub fn look_every(&self) -> Duration {
+        self.rules.look_every()
+    }
+
+    /// Does what is due.
+    ///
+    /// # Errors
+    /// [`KeepError`]: the next pass goes on.
+    pub async fn pass(&mut self, role: Role) -> Result<Report, KeepError> {
+        let report = match self.settings.make {
+            true => self.keep(role).await,
+            false => self.publish_file(role).await,
+        };
+        if report.is_ok() {
+            self.logged.remove(WHOLE);
+        }
+        report
+    }
+
+    /// Logs a line once, until another one follows about the same thing.
+    pub fn log(&mut self, about: &'static str, line: String) {
+        if self.logged.get(about) != Some(&line) {
+            tracing::warn!(about, "{line}");
+            self.logged.insert(about, line);
+        }
+    }
+
+    async fn keep(&mut self, role: Role) -> Result<Report, KeepError> {
+        let mut failed = None;
+        for _ in 0..MOST_ROUNDS {
+            let objects = self.read(role).await?;
+            let now = UnixTime(self.clock.unix_seconds());
+            let found = Authority::read(objects.ca.data.as_ref().unwrap_or(&Data::new()));
+            for fault in found.faults {
+                self.log(CA, fault);
+            }
+            let ca = found.authority;
+            let Meaning { seen, own, faults } = objects.meaning(ca.as_ref(), &self.names, now);
+            for (name, fault) in faults {
+                self.log(name, fault);
+            }
+            if seen.is_before_ca(now) {
+                return Err(KeepError::Clock);
+            }
+            let due = match role {
+                Role::Writes => steps(&seen, &self.rules, now),
+                Role::Reads => Vec::new(),
+            };
+            if due.is_empty() || failed.is_some() {
+                let Some((ca, own)) = ca.zip(own) else {
+                    return Err(failed.unwrap_or(KeepError::NoCertificate));
+                };
+                own_files::write(&self.tls, &ca.bundle(), &own)?;
+                let ends = seen.certificates.iter().filter_map(|(owner, it)| match it {
+                    SeenCertificate::Made { ends, .. } => Some((*owner, *ends)),
+                    SeenCertificate::NoSecret | SeenCertificate::Unusable => None,
+                });
+                let report = Report {
+                    ca_ends: Some(ca.signer.validity.ends),
+                    ends: ends.collect(),
+                    restart_by: seen.restart_by(&self.rules).filter(|_| role == Role::Writes),
+                };
+                self.log_restart(&report, &ca);
+                return failed.map_or(Ok(report), Err);
+            }
+            for step in due {
+                let written = self.carry_out(step, &objects, ca.as_ref(), now).await?;
+                match written {
+                    (name, Written::Done) => tracing::info!(?step, name, "certificates"),
+                    (_, Written::Changed) => {} // read again what another one wrote
+                    (name, Written::Failed(cause)) => {
+                        failed = Some(KeepError::Unwritten { name, cause });
+                    }
+                }
+            }
+        }
+        Err(failed.unwrap_or(KeepError::Contended))
+    }
+
+    /// Says once that kube-scheduler must be started again, and until when.
+    fn log_restart(&mut self, report: &Report, ca: &Authority) {
+        if let Some(UnixTime(until)) = report.restart_by {
+            let id = ca.bundle_id();
+            let line = format!(
+                "a new CA is to sign: kube-scheduler must be started again with the bundle `{id}` before \
+                 {until} (seconds since 1970), see docs/operations.md#certificates"
+            );
+            self.log(SCHEDULER, line);
+        }
+    }
+
+    /// Reads all objects, the CA last: what is written with it never takes back what another one wrote.
+    async fn read(&mut self, role: Role) -> Result<Objects, KeepError> {
+        let mut objects = Objects::default();
+        for owner in Owner::ALL {
+            let name = secret_of(owner);
+            match self.one::<Secret>(&self.namespace, name).await {
+                Ok(Some(secret)) => drop(objects.certificates.insert(owner, secret)),
+                Ok(None) if owner == Owner::Extender => return Err(self.missing(name)),
+                Ok(None) => self.log(name, format!("there is no Secret `{name}`")),
+                Err(error) if owner == Owner::Extender => return Err(error),
+                Err(error) => self.log(name, error.to_string()),
+            }
+        }
+        if role == Role::Writes {
+            self.read_places(&mut objects).await;
+            objects.scheduler =
+                self.optional(&self.namespace.clone(), SCHEDULER, "Deployment").await;
+        }
+        let ca = self.one(&self.namespace, CA).await?;
+        objects.ca = ca.ok_or_else(|| self.missing(CA))?;
+        Ok(objects)
+    }
+
+    async fn read_places(&mut self, objects: &mut Objects) {
+        let namespace = self.agents_namespace.clone();
+        objects.agents = self.optional(&namespace, CA, "ConfigMap").await;
+        if self.settings.make || self.settings.publish_ca_bundles {
+            objects.webhooks = self.optional("", WEBHOOKS, "MutatingWebhookConfiguration").await;
+            objects.api_service = self.optional("", API_SERVICE, "APIService").await;
+        }
+    }
+
+    async fn one<T: Kept>(
+        &self,
+        namespace: &str,
+        name: &'static str,
+    ) -> Result<Option<T>, KeepError> {
+        let read = self.writer.read_kept(namespace, name).await;
+        read.map_err(|cause| KeepError::Unread { name, cause })
+    }
+
+    /// An object that may be missing.
+    async fn optional<T: Kept>(
+        &mut self,
+        namespace: &str,
+        name: &'static str,
+        kind: &'static str,
+    ) -> Option<T> {
+        match self.one(namespace, name).await {
+            Ok(None) => {
+                self.log(kind, format!("there is no {kind} `{name}`: it gets no CA"));
+                None
+            }
+            Ok(found) => found,
+            Err(error) => {
+                self.log(kind, format!("{kind}: {error}"));
+                None
+            }
+        }
+    }
+
+    fn missing(&self, name: &'static str) -> KeepError {
+        KeepError::Missing { namespace: self.namespace.clone(), name }
+    }
+
+    /// One write, and the object that it is about.
+    async fn carry_out(
+        &self,
+        step: Step,
+        objects: &Objects,
+        ca: Option<&Authority>,
+        now: UnixTime,
+    ) -> Result<(&'static str, Written), KeepError> {
+        let Some(ca) = ca else {
+            let made = Authority::make(&self.rules, now)?;
+            return Ok((CA, self.write_ca(objects, &made).await));
+        };
+        let changed = match step {
+            Step::MakeCa => Authority::make(&self.rules, now)?,
+            Step::AddNext => ca.clone().with_next(&self.rules, now)?,
+            Step::NotePublished(at) => ca.clone().published(at),
+            Step::Switch(until) => ca.clone().switched(until),
+            Step::DropOld => ca.clone().without_old(now),
+            Step::Sign(owner, ends) => {
+                let names = self.names.get(&owner).map_or(&[][..], Vec::as_slice);
+                let validity = Validity { starts: now.minus(EARLIER), ends };
+                let wanted = Wanted { names, usage: usage_of(owner), validity };
+                let data = certificate_data(sign(&ca.signer.pair, wanted)?, &ca.bundle());
+                return Ok(self.write_secret(objects, owner, data).await);
+            }
+            Step::AddBundle(owner) => {
+                let bundle = k8s_openapi::ByteString(ca.bundle().into());
+                let data = Data::from([(BUNDLE.to_owned(), bundle)]);
+                return Ok(self.write_secret(objects, owner, data).await);
+            }
+            Step::Publish(place) => return Ok(self.publish(objects, place, &ca.bundle()).await),
+            Step::Roll => {
+                let fields = roll_fields(&ca.bundle_id());
+                return Ok((SCHEDULER, self.patch(objects.scheduler.as_ref(), fields).await));
+            }
+        };
+        Ok((CA, self.write_ca(objects, &changed).await))
+    }
+
+    async fn write_ca(&self, objects: &Objects, ca: &Authority) -> Written {
+        self.writer.replace_kept(&with_data(&objects.ca, &OWN_KEYS, ca.data())).await
+    }
+
+    async fn write_secret(
+        &self,
+        objects: &Objects,
+        owner: Owner,
+        data: Data,
+    ) -> (&'static str, Written) {
+        let written = match objects.certificates.get(&owner) {
+            Some(secret) => self.writer.replace_kept(&with_data(secret, &[], data)).await,
+            None => Written::Changed,
+        };
+        (secret_of(owner), written)
+    }
+
+    async fn publish(
+        &self,
+        objects: &Objects,
+        place: Place,
+        bundle: &str,
+    ) -> (&'static str, Written) {
+        match place {
+            Place::Agents => {
+                let written = match &objects.agents {
+                    Some(map) => self.writer.replace_kept(&with_bundle(map, bundle)).await,
+                    None => Written::Changed,
+                };
+                ("ConfigMap", written)
+            }
+            Place::Webhooks => {
+                let written = match &objects.webhooks {
+                    Some(all) => {
+                        let fields = webhook_fields(all, bundle);
+                        self.writer.patch_kept(all, fields, Merge::ByName).await
+                    }
+                    None => Written::Changed,
+                };
+                ("MutatingWebhookConfiguration", written)
+            }
+            Place::ApiService => {
+                let fields = api_service_fields(bundle);
+                ("APIService", self.patch(objects.api_service.as_ref(), fields).await)
+            }
+        }
+    }
+
+    async fn patch<T: Kept>(&self, object: Option<&T>, fields: Value) -> Written {
+        match object {
+            Some(object) => self.writer.patch_kept(object, fields, Merge::Plain).await,
+            None => Written::Changed,
+        }
+    }
+
+    /// Publishes the CA of `tls`, which others made.
+    async fn publish_file(&mut self, role: Role) -> Result<Report, KeepError> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|fault| KeepError::Read { path: path.clone(), fault })
+        };
+        let (ca, own) = (read(&self.tls.ca_file)?, read(&self.tls.certificate_file)?);
+        let all = checked::many("ca.crt", &ca)?;
+        let chain = checked::many("tls.crt", &own)?;
+        let ends = |der| checked::validity(der).map(|it| it.ends);
+        let own = chain.first().and_then(ends);
+        let report = Report {
+            ca_ends: all.iter().filter_map(ends).min(),
+            ends: own.map(|ends| (Owner::Extender, ends)).into_iter().collect(),
+            restart_by: None,
+        };
+        if role == Role::Reads || all.is_empty() {
+            return Ok(report);
+        }
+        let bundle: String = all.iter().map(to_pem).collect();
+        let mut objects = Objects::default();
+        self.read_places(&mut objects).await;
+        for place in Place::ALL {
+            if objects.bundle(place, &bundle) == SeenBundle::Outdated {
+                match self.publish(&objects, place, &bundle).await {
+                    (name, Written::Done) => tracing::info!(name, "the CA is published"),
+                    (_, Written::Changed) => {} // the next pass
+                    (name, Written::Failed(cause)) => {
+                        return Err(KeepError::Unwritten { name, cause });
+                    }
+                }
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// The names in the certificate of each owner.
+fn names(tls: &TlsConfig, settings: &CertificatesConfig, namespace: &str) -> Names {
+    let mut extender = vec![tls.replica_name.clone(), "gpupack".to_owned()];
+    for end in ["", ".svc", ".svc.cluster.local"] {
+        extender.push(format!("gpupack.{namespace}{end}"));
+    }
+    extender.extend(settings.names.iter().cloned());
+    let mut unique: Vec<String> = Vec::new();
+    for name in extender {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    let webhook = [".svc", ".svc.cluster.local"];
+    let webhook = webhook.map(|end| format!("gpupack-webhook.{namespace}{end}"));
+    Names::from([
+        (Owner::Extender, unique),
+        (Owner::Scheduler, vec![tls.scheduler_name.clone()]),
+        (Owner::Webhook, webhook.into()),
+    ])
+}

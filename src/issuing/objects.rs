@@ -1,0 +1,221 @@
+//! The objects in which certificates are kept, as they were read, and what they mean for the plan.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use serde_json::{Value, json};
+
+use crate::issuing::authority::{Authority, BUNDLE, Data};
+use crate::issuing::checked::{Checked, Expected, certificate};
+use crate::issuing::pair::{Pair, Usage};
+use crate::rotation::plan::{
+    Owner, Place, Seen, SeenBundle, SeenCertificate, SeenScheduler, UnixTime,
+};
+
+/// The key of the certificate in a Secret.
+const CERTIFICATE: &str = "tls.crt";
+/// The key of its private key.
+const KEY: &str = "tls.key";
+
+/// On the pods of kube-scheduler: the bundle that they have read.
+const OF_PODS: &str = "gpupack.dev/ca-bundle";
+
+/// On the Secret of kube-scheduler: the bundle that a kube-scheduler which is not ours has read.
+pub const IN_USE: &str = "gpupack.dev/ca-bundle-in-use";
+
+/// The Secret of the CA, and the ConfigMap of agents.
+pub const CA: &str = "gpupack-ca";
+/// The Deployment of kube-scheduler.
+pub const SCHEDULER: &str = "gpupack-scheduler";
+/// The configuration of the webhook.
+pub const WEBHOOKS: &str = "gpupack";
+/// The APIService.
+pub const API_SERVICE: &str = "v1.inspection.gpupack.dev";
+
+/// The Secret of an owner.
+pub fn secret_of(owner: Owner) -> &'static str {
+    match owner {
+        Owner::Extender => "gpupack-extender-tls",
+        Owner::Scheduler => "gpupack-scheduler-tls",
+        Owner::Webhook => "gpupack-webhook-tls",
+    }
+}
+
+/// What an owner is on connections.
+pub fn usage_of(owner: Owner) -> Usage {
+    match owner {
+        Owner::Extender => Usage::Both,
+        Owner::Scheduler => Usage::Client,
+        Owner::Webhook => Usage::Server,
+    }
+}
+
+/// The objects. One that is `None` is not there, or may not be read.
+#[derive(Clone, Default)]
+pub struct Objects {
+    /// The Secrets with certificates.
+    pub certificates: BTreeMap<Owner, Secret>,
+    /// For agents.
+    pub agents: Option<ConfigMap>,
+    /// For the API server.
+    pub webhooks: Option<MutatingWebhookConfiguration>,
+    /// For the API server.
+    pub api_service: Option<APIService>,
+    /// kube-scheduler.
+    pub scheduler: Option<Deployment>,
+    /// The Secret of the CA. It is read last: see [`crate::rotation::plan`].
+    pub ca: Secret,
+}
+
+/// The names that the certificate of each owner has.
+pub type Names = BTreeMap<Owner, Vec<String>>;
+
+/// What objects mean.
+pub struct Meaning {
+    /// For the plan.
+    pub seen: Seen,
+    /// The certificate of the extender, if it can be used.
+    pub own: Option<Pair>,
+    /// What is wrong in which object, for the log.
+    pub faults: Vec<(&'static str, String)>,
+}
+
+impl Objects {
+    /// What they mean now, with this CA.
+    pub fn meaning(&self, ca: Option<&Authority>, names: &Names, now: UnixTime) -> Meaning {
+        let mut faults = Vec::new();
+        let mut own = None;
+        let mut certificates = BTreeMap::new();
+        for owner in Owner::ALL {
+            let Some(secret) = self.certificates.get(&owner) else {
+                certificates.insert(owner, SeenCertificate::NoSecret);
+                continue;
+            };
+            let empty = Data::new();
+            let data = secret.data.as_ref().unwrap_or(&empty);
+            let value = |key: &str| data.get(key).map_or(&[][..], |value| &value.0);
+            let is_empty = value(CERTIFICATE).is_empty() && value(KEY).is_empty();
+            let names = names.get(&owner).map_or(&[][..], Vec::as_slice);
+            let Some(ca) = ca.filter(|_| !is_empty) else {
+                certificates.insert(owner, SeenCertificate::Unusable);
+                continue;
+            };
+            let expected = Expected { names, usage: usage_of(owner), ca: &ca.signer, now };
+            let seen = match certificate(value(CERTIFICATE), value(KEY), expected) {
+                Ok(Checked { pair, validity, is_by_signer }) => {
+                    own = own.or_else(|| (owner == Owner::Extender).then_some(pair));
+                    let has_bundle = value(BUNDLE) == ca.bundle().as_bytes();
+                    SeenCertificate::Made { ends: validity.ends, is_by_signer, has_bundle }
+                }
+                Err(fault) => {
+                    faults.push((secret_of(owner), fault.to_string()));
+                    SeenCertificate::Unusable
+                }
+            };
+            certificates.insert(owner, seen);
+        }
+        let bundle = ca.map(Authority::bundle).unwrap_or_default();
+        let places = Place::ALL.into_iter().map(|place| (place, self.bundle(place, &bundle)));
+        let bundles = places.collect();
+        let id = ca.map(Authority::bundle_id).unwrap_or_default();
+        let scheduler = self.seen_scheduler(&id);
+        let ca = ca.map(Authority::seen);
+        Meaning { seen: Seen { ca, certificates, bundles, scheduler }, own, faults }
+    }
+
+    /// Whether a place has this bundle.
+    pub fn bundle(&self, place: Place, bundle: &str) -> SeenBundle {
+        let is_bundle = |text: &Option<ByteString>| {
+            text.as_ref().is_some_and(|text| text.0 == bundle.as_bytes())
+        };
+        let found = match place {
+            Place::Agents => self.agents.as_ref().map(|map| {
+                let text = map.data.as_ref().and_then(|data| data.get(BUNDLE));
+                text.is_some_and(|text| text == bundle)
+            }),
+            Place::Webhooks => self.webhooks.as_ref().map(|all| {
+                let mut each = all.webhooks.iter().flatten();
+                each.all(|webhook| is_bundle(&webhook.client_config.ca_bundle))
+            }),
+            Place::ApiService => self.api_service.as_ref().map(|service| {
+                service.spec.as_ref().is_some_and(|spec| is_bundle(&spec.ca_bundle))
+            }),
+        };
+        match found {
+            None => SeenBundle::Absent,
+            Some(true) => SeenBundle::Current,
+            Some(false) => SeenBundle::Outdated,
+        }
+    }
+
+    fn seen_scheduler(&self, id: &str) -> SeenScheduler {
+        let Some(deployment) = &self.scheduler else {
+            let secret = self.certificates.get(&Owner::Scheduler);
+            let annotations = secret.and_then(|secret| secret.metadata.annotations.as_ref());
+            let confirmed = annotations.and_then(|all| all.get(IN_USE));
+            return match confirmed.is_some_and(|confirmed| confirmed == id) {
+                true => SeenScheduler::Current,
+                false => SeenScheduler::NotOurs,
+            };
+        };
+        let spec = deployment.spec.as_ref();
+        let template = spec.and_then(|spec| spec.template.metadata.as_ref());
+        let annotations = template.and_then(|template| template.annotations.as_ref());
+        if annotations.and_then(|all| all.get(OF_PODS)).is_none_or(|found| found != id) {
+            return SeenScheduler::Outdated;
+        }
+        let wanted = spec.and_then(|spec| spec.replicas).unwrap_or(1);
+        let status = deployment.status.clone().unwrap_or_default();
+        let is_observed = status.observed_generation >= deployment.metadata.generation;
+        let updated = status.updated_replicas.unwrap_or(0);
+        let is_whole = status.replicas.unwrap_or(0) == updated && updated >= wanted;
+        match is_observed && is_whole && status.unavailable_replicas.unwrap_or(0) == 0 {
+            true => SeenScheduler::Current,
+            false => SeenScheduler::Rolling,
+        }
+    }
+}
+
+/// A Secret with these values, in place of what it has under the same keys.
+pub fn with_data(secret: &Secret, owned: &[&str], values: Data) -> Secret {
+    let mut secret = secret.clone();
+    let data = secret.data.get_or_insert_default();
+    data.retain(|key, _| !owned.contains(&key.as_str()));
+    data.extend(values);
+    secret
+}
+
+/// The values of the Secret of a certificate.
+pub fn certificate_data(pair: Pair, bundle: &str) -> Data {
+    let values = [(CERTIFICATE, pair.certificate), (KEY, pair.key), (BUNDLE, bundle.to_owned())];
+    values.into_iter().map(|(key, text)| (key.to_owned(), ByteString(text.into()))).collect()
+}
+
+/// A ConfigMap with this bundle.
+pub fn with_bundle(map: &ConfigMap, bundle: &str) -> ConfigMap {
+    let mut map = map.clone();
+    map.data.get_or_insert_default().insert(BUNDLE.to_owned(), bundle.to_owned());
+    map
+}
+
+/// The fields of a configuration of webhooks that name this bundle.
+pub fn webhook_fields(all: &MutatingWebhookConfiguration, bundle: &str) -> Value {
+    let bundle = ByteString(bundle.into());
+    let each = all.webhooks.iter().flatten();
+    let each = each.map(|it| json!({"name": it.name, "clientConfig": {"caBundle": &bundle}}));
+    json!({"webhooks": each.collect::<Vec<_>>()})
+}
+
+/// The fields of an APIService that name this bundle.
+pub fn api_service_fields(bundle: &str) -> Value {
+    json!({"spec": {"caBundle": ByteString(bundle.into())}})
+}
+
+/// The fields of a Deployment that make it replace its pods for this bundle.
+pub fn roll_fields(bundle_id: &str) -> Value {
+    json!({"spec": {"template": {"metadata": {"annotations": {OF_PODS: bundle_id}}}}})
+}

@@ -1,0 +1,406 @@
+//! The Helm chart: what it renders, what it refuses, and that all of it is documented.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use gpupack::certificates::{CertificateFiles, Certificates, ClientCheck};
+use gpupack::config::file::Config;
+use k8s_openapi::ByteString;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Value, json};
+
+use crate::harness::chart::{file, folder, helm, missing, namespace, rendered, sets};
+
+/// Whether helm is there; says so if not.
+fn has_helm(what: &str) -> bool {
+    if let Some(why) = missing() {
+        let _shown = writeln!(std::io::stderr(), "skipped: {what} because {why}");
+        return false;
+    }
+    true
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The object of this kind and name.
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+    objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}"))
+}
+
+/// `gpupack.yaml` of these objects.
+fn configuration(objects: &[Value]) -> Config {
+    let map = find(objects, "ConfigMap", "gpupack");
+    Config::from_yaml(map["data"]["gpupack.yaml"].as_str().unwrap())
+        .unwrap_or_else(|faults| panic!("{faults:?}"))
+}
+
+fn pod<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    &find(objects, kind, name)["spec"]["template"]["spec"]
+}
+
+/// Where the Secret, ConfigMap or volume of this name is mounted.
+fn mounted<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    &mounts.iter().find(|mount| mount["name"] == name).unwrap()["mountPath"]
+}
+
+fn volume<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let volumes = pod["volumes"].as_array().unwrap();
+    volumes.iter().find(|volume| volume["name"] == name).unwrap()
+}
+
+#[test]
+fn the_chart_has_no_fault_that_helm_finds() {
+    if !has_helm("the check of the chart") {
+        return;
+    }
+    for set in sets() {
+        let (folder, file) = (folder(), file(&set));
+        let chart = folder.to_str().unwrap();
+        let version = "--kube-version=1.36.0";
+        let arguments = ["lint", "--strict", chart, version, "--values", &file];
+        helm(&arguments).unwrap_or_else(|fault| panic!("{set}: {fault}"));
+    }
+}
+
+#[test]
+fn the_manifests_are_those_of_the_chart() {
+    if !has_helm("the comparison of deploy/*.yaml with the chart") {
+        return;
+    }
+    let written = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/render");
+    let output = Command::new(script).env("RENDER_TO", written.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut names: Vec<String> = std::fs::read_dir(written.path())
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 11, "{names:?}");
+    for name in names {
+        let fresh = std::fs::read_to_string(written.path().join(&name)).unwrap();
+        assert!(fresh == text(&format!("deploy/{name}")), "run deploy/render: {name} is old");
+    }
+}
+
+#[test]
+fn each_set_of_values_makes_a_valid_configuration() {
+    if !has_helm("the configurations of the chart") {
+        return;
+    }
+    for set in sets() {
+        let objects = rendered(&set, &[]).unwrap_or_else(|fault| panic!("{set}: {fault}"));
+        let config = configuration(&objects);
+        let namespace = namespace(&set);
+        assert!(config.allowed_hosts.contains(&format!("gpupack.{namespace}.svc")), "{set}");
+        assert_eq!(config.lease.namespace, namespace, "{set}");
+        assert_eq!(config.exposure_fault(), None, "{set}");
+        assert_eq!(config.plain_text, set == "minimal", "only where the value says so");
+        assert_eq!(config.tls.is_some(), set != "minimal", "{set}");
+        let extender = pod(&objects, "Deployment", "gpupack");
+        let ports = &extender["containers"][0]["ports"];
+        for (name, address) in [
+            ("http", config.listen),
+            ("page", config.page_listen),
+            ("agents", config.agents_listen),
+            ("metrics", config.metrics_listen),
+        ] {
+            let port = ports.as_array().unwrap().iter().find(|port| port["name"] == name).unwrap();
+            assert_eq!(port["containerPort"], address.port(), "{set}");
+        }
+        let Some(tls) = &config.tls else { continue };
+        assert_eq!(
+            mounted(extender, "tls"),
+            tls.certificate_file.parent().unwrap().to_str().unwrap()
+        );
+        for name in ["readinessProbe", "livenessProbe"] {
+            assert_eq!(extender["containers"][0][name]["httpGet"]["scheme"], "HTTPS", "{set}");
+        }
+        let agent = pod(&objects, "DaemonSet", "gpupack-agent");
+        let arguments = agent["containers"][0]["args"].to_string();
+        let address = format!("https://gpupack-replicas.{namespace}.svc:8082");
+        assert!(arguments.contains(&address), "{set}: {arguments}");
+        let source = &volume(agent, "token")["projected"]["sources"][0]["serviceAccountToken"];
+        assert_eq!(source["audience"], config.agents.audience, "{set}");
+        let set_of_agents = find(&objects, "DaemonSet", "gpupack-agent");
+        assert_eq!(set_of_agents["metadata"]["namespace"], config.agents.namespace, "{set}");
+    }
+}
+
+#[test]
+fn the_second_scheduler_proves_itself_to_the_extender() {
+    if !has_helm("the second scheduler of the chart") {
+        return;
+    }
+    for set in sets() {
+        let objects = rendered(&set, &[]).unwrap();
+        let is_there = |object: &Value| object["metadata"]["name"] == "gpupack-scheduler";
+        if ["in-place", "minimal"].contains(&&*set) {
+            assert!(!objects.iter().any(is_there), "{set}: the cluster's own scheduler is used");
+            assert_eq!(configuration(&objects).scheduler_names, ["default-scheduler"]);
+            continue;
+        }
+        let map = find(&objects, "ConfigMap", "gpupack-scheduler");
+        let text = map["data"]["config.yaml"].as_str().unwrap();
+        let shown: Value = serde_yaml_ng::from_str(text).unwrap();
+        let config = configuration(&objects);
+        let profiles = shown["profiles"].as_array().unwrap();
+        let names: Vec<&str> =
+            profiles.iter().map(|profile| profile["schedulerName"].as_str().unwrap()).collect();
+        assert_eq!(names, config.scheduler_names, "{set}");
+        let extender = &shown["extenders"][0];
+        let address = format!("https://gpupack.{}.svc:8080/v1", namespace(&set));
+        assert_eq!(
+            (&extender["urlPrefix"], &extender["enableHTTPS"]),
+            (&json!(address), &json!(true))
+        );
+        assert_eq!(extender["httpTimeout"], format!("{}s", config.scheduler_timeout.as_secs()));
+        assert_eq!(shown["leaderElection"]["resourceNamespace"], namespace(&set));
+        let scheduler = pod(&objects, "Deployment", "gpupack-scheduler");
+        let folder = mounted(scheduler, "tls").as_str().unwrap();
+        let tls = &extender["tlsConfig"];
+        for (key, name) in [("caFile", "ca.crt"), ("certFile", "tls.crt"), ("keyFile", "tls.key")] {
+            assert_eq!(tls[key], format!("{folder}/{name}"), "{set}");
+            let items = volume(scheduler, "tls")["secret"]["items"].as_array().unwrap();
+            assert!(items.iter().any(|item| item["key"] == name), "it waits for {name}");
+        }
+        assert_eq!(tls["serverName"], config.tls.unwrap().replica_name, "{set}");
+        // What the file says otherwise is kept.
+        let shipped: Value =
+            serde_yaml_ng::from_str(&self::text("scheduler-config/second-scheduler.yaml")).unwrap();
+        assert_eq!(extender["weight"], shipped["extenders"][0]["weight"]);
+        assert_eq!(profiles[0]["plugins"], shipped["profiles"][0]["plugins"]);
+    }
+}
+
+#[test]
+fn another_namespace_is_named_everywhere() {
+    if !has_helm("another namespace") {
+        return;
+    }
+    let everything = [
+        "--set",
+        "rbac.evict=true,networkPolicies.enabled=true,agents.metrics=true",
+        "--set",
+        "monitoring.serviceMonitor=true,monitoring.podMonitor=true,dashboards.enabled=true",
+    ];
+    for more in [
+        &[][..],
+        &["--set", "certificates.source=helm"],
+        &["--set", "certificates.source=cert-manager"],
+    ] {
+        let more: Vec<&str> = more.iter().chain(&everything).copied().collect();
+        let objects = rendered("other-namespace", &more).unwrap();
+        for object in &objects {
+            let text = object.to_string();
+            for shipped in ["gpu-system", "gpupack-agents"] {
+                assert!(!text.contains(shipped), "{shipped} is in {text}");
+            }
+            for subject in object["subjects"].as_array().into_iter().flatten() {
+                assert_eq!(subject["namespace"], "other", "{object}");
+            }
+        }
+        let policy = find(&objects, "ValidatingAdmissionPolicy", "gpupack-extender").to_string();
+        assert!(policy.contains("'system:serviceaccount:other:gpupack'"), "{policy}");
+        assert!(policy.contains("request.namespace == 'other'"), "{policy}");
+    }
+}
+
+#[test]
+fn values_with_faults_are_refused() {
+    if !has_helm("faults in values") {
+        return;
+    }
+    for (values, part) in [
+        ("extender.replica=2", "'replica' not allowed"),
+        ("extenders.replicas=2", "'extenders' not allowed"),
+        ("extender.replicas=two", "got string, want integer"),
+        ("extender.replicas=0", "minimum: got 0, want 1"),
+        ("agents.mps=on", "'off', 'rely', 'manage'"),
+        ("certificates.source=vault", "'gpupack', 'helm', 'cert-manager', 'existing'"),
+        ("config.listen=0.0.0.0:80", "'/config/listen': false schema"),
+        ("config.lease.name=mine", "'/config/lease/name': false schema"),
+        ("image.digest=sha256:1", "does not match pattern"),
+        ("agents.resources.limit.memory=1Gi", "'limit' not allowed"),
+        ("tls.enabled=perhaps", "got string, want boolean"),
+        ("tls.enabled=false", "certificates.source"),
+        ("tls.enabled=false,certificates.source=existing", "certificates.existing.ca"),
+        ("config.guard.evict=true", "rbac.evict"),
+        ("config.webhook.memory_limit=mps", "agents.mps"),
+        ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
+        ("monitoring.podMonitor=true", "agents.metrics"),
+        ("agents.namespace.name=gpu-system", "a namespace of their own"),
+        ("priorityClass.create=true", "system-"),
+    ] {
+        let refused = rendered("default", &["--set", values]).expect_err(values);
+        assert!(refused.contains(part), "{values}: {refused}");
+    }
+}
+
+#[test]
+fn pods_start_again_with_another_configuration() {
+    if !has_helm("changes of the configuration") {
+        return;
+    }
+    let sum = |more: &[&str], name: &str| {
+        let objects = rendered("default", more).unwrap();
+        let template = &find(&objects, "Deployment", name)["spec"]["template"];
+        template["metadata"]["annotations"]["checksum/config"].as_str().unwrap().to_owned()
+    };
+    for (name, value) in [
+        ("gpupack", "config.policy=spread"),
+        ("gpupack-webhook", "config.min_memory_mib=128"),
+        ("gpupack-scheduler", "scheduler.ignoredResources={nvidia.com/mig-9g.9gb}"),
+    ] {
+        assert_eq!(sum(&[], name), sum(&["--set", "dashboards.enabled=true"], name));
+        assert_ne!(sum(&[], name), sum(&["--set", value], name), "{value}");
+    }
+}
+
+#[test]
+fn agents_and_the_webhook_learn_which_taints_are_tolerated() {
+    if !has_helm("taints") {
+        return;
+    }
+    let objects = rendered("default", &["--set", "webhook.toleratedTaints={example.com/gpu}"]);
+    let objects = objects.unwrap();
+    let agent = pod(&objects, "DaemonSet", "gpupack-agent");
+    let tolerated = json!({"key": "example.com/gpu", "operator": "Exists"});
+    assert!(agent["tolerations"].as_array().unwrap().contains(&tolerated), "{agent}");
+    let text = find(&objects, "ConfigMap", "gpupack")["data"]["gpupack.yaml"].as_str().unwrap();
+    let config: Value = serde_yaml_ng::from_str(text).unwrap();
+    assert_eq!(config["webhook"]["tolerated_taints"], json!(["example.com/gpu"]));
+}
+
+/// Secrets that others fill have no contents: an upgrade would put them back.
+#[test]
+fn what_the_extender_fills_has_no_contents() {
+    if !has_helm("Secrets of the chart") {
+        return;
+    }
+    let objects = rendered("default", &[]).unwrap();
+    for (kind, name) in [
+        ("Secret", "gpupack-ca"),
+        ("Secret", "gpupack-extender-tls"),
+        ("Secret", "gpupack-scheduler-tls"),
+        ("Secret", "gpupack-webhook-tls"),
+        ("ConfigMap", "gpupack-ca"),
+    ] {
+        let object = find(&objects, kind, name);
+        assert!(object.get("data").is_none() && object.get("stringData").is_none(), "{object}");
+    }
+    let webhook = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"][0];
+    assert_eq!(webhook["clientConfig"].get("caBundle"), None);
+    let service = find(&objects, "APIService", "v1.inspection.gpupack.dev");
+    assert_eq!(service["spec"].get("caBundle"), None);
+    // With a CA that the chart knows, both have it.
+    for set in ["helm-certificates", "default"] {
+        let known = ["--set", "certificates.source=existing,certificates.existing.ca=PEM"];
+        let more = if set == "default" { &known[..] } else { &[] };
+        let objects = rendered(set, more).unwrap();
+        let webhook = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"][0];
+        let bundle = &webhook["clientConfig"]["caBundle"];
+        let service = find(&objects, "APIService", "v1.inspection.gpupack.dev");
+        assert!(bundle.is_string() && service["spec"]["caBundle"] == *bundle, "{set}");
+        assert!(find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].is_string(), "{set}");
+    }
+}
+
+#[test]
+fn helm_makes_certificates_that_each_part_can_use() {
+    if !has_helm("certificates of Helm") {
+        return;
+    }
+    let objects = rendered("helm-certificates", &[]).unwrap();
+    for (name, is_client) in [("extender", true), ("scheduler", true), ("webhook", false)] {
+        let secret = find(&objects, "Secret", &format!("gpupack-{name}-tls"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = |file: &str| folder.path().join(file);
+        for file in ["tls.crt", "tls.key", "ca.crt"] {
+            let ByteString(bytes) = serde_json::from_value(secret["data"][file].clone()).unwrap();
+            std::fs::write(path(file), bytes).unwrap();
+        }
+        let files = CertificateFiles {
+            own: Some((path("tls.crt"), path("tls.key"))),
+            ca: Some(path("ca.crt")),
+            read_every: Duration::from_secs(10),
+        };
+        Certificates::read(files).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+        let chain = std::fs::read(path("tls.crt")).unwrap();
+        let chain: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(&chain).collect::<Result<_, _>>().unwrap();
+        let check = ClientCheck::of_ca(&std::fs::read(path("ca.crt")).unwrap()).unwrap();
+        assert!(!is_client || check.accepts(&chain), "{name}");
+        let map = find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].as_str().unwrap();
+        assert_eq!(map.trim(), std::fs::read_to_string(path("ca.crt")).unwrap().trim());
+    }
+}
+
+/// Leaves of the values: what is a mapping there is one of keys, unless the schema leaves its keys open.
+fn leaves(values: &Value, schema: &Value, path: &str, found: &mut BTreeMap<String, Value>) {
+    let properties = schema["properties"].as_object();
+    let is_closed = schema["additionalProperties"] == false;
+    let (Some(properties), Some(map), true) = (properties, values.as_object(), is_closed) else {
+        found.insert(path.to_owned(), values.clone());
+        return;
+    };
+    // A mapping whose keys are a user's to leave out.
+    if map.is_empty() || path.ends_with("resources") {
+        found.insert(path.to_owned(), values.clone());
+        return;
+    }
+    let keys: BTreeSet<&String> = map.keys().collect();
+    let known: BTreeSet<&String> = properties.keys().filter(|key| *key != "global").collect();
+    assert_eq!(keys, known, "values.yaml and values.schema.json differ below `{path}`");
+    for (key, value) in map {
+        let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        leaves(value, &properties[key], &below, found);
+    }
+}
+
+/// A default as the table has it.
+fn written(default: &Value) -> String {
+    match default {
+        Value::String(text) if text.is_empty() => "empty".to_owned(),
+        Value::String(text) => format!("`{text}`"),
+        Value::Object(map) if map.is_empty() => "none".to_owned(),
+        Value::Array(list) if list.is_empty() => "none".to_owned(),
+        other => {
+            let parts = other.to_string().replace('"', "").replace(',', ", ");
+            let spaced = parts.replace(':', ": ");
+            format!("`{spaced}`")
+        }
+    }
+}
+
+#[test]
+fn every_value_is_in_the_schema_and_the_documentation() {
+    let values: Value = serde_yaml_ng::from_str(&text("deploy/helm/gpupack/values.yaml")).unwrap();
+    let schema = text("deploy/helm/gpupack/values.schema.json");
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let mut found = BTreeMap::new();
+    leaves(&values, &schema, "", &mut found);
+    let documented: BTreeMap<String, String> = text("docs/install.md")
+        .lines()
+        .skip_while(|line| !line.starts_with("| Value |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            (cells[1].trim_matches('`').to_owned(), cells[2].to_owned())
+        })
+        .collect();
+    let shipped: BTreeMap<String, String> =
+        found.iter().map(|(key, value)| (key.clone(), written(value))).collect();
+    assert_eq!(documented, shipped);
+}

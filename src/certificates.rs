@@ -245,13 +245,75 @@ impl ClientCheck {
     fn of_roots(roots: &Arc<RootCertStore>) -> Result<Self, String> {
         let builder =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::new(provider()));
-        builder.build().map(Self).map_err(|error| error.to_string())
+        let clients = builder.build().map_err(|error| error.to_string())?;
+        Ok(Self(Arc::new(ShortChains(clients))))
     }
 
     /// Whether this is the chain of a client of the CA, the own certificate first.
     pub fn accepts(&self, chain: &[CertificateDer<'static>]) -> bool {
         let Some((own, others)) = chain.split_first() else { return false };
         self.0.verify_client_cert(own, others, UnixTime::now()).is_ok()
+    }
+}
+
+/// Most certificates that a client may show, its own included; those of clusters have one or two. A CA is looked
+/// for along every order of them, for each request.
+const MOST_SHOWN: usize = 4;
+
+/// Most bytes of them: they are kept as long as the connection.
+const MOST_SHOWN_BYTES: usize = 16 << 10;
+
+/// Refuses a client that shows more than that.
+fn refuse_long(
+    own: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+) -> Result<(), rustls::Error> {
+    let bytes = own.len() + others.iter().map(|other| other.len()).sum::<usize>();
+    match others.len() < MOST_SHOWN && bytes <= MOST_SHOWN_BYTES {
+        true => Ok(()),
+        false => Err(rustls::CertificateError::ApplicationVerificationFailure.into()),
+    }
+}
+
+/// Checks the length of a chain before anything else.
+#[derive(Debug)]
+struct ShortChains(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ShortChains {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        refuse_long(own, others)?;
+        self.0.verify_client_cert(own, others, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
 
@@ -271,10 +333,11 @@ impl ClientCertVerifier for AnyClient {
 
     fn verify_client_cert(
         &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
+        refuse_long(own, others)?;
         Ok(ClientCertVerified::assertion())
     }
 

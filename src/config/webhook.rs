@@ -8,7 +8,7 @@ use garde::Validate;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::allowed::{
-    CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, variables,
+    CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, taints, variables,
 };
 use crate::config::values::{address, filled, number};
 
@@ -108,6 +108,9 @@ pub struct WebhookConfig {
     /// Longest grace period of a GPU pod, in seconds.
     #[serde(deserialize_with = "number::<30, 604_800, _, _>")]
     pub max_grace_period_seconds: u64,
+    /// Keys of taints with the effect `NoSchedule` that GPU pods tolerate without saying so.
+    #[garde(custom(taints))]
+    pub tolerated_taints: Vec<String>,
 }
 
 impl Default for WebhookConfig {
@@ -130,6 +133,7 @@ impl Default for WebhookConfig {
             runtime_classes_without_gpus: CLASSES_WITHOUT_GPUS.map(str::to_owned).into(),
             allow_resource_claims: false,
             max_grace_period_seconds: 600,
+            tolerated_taints: Vec::new(),
         }
     }
 }
@@ -151,7 +155,8 @@ mod tests {
             allowed_capabilities: [IPC_LOCK]\n  allowed_host_paths: [/data]\n  \
             allow_host_network: true\n  allowed_sysctls: [a.b]\n  \
             allowed_variables: [NVIDIA_GDS]\n  runtime_classes_without_gpus: [wasm]\n  \
-            allow_resource_claims: true\n  max_grace_period_seconds: 60\n";
+            allow_resource_claims: true\n  max_grace_period_seconds: 60\n  \
+            tolerated_taints: [nvidia.com/gpu]\n";
         let expected = WebhookConfig {
             listen: "0.0.0.0:9".parse().unwrap(),
             certificate_file: PathBuf::from("/c"),
@@ -170,6 +175,7 @@ mod tests {
             runtime_classes_without_gpus: vec!["wasm".to_owned()],
             allow_resource_claims: true,
             max_grace_period_seconds: 60,
+            tolerated_taints: vec!["nvidia.com/gpu".to_owned()],
         };
         assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
         assert!(keys_of("webhook").iter().all(|key| text.contains(&format!("{key}:"))));

@@ -5,6 +5,10 @@
 //! `$GPUPACK_TESTBED_CACHE` or `~/.cache/gpupack-testbed`, under the hash of its sources and of
 //! Go's version. Nothing is ever built into the repository. Kubelet, which few scenarios need, is
 //! built when the first of them runs.
+//!
+//! `GPUPACK_KUBERNETES` names another version of Kubernetes to build and test with, of those in
+//! [`VERSIONS`]. It has a folder of the cache for itself, and changes nothing of what
+//! `KUBEBUILDER_ASSETS` gives.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,11 +16,38 @@ use std::process::Command;
 
 use crate::clock;
 
-/// The sources of the program; also what its cache folder is named after.
-const SOURCES: [&str; 4] = ["go.mod", "go.sum", "main.go", "kubelet/main.go"];
+/// A version of Kubernetes from which the programs can be built.
+struct Version {
+    /// Its name in `GPUPACK_KUBERNETES`.
+    name: &'static str,
+    /// What the built API server and scheduler say their version is.
+    says: [&'static str; 3],
+    /// The file that chooses the modules; their checksums are beside it, in a file `.sum`.
+    modules: &'static str,
+}
 
-/// What the built API server and scheduler say their version is.
-const KUBERNETES_VERSION: [&str; 3] = ["v1.36.3", "1", "36"];
+/// The versions; the first is built unless another is named. The other is the lowest that is supported
+/// (docs/operations.md).
+static VERSIONS: [Version; 2] = [
+    Version { name: "1.36", says: ["v1.36.3", "1", "36"], modules: "go.mod" },
+    Version { name: "1.32", says: ["v1.32.13", "1", "32"], modules: "go-1.32.mod" },
+];
+
+/// The version to build.
+fn version() -> &'static Version {
+    let Some(wanted) = clock::variable("GPUPACK_KUBERNETES") else { return &VERSIONS[0] };
+    let found = VERSIONS.iter().find(|version| version.name == wanted);
+    let known = VERSIONS.each_ref().map(|version| version.name);
+    found.unwrap_or_else(|| panic!("GPUPACK_KUBERNETES must be one of {known:?}, not `{wanted}`"))
+}
+
+impl Version {
+    /// The sources of the programs; also what the cache folder is named after.
+    fn sources(&self) -> [String; 4] {
+        let sums = self.modules.replace(".mod", ".sum");
+        [self.modules.to_owned(), sums, "main.go".to_owned(), "kubelet/main.go".to_owned()]
+    }
+}
 
 /// The three programs.
 #[derive(Debug, Clone)]
@@ -62,6 +93,10 @@ pub(crate) fn kubelet() -> Result<PathBuf, String> {
         return Ok(given);
     }
     let folder = folder_of(&go_version(&sources())?)?;
+    // The command of an older kubelet is made by another call than `kubelet/main.go` has.
+    if version().name != VERSIONS[0].name {
+        return Err(format!("kubelet is built for Kubernetes {} alone", VERSIONS[0].name));
+    }
     let program = folder.join("kubelet");
     if !program.is_file() {
         say("building kubelet, once: a minute or two on two cores");
@@ -77,11 +112,24 @@ fn build() -> Result<PathBuf, String> {
     if folder.join("kube-scheduler").is_file() {
         return Ok(folder);
     }
+    let [kubernetes, ..] = version().says;
     say(&format!(
-        "building the control plane with {go}, once: some minutes on two cores, 2 GiB of memory"
+        "building the control plane {kubernetes} with {go}, once: some minutes on two cores, 2 GiB of memory"
     ));
     compile(".", &folder, &["etcd", "kube-apiserver", "kube-scheduler"])?;
     Ok(folder)
+}
+
+/// The folder with the sources of a module of Go, `PATH@VERSION`, from Go's own cache or downloaded into
+/// it. The error says why it cannot be had.
+pub(crate) fn module(name: &str) -> Result<PathBuf, String> {
+    let output = Command::new("go").args(["mod", "download", "-json", name]).output();
+    let output = output.map_err(|error| format!("Go cannot be started ({error})"))?;
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    match answer["Dir"].as_str() {
+        Some(folder) => Ok(PathBuf::from(folder)),
+        None => Err(format!("`go mod download {name}` fails: {}", answer["Error"])),
+    }
 }
 
 /// Prints progress, also if the test harness hides the output of passing tests.
@@ -97,8 +145,8 @@ fn sources() -> PathBuf {
 fn folder_of(go: &str) -> Result<PathBuf, String> {
     let mut key = Fnv::default();
     key.add(go.as_bytes());
-    for file in SOURCES {
-        let text = std::fs::read(sources().join(file));
+    for file in version().sources() {
+        let text = std::fs::read(sources().join(&file));
         key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
     }
     Ok(cache()?.join(format!("{:016x}", key.0)))
@@ -130,13 +178,15 @@ fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let program = folder.join(format!("built.{}", std::process::id()));
-    let [version, major, minor] = KUBERNETES_VERSION;
+    let chosen = version();
+    let [version, major, minor] = chosen.says;
     let package = "k8s.io/component-base/version";
     let flags = format!(
         "-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
     );
     let built = Command::new("go")
-        .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
+        .args(["build", "-trimpath", "-ldflags", &flags])
+        .args([&format!("-modfile={}", chosen.modules), "-o"])
         .arg(&program)
         .arg(main)
         .current_dir(sources())

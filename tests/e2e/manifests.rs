@@ -77,12 +77,20 @@ fn api_of(client: &Client, object: &DynamicObject) -> Api<DynamicObject> {
     }
 }
 
+/// Applies one object, made from a file, or answers why it is not accepted.
+pub(crate) async fn accepted(client: &Client, object: &DynamicObject) -> kube::Result<()> {
+    sent(client, object, Mode::Keep).await
+}
+
 async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {
-    let types = object.types.as_ref().expect("every object names its kind");
+    let kind = &object.types.as_ref().expect("every object names its kind").kind;
+    let applied = sent(client, object, mode).await;
+    applied.unwrap_or_else(|error| panic!("{file}: {kind} {}: {error}", object.name_any()));
+}
+
+async fn sent(client: &Client, object: &DynamicObject, mode: Mode) -> kube::Result<()> {
     let api = api_of(client, object);
     let mut parameters = PatchParams::apply("testbed").validation_strict();
     parameters.dry_run = mode == Mode::DryRun;
-    let name = object.name_any();
-    let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
-    applied.unwrap_or_else(|error| panic!("{file}: {} {name}: {error}", types.kind));
+    api.patch(&object.name_any(), &parameters, &Patch::Apply(object)).await.map(drop)
 }

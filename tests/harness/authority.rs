@@ -23,9 +23,8 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// A client that trusts these CAs (PEM), and shows this certificate.
+/// A client that trusts these CAs (PEM), and shows this certificate, or a chain of them.
 pub(crate) fn client_config(ca: &str, shown: Option<&Pair>) -> ClientConfig {
-    let of_pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_slice_iter(ca.as_bytes()) {
         roots.add(root.expect("a certificate")).expect("a certificate of a CA");
@@ -39,7 +38,9 @@ pub(crate) fn client_config(ca: &str, shown: Option<&Pair>) -> ClientConfig {
         None => config.with_no_client_auth(),
         Some(Pair { certificate, key }) => {
             let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key");
-            config.with_client_auth_cert(vec![of_pem(certificate)], key).expect("its key")
+            let chain = CertificateDer::pem_slice_iter(certificate.as_bytes());
+            let chain = chain.collect::<Result<_, _>>().expect("certificates");
+            config.with_client_auth_cert(chain, key).expect("its key")
         }
     }
 }

@@ -34,6 +34,9 @@ mod extender {
     mod webhook_tls;
 }
 
+/// The programs and queries in the recipes of `deploy/recipes`.
+mod recipes;
+
 /// Reading and writing at an API server that loses and refuses.
 mod cluster_api {
     #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]

@@ -112,6 +112,8 @@ enum What {
     Thaw { life: u64 },
     /// A process that was replaced while it was frozen ends.
     Buried { life: u64 },
+    /// A process gets SIGTERM.
+    Stop { life: u64 },
     /// A process that got SIGTERM ends.
     Stopped { life: u64 },
     /// Patches of a pod are no longer refused.
@@ -376,6 +378,7 @@ impl World {
             What::Freeze { life } => self.freeze(life, true),
             What::Thaw { life } => self.thaw(life),
             What::Buried { life } => self.bury(life),
+            What::Stop { life } => self.stop(life),
             What::Stopped { life } => self.stopped(life),
             What::Allowed { uid } => _ = self.api.denied.remove(&uid),
         }
@@ -400,12 +403,13 @@ fn the_promises_hold_whatever_fails() {
     let clock = gpupack::clock::Clock::start();
     let next = AtomicU64::new(0);
     let all: Vec<Settings> = settings::chosen().collect();
+    let is_digested = settings::text("SIM_DIGEST").is_some();
     let work = || {
         let mut sum = Ran::default();
         while let Some(settings) =
             all.get(usize::try_from(next.fetch_add(1, Relaxed)).expect("few"))
         {
-            let Ok(ran) = run(settings, false) else {
+            let Ok(ran) = run(settings, is_digested) else {
                 if settings::text("SIM_ALL").is_some() {
                     println!("{}", run(settings, false).unwrap_err());
                     continue;
@@ -413,6 +417,7 @@ fn the_promises_hold_whatever_fails() {
                 fail(settings)
             };
             (sum.events, sum.bound) = (sum.events + ran.events, sum.bound + ran.bound);
+            sum.digest = sum.digest.wrapping_add(ran.digest);
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
                 println!("{done} seeds in {:.0} s", clock.precise().as_secs_f64());
@@ -432,6 +437,10 @@ fn the_promises_hold_whatever_fails() {
     let (events, bound) = sums.iter().fold((0, 0), |sum, it| (sum.0 + it.events, sum.1 + it.bound));
     let seconds = clock.precise().as_secs_f64();
     let seeds = all.len();
+    if is_digested {
+        let digest = sums.iter().fold(0, |sum: u64, it| sum.wrapping_add(it.digest));
+        println!("digest {digest:016x}");
+    }
     println!("{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods");
 }
 

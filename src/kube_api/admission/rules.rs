@@ -226,7 +226,8 @@ impl Admission {
         Ok(changes)
     }
 
-    /// Sets scheduler and RuntimeClass where the pod names none.
+    /// Sets scheduler and RuntimeClass where the pod names none, and lets it on nodes of gpupack that
+    /// have a taint.
     fn direct(&self, spec: &PodSpec, changes: &mut Changes) -> Result<(), AdmissionError> {
         let scheduler = scheduler_of(spec);
         if !self.scheduler_names.iter().any(|name| name == scheduler)
@@ -234,6 +235,7 @@ impl Admission {
         {
             changes.set("schedulerName", ours);
         }
+        changes.tolerate(spec, &self.settings.tolerated_taints);
         let Some(expected) = self.settings.runtime_class.as_deref() else {
             return match class_of(spec).filter(|class| self.leads_to_gpus(class)) {
                 Some(class) => Err(AdmissionError::UnknownRuntimeClass { class: shown(class) }),

@@ -3,11 +3,11 @@
 //! Each operation is made for one field, never as the difference of two pods: fields of a newer
 //! Kubernetes that these types do not know stay unchanged. A complete pod gets no operation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, RemoveOperation};
-use k8s_openapi::api::core::v1::{EnvVar, PodSpec, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{EnvVar, PodSpec, Toleration, Volume, VolumeMount};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
@@ -169,6 +169,20 @@ fn plain(given: &EnvVar) -> EnvVar {
     plain
 }
 
+/// The effect of taints that keep pods off a node unless they tolerate it.
+const NO_SCHEDULE: &str = "NoSchedule";
+
+/// Whether a pod with this toleration tolerates every such taint of the key.
+fn is_enough(given: &Toleration, key: &str) -> bool {
+    let is_any = |value: &Option<String>, wanted: &str| match value.as_deref() {
+        None | Some("") => true,
+        Some(value) => value == wanted,
+    };
+    given.operator.as_deref() == Some("Exists")
+        && is_any(&given.key, key)
+        && is_any(&given.effect, NO_SCHEDULE)
+}
+
 /// Operations on one pod, in the order in which they must be applied.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
@@ -276,6 +290,22 @@ impl Changes {
             self.add(&["spec", "volumes"], json!([]));
         }
         self.add(&["spec", "volumes", "-"], json!(volume));
+    }
+
+    /// Makes a pod tolerate taints of these keys that have the effect `NoSchedule`, whatever their
+    /// value: what the API server's own plugin `ExtendedResourceToleration` adds to pods of a device
+    /// plugin.
+    pub(crate) fn tolerate(&mut self, spec: &PodSpec, keys: &[String]) {
+        let given = spec.tolerations.as_deref().unwrap_or_default();
+        let missing: BTreeSet<&String> =
+            keys.iter().filter(|key| !given.iter().any(|one| is_enough(one, key))).collect();
+        if given.is_empty() && !missing.is_empty() {
+            self.add(&["spec", "tolerations"], json!([]));
+        }
+        for key in missing {
+            let toleration = json!({"key": key, "operator": "Exists", "effect": NO_SCHEDULE});
+            self.add(&["spec", "tolerations", "-"], toleration);
+        }
     }
 
     /// Makes the marker resources of a container equal to `markers`, in its limits.

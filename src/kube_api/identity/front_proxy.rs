@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::HeaderMap;
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{CONNECTION, HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use x509_parser::certificate::X509Certificate;
@@ -33,6 +33,18 @@ const USER: &str = "x-remote-user";
 const UID: &str = "x-remote-uid";
 const GROUP: &str = "x-remote-group";
 const EXTRA: &str = "x-remote-extra-";
+
+/// What a key is not written with in the name of a header: capital letters too, as names of headers have none.
+const ESCAPED: AsciiSet = escaped();
+
+const fn escaped() -> AsciiSet {
+    let (mut set, mut letter) = (NON_ALPHANUMERIC.add(b'A'), b'B');
+    while letter <= b'Z' {
+        set = set.add(letter);
+        letter += 1;
+    }
+    set
+}
 
 /// How the API server proves itself and names users.
 #[derive(Debug)]
@@ -113,7 +125,9 @@ impl Headers {
                 continue;
             };
             let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
-            extra.entry(key).or_default().extend(text(value));
+            if let Some(value) = text(value) {
+                extra.entry(key).or_default().push(value);
+            }
         }
         let uid = all(&self.uid).into_iter().next();
         Some(Person { name, uid, groups: all(&self.group), extra })
@@ -136,13 +150,15 @@ pub fn named_by_replica(headers: &HeaderMap) -> Option<Person> {
     of_replicas().person(headers)
 }
 
-/// Names the user in the headers of a call, for another replica; what the client wrote there goes.
+/// Names the user in the headers of a call, for another replica; what the client wrote there goes. So does what it
+/// wrote about its connection, which could have named these headers as some that are not handed on.
 pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) {
     let ours = |name: &HeaderName| name.as_str().starts_with("x-remote-");
     let written: Vec<HeaderName> = headers.keys().filter(|name| ours(name)).cloned().collect();
     for name in written {
         headers.remove(name);
     }
+    headers.remove(CONNECTION);
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::try_from(name.to_ascii_lowercase());
         if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
@@ -153,7 +169,7 @@ pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) {
     person.uid.iter().for_each(|uid| add(UID, uid));
     person.groups.iter().for_each(|group| add(GROUP, group));
     for (key, values) in &person.extra {
-        let name = format!("{EXTRA}{}", utf8_percent_encode(key, NON_ALPHANUMERIC));
+        let name = format!("{EXTRA}{}", utf8_percent_encode(key, &ESCAPED));
         values.iter().for_each(|value| add(&name, value));
     }
 }
@@ -189,5 +205,30 @@ pub async fn follow(client: Client, current: watch::Sender<Option<Arc<FrontProxy
             () = tokio::time::sleep(pause) => {}
             () = current.closed() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_replica_reads_the_same_user() {
+        let one = |text: &str| vec![text.to_owned()];
+        let extra = [("scopes.example/A b", "x"), ("ends%41", "y"), ("é", "z"), ("", "")];
+        let person = Person {
+            name: "jane".to_owned(),
+            uid: Some("7".to_owned()),
+            groups: vec!["people".to_owned(), "Ops".to_owned()],
+            extra: extra.map(|(key, value)| (key.to_owned(), one(value))).into(),
+        };
+        let mut headers = HeaderMap::new();
+        headers.insert("x-remote-group", HeaderValue::from_static("system:masters"));
+        headers.insert(CONNECTION, HeaderValue::from_static("x-remote-extra-scopes"));
+        name_to_replica(&mut headers, &person);
+        let unreadable = HeaderValue::from_bytes(b"\xff").unwrap();
+        headers.insert("x-remote-extra-unreadable", unreadable);
+        assert_eq!(named_by_replica(&headers), Some(person));
+        assert!(!headers.contains_key(CONNECTION), "it could take away the others");
     }
 }

@@ -1,6 +1,7 @@
 //! What must hold, one file per subject.
 
 mod admission;
+mod attacks;
 mod burst;
 mod certificates;
 mod chaos;
@@ -22,6 +23,7 @@ mod mps;
 mod needed_rights;
 mod overlap;
 mod preemption;
+mod recipes;
 mod refusals;
 mod replicas;
 mod requeues;
@@ -29,6 +31,7 @@ mod restart;
 mod rights;
 mod runtime;
 mod sharing;
+mod taints;
 mod throughput;
 mod upgrade;
 mod walk;

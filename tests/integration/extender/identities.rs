@@ -315,3 +315,48 @@ async fn a_follower_forwards_to_a_leader_that_proves_who_it_is() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_long_chain_of_certificates_is_refused_at_every_port() {
+    let guarded = Guarded::start().await;
+    let page = async |shown: &Pair| {
+        let request = Request::get("/v1/state").header("host", "localhost");
+        let request = request.header("authorization", "Bearer person.guest").body(Full::default());
+        let called = guarded.call(guarded.at[2], Some(shown), request.unwrap()).await;
+        called.map(|(status, _)| status.as_u16())
+    };
+    let strangers: Vec<String> = (0..4).map(|_| Authority::new().certificate).collect();
+    // One certificate of 20 KiB: its names take the room.
+    let names: Vec<String> = (0..300).map(|at| format!("{at}.{}", "a".repeat(60))).collect();
+    let names: Vec<&str> = [SCHEDULER, "front-proxy-client"]
+        .into_iter()
+        .chain(names.iter().map(String::as_str))
+        .collect();
+    let large = guarded.authority.pair_of(&names);
+    for (others, is_short) in [(&strangers[..3], true), (&strangers[..4], false)] {
+        let Pair { certificate, key } = guarded.authority.pair(SCHEDULER);
+        let shown = Pair { certificate: certificate + &others.concat(), key };
+        assert_eq!(guarded.verb(Some(&shown), "/v1/filter").await.is_ok(), is_short);
+        assert_eq!(page(&shown).await.is_ok(), is_short);
+    }
+    assert!(guarded.verb(Some(&large), "/v1/filter").await.is_err());
+    assert!(page(&large).await.is_err());
+    assert_eq!(page(&guarded.authority.pair(SCHEDULER)).await, Ok(200));
+}
+
+#[tokio::test]
+async fn a_caller_cannot_take_away_what_a_replica_says_of_him() {
+    let follower = Guarded::start().await;
+    let leader = Guarded::start_with(Arc::clone(&follower.authority)).await;
+    let url = |at: usize| format!("https://{}", leader.at[at]);
+    let at = Addresses { verbs: url(0), page: url(2) };
+    follower.bed.app.leading.set(Leader::Elsewhere(at));
+    // Headers about a connection are not handed on, and this one would make the groups such a header.
+    for about in ["close", "x-remote-group", "X-Remote-User, x-remote-group", "authorization"] {
+        let request = Request::get("/v1/state").header("host", "localhost");
+        let request = request.header("authorization", "Bearer person.guest");
+        let request = request.header("connection", about).body(Full::default()).unwrap();
+        let (status, answer) = follower.call(follower.at[2], None, request).await.unwrap();
+        assert_eq!(status, StatusCode::OK, "{about}: {answer}");
+    }
+}

@@ -41,6 +41,8 @@ pub(super) struct Pod {
     pub(super) bound: u64,
     /// How often its placement was edited: each time it is written back later.
     pub(super) edits: u32,
+    /// Where the log has this version.
+    pub(super) logged: usize,
     /// What it was bound with: edits of its annotations change nothing of that.
     pub(super) takes: Vec<Take>,
 }
@@ -72,7 +74,7 @@ impl Pod {
         self.of.annotations.keys().any(|key| key.starts_with("gpu-"))
     }
 
-    pub(super) fn json(&self, uid: &str) -> Value {
+    fn json(&self, uid: &str) -> Value {
         let Template { name, scheduler, priority, cpu, .. } = &self.of;
         let mut metadata = json!({
             "namespace": "team", "name": name, "uid": uid,
@@ -103,6 +105,8 @@ impl Pod {
 pub(super) struct Change {
     pub(super) uid: String,
     pub(super) pod: Pod,
+    /// The same as JSON.
+    pub(super) text: String,
     /// The same, as gpupack reads it.
     pub(super) seen: SeenPod,
     pub(super) is_deleted: bool,
@@ -110,13 +114,10 @@ pub(super) struct Change {
 
 impl Change {
     fn new(uid: &str, pod: &Pod, is_deleted: bool) -> Self {
-        Self { uid: uid.to_owned(), seen: seen(&pod.json(uid)), pod: pod.clone(), is_deleted }
+        let text = pod.json(uid).to_string();
+        let seen = SeenPod::from_json(&text).expect("a pod");
+        Self { uid: uid.to_owned(), text, seen, pod: pod.clone(), is_deleted }
     }
-}
-
-/// A pod as gpupack reads it.
-pub(super) fn seen(pod: &Value) -> SeenPod {
-    SeenPod::from_json(&pod.to_string()).expect("a pod")
 }
 
 /// The pods, and everything that happened to them.
@@ -149,6 +150,7 @@ impl Api {
             is_terminal: false,
             bound: 0,
             edits: 0,
+            logged: 0,
             takes: Vec::new(),
         };
         self.pods.insert(uid.to_owned(), pod);
@@ -159,7 +161,7 @@ impl Api {
     pub(super) fn changed(&mut self, uid: &str) {
         self.version += 1;
         let Some(pod) = self.pods.get_mut(uid) else { return };
-        pod.version = self.version;
+        (pod.version, pod.logged) = (self.version, self.log.len());
         self.log.push(Change::new(uid, pod, false));
     }
 
@@ -181,6 +183,11 @@ impl Api {
         }
     }
 
+    /// The entry of the log with this version of a pod.
+    pub(super) fn change(&self, pod: &Pod) -> &Change {
+        &self.log[pod.logged]
+    }
+
     /// The UID of the pod that a request is about.
     pub(super) fn uid_of(&self, path: &str) -> Option<String> {
         let name = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').next()?;
@@ -188,7 +195,7 @@ impl Api {
     }
 
     /// Carries out one request. Status and body.
-    pub(super) fn answer(&mut self, request: &Request<Vec<u8>>) -> (u16, Value) {
+    pub(super) fn answer(&mut self, request: &Request<Vec<u8>>) -> (u16, String) {
         let path = request.uri().path().to_owned();
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         if path.contains("/leases") {
@@ -197,7 +204,7 @@ impl Api {
         let Some(uid) = self.uid_of(&path) else { return refusal(404, "pods not found") };
         let kind = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').nth(1);
         match (request.method().as_str(), kind) {
-            ("GET", None) => (200, self.pods[&uid].json(&uid)),
+            ("GET", None) => (200, self.change(&self.pods[&uid]).text.clone()),
             ("PATCH", None) => self.patch(&uid, &body),
             ("POST", Some("binding")) => self.bind(&uid, &body),
             ("POST", Some("eviction")) => self.evict(uid, &body),
@@ -205,10 +212,10 @@ impl Api {
         }
     }
 
-    fn answer_lease(&mut self, method: &str, mut lease: Value) -> (u16, Value) {
+    fn answer_lease(&mut self, method: &str, mut lease: Value) -> (u16, String) {
         match (method, &self.lease) {
             ("GET", None) => refusal(404, "leases not found"),
-            ("GET", Some(lease)) => (200, lease.clone()),
+            ("GET", Some(lease)) => (200, lease.to_string()),
             ("POST", Some(_)) => refusal(409, "it exists"),
             ("PUT", None) => refusal(404, "leases not found"),
             ("PUT", Some(known))
@@ -219,13 +226,14 @@ impl Api {
             _ => {
                 self.version += 1;
                 lease["metadata"]["resourceVersion"] = self.version.to_string().into();
-                self.lease = Some(lease.clone());
-                (200, lease)
+                let text = lease.to_string();
+                self.lease = Some(lease);
+                (200, text)
             }
         }
     }
 
-    fn patch(&mut self, uid: &str, patch: &Value) -> (u16, Value) {
+    fn patch(&mut self, uid: &str, patch: &Value) -> (u16, String) {
         if let Some(code) = self.denied.get(uid) {
             return refusal(*code, "a webhook refuses it");
         }
@@ -248,11 +256,11 @@ impl Api {
         if pod.annotations != before {
             self.changed(uid);
         }
-        (200, self.pods[uid].json(uid))
+        (200, self.change(&self.pods[uid]).text.clone())
     }
 
     /// The API server checks the preconditions that a Binding has.
-    fn bind(&mut self, uid: &str, binding: &Value) -> (u16, Value) {
+    fn bind(&mut self, uid: &str, binding: &Value) -> (u16, String) {
         let pod = self.pods.get_mut(uid).expect("found above");
         let metadata = &binding["metadata"];
         let differs = |value: &Value, is: &str| !value.is_null() && *value != *is;
@@ -269,10 +277,10 @@ impl Api {
         }
         (pod.takes, pod.bound) = (pod.written(), self.now);
         self.changed(uid);
-        (201, json!({"kind": "Status", "status": "Success", "code": 201}))
+        (201, success())
     }
 
-    fn evict(&mut self, uid: String, eviction: &Value) -> (u16, Value) {
+    fn evict(&mut self, uid: String, eviction: &Value) -> (u16, String) {
         if eviction["deleteOptions"]["preconditions"]["uid"] != *uid {
             return refusal(409, "the UID in the precondition does not match");
         }
@@ -281,10 +289,15 @@ impl Api {
         }
         self.delete(&uid);
         self.ended_by_us.insert(uid);
-        (201, json!({"kind": "Status", "status": "Success", "code": 201}))
+        (201, success())
     }
 }
 
-pub(super) fn refusal(code: u16, message: &str) -> (u16, Value) {
-    (code, json!({"kind": "Status", "status": "Failure", "code": code, "message": message}))
+fn success() -> String {
+    json!({"kind": "Status", "status": "Success", "code": 201}).to_string()
+}
+
+pub(super) fn refusal(code: u16, message: &str) -> (u16, String) {
+    let status = json!({"kind": "Status", "status": "Failure", "code": code, "message": message});
+    (code, status.to_string())
 }

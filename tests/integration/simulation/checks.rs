@@ -7,7 +7,7 @@ use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::{Reservation, ReservationState};
 
-use super::api::{Pod, Take, seen};
+use super::api::{Pod, Take};
 use super::nodes::Node;
 use super::replica::Replica;
 use super::{GPU_MIB, QUIET_FOR, World};
@@ -146,7 +146,8 @@ impl World {
                 ));
             }
         }
-        for node in ledger.nodes() {
+        let mut broken = None;
+        ledger.look_at_each(|node| {
             for (uid, held) in node.reservations() {
                 let pod = self.api.pods.get(uid.as_str());
                 let is_right = match held.state {
@@ -156,11 +157,11 @@ impl World {
                 };
                 if !is_right {
                     let pod = pod.map(|pod| (&pod.node, pod.is_terminal));
-                    return Err(format!("{uid} is {pod:?}, and held is {held:?}"));
+                    broken = Some(format!("{uid} is {pod:?}, and held is {held:?}"));
                 }
             }
-        }
-        Ok(())
+        });
+        broken.map_or(Ok(()), Err)
     }
 
     /// The faults are over: nothing is undecided, and nothing waits that fits.
@@ -199,12 +200,11 @@ impl World {
             if pod.node.is_some() || pod.is_deleting || is_hidden || is_later(replica, pod) {
                 continue;
             }
-            let seen = seen(&pod.json(uid));
             let uid = PodUid::new(uid.as_str());
             if !replica.app.is_shown_waiting(&uid) {
                 continue;
             }
-            let query = replica.app.query(&seen);
+            let query = replica.app.query(&self.api.change(pod).seen);
             let fitting = query.map(|query| replica.app.ledger.fitting(&query));
             let fits = |node: &&Node| match &fitting {
                 Some(fitting) => fitting.iter().any(|(name, _)| name.as_str() == node.name),
@@ -271,21 +271,23 @@ fn held_takes(held: &Reservation) -> Vec<Take> {
 /// Holds end in time, only pods that the watch shows get one, and few in a row.
 fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
     let is_running = !replica.is_frozen && now > replica.thawed + HELD_BEYOND;
-    for node in replica.app.ledger.nodes() {
+    let (ledger, all_times) = (&replica.app.ledger, &mut replica.holds);
+    let mut broken = None;
+    ledger.look_at_each(|node| {
         for (uid, hold) in node.holds() {
             let until = replica.started + hold.expires.millis();
             if is_running && until + HELD_BEYOND < now {
-                return Err(format!("room is held for {uid} since {until} ms"));
+                broken = Some(format!("room is held for {uid} since {until} ms"));
             }
             if uid.as_str().starts_with("made-up") {
-                return Err(format!("room is held for {uid}"));
+                broken = Some(format!("room is held for {uid}"));
             }
-            let times = replica.holds.entry(uid.as_str().to_owned()).or_default();
+            let times = all_times.entry(uid.as_str().to_owned()).or_default();
             times.insert(until);
             if times.len() > MOST_HOLDS {
-                return Err(format!("room was held for {uid} until {times:?}"));
+                broken = Some(format!("room was held for {uid} until {times:?}"));
             }
         }
-    }
-    Ok(())
+    });
+    broken.map_or(Ok(()), Err)
 }

@@ -103,7 +103,7 @@ impl World {
     /// Whether one happens, with this chance. The number is drawn in any case, so that a run without
     /// one kind of fault begins like the run with it.
     pub(super) fn hits(&mut self, kind: Fault, percent: u32) -> bool {
-        let of = if self.settings.is_calm { 400 } else { 100 };
+        let of = if self.settings.is_calm { 400 } else { 100 / self.settings.rate };
         let is_drawn = self.rng.random_range(0..of) < percent;
         is_drawn && self.has(kind)
     }
@@ -127,7 +127,8 @@ impl World {
         if self.now < self.asleep_until {
             return self.after(self.asleep_until - self.now, What::Chaos);
         }
-        let slower = if self.settings.is_calm { 4 } else { 1 };
+        let is_focused = self.settings.rate > 1;
+        let slower = if self.settings.is_calm || is_focused { 4 } else { 1 };
         let time = self.rng.random_range(100..1_500) * slower;
         self.after(time, What::Chaos);
         let kinds = [
@@ -147,7 +148,9 @@ impl World {
             Fault::ClockStep,
             Fault::StuckWatch,
         ];
-        let kind = *kinds.choose(&mut self.rng).expect("not empty");
+        let is_possible = |kind: &Fault| !is_focused || self.settings.faults.contains(kind);
+        let kinds: Vec<Fault> = kinds.into_iter().filter(is_possible).collect();
+        let Some(kind) = kinds.choose(&mut self.rng).copied() else { return };
         let (time, node) =
             (self.rng.random_range(0..1_000), self.rng.random_range(0..self.nodes.len()));
         if !self.has(kind) {
@@ -158,7 +161,7 @@ impl World {
             Fault::Crash => self.kill(self.serving(), time * 5),
             Fault::Freeze => self.freeze(self.serving_life(), false),
             Fault::Overlap => self.freeze(self.serving_life(), true),
-            Fault::Stop => self.stop(time),
+            Fault::Stop => self.stop(self.serving_life()),
             Fault::Denial => self.deny_any(),
             Fault::Outage => self.outage_until = self.now + time * 8,
             Fault::SchedulerRestart => {
@@ -274,22 +277,21 @@ impl World {
         }
     }
 
-    /// SIGTERM: the process posts nothing more, and ends a little later.
-    fn stop(&mut self, time: u64) {
-        let at = self.serving();
-        let now = self.now;
-        let Some(replica) = self.replicas[at].as_mut().filter(|replica| !replica.is_frozen) else {
+    /// SIGTERM: the process posts nothing more, and ends a little later. One of several hands over.
+    pub(super) fn stop(&mut self, life: u64) {
+        let (now, is_alone) = (self.now, self.replicas.len() == 1);
+        let time = self.rng.random_range(0..2_000);
+        let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
             return;
         };
         replica.app.leave();
-        let life = replica.life;
-        let handover = if replica.app.is_stopping() {
+        replica.left.get_or_insert(now);
+        if is_alone {
             replica.stopping_since.get_or_insert(now);
-            0
-        } else {
-            6_000
-        };
-        self.after(200 + time * 2 + handover, What::Stopped { life });
+        }
+        self.disturb(20_000);
+        let handover = if is_alone { 0 } else { 6_000 };
+        self.after(200 + time + handover, What::Stopped { life });
         self.step(life, Event::Changed);
     }
 
@@ -310,9 +312,14 @@ impl World {
 
     /// Refuses patches of a pod for a while: a webhook does not answer, or a role is missing.
     pub(super) fn deny(&mut self, uid: String) {
-        let code = [403, 422][self.rng.random_range(0..2)];
         let most = [10_000, 90_000][self.rng.random_range(0..2)];
-        let time = self.rng.random_range(0..most).min(self.settings.faults_for - self.now);
+        let time = self.rng.random_range(0..most);
+        self.deny_for(uid, time);
+    }
+
+    pub(super) fn deny_for(&mut self, uid: String, time: u64) {
+        let code = [403, 422][self.rng.random_range(0..2)];
+        let time = time.min(self.settings.faults_for - self.now);
         self.api.denied.insert(uid.clone(), code);
         self.after(time, What::Allowed { uid });
     }

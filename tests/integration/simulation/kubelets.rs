@@ -28,12 +28,13 @@ impl World {
             }
         }
         let is_faulty = self.is_faulty();
+        let one_of = if self.settings.has_extremes { 2 } else { 8 };
         for (uid, process) in &mut self.processes {
             let pod = self.api.pods.get(uid);
             let lives = pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal);
             if !lives && process.ends.is_none() {
                 // Some do not end when they are told to.
-                let lingers = self.rng.random_range(0..8) == 0 && is_faulty;
+                let lingers = self.rng.random_range(0..one_of) == 0 && is_faulty;
                 let most = if lingers { 25_000 } else { 5_000 };
                 process.ends = Some(self.now + self.rng.random_range(0..most));
             }

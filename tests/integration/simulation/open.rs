@@ -18,6 +18,9 @@ use super::replica::Replica;
 /// How long a Lease holds that is not renewed.
 const HOLDS_FOR: u64 = 3_000;
 
+/// How long binds may delay that a leader gives the Lease away.
+const LAST_BINDS: u64 = 1_000;
+
 /// A Binding is settled within this time, if nothing is wrong any more.
 const SETTLED_WITHIN: u64 = 6_000;
 
@@ -61,6 +64,10 @@ impl World {
         let path = request.uri().path();
         let (is_lease, is_write) = (path.contains("/leases"), request.method() != "GET");
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        if is_lease && is_write && body["spec"]["holderIdentity"].as_str().is_none_or(str::is_empty)
+        {
+            self.check_hand_over(life);
+        }
         let named = body["metadata"]["uid"].as_str().map(str::to_owned);
         let uid = named.or_else(|| self.api.uid_of(path)); // names are used again
         let is_binding = path.ends_with("/binding") && body["metadata"]["annotations"].is_object();
@@ -81,6 +88,17 @@ impl World {
         }
         let about = About { uid, is_binding, is_write, sent: self.now };
         self.open.requests.insert((life, id), about);
+    }
+
+    /// A leader that stops lets its binds end before it gives the Lease away, for a second.
+    fn check_hand_over(&mut self, life: u64) {
+        let now = self.now;
+        let Some(replica) = self.process(life) else { return };
+        let waits = replica.left.is_some_and(|left| now < left + LAST_BINDS);
+        let count = replica.under_way;
+        if waits && count > 0 {
+            self.broke(format!("process {life} gives the Lease away while {count} binds go on"));
+        }
     }
 
     /// Notes that the API server takes a Lease. Nobody takes it from a process that may still write.
@@ -185,6 +203,9 @@ impl World {
 
     /// A Binding that may still arrive keeps its room.
     pub(super) fn check_open(&mut self) -> Result<(), String> {
+        if self.open.bindings.is_empty() {
+            return Ok(());
+        }
         let lives: BTreeSet<u64> = self.processes().map(|replica| replica.life).collect();
         self.open.bindings.retain(|(life, _), _| lives.contains(life));
         for ((life, uid), binding) in &self.open.bindings {
@@ -206,7 +227,7 @@ impl World {
             !replica.is_frozen
                 && replica.thawed + SETTLED_WITHIN < self.now
                 && replica.app.leading.is_here()
-                && !replica.app.is_stopping()
+                && replica.stopping_since.is_none()
         };
         let Some(life) = self.replicas[self.serving()].as_ref().filter(leads).map(|it| it.life)
         else {

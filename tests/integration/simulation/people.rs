@@ -14,6 +14,9 @@ use super::{Caller, GPU_MIB, QUIET_FOR, What, World};
 /// Names that are used again, as those of a StatefulSet.
 pub(super) const NAMES: u64 = 40;
 
+/// How much of the memory that they request pods use, in percent.
+const USES: &[u64] = &[100, 100, 100, 100, 100, 100, 100, 5, 5, 160];
+
 /// How often a placement is edited at most: the pauses before it is written back double.
 const MOST_EDITS: u32 = 4;
 
@@ -40,11 +43,12 @@ impl World {
         let Some(uid) = uids.choose(&mut self.rng).map(|uid| (*uid).clone()) else { return };
         let kind = self.rng.random_range(0..10);
         let by_force = self.has(Fault::Force);
+        let forced = if self.settings.rate > 1 { 6..9 } else { 8..9 };
         let Some(pod) = self.api.pods.get_mut(&uid) else { return };
         match (kind, &pod.node) {
             (0..3, Some(_)) => pod.is_terminal = true,
-            (3..8, Some(_)) => return self.api.delete(&uid),
-            (8, Some(_)) if by_force => return self.api.remove(&uid),
+            (kind, Some(_)) if by_force && forced.contains(&kind) => return self.api.remove(&uid),
+            (3..=7, Some(_)) => return self.api.delete(&uid),
             (0..2, None) => return self.api.remove(&uid),
             (9, None) => {
                 _ = pod.annotations.insert("example.com/edited".to_owned(), self.now.to_string())
@@ -61,7 +65,11 @@ impl World {
         if self.api.pods.values().any(|pod| pod.of.name == name) {
             return; // that one has to end first
         }
-        let request: &[(&str, String)] = &match self.rng.random_range(0..10) {
+        let kind = self.rng.random_range(0..10);
+        let is_little = self.settings.has_extremes && kind < 5;
+        let request: &[(&str, String)] = &match kind {
+            _ if is_little => vec![("gpu-fraction", "0.1".to_owned())],
+            5..8 if self.settings.has_extremes => vec![("gpu-fraction", "1".to_owned())],
             0..5 => {
                 let share = ["0.1", "0.25", "0.5", "0.75"].choose(&mut self.rng).expect("some");
                 vec![("gpu-fraction", (*share).to_owned())]
@@ -90,10 +98,7 @@ impl World {
             cpu: [1, 1, 2, 8].choose(&mut self.rng).copied().expect("some"),
             zone: zone.filter(|_| self.rng.random_range(0..4) == 0),
             tolerates: self.rng.random_range(0..3) > 0,
-            uses: [100, 100, 100, 100, 100, 100, 100, 5, 5, 160]
-                .choose(&mut self.rng)
-                .copied()
-                .expect("some"),
+            uses: if is_little { &[5] } else { USES }.choose(&mut self.rng).copied().expect("some"),
             annotations,
         };
         self.api.create(&uid, self.now, of);

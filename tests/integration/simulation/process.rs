@@ -1,10 +1,11 @@
 //! Processes of the extender: their steps, lists and watches.
 
+use std::collections::BTreeSet;
+
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
 
-use super::api::seen;
 use super::faults::Fault;
 use super::replica::Replica;
 use super::{What, Work, World};
@@ -44,7 +45,12 @@ impl World {
         let Some(replica) = self.process_mut(life).filter(|replica| !replica.is_frozen) else {
             return;
         };
-        for action in replica.step(event, now) {
+        let actions = replica.step(event, now);
+        let answers = self.answered.lock().expect("no panic").len();
+        if let Some(replica) = self.process_mut(life) {
+            replica.under_way -= answers;
+        }
+        for action in actions {
             match action {
                 Action::Work(work) => {
                     let time = self.rng.random_range(0..20);
@@ -112,6 +118,10 @@ impl World {
             return self.after(time, What::Listed { life });
         }
         let (now, version) = (self.now, self.nodes_version);
+        let is_first = self.process(life).is_some_and(|replica| !replica.is_listed);
+        if is_first && self.hits(Fault::Delay, 20) {
+            self.arrive_late();
+        }
         let is_replaced = self.overlapping.as_ref().is_some_and(|it| it.life == life);
         let running = self.replicas.iter_mut().flatten().chain(&mut self.overlapping);
         let Some(replica) = running.into_iter().find(|replica| replica.life == life) else {
@@ -129,7 +139,7 @@ impl World {
         replica.is_list_due = false;
         let number = replica.app.lists.begin();
         replica.pods.take(WatchEvent::ListBegins);
-        for (uid, pod) in &mut self.api.pods {
+        for pod in self.api.pods.values_mut() {
             if !replica.is_listed && !is_replaced && pod.node.is_some() {
                 // What is written counts when it is first seen.
                 let written = pod.written();
@@ -138,7 +148,7 @@ impl World {
                     self.excused.extend(before.into_iter().map(|(id, ..)| id));
                 }
             }
-            replica.pods.take(WatchEvent::Seen(seen(&pod.json(uid))));
+            replica.pods.take(WatchEvent::Seen(self.api.log[pod.logged].seen.clone()));
         }
         replica.pods.take(WatchEvent::ListEnds);
         replica.app.lists.complete(number);
@@ -148,6 +158,19 @@ impl World {
             replica.app.ledger.set_listed(replica.app.clock.now());
         }
         self.step(life, Event::Changed);
+    }
+
+    /// What processes that are gone have sent arrives now: what a new one has just listed is old.
+    fn arrive_late(&mut self) {
+        let lives: BTreeSet<u64> = self.processes().map(|replica| replica.life).collect();
+        let is_late =
+            |what: &What| matches!(what, What::Request { life, .. } if !lives.contains(life));
+        let late: Vec<What> =
+            self.agenda.extract_if(.., |_, what| is_late(what)).map(|(_, what)| what).collect();
+        for what in late {
+            let time = self.rng.random_range(0..30);
+            self.after(time, what);
+        }
     }
 
     pub(super) fn watch(&mut self, life: u64) {

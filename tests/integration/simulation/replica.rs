@@ -58,7 +58,12 @@ pub(super) struct Replica {
     pub(super) is_list_due: bool,
     pub(super) is_frozen: bool,
     pub(super) thawed: u64,
+    /// When it got SIGTERM.
+    pub(super) left: Option<u64>,
+    /// Since when it posts nothing.
     pub(super) stopping_since: Option<u64>,
+    /// Calls of *bind* that it has not answered.
+    pub(super) under_way: usize,
     /// What reached it while it was frozen.
     pub(super) inbox: Vec<What>,
     pub(super) is_watch_due: bool,
@@ -142,7 +147,9 @@ impl Replica {
             is_list_due: true,
             is_frozen: false,
             thawed: 0,
+            left: None,
             stopping_since: None,
+            under_way: 0,
             inbox: Vec::new(),
             is_watch_due: false,
             is_nodes_due: false,
@@ -212,12 +219,13 @@ impl Replica {
 
     /// The ended pods of a node whose devices are not free yet.
     pub(super) fn draining(&self, name: &str) -> Vec<String> {
-        let nodes = self.app.ledger.nodes();
-        let node = nodes.iter().find(|node| node.name().as_str() == name);
-        let held = node.into_iter().flat_map(|node| node.reservations());
-        let drains =
-            held.filter(|(_, held)| matches!(held.state, ReservationState::Draining { .. }));
-        drains.map(|(uid, _)| uid.as_str().to_owned()).collect()
+        let mut drains = Vec::new();
+        self.app.ledger.look_at_each(|node| {
+            let held = node.reservations().iter().filter(|_| node.name().as_str() == name);
+            let held = held.filter(|(_, it)| matches!(it.state, ReservationState::Draining { .. }));
+            drains.extend(held.map(|(uid, _)| uid.as_str().to_owned()));
+        });
+        drains
     }
 
     /// Notes which processes a report shows.

@@ -1,5 +1,7 @@
 //! Requests of the extender on their way to the API server, and what is promised of them.
 
+use std::collections::BTreeSet;
+
 use gpupack::hardware::device::PodUid;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::step::outside::{Answer, CallId, Event, Lost};
@@ -13,9 +15,12 @@ use super::replica::Replica;
 use super::{Answers, Sent, What, World};
 use crate::simulation::scheduling::HTTP_TIMEOUT;
 
-/// A node that has not reported for so long takes no pods: `report_stale_seconds`, and what a bind
-/// that goes on takes.
-const SILENT_FOR: u64 = 15_000 + 12_000;
+/// A node that has not reported for so long takes no pods: `report_stale_seconds`, and a look each
+/// second.
+const SILENT_FOR: u64 = 15_000 + 2_000;
+
+/// How long a bind goes on.
+const BINDS_FOR: u64 = 10_000;
 
 /// The longest time that an answer takes.
 const SLOW: u64 = 1_500;
@@ -59,6 +64,8 @@ impl World {
             }
         } else if is_write && self.hits(Fault::Overlap, 1) {
             self.after(soon, What::Freeze { life });
+        } else if is_write && self.hits(Fault::Stop, 1) {
+            self.after(soon, What::Stop { life });
         }
         if is_held {
             let late = self.rng.random_range(200..8_000);
@@ -95,11 +102,14 @@ impl World {
         if let Some(uid) = uid
             && self.hits(Fault::Denial, 3)
         {
-            self.deny(uid); // so that it cannot be settled
+            // So that it cannot be settled, and that no next call makes gpupack settle it.
             if self.settings.has_rests && self.hits(Fault::SchedulerRestart, 60) {
-                // and that no next call makes gpupack settle it
-                (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, 50_000));
-                self.rest(45_000);
+                let away = [50_000, 100_000][self.rng.random_range(0..2)];
+                (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, away));
+                self.deny_for(uid, away * 2 / 3);
+                self.rest(away * 9 / 10);
+            } else {
+                self.deny(uid);
             }
             self.disturb(REQUEST_LOST);
             self.after(within, lost(Lost::Timeout));
@@ -192,7 +202,7 @@ impl World {
             self.disturb(REQUEST_LOST);
         }
         if answers != Answers::Never {
-            let answer = Ok(Answer { status: code, body: Some(body.to_string().into_bytes()) });
+            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()) });
             let is_gone = code == 200 && self.is_removed_now(uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });
@@ -342,10 +352,38 @@ impl World {
         if passed.is_some_and(|passed| !passed.contains(node)) {
             return Err(format!("{uid} is bound to {node}, and *filter* passed {passed:?}"));
         }
-        let at = self.nodes.iter().position(|it| it.name == node).unwrap_or_default();
-        let heard = replica.heard.get(&at).copied().unwrap_or_default().max(replica.thawed);
-        if self.now > heard + SILENT_FOR && self.nodes[at].agents.len() == 1 && !self.lied(at) {
-            return Err(format!("{uid} is bound to {node}, which reported at {heard} ms last"));
+        match self.silent_since(replica, node, SILENT_FOR + BINDS_FOR) {
+            Some(heard) => {
+                Err(format!("{uid} is bound to {node}, which reported at {heard} ms last"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// When a process has heard of this node last, if that is so long ago.
+    fn silent_since(&self, replica: &Replica, node: &str, time: u64) -> Option<u64> {
+        let at = self.nodes.iter().position(|it| it.name == node)?;
+        let heard = replica.heard.get(&at).copied().unwrap_or_default();
+        let heard = heard.max(replica.thawed).max(replica.started);
+        let is_silent = self.now > heard + time;
+        (is_silent && self.nodes[at].agents.len() == 1 && !self.lied(at)).then_some(heard)
+    }
+
+    /// *filter* passes no silent node, but one where a Binding of the pod may still arrive.
+    pub(super) fn check_passed(
+        &self,
+        life: u64,
+        uid: &str,
+        names: &BTreeSet<String>,
+    ) -> Result<(), String> {
+        let wants_gpu = self.api.pods.get(uid).is_none_or(Pod::wants_gpu);
+        let Some(replica) = self.process(life).filter(|_| wants_gpu) else { return Ok(()) };
+        let is_held = || replica.app.ledger.reservation(&PodUid::new(uid)).is_some();
+        for node in names {
+            let heard = self.silent_since(replica, node, SILENT_FOR);
+            if let Some(heard) = heard.filter(|_| !is_held()) {
+                return Err(format!("{uid} may go to {node}, which reported at {heard} ms last"));
+            }
         }
         Ok(())
     }

@@ -19,6 +19,11 @@ pub(super) const HTTP_TIMEOUT: u64 = 10_000;
 /// How long a call of another client may hide that a pod was refused: until its answer is doubted.
 const HIDDEN_FOR: u64 = 12_000;
 
+/// A call of *filter* or *prioritize* for a pod.
+fn filter_body(pod: &str, nodes: &[impl serde::Serialize]) -> String {
+    format!(r#"{{"NodeNames":{},"Nodes":null,"Pod":{pod}}}"#, json!(nodes))
+}
+
 impl World {
     /// Lets a kube-scheduler go on after this time, or earlier.
     pub(super) fn plan_schedule(&mut self, by: usize, time: u64) {
@@ -67,8 +72,7 @@ impl World {
     fn call(&mut self, by: usize, verb: Verb, nodes: &[String]) {
         let Some(cycle) = &self.schedulers[by].cycle else { return };
         let caller = Caller { by: Some(by), cycle: cycle.number, uid: cycle.uid.clone() };
-        let pod = cycle.pod.json(&cycle.uid);
-        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}).to_string();
+        let body = filter_body(&self.api.change(&cycle.pod).text, nodes);
         let (life, way) = (self.serving_life(), self.rng.random_range(0..3));
         self.after(way, What::Verb { life, caller: caller.clone(), verb, body });
         self.after(HTTP_TIMEOUT, What::Verbed { caller, verb, answer: None });
@@ -96,7 +100,8 @@ impl World {
             if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
                 broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
             }
-            replica.passed.entry(caller.uid.clone()).or_default().extend(names);
+            replica.passed.entry(caller.uid.clone()).or_default().extend(names.iter().cloned());
+            broken = broken.or(self.check_passed(life, &caller.uid, &names).err());
         }
         broken.into_iter().for_each(|broken| self.broke(broken));
         if !self.hits(Fault::GiveUp, 2) {
@@ -155,9 +160,11 @@ impl World {
         };
         let victims: BTreeMap<&String, Value> =
             plan.iter().map(|(node, uids)| (node, meta(uids))).collect();
-        let body = json!({"Pod": cycle.pod.json(&cycle.uid), "NodeNameToVictims": null,
-            "NodeNameToMetaVictims": victims})
-        .to_string();
+        let victims = json!(victims);
+        let pod = &self.api.change(&cycle.pod).text;
+        let body = format!(
+            r#"{{"NodeNameToMetaVictims":{victims},"NodeNameToVictims":null,"Pod":{pod}}}"#
+        );
         let (uid, wants_gpu) = (cycle.uid.clone(), cycle.pod.wants_gpu());
         let is_frozen = |life| self.process(life).is_none_or(|replica| replica.is_frozen);
         if is_frozen(self.serving_life()) {
@@ -201,6 +208,7 @@ impl World {
         };
         replica.set_time(now);
         replica.calls.insert(caller.uid.clone(), now);
+        replica.under_way += 1;
         if replica.passed.get(&caller.uid).is_none_or(BTreeSet::is_empty) {
             replica.unfiltered.insert(caller.uid.clone());
         }
@@ -234,17 +242,18 @@ impl World {
     /// A client that tries where a pod would fit, again and again.
     pub(super) fn trial(&mut self, uid: String, left: u32) {
         let pod = match self.api.pods.get(&uid) {
-            Some(pod) if pod.node.is_none() => pod.json(&uid),
+            Some(pod) if pod.node.is_none() => self.api.change(pod).text.clone(),
             None if uid.starts_with("made-up") => {
                 let annotations = json!({"gpu-fraction": "0.25"});
                 json!({"metadata": {"uid": uid, "namespace": "team", "name": uid,
                     "resourceVersion": "1", "annotations": annotations},
                     "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}})
+                .to_string()
             }
             _ => return,
         };
         let names: Vec<&String> = self.nodes.iter().map(|node| &node.name).collect();
-        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string();
+        let body = filter_body(&pod, &names);
         let life = self.serving_life();
         self.tried_until.insert(uid.clone(), self.now + HIDDEN_FOR);
         for (time, verb) in [(1, Verb::Filter), (5, Verb::Prioritize)] {

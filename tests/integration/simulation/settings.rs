@@ -2,11 +2,61 @@
 
 use std::collections::BTreeSet;
 
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::MOST_REPLICAS;
 use super::faults::Fault;
+
+/// Kinds of faults that do harm together.
+const THEMES: [&[Fault]; 3] = [
+    // Writes, while processes come and go.
+    &[
+        Fault::Crash,
+        Fault::Overlap,
+        Fault::Freeze,
+        Fault::Stop,
+        Fault::Loss,
+        Fault::Delay,
+        Fault::Denial,
+        Fault::Conflict,
+        Fault::Force,
+        Fault::SchedulerRestart,
+    ],
+    // What agents say of nodes.
+    &[
+        Fault::Crash,
+        Fault::Overlap,
+        Fault::Silence,
+        Fault::AgentRestart,
+        Fault::SecondAgent,
+        Fault::ReportLoss,
+        Fault::ReportDelay,
+        Fault::PartialReport,
+        Fault::Replacement,
+        Fault::Force,
+    ],
+    // What watches and kube-schedulers know.
+    &[
+        Fault::Lag,
+        Fault::Relist,
+        Fault::StuckWatch,
+        Fault::SchedulerRestart,
+        Fault::SecondScheduler,
+        Fault::GiveUp,
+        Fault::Trial,
+        Fault::Overload,
+        Fault::Conflict,
+        Fault::Force,
+    ],
+];
+
+/// Kinds of its theme that a focused run has.
+const OF_THEME: usize = 5;
+
+/// How much more often they happen.
+const RATES: [u32; 2] = [2, 4];
 
 /// Seeds of a test run.
 const SEEDS: u64 = 60;
@@ -25,26 +75,47 @@ pub(super) struct Settings {
     pub(super) is_calm: bool,
     /// Whether nothing else happens for a while after some rare faults, for the same reason.
     pub(super) has_rests: bool,
+    /// How much more often faults happen. A *focused* run has few kinds of them, which belong together,
+    /// so that rare ones meet.
+    pub(super) rate: u32,
+    /// Whether pods request either all of a GPU or little, and use less, and end late.
+    pub(super) has_extremes: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
 
 impl Settings {
     /// A third of the seeds has all kinds of faults, the others about half of them; a third is calm.
-    /// Some last so long that gpupack gives up waiting for the API server.
+    /// Some last so long that gpupack gives up waiting for the API server. A fifth is focused.
     pub(super) fn of(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5EED);
         let has_all = seed.is_multiple_of(3);
         let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
         let mut faults: BTreeSet<Fault> = Fault::ALL.iter().filter(chosen).copied().collect();
+        let is_focused = seed % 5 == 3;
+        if is_focused {
+            let theme = THEMES.choose(&mut rng).expect("some");
+            faults = theme.choose_multiple(&mut rng, OF_THEME).copied().collect();
+        }
         let replicas = [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")];
         if replicas > 1 {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);
         }
-        let faults_for = if seed % 8 == 5 { 100_000 } else { 30_000 };
-        let (is_calm, has_rests) = (seed % 3 == 1, seed / 4 % 2 == 1);
-        Self { seed, faults, nodes: 4, pods: 30, faults_for, is_calm, has_rests, replicas }
+        let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
+        let (is_calm, has_rests) = (seed % 3 == 1 && !is_focused, seed / 4 % 2 == 1);
+        Self {
+            seed,
+            faults,
+            nodes: 4,
+            pods: 30,
+            faults_for: if is_long { 100_000 } else { 30_000 },
+            is_calm,
+            has_rests,
+            rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
+            has_extremes: is_focused && rng.random_range(0..2) == 0,
+            replicas,
+        }
     }
 
     /// How to run it again.

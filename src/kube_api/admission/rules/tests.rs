@@ -120,6 +120,38 @@ fn a_gpu_pod_is_completed() {
 }
 
 #[test]
+fn a_gpu_pod_tolerates_the_taints_of_gpu_nodes_where_configured() {
+    let keys = ["nvidia.com/gpu", "team", "team"].map(str::to_owned);
+    let rules = rules(|settings| settings.tolerated_taints = keys.into());
+    let added = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoSchedule"});
+    let both = json!([added("nvidia.com/gpu"), added("team")]);
+    let all = json!({"operator": "Exists"});
+    let one = json!({"key": "team", "operator": "Exists", "effect": ""});
+    let little = json!({"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"});
+    let other = json!({"key": "team", "operator": "Exists", "effect": "NoExecute"});
+    for (given, expected) in [
+        (Value::Null, both.clone()),
+        (json!([]), both.clone()),
+        (json!([all]), json!([all])),
+        (json!([one]), json!([one, added("nvidia.com/gpu")])),
+        (json!([little]), json!([little, added("nvidia.com/gpu"), added("team")])),
+        (json!([other]), json!([other, added("nvidia.com/gpu"), added("team")])),
+        (both.clone(), both),
+    ] {
+        let tolerating = |pod: &mut Value| pod["spec"]["tolerations"] = given;
+        let done = admitted(&rules, &half(tolerating)).unwrap();
+        assert_eq!(done["spec"]["tolerations"], expected);
+    }
+    let untouched = admitted(&shipped(), &half(|_| ())).unwrap();
+    assert_eq!(untouched["spec"].get("tolerations"), None, "by default none");
+    let beside = pod(json!({}), |pod| pod["spec"]["schedulerName"] = "gpupack".into());
+    let beside = admitted(&rules, &beside).unwrap();
+    assert_eq!(beside["spec"].get("tolerations"), None, "a pod without a GPU stays off the node");
+    let kubelets = admitted(&rules, &gpus("1", "default-scheduler")).unwrap();
+    assert_eq!(kubelets["spec"].get("tolerations"), None, "a pod of the device plugin");
+}
+
+#[test]
 fn the_named_container_gets_the_gpu() {
     let keys = json!({"gpu-memory": "100", "gpu-fraction-num-devices": "2", "gpu-fraction-container-name": "setup"});
     let done = admitted(&shipped(), &pod(keys, |_| ())).unwrap();

@@ -25,7 +25,6 @@ pub(crate) struct Pair {
 
 /// A client that trusts these CAs (PEM), and shows this certificate, or a chain of them.
 pub(crate) fn client_config(ca: &str, shown: Option<&Pair>) -> ClientConfig {
-    let of_pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_slice_iter(ca.as_bytes()) {
         roots.add(root.expect("a certificate")).expect("a certificate of a CA");

@@ -84,6 +84,8 @@ mod agent {
 mod commands {
     mod ask;
     mod demo;
+    pub(crate) mod doctor;
+    mod init;
     mod simulate;
     mod snapshot;
     mod trace_parity;

@@ -6,6 +6,7 @@ mod chaos;
 mod churn;
 mod conflicts;
 mod containers;
+mod doctor;
 mod drains;
 mod edits;
 mod untracked;

@@ -504,6 +504,7 @@ pub mod cli {
     pub mod base {
         pub mod failure;
         pub(crate) mod connect;
+        pub(crate) mod reader;
         pub mod logging;
         pub(crate) mod plain;
         pub(crate) mod signals;
@@ -525,6 +526,29 @@ pub mod cli {
         pub(crate) mod snapshot_state;
         pub mod snapshot;
         pub mod waiting;
+    }
+
+    /// `gpupack doctor`
+    pub mod doctor {
+        pub(crate) mod finding;
+        pub(crate) mod rights;
+        pub(crate) mod objects;
+        pub(crate) mod parts;
+        pub(crate) mod scheduler_file;
+        pub(crate) mod scheduler;
+        pub(crate) mod certificates;
+        pub(crate) mod nodes;
+        pub(crate) mod webhook;
+        pub(crate) mod policies;
+        pub(crate) mod facts;
+        pub mod command;
+    }
+
+    /// `gpupack init`
+    pub mod init {
+        pub(crate) mod facts;
+        pub(crate) mod values;
+        pub mod command;
     }
 
     /// `gpupack simulate`

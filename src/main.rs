@@ -9,7 +9,7 @@ use gpupack::causes::with_causes;
 use gpupack::cli::base::failure::Failure;
 use gpupack::cli::query::{advise, completion, explain, snapshot, waiting};
 use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
-use gpupack::cli::{demo, simulate, top};
+use gpupack::cli::{demo, doctor, init, simulate, top};
 use gpupack::clock::Clock;
 
 /// Takes a quarter less time for reports than that of the C library (`docs/performance.md`).
@@ -42,6 +42,10 @@ enum Command {
     Waiting(waiting::WaitingArgs),
     /// Say who holds GPUs without need, and what request would have been enough
     Advise(advise::AdviseArgs),
+    /// Check an installation, and say what to fix
+    Doctor(doctor::command::DoctorArgs),
+    /// Print values for the Helm chart that fit a cluster
+    Init(init::command::InitArgs),
     /// Watch it work: a simulated fleet and stream of pods, no Kubernetes and no GPU needed
     Demo(demo::command::DemoArgs),
     /// Replay a public GPU trace through the packing code and compare policies
@@ -77,6 +81,11 @@ fn main() -> ExitCode {
         Command::Explain(args) => answered(explain::run(&args)),
         Command::Waiting(args) => answered(waiting::run(&args)),
         Command::Advise(args) => answered(advise::run(&args)),
+        Command::Doctor(args) => match doctor::command::run(&args, Clock::start()) {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => answered(Err(error)),
+        },
+        Command::Init(args) => answered(init::command::run(&args)),
         Command::Completion(args) => {
             completion::completion(&args, named());
             ExitCode::SUCCESS

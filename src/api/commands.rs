@@ -1,9 +1,11 @@
-//! What `gpupack top` and `gpupack demo` print with `--output json`.
+//! What `gpupack top`, `gpupack doctor` and `gpupack demo` print with `--output json`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::kind::{ApiVersion, DemoSummaryKind, DeviceListKind, NodeListKind, TenantListKind};
+use crate::api::kind::{
+    ApiVersion, DemoSummaryKind, DeviceListKind, DiagnosisKind, NodeListKind, TenantListKind,
+};
 use crate::api::state::{Device, Node, NodeReporting, Packing, Tenant};
 
 /// `gpupack top nodes`.
@@ -127,4 +129,60 @@ pub struct NotPlaced {
     pub reason: String,
     /// Number of pods.
     pub pods: usize,
+}
+
+/// `gpupack doctor`: what was checked of an installation, and what to fix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Diagnosis {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `Diagnosis`.
+    pub kind: DiagnosisKind,
+    /// Number of checks, by their state.
+    pub counts: CheckCounts,
+    /// The checks, in their order.
+    pub items: Vec<Check>,
+}
+
+/// Number of checks, by their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckCounts {
+    /// As it should be.
+    pub ok: usize,
+    /// Something to look at.
+    pub warning: usize,
+    /// Something to fix.
+    pub problem: usize,
+    /// Not checked.
+    pub not_checked: usize,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum CheckState {
+    /// It is as it should be.
+    Ok,
+    /// It works, and is worth a look.
+    Warning,
+    /// It does not work, or not as intended.
+    Problem,
+    /// It could not be read.
+    NotChecked,
+}
+
+/// One thing that was checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Check {
+    /// What was checked; several items can have one name.
+    pub check: String,
+    /// How it ended.
+    pub state: CheckState,
+    /// What was found.
+    pub found: String,
+    /// What to do; left out if nothing has to be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
 }

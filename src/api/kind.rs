@@ -44,4 +44,5 @@ kinds! {
     DeviceListKind: DeviceList,
     TenantListKind: TenantList,
     DemoSummaryKind: DemoSummary,
+    DiagnosisKind: Diagnosis,
 }

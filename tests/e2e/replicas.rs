@@ -148,7 +148,7 @@ pub(crate) async fn make_pod(client: &Client, name: &str) {
                 "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [{
-                "name": "extender", "image": "none",
+                "name": "extender", "image": "ghcr.io/gpupack/gpupack:0.1.0",
                 "securityContext": {
                     "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
                 },

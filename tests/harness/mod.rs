@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+/// An API server with the objects of an installation.
+pub(crate) mod cluster;
 /// Settings, devices, pods and requests in few words.
 pub(crate) mod ledger;
 /// Random histories of a small cluster, and a player of them.

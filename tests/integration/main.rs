@@ -98,6 +98,8 @@ mod agent {
 mod commands {
     mod ask;
     mod demo;
+    pub(crate) mod doctor;
+    mod init;
     mod simulate;
     mod snapshot;
     mod trace_parity;

@@ -29,14 +29,10 @@ const MAX_BODY_BYTES: usize = 1 << 30;
 /// The longest time that a user can allow for an answer.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-/// Flags with the address of the extender.
+/// Flags with the address of the API server.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Server")]
-pub(crate) struct ServerArgs {
-    /// Use the extender at this address, for instance http://127.0.0.1:8081; without it, connect
-    /// through the API server
-    #[arg(long, value_name = "URL", env = "GPUPACK_SERVER")]
-    server: Option<String>,
+pub(crate) struct ApiServerArgs {
     /// Kubeconfig file; without it KUBECONFIG or ~/.kube/config, or the pod's service account
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -46,13 +42,26 @@ pub(crate) struct ServerArgs {
     /// User to act as at the API server
     #[arg(long = "as", value_name = "USER")]
     acting_as: Option<String>,
+    /// Longest time for an answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    timeout: u64,
+}
+
+/// Flags with the address of the extender.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServerArgs {
+    /// Use the extender at this address, for instance http://127.0.0.1:8081; without it, connect
+    /// through the API server
+    #[arg(long, value_name = "URL", env = "GPUPACK_SERVER")]
+    server: Option<String>,
     /// The extender's Service, with the name or number of its port, to call it through the service
     /// proxy; gpu-system/gpupack:page if the API server has no group inspection.gpupack.dev
     #[arg(long, value_name = "NAMESPACE/NAME:PORT", value_parser = service)]
     service: Option<Service>,
-    /// Longest time for an answer, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
-    timeout: u64,
+    /// Address of the API server.
+    #[command(flatten)]
+    pub(crate) api_server: ApiServerArgs,
 }
 
 /// The extender's Service.
@@ -119,7 +128,7 @@ impl ServerArgs {
     /// # Errors
     /// An address or kubeconfig that cannot be used.
     pub(crate) async fn connect(&self) -> Result<Server, Failure> {
-        let timeout = Duration::from_secs(self.timeout);
+        let timeout = self.api_server.timeout();
         if let Some(url) = &self.server {
             let base =
                 plain_address(url).map_err(|fault| Failure::usage(format!("--server {fault}")))?;
@@ -129,13 +138,32 @@ impl ServerArgs {
                 namespace: "default".to_owned(),
             });
         }
-        let config = self.kube_config().await?;
+        let config = self.api_server.kube_config().await?;
         let namespace = config.default_namespace.clone();
-        let client = kube::Client::try_from(config).map_err(|error| {
-            Failure::other(format!("cannot use the kubeconfig: {}", with_causes(&error)))
-        })?;
-        let way = Way::ApiServer { client: Box::new(client), service: self.service.clone() };
+        let client = Box::new(client_of(config)?);
+        let way = Way::ApiServer { client, service: self.service.clone() };
         Ok(Server { way, timeout, namespace })
+    }
+}
+
+fn client_of(config: kube::Config) -> Result<kube::Client, Failure> {
+    kube::Client::try_from(config).map_err(|error| {
+        Failure::other(format!("cannot use the kubeconfig: {}", with_causes(&error)))
+    })
+}
+
+impl ApiServerArgs {
+    /// A client of the API server. Sends nothing yet.
+    ///
+    /// # Errors
+    /// A kubeconfig that cannot be used.
+    pub(crate) async fn client(&self) -> Result<kube::Client, Failure> {
+        client_of(self.kube_config().await?)
+    }
+
+    /// Longest time for an answer.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
     }
 
     async fn kube_config(&self) -> Result<kube::Config, Failure> {

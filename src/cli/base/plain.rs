@@ -103,12 +103,17 @@ pub(crate) fn table(titles: &[&str], right: &[usize], rows: Vec<Vec<String>>) ->
 /// `line` with its last word in color.
 pub(crate) fn colored(line: &str, mood: Mood) -> String {
     let at = line.rfind(' ').map_or(0, |at| at + 1);
+    format!("{}{}", &line[..at], painted(&line[at..], mood))
+}
+
+/// `text` in the color of this state.
+pub(crate) fn painted(text: &str, mood: Mood) -> String {
     let code = match mood {
-        Mood::Good => return line.to_owned(),
+        Mood::Good => return text.to_owned(),
         Mood::Odd => 33,
         Mood::Bad => 31,
     };
-    format!("{}\x1b[{code}m{}\x1b[0m", &line[..at], &line[at..])
+    format!("\x1b[{code}m{text}\x1b[0m")
 }
 
 /// A sentence in lines of at most 80 columns, the first after `first`, the others indented as much.

@@ -23,6 +23,7 @@ fn the_api_server_accepts_every_manifest() {
             "webhook.yaml",
             "policies.yaml",
             "evict.yaml",
+            "doctor.yaml",
         ];
         for file in files {
             let count = apply(&bed.cluster.client, file, Mode::DryRun).await;

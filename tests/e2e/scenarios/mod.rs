@@ -9,6 +9,7 @@ mod chart;
 mod churn;
 mod conflicts;
 mod containers;
+mod doctor;
 mod drains;
 mod edits;
 mod untracked;

@@ -1,0 +1,307 @@
+//! Reads objects of a cluster that may be absent, forbidden, huge or of another form, for commands that
+//! say what they found.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::{Request, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::causes::{shown_long, with_causes};
+use crate::cli::base::connect::{ApiServerArgs, is_name};
+use crate::cli::base::failure::Failure;
+
+/// Objects per page, the same as `kubectl` uses.
+const PAGE: usize = 500;
+
+/// Most pages of one list: 100,000 objects.
+const MOST_PAGES: usize = 200;
+
+/// Largest answer that is read; a page of 500 nodes has about 15 MB.
+const MAX_BODY_BYTES: usize = 128 << 20;
+
+/// Most characters that are kept of a message of the API server.
+const MESSAGE: usize = 400;
+
+/// Why something of the cluster is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// The API server has no such object, or no such resource.
+    Absent,
+    /// The user has not this right.
+    Forbidden(String),
+    /// No answer, or one of another form.
+    Failed(String),
+}
+
+/// What was read, or why it was not.
+pub(crate) type Read<T> = Result<T, Unread>;
+
+/// An object, or with no name a list of objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// API group; empty for the core.
+    pub(crate) group: &'static str,
+    /// Version of the group.
+    pub(crate) version: &'static str,
+    /// Resource, in the plural.
+    pub(crate) resource: &'static str,
+    /// Namespace; `None` for all, and for objects that have none.
+    pub(crate) namespace: Option<String>,
+    /// Name; `None` for a list.
+    pub(crate) name: Option<String>,
+}
+
+impl Target {
+    /// All objects of a resource.
+    pub(crate) fn all(group: &'static str, version: &'static str, resource: &'static str) -> Self {
+        Self { group, version, resource, namespace: None, name: None }
+    }
+
+    /// The same in one namespace.
+    pub(crate) fn within(self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self }
+    }
+
+    /// The one of this name.
+    pub(crate) fn named(self, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..self }
+    }
+
+    /// What the user does with it.
+    pub(crate) fn verb(&self) -> &'static str {
+        if self.name.is_some() { "get" } else { "list" }
+    }
+
+    /// The right that it needs, in words.
+    pub(crate) fn right(&self) -> String {
+        let group = if self.group.is_empty() { "" } else { "." };
+        let place = match &self.namespace {
+            Some(namespace) => format!(" in namespace {namespace}"),
+            None => String::new(),
+        };
+        let name = self.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
+        format!("{} {}{group}{}{name}{place}", self.verb(), self.resource, self.group)
+    }
+
+    /// Its path, unless it has a name that no object has.
+    fn path(&self) -> Read<String> {
+        let names = self.namespace.iter().chain(&self.name);
+        if let Some(odd) = names.into_iter().find(|name| !is_name(name)) {
+            let odd: String = odd.chars().take(80).collect();
+            return Err(Unread::Failed(format!("`{odd}` is no valid name")));
+        }
+        let root = match self.group {
+            "" => format!("/api/{}", self.version),
+            group => format!("/apis/{group}/{}", self.version),
+        };
+        let place = match &self.namespace {
+            Some(namespace) => format!("/namespaces/{namespace}"),
+            None => String::new(),
+        };
+        let name = self.name.as_ref().map_or(String::new(), |name| format!("/{name}"));
+        Ok(format!("{root}{place}/{}{name}", self.resource))
+    }
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page<T> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    more: Option<String>,
+}
+
+/// An answer of the API server to a write that it did not keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It would do so, with this result.
+    Accepted(Box<Value>),
+    /// It would not, with these words.
+    Refused(String),
+}
+
+/// Reads through one client.
+pub(crate) struct Reader {
+    client: kube::Client,
+    timeout: Duration,
+}
+
+impl Reader {
+    /// A reader of the API server that the flags name, which has answered and knows the user.
+    ///
+    /// # Errors
+    /// A kubeconfig that cannot be used, no answer, or a user that is not known.
+    pub(crate) async fn connected(args: &ApiServerArgs) -> Result<Self, Failure> {
+        let reader = Self { client: args.client().await?, timeout: args.timeout() };
+        match reader.answers().await {
+            Ok(()) | Err(Unread::Absent) => Ok(reader),
+            Err(Unread::Failed(why)) => {
+                Err(Failure::unreachable(format!("cannot reach the API server: {why}")))
+            }
+            Err(Unread::Forbidden(why)) => Err(Failure::other(format!(
+                "the API server does not know the user of the kubeconfig ({why}): log in again"
+            ))),
+        }
+    }
+
+    /// Whether the API server answers, and knows the user, whatever it says.
+    ///
+    /// # Errors
+    /// [`Unread::Failed`] without an answer, [`Unread::Forbidden`] for a user that it does not know.
+    async fn answers(&self) -> Read<()> {
+        match self.exchange("GET", "/version", Vec::new()).await? {
+            (StatusCode::UNAUTHORIZED, body) => {
+                Err(Unread::Forbidden(message(StatusCode::UNAUTHORIZED, &body)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is at a path that is no object.
+    pub(crate) async fn path<T: DeserializeOwned>(&self, path: &str) -> Read<T> {
+        let (status, body) = self.exchange("GET", path, Vec::new()).await?;
+        decoded(status, &body, &format!("get {path}"))
+    }
+
+    /// An object.
+    pub(crate) async fn object<T: DeserializeOwned>(&self, target: &Target) -> Read<T> {
+        let (status, body) = self.exchange("GET", &target.path()?, Vec::new()).await?;
+        decoded(status, &body, &target.right())
+    }
+
+    /// All objects of a list whose labels fit `selector` (`a=b`, or empty for all), each as `keep` makes
+    /// it: of large objects only a part is kept.
+    pub(crate) async fn list<T: DeserializeOwned, K>(
+        &self,
+        target: &Target,
+        query: &str,
+        keep: impl Fn(T) -> K,
+    ) -> Read<Vec<K>> {
+        let path = target.path()?;
+        let mut kept = Vec::new();
+        let mut more = String::new();
+        for _ in 0..MOST_PAGES {
+            let page = format!("{path}?limit={PAGE}{query}{more}");
+            let (status, body) = self.exchange("GET", &page, Vec::new()).await?;
+            let page: Page<T> = decoded(status, &body, &target.right())?;
+            kept.extend(page.items.into_iter().map(&keep));
+            match page.metadata.more.filter(|token| !token.is_empty()) {
+                None => return Ok(kept),
+                Some(token) => {
+                    let token = percent_encoding::utf8_percent_encode(
+                        &token,
+                        percent_encoding::NON_ALPHANUMERIC,
+                    );
+                    more = format!("&continue={token}");
+                }
+            }
+        }
+        Err(Unread::Failed(format!("{} has more than {} objects", path, PAGE * MOST_PAGES)))
+    }
+
+    /// What the API server answers to a POST that keeps nothing: a dry run, or a review.
+    pub(crate) async fn review(&self, path: &str, body: &Value) -> Read<Answer> {
+        let (status, answer) = self.exchange("POST", path, body.to_string().into_bytes()).await?;
+        if status.is_success() {
+            let value = decoded(status, &answer, path)?;
+            return Ok(Answer::Accepted(Box::new(value)));
+        }
+        match status {
+            StatusCode::NOT_FOUND => Err(Unread::Absent),
+            _ => Ok(Answer::Refused(message(status, &answer))),
+        }
+    }
+
+    async fn exchange(&self, method: &str, path: &str, body: Vec<u8>) -> Read<(StatusCode, Bytes)> {
+        let failed = |error: String| Unread::Failed(error);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .body(kube::client::Body::from(body))
+            .map_err(|error| failed(error.to_string()))?;
+        let exchange = async {
+            let answer = self.client.send(request).await.map_err(|e| failed(with_causes(&e)))?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
+            Ok((status, body.map_err(|error| failed(with_causes(&*error)))?.to_bytes()))
+        };
+        let seconds = self.timeout.as_secs();
+        let late = |_| failed(format!("the API server does not answer within {seconds} s"));
+        tokio::time::timeout(self.timeout, exchange).await.map_err(late)?
+    }
+}
+
+/// The body of an answer, or why it has none that can be used.
+fn decoded<T: DeserializeOwned>(status: StatusCode, body: &[u8], right: &str) -> Read<T> {
+    match status {
+        StatusCode::NOT_FOUND => Err(Unread::Absent),
+        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
+            Err(Unread::Forbidden(right.to_owned()))
+        }
+        status if status.is_success() => serde_json::from_slice(body)
+            .map_err(|error| Unread::Failed(format!("it cannot be read: {}", shown_long(&error)))),
+        status => Err(Unread::Failed(message(status, body))),
+    }
+}
+
+/// The words of a refusal.
+fn message(status: StatusCode, body: &[u8]) -> String {
+    let said: Option<Value> = serde_json::from_slice(body).ok();
+    let said = said.as_ref().and_then(|said| said["message"].as_str());
+    said.map_or_else(|| status.to_string(), |said| said.chars().take(MESSAGE).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_a_path_and_a_right() {
+        let leases = Target::all("coordination.k8s.io", "v1", "leases");
+        let lease = leases.clone().within("gpu-system").named("gpupack");
+        for (target, path, right) in [
+            (&leases, "/apis/coordination.k8s.io/v1/leases", "list leases.coordination.k8s.io"),
+            (
+                &lease,
+                "/apis/coordination.k8s.io/v1/namespaces/gpu-system/leases/gpupack",
+                "get leases.coordination.k8s.io gpupack in namespace gpu-system",
+            ),
+            (&Target::all("", "v1", "nodes"), "/api/v1/nodes", "list nodes"),
+        ] {
+            assert_eq!(
+                (target.path().unwrap(), target.right()),
+                (path.to_owned(), right.to_owned())
+            );
+        }
+        for odd in ["", "../../secrets", "a b", "a?b", "ä"] {
+            let target = Target::all("", "v1", "secrets").within("a").named(odd);
+            assert!(matches!(target.path(), Err(Unread::Failed(_))), "{odd}");
+        }
+    }
+
+    #[test]
+    fn each_status_has_its_meaning() {
+        let read = |status: u16, body: &str| {
+            decoded::<Vec<u8>>(StatusCode::from_u16(status).unwrap(), body.as_bytes(), "get x")
+        };
+        assert_eq!(read(200, "[1]"), Ok(vec![1]));
+        assert_eq!(read(404, ""), Err(Unread::Absent));
+        assert_eq!(read(403, ""), Err(Unread::Forbidden("get x".to_owned())));
+        assert_eq!(read(500, r#"{"message": "etcd"}"#), Err(Unread::Failed("etcd".to_owned())));
+        assert!(matches!(read(200, "{}"), Err(Unread::Failed(text)) if text.contains("cannot be")));
+        let long = format!("{{\"message\": \"{}\"}}", "x".repeat(100_000));
+        assert!(matches!(read(500, &long), Err(Unread::Failed(text)) if text.len() == MESSAGE));
+    }
+}

@@ -1,0 +1,244 @@
+//! Objects of a cluster, reduced to what the checks look at.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::kube_api::request::quantity::parse_count;
+use crate::kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};
+
+/// Label with the part of gpupack that an object belongs to.
+pub(crate) const COMPONENT: &str = "app.kubernetes.io/component";
+
+/// Label of GPU feature discovery: the node has a GPU of NVIDIA.
+const PRESENT: &str = "nvidia.com/gpu.present";
+
+/// Label of GPU feature discovery: product name.
+pub(crate) const PRODUCT: &str = "nvidia.com/gpu.product";
+
+/// Label of NVIDIA's MIG Manager: whether it is changing the node.
+const MIG_STATE: &str = "nvidia.com/mig.config.state";
+
+/// A Deployment or a DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Workload {
+    /// Its name.
+    pub(crate) name: String,
+    /// The part of gpupack that it runs.
+    pub(crate) component: String,
+    /// Replicas that it should have.
+    pub(crate) wanted: i32,
+    /// Replicas that are ready.
+    pub(crate) ready: i32,
+    /// Its pods.
+    pub(crate) pods: PodSpec,
+}
+
+impl Workload {
+    /// Of a Deployment.
+    pub(crate) fn of_deployment(object: Deployment) -> Self {
+        let (spec, status) = (object.spec.unwrap_or_default(), object.status.unwrap_or_default());
+        let (name, component) = name_and_component(&object.metadata);
+        Self {
+            name,
+            component,
+            wanted: spec.replicas.unwrap_or(1),
+            ready: status.ready_replicas.unwrap_or(0),
+            pods: spec.template.spec.unwrap_or_default(),
+        }
+    }
+
+    /// Of a DaemonSet.
+    pub(crate) fn of_daemon_set(object: DaemonSet) -> Self {
+        let (spec, status) = (object.spec.unwrap_or_default(), object.status.unwrap_or_default());
+        let (name, component) = name_and_component(&object.metadata);
+        Self {
+            name,
+            component,
+            wanted: status.desired_number_scheduled,
+            ready: status.number_ready,
+            pods: spec.template.spec.unwrap_or_default(),
+        }
+    }
+
+    /// The image of its main container.
+    pub(crate) fn image(&self) -> &str {
+        image_of(&self.pods)
+    }
+
+    /// Arguments of its main container.
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = &str> {
+        let container = self.pods.containers.first();
+        let lists = container.into_iter().flat_map(|it| [&it.command, &it.args]);
+        lists.flatten().flatten().map(String::as_str)
+    }
+
+    /// The ConfigMap that its pods mount, and the file in it that `--config` names.
+    pub(crate) fn config_map(&self) -> Option<(String, String)> {
+        let volumes = self.pods.volumes.iter().flatten();
+        let map = volumes.filter_map(|volume| volume.config_map.as_ref()).next()?.name.clone();
+        let flags: Vec<&str> = self.arguments().collect();
+        let joined = flags.iter().find_map(|flag| flag.strip_prefix("--config="));
+        let apart = || flags.windows(2).find(|pair| pair[0] == "--config").map(|pair| pair[1]);
+        let path = joined.or_else(apart)?;
+        let file = path.rsplit_once('/').map_or(path, |(_, file)| file);
+        Some((map, file.to_owned()))
+    }
+
+    /// The Secret that its pods mount where this file is.
+    pub(crate) fn secret_of(&self, file: &str) -> Option<String> {
+        let container = self.pods.containers.first()?;
+        let mounts = container.volume_mounts.iter().flatten();
+        let around = mounts.filter(|mount| {
+            let rest = file.strip_prefix(mount.mount_path.trim_end_matches('/'));
+            rest.is_some_and(|rest| rest.starts_with('/'))
+        });
+        let mount = around.max_by_key(|mount| mount.mount_path.len())?;
+        let mut volumes = self.pods.volumes.iter().flatten();
+        let volume = volumes.find(|volume| volume.name == mount.name)?;
+        let plain = volume.secret.as_ref().and_then(|secret| secret.secret_name.clone());
+        plain.or_else(|| {
+            let sources = volume.projected.as_ref()?.sources.as_ref()?;
+            sources.iter().find_map(|source| Some(source.secret.as_ref()?.name.clone()))
+        })
+    }
+}
+
+fn name_and_component(metadata: &ObjectMeta) -> (String, String) {
+    let component = metadata.labels.as_ref().and_then(|labels| labels.get(COMPONENT));
+    (metadata.name.clone().unwrap_or_default(), component.cloned().unwrap_or_default())
+}
+
+fn image_of(spec: &PodSpec) -> &str {
+    spec.containers.first().and_then(|container| container.image.as_deref()).unwrap_or_default()
+}
+
+/// A pod of gpupack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnPod {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its node; empty if it has none.
+    pub(crate) node: String,
+    /// Whether it is ready.
+    pub(crate) is_ready: bool,
+    /// The image of its main container.
+    pub(crate) image: String,
+    /// Whether it has the label of the replica that leads.
+    pub(crate) is_leader: bool,
+}
+
+impl OwnPod {
+    /// Of a pod.
+    pub(crate) fn of(pod: Pod) -> Self {
+        let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+        let mut conditions = status.conditions.iter().flatten();
+        let leads = pod.metadata.labels.as_ref().and_then(|all| all.get("gpupack.dev/leader"));
+        Self {
+            name: pod.metadata.name.unwrap_or_default(),
+            is_ready: conditions.any(|it| it.type_ == "Ready" && it.status == "True"),
+            image: image_of(&spec).to_owned(),
+            is_leader: leads.is_some_and(|value| value == "true"),
+            node: spec.node_name.unwrap_or_default(),
+        }
+    }
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SeenNode {
+    /// Its name.
+    pub(crate) name: String,
+    /// Whether GPU feature discovery found a GPU.
+    pub(crate) has_gpus: bool,
+    /// Product name of its GPUs; empty if it is not labeled.
+    pub(crate) product: String,
+    /// Whether the agents' node selector chooses it.
+    pub(crate) is_selected: bool,
+    /// Devices that kubelet gives out there, with their number.
+    pub(crate) of_kubelet: Vec<(String, u64)>,
+    /// MIG profiles among these, without prefix.
+    pub(crate) mig_profiles: Vec<String>,
+    /// What MIG Manager does there; empty if it does nothing.
+    pub(crate) mig_state: String,
+}
+
+impl SeenNode {
+    /// Of a node, where this selects the agents' nodes.
+    pub(crate) fn of(node: Node, selector: &BTreeMap<String, String>) -> Self {
+        let labels = node.metadata.labels.unwrap_or_default();
+        let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
+        let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let is_gpu =
+            |name: &str| name == WHOLE || name == SHARED_SLOT || name.starts_with(MIG_PREFIX);
+        let devices = allocatable.iter().filter(|(name, _)| is_gpu(name));
+        let counted = devices.filter_map(|(name, amount)| {
+            let amount = parse_count(&amount.0).ok()?;
+            Some((name.clone(), amount))
+        });
+        let profiles = allocatable.keys().filter_map(|name| name.strip_prefix(MIG_PREFIX));
+        Self {
+            has_gpus: label(PRESENT) == "true",
+            product: label(PRODUCT),
+            is_selected: selector.iter().all(|(key, value)| labels.get(key) == Some(value)),
+            of_kubelet: counted.filter(|(_, amount)| *amount > 0).collect(),
+            mig_profiles: profiles.map(str::to_owned).collect(),
+            mig_state: label(MIG_STATE),
+            name: node.metadata.name.unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::DeserializeOwned;
+    use serde_json::json;
+
+    fn shipped<T: DeserializeOwned>(text: &str, kind: &str) -> T {
+        let documents = serde_yaml_ng::Deserializer::from_str(text);
+        let mut values = documents
+            .map(|it| <serde_json::Value as serde::Deserialize>::deserialize(it).expect("YAML"));
+        let found = values.find(|value| value["kind"] == kind).expect("it is there");
+        serde_json::from_value(found).expect("an object")
+    }
+
+    #[test]
+    fn the_shipped_workloads_name_their_configuration() {
+        let extender = shipped(include_str!("../../../deploy/extender.yaml"), "Deployment");
+        let extender = Workload::of_deployment(extender);
+        let map = |map: &str, file: &str| Some((map.to_owned(), file.to_owned()));
+        assert_eq!(extender.config_map(), map("gpupack", "gpupack.yaml"));
+        assert_eq!((extender.wanted, extender.ready, &*extender.component), (2, 0, "extender"));
+        assert_eq!(extender.secret_of("/etc/gpupack/tls/tls.crt"), None, "a ConfigMap is there");
+        let scheduler = shipped(include_str!("../../../deploy/scheduler.yaml"), "Deployment");
+        let scheduler = Workload::of_deployment(scheduler);
+        assert_eq!(scheduler.config_map(), map("gpupack-scheduler", "config.yaml"));
+        let webhook = shipped(include_str!("../../../deploy/webhook.yaml"), "Deployment");
+        let webhook = Workload::of_deployment(webhook);
+        let secret = webhook.secret_of("/etc/gpupack/tls/tls.crt");
+        assert_eq!(secret.as_deref(), Some("gpupack-webhook-tls"));
+        assert_eq!(Workload::default().config_map(), None);
+    }
+
+    #[test]
+    fn a_node_has_what_kubelet_gives_out() {
+        let selector = BTreeMap::from([("nvidia.com/gpu.present".to_owned(), "true".to_owned())]);
+        let node = |labels: serde_json::Value, allocatable: serde_json::Value| {
+            let node = json!({"metadata": {"name": "a", "labels": labels},
+                "status": {"allocatable": allocatable}});
+            SeenNode::of(serde_json::from_value(node).unwrap(), &selector)
+        };
+        let labels = json!({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "L4",
+            "nvidia.com/mig.config.state": "pending"});
+        let seen = node(labels, json!({"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": "0"}));
+        assert!(seen.has_gpus && seen.is_selected);
+        assert_eq!(seen.of_kubelet, [("nvidia.com/gpu".to_owned(), 2)]);
+        assert_eq!(seen.mig_profiles, ["1g.5gb"]);
+        assert_eq!((&*seen.product, &*seen.mig_state), ("L4", "pending"));
+        let other = node(json!({}), json!({"nvidia.com/gpu": "many", "cpu": "3"}));
+        assert_eq!(other, SeenNode { name: "a".to_owned(), ..SeenNode::default() });
+    }
+}

@@ -1,0 +1,367 @@
+//! Values for the Helm chart that fit a cluster, with the reason for each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use crate::api::commands::CheckState;
+use crate::cli::base::failure::clean;
+use crate::cli::base::reader::{Read, Unread};
+use crate::cli::doctor::finding::{count, names, short};
+use crate::cli::doctor::parts::kubernetes;
+use crate::cli::doctor::scheduler_file::SchedulerFile;
+use crate::cli::init::facts::{Cluster, Platform, Taint};
+use crate::kube_api::request::resources::MIG_PREFIX;
+
+/// Columns at which comments wrap.
+const WIDTH: usize = 100;
+
+/// Most taints that become tolerations.
+const MOST_TAINTS: usize = 20;
+
+/// The file that lists the resources which gpupack counts.
+const SCHEDULER: &str = include_str!("../../../scheduler-config/second-scheduler.yaml");
+
+/// YAML in the making.
+#[derive(Default)]
+struct Sheet(String);
+
+impl Sheet {
+    /// A comment, in lines.
+    fn note(&mut self, indent: usize, text: &str) {
+        let first = format!("{:indent$}#", "");
+        let mut line = first.clone();
+        for word in clean(text).split_whitespace() {
+            if line.chars().count() + 1 + word.chars().count() > WIDTH && line != first {
+                let _ = writeln!(self.0, "{line}");
+                line.clone_from(&first);
+            }
+            let _ = write!(line, " {word}");
+        }
+        let _ = writeln!(self.0, "{line}");
+    }
+
+    /// A line as it is.
+    fn line(&mut self, text: &str) {
+        let _ = writeln!(self.0, "{text}");
+    }
+}
+
+/// A text as a value: JSON is YAML.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Why something is not known.
+fn unknown(what: &str, why: &Unread) -> String {
+    match why {
+        Unread::Absent => format!("{what}: not found."),
+        Unread::Forbidden(right) => format!("{what}: not known; it needs the right to {right}."),
+        Unread::Failed(text) => format!("{what}: not known: {}", short(text)),
+    }
+}
+
+/// The values, as a file.
+pub(crate) fn values(cluster: &Cluster) -> String {
+    let mut sheet = Sheet::default();
+    head(&mut sheet, cluster);
+    sheet.line("");
+    sheet.note(0, "Your build of deploy/Dockerfile.");
+    sheet.line("image:\n  repository: ghcr.io/gpupack/gpupack");
+    scheduler(&mut sheet, cluster);
+    certificates(&mut sheet, cluster);
+    priority(&mut sheet, cluster);
+    webhook(&mut sheet, cluster);
+    agents(&mut sheet, cluster);
+    monitoring(&mut sheet, cluster);
+    sheet.0
+}
+
+fn head(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.note(
+        0,
+        "Values for the Helm chart of gpupack, made by `gpupack init`. Look at each line, then:",
+    );
+    sheet.line("#\n#   helm install gpupack deploy/helm/gpupack --namespace gpu-system --create-namespace \\\n#     --values FILE\n#   gpupack doctor\n#");
+    for check in kubernetes(&cluster.version) {
+        let advice = match (check.state, check.fix) {
+            (CheckState::Ok, _) | (_, None) => String::new(),
+            (_, Some(fix)) => format!(". {fix}"),
+        };
+        sheet.note(0, &format!("Kubernetes {}{advice}", check.found));
+    }
+    let (name, advice) = of_platform(cluster.platform());
+    sheet.note(0, &format!("Platform: {name}. {advice}"));
+    let nodes = match &cluster.nodes {
+        Ok(nodes) => nodes,
+        Err(why) => return sheet.note(0, &unknown("Nodes", why)),
+    };
+    let mut models: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for node in cluster.gpu_nodes() {
+        let product =
+            if node.seen.product.is_empty() { "unknown model" } else { &node.seen.product };
+        let sum = models.entry(product).or_default();
+        *sum = (sum.0 + 1, sum.1 + node.gpus);
+    }
+    let with_gpus = cluster.gpu_nodes().count();
+    let models: Vec<String> = models
+        .into_iter()
+        .map(|(model, (nodes, gpus))| {
+            format!("{gpus} × {} on {}", short(model), count(nodes, "node"))
+        })
+        .collect();
+    let models = if models.is_empty() { "none".to_owned() } else { names(&models) };
+    sheet.note(
+        0,
+        &format!("GPUs: {models}; {with_gpus} of {} have GPUs.", count(nodes.len(), "node")),
+    );
+    owners(sheet, cluster);
+}
+
+/// Who gives out the GPUs now.
+fn owners(sheet: &mut Sheet, cluster: &Cluster) {
+    let kubelet: Vec<&str> = cluster
+        .gpu_nodes()
+        .filter(|node| !node.seen.of_kubelet.is_empty())
+        .map(|node| node.seen.name.as_str())
+        .collect();
+    if kubelet.is_empty() {
+        return;
+    }
+    sheet.note(
+        0,
+        &format!(
+            "A device plugin gives out the GPUs of {} now: {}. A node has one owner: turn the plugin off on \
+             those that are to be gpupack's (docs/admission.md). With the GPU Operator: kubectl label node \
+             NAME nvidia.com/gpu.deploy.device-plugin=false --overwrite",
+            count(kubelet.len(), "node"),
+            names(&kubelet)
+        ),
+    );
+}
+
+/// The name of a platform, and what matters there.
+fn of_platform(platform: Platform) -> (&'static str, &'static str) {
+    match platform {
+        Platform::Unknown => (
+            "not recognized",
+            "Where the control plane is yours, gpupack can also run in place; the second kube-scheduler \
+             works everywhere.",
+        ),
+        Platform::Eks => (
+            "Amazon EKS",
+            "The control plane is managed: a second kube-scheduler is the way. The security group of the \
+             nodes must let the control plane reach the ports 8443 (webhook) and 8081 (queries).",
+        ),
+        Platform::Gke => (
+            "Google GKE",
+            "The control plane is managed: a second kube-scheduler is the way. In a private cluster, add a \
+             firewall rule by which the control plane reaches the ports 8443 (webhook) and 8081 (queries). \
+             Make GPU node pools without GKE's own device plugin (label \
+             gke-no-default-nvidia-gpu-device-plugin=true), and install NVIDIA's GPU Operator.",
+        ),
+        Platform::Aks => (
+            "Azure AKS",
+            "The control plane is managed: a second kube-scheduler is the way. Make GPU node pools without \
+             AKS' own driver and device plugin, and install NVIDIA's GPU Operator.",
+        ),
+        Platform::K3s => (
+            "K3s or RKE2",
+            "It makes the RuntimeClass nvidia where it finds NVIDIA's container toolkit.",
+        ),
+        Platform::OpenShift => (
+            "OpenShift",
+            "The agents need a SecurityContextConstraint that allows hostPID: bind `privileged` to their \
+             ServiceAccount.",
+        ),
+    }
+}
+
+/// Whether somebody else runs the control plane.
+fn is_managed(cluster: &Cluster) -> bool {
+    matches!(cluster.platform(), Platform::Eks | Platform::Gke | Platform::Aks)
+}
+
+/// `v1.36.3` of `v1.36.3-eks-1234`.
+fn release(git_version: &str) -> Option<String> {
+    let numbers = git_version.strip_prefix('v')?;
+    let end = numbers.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(numbers.len());
+    let release = numbers[..end].trim_end_matches('.');
+    let parts: Vec<&str> = release.split('.').collect();
+    let is_number = |part: &&str| !part.is_empty() && part.len() <= 6;
+    (parts.len() == 3 && parts.iter().all(is_number)).then(|| format!("v{release}"))
+}
+
+fn scheduler(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.line("");
+    let why = match (&cluster.has_own_scheduler, is_managed(cluster)) {
+        (_, true) => {
+            "The control plane cannot be changed, so GPU pods have a kube-scheduler of their own."
+        }
+        (Ok(true), _) => {
+            "GPU pods have a kube-scheduler of their own, which leaves all others alone. kube-scheduler is a \
+             pod of this cluster, so gpupack in place is possible, too: scheduler-config/in-place.yaml."
+        }
+        (Ok(false) | Err(_), _) => {
+            "GPU pods have a kube-scheduler of their own, which leaves all others alone."
+        }
+    };
+    sheet.note(0, why);
+    sheet.line("inPlace: false");
+    let tag = cluster.version.as_ref().ok().and_then(|info| release(&info.git_version));
+    let mut section = Sheet::default();
+    match tag {
+        Some(tag) => {
+            section.note(2, "The version of the API server.");
+            section.line(&format!("  image:\n    tag: {}", quoted(&tag)));
+        }
+        None => section
+            .note(2, "image.tag: set it to the version of the API server, which is not known."),
+    }
+    let profiles: BTreeSet<&String> =
+        cluster.gpu_nodes().flat_map(|it| &it.seen.mig_profiles).collect();
+    let shipped = SchedulerFile::from_yaml(SCHEDULER).ok();
+    let is_listed = |name: &str| {
+        shipped.as_ref().is_some_and(|file| file.profiles.iter().all(|it| it.ignores(name)))
+    };
+    let unlisted = profiles.into_iter().map(|profile| format!("{MIG_PREFIX}{profile}"));
+    let unlisted: Vec<String> =
+        unlisted.filter(|name| !is_listed(name)).take(50).map(|name| quoted(&name)).collect();
+    if !unlisted.is_empty() {
+        section.note(2, "MIG profiles of this cluster that the shipped list lacks.");
+        section.line(&format!("  ignoredResources: [{}]", unlisted.join(", ")));
+    }
+    open(sheet, "scheduler", &section);
+}
+
+/// A section, also if only comments are in it: they then stand alone.
+fn open(sheet: &mut Sheet, name: &str, section: &Sheet) {
+    let is_empty = section.0.lines().all(|line| line.trim_start().starts_with('#'));
+    if !is_empty {
+        sheet.line(&format!("{name}:"));
+    }
+    sheet.0 += &section.0;
+}
+
+fn certificates(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.line("");
+    match cluster.has_group("cert-manager.io") {
+        Some(true) => {
+            sheet.note(0, "cert-manager is there: it makes and renews the certificates.");
+            sheet.line("certificates:\n  source: cert-manager");
+        }
+        Some(false) => {
+            sheet.note(
+                0,
+                "There is no cert-manager: the extender makes and renews the certificates.",
+            );
+            sheet.line("certificates:\n  source: gpupack");
+        }
+        None => {
+            sheet.note(0, &unknown_groups(&cluster.groups, "certificates.source", "cert-manager"))
+        }
+    }
+}
+
+fn unknown_groups(groups: &Read<BTreeSet<String>>, key: &str, product: &str) -> String {
+    let what = format!("{key}: whether {product} is there");
+    groups.as_ref().err().map_or(what.clone(), |why| unknown(&what, why))
+}
+
+fn priority(sheet: &mut Sheet, cluster: &Cluster) {
+    if cluster.platform() == Platform::Gke {
+        sheet.line("");
+        sheet.note(
+            0,
+            "GKE allows system classes outside kube-system only where a ResourceQuota names them, so gpupack \
+             has a class of its own.",
+        );
+        sheet.line("priorityClass:\n  name: gpupack-critical\n  create: true");
+    }
+}
+
+fn webhook(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.line("");
+    match &cluster.operators {
+        Ok(namespaces) if namespaces.is_empty() => {
+            sheet.note(
+                0,
+                "No GPU Operator was found (pods with the label app=gpu-operator). Name the namespace of what \
+                 installs your driver, if it is in pods: they need every GPU.",
+            );
+            sheet.line("webhook:\n  excludedNamespaces: []");
+        }
+        Ok(namespaces) => {
+            let named: Vec<String> = namespaces.iter().take(10).map(|name| quoted(name)).collect();
+            sheet.note(0, "The GPU Operator is there: its own pods need every GPU.");
+            sheet.line(&format!("webhook:\n  excludedNamespaces: [{}]", named.join(", ")));
+        }
+        Err(why) => sheet.note(0, &unknown("webhook.excludedNamespaces: the GPU Operator's", why)),
+    }
+}
+
+fn agents(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.line("");
+    let mut section = Sheet::default();
+    let labeled = cluster.gpu_nodes().filter(|node| node.seen.has_gpus).count();
+    let all = cluster.gpu_nodes().count();
+    if labeled < all {
+        let text = format!(
+            "{} with GPUs without the label nvidia.com/gpu.present, which chooses the agents' nodes: install \
+             GPU feature discovery (the GPU Operator brings it), or set nodeSelector.",
+            count(all - labeled, "node")
+        );
+        section.note(2, &text);
+    }
+    let key = |taint: &&Taint| {
+        !taint.key.starts_with("node.kubernetes.io/") && taint.key != "nvidia.com/gpu"
+    };
+    let taints: BTreeSet<&Taint> =
+        cluster.gpu_nodes().flat_map(|node| &node.taints).filter(key).collect();
+    if !taints.is_empty() {
+        section.note(
+            2,
+            "The taints of the GPU nodes. GPU pods need these tolerations in their templates, too.",
+        );
+        section.line("  tolerations:");
+        section.line("    - {key: nvidia.com/gpu, operator: Exists}");
+        for taint in taints.iter().take(MOST_TAINTS) {
+            let (key, effect) = (quoted(&taint.key), quoted(&taint.effect));
+            section.line(&format!("    - {{key: {key}, operator: Exists, effect: {effect}}}"));
+        }
+    }
+    match &cluster.runtime_classes {
+        Ok(classes) if classes.contains("nvidia") => section.line("  runtimeClassName: nvidia"),
+        Ok(_) => section.note(
+            2,
+            "There is no RuntimeClass nvidia: install NVIDIA's container toolkit or the GPU Operator first. \
+             Neither agents nor GPU pods can be created without it.",
+        ),
+        Err(why) => section.note(2, &unknown("runtimeClassName", why)),
+    }
+    if cluster.has_group("monitoring.coreos.com") == Some(true) {
+        section.line("  metrics: true");
+    }
+    open(sheet, "agents", &section);
+}
+
+fn monitoring(sheet: &mut Sheet, cluster: &Cluster) {
+    sheet.line("");
+    match cluster.has_group("monitoring.coreos.com") {
+        Some(true) => {
+            sheet.note(
+                0,
+                "The Prometheus operator is there. Add the labels by which your Prometheus selects monitors and \
+                 rules (monitoring.labels), and its account (rbac.metricsServiceAccounts).",
+            );
+            sheet.line("monitoring:\n  serviceMonitor: true\n  podMonitor: true\n  prometheusRule: true");
+        }
+        Some(false) => sheet.note(
+            0,
+            "There is no Prometheus operator: deploy/prometheus has a scrape configuration and the rules.",
+        ),
+        None => sheet.note(0, &unknown_groups(&cluster.groups, "monitoring", "the Prometheus operator")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -372,7 +372,7 @@ pub mod server {
 
     /// What Prometheus has from before the start.
     pub mod history {
-        pub(crate) mod series;
+        pub mod series;
         pub(crate) mod recall;
     }
 

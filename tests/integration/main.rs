@@ -94,6 +94,9 @@ mod agent {
     }
 }
 
+/// All that is read from outside, whatever it says.
+mod fuzz;
+
 /// The commands, as their users run them.
 mod commands {
     mod ask;

@@ -212,7 +212,7 @@ const FRAME_HEAD: usize = 5;
 
 /// Device ids of an `AllocatableResourcesResponse` in its frame; `None` if it is not one. A
 /// replica's id is that of its device and `::<number>`.
-fn devices(frame: &[u8]) -> Option<BTreeSet<String>> {
+pub fn devices(frame: &[u8]) -> Option<BTreeSet<String>> {
     let (head, message) = frame.split_at_checked(FRAME_HEAD)?;
     let [0, length @ ..] = head else { return None };
     let length = u32::from_be_bytes(length.try_into().ok()?);

@@ -105,8 +105,13 @@ pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault>
         let resource = shown(&format!("{}/{}", part("group"), part("resource")));
         return Err(ReviewFault::Resource { resource });
     }
+    let object = value.pointer("/request/object").filter(|object| object.is_object());
+    let can_be_patched = object.is_none_or(|object| object["metadata"].is_object());
     refuse_long_lists(&value, &mut Counted::default())?;
     let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
+    if !can_be_patched {
+        return Err(ReviewFault::Missing { field: "request.object.metadata" });
+    }
     review.try_into().map_err(|_| missing)
 }
 
@@ -224,6 +229,13 @@ mod tests {
             matches!(fault, ReviewFault::Kind { .. }),
             "an empty object uses little memory: {fault}"
         );
+    }
+
+    #[test]
+    fn a_pod_without_metadata_is_refused_as_no_patch_could_be_applied() {
+        let spec = json!({"spec": {"containers": [{"name": "c"}]}, "metadata": null});
+        let missing = ReviewFault::Missing { field: "request.object.metadata" };
+        assert_eq!(request(review(&spec).as_bytes()).unwrap_err(), missing);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 
 use crate::kube_api::identity::review::{
-    ASKED_WITHIN, KnownTokens, TokenRefusal, unreviewed, user_of,
+    ASKED_WITHIN, KNOWN_FOR as TOKENS_KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of,
 };
 
 /// The API group of the queries.
@@ -80,7 +80,12 @@ impl People {
     /// The users of this API server.
     pub fn new(client: Client) -> Self {
         let rights = Cache::builder().max_capacity(MOST_RIGHTS).time_to_live(KNOWN_FOR).build();
-        Self { client, known: KnownTokens::new(), rights, asked: Semaphore::new(ASKED_AT_ONCE) }
+        Self {
+            client,
+            known: KnownTokens::new(TOKENS_KNOWN_FOR),
+            rights,
+            asked: Semaphore::new(ASKED_AT_ONCE),
+        }
     }
 
     /// The user who sends this header, from this address.

@@ -12,7 +12,7 @@ use moka::future::Cache;
 use tokio::sync::Semaphore;
 
 /// How long it is remembered whose a token is.
-const KNOWN_FOR: Duration = Duration::from_secs(60);
+pub(crate) const KNOWN_FOR: Duration = Duration::from_secs(60);
 
 /// How long a refusal is remembered.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
@@ -85,10 +85,10 @@ pub(crate) struct KnownTokens<T> {
 }
 
 impl<T: Send + Sync + 'static> KnownTokens<T> {
-    /// Nothing is known yet.
-    pub(crate) fn new() -> Self {
+    /// Nothing is known yet; whose a token is will be remembered for `known_for`.
+    pub(crate) fn new(known_for: Duration) -> Self {
         Self {
-            known: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(KNOWN_FOR).build(),
+            known: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(known_for).build(),
             refused: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(REFUSED_FOR).build(),
             accepted: Cache::builder().max_capacity(MOST_TOKENS).time_to_live(ACCEPTED_FOR).build(),
             refused_of: Cache::builder()

@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 
-use crate::kube_api::identity::review::{KnownTokens, TokenRefusal, unreviewed, user_of};
+use crate::kube_api::identity::review::{
+    KNOWN_FOR, KnownTokens, TokenRefusal, unreviewed, user_of,
+};
 
 /// What the API server adds to the user of a token that is bound to a pod.
 const NODE: &str = "authentication.kubernetes.io/node-name";
@@ -39,7 +42,13 @@ impl AgentTokens {
     /// Tokens for this audience, of pods in `namespace` with that user name.
     pub fn new(client: Client, audience: &str, namespace: &str, user: String) -> Self {
         let (audience, namespace) = (audience.to_owned(), namespace.to_owned());
-        Self { client, audience, namespace, user, known: KnownTokens::new() }
+        Self { client, audience, namespace, user, known: KnownTokens::new(KNOWN_FOR) }
+    }
+
+    /// The same that asks the API server about each token again after another time than a minute.
+    #[must_use]
+    pub fn known_for(self, time: Duration) -> Self {
+        Self { known: KnownTokens::new(time), ..self }
     }
 
     /// The pod that sends this header, from this address.

@@ -121,6 +121,14 @@ impl<'de, F: Facts> Deserialize<'de> for Watched<F> {
     }
 }
 
+/// Reads the JSON of a pod as the watch does.
+///
+/// # Errors
+/// It is not the JSON of a pod.
+pub fn watched_pod(json: &[u8]) -> Result<SeenPod, serde_json::Error> {
+    serde_json::from_slice::<Watched<SeenPod>>(json).map(|pod| pod.facts)
+}
+
 impl<F: Facts> Resource for Watched<F> {
     type DynamicType = ();
     type Scope = <F::Object as Resource>::Scope;

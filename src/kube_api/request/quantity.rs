@@ -92,10 +92,9 @@ pub fn parse_milli(text: &str) -> Result<u64, NumberError> {
 /// # Errors
 /// [`NumberError`] where it is no quantity, is negative, not whole, or exceeds the type's range.
 pub fn parse_count(text: &str) -> Result<u64, NumberError> {
-    let quantity = Quantity::parse(text)?;
-    let count = quantity.ceil_div(1).ok_or(NumberError::Range)?;
-    let exact = quantity.ceil_ratio(1000, 1).is_none_or(|milli| milli.is_multiple_of(1000));
-    if exact { Ok(count) } else { Err(NumberError::Syntax) }
+    let (over, under) = Quantity::parse(text)?.ratio(1, 1).ok_or(NumberError::Range)?;
+    let count = u64::try_from(over.div_ceil(under)).map_err(|_| NumberError::Range)?;
+    if over.is_multiple_of(under) { Ok(count) } else { Err(NumberError::Syntax) }
 }
 
 /// The digits of an unsigned decimal number.
@@ -164,6 +163,12 @@ impl Quantity {
 
     /// The value times `factor` divided by `unit`, rounded up; `None` if it exceeds the range.
     fn ceil_ratio(&self, factor: u128, unit: u128) -> Option<u64> {
+        let (over, under) = self.ratio(factor, unit)?;
+        u64::try_from(over.div_ceil(under)).ok()
+    }
+
+    /// The value times `factor` divided by `unit`, as a fraction; `None` if it exceeds the range.
+    fn ratio(&self, factor: u128, unit: u128) -> Option<(u128, u128)> {
         let (two, ten) = match self.suffix {
             Suffix::Binary(power) => (power, 0),
             Suffix::Decimal(power) | Suffix::Exponent(power) => (0, power),
@@ -171,11 +176,10 @@ impl Quantity {
         let ten = ten.checked_sub(i32::try_from(self.scale).ok()?)?;
         let power = 10_u128.checked_pow(ten.unsigned_abs())?;
         let scaled = self.mantissa.checked_mul(factor)?.checked_mul(1_u128.checked_shl(two)?)?;
-        let (over, under) = match ten {
+        Some(match ten {
             0.. => (scaled.checked_mul(power)?, unit),
             _ => (scaled, unit.checked_mul(power)?),
-        };
-        u64::try_from(over.div_ceil(under)).ok()
+        })
     }
 }
 
@@ -284,6 +288,9 @@ mod tests {
         assert_eq!(parse_count("2"), Ok(2));
         assert_eq!(parse_count("2000m"), Ok(2));
         assert_eq!(parse_count("1500m"), Err(NumberError::Syntax));
+        // A thousand times this number is beyond the type.
+        let part = ".23372036817758079223372036815Gi";
+        assert_eq!(parse_count(part), Err(NumberError::Syntax));
     }
 
     #[test]

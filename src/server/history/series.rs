@@ -22,7 +22,7 @@ const MAX_WORDS: usize = 200;
 
 /// Timestamps at equal distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moments {
+pub struct Moments {
     /// The last one, in seconds since 1970.
     pub last: u64,
     /// Seconds from one to the next.
@@ -52,7 +52,7 @@ impl Moments {
 
 /// The content of an answer: the values of each series at each timestamp, by the label `uid`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct SeriesValues {
+pub struct SeriesValues {
     /// Finite values of at least zero; `None` where a value is missing.
     pub series: BTreeMap<String, Vec<Option<f64>>>,
     /// Invalid values: no number, below zero, at another timestamp, or of another pod.
@@ -131,11 +131,7 @@ struct Labels {
 ///
 /// # Errors
 /// The body is no answer of Prometheus, or of another kind, as text.
-pub(crate) fn read(
-    body: &[u8],
-    at: &Moments,
-    wanted: &BTreeSet<&str>,
-) -> Result<SeriesValues, String> {
+pub fn read(body: &[u8], at: &Moments, wanted: &BTreeSet<&str>) -> Result<SeriesValues, String> {
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| format!("it is none of Prometheus: {error}"))?;
     let data = match answer.data {

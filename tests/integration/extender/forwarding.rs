@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,11 +16,14 @@ use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::server::http::forward::FORWARDED_HEADER;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::harness::extender::{Bed, data, hello, pod, read};
@@ -409,4 +413,104 @@ async fn a_call_waits_for_a_leader_that_is_not_ready_yet() {
     }
     let took = clock.precise();
     assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(4), "{took:?}");
+}
+
+/// A leader that answers each call with nothing, and what it reads: all heads of requests, in lower case.
+async fn recording_leader() -> (Addresses, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&heads);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let noted = Arc::clone(&noted);
+        async move {
+            let (head, body) = request.into_parts();
+            let length = body.collect().await.map_or(0, |body| body.to_bytes().len());
+            let mut lines = vec![format!("{} {} with {length} bytes", head.method, head.uri)];
+            lines.extend(head.headers.iter().map(|(name, value)| format!("{name}: {value:?}")));
+            noted.lock().push(lines.join("\n").to_ascii_lowercase());
+            Ok::<_, Infallible>(hyper::Response::new(Full::<Bytes>::default()))
+        }
+    });
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let served =
+                http1::Builder::new().serve_connection(TokioIo::new(stream), service.clone());
+            tokio::spawn(served);
+        }
+    });
+    (Addresses { verbs: url.clone(), page: url }, heads)
+}
+
+/// How long an answer may take that does not end the connection.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Sends these bytes, and returns all that is answered until the connection ends.
+async fn raw(url: &str, bytes: &str) -> String {
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).await.unwrap();
+    stream.write_all(bytes.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // A client that ends its half has given up.
+    let _reset = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn no_form_of_a_call_leads_a_follower_elsewhere_or_becomes_two() {
+    let follower = Bed::warm().await;
+    let (at, _stop) = follower.serve().await;
+    let (leader, heads) = recording_leader().await;
+    follower.app.leading.set(Leader::Elsewhere(leader));
+    // Targets: none of them is a path of the page, and one is a path of another host.
+    for (target, is_handed_on) in [
+        ("/v1/state?node=/../x", true),
+        ("http://evil.example/v1/state", false),
+        ("http://localhost/v1/state", true),
+        ("*", false),
+        ("//evil.example/v1/state", false),
+        ("/v1/../v1/state", false),
+        ("/v1/state/../../x", false),
+        ("/v1%2fstate", false),
+        ("@evil.example/v1/state", false),
+        ("evil.example:80", false),
+        ("/v1/state#@evil.example", true),
+    ] {
+        let before = heads.lock().len();
+        let answer = raw(
+            &at.page,
+            &format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"),
+        )
+        .await;
+        let seen = heads.lock()[before..].to_vec();
+        assert_eq!(seen.len(), usize::from(is_handed_on), "{target}: {answer} {seen:?}");
+        assert!(seen.iter().all(|it| it.starts_with("get /v1/state")), "{target}: {seen:?}");
+        assert!(!seen.iter().any(|it| it.contains("evil.example")), "{target}: {seen:?}");
+    }
+    // Bodies whose length is said twice, or cut: one call or none, and none with what follows.
+    let inner = "POST /v1/bind HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
+    for (headers, body, most) in [
+        ("content-length: 4\r\ntransfer-encoding: chunked", format!("0\r\n\r\n{inner}"), 2),
+        ("transfer-encoding: chunked\r\ncontent-length: 4", format!("0\r\n\r\n{inner}"), 2),
+        ("content-length: 0\r\ncontent-length: 62", inner.to_owned(), 0),
+        ("content-length: 2, 2", format!("{{}}{inner}"), 2),
+        ("transfer-encoding: gzip, chunked", format!("0\r\n\r\n{inner}"), 2),
+        ("transfer-encoding: xchunked", inner.to_owned(), 0),
+        ("transfer-encoding: chunked", format!("ffffffffffffffff1\r\n{inner}"), 0),
+        ("content-length: -1", inner.to_owned(), 0),
+        ("content-length: 62\r\nconnection: content-length", inner.to_owned(), 1),
+    ] {
+        let before = heads.lock().len();
+        let call = format!(
+            "POST /v1/filter HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             {headers}\r\n\r\n{body}"
+        );
+        let answer = raw(&at.verbs, &call).await;
+        let seen = heads.lock()[before..].to_vec();
+        assert!(seen.len() <= most, "{headers}: {answer} {seen:?}");
+        for head in &seen {
+            let lengths = head.lines().filter(|line| line.starts_with("content-length:")).count();
+            assert!(lengths <= 1 && !head.contains("transfer-encoding:"), "{headers}: {head}");
+        }
+    }
 }

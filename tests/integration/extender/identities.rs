@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Json;
@@ -48,9 +48,18 @@ fn files(folder: &Path) -> CertificateFiles {
 }
 
 /// An API server that knows tokens such as `n1.agent-1`: of the pod `agent-1` on node `n1`. Pods are as
-/// many seconds old as their number says.
-async fn token_server(front_proxy: &str) -> (kube::Client, Arc<AtomicUsize>) {
+/// many seconds old as their number says. Once they are `deleted` it knows none.
+async fn token_server(
+    front_proxy: &str,
+    deleted: Arc<AtomicBool>,
+) -> (kube::Client, Arc<AtomicUsize>) {
     let reviews = Arc::new(AtomicUsize::new(0));
+    let review = move |state, Json(mut asked): Json<Value>| {
+        if deleted.load(Ordering::SeqCst) {
+            asked["spec"]["token"] = "of-a-deleted-pod".into();
+        }
+        review(state, Json(asked))
+    };
     let router = people_server(front_proxy)
         .route("/apis/authentication.k8s.io/v1/tokenreviews", post(review))
         .route("/api/v1/namespaces/gpupack-agents/pods/{name}", get(pod))
@@ -108,6 +117,7 @@ pub(super) struct Guarded {
     /// Of verbs, agents, page and metrics.
     pub(super) at: [std::net::SocketAddr; 4],
     reviews: Arc<AtomicUsize>,
+    deleted: Arc<AtomicBool>,
     _folder: TempDir,
     _stop: watch::Sender<bool>,
 }
@@ -118,14 +128,21 @@ impl Guarded {
     }
 
     async fn start_with(authority: Arc<Authority>) -> Self {
+        Self::start_knowing(authority, Duration::from_secs(60)).await
+    }
+
+    /// The same that knows for this time whose a token is.
+    async fn start_knowing(authority: Arc<Authority>, known_for: Duration) -> Self {
         let bed = Bed::warm().await;
         let folder = tempfile::tempdir().unwrap();
         authority.write(folder.path(), &authority.pair(REPLICA));
         let certificates = Certificates::read(files(folder.path())).unwrap();
         let front_proxy = Authority::new();
-        let (client, reviews) = token_server(&front_proxy.certificate).await;
+        let deleted = Arc::new(AtomicBool::new(false));
+        let (client, reviews) = token_server(&front_proxy.certificate, Arc::clone(&deleted)).await;
         let user = "system:serviceaccount:gpupack-agents:gpupack-agent".to_owned();
         let tokens = AgentTokens::new(client.clone(), "gpupack", "gpupack-agents", user);
+        let tokens = tokens.known_for(known_for);
         let name = ServerName::try_from(REPLICA).unwrap();
         let replicas = ServerProof { tls: certificates.current(), name };
         let (current, mut proxies) = watch::channel(None);
@@ -145,7 +162,7 @@ impl Guarded {
         let at = all.map(|listener| listener.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_apart(bed.service.clone(), listeners, Some(identities), stopped));
-        Self { bed, authority, front_proxy, at, reviews, _folder: folder, _stop: stop }
+        Self { bed, authority, front_proxy, at, reviews, deleted, _folder: folder, _stop: stop }
     }
 
     /// Questions that the API server was asked so far.
@@ -286,6 +303,22 @@ async fn of_two_agents_of_a_node_only_the_newer_pod_reports() {
     assert_eq!(guarded.report(Some("gpu-b.agent-4"), "gpu-b").await.0, 200, "another node");
     let metrics = guarded.bed.get("/metrics").await.1;
     assert!(metrics.contains("gpupack_reports_total{result=\"second_agent\"} 2"), "{metrics}");
+}
+
+#[tokio::test]
+async fn the_token_of_a_deleted_pod_is_believed_only_until_it_is_asked_about_again() {
+    let authority = Arc::new(Authority::new());
+    let guarded = Guarded::start_knowing(authority, Duration::from_millis(100)).await;
+    let (kept, forgets) = (Guarded::start().await, guarded);
+    for guarded in [&kept, &forgets] {
+        assert_eq!(guarded.report(Some("gpu-a.agent-1"), "gpu-a").await.0, 200);
+        guarded.deleted.store(true, Ordering::SeqCst);
+    }
+    while forgets.report(Some("gpu-a.agent-1"), "gpu-a").await.0 != 401 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(kept.report(Some("gpu-a.agent-1"), "gpu-a").await.0, 200, "for a minute");
+    assert_eq!(kept.report(Some("gpu-b.agent-1"), "gpu-b").await.0, 401, "it was not asked about");
 }
 
 #[tokio::test]

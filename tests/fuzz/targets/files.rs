@@ -1,0 +1,95 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpupack::agent::node::kubelet::devices;
+use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
+use gpupack::agent::simulated::fleet::Fleet;
+use gpupack::config::file::Config;
+use gpupack::server::history::series::{Moments, read};
+use gpupack::sim::snapshot::state::Snapshot;
+use gpupack::sim::trace::read::{parse_nodes, parse_pods, pods_of_unknown_models};
+
+/// The configuration: what is read is the same in another form of YAML, and faults are told.
+pub(crate) fn config(text: &[u8]) {
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let config = match Config::from_yaml(text) {
+        Ok(config) => config,
+        Err(faults) => {
+            assert!(!faults.faults.is_empty() && !faults.faults.iter().any(String::is_empty));
+            return;
+        }
+    };
+    let value: serde_yaml_ng::Value = serde_yaml_ng::from_str(text).unwrap();
+    let written = serde_yaml_ng::to_string(&value).unwrap();
+    assert_eq!(Config::from_yaml(&written), Ok(config), "{written}");
+}
+
+/// A fleet of simulated nodes: what is read is written and read alike.
+pub(crate) fn fleet(text: &[u8]) {
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let Ok(fleet) = Fleet::from_json(text) else { return };
+    let written = serde_json::to_string(&fleet).unwrap();
+    assert_eq!(Fleet::from_json(&written).unwrap(), fleet);
+    let devices: Vec<String> = fleet
+        .nodes
+        .iter()
+        .flat_map(|node| node.inventory().into_iter().map(|device| device.uuid))
+        .collect();
+    assert_eq!(devices.iter().collect::<BTreeSet<_>>().len(), devices.len(), "UUIDs are unique");
+}
+
+/// A trace, as nodes or as pods: what is read is written and read alike, and sums are no more than 2^50.
+pub(crate) fn trace(csv: &[u8]) {
+    let (nodes, pods) = (parse_nodes("nodes", csv), parse_pods("pods", csv));
+    let (has_nodes, has_pods) = (nodes.is_ok(), pods.is_ok());
+    let trace = Snapshot {
+        nodes: nodes.unwrap_or_default(),
+        pods: pods.unwrap_or_default(),
+        notes: BTreeMap::new(),
+    };
+    if has_nodes {
+        let written = trace.nodes_csv().unwrap();
+        assert_eq!(parse_nodes("nodes", written.as_slice()).unwrap(), trace.nodes);
+        assert!(trace.nodes.iter().map(|node| node.capacity_milli()).sum::<u64>() < 1 << 50);
+    }
+    if has_pods {
+        let written = trace.pods_csv().unwrap();
+        assert_eq!(parse_pods("pods", written.as_slice()).unwrap(), trace.pods);
+        assert!(trace.pods.iter().map(|pod| pod.demand_milli()).sum::<u64>() < 1 << 50);
+    }
+    assert!(pods_of_unknown_models(&trace.nodes, &trace.pods) <= trace.pods.len());
+}
+
+/// An answer of Prometheus: only what was asked for, at the moments that were asked for, and no other numbers.
+pub(crate) fn prometheus(body: &[u8]) {
+    let at = Moments { last: 1_700_000_000, every: 300, count: 4 };
+    let wanted = ["uid-a", "uid-b"].into();
+    let Ok(found) = read(body, &at, &wanted) else { return };
+    for (uid, values) in &found.series {
+        assert!(wanted.contains(uid.as_str()) && values.len() == at.count);
+        assert!(values.iter().flatten().all(|value| value.is_finite() && *value >= 0.0));
+    }
+}
+
+/// An answer of kubelet: the ids of devices are in it, and are no replicas.
+pub(crate) fn kubelet(frame: &[u8]) {
+    for id in devices(frame).into_iter().flatten() {
+        assert!(!id.contains("::"));
+        assert!(frame.windows(id.len().max(1)).any(|part| part == id.as_bytes()) || id.is_empty());
+    }
+}
+
+/// The control groups of a process: a pod has a UID of 32 digits, and no path leaves those of the kernel.
+pub(crate) fn cgroup(text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    let pod = pod_in_cgroup(&text);
+    if let Some(pod) = &pod {
+        let digits = pod.as_str().chars().filter(|c| *c != '-');
+        assert!(digits.clone().count() == 32 && digits.clone().all(|c| c.is_ascii_hexdigit()));
+    }
+    let groups = groups_in_cgroup(&text);
+    assert!(groups.len() <= 4);
+    for group in &groups {
+        assert!(group.starts_with("/sys/fs/cgroup/") && !group.split('/').any(|part| part == ".."));
+    }
+    assert!(groups.is_empty() || pod.is_some(), "a group of a pod, and no pod: {groups:?}");
+}

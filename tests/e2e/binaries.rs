@@ -18,6 +18,17 @@ const SOURCES: [&str; 4] = ["go.mod", "go.sum", "main.go", "kubelet/main.go"];
 /// What the built API server and scheduler say their version is.
 const KUBERNETES_VERSION: [&str; 3] = ["v1.36.3", "1", "36"];
 
+/// What makes the control plane a cluster, for the one scenario that needs that.
+#[derive(Debug, Clone)]
+pub(crate) struct ClusterPrograms {
+    /// kube-controller-manager.
+    pub(crate) controllers: PathBuf,
+    /// kube-proxy.
+    pub(crate) proxy: PathBuf,
+    /// CoreDNS.
+    pub(crate) dns: PathBuf,
+}
+
 /// The three programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
@@ -70,6 +81,25 @@ pub(crate) fn kubelet() -> Result<PathBuf, String> {
     Ok(program)
 }
 
+/// Finds or builds kube-controller-manager, kube-proxy and CoreDNS, in the cache.
+pub(crate) fn cluster_programs() -> Result<ClusterPrograms, String> {
+    let go = go_version(&sources())?;
+    let in_module = |module: &str, names: &[&str]| {
+        let files = ["go.mod", "go.sum", "main.go"].map(|file| format!("{module}/{file}"));
+        let folder = folder_of_files(&go, &files)?;
+        if !names.iter().all(|name| folder.join(name).is_file()) {
+            say(&format!("building {}, once: a minute or two on two cores", names.join(" and ")));
+            compile_in(&sources().join(module), ".", &folder, names)?;
+        }
+        Ok::<_, String>(folder)
+    };
+    let network = in_module("network", &["kube-controller-manager", "kube-proxy"])?;
+    let dns = in_module("dns", &["coredns"])?.join("coredns");
+    let [controllers, proxy] =
+        ["kube-controller-manager", "kube-proxy"].map(|name| network.join(name));
+    Ok(ClusterPrograms { controllers, proxy, dns })
+}
+
 /// Builds the control plane unless the cache has it. Returns the folder with the three names.
 fn build() -> Result<PathBuf, String> {
     let go = go_version(&sources())?;
@@ -93,11 +123,15 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/controlplane")
 }
 
-/// The folder of the cache for these sources and this Go.
+/// The folder of the cache for the sources of the control plane and this Go.
 fn folder_of(go: &str) -> Result<PathBuf, String> {
+    folder_of_files(go, &SOURCES)
+}
+
+fn folder_of_files(go: &str, files: &[impl AsRef<str>]) -> Result<PathBuf, String> {
     let mut key = Fnv::default();
     key.add(go.as_bytes());
-    for file in SOURCES {
+    for file in files.iter().map(AsRef::as_ref) {
         let text = std::fs::read(sources().join(file));
         key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
     }
@@ -145,6 +179,10 @@ pub(crate) fn cache() -> Result<PathBuf, String> {
 
 /// A build that cannot be finished is a failure of the test, not a reason to skip it: Go is there.
 fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
+    compile_in(&sources(), main, folder, names)
+}
+
+fn compile_in(module: &Path, main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let program = folder.join(format!("built.{}", std::process::id()));
@@ -157,7 +195,7 @@ fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
         .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
         .arg(&program)
         .arg(main)
-        .current_dir(sources())
+        .current_dir(module)
         .status()
         .expect("go was found just before");
     assert!(built.success(), "go build of {names:?} failed: {built}");

@@ -49,6 +49,17 @@ impl Version {
     }
 }
 
+/// What makes the control plane a cluster, for the one scenario that needs that.
+#[derive(Debug, Clone)]
+pub(crate) struct ClusterPrograms {
+    /// kube-controller-manager.
+    pub(crate) controllers: PathBuf,
+    /// kube-proxy.
+    pub(crate) proxy: PathBuf,
+    /// CoreDNS.
+    pub(crate) dns: PathBuf,
+}
+
 /// The three programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
@@ -105,6 +116,25 @@ pub(crate) fn kubelet() -> Result<PathBuf, String> {
     Ok(program)
 }
 
+/// Finds or builds kube-controller-manager, kube-proxy and CoreDNS, in the cache.
+pub(crate) fn cluster_programs() -> Result<ClusterPrograms, String> {
+    let go = go_version(&sources())?;
+    let in_module = |module: &str, names: &[&str]| {
+        let files = ["go.mod", "go.sum", "main.go"].map(|file| format!("{module}/{file}"));
+        let folder = folder_of_files(&go, &files)?;
+        if !names.iter().all(|name| folder.join(name).is_file()) {
+            say(&format!("building {}, once: a minute or two on two cores", names.join(" and ")));
+            compile_in(&sources().join(module), ".", &folder, names)?;
+        }
+        Ok::<_, String>(folder)
+    };
+    let network = in_module("network", &["kube-controller-manager", "kube-proxy"])?;
+    let dns = in_module("dns", &["coredns"])?.join("coredns");
+    let [controllers, proxy] =
+        ["kube-controller-manager", "kube-proxy"].map(|name| network.join(name));
+    Ok(ClusterPrograms { controllers, proxy, dns })
+}
+
 /// Builds the control plane unless the cache has it. Returns the folder with the three names.
 fn build() -> Result<PathBuf, String> {
     let go = go_version(&sources())?;
@@ -141,12 +171,16 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/controlplane")
 }
 
-/// The folder of the cache for these sources and this Go.
+/// The folder of the cache for the sources of the control plane and this Go.
 fn folder_of(go: &str) -> Result<PathBuf, String> {
+    folder_of_files(go, &version().sources())
+}
+
+fn folder_of_files(go: &str, files: &[impl AsRef<str>]) -> Result<PathBuf, String> {
     let mut key = Fnv::default();
     key.add(go.as_bytes());
-    for file in version().sources() {
-        let text = std::fs::read(sources().join(&file));
+    for file in files.iter().map(AsRef::as_ref) {
+        let text = std::fs::read(sources().join(file));
         key.add(&text.map_err(|error| format!("{file} of the control plane: {error}"))?);
     }
     Ok(cache()?.join(format!("{:016x}", key.0)))
@@ -163,24 +197,6 @@ fn go_version(sources: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The folder of a Go module's sources, downloaded where they are not there yet.
-///
-/// # Errors
-///
-/// Why they cannot be had.
-pub(crate) fn module(name: &str, version: &str) -> Result<PathBuf, String> {
-    let module = format!("{name}@{version}");
-    let arguments = ["mod", "download", "-json", &module];
-    let output = Command::new("go").args(arguments).current_dir(sources()).output();
-    let output = output.map_err(|error| format!("Go cannot be started ({error})"))?;
-    let answer: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
-    match answer["Dir"].as_str() {
-        Some(folder) => Ok(PathBuf::from(folder)),
-        None => Err(format!("{module} cannot be downloaded: {}", answer["Error"])),
-    }
-}
-
 /// The folder of everything that is built for the tests.
 pub(crate) fn cache() -> Result<PathBuf, String> {
     if let Some(folder) = clock::path_variable("GPUPACK_TESTBED_CACHE") {
@@ -193,10 +209,16 @@ pub(crate) fn cache() -> Result<PathBuf, String> {
 
 /// A build that cannot be finished is a failure of the test, not a reason to skip it: Go is there.
 fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
+    compile_in(&sources(), main, folder, names)
+}
+
+fn compile_in(module: &Path, main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
     std::fs::create_dir_all(folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let program = folder.join(format!("built.{}", std::process::id()));
     let chosen = version();
+    // The other modules have one version each.
+    let modules = if module == sources() { chosen.modules } else { "go.mod" };
     let [version, major, minor] = chosen.says;
     let package = "k8s.io/component-base/version";
     let flags = format!(
@@ -204,10 +226,10 @@ fn compile(main: &str, folder: &Path, names: &[&str]) -> Result<(), String> {
     );
     let built = Command::new("go")
         .args(["build", "-trimpath", "-ldflags", &flags])
-        .args([&format!("-modfile={}", chosen.modules), "-o"])
+        .args([&format!("-modfile={modules}"), "-o"])
         .arg(&program)
         .arg(main)
-        .current_dir(sources())
+        .current_dir(module)
         .status()
         .expect("go was found just before");
     assert!(built.success(), "go build of {names:?} failed: {built}");

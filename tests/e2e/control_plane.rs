@@ -4,7 +4,7 @@
 //! namespaces, and nothing creates service accounts. Tokens of the few users come from a file; a
 //! token whose user is named like a service account has the rights of that service account.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +31,9 @@ rules:
     users: ["system:serviceaccount:gpu-system:gpupack"]
   - level: None
 "#;
+
+/// The key of the tokens of service accounts.
+pub(crate) const ACCOUNT_KEY: &str = "service-account.key";
 
 /// Where it notes that, a JSON object a line.
 const AUDIT_LOG: &str = "audit.log";
@@ -97,6 +100,24 @@ impl Identity {
     }
 }
 
+/// What else there is besides etcd and the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// No controllers: the API server is reached by loopback.
+    Bare,
+    /// A whole cluster, whose pods reach the API server by this address.
+    Whole(Ipv4Addr),
+}
+
+impl Form {
+    fn address(self) -> IpAddr {
+        match self {
+            Self::Bare => Ipv4Addr::LOCALHOST.into(),
+            Self::Whole(address) => address.into(),
+        }
+    }
+}
+
 /// One of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -110,6 +131,7 @@ pub(crate) struct ControlPlane {
     pub(crate) binaries: Binaries,
     work: PathBuf,
     server: SocketAddr,
+    form: Form,
     ports: (u16, u16),
     etcd: Mutex<Leash>,
     apiserver: Mutex<Leash>,
@@ -118,24 +140,31 @@ pub(crate) struct ControlPlane {
 impl ControlPlane {
     /// Starts both and waits until the API server is ready. Must run inside the runtime.
     pub(crate) async fn start(binaries: Binaries) -> Self {
-        Self::start_in(binaries, work_folder()).await
+        Self::start_in(binaries, work_folder(), Form::Bare).await
+    }
+
+    /// The same for a cluster with controllers, whose pods reach the API server by this address.
+    pub(crate) async fn start_whole(binaries: Binaries, address: Ipv4Addr) -> Self {
+        Self::start_in(binaries, work_folder(), Form::Whole(address)).await
     }
 
     /// One more besides a running one, for what would be in the way of other tests.
     pub(crate) async fn start_beside(&self, name: &str) -> Self {
         let work = self.work.join(name);
         std::fs::create_dir_all(&work).expect("the work folder is writable");
-        Self::start_in(self.binaries.clone(), work).await
+        Self::start_in(self.binaries.clone(), work, Form::Bare).await
     }
 
-    async fn start_in(binaries: Binaries, work: PathBuf) -> Self {
+    async fn start_in(binaries: Binaries, work: PathBuf, form: Form) -> Self {
         let [client_port, peer_port, port] = free_ports();
+        let server = SocketAddr::new(form.address(), port);
         let etcd = start_etcd(&binaries, &work, client_port, peer_port);
-        let apiserver = start_apiserver(&binaries, &work, client_port, port);
+        let apiserver = start_apiserver(&binaries, &work, client_port, server, form);
         let plane = Self {
             binaries,
             work,
-            server: SocketAddr::from(([127, 0, 0, 1], port)),
+            server,
+            form,
             ports: (client_port, peer_port),
             etcd: Mutex::new(etcd),
             apiserver: Mutex::new(apiserver),
@@ -162,7 +191,7 @@ impl ControlPlane {
         *running = match part {
             Part::Etcd => start_etcd(&self.binaries, &self.work, client_port, peer_port),
             Part::ApiServer => {
-                start_apiserver(&self.binaries, &self.work, client_port, self.server.port())
+                start_apiserver(&self.binaries, &self.work, client_port, self.server, self.form)
             }
         };
     }
@@ -224,7 +253,7 @@ impl ControlPlane {
     }
 
     /// The API server makes its own certificate at its first start.
-    fn certificate(&self) -> PathBuf {
+    pub(crate) fn certificate(&self) -> PathBuf {
         self.work.join("certificates/apiserver.crt")
     }
 
@@ -267,14 +296,20 @@ fn start_etcd(binaries: &Binaries, work: &Path, client_port: u16, peer_port: u16
     Leash::start("etcd", &binaries.etcd, &arguments, &work.join("etcd.log"))
 }
 
-fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) -> Leash {
+fn start_apiserver(
+    binaries: &Binaries,
+    work: &Path,
+    etcd_port: u16,
+    server: SocketAddr,
+    form: Form,
+) -> Leash {
     let tokens: String = Identity::ALL
         .iter()
         .map(|id| format!("{0},{1},{0},\"{2}\"\n", id.name(), id.user(), id.groups()))
         .collect();
     let token_file = work.join("tokens.csv");
     std::fs::write(&token_file, tokens).expect("the work folder is writable");
-    let key_file = work.join("service-account.key");
+    let key_file = work.join(ACCOUNT_KEY);
     std::fs::write(&key_file, service_account_key()).expect("the work folder is writable");
     let folder = work.join("front-proxy");
     if !folder.exists() {
@@ -285,10 +320,9 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
     let policy = work.join("audit-policy.yaml");
     std::fs::write(&policy, AUDIT_POLICY).expect("the work folder is writable");
     let front_proxy = |name: &str| folder.join(name).display().to_string();
-    let arguments = [
+    let mut arguments = vec![
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
-        format!("--secure-port={port}"),
-        "--bind-address=127.0.0.1".to_owned(),
+        format!("--secure-port={}", server.port()),
         format!("--cert-dir={}", work.join("certificates").display()),
         format!("--service-account-key-file={}", key_file.display()),
         format!("--service-account-signing-key-file={}", key_file.display()),
@@ -309,9 +343,18 @@ fn start_apiserver(binaries: &Binaries, work: &Path, etcd_port: u16, port: u16) 
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         "--requestheader-group-headers=X-Remote-Group".to_owned(),
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
-        // It requires the account of every pod's namespace, which a controller would create.
-        "--disable-admission-plugins=ServiceAccount".to_owned(),
     ];
+    match form {
+        Form::Bare => arguments.extend([
+            "--bind-address=127.0.0.1".to_owned(),
+            // It requires the account of every pod's namespace, which a controller would create.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+        ]),
+        Form::Whole(address) => arguments.extend([
+            "--bind-address=0.0.0.0".to_owned(),
+            format!("--advertise-address={address}"),
+        ]),
+    }
     let log = work.join("kube-apiserver.log");
     Leash::start("kube-apiserver", &binaries.kube_apiserver, &arguments, &log)
 }

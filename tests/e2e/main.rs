@@ -10,6 +10,9 @@
 //! kubelet with containerd: see [`node`]. They need root and some packages of Debian (`containerd`,
 //! `runc`, `busybox-static`), and are skipped without; unless `GPUPACK_NODE_REQUIRED=1` is set.
 //!
+//! `scenarios/install.rs` walks from nothing to a running GPU pod on a whole cluster, as `docs/install.md`
+//! says it; only with `GPUPACK_E2E_INSTALL=1`, or with `GPUPACK_INSTALL_REQUIRED=1`.
+//!
 //! One control plane serves all tests of a run, and [`testbed::scenario`] lets only one test run
 //! at a time: each has the cluster for itself and starts by emptying it. `--test-threads` makes no
 //! difference.
@@ -50,6 +53,11 @@ mod kept;
 mod leash;
 #[cfg(test)]
 mod manifests;
+/// Images, as the builder of gpupack's own writes them.
+#[cfg(test)]
+#[expect(dead_code, reason = "the builder uses the rest")]
+#[path = "../../deploy/images/oci.rs"]
+mod oci;
 #[cfg(test)]
 mod pods;
 #[cfg(test)]
@@ -63,6 +71,9 @@ mod schedulers;
 #[cfg(test)]
 mod testbed;
 #[cfg(test)]
+#[path = "../../deploy/images/tree.rs"]
+mod tree;
+#[cfg(test)]
 mod watching;
 #[cfg(test)]
 mod webhook;
@@ -75,6 +86,7 @@ mod node {
     pub(crate) mod driver;
     pub(crate) mod image;
     pub(crate) mod machine;
+    pub(crate) mod network;
     pub(crate) mod programs;
     pub(crate) mod runtime;
     pub(crate) mod toolkit;

@@ -67,6 +67,11 @@ impl SchedulerPlan {
         }
     }
 
+    /// The cluster's own scheduler, which knows no extender.
+    pub(crate) fn plain() -> Self {
+        Self { calls_extender: false, ..Self::in_place() }
+    }
+
     /// The same with a certificate for the extender: `scheduler.crt` in this folder.
     pub(crate) fn proving(self, folder: &'static Path) -> Self {
         Self { certificates: Some(folder), ..self }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
@@ -65,14 +65,19 @@ where
     run(name, SCENARIO_LIMIT, required, prepare, play);
 }
 
+/// Waits until no other scenario runs, and keeps others waiting.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn run<T, F, P, S>(name: &'static str, limit: Duration, required: &str, prepare: P, play: S)
 where
     P: FnOnce(&ControlPlane) -> Result<T, String>,
     S: FnOnce(Testbed, T) -> F,
     F: Future<Output = ()>,
 {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let skip = |reason: &str| {
         let is_required = clock::variable(required).is_some_and(|value| value != "0");
         assert!(!is_required, "{required} is set, but {name} cannot run: {reason}");

@@ -316,14 +316,6 @@ fn crates_come_from_the_public_registry() {
 }
 
 #[test]
-fn image_builds_exclude_results_git_history_and_keys() {
-    let ignored = text_of(&files(), ".dockerignore").to_owned();
-    for path in ["/target", "/.git", "**/*.key", "**/*.pem", "**/*.kubeconfig"] {
-        assert!(ignored.lines().any(|line| line == path), "{path} goes into the build of an image");
-    }
-}
-
-#[test]
 fn a_release_notices_sums_that_overflow() {
     let files = files();
     let (_, rest) = text_of(&files, "Cargo.toml").split_once("[profile.release]").unwrap();

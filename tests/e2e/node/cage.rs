@@ -20,8 +20,14 @@ use crate::leash::Leash;
 
 /// Fixed places of containerd and kubelet. In the cage each is an empty file system, so that
 /// a containerd or kubelet of this machine is not met.
-const PRIVATE: [&str; 4] =
-    ["/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/containers"];
+const PRIVATE: [&str; 6] = [
+    "/run/containerd",
+    "/run/netns",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+];
 
 /// What kubelet sets of the kernel. In the cage it sets copies.
 const SETTINGS: &str = "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \

@@ -1,12 +1,13 @@
-//! Images without a registry: archives in the OCI layout, written here.
+//! Images without a registry, written by the code that writes those of gpupack.
 
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::programs::said_by;
+use crate::oci::{About, Layer, Layout, Packing};
+use crate::tree::{Tree, TreeError};
 
 /// The image of ordinary containers, and of the containers that hold a pod's namespaces.
 pub(crate) const BOX: &str = "docker.io/local/box:1";
@@ -35,34 +36,35 @@ echo "tell|devices=$NVIDIA_VISIBLE_DEVICES|uuids=$GPUPACK_DEVICE_UUIDS|mib=$GPUP
 
 /// Writes one archive with both images. Returns its path.
 pub(crate) fn write(work: &Path, busybox: &Path) -> Result<PathBuf, String> {
-    let files = work.join("image");
+    let busybox = std::fs::read(busybox).map_err(|error| format!("no busybox: {error}"))?;
+    let files = files(&busybox).map_err(|error| format!("cannot make the image: {error}"))?;
     let said = |error: std::io::Error| format!("cannot write the image: {error}");
-    let (bin, layout) = (files.join("root/bin"), files.join("layout"));
-    std::fs::create_dir_all(&bin).map_err(said)?;
-    std::fs::create_dir_all(layout.join("blobs/sha256")).map_err(said)?;
-    std::fs::copy(busybox, bin.join("busybox")).map_err(said)?;
-    for command in COMMANDS {
-        symlink("busybox", bin.join(command)).map_err(said)?;
-    }
-    let tell = bin.join("tell");
-    std::fs::write(&tell, TELL).map_err(said)?;
-    said_by(Command::new("chmod").arg("755").arg(&tell))?;
-    for folder in ["etc", "tmp"] {
-        std::fs::create_dir_all(files.join("root").join(folder)).map_err(said)?;
-    }
-    let layer = files.join("layer.tar");
-    pack(&files.join("root"), &layer)?;
-    let layer = add(&layout, &layer)?;
-    let mut manifests = Vec::new();
+    // For containers that are started without an image.
+    let packed = files.to_tar(0).map_err(said)?;
+    let mut unpacked = tar::Archive::new(packed.as_slice());
+    unpacked.unpack(root(work)).map_err(said)?;
+    let mut layout = Layout::default();
+    let layers = [Layer::new(&files, 0, Packing::Plain).map_err(said)?];
     for (name, variables) in [(BOX, vec![]), (CUDA, vec!["NVIDIA_VISIBLE_DEVICES=all"])] {
-        manifests.push(image(&layout, &layer, name, &variables)?);
+        let mut env = vec!["PATH=/bin"];
+        env.extend(variables);
+        let config = json!({"Env": env, "Cmd": ["/bin/sleep", "1000000"]});
+        let about = About { architecture: architecture(), created: None, config };
+        layout.add_image(name, &layers, &about);
     }
-    let index = json!({"schemaVersion": 2, "manifests": manifests});
-    std::fs::write(layout.join("index.json"), index.to_string()).map_err(said)?;
-    std::fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).map_err(said)?;
-    let archive = files.join("images.tar");
-    pack(&layout, &archive)?;
-    Ok(archive)
+    archive(&layout, &work.join("image/images.tar"))
+}
+
+fn files(busybox: &[u8]) -> Result<Tree, TreeError> {
+    let mut files = Tree::default();
+    files.add_file("bin/busybox", 0o755, busybox)?;
+    for command in COMMANDS {
+        files.add_link(&format!("bin/{command}"), "busybox")?;
+    }
+    files.add_file("bin/tell", 0o755, TELL.as_bytes())?;
+    files.add_folder("etc", 0o755)?;
+    files.add_folder("tmp", 0o755)?;
+    Ok(files)
 }
 
 /// The files of the image's root, for containers that are started without an image.
@@ -70,47 +72,39 @@ pub(crate) fn root(work: &Path) -> PathBuf {
     work.join("image/root")
 }
 
-/// Adds an image of one layer. Returns its entry in the index.
-fn image(layout: &Path, layer: &Value, name: &str, variables: &[&str]) -> Result<Value, String> {
-    let mut env = vec!["PATH=/bin"];
-    env.extend(variables);
-    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let config = json!({
-        "architecture": architecture, "os": "linux",
-        "config": {"Env": env, "Cmd": ["/bin/sleep", "1000000"]},
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
-    });
-    let of_type = |mut blob: Value, kind: &str| {
-        blob["mediaType"] = format!("application/vnd.oci.image.{kind}").into();
-        blob
+/// Writes an archive with one program of this machine and its libraries, under the name of an image.
+pub(crate) fn write_program(work: &Path, program: &Path, name: &str) -> Result<PathBuf, String> {
+    let mut files = Tree::default();
+    let mut add = |path: &str, file: &Path| {
+        let bytes = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        files.add_file(path, 0o755, &bytes).map_err(|error| error.to_string())
     };
-    let manifest = json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": of_type(add_text(layout, &config)?, "config.v1+json"),
-        "layers": [of_type(layer.clone(), "layer.v1.tar")],
-    });
-    let mut entry = of_type(add_text(layout, &manifest)?, "manifest.v1+json");
-    entry["annotations"] = json!({"io.containerd.image.name": name});
-    Ok(entry)
+    let called = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    add(&format!("usr/local/bin/{called}"), program)?;
+    let libraries = said_by(Command::new("ldd").arg(program)).unwrap_or_default(); // a static one
+    for path in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
+        add(path.trim_start_matches('/'), Path::new(path))?;
+    }
+    files.add_folder("tmp", 0o1777).map_err(|error| error.to_string())?;
+    let layer = Layer::new(&files, 0, Packing::Plain);
+    let layer = layer.map_err(|error| format!("cannot write {name}: {error}"))?;
+    let config = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [called]});
+    let mut layout = Layout::default();
+    layout.add_image(
+        name,
+        &[layer],
+        &About { architecture: architecture(), created: None, config },
+    );
+    archive(&layout, &work.join(format!("{called}.tar")))
 }
 
-fn pack(folder: &Path, archive: &Path) -> Result<(), String> {
-    let mut tar = Command::new("tar");
-    tar.args(["--owner=0", "--group=0", "--numeric-owner", "-cf"]).arg(archive);
-    said_by(tar.arg("-C").arg(folder).arg(".")).map(drop)
+fn architecture() -> &'static str {
+    if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
-fn add_text(layout: &Path, text: &Value) -> Result<Value, String> {
-    let file = layout.with_file_name("blob.json");
-    std::fs::write(&file, text.to_string()).map_err(|error| format!("no blob: {error}"))?;
-    add(layout, &file)
-}
-
-/// Adds a file under its digest; answers digest and size.
-fn add(layout: &Path, file: &Path) -> Result<Value, String> {
-    let said = said_by(Command::new("sha256sum").arg(file))?;
-    let digest = said.split(' ').next().unwrap_or_default().to_owned();
-    let size = std::fs::copy(file, layout.join("blobs/sha256").join(&digest));
-    let size = size.map_err(|error| format!("no blob: {error}"))?;
-    Ok(json!({"digest": format!("sha256:{digest}"), "size": size}))
+fn archive(layout: &Layout, file: &Path) -> Result<PathBuf, String> {
+    let files = layout.files().map_err(|error| format!("no layout: {error}"))?;
+    let packed = files.to_tar(0).and_then(|bytes| std::fs::write(file, bytes));
+    packed.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+    Ok(file.to_owned())
 }

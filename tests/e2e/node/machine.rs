@@ -96,7 +96,7 @@ fn parts(plane: &ControlPlane, name: &'static str, kind: GpuRuntime) -> Result<P
         GpuRuntime::Nvidia => Some(Toolkit::new(&programs::toolkit()?, &work, &driver, &programs)?),
     };
     let program = toolkit.as_ref().map_or_else(|| programs.runc.clone(), Toolkit::program);
-    let runtime = Runtime::start(&work, &programs, &program)?;
+    let runtime = Runtime::start(&work, &programs, &program, None)?;
     runtime.start_kubelet(plane)?;
     Ok(Parts { runtime, driver, toolkit, fleet, work })
 }

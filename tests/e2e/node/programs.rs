@@ -32,7 +32,7 @@ pub(crate) fn find() -> Result<Programs, String> {
     if user != "0" {
         return Err("containers are started by root alone, and this is another user".to_owned());
     }
-    for program in ["unshare", "nsenter", "ctr", "containerd-shim-runc-v2", "tar", "sha256sum"] {
+    for program in ["unshare", "nsenter", "ctr", "containerd-shim-runc-v2"] {
         on_path(program)?;
     }
     let containerd = on_path("containerd")?;

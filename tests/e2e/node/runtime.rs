@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::cage::{Cage, ControlGroups};
 use super::image;
+use super::network::{Network, PLUGINS};
 use super::programs::Programs;
 use crate::clock;
 use crate::control_plane::{ControlPlane, Identity, free_ports};
@@ -30,18 +31,26 @@ pub(crate) struct Runtime {
     groups: ControlGroups,
     programs: Programs,
     work: PathBuf,
+    /// Of pods; without it all pods have the node's.
+    network: Option<Network>,
 }
 
 impl Runtime {
     /// Starts containerd with the images, and tries whether a container can be run here at all. The
     /// error says why not. Pods of the RuntimeClass `nvidia` are started by `runtime`.
-    pub(crate) fn start(work: &Path, programs: &Programs, runtime: &Path) -> Result<Self, String> {
+    pub(crate) fn start(
+        work: &Path,
+        programs: &Programs,
+        runtime: &Path,
+        network: Option<Network>,
+    ) -> Result<Self, String> {
         let archive = image::write(work, &programs.busybox)?;
         let groups = ControlGroups::new()?;
         let cage = Cage::new(work)?;
-        let node = Self { cage, groups, programs: programs.clone(), work: work.to_owned() };
+        let (programs, work) = (programs.clone(), work.to_owned());
+        let node = Self { cage, groups, programs, work, network };
         node.start_containerd(runtime)?;
-        node.ctr(&["images", "import", &text(&archive)])?;
+        node.import(&archive)?;
         let group = format!("{}/probe", node.groups.root());
         let probe = ["run", "--rm", "--cgroup", &group, image::BOX, "probe", "/bin/tell", "once"];
         let said = node.ctr(&probe).map_err(|error| format!("no container can be run: {error}"))?;
@@ -49,6 +58,11 @@ impl Runtime {
             return Err(format!("a container can be run, but says nothing: {said}"));
         }
         Ok(node)
+    }
+
+    /// Takes the images of an archive, as an administrator does without a registry.
+    pub(crate) fn import(&self, archive: &Path) -> Result<(), String> {
+        self.ctr(&["images", "import", &text(archive)]).map(drop)
     }
 
     /// `ctr` on the containers of kubelet.
@@ -60,16 +74,17 @@ impl Runtime {
     }
 
     fn start_containerd(&self, runtime: &Path) -> Result<(), String> {
-        let network = self.work.join("cni");
-        std::fs::create_dir_all(&network).map_err(|error| format!("no folder: {error}"))?;
-        // kubelet takes a node without any network for one that is not ready. Pods of the tests have
-        // the host's.
-        let list =
-            json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
-        std::fs::write(network.join("none.conflist"), list.to_string())
+        let folder = self.work.join("cni");
+        std::fs::create_dir_all(&folder).map_err(|error| format!("no folder: {error}"))?;
+        // kubelet takes a node without any network for one that is not ready.
+        let none =
+            || json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
+        let list = self.network.as_ref().map_or_else(none, |it| it.list(&self.work));
+        std::fs::write(folder.join("pods.conflist"), list.to_string())
             .map_err(|error| format!("no network file: {error}"))?;
+        let plugins = self.network.as_ref().map_or(folder.as_path(), |_| Path::new(PLUGINS));
         let config = self.work.join("containerd.toml");
-        let settings = settings(&network, &self.programs.runc, runtime);
+        let settings = settings((&folder, plugins), &self.programs.runc, runtime);
         std::fs::write(&config, settings).map_err(|error| format!("no configuration: {error}"))?;
         let log = self.work.join("containerd.log");
         let arguments = ["--config".to_owned(), text(&config)];
@@ -116,13 +131,18 @@ impl Runtime {
         ];
         settings["evictionHard"] =
             never.map(|signal| (signal.to_owned(), Value::from("0%"))).into_iter().collect();
+        if let Some(network) = &self.network {
+            settings["clusterDNS"] = json!([network.node]);
+            settings["clusterDomain"] = "cluster.local".into();
+        }
         std::fs::write(&config, settings.to_string()).expect("the work folder is writable");
-        let arguments = [
+        let mut arguments = vec![
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", plane.kubeconfig(Identity::Kubelet).display()),
             format!("--cert-dir={}", self.work.join("kubelet.certificates").display()),
             format!("--hostname-override={NODE}"),
         ];
+        arguments.extend(self.network.iter().map(|it| format!("--node-ip={}", it.node)));
         let log = self.work.join("kubelet.log");
         let running = self.cage.start(&self.programs.kubelet, &arguments, &log);
         until(&running, "kubelet", &log, || is_healthy(health))
@@ -190,7 +210,7 @@ fn is_healthy(port: u16) -> bool {
 }
 
 /// containerd's configuration (version 2 of it, which releases 1.6 to 2 read).
-fn settings(network: &Path, runc: &Path, nvidia: &Path) -> String {
+fn settings((network, plugins): (&Path, &Path), runc: &Path, nvidia: &Path) -> String {
     let cri = r#"plugins."io.containerd.grpc.v1.cri""#;
     let runtime = |name: &str, program: &Path| {
         format!(
@@ -203,12 +223,13 @@ fn settings(network: &Path, runc: &Path, nvidia: &Path) -> String {
         "version = 2\n\
          disabled_plugins = [\"io.containerd.internal.v1.opt\"]\n\
          [{cri}]\nrestrict_oom_score_adj = true\nsandbox_image = \"{}\"\n\
-         [{cri}.cni]\nconf_dir = \"{3}\"\nbin_dir = \"{3}\"\n\
+         [{cri}.cni]\nconf_dir = \"{}\"\nbin_dir = \"{}\"\n\
          {}{}",
         image::BOX,
+        network.display(),
+        plugins.display(),
         runtime("runc", runc),
         runtime("nvidia", nvidia),
-        network.display(),
     )
 }
 

@@ -41,7 +41,7 @@ fn the_api_server_accepts_what_the_chart_renders() {
     let prepare = |plane: &ControlPlane| {
         has_helm(plane)?;
         let described = MODULES.map(|(module, version, below)| {
-            binaries::module(module, version).map(|folder| folder.join(below))
+            binaries::module(&format!("{module}@{version}")).map(|folder| folder.join(below))
         });
         described.into_iter().collect::<Result<Vec<_>, _>>()
     };

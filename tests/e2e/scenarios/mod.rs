@@ -18,6 +18,7 @@ mod given_up;
 mod guard;
 mod identities;
 mod in_place;
+mod install;
 mod limits;
 mod manifests;
 mod mixed;

@@ -15,9 +15,14 @@ app.kubernetes.io/part-of: gpupack
 {{- end -}}
 {{- end }}
 
-{{/* The image of extender, webhook, agents and the test. */}}
+{{/* The image of extender and webhook. */}}
 {{- define "gpupack.ownImage" -}}
 {{ include "gpupack.image" (list .Values.image .Chart.AppVersion) }}
+{{- end }}
+
+{{/* The image of agents and of the test, which has a shell. */}}
+{{- define "gpupack.agentImage" -}}
+{{ include "gpupack.image" (list .Values.agents.image .Chart.AppVersion) }}
 {{- end }}
 
 {{/* Pull secrets of a pod. */}}

@@ -139,7 +139,7 @@ fn conditions(webhook: &MutatingWebhook, config: &Config) -> Findings {
     if config.webhook.take_over_whole_gpus && !text.contains(&format!("'{WHOLE}'")) {
         found.push(WEBHOOK.problem(
             "take_over_whole_gpus is true, but its conditions do not send pods with nvidia.com/gpu",
-            "put the line at the end of deploy/webhook.yaml in front of the other conditions",
+            "set config.webhook.take_over_whole_gpus in the values of the chart, or run deploy/render with them",
         ));
     }
     found

@@ -40,6 +40,9 @@ const MOST_ROUNDS: usize = 8;
 /// Pause before a pass at the start is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// What a log line is about that is about no single object.
+const WHOLE: &str = "certificates";
+
 /// A certificate begins so long ago, for clocks that are late.
 const EARLIER: Duration = Duration::from_secs(3_600);
 
@@ -128,7 +131,7 @@ pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
         let role = if is_leader { Role::Writes } else { Role::Reads };
         match keeper.pass(role).await {
             Ok(report) => app.metrics.set_certificates(&times(&report)),
-            Err(error) => keeper.log("certificates", error.to_string()),
+            Err(error) => keeper.log(WHOLE, error.to_string()),
         }
         tokio::time::sleep(keeper.look_every()).await;
     }
@@ -186,7 +189,7 @@ impl Keeper {
         while self.settings.make {
             match self.pass(Role::Writes).await {
                 Ok(_) => return,
-                Err(error) => self.log("certificates", error.to_string()),
+                Err(error) => self.log(WHOLE, error.to_string()),
             }
             tokio::time::sleep(AGAIN_AFTER).await;
         }
@@ -202,10 +205,14 @@ impl Keeper {
     /// # Errors
     /// [`KeepError`]: the next pass goes on.
     pub async fn pass(&mut self, role: Role) -> Result<Report, KeepError> {
-        match self.settings.make {
+        let report = match self.settings.make {
             true => self.keep(role).await,
             false => self.publish_file(role).await,
+        };
+        if report.is_ok() {
+            self.logged.remove(WHOLE);
         }
+        report
     }
 
     /// Logs a line once, until another one follows about the same thing.

@@ -303,3 +303,129 @@ fn other_steps(seen: &Seen, ca: &SeenCa, rules: &Rules, now: UnixTime) -> Vec<St
     }
     steps
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules = Rules {
+        certificate: Duration::from_secs(900),
+        ca: Duration::from_secs(9_000),
+        spread: Duration::from_secs(100),
+    };
+
+    fn at(seconds: u64) -> UnixTime {
+        UnixTime(seconds)
+    }
+
+    fn made(ends: u64) -> SeenCertificate {
+        SeenCertificate::Made { ends: at(ends), is_by_signer: true, has_bundle: true }
+    }
+
+    /// A CA of 1000 to 10000, certificates until 5900, the bundle everywhere, our kube-scheduler.
+    fn seen() -> Seen {
+        Seen {
+            ca: Some(SeenCa { starts: at(1_000), ends: at(10_000), next: None, old: Vec::new() }),
+            certificates: Owner::ALL.map(|owner| (owner, made(5_900))).into(),
+            bundles: Place::ALL.map(|place| (place, SeenBundle::Current)).into(),
+            scheduler: SeenScheduler::Current,
+        }
+    }
+
+    fn ca(seen: &mut Seen) -> &mut SeenCa {
+        seen.ca.as_mut().unwrap()
+    }
+
+    fn due(seen: &Seen, now: u64) -> Vec<Step> {
+        steps(seen, &RULES, at(now))
+    }
+
+    #[test]
+    fn certificates_are_renewed_at_two_thirds_and_made_where_they_are_missing() {
+        let mut seen = seen();
+        assert_eq!(due(&seen, 5_599), []);
+        let all = Owner::ALL.map(|owner| Step::Sign(owner, at(6_500)));
+        assert_eq!(due(&seen, 5_600), all);
+        seen.certificates.insert(Owner::Webhook, SeenCertificate::NoSecret);
+        seen.certificates.insert(Owner::Extender, SeenCertificate::Unusable);
+        assert_eq!(due(&seen, 5_000), [Step::Sign(Owner::Extender, at(5_900))]);
+    }
+
+    #[test]
+    fn no_certificate_outlives_its_ca_or_is_renewed_for_nothing() {
+        let mut seen = seen();
+        ca(&mut seen).ends = at(6_000);
+        ca(&mut seen).next = Some(SeenNext { ends: at(15_000), added: at(5_900), published: None });
+        seen.bundles.insert(Place::Agents, SeenBundle::Outdated);
+        // The next CA is late. It signs before the present one ends.
+        let until = Step::Switch(at(6_000));
+        assert_eq!(due(&seen, 5_799)[0], Step::Sign(Owner::Extender, at(6_000)));
+        assert_eq!(due(&seen, 5_800), [until]);
+        seen.certificates.insert(Owner::Extender, made(6_000));
+        assert!(!due(&seen, 5_799).contains(&Step::Sign(Owner::Extender, at(6_000))));
+    }
+
+    #[test]
+    fn a_ca_is_changed_in_stages() {
+        let mut seen = seen();
+        seen.certificates = Owner::ALL.map(|owner| (owner, made(7_800))).into();
+        assert_eq!(due(&seen, 6_999), []);
+        assert_eq!(due(&seen, 7_000), [Step::AddNext]);
+        ca(&mut seen).next = Some(SeenNext { ends: at(16_000), added: at(7_000), published: None });
+        seen.bundles.insert(Place::Agents, SeenBundle::Outdated);
+        seen.scheduler = SeenScheduler::Outdated;
+        assert_eq!(due(&seen, 7_001), [Step::Publish(Place::Agents), Step::Roll]);
+        assert_eq!(seen.restart_by(&RULES), Some(at(9_100)));
+        seen.bundles.insert(Place::Agents, SeenBundle::Current);
+        seen.scheduler = SeenScheduler::Rolling;
+        assert_eq!(due(&seen, 7_002), [Step::NotePublished(Some(at(7_002)))]);
+        ca(&mut seen).next.as_mut().unwrap().published = Some(at(7_002));
+        assert_eq!(due(&seen, 7_200), [], "kube-scheduler is not started again yet");
+        seen.scheduler = SeenScheduler::Current;
+        assert_eq!(seen.restart_by(&RULES), None);
+        assert_eq!(due(&seen, 7_101), [], "agents may not have read it");
+        assert_eq!(due(&seen, 7_102), [Step::Switch(at(8_202))]);
+        // Another client wrote over a bundle.
+        seen.bundles.insert(Place::Webhooks, SeenBundle::Outdated);
+        assert_eq!(due(&seen, 7_102), [Step::NotePublished(None)]);
+        seen.bundles.insert(Place::Webhooks, SeenBundle::Current);
+        *ca(&mut seen) =
+            SeenCa { starts: at(6_000), ends: at(16_000), next: None, old: vec![at(8_202)] };
+        let by_old =
+            SeenCertificate::Made { ends: at(7_800), is_by_signer: false, has_bundle: true };
+        seen.certificates.insert(Owner::Scheduler, by_old);
+        assert_eq!(due(&seen, 7_103), [Step::Sign(Owner::Scheduler, at(8_003))]);
+        seen.certificates.insert(Owner::Scheduler, made(8_003));
+        seen.certificates.insert(Owner::Extender, made(9_000));
+        seen.certificates.insert(Owner::Webhook, made(9_000));
+        seen.certificates.insert(Owner::Scheduler, made(9_000));
+        assert_eq!(due(&seen, 8_201), []);
+        assert_eq!(due(&seen, 8_202), [Step::DropOld]);
+    }
+
+    #[test]
+    fn a_kube_scheduler_of_others_has_time_until_the_ca_could_sign_no_whole_certificate() {
+        let mut seen = seen();
+        seen.scheduler = SeenScheduler::NotOurs;
+        ca(&mut seen).next =
+            Some(SeenNext { ends: at(16_000), added: at(7_000), published: Some(at(7_010)) });
+        seen.certificates = Owner::ALL.map(|owner| (owner, made(9_900))).into();
+        assert_eq!(due(&seen, 9_099), []);
+        assert_eq!(seen.restart_by(&RULES), Some(at(9_100)));
+        assert!(matches!(due(&seen, 9_100)[..], [Step::Switch(_)]));
+        seen.scheduler = SeenScheduler::Current;
+        assert!(matches!(due(&seen, 7_110)[..], [Step::Switch(_)]), "the restart is confirmed");
+    }
+
+    #[test]
+    fn without_a_ca_one_is_made_and_before_it_begins_nothing_is_done() {
+        let mut seen = seen();
+        assert_eq!(due(&seen, 999), []);
+        assert!(seen.is_before_ca(at(999)));
+        assert_eq!(due(&seen, 10_000), [Step::MakeCa]);
+        ca(&mut seen).next = Some(SeenNext { ends: at(16_000), added: at(7_000), published: None });
+        assert!(matches!(due(&seen, 10_000)[..], [Step::Switch(_)]));
+        seen.ca = None;
+        assert_eq!(due(&seen, 5_000), [Step::MakeCa]);
+    }
+}

@@ -382,6 +382,7 @@ async fn fetch(
     };
     let answer = match ca {
         None => builder.build_http().request(get("http")).await,
+        Some(ca) if !ca.exists() => return Err("it has no certificate yet".to_owned()),
         Some(ca) => builder.build(trusting(ca)).request(get("https")).await,
     };
     let response = answer.map_err(|error| format!("{error:?}"))?;

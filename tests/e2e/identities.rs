@@ -41,6 +41,11 @@ impl Identities {
         for (name, text) in files {
             std::fs::write(folder.join(name), text).expect("the folder is writable");
         }
+        Self::of(folder, client).await
+    }
+
+    /// With files that others make.
+    pub(crate) async fn of(folder: &'static Path, client: &Client) -> Self {
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
         for name in ["gpupack-agent", "intruder"] {
             let account = json!({"metadata": {"name": name}});

@@ -48,6 +48,8 @@ mod fleet;
 #[cfg(test)]
 mod identities;
 #[cfg(test)]
+mod kept;
+#[cfg(test)]
 mod leash;
 #[cfg(test)]
 mod manifests;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
@@ -36,31 +36,46 @@ pub(crate) async fn apply(client: &Client, file: &str, mode: Mode) -> usize {
     objects.len()
 }
 
-/// Whether the API server takes this object, and keeps it if it shall.
-///
-/// # Errors
-///
-/// What the API server says.
-pub(crate) async fn send(client: &Client, object: &DynamicObject, mode: Mode) -> kube::Result<()> {
+/// Applies one object, made from a file.
+pub(crate) async fn keep(client: &Client, file: &str, object: &DynamicObject) {
+    apply_object(client, file, object, Mode::Keep).await;
+}
+
+/// Deletes the objects of a file of these kinds, as far as they are there.
+pub(crate) async fn delete(client: &Client, file: &str, kinds: &[&str]) {
+    for object in objects(file) {
+        let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
+        if kinds.contains(&kind) {
+            let _absent =
+                api_of(client, &object).delete(&object.name_any(), &DeleteParams::default()).await;
+        }
+    }
+}
+
+fn api_of(client: &Client, object: &DynamicObject) -> Api<DynamicObject> {
     let types = object.types.as_ref().expect("every object names its kind");
     let (group, version) =
         types.api_version.split_once('/').unwrap_or(("", types.api_version.as_str()));
     let kind = GroupVersionKind::gvk(group, version, &types.kind);
     let resource = ApiResource::from_gvk(&kind);
-    let api: Api<DynamicObject> = match &object.metadata.namespace {
+    match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
-    };
+    }
+}
+
+/// Whether the API server takes this object, and keeps it in that mode.
+///
+/// # Errors
+///
+/// What the API server says.
+pub(crate) async fn send(client: &Client, object: &DynamicObject, mode: Mode) -> kube::Result<()> {
     let mut parameters = PatchParams::apply("testbed").validation_strict();
     parameters.dry_run = mode == Mode::DryRun;
     // Objects that another scenario left here are not what is tried.
     parameters.force = mode == Mode::DryRun;
-    api.patch(&object.name_any(), &parameters, &Patch::Apply(object)).await.map(drop)
-}
-
-/// Applies one object, made from a file.
-pub(crate) async fn keep(client: &Client, file: &str, object: &DynamicObject) {
-    apply_object(client, file, object, Mode::Keep).await;
+    let (api, name) = (api_of(client, object), object.name_any());
+    api.patch(&name, &parameters, &Patch::Apply(object)).await.map(drop)
 }
 
 async fn apply_object(client: &Client, file: &str, object: &DynamicObject, mode: Mode) {

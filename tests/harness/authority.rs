@@ -23,11 +23,13 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
-/// A client that trusts this CA (PEM), and shows this certificate.
+/// A client that trusts these CAs (PEM), and shows this certificate.
 pub(crate) fn client_config(ca: &str, shown: Option<&Pair>) -> ClientConfig {
     let of_pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = RootCertStore::empty();
-    roots.add(of_pem(ca)).expect("a certificate of a CA");
+    for root in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        roots.add(root.expect("a certificate")).expect("a certificate of a CA");
+    }
     let config =
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()

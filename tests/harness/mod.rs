@@ -15,6 +15,9 @@ pub(crate) mod chart;
 /// An API server that loses and refuses.
 pub(crate) mod api_server;
 
+/// An API server with any objects.
+pub(crate) mod objects;
+
 /// One after another, for tests that measure.
 pub(crate) mod turns;
 

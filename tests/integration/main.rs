@@ -51,6 +51,14 @@ mod cluster_api {
     mod writer;
 }
 
+/// Certificates that gpupack makes.
+mod certificates {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    mod keeper;
+    mod rotation;
+}
+
 /// The agent: its reports, its conversation with the extender, and what it reads of NVML.
 mod agent {
     mod report_wire;

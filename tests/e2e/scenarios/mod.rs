@@ -2,6 +2,7 @@
 
 mod admission;
 mod burst;
+mod certificates;
 mod chaos;
 mod chart;
 mod churn;

@@ -11,8 +11,10 @@ use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::control_plane::ControlPlane;
+use crate::control_plane::{ControlPlane, Identity};
+use crate::extender::Extender;
 use crate::fleet::{A100, Fleet};
+use crate::kept;
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::replicas::make_pod;
@@ -21,8 +23,15 @@ use crate::testbed::{Setup, Stage, scenario};
 /// How long it may take until a call is made.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The roles of the extender, in `deploy/rbac.yaml`.
-const ROLES: [(&str, &str); 2] = [("ClusterRole", "gpupack"), ("Role", "gpupack-lease")];
+/// Roles in `deploy/rbac.yaml`, by kind and name.
+type Roles = [(&'static str, &'static str)];
+
+/// Those of the extender.
+const ROLES: &Roles = &[("ClusterRole", "gpupack"), ("Role", "gpupack-lease")];
+
+/// Those for certificates: two of one name are in two namespaces.
+const FOR_CERTIFICATES: &Roles =
+    &[("ClusterRole", "gpupack-certificates"), ("Role", "gpupack-certificates")];
 
 /// One thing that a role allows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +71,7 @@ fn each_right_of_the_extender_is_needed() {
             group: "events.k8s.io".to_owned(),
             resource: "events".to_owned(),
         };
-        let mut expected = granted();
+        let mut expected = granted(ROLES);
         assert!(expected.remove(&patched), "{expected:?}");
         assert!(expected.len() > 10, "{expected:?}");
         let started = clock::now();
@@ -77,12 +86,13 @@ fn each_right_of_the_extender_is_needed() {
             assert!(started.elapsed() < LIMIT, "not used: {unused:?}");
         };
         stage.figure(&format!("{} of {} rights are used", expected.len(), expected.len() + 1));
-        let others: Vec<String> = used.difference(&granted()).map(ToString::to_string).collect();
+        let others: Vec<String> =
+            used.difference(&granted(ROLES)).map(ToString::to_string).collect();
         stage.figure(&format!("by other roles: {others:?}"));
 
         // Without it, a call is refused.
         for right in &expected {
-            set_roles(&admin, Some(right)).await;
+            set_roles(&admin, ROLES, Some(right)).await;
             stage.extender.kill();
             let _absent = leases.delete("gpupack", &DeleteParams::default()).await;
             if right.verb == "update" || right.verb == "get" {
@@ -100,9 +110,57 @@ fn each_right_of_the_extender_is_needed() {
                 clock::ms(started.elapsed())
             ));
         }
-        set_roles(&admin, None).await;
+        set_roles(&admin, ROLES, None).await;
         stage.extender.kill();
         stage.extender.start_again().await;
+    });
+}
+
+#[test]
+fn each_right_for_certificates_is_needed() {
+    scenario("certificate-rights", |bed| async move {
+        let (plane, admin) = (bed.plane, &bed.cluster.client);
+        let section = json!({"make": true, "certificate_seconds": 20, "ca_seconds": 80,
+            "spread_seconds": 5});
+        let settings = kept::settings(plane, "certificate-rights", &section);
+        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
+        kept::empty_objects(admin).await;
+        let before = lines(plane);
+        let kubeconfig = plane.kubeconfig(Identity::Extender);
+        let mut extender = Extender::start(plane, &kubeconfig, settings).await;
+        let expected = granted(FOR_CERTIFICATES);
+        assert_eq!(expected.len(), 10, "{expected:?}");
+        let started = clock::now();
+        loop {
+            let used = noted(plane, before, |code| code != 403);
+            let unused: Vec<String> = expected.difference(&used).map(ToString::to_string).collect();
+            if unused.is_empty() {
+                break;
+            }
+            assert!(started.elapsed() < LIMIT, "not used: {unused:?}");
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        for right in &expected {
+            set_roles(admin, FOR_CERTIFICATES, Some(right)).await;
+            extender.kill();
+            let before = lines(plane);
+            let started = clock::now();
+            extender.start_at_once();
+            while !noted(plane, before, |code| code == 403).contains(right) {
+                assert!(started.elapsed() < LIMIT, "nothing misses `{right}`");
+                // Everything is due again.
+                kept::empty_objects(admin).await;
+                tokio::time::sleep(Duration::from_millis(1_500)).await;
+            }
+            let took = clock::ms(started.elapsed());
+            crate::testbed::figure(
+                bed.name,
+                &format!("without `{right}`: refused after {took} ms"),
+            );
+        }
+        set_roles(admin, FOR_CERTIFICATES, None).await;
+        extender.kill();
+        kept::remove_objects(admin).await;
     });
 }
 
@@ -126,19 +184,23 @@ async fn take_lease(leases: &Api<Lease>) {
 }
 
 /// What the shipped roles allow.
-fn granted() -> BTreeSet<Right> {
-    shipped().iter().flat_map(|role| rights(&role.data["rules"])).map(|(right, _)| right).collect()
+fn granted(roles: &Roles) -> BTreeSet<Right> {
+    shipped(roles)
+        .iter()
+        .flat_map(|role| rights(&role.data["rules"]))
+        .map(|(right, _)| right)
+        .collect()
 }
 
-fn shipped() -> Vec<DynamicObject> {
+fn shipped(roles: &Roles) -> Vec<DynamicObject> {
     let is_ours = |object: &DynamicObject| {
         let kind = object.types.as_ref().map(|types| types.kind.as_str());
         let name = object.metadata.name.as_deref();
-        ROLES.iter().any(|(of, role)| kind == Some(of) && name == Some(role))
+        roles.iter().any(|(of, role)| kind == Some(of) && name == Some(role))
     };
-    let roles: Vec<_> = manifests::objects("rbac.yaml").into_iter().filter(is_ours).collect();
-    assert_eq!(roles.len(), ROLES.len());
-    roles
+    let found: Vec<_> = manifests::objects("rbac.yaml").into_iter().filter(is_ours).collect();
+    assert!(found.len() >= roles.len(), "{roles:?}");
+    found
 }
 
 /// Each right of some rules, and the names that it is limited to.
@@ -161,8 +223,8 @@ fn rights(rules: &Value) -> Vec<(Right, Value)> {
 }
 
 /// Writes the shipped roles, without this right.
-async fn set_roles(admin: &Client, without: Option<&Right>) {
-    for mut role in shipped() {
+async fn set_roles(admin: &Client, roles: &Roles, without: Option<&Right>) {
+    for mut role in shipped(roles) {
         let kept = rights(&role.data["rules"]).into_iter().filter(|(it, _)| Some(it) != without);
         let rules = kept.map(|(right, names)| {
             let mut rule = json!({"apiGroups": [right.group], "resources": [right.resource],

@@ -1,0 +1,543 @@
+//! The keeper of certificates on an API server that loses, refuses and conflicts, with hostile contents, and in
+//! virtual time.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gpupack::certificates::{CertificateFiles, Certificates};
+use gpupack::clock::{Clock, SimulatedTime};
+use gpupack::config::file::Config;
+use gpupack::hardware::units::Timestamp;
+use gpupack::issuing::keeper::{KeepError, Keeper, Report, Role};
+use gpupack::issuing::pair::{Usage, Validity, Wanted, make_ca, sign};
+use gpupack::kube_api::request::placement::FenceWriter;
+use gpupack::kube_api::write::carry_out;
+use gpupack::kube_api::write::term::Term;
+use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::rotation::plan::{Owner, UnixTime};
+use gpupack::step::outside::Outside;
+use k8s_openapi::ByteString;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use serde_json::{Value, json};
+
+use crate::harness::objects::{Objects, WriteFault};
+
+const CA: &str = "/api/v1/namespaces/gpu-system/secrets/gpupack-ca";
+const EXTENDER: &str = "/api/v1/namespaces/gpu-system/secrets/gpupack-extender-tls";
+const SCHEDULER: &str = "/api/v1/namespaces/gpu-system/secrets/gpupack-scheduler-tls";
+const WEBHOOK: &str = "/api/v1/namespaces/gpu-system/secrets/gpupack-webhook-tls";
+const AGENTS: &str = "/api/v1/namespaces/gpupack-agents/configmaps/gpupack-ca";
+const WEBHOOKS: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpupack";
+const SERVICE: &str = "/apis/apiregistration.k8s.io/v1/apiservices/v1.inspection.gpupack.dev";
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/gpu-system/deployments/gpupack-scheduler";
+
+/// When the tests begin: after this year nothing is special.
+const START: u64 = 1_900_000_000;
+
+const NAMES: [(&str, &str, Usage); 5] = [
+    (EXTENDER, "gpupack-extender", Usage::Both),
+    (EXTENDER, "gpupack.gpu-system.svc", Usage::Server),
+    (SCHEDULER, "gpupack-scheduler", Usage::Client),
+    (WEBHOOK, "gpupack-webhook.gpu-system.svc", Usage::Server),
+    (WEBHOOK, "gpupack-webhook.gpu-system.svc.cluster.local", Usage::Server),
+];
+
+/// An installation with empty objects, as `deploy/certificates.yaml` has them.
+fn installed() -> Objects {
+    let objects = Objects::default();
+    let meta = |namespace: &str, path: &str| {
+        let name = path.rsplit('/').next().unwrap();
+        json!({"name": name, "namespace": namespace, "labels": {"of": "the installation"}})
+    };
+    for path in [CA, EXTENDER, SCHEDULER, WEBHOOK] {
+        objects.put(path, json!({"metadata": meta("gpu-system", path), "type": "Opaque"}));
+    }
+    objects.put(AGENTS, json!({"metadata": meta("gpupack-agents", AGENTS), "data": {"kept": "x"}}));
+    let hook = |name: &str| {
+        json!({"name": name, "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "failurePolicy": "Fail", "clientConfig": {"url": "https://x/"}})
+    };
+    objects.put(
+        WEBHOOKS,
+        json!({"metadata": {"name": "gpupack"}, "webhooks": [hook("a.x.dev"), hook("b.x.dev")]}),
+    );
+    objects.put(
+        SERVICE,
+        json!({"metadata": {"name": "v1.inspection.gpupack.dev"},
+            "spec": {"group": "inspection.gpupack.dev", "version": "v1", "groupPriorityMinimum": 1,
+                "versionPriority": 15}}),
+    );
+    objects.put(
+        DEPLOYMENT,
+        json!({"metadata": {"name": "gpupack-scheduler", "namespace": "gpu-system", "generation": 1},
+            "spec": {"replicas": 1, "selector": {}, "template": {"metadata": {"labels": {"a": "b"}}}},
+            "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}}),
+    );
+    objects
+}
+
+/// A replica: its keeper, its folder, its clock.
+struct Replica {
+    keeper: Keeper,
+    folder: tempfile::TempDir,
+    time: &'static SimulatedTime,
+}
+
+impl Replica {
+    fn new(objects: &Objects, section: &str) -> Self {
+        let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(START)));
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let text = format!(
+            "tls: {{ certificate_file: {}, key_file: {}, ca_file: {} }}\ncertificates: {section}",
+            file("tls.crt"),
+            file("tls.key"),
+            file("ca.crt"),
+        );
+        let config = Config::from_yaml(&text).unwrap();
+        let clock = Clock::simulated(time);
+        let outside = Outside::new(clock);
+        tokio::spawn(carry_out::run(outside.clone(), Some(objects.client()), None));
+        let term = Term::alone(clock, FenceWriter::random());
+        let writer = ApiWriter::new(outside, Duration::from_secs(5), term);
+        let keeper = Keeper::new(&config, writer, clock).unwrap();
+        Self { keeper, folder, time }
+    }
+
+    fn make(objects: &Objects) -> Self {
+        Self::new(objects, "{ make: true }")
+    }
+
+    async fn pass(&mut self) -> Result<Report, KeepError> {
+        self.keeper.pass(Role::Writes).await
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
+    }
+
+    /// The files that it serves from fit together.
+    fn serves(&self) {
+        let path = |name: &str| -> PathBuf { self.folder.path().join(name) };
+        let files = CertificateFiles {
+            own: Some((path("tls.crt"), path("tls.key"))),
+            ca: Some(path("ca.crt")),
+            read_every: Duration::from_secs(1),
+        };
+        Certificates::read(files).unwrap();
+        let mode = std::fs::metadata(path("tls.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    fn at(&self, seconds: u64) {
+        self.time.set(Timestamp::from_millis(seconds * 1_000));
+    }
+}
+
+/// A value of a Secret, in plain.
+fn value(objects: &Objects, path: &str, key: &str) -> String {
+    let found: Option<ByteString> =
+        serde_json::from_value(objects.at(path)["data"][key].clone()).unwrap();
+    String::from_utf8(found.unwrap_or_default().0).unwrap()
+}
+
+fn bundle_of(text: &Value) -> String {
+    let found: Option<ByteString> = serde_json::from_value(text.clone()).unwrap();
+    String::from_utf8(found.unwrap_or_default().0).unwrap()
+}
+
+fn data(values: &[(&str, &str)]) -> Value {
+    let values = values.iter().map(|(key, text)| ((*key).to_owned(), ByteString((*text).into())));
+    json!(values.collect::<BTreeMap<String, ByteString>>())
+}
+
+/// Whether one that trusts this bundle accepts this certificate now, with this name.
+fn accepts(bundle: &str, certificate: &str, (name, usage): (&str, Usage), now: u64) -> bool {
+    let roots: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(bundle.as_bytes()).collect::<Result<_, _>>().unwrap();
+    let anchors: Vec<_> =
+        roots.iter().map(|root| webpki::anchor_from_trusted_cert(root).unwrap()).collect();
+    let Ok(der) = CertificateDer::from_pem_slice(certificate.as_bytes()) else { return false };
+    let end = webpki::EndEntityCert::try_from(&der).unwrap();
+    let time = rustls::pki_types::UnixTime::since_unix_epoch(Duration::from_secs(now));
+    let verify = |usage| {
+        end.verify_for_usage(webpki::ALL_VERIFICATION_ALGS, &anchors, &[], time, usage, None, None)
+            .is_ok()
+    };
+    (!usage.is_server() || verify(webpki::KeyUsage::server_auth()))
+        && (!usage.is_client() || verify(webpki::KeyUsage::client_auth()))
+        && end.verify_is_valid_for_subject_name(&ServerName::try_from(name).unwrap()).is_ok()
+}
+
+/// All that is kept fits together, and is in each place.
+fn check(objects: &Objects, now: u64) {
+    let bundle = value(objects, CA, "ca.crt");
+    for (path, name, usage) in NAMES {
+        let certificate = value(objects, path, "tls.crt");
+        assert!(accepts(&bundle, &certificate, (name, usage), now), "{path} {name}");
+        assert_eq!(value(objects, path, "ca.crt"), bundle, "{path}");
+    }
+    assert!(!accepts(
+        &bundle,
+        &value(objects, SCHEDULER, "tls.crt"),
+        ("gpupack-scheduler", Usage::Server),
+        now
+    ));
+    assert!(!accepts(
+        &bundle,
+        &value(objects, WEBHOOK, "tls.crt"),
+        ("gpupack-webhook.gpu-system.svc", Usage::Client),
+        now
+    ));
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle);
+    for hook in objects.at(WEBHOOKS)["webhooks"].as_array().unwrap() {
+        assert_eq!(bundle_of(&hook["clientConfig"]["caBundle"]), bundle);
+        assert_eq!(hook["failurePolicy"], "Fail", "the rest stays");
+    }
+    assert_eq!(bundle_of(&objects.at(SERVICE)["spec"]["caBundle"]), bundle);
+    let template = &objects.at(DEPLOYMENT)["spec"]["template"]["metadata"];
+    assert_eq!(template["annotations"]["gpupack.dev/ca-bundle"].as_str().unwrap().len(), 16);
+    assert_eq!(template["labels"]["a"], "b", "the rest stays");
+    assert_eq!(objects.at(AGENTS)["data"]["kept"], "x");
+    assert_eq!(objects.at(CA)["metadata"]["labels"]["of"], "the installation");
+}
+
+#[tokio::test]
+async fn empty_objects_are_filled_and_stay_as_they_are() {
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    let report = replica.pass().await.unwrap();
+    check(&objects, START);
+    replica.serves();
+    assert_eq!(replica.file("ca.crt"), value(&objects, CA, "ca.crt"));
+    assert_eq!(replica.file("tls.key"), value(&objects, EXTENDER, "tls.key"));
+    let days = |seconds: u64| Some(UnixTime(START + seconds * 86_400));
+    assert_eq!((report.ca_ends, report.restart_by), (days(5 * 365), None));
+    assert!(Owner::ALL.iter().all(|owner| report.ends.get(owner).copied() == days(90)));
+    let writes = objects.writes().len();
+    replica.pass().await.unwrap();
+    assert_eq!(objects.writes().len(), writes, "nothing is due");
+    // Another replica serves the same.
+    let mut other = Replica::make(&objects);
+    assert_eq!(other.keeper.pass(Role::Reads).await.unwrap().ca_ends, days(5 * 365));
+    assert_eq!(objects.writes().len(), writes);
+    assert_eq!(other.file("tls.crt"), replica.file("tls.crt"));
+}
+
+#[tokio::test]
+async fn replicas_that_start_at_once_end_with_one_ca() {
+    for _ in 0..8 {
+        let objects = installed();
+        let (mut a, mut b) = (Replica::make(&objects), Replica::make(&objects));
+        let (first, second) = tokio::join!(a.pass(), b.pass());
+        first.unwrap();
+        second.unwrap();
+        a.pass().await.unwrap();
+        check(&objects, START);
+        let cas = objects.writes().iter().filter(|write| write.ends_with("/gpupack-ca")).count();
+        assert!(cas >= 2, "both tried to make a CA");
+        for replica in [&a, &b] {
+            assert_eq!(
+                replica.file("ca.crt"),
+                value(&objects, CA, "ca.crt"),
+                "the loser has it too"
+            );
+            replica.serves();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_crash_or_a_lost_answer_at_any_write_leaves_a_state_from_which_the_next_run_goes_on() {
+    for fault in [
+        WriteFault::CutAfter,
+        WriteFault::CutBefore,
+        WriteFault::WrittenBefore,
+        WriteFault::Refused(500),
+        WriteFault::Refused(409),
+    ] {
+        for place in 0..8 {
+            let objects = installed();
+            let mut faults = vec![WriteFault::None; place];
+            faults.push(fault);
+            objects.fail(&faults);
+            let mut first = Replica::make(&objects);
+            let ended = first.pass().await;
+            let lost = matches!(
+                fault,
+                WriteFault::CutBefore | WriteFault::CutAfter | WriteFault::Refused(500)
+            );
+            assert_eq!(ended.is_err(), lost, "{fault:?} at {place}: {ended:?}");
+            let ca = value(&objects, CA, "ca.crt");
+            drop(first);
+            Replica::make(&objects).pass().await.unwrap();
+            check(&objects, START);
+            let now = value(&objects, CA, "ca.crt");
+            assert!(ca.is_empty() || ca == now, "{fault:?} at {place}: one CA is enough");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_not_be_written_is_reported_and_stops_nothing_else() {
+    let objects = installed();
+    objects.forbid(WEBHOOKS);
+    let mut replica = Replica::make(&objects);
+    let error = replica.pass().await.unwrap_err().to_string();
+    assert!(error.contains("MutatingWebhookConfiguration") && error.contains("403"), "{error}");
+    replica.serves();
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], value(&objects, CA, "ca.crt"));
+}
+
+#[tokio::test]
+async fn objects_that_are_not_installed_are_no_error_but_two_are_needed() {
+    let objects = installed();
+    for path in [SCHEDULER, WEBHOOK, AGENTS, WEBHOOKS, SERVICE, DEPLOYMENT] {
+        objects.remove(path);
+    }
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    replica.serves();
+    for path in [EXTENDER, CA] {
+        let objects = installed();
+        objects.remove(path);
+        let error = Replica::make(&objects).pass().await.unwrap_err().to_string();
+        let name = path.rsplit('/').next().unwrap();
+        assert!(error.contains(name) && error.contains("create it empty"), "{error}");
+    }
+}
+
+/// What somebody put into a Secret.
+fn hostile(objects: &Objects) -> Vec<(&'static str, Value)> {
+    let at = |seconds: i64| UnixTime(START.saturating_add_signed(seconds));
+    let validity = Validity { starts: at(-100), ends: at(80 * 86_400) };
+    let other = make_ca("other", validity).unwrap();
+    let ours = gpupack::issuing::pair::Pair {
+        certificate: value(objects, CA, "ca.crt"),
+        key: value(objects, CA, "ca.key"),
+    };
+    let names = |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
+    let webhook =
+        names(&["gpupack-webhook.gpu-system.svc", "gpupack-webhook.gpu-system.svc.cluster.local"]);
+    let signed = |ca, names: &[String], usage, validity| {
+        let pair = sign(ca, Wanted { names, usage, validity }).unwrap();
+        data(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)])
+    };
+    let ended = Validity { ends: at(-1), ..validity };
+    let later = Validity { starts: at(9), ..validity };
+    let (certificate, key) =
+        (value(objects, WEBHOOK, "tls.crt"), value(objects, WEBHOOK, "tls.key"));
+    let long = "x".repeat(900_000);
+    let many = certificate.repeat(500);
+    vec![
+        (
+            "garbage",
+            data(&[("tls.crt", "\u{0}\u{fffd}"), ("tls.key", "-----BEGIN PRIVATE KEY-----")]),
+        ),
+        ("long", data(&[("tls.crt", &long), ("tls.key", &long)])),
+        ("many", data(&[("tls.crt", &many), ("tls.key", &key)])),
+        ("no key", data(&[("tls.crt", &certificate)])),
+        ("another key", data(&[("tls.crt", &certificate), ("tls.key", &other.key)])),
+        ("a CA", data(&[("tls.crt", &other.certificate), ("tls.key", &other.key)])),
+        ("of another CA", signed(&other, &webhook, Usage::Server, validity)),
+        ("other names", signed(&ours, &webhook[..1], Usage::Server, validity)),
+        ("other use", signed(&ours, &webhook, Usage::Client, validity)),
+        ("ended", signed(&ours, &webhook, Usage::Server, ended)),
+        ("not yet", signed(&ours, &webhook, Usage::Server, later)),
+        ("PEM of DER that ends early", {
+            let half =
+                pem::encode(&pem::Pem::new("CERTIFICATE", vec![0x30, 0x82, 0xff, 0xff, 0x30]));
+            data(&[("tls.crt", &half), ("tls.key", &key)])
+        }),
+    ]
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_used_is_made_again() {
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    let ca = value(&objects, CA, "ca.crt");
+    for (what, values) in hostile(&objects) {
+        let mut secret = objects.at(WEBHOOK);
+        secret["data"] = values;
+        objects.put(WEBHOOK, secret);
+        replica.pass().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        check(&objects, START);
+        assert_eq!(value(&objects, CA, "ca.crt"), ca, "{what}: the CA stays");
+    }
+}
+
+#[tokio::test]
+async fn a_ca_that_cannot_be_used_is_made_again_and_everything_with_it() {
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    let other = value(&objects, WEBHOOK, "tls.key");
+    for (key, text) in [
+        ("ca.crt", "garbage".to_owned()),
+        ("ca.key", other),
+        ("ca.crt", value(&objects, WEBHOOK, "tls.crt")),
+        ("ca.key", "x".repeat(900_000)),
+    ] {
+        let before = value(&objects, CA, "ca.crt");
+        let mut secret = objects.at(CA);
+        secret["data"][key] = json!(ByteString(text.into()));
+        objects.put(CA, secret);
+        replica.pass().await.unwrap();
+        check(&objects, START);
+        assert_ne!(value(&objects, CA, "ca.crt"), before);
+    }
+    // The stages alone are broken: the CA stays.
+    for text in ["{", "[1]", "{\"old\": {\"x\": -1}}", &"9".repeat(100_000)] {
+        let before = value(&objects, CA, "ca.crt");
+        let mut secret = objects.at(CA);
+        secret["data"]["rotation.json"] = json!(ByteString(text.into()));
+        secret["data"]["next.crt"] = json!(ByteString("garbage".into()));
+        objects.put(CA, secret);
+        replica.pass().await.unwrap();
+        assert_eq!(value(&objects, CA, "ca.crt"), before);
+    }
+    // A CA that somebody added is not published.
+    let validity = Validity { starts: UnixTime(START), ends: UnixTime(START + 100) };
+    let added = make_ca("added", validity).unwrap();
+    let mut secret = objects.at(CA);
+    let bundle = value(&objects, CA, "ca.crt") + &added.certificate;
+    secret["data"]["ca.crt"] = json!(ByteString(bundle.into()));
+    objects.put(CA, secret);
+    replica.pass().await.unwrap();
+    assert!(!objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().contains(&added.certificate));
+}
+
+#[tokio::test]
+async fn a_clock_before_the_ca_changes_nothing() {
+    let objects = installed();
+    Replica::make(&objects).pass().await.unwrap();
+    let writes = objects.writes().len();
+    let mut late = Replica::make(&objects);
+    late.time.step_wall(-100 * 86_400);
+    assert!(matches!(late.pass().await, Err(KeepError::Clock)));
+    assert_eq!(objects.writes().len(), writes);
+}
+
+/// Replaces the pods of the Deployment at once; the bundle that they read.
+fn roll(objects: &Objects, running: &mut (String, String)) {
+    let deployment = objects.at(DEPLOYMENT);
+    let template = &deployment["spec"]["template"]["metadata"]["annotations"];
+    let wanted = template["gpupack.dev/ca-bundle"].as_str().unwrap_or_default();
+    if wanted != running.0 {
+        *running = (wanted.to_owned(), value(objects, SCHEDULER, "ca.crt"));
+    }
+}
+
+#[tokio::test]
+async fn a_ca_is_changed_while_each_client_trusts_each_server() {
+    let objects = installed();
+    let section = "{ make: true, certificate_seconds: 600, ca_seconds: 2400, spread_seconds: 60 }";
+    let (mut leader, mut other) =
+        (Replica::new(&objects, section), Replica::new(&objects, section));
+    leader.pass().await.unwrap();
+    other.pass().await.unwrap();
+    let mut running = (String::new(), String::new());
+    roll(&objects, &mut running);
+    let first = value(&objects, CA, "ca.crt");
+    let mut lengths = Vec::new();
+    // Clients and servers with what there was 50 s ago.
+    let mut before: Vec<(String, String)> = Vec::new();
+    for now in (10..6_000_u64).step_by(10) {
+        leader.at(now);
+        other.at(now);
+        let (pass, role) = if now % 700 < 350 {
+            (leader.pass().await, other.keeper.pass(Role::Reads).await)
+        } else {
+            (other.pass().await, leader.keeper.pass(Role::Reads).await)
+        };
+        pass.unwrap();
+        role.unwrap();
+        let now = START + now;
+        let bundle = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
+        lengths.push(bundle.matches("BEGIN").count());
+        before.push((bundle.clone(), leader.file("tls.crt")));
+        let late = before.len().saturating_sub(5);
+        for (old_bundle, _) in &before[late..] {
+            for (_, certificate) in &before[late..] {
+                assert!(accepts(old_bundle, certificate, ("gpupack-extender", Usage::Both), now));
+            }
+        }
+        let scheduler = value(&objects, SCHEDULER, "tls.crt");
+        for replica in [&leader, &other] {
+            replica.serves();
+            let (certificate, trusted) = (replica.file("tls.crt"), replica.file("ca.crt"));
+            assert!(accepts(&running.1, &certificate, ("gpupack-extender", Usage::Server), now));
+            assert!(accepts(&trusted, &scheduler, ("gpupack-scheduler", Usage::Client), now));
+        }
+        if now.is_multiple_of(50) {
+            roll(&objects, &mut running);
+        }
+    }
+    assert_eq!(lengths.iter().max(), Some(&2), "never more than two at once");
+    assert!(!value(&objects, CA, "ca.crt").contains(&first), "the first one is dropped");
+}
+
+#[tokio::test]
+async fn a_kube_scheduler_of_others_gets_a_deadline_that_a_confirmation_ends() {
+    let objects = installed();
+    objects.remove(DEPLOYMENT);
+    let section = "{ make: true, certificate_seconds: 600, ca_seconds: 6000, spread_seconds: 60 }";
+    let mut replica = Replica::new(&objects, section);
+    replica.pass().await.unwrap();
+    replica.at(4_000);
+    let report = replica.pass().await.unwrap();
+    assert_eq!(report.restart_by, Some(UnixTime(START + 5_400)));
+    replica.at(4_100);
+    assert_eq!(replica.pass().await.unwrap().restart_by, Some(UnixTime(START + 5_400)));
+    assert_eq!(value(&objects, CA, "ca.crt").matches("BEGIN").count(), 2);
+    let old = value(&objects, SCHEDULER, "tls.crt");
+    let mut secret = objects.at(SCHEDULER);
+    let bundle = value(&objects, SCHEDULER, "ca.crt");
+    secret["metadata"]["annotations"] = json!({"gpupack.dev/ca-bundle-in-use": id(&bundle)});
+    objects.put(SCHEDULER, secret);
+    assert_eq!(replica.pass().await.unwrap().restart_by, None);
+    assert!(value(&objects, CA, "next.crt").is_empty(), "the next one signs now");
+    assert_ne!(value(&objects, SCHEDULER, "tls.crt"), old);
+}
+
+/// The name of a bundle, as the log gives it.
+fn id(bundle: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bundle.as_bytes());
+    digest.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test]
+async fn the_ca_of_others_is_published_where_that_is_wanted() {
+    for (section, has_bundles) in [("{}", false), ("{ publish_ca_bundles: true }", true)] {
+        let objects = installed();
+        let mut replica = Replica::new(&objects, section);
+        assert!(matches!(replica.pass().await, Err(KeepError::Read { .. })));
+        let validity = Validity { starts: UnixTime(START), ends: UnixTime(START + 86_400) };
+        let ca = make_ca("of others", validity).unwrap();
+        let names = ["gpupack-extender".to_owned()];
+        let own = sign(&ca, Wanted { names: &names, usage: Usage::Both, validity }).unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(Path::new(replica.folder.path()).join(name), text).unwrap();
+        };
+        write("ca.crt", &format!("# from elsewhere\n{}", ca.certificate));
+        write("tls.crt", &own.certificate);
+        let report = replica.pass().await.unwrap();
+        assert_eq!(report.ca_ends, Some(validity.ends));
+        assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], ca.certificate);
+        let service = bundle_of(&objects.at(SERVICE)["spec"]["caBundle"]);
+        assert_eq!(service == ca.certificate, has_bundles);
+        let mut all = objects.writes();
+        all.sort();
+        let expected = if has_bundles { 3 } else { 1 };
+        assert_eq!(all.len(), expected, "{all:?}");
+        replica.pass().await.unwrap();
+        assert_eq!(objects.writes().len(), expected, "nothing is due");
+        assert!(objects.at(CA)["data"].is_null(), "no Secret is changed");
+    }
+}

@@ -22,10 +22,10 @@ const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
 /// On the pods of kube-scheduler: the bundle that they have read.
-const OF_PODS: &str = "gpupack.dev/ca-bundle";
+const OF_PODS: &str = "certificates.gpupack.dev/ca-bundle";
 
 /// On the Secret of kube-scheduler: the bundle that a kube-scheduler which is not ours has read.
-pub const IN_USE: &str = "gpupack.dev/ca-bundle-in-use";
+pub const IN_USE: &str = "certificates.gpupack.dev/ca-bundle-in-use";
 
 /// The Secret of the CA, and the ConfigMap of agents.
 pub const CA: &str = "gpupack-ca";

@@ -303,7 +303,7 @@ async fn roll(
         let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas);
         let template = deployment.spec.and_then(|spec| spec.template.metadata);
         let annotations = template.and_then(|template| template.annotations).unwrap_or_default();
-        let wanted = annotations.get("gpupack.dev/ca-bundle").cloned();
+        let wanted = annotations.get("certificates.gpupack.dev/ca-bundle").cloned();
         if wanted.is_some() && wanted != last {
             drop(running.take());
             volumes.update(&client).await;

@@ -231,7 +231,8 @@ fn a_token_of_the_extender_changes_of_kube_scheduler_one_annotation() {
             let refused = patch(fields).await.expect_err(what);
             assert!(refused.contains("gpupack-certificates"), "{what}: {refused}");
         }
-        let annotation = json!({"metadata": {"annotations": {"gpupack.dev/ca-bundle": "1"}}});
+        let annotation =
+            json!({"metadata": {"annotations": {"certificates.gpupack.dev/ca-bundle": "1"}}});
         patch(of_pods(annotation)).await.expect("its own annotation");
         let bundle = ByteString(b"x".to_vec());
         let refused = patch(json!({"spec": {"caBundle": bundle}})).await;

@@ -12,6 +12,7 @@ use gpupack::config::file::Config;
 use gpupack::hardware::units::Timestamp;
 use gpupack::issuing::keeper::{KeepError, Keeper, Report, Role};
 use gpupack::issuing::pair::{Usage, Validity, Wanted, make_ca, sign};
+use gpupack::kube_api::request::annotations::parse_request;
 use gpupack::kube_api::request::placement::FenceWriter;
 use gpupack::kube_api::write::carry_out;
 use gpupack::kube_api::write::term::Term;
@@ -200,10 +201,19 @@ fn check(objects: &Objects, now: u64) {
     }
     assert_eq!(bundle_of(&objects.at(SERVICE)["spec"]["caBundle"]), bundle);
     let template = &objects.at(DEPLOYMENT)["spec"]["template"]["metadata"];
-    assert_eq!(template["annotations"]["gpupack.dev/ca-bundle"].as_str().unwrap().len(), 16);
+    let noted = template["annotations"]["certificates.gpupack.dev/ca-bundle"].as_str().unwrap();
+    assert_eq!(noted.len(), 16);
+    assert_requests_nothing(template);
     assert_eq!(template["labels"]["a"], "b", "the rest stays");
     assert_eq!(objects.at(AGENTS)["data"]["kept"], "x");
     assert_eq!(objects.at(CA)["metadata"]["labels"]["of"], "the installation");
+}
+
+/// A pod with these annotations requests no GPU: an unknown key of gpupack would be a faulty request.
+fn assert_requests_nothing(metadata: &Value) {
+    let annotations: BTreeMap<String, String> =
+        serde_json::from_value(metadata["annotations"].clone()).unwrap();
+    assert_eq!(parse_request(&annotations, &[]), Ok(None));
 }
 
 #[tokio::test]
@@ -428,7 +438,7 @@ async fn a_clock_before_the_ca_changes_nothing() {
 fn roll(objects: &Objects, running: &mut (String, String)) {
     let deployment = objects.at(DEPLOYMENT);
     let template = &deployment["spec"]["template"]["metadata"]["annotations"];
-    let wanted = template["gpupack.dev/ca-bundle"].as_str().unwrap_or_default();
+    let wanted = template["certificates.gpupack.dev/ca-bundle"].as_str().unwrap_or_default();
     if wanted != running.0 {
         *running = (wanted.to_owned(), value(objects, SCHEDULER, "ca.crt"));
     }
@@ -499,7 +509,8 @@ async fn a_kube_scheduler_of_others_gets_a_deadline_that_a_confirmation_ends() {
     let old = value(&objects, SCHEDULER, "tls.crt");
     let mut secret = objects.at(SCHEDULER);
     let bundle = value(&objects, SCHEDULER, "ca.crt");
-    secret["metadata"]["annotations"] = json!({"gpupack.dev/ca-bundle-in-use": id(&bundle)});
+    secret["metadata"]["annotations"] =
+        json!({"certificates.gpupack.dev/ca-bundle-in-use": id(&bundle)});
     objects.put(SCHEDULER, secret);
     assert_eq!(replica.pass().await.unwrap().restart_by, None);
     assert!(value(&objects, CA, "next.crt").is_empty(), "the next one signs now");

@@ -17,7 +17,7 @@ use crate::rotation::plan::{
 };
 
 /// The key of the certificate in a Secret.
-const CERTIFICATE: &str = "tls.crt";
+pub const CERTIFICATE: &str = "tls.crt";
 /// The key of its private key.
 const KEY: &str = "tls.key";
 

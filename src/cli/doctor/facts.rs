@@ -34,6 +34,10 @@ use crate::cli::doctor::webhook::{
     trial,
 };
 use crate::config::file::Config;
+use crate::config::identity::TlsConfig;
+use crate::issuing::authority::BUNDLE;
+use crate::issuing::objects as issuing;
+use crate::rotation::plan::Owner;
 
 /// Objects of gpupack.
 const OWN: &str = "&labelSelector=app.kubernetes.io/name%3Dgpupack";
@@ -419,10 +423,15 @@ async fn secret_of(
     path: &std::path::Path,
 ) -> Option<(String, Read<Shown>)> {
     let name = part.as_ref().ok()?.secret_of(path.to_str()?)?;
-    let secret: Read<Secret> = plan.reader.object(&rights::secret(&plan.places, &name)).await;
+    let shown = shown(plan, &name).await;
+    Some((name, shown))
+}
+
+async fn shown(plan: &Plan<'_>, name: &str) -> Read<Shown> {
+    let secret: Read<Secret> = plan.reader.object(&rights::secret(&plan.places, name)).await;
     let data =
         secret.map(|secret| -> BTreeMap<String, ByteString> { secret.data.unwrap_or_default() });
-    Some((name, data.map(Shown::of)))
+    data.map(Shown::of)
 }
 
 async fn certificates(
@@ -453,20 +462,37 @@ async fn certificates(
         let it = Served { check: "certificate of the webhook", secret: &name, file, shown: &shown };
         found.extend(served(&it, trusts, plan.now_unix_seconds));
     }
-    let Some(tls) = &config.tls else { return found };
-    let Some((name, shown)) = secret_of(plan, &parts.extender, &tls.certificate_file).await else {
-        found.push(Of("certificate of the extender").not_checked(
+    if let Some(tls) = &config.tls {
+        found.extend(of_the_extender(plan, parts, (config, tls), &service).await);
+    }
+    found
+}
+
+/// Its certificate is in the Secret that it fills itself, or in one that it mounts.
+async fn of_the_extender(
+    plan: &Plan<'_>,
+    parts: &Parts,
+    (config, tls): (&Config, &TlsConfig),
+    service: &Read<APIService>,
+) -> Findings {
+    let files = (file_name(&tls.certificate_file), file_name(&tls.ca_file));
+    let (secret, (file, ca_file)) = if config.certificates.as_ref().is_some_and(|it| it.make) {
+        let name = issuing::secret_of(Owner::Extender);
+        (Some((name.to_owned(), shown(plan, name).await)), (issuing::CERTIFICATE, BUNDLE))
+    } else {
+        (secret_of(plan, &parts.extender, &tls.certificate_file).await, files)
+    };
+    let Some((name, shown)) = secret else {
+        return vec![Of("certificate of the extender").not_checked(
             "the extender has `tls`, but mounts no Secret with its certificate",
             "check the volume for tls.certificate_file",
-        ));
-        return found;
+        )];
     };
     let spec = service.as_ref().ok().and_then(|service| service.spec.as_ref());
     let called = spec.and_then(|spec| spec.service.as_ref());
     let called = called
         .and_then(|it| called_name(Some((it.name.as_deref()?, it.namespace.as_deref()?)), None));
     let called = called.unwrap_or_default();
-    let own_ca = shown.as_ref().ok().and_then(|shown| shown.file(file_name(&tls.ca_file)));
     let of_service = Trust {
         from: "caBundle of the APIService",
         ca: spec.and_then(|spec| spec.ca_bundle.as_ref()).map(|ca| &*ca.0),
@@ -475,16 +501,14 @@ async fn certificates(
     };
     let of_replicas = Trust {
         from: "its own CA",
-        ca: own_ca,
+        ca: shown.as_ref().ok().and_then(|shown| shown.file(ca_file)),
         name: &tls.replica_name,
         fix: "make a certificate of that CA with the name tls.replica_name",
     };
     let trusts = [of_replicas, of_service];
     let trusts = if spec.is_some() { &trusts[..] } else { &trusts[..1] };
-    let file = file_name(&tls.certificate_file);
     let it = Served { check: "certificate of the extender", secret: &name, file, shown: &shown };
-    found.extend(served(&it, trusts, plan.now_unix_seconds));
-    found
+    served(&it, trusts, plan.now_unix_seconds)
 }
 
 /// The name by which the API server calls a Service, or an address.

@@ -122,6 +122,7 @@ pub(crate) fn needed(places: &Places) -> Vec<Target> {
         events(),
         quotas(),
         secret(places, "gpupack-webhook-tls"),
+        secret(places, "gpupack-extender-tls"),
     ]
 }
 

@@ -60,15 +60,7 @@ async fn installed(bed: &Testbed, fleet: &Fleet) {
             manifests::keep(admin, "webhook.yaml", &object).await;
         }
     }
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/scheduler-config/second-scheduler.yaml");
-    let text = std::fs::read_to_string(file).expect("it is shipped");
-    keep(
-        bed,
-        json!({"apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": "gpupack-scheduler", "namespace": "gpu-system"},
-        "data": {"config.yaml": text}}),
-    )
-    .await;
+    in_plain_text(bed).await;
     let namespaces: Api<Namespace> = Api::all(admin.clone());
     if namespaces.get_opt("gpu-operator").await.expect("it can be read").is_none() {
         keep(
@@ -90,7 +82,7 @@ async fn installed(bed: &Testbed, fleet: &Fleet) {
     )
     .await;
     let deployments: Api<Deployment> = Api::namespaced(admin.clone(), "gpu-system");
-    for (name, replicas) in [("gpupack", 2), ("gpupack-webhook", 2), ("gpupack-scheduler", 1)] {
+    for (name, replicas) in [("gpupack", 2), ("gpupack-webhook", 2), ("gpupack-scheduler", 2)] {
         let status = json!({"status": {"replicas": replicas, "readyReplicas": replicas,
             "availableReplicas": replicas}});
         let merge = Patch::Merge(&status);
@@ -106,6 +98,31 @@ async fn installed(bed: &Testbed, fleet: &Fleet) {
     patched.expect("the DaemonSet is there");
     for node in &fleet.nodes {
         agent_pod(bed, &node.name).await;
+    }
+}
+
+/// The extenders of this scenario have no certificates: the whole walk of an installation has.
+async fn in_plain_text(bed: &Testbed) {
+    let maps: Api<ConfigMap> = Api::namespaced(bed.cluster.client.clone(), "gpu-system");
+    let map = maps.get("gpupack").await.expect("it was applied");
+    let text = &map.data.expect("the file")["gpupack.yaml"];
+    let mut config: Value = serde_yaml_ng::from_str(text).expect("YAML");
+    let keys = config.as_object_mut().expect("a mapping");
+    let removed = ["tls", "certificates"].map(|key| keys.remove(key).is_some());
+    assert_eq!(removed, [true, true], "what is shipped proves who it is");
+    keys.insert("plain_text".to_owned(), true.into());
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/scheduler-config/second-scheduler.yaml");
+    let scheduler = std::fs::read_to_string(file).expect("it is shipped");
+    for (name, file, text) in [
+        ("gpupack", "gpupack.yaml", config.to_string()),
+        ("gpupack-scheduler", "config.yaml", scheduler),
+    ] {
+        keep(
+            bed,
+            json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": "gpu-system"}, "data": {file: text}}),
+        )
+        .await;
     }
 }
 

@@ -95,6 +95,7 @@ fn a_new_cluster_gets_to_a_running_fraction_and_keeps_it() {
         walk.images(&equipment);
         walk.installed().await;
         walk.tested();
+        walk.diagnosed();
         let before = walk.running_fraction("first").await;
         walk.helm("upgraded to another policy", &["upgrade", "--set", "config.policy=binpack"]);
         walk.same_as(&before, "upgrade").await;
@@ -277,6 +278,18 @@ impl Walk {
 
     fn tested(&self) {
         self.helm("passed", &["test"]);
+    }
+
+    /// `gpupack doctor` finds nothing to fix.
+    fn diagnosed(&self) {
+        let mut doctor = Command::new(gpupack());
+        doctor.arg("doctor").arg("--kubeconfig").arg(&self.kubeconfig);
+        let output = doctor.output().expect("gpupack can be started");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let of_note = said.lines().filter(|line| !line.starts_with("ok "));
+        of_note.for_each(|line| figure(NAME, &format!("doctor: {line}")));
+        let wrong = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "gpupack doctor: {}\n{said}{wrong}", output.status);
     }
 
     /// Creates a pod with half a GPU, and waits until its container says what it has.

@@ -73,8 +73,9 @@ impl CertificatesConfig {
     }
 }
 
+/// No certificate fits a name with a dot at its end.
 fn is_dns_name(text: &str) -> bool {
-    matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
+    !text.ends_with('.') && matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
 }
 
 #[cfg(test)]
@@ -109,6 +110,7 @@ mod tests {
         let faults = |text: &str| Config::from_yaml(text).unwrap_err().to_string();
         let of = |section: &str| faults(&format!("tls: {{}}\ncertificates: {{ {section} }}"));
         assert!(faults("certificates: { make: true }").contains("without `tls`"));
+        assert!(of("names: [a.example.]").contains("names"), "no certificate fits that name");
         assert!(of("certificate_seconds: 3600").contains("must be 14400 or more"));
         assert!(of("ca_seconds: 86400").contains("must be 31104000 or more"));
         let rules = CertificatesConfig::default();

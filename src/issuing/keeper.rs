@@ -82,7 +82,10 @@ pub enum KeepError {
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
     /// The clock of this machine, or that of an earlier one, is wrong.
-    #[error("the CA begins in the future: is the clock of this machine late?")]
+    #[error(
+        "the CA begins in the future: the clock of this machine is late, or a machine whose clock was ahead \
+         made the CA; then empty the Secret `gpupack-ca`, and another one is made"
+    )]
     Clock,
     /// There is no certificate yet.
     #[error("the certificate of the extender is not made yet")]
@@ -163,6 +166,8 @@ pub struct Keeper {
     names: Names,
     /// The last line about each object, so that none is repeated.
     logged: BTreeMap<&'static str, String>,
+    /// Whether the files of `tls` are written.
+    has_files: bool,
 }
 
 impl Keeper {
@@ -180,16 +185,20 @@ impl Keeper {
             rules: settings.rules(),
             settings,
             logged: BTreeMap::new(),
+            has_files: false,
         })
     }
 
     /// Makes what is missing, and writes the files from which this process serves. It tries until that is
-    /// done. Where others make the certificates, there is nothing to wait for.
+    /// done; what else cannot be written is for later. Where others make the certificates, there is nothing
+    /// to wait for.
     pub async fn start(&mut self) {
         while self.settings.make {
-            match self.pass(Role::Writes).await {
-                Ok(_) => return,
-                Err(error) => self.log(WHOLE, error.to_string()),
+            if let Err(error) = self.pass(Role::Writes).await {
+                self.log(WHOLE, error.to_string());
+            }
+            if self.has_files {
+                return;
             }
             tokio::time::sleep(AGAIN_AFTER).await;
         }
@@ -249,6 +258,7 @@ impl Keeper {
                     return Err(failed.unwrap_or(KeepError::NoCertificate));
                 };
                 own_files::write(&self.tls, &ca.bundle(), &own)?;
+                self.has_files = true;
                 let ends = seen.certificates.iter().filter_map(|(owner, it)| match it {
                     SeenCertificate::Made { ends, .. } => Some((*owner, *ends)),
                     SeenCertificate::NoSecret | SeenCertificate::Unusable => None,

@@ -85,7 +85,7 @@ pub(crate) struct Served<'a> {
 pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i64) -> Findings {
     let of = Of(it.check);
     let what = format!("Secret {}", short(it.secret));
-    let make = "make it: `gpupack webhook-cert`, or cert-manager (docs/admission.md)";
+    let make = "see who makes it: Certificates in docs/install.md; where gpupack does, the leader's log says why not";
     let shown = match it.shown {
         Ok(shown) => shown,
         Err(Unread::Absent) => {
@@ -105,11 +105,11 @@ pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i6
     match days {
         ..=0 => found.push(of.problem(
             format!("{what}: it ended {} days ago", -days / 86_400),
-            "renew it; with cert-manager see `kubectl describe certificate`",
+            "see why it was not renewed: the log of the leader, or `kubectl describe certificate` with cert-manager",
         )),
         1..SOON_SECONDS => found.push(of.warning(
             format!("{what}: it ends in {} days", days / 86_400),
-            "see why it was not renewed: `kubectl describe certificate`, or make a new one",
+            "see why it was not renewed: the log of the leader, or `kubectl describe certificate` with cert-manager",
         )),
         _ => {}
     }
@@ -136,7 +136,7 @@ pub(crate) fn api_service(service: &Read<APIService>, has_tls: bool) -> Findings
         Err(Unread::Absent) => {
             return vec![of.warning(
                 "there is no APIService: page and command line need a port of their own",
-                "kubectl apply -f deploy/api-service.yaml, and set its caBundle",
+                "set apiService.enabled in the values of the chart, or kubectl apply -f deploy/api-service.yaml",
             )];
         }
         Err(why) => return vec![of.unread("the APIService", why)],

@@ -259,8 +259,8 @@ async fn scheduler(plan: &Plan<'_>, parts: &Parts, fleet: &Fleet) -> Findings {
                 Err(Unread::Absent) => {
                     found.push(of.problem(
                         "its ConfigMap or the file in it is missing",
-                        "kubectl create configmap gpupack-scheduler --namespace gpu-system \
-                         --from-file=config.yaml=scheduler-config/second-scheduler.yaml",
+                        "helm upgrade with your values, or deploy/render and kubectl apply -f \
+                         deploy/scheduler.yaml",
                     ));
                     return found;
                 }

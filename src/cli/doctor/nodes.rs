@@ -103,7 +103,8 @@ pub(crate) fn agents(seen: &Seen<'_>) -> Findings {
         Ok(_) => {}
         Err(Unread::Absent) => found.push(AGENTS.problem(
             "there is no DaemonSet of the agents",
-            "kubectl apply -f deploy/agent.yaml, or see agents.namespace of the configuration",
+            "install the agents (agents.enabled of the chart, or deploy/agent.yaml), or see agents.namespace of the \
+             configuration",
         )),
         Err(why) => found.push(AGENTS.unread("their DaemonSet", why)),
     }

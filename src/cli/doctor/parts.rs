@@ -205,12 +205,14 @@ pub(crate) fn versions(program: &str, parts: &[Images<'_>]) -> Findings {
     let Some((_, first)) = known.first() else {
         return vec![of.not_checked("no image of gpupack is known", "see the checks above")];
     };
+    // Images of several repositories have digests that say nothing about each other.
+    let is_digest = |versions: &BTreeSet<String>| versions.iter().all(|it| it.contains(':'));
     for (part, versions) in &known[1..] {
-        if versions.is_disjoint(first) {
+        if versions.is_disjoint(first) && !is_digest(versions) && !is_digest(first) {
             let (is, must): (Vec<_>, Vec<_>) = (versions.iter().collect(), first.iter().collect());
             found.push(of.problem(
                 format!("the {part} is {}, the extender {}", names(&is), names(&must)),
-                "use one image for all parts: see Upgrade in docs/operations.md",
+                "use images of one release for all parts: see Upgrade in docs/install.md",
             ));
         }
     }
@@ -243,7 +245,7 @@ pub(crate) fn configuration(file: &Read<String>) -> (Findings, Option<Config>) {
     let text = match file {
         Ok(text) => text,
         Err(Unread::Absent) => {
-            let fix = "kubectl apply -f deploy/extender.yaml";
+            let fix = "helm upgrade with your values, or deploy/render and kubectl apply -f deploy/extender.yaml";
             return (vec![of.problem("its ConfigMap or the file in it is missing", fix)], None);
         }
         Err(why) => return (vec![of.unread("its ConfigMap", why)], None),

@@ -49,7 +49,8 @@ pub(crate) fn compared(shipped: &Policy, found: &Read<Value>) -> Check {
         _ => "the binding of policy",
     };
     let what = format!("{kind} {}", shipped.name);
-    let fix = "kubectl apply -f deploy/policies.yaml, of the release of this program";
+    let fix = "helm upgrade with the chart of this program's release, or deploy/render and kubectl apply -f \
+               deploy/policies.yaml";
     match found {
         Err(Unread::Absent) => {
             of.problem(format!("{what} does not exist: it keeps nothing from being edited"), fix)

@@ -36,14 +36,14 @@ pub(crate) fn of_file(text: &str, expected: &Expected<'_>) -> Findings {
         Err(error) => {
             return vec![FILE.problem(
                 format!("it cannot be read: {error}"),
-                "begin again with scheduler-config/second-scheduler.yaml",
+                "begin again with deploy/scheduler.yaml, as deploy/render writes it",
             )];
         }
     };
     let Some(extender) = ours(&file, expected) else {
         return vec![FILE.problem(
             format!("none of its {} is gpupack's", count(file.extenders.len(), "extender")),
-            "take the section `extenders` from scheduler-config/second-scheduler.yaml",
+            "take the section `extenders` from deploy/scheduler.yaml, as deploy/render writes it",
         )];
     };
     let mut found: Findings = [

@@ -174,7 +174,8 @@ pub(crate) fn devices_policy(
         Err(Unread::Absent) => {
             return vec![of.warning(
                 "it does not exist: a later webhook can open every GPU to a pod",
-                "kubectl apply -f deploy/webhook.yaml, unless unmanaged_runtime_class is `allow`",
+                "helm upgrade, or deploy/render and kubectl apply -f deploy/webhook.yaml; not with \
+                 unmanaged_runtime_class: allow",
             )];
         }
         Err(why) => return vec![of.unread("the policy", why)],

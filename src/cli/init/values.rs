@@ -65,7 +65,7 @@ pub(crate) fn values(cluster: &Cluster) -> String {
     let mut sheet = Sheet::default();
     head(&mut sheet, cluster);
     sheet.line("");
-    sheet.note(0, "Your build of deploy/Dockerfile.");
+    sheet.note(0, "Where your nodes pull what deploy/images/build made; agents.image is below.");
     sheet.line("image:\n  repository: ghcr.io/gpupack/gpupack");
     scheduler(&mut sheet, cluster);
     certificates(&mut sheet, cluster);
@@ -281,22 +281,39 @@ fn priority(sheet: &mut Sheet, cluster: &Cluster) {
 
 fn webhook(sheet: &mut Sheet, cluster: &Cluster) {
     sheet.line("");
+    let mut section = Sheet::default();
     match &cluster.operators {
         Ok(namespaces) if namespaces.is_empty() => {
-            sheet.note(
-                0,
+            section.note(
+                2,
                 "No GPU Operator was found (pods with the label app=gpu-operator). Name the namespace of what \
                  installs your driver, if it is in pods: they need every GPU.",
             );
-            sheet.line("webhook:\n  excludedNamespaces: []");
+            section.line("  excludedNamespaces: []");
         }
         Ok(namespaces) => {
             let named: Vec<String> = namespaces.iter().take(10).map(|name| quoted(name)).collect();
-            sheet.note(0, "The GPU Operator is there: its own pods need every GPU.");
-            sheet.line(&format!("webhook:\n  excludedNamespaces: [{}]", named.join(", ")));
+            section.note(2, "The GPU Operator is there: its own pods need every GPU.");
+            section.line(&format!("  excludedNamespaces: [{}]", named.join(", ")));
         }
-        Err(why) => sheet.note(0, &unknown("webhook.excludedNamespaces: the GPU Operator's", why)),
+        Err(why) => section.note(2, &unknown("excludedNamespaces: the GPU Operator's", why)),
     }
+    let taints = cluster.gpu_nodes().flat_map(|node| &node.taints);
+    let keys: BTreeSet<&str> =
+        taints.filter(|it| is_tolerated_by_the_webhook(it)).map(|it| it.key.as_str()).collect();
+    if !keys.is_empty() {
+        let keys: Vec<String> = keys.into_iter().take(MOST_TAINTS).map(quoted).collect();
+        section.note(2, "The taints of the GPU nodes: GPU pods and agents get their tolerations.");
+        section.line(&format!("  toleratedTaints: [{}]", keys.join(", ")));
+    }
+    open(sheet, "webhook", &section);
+}
+
+/// Whether the webhook can let GPU pods onto nodes with this taint.
+fn is_tolerated_by_the_webhook(taint: &Taint) -> bool {
+    let group = taint.key.split_once('/').map_or("", |(group, _)| group);
+    let is_of_kubernetes = group == "kubernetes.io" || group.ends_with(".kubernetes.io");
+    taint.effect == "NoSchedule" && !is_of_kubernetes
 }
 
 fn agents(sheet: &mut Sheet, cluster: &Cluster) {
@@ -312,15 +329,18 @@ fn agents(sheet: &mut Sheet, cluster: &Cluster) {
         );
         section.note(2, &text);
     }
-    let key = |taint: &&Taint| {
-        !taint.key.starts_with("node.kubernetes.io/") && taint.key != "nvidia.com/gpu"
+    section.line("  image:\n    repository: ghcr.io/gpupack/gpupack-agent");
+    let is_for_agents = |taint: &&Taint| {
+        let is_known =
+            taint.key.starts_with("node.kubernetes.io/") || taint.key == "nvidia.com/gpu";
+        !is_known && !is_tolerated_by_the_webhook(taint)
     };
     let taints: BTreeSet<&Taint> =
-        cluster.gpu_nodes().flat_map(|node| &node.taints).filter(key).collect();
+        cluster.gpu_nodes().flat_map(|node| &node.taints).filter(is_for_agents).collect();
     if !taints.is_empty() {
         section.note(
             2,
-            "The taints of the GPU nodes. GPU pods need these tolerations in their templates, too.",
+            "Other taints of the GPU nodes. GPU pods need these tolerations in their templates, too.",
         );
         section.line("  tolerations:");
         section.line("    - {key: nvidia.com/gpu, operator: Exists}");

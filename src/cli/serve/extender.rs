@@ -165,7 +165,11 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async move {
         let clock = Clock::start();
-        let keeper = kept_certificates(&config, clock).await?;
+        let requested = crate::cli::base::signals::stop_signal()?;
+        let keeper = tokio::select! {
+            keeper = kept_certificates(&config, clock) => keeper?,
+            () = requested => return Ok(()),
+        };
         let proofs = Proofs::read(&config)?;
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =

@@ -76,7 +76,7 @@ async fn installed(bed: &Testbed, fleet: &Fleet) {
     };
     keep(
         bed,
-        json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        json!({"apiVersion": "v1", "kind": "Secret",
         "metadata": {"name": "gpupack-webhook-tls", "namespace": "gpu-system"},
         "data": {"tls.crt": certificate("webhook.crt"), "tls.key": certificate("webhook.key")}}),
     )

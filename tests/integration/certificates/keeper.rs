@@ -301,6 +301,9 @@ async fn what_may_not_be_written_is_reported_and_stops_nothing_else() {
     assert!(error.contains("MutatingWebhookConfiguration") && error.contains("403"), "{error}");
     replica.serves();
     assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], value(&objects, CA, "ca.crt"));
+    let mut starting = Replica::make(&objects);
+    starting.keeper.start().await;
+    starting.serves();
 }
 
 #[tokio::test]

@@ -184,7 +184,7 @@ const BREAKS: [(Break, &str, &str, &str); 22] = [
         |fake| fake.forget("/api/v1/namespaces/gpu-system/secrets/gpupack-webhook-tls"),
         "certificate of the webhook",
         "Secret gpupack-webhook-tls does not exist",
-        "webhook-cert",
+        "docs/install.md",
     ),
     (
         |fake| fake.list(&format!("{ADMISSION}/mutatingwebhookconfigurations"), &[]),

@@ -50,7 +50,8 @@ fn rich() -> Cluster {
     full.seen.mig_profiles = vec!["1g.5gb".to_owned(), "9g.999gb".to_owned()];
     let taint = |key: &str| Taint { key: key.to_owned(), effect: "NoSchedule".to_owned() };
     let keys = ["sku", "nvidia.com/gpu", "node.kubernetes.io/not-ready"];
-    full.taints = keys.into_iter().map(taint).collect();
+    let spot = Taint { key: "spot".to_owned(), effect: "NoExecute".to_owned() };
+    full.taints = keys.into_iter().map(taint).chain([spot]).collect();
     Cluster {
         version: version("v1.36.3-gke.1234"),
         nodes: Ok(vec![full]),
@@ -100,7 +101,9 @@ fn values_follow_from_what_was_found() {
     assert_eq!(found["scheduler"]["image"]["tag"], "v1.36.3");
     assert_eq!(found["certificates"]["source"], "gpupack");
     assert_eq!(found["webhook"]["excludedNamespaces"], json!([]));
-    assert_eq!(found["agents"], json!({"runtimeClassName": "nvidia"}));
+    let image = json!({"repository": "ghcr.io/gpupack/gpupack-agent"});
+    assert_eq!(found["agents"], json!({"image": image, "runtimeClassName": "nvidia"}));
+    assert_eq!(found["webhook"]["toleratedTaints"], Value::Null);
     assert!(found["monitoring"].is_null() && found["priorityClass"].is_null(), "{text}");
     for part in [
         "8 × NVIDIA-A100-SXM4-80GB on 1 node, 1 × NVIDIA-L4 on 1 node; 2 of 3 nodes have GPUs",
@@ -114,8 +117,9 @@ fn values_follow_from_what_was_found() {
     assert_eq!(found["certificates"]["source"], "cert-manager");
     assert_eq!(found["priorityClass"]["create"], true);
     assert_eq!(found["webhook"]["excludedNamespaces"], json!(["nvidia-operator"]));
+    assert_eq!(found["webhook"]["toleratedTaints"], json!(["nvidia.com/gpu", "sku"]));
     let tolerations = json!([{"key": "nvidia.com/gpu", "operator": "Exists"},
-        {"key": "sku", "operator": "Exists", "effect": "NoSchedule"}]);
+        {"key": "spot", "operator": "Exists", "effect": "NoExecute"}]);
     assert_eq!(found["agents"]["tolerations"], tolerations);
     assert_eq!(
         (&found["agents"]["metrics"], &found["monitoring"]["podMonitor"]),

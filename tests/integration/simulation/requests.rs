@@ -369,15 +369,15 @@ impl World {
         (is_silent && self.nodes[at].agents.len() == 1 && !self.lied(at)).then_some(heard)
     }
 
-    /// *filter* passes no silent node, but one where a Binding of the pod may still arrive.
+    /// *filter* passes no silent node for a pod that requests a GPU, but one where its Binding may
+    /// still arrive.
     pub(super) fn check_passed(
         &self,
         life: u64,
         uid: &str,
         names: &BTreeSet<String>,
     ) -> Result<(), String> {
-        let wants_gpu = self.api.pods.get(uid).is_none_or(Pod::wants_gpu);
-        let Some(replica) = self.process(life).filter(|_| wants_gpu) else { return Ok(()) };
+        let Some(replica) = self.process(life) else { return Ok(()) };
         let is_held = || replica.app.ledger.reservation(&PodUid::new(uid)).is_some();
         for node in names {
             let heard = self.silent_since(replica, node, SILENT_FOR);

@@ -200,7 +200,7 @@ fn tls(extender: &Extender, config: &Config) -> Findings {
     if !extender.enable_https {
         found.push(FILE.problem(
             "enableHTTPS is not true, but the extender has `tls`",
-            "set enableHTTPS: true and tlsConfig, as at the end of second-scheduler.yaml",
+            "set enableHTTPS: true and tlsConfig, as in deploy/scheduler.yaml",
         ));
         return found;
     }
@@ -382,7 +382,7 @@ mod tests {
                 "extenders:\n",
                 "others:\n",
                 "none of its 0 extenders is gpupack's",
-                "second-scheduler",
+                "deploy/scheduler.yaml",
             ),
         ] {
             let text = SECOND.replacen(from, to, 1);

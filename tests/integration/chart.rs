@@ -192,6 +192,8 @@ fn another_namespace_is_named_everywhere() {
         "--set",
         "rbac.evict=true,networkPolicies.enabled=true,agents.metrics=true",
         "--set",
+        "networkPolicies.apiServerCidrs={192.0.2.10/32}",
+        "--set",
         "monitoring.serviceMonitor=true,monitoring.podMonitor=true,dashboards.enabled=true",
     ];
     for more in [
@@ -241,6 +243,20 @@ fn values_with_faults_are_refused() {
         ("monitoring.podMonitor=true", "agents.metrics"),
         ("agents.namespace.name=gpu-system", "a namespace of their own"),
         ("priorityClass.create=true", "system-"),
+        ("networkPolicies.enabled=true", "networkPolicies.apiServerCidrs"),
+        (
+            "networkPolicies.enabled=true,inPlace=true,apiService.enabled=false",
+            "networkPolicies.schedulerCidrs",
+        ),
+        (
+            "networkPolicies.enabled=true,inPlace=true,networkPolicies.schedulerCidrs={0.0.0.0/0},\
+             tls.enabled=false,certificates.source=helm",
+            "networkPolicies.schedulerCidrs",
+        ),
+        ("certificates.names={gpupack.example.}", "/certificates/names/0"),
+        ("clusterDomain=example.", "/clusterDomain"),
+        ("webhook.toleratedTaints={node.kubernetes.io/unschedulable}", "'not' failed"),
+        ("webhook.toleratedTaints={kubernetes.io/gpu}", "'not' failed"),
     ] {
         let refused = rendered("default", &["--set", values]).expect_err(values);
         assert!(refused.contains(part), "{values}: {refused}");
@@ -268,18 +284,125 @@ fn pods_start_again_with_another_configuration() {
 }
 
 #[test]
+fn kube_scheduler_starts_again_with_another_ca_that_the_chart_knows() {
+    if !has_helm("changes of the CA") {
+        return;
+    }
+    let sum = |values: &str| {
+        let objects = rendered("default", &["--set", values]).unwrap();
+        let template = &find(&objects, "Deployment", "gpupack-scheduler")["spec"]["template"];
+        template["metadata"]["annotations"]["checksum/ca"].as_str().map(str::to_owned)
+    };
+    let existing =
+        |ca: &str| sum(&format!("certificates.source=existing,certificates.existing.ca={ca}"));
+    assert!(existing("ONE").is_some());
+    assert_ne!(existing("ONE"), existing("TWO"));
+    assert!(sum("certificates.source=helm").is_some());
+    // Here the extender sets an annotation.
+    assert_eq!(sum("certificates.source=gpupack"), None);
+    assert_eq!(sum("certificates.source=cert-manager"), None);
+}
+
+#[test]
 fn agents_and_the_webhook_learn_which_taints_are_tolerated() {
     if !has_helm("taints") {
         return;
     }
-    let objects = rendered("default", &["--set", "webhook.toleratedTaints={example.com/gpu}"]);
-    let objects = objects.unwrap();
+    // A key that YAML would read as something else, too.
+    let taints = r#"webhook.toleratedTaints=["example.com/gpu","true"]"#;
+    let objects = rendered("default", &["--set-json", taints]).unwrap();
     let agent = pod(&objects, "DaemonSet", "gpupack-agent");
-    let tolerated = json!({"key": "example.com/gpu", "operator": "Exists"});
-    assert!(agent["tolerations"].as_array().unwrap().contains(&tolerated), "{agent}");
-    let text = find(&objects, "ConfigMap", "gpupack")["data"]["gpupack.yaml"].as_str().unwrap();
-    let config: Value = serde_yaml_ng::from_str(text).unwrap();
-    assert_eq!(config["webhook"]["tolerated_taints"], json!(["example.com/gpu"]));
+    for key in ["example.com/gpu", "true"] {
+        let tolerated = json!({"key": key, "operator": "Exists"});
+        assert!(agent["tolerations"].as_array().unwrap().contains(&tolerated), "{agent}");
+    }
+    let tolerated = configuration(&objects).webhook.tolerated_taints;
+    assert_eq!(tolerated, ["example.com/gpu", "true"]);
+}
+
+#[test]
+fn an_empty_list_of_runtime_classes_is_no_default() {
+    if !has_helm("RuntimeClasses of the chart") {
+        return;
+    }
+    let none = ["--set-json", "config.webhook.runtime_classes_without_gpus=[]"];
+    for (more, classes) in [(&none[..], "['']"), (&[], "['', 'crun', 'kata', 'runc']")] {
+        let objects = rendered("default", more).unwrap();
+        let condition = format!("object.spec.runtimeClassName in {classes})");
+        for (kind, name) in [
+            ("MutatingWebhookConfiguration", "gpupack"),
+            ("ValidatingAdmissionPolicy", "gpupack-devices"),
+        ] {
+            let text = find(&objects, kind, name).to_string();
+            assert!(text.contains(&condition), "{text}");
+        }
+        let given = configuration(&objects).webhook.runtime_classes_without_gpus;
+        assert_eq!(given.is_empty(), classes == "['']");
+    }
+}
+
+#[test]
+fn a_drain_of_a_node_is_never_blocked() {
+    if !has_helm("the disruption budgets of the chart") {
+        return;
+    }
+    let objects = rendered("default", &["--set", "webhook.replicas=1"]).unwrap();
+    for name in ["gpupack", "gpupack-scheduler", "gpupack-webhook"] {
+        let spec = &find(&objects, "PodDisruptionBudget", name)["spec"];
+        assert_eq!(spec["maxUnavailable"], 1, "{name}");
+    }
+}
+
+#[test]
+fn the_extender_has_its_name_in_another_domain() {
+    if !has_helm("another domain of the cluster") {
+        return;
+    }
+    for (set, names) in
+        [("other-namespace", &["gpupack.other.svc.example.internal"][..]), ("default", &[])]
+    {
+        let config = configuration(&rendered(set, &[]).unwrap());
+        assert_eq!(config.certificates.unwrap().names, names, "{set}");
+    }
+}
+
+/// Nothing reaches an APIService behind a closed port, and then no namespace can be deleted.
+#[test]
+fn the_api_server_reaches_the_page_through_network_policies() {
+    if !has_helm("network policies of the chart") {
+        return;
+    }
+    let page = json!([{"port": "page", "protocol": "TCP"}]);
+    for (range, from) in [
+        ("0.0.0.0/0", None),
+        ("192.0.2.10/32", Some(json!([{"ipBlock": {"cidr": "192.0.2.10/32"}}]))),
+    ] {
+        let cidrs =
+            format!("networkPolicies.enabled=true,networkPolicies.apiServerCidrs={{{range}}}");
+        let objects = rendered("default", &["--set", &cidrs]).unwrap();
+        let rules = &find(&objects, "NetworkPolicy", "gpupack")["spec"]["ingress"];
+        let rule = rules.as_array().unwrap().iter().find(|rule| rule["ports"] == page).unwrap();
+        assert_eq!(rule.get("from"), from.as_ref(), "{range}");
+        let is_of_webhook = |object: &Value| {
+            object["kind"] == "NetworkPolicy" && object["metadata"]["name"] == "gpupack-webhook"
+        };
+        assert_eq!(objects.iter().any(is_of_webhook), from.is_some(), "{range}");
+    }
+    // The same for the cluster's own kube-scheduler, and for no other.
+    let verbs = json!({"ports": [{"port": "http", "protocol": "TCP"}]});
+    for (set, is_open) in [("in-place", true), ("default", false)] {
+        let cidrs = "networkPolicies.enabled=true,networkPolicies.apiServerCidrs={0.0.0.0/0},\
+            networkPolicies.schedulerCidrs={0.0.0.0/0}";
+        let objects = rendered(set, &["--set", cidrs]).unwrap();
+        let rules = &find(&objects, "NetworkPolicy", "gpupack")["spec"]["ingress"];
+        assert_eq!(rules.as_array().unwrap().contains(&verbs), is_open, "{set}: {rules}");
+    }
+    let closed = "tls.enabled=false,certificates.source=helm,networkPolicies.enabled=true,\
+        networkPolicies.apiServerCidrs={0.0.0.0/0}";
+    let objects = rendered("default", &["--set", closed]).unwrap();
+    let rules = &find(&objects, "NetworkPolicy", "gpupack")["spec"]["ingress"];
+    let is_open = |rule: &Value| rule.get("from").is_none();
+    assert!(!rules.as_array().unwrap().iter().any(is_open), "in plain text: {rules}");
 }
 
 /// Secrets that others fill have no contents: an upgrade would put them back.
@@ -343,6 +466,25 @@ fn helm_makes_certificates_that_each_part_can_use() {
         assert!(!is_client || check.accepts(&chain), "{name}");
         let map = find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].as_str().unwrap();
         assert_eq!(map.trim(), std::fs::read_to_string(path("ca.crt")).unwrap().trim());
+    }
+}
+
+#[test]
+fn helm_makes_certificates_only_for_what_is_installed() {
+    if !has_helm("parts without certificates") {
+        return;
+    }
+    for (values, expected) in [
+        ("webhook.enabled=false", &["gpupack-extender-tls", "gpupack-scheduler-tls"][..]),
+        ("tls.enabled=false", &["gpupack-webhook-tls"]),
+        ("tls.enabled=false,webhook.enabled=false", &[]),
+    ] {
+        let objects = rendered("helm-certificates", &["--set", values]).unwrap();
+        let secrets = objects.iter().filter(|object| object["kind"] == "Secret");
+        let names: BTreeSet<&str> =
+            secrets.map(|secret| secret["metadata"]["name"].as_str().unwrap()).collect();
+        let expected: BTreeSet<&str> = expected.iter().copied().collect();
+        assert_eq!(names, expected, "{values}");
     }
 }
 

@@ -155,12 +155,21 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* Further names of the extender. It knows its Service in the usual domain only. */}}
+{{- define "gpupack.certificateNames" -}}
+{{- $names := .Values.certificates.names -}}
+{{- if ne .Values.clusterDomain "cluster.local" -}}
+{{- $names = append $names (printf "gpupack.%s.svc.%s" .Release.Namespace .Values.clusterDomain) -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
+{{- end }}
+
 {{/* The section `certificates` of gpupack.yaml, where the extender has a part in them. */}}
 {{- define "gpupack.certificatesConfig" -}}
 {{- if include "gpupack.publishesCa" . }}
 {{- $section := dict "make" false }}
 {{- if eq .Values.certificates.source "gpupack" }}
-{{- $section = mergeOverwrite (deepCopy (.Values.config.certificates | default dict)) (dict "make" true "names" .Values.certificates.names) }}
+{{- $section = mergeOverwrite (deepCopy (.Values.config.certificates | default dict)) (dict "make" true "names" (include "gpupack.certificateNames" . | fromJsonArray)) }}
 {{- else if include "gpupack.publishesCaBundles" . }}
 {{- $section = dict "make" false "publish_ca_bundles" true }}
 {{- end }}
@@ -201,8 +210,12 @@ certificates: {{ $section | toJson }}
 
 {{/* RuntimeClasses that give out no GPU, as a list of CEL. */}}
 {{- define "gpupack.runtimeClassesWithoutGpus" -}}
-{{- $classes := (.Values.config.webhook | default dict).runtime_classes_without_gpus | default (list "crun" "kata" "runc") -}}
-['', '{{ join "', '" $classes }}']
+{{- $webhook := .Values.config.webhook | default dict -}}
+{{- $classes := list "crun" "kata" "runc" -}}
+{{- if hasKey $webhook "runtime_classes_without_gpus" -}}
+{{- $classes = $webhook.runtime_classes_without_gpus | default list -}}
+{{- end -}}
+['{{ join "', '" (prepend $classes "") }}']
 {{- end }}
 
 {{/* Whether a pod names a scheduler of gpupack, in CEL. Every pod names the cluster's own. */}}
@@ -246,7 +259,7 @@ false
 {{- if eq .Values.certificates.source "existing" -}}
 {{- .Values.certificates.existing.ca -}}
 {{- else if eq .Values.certificates.source "helm" -}}
-{{- index (include "gpupack.made" . | fromJson) "ca" -}}
+{{- index (include "gpupack.made" . | fromJson) "ca" | default "" -}}
 {{- end -}}
 {{- end }}
 
@@ -258,11 +271,24 @@ false
 {{- .Values.made | toJson -}}
 {{- end }}
 
+{{/* The components that have a certificate. */}}
+{{- define "gpupack.certified" -}}
+{{- $components := list -}}
+{{- if .Values.webhook.enabled -}}
+{{- $components = append $components "webhook" -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $components = concat $components (list "extender" "scheduler") -}}
+{{- end -}}
+{{- $components | toJson -}}
+{{- end }}
+
 {{- define "gpupack.make" -}}
 {{- $made := dict -}}
 {{- $namespace := .Release.Namespace -}}
 {{- $complete := true -}}
-{{- range $component := list "extender" "scheduler" "webhook" -}}
+{{- $components := include "gpupack.certified" . | fromJsonArray -}}
+{{- range $component := $components -}}
 {{- $secret := lookup "v1" "Secret" $namespace (printf "gpupack-%s-tls" $component) -}}
 {{- $data := (($secret | default dict).data) | default dict -}}
 {{- if and (index $data "tls.crt") (index $data "tls.key") (index $data "ca.crt") -}}
@@ -276,7 +302,7 @@ false
 {{- $days := int .Values.certificates.days -}}
 {{- $ca := genCA "gpupack" $days -}}
 {{- $_ := set $made "ca" $ca.Cert -}}
-{{- range $component := list "extender" "scheduler" "webhook" -}}
+{{- range $component := $components -}}
 {{- $names := include "gpupack.dnsNames" (list $ $component) | fromJsonArray -}}
 {{- $pair := genSignedCert (index $names 0) nil $names $days $ca -}}
 {{- $_ := set $made $component (dict "crt" $pair.Cert "key" $pair.Key) -}}

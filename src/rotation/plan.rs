@@ -224,7 +224,7 @@ impl Seen {
 }
 
 impl SeenCa {
-    /// When the next CA signs, whether or not everyone is known to trust it: certificates could not last
+    /// When the next CA signs, even if not all clients trust it yet: certificates could not last
     /// as long as they should.
     fn switch_by(&self, next: &SeenNext, rules: &Rules) -> UnixTime {
         let spreads = next.added.plus(2 * rules.spread);

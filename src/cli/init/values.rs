@@ -214,8 +214,10 @@ fn scheduler(sheet: &mut Sheet, cluster: &Cluster) {
             section.note(2, "The version of the API server.");
             section.line(&format!("  image:\n    tag: {}", quoted(&tag)));
         }
-        None => section
-            .note(2, "image.tag: set it to the version of the API server, which is not known."),
+        None => section.note(
+            2,
+            "image.tag: without it, the version of the API server, which is not known here.",
+        ),
     }
     let profiles: BTreeSet<&String> =
         cluster.gpu_nodes().flat_map(|it| &it.seen.mig_profiles).collect();

@@ -125,7 +125,7 @@ impl ApiWriter {
 
 type Addressed<'a> = Result<(kube::core::Request, &'a str), kube::core::request::Error>;
 
-/// Where an object is. One without a version is written by nobody: it would overwrite what others wrote.
+/// Where an object is. One without a version is not written: it would overwrite what others wrote.
 fn request_of<T: Kept>(object: &T) -> Addressed<'_> {
     let ObjectMeta { name, namespace, resource_version, .. } = object.metadata();
     let is_read = resource_version.as_ref().is_some_and(|version| !version.is_empty());

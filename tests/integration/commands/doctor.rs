@@ -264,7 +264,7 @@ const BREAKS: [(Break, &str, &str, &str); 22] = [
         },
         "versions",
         "the webhook is 2, the extender 0.1.0",
-        "one image",
+        "images of one release",
     ),
     (
         |fake| {

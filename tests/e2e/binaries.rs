@@ -41,6 +41,11 @@ fn version() -> &'static Version {
     found.unwrap_or_else(|| panic!("GPUPACK_KUBERNETES must be one of {known:?}, not `{wanted}`"))
 }
 
+/// What the API server says its version is, such as `v1.36.3`.
+pub(crate) fn kubernetes_version() -> &'static str {
+    version().says[0]
+}
+
 impl Version {
     /// The sources of the programs; also what the cache folder is named after.
     fn sources(&self) -> [String; 4] {

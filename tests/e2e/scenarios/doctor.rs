@@ -152,12 +152,15 @@ async fn agent_pod(bed: &Testbed, node: &str) {
 /// Takes away what other scenarios would meet.
 async fn removed(bed: &Testbed) {
     let admin = &bed.cluster.client;
-    let deployments: Api<Deployment> = Api::namespaced(admin.clone(), "gpu-system");
-    for name in ["gpupack", "gpupack-webhook", "gpupack-scheduler"] {
-        deployments.delete(name, &DeleteParams::default()).await.expect("it is there");
+    for (file, kinds) in [
+        ("extender.yaml", &["Deployment", "ConfigMap"][..]),
+        ("scheduler.yaml", &["Deployment", "ConfigMap"]),
+        ("webhook.yaml", &["Deployment"]),
+        ("agent.yaml", &["DaemonSet"]),
+        ("certificates.yaml", &["Secret"]),
+    ] {
+        manifests::delete(admin, file, kinds).await;
     }
-    let sets: Api<DaemonSet> = Api::namespaced(admin.clone(), "gpupack-agents");
-    sets.delete("gpupack-agent", &DeleteParams::default()).await.expect("it is there");
 }
 
 async fn keep(bed: &Testbed, object: Value) {
@@ -337,14 +340,14 @@ impl Doctor {
     async fn prints_values(&self) {
         let kubeconfig = self.bed.plane.kubeconfig(Identity::Admin);
         let kubeconfig = kubeconfig.to_str().expect("the target folder is UTF-8");
+        // Another scenario may have brought the kinds of cert-manager.
+        let groups = self.bed.cluster.client.list_api_groups().await.expect("there are some");
+        let has_manager = groups.groups.iter().any(|group| group.name == "cert-manager.io");
+        let source = if has_manager { "cert-manager" } else { "gpupack" };
         let (code, text) = queried(&["init", "--kubeconfig", kubeconfig]).await;
         let value: Value =
             serde_yaml_ng::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-        assert_eq!(
-            (code, &value["certificates"]["source"]),
-            (Some(0), &json!("gpupack")),
-            "{text}"
-        );
+        assert_eq!((code, &value["certificates"]["source"]), (Some(0), &json!(source)), "{text}");
         assert_eq!(value["agents"]["runtimeClassName"], "nvidia", "{text}");
     }
 

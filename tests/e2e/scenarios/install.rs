@@ -86,6 +86,7 @@ fn a_new_cluster_gets_to_a_running_fraction_and_keeps_it() {
     };
     let Some(network) = Network::here() else {
         let _turn = turn();
+        build_images(&equipment); // packages come from outside of the namespace
         let test = "scenarios::install::a_new_cluster_gets_to_a_running_fraction_and_keeps_it";
         return play_inside(test, WALK_LIMIT);
     };
@@ -106,6 +107,22 @@ fn a_new_cluster_gets_to_a_running_fraction_and_keeps_it() {
         walk.nothing_left().await;
         walk.same_as(&before, "uninstall").await;
     });
+}
+
+/// Where gpupack's images are, inside the namespace and outside.
+fn images_folder() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("install-images")
+}
+
+/// Builds gpupack's images.
+fn build_images(equipment: &Equipment) {
+    let (started, output) = (clock::now(), images_folder());
+    let _absent = std::fs::remove_dir_all(&output);
+    let mut build = Command::new(&equipment.builder);
+    build.arg("--plain").arg("--output").arg(&output).arg("--binary").arg(gpupack());
+    build.env("RUST_BACKTRACE", "0");
+    let said = said_by(&mut build).unwrap_or_else(|why| panic!("no images: {why}"));
+    figure(NAME, &format!("images built, {} ms: {said}", clock::ms(started.elapsed())));
 }
 
 /// The cluster and its administrator.
@@ -189,15 +206,9 @@ impl Walk {
         until("a service account", &self.work, async || accounts.get("default").await.ok()).await;
     }
 
-    /// Builds gpupack's images, and imports them and kube-scheduler's.
+    /// Imports gpupack's images and kube-scheduler's.
     fn images(&self, equipment: &Equipment) {
-        let started = clock::now();
-        let output = self.work.join("images");
-        let mut build = Command::new(&equipment.builder);
-        build.arg("--plain").arg("--output").arg(&output).arg("--binary").arg(gpupack());
-        build.env("RUST_BACKTRACE", "0");
-        let said = said_by(&mut build).unwrap_or_else(|why| panic!("no images: {why}"));
-        figure(NAME, &format!("images built, {} ms: {said}", clock::ms(started.elapsed())));
+        let output = images_folder();
         let scheduler = &equipment.binaries.kube_scheduler;
         let name = self.scheduler_image();
         let scheduler = write_program(&self.work, scheduler, &name);
@@ -212,13 +223,14 @@ impl Walk {
         figure(NAME, &format!("{count} images imported, {} ms", clock::ms(started.elapsed())));
     }
 
-    /// As the chart names it.
+    /// As the chart names it, with the version of the API server.
     fn scheduler_image(&self) -> String {
         let values = std::fs::read_to_string(folder().join("values.yaml")).expect("the chart");
         let values: Value = serde_yaml_ng::from_str(&values).expect("YAML");
         let image = &values["scheduler"]["image"];
         let text = |key: &str| image[key].as_str().expect("a text").to_owned();
-        format!("{}:{}", text("repository"), text("tag"))
+        assert_eq!(text("tag"), "", "the chart takes the version of the API server");
+        format!("{}:{}", text("repository"), binaries::kubernetes_version())
     }
 
     /// Runs a command of helm on the release, and waits for what it waits for.

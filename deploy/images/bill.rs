@@ -153,16 +153,14 @@ pub(crate) fn spdx(bill: &Bill<'_>) -> Value {
 fn of_crate(it: &Crate, bill: &Bill<'_>, program: &str) -> Value {
     let id = format!("SPDXRef-crate-{}-{}", it.name, it.version).replace(['_', '+'], "-");
     let key = (it.name.clone(), it.version.clone());
-    let (checksum, place) = match bill.checksums.get(&key) {
-        Some(checksum) if it.source.is_some() => {
-            (checksum.as_str(), format!("https://crates.io/crates/{}/{}", it.name, it.version))
-        }
+    let checksum = match bill.checksums.get(&key) {
+        Some(checksum) if it.source.is_some() => checksum.as_str(),
         // gpupack itself: what is known of it is the program.
-        _ => (program, "NOASSERTION".to_owned()),
+        _ => program,
     };
     let mut part = json!({
-        "SPDXID": id, "name": it.name, "versionInfo": it.version, "downloadLocation": place,
-        "filesAnalyzed": false, "licenseConcluded": "NOASSERTION",
+        "SPDXID": id, "name": it.name, "versionInfo": it.version,
+        "downloadLocation": "NOASSERTION", "filesAnalyzed": false, "licenseConcluded": "NOASSERTION",
         "licenseDeclared": it.license.as_deref().map_or("NOASSERTION".to_owned(), expression),
         "copyrightText": "NOASSERTION",
         "checksums": [{"algorithm": "SHA256", "checksumValue": checksum}],

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::config::values::{each, is_plain};
+use crate::config::values::{each, is_key_of_kubernetes, is_plain};
 
 /// A path without empty parts, `.` and `..`, and with `/run` for its link `/var/run`.
 pub fn plain(path: &str) -> String {
@@ -124,19 +124,10 @@ pub(crate) fn classes(runtime_class: Option<&str>) -> impl FnOnce(&[String], &()
     each(is_legal, "a list of RuntimeClasses, none of them NVIDIA's")
 }
 
-/// The group of the taints by which Kubernetes keeps pods off nodes that cannot take any, and the end
-/// of others.
-const KUBERNETES: &str = "kubernetes.io";
-
 /// A rule for keys of taints that GPU pods tolerate. Those of Kubernetes are not among them: with
 /// `node.kubernetes.io/unschedulable` GPU pods would be placed on cordoned nodes.
 pub(crate) fn taints(keys: &[String], (): &()) -> garde::Result {
-    let is_legal = |key: &str| {
-        let group = key.split_once('/').map_or("", |(group, _)| group);
-        let is_of_kubernetes = group.strip_suffix(KUBERNETES);
-        is_plain(key)
-            && !is_of_kubernetes.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    };
+    let is_legal = |key: &str| is_plain(key) && !is_key_of_kubernetes(key);
     each(is_legal, "a list of keys of taints such as `nvidia.com/gpu`, none of Kubernetes' own")(
         keys,
         &(),

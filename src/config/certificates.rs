@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use garde::Validate;
-use rustls::pki_types::ServerName;
 use serde::Deserialize;
 
-use crate::config::values::{each, seconds};
+use crate::config::values::{each, is_dns_name, seconds};
 use crate::rotation::plan::Rules;
 
 /// Checked section `certificates`. It counts only with `tls`.
@@ -71,11 +70,6 @@ impl CertificatesConfig {
         let (key, of) = ("ca_seconds", "certificate_seconds");
         (ca < 4 * certificate).then(|| least(key, ca, 4 * certificate.as_secs(), of))
     }
-}
-
-/// No certificate fits a name with a dot at its end.
-fn is_dns_name(text: &str) -> bool {
-    !text.ends_with('.') && matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
 }
 
 #[cfg(test)]

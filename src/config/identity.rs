@@ -4,10 +4,9 @@
 use std::path::PathBuf;
 
 use garde::Validate;
-use rustls::pki_types::ServerName;
 use serde::Deserialize;
 
-use crate::config::values::{filled, plain_name};
+use crate::config::values::{filled, is_dns_name, plain_name};
 
 /// Checked section `tls`; its fields have the order of the docs. With it, kube-scheduler,
 /// agents and other replicas prove who they are.
@@ -80,10 +79,9 @@ impl AgentsConfig {
 
 /// A rule for the name in a certificate.
 fn dns_name(text: &str, (): &()) -> garde::Result {
-    match ServerName::try_from(text) {
-        // No certificate fits a name with a dot at its end.
-        Ok(ServerName::DnsName(_)) if !text.ends_with('.') => Ok(()),
-        _ => Err(garde::Error::new("it must be a DNS name, as certificates have it")),
+    match is_dns_name(text) {
+        true => Ok(()),
+        false => Err(garde::Error::new("it must be a DNS name, as certificates have it")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
@@ -89,6 +90,17 @@ pub(crate) fn names(names: &[String], (): &()) -> garde::Result {
         true => Err(garde::Error::new("it must be a list of at least one name, without spaces")),
         false => Ok(()),
     }
+}
+
+/// Whether a text can be a name in a certificate. No certificate fits one with a dot at its end.
+pub(crate) fn is_dns_name(text: &str) -> bool {
+    !text.ends_with('.') && matches!(ServerName::try_from(text), Ok(ServerName::DnsName(_)))
+}
+
+/// Whether the group of a key is Kubernetes' own, or one below it.
+pub(crate) fn is_key_of_kubernetes(key: &str) -> bool {
+    let group = key.split_once('/').map_or("", |(group, _)| group);
+    group.strip_suffix("kubernetes.io").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// A rule for names without spaces, such as those of schedulers and the keys of labels.

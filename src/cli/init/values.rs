@@ -10,6 +10,7 @@ use crate::cli::doctor::finding::{count, names, short};
 use crate::cli::doctor::parts::kubernetes;
 use crate::cli::doctor::scheduler_file::SchedulerFile;
 use crate::cli::init::facts::{Cluster, Platform, Taint};
+use crate::config::values::is_key_of_kubernetes;
 use crate::kube_api::request::resources::MIG_PREFIX;
 
 /// Columns at which comments wrap.
@@ -313,9 +314,7 @@ fn webhook(sheet: &mut Sheet, cluster: &Cluster) {
 
 /// Whether the webhook can let GPU pods onto nodes with this taint.
 fn is_tolerated_by_the_webhook(taint: &Taint) -> bool {
-    let group = taint.key.split_once('/').map_or("", |(group, _)| group);
-    let is_of_kubernetes = group == "kubernetes.io" || group.ends_with(".kubernetes.io");
-    taint.effect == "NoSchedule" && !is_of_kubernetes
+    taint.effect == "NoSchedule" && !is_key_of_kubernetes(&taint.key)
 }
 
 fn agents(sheet: &mut Sheet, cluster: &Cluster) {

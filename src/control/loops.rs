@@ -56,6 +56,7 @@ pub fn start(app: &Arc<App>) -> Running {
     let (end, ended) = oneshot::channel();
     let app = Arc::clone(app);
     let outside = app.outside.clone();
+    app.pulse.beat(app.clock.now()); // it can be frozen before its first tick
     outside.spawn(async move {
         let loops = FuturesUnordered::from_iter([
             ticks(&app).boxed(),

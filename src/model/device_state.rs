@@ -93,8 +93,8 @@ pub struct DeviceState {
     pub(crate) tenants: LiteMap<PodUid, Demand>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
-    /// Use that the last list of processes shows beyond what is allocated, and what processes use
-    /// that outlive the drain of their pod.
+    /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
+    /// what processes use that outlive the drain of their pod.
     pub(crate) untracked: MemMib,
     /// What each tenant used of its allocated memory at the last list of processes.
     pub(crate) covered: LiteMap<PodUid, MemMib>,
@@ -333,7 +333,8 @@ impl DeviceState {
     ///
     /// A tenant's use counts up to what it has. Where the driver cannot say what a tenant uses, it
     /// counts as all of that. Without a list of processes, untracked memory of the last list still
-    /// counts, up to the memory in use.
+    /// counts, up to the memory in use, and so does what was seen beyond what is allocated since:
+    /// a pod that is placed later does not explain it.
     pub(crate) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib) {
         self.health = seen.health.max(self.device.health);
         self.busy_percent = seen.busy_percent;
@@ -355,6 +356,9 @@ impl DeviceState {
         }
         let allocated = beyond(used, self.tenants.values().map(|held| held.memory));
         let unallocated_use = self.untracked.min(used).max(allocated);
+        if seen.processes.is_none() {
+            self.untracked = self.untracked.max(allocated);
+        }
         self.outside = unallocated_use;
         self.unallocated_use =
             if unallocated_use > tolerance { unallocated_use } else { MemMib::ZERO };
@@ -416,6 +420,11 @@ impl DeviceState {
                 self.leftovers.insert(uid.clone(), fresh);
             }
         }
+    }
+
+    /// The next list is the first of another agent.
+    pub(crate) fn forget_clean_reports(&mut self) {
+        self.leftovers.iter_mut().for_each(|(_, leftover)| leftover.clean_reports = 0);
     }
 
     /// Notes that a pod has something on the node, so that its processes are known.

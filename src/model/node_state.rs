@@ -569,6 +569,17 @@ impl NodeState {
         freed
     }
 
+    /// Another agent reports from now on. Of two lists that free a device, the agent must have sent
+    /// the second after the reply to the first, so both must be of one agent.
+    pub(crate) fn forget_clean_reports(&mut self) {
+        for (_, reservation) in &mut self.reservations {
+            if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
+                *clean_reports = 0;
+            }
+        }
+        self.devices.iter_mut().for_each(DeviceState::forget_clean_reports);
+    }
+
     /// Whether [`NodeState::expire`] would end anything now.
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.holds.values().any(|hold| hold.expires <= now)

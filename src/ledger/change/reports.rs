@@ -3,7 +3,8 @@
 //! An agent's first report, the hello, has no session and the full inventory; the agent gets a
 //! session number, larger than any before. Reports of an older session are refused, so an agent
 //! that was replaced cannot report for its node. Sequence numbers grow while an agent runs; a
-//! repeated or late report changes nothing.
+//! repeated or late report changes nothing. The numbers of the last few agents are kept, since two
+//! may report in turn while one replaces the other.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -76,6 +77,17 @@ pub enum ReportRefusal {
         /// The session of the report.
         session: u64,
     },
+    /// A hello that was sent before one that the ledger has taken, while another agent reports.
+    #[error(
+        "report `{sequence}` of this agent came late, after report `{last}`: say hello with a \
+         higher number"
+    )]
+    LateHello {
+        /// Its sequence number.
+        sequence: u64,
+        /// The last one of its agent.
+        last: u64,
+    },
     /// A hello without inventory.
     #[error("a hello must carry the inventory")]
     NoInventory,
@@ -107,6 +119,7 @@ impl ReportRefusal {
         match self {
             Self::UnknownNode { .. } => "unknown_node",
             Self::OldSession { .. } => "old_session",
+            Self::LateHello { .. } => "late_hello",
             Self::NoInventory => "no_inventory",
             Self::DeviceOfOtherNode { .. } => "device_of_other_node",
             Self::TooManyClasses { .. } => "too_many_classes",
@@ -142,11 +155,18 @@ impl Ledger {
         let is_repeated = is_known_agent
             && report.sequence <= session.sequence
             && !mutated(Mutation::RepeatedReportTaken);
+        let last_of_earlier =
+            if is_known_agent { None } else { session.last_of_earlier(&report.agent) };
         let current = match (report.session, session.id) {
             (Some(spoken), Some(id)) if spoken == id && is_known_agent => id,
             (Some(_), Some(id)) if mutated(Mutation::OldSessionTaken) => id,
             (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
             (None, Some(id)) if is_repeated => id,
+            // An agent without an answer repeats its hello with the same number.
+            (None, _) if last_of_earlier.is_some_and(|last| report.sequence < last) => {
+                let (sequence, last) = (report.sequence, last_of_earlier.unwrap_or_default());
+                return Err(ReportRefusal::LateHello { sequence, last });
+            }
             (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
             (None, _) => self.next_session.fetch_add(1, Ordering::AcqRel),
         };
@@ -157,6 +177,9 @@ impl Ledger {
             }
             let (freed, reported) = node_entry.change_if(|node_state| {
                 let before = StateBefore::of(node_state);
+                if !is_known_agent {
+                    node_state.forget_clean_reports();
+                }
                 let freed: Vec<PodUid> = node_state.observe(&report.uses, now);
                 // Nearly every report changes nothing; then kept answers about the node stay.
                 let is_news = !freed.is_empty() || !before.is_that_of(node_state);
@@ -165,7 +188,7 @@ impl Ledger {
             });
             events.extend(reported);
             if !is_known_agent {
-                session.agent.clone_from(&report.agent);
+                session.replace_agent(&report.agent);
             }
             (session.id, session.sequence) = (Some(current), report.sequence);
             drop(session);

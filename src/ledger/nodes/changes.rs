@@ -73,12 +73,37 @@ impl Ended {
     }
 }
 
+/// Agents of a node that are remembered besides the current one. Two are there at times, when one
+/// replaces the other.
+const MAX_EARLIER_AGENTS: usize = 8;
+
 /// The agent whose reports are accepted for a node now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) id: Option<u64>,
     pub(crate) agent: String,
     pub(crate) sequence: u64,
+    /// The agents before this one, the latest last, each with its last sequence number.
+    earlier: Vec<(String, u64)>,
+}
+
+impl Session {
+    /// The last sequence number that was accepted of an agent which is not the current one.
+    pub(crate) fn last_of_earlier(&self, agent: &str) -> Option<u64> {
+        self.earlier.iter().find(|(earlier, _)| earlier == agent).map(|(_, sequence)| *sequence)
+    }
+
+    /// Another agent reports from now on.
+    pub(crate) fn replace_agent(&mut self, agent: &str) {
+        self.earlier.retain(|(earlier, _)| earlier != agent);
+        let before = std::mem::replace(&mut self.agent, agent.to_owned());
+        if self.id.is_some() {
+            self.earlier.push((before, self.sequence));
+        }
+        if self.earlier.len() > MAX_EARLIER_AGENTS {
+            self.earlier.remove(0);
+        }
+    }
 }
 
 #[cfg(test)]

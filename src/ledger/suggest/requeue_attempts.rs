@@ -75,8 +75,8 @@ impl WaitingPods {
         self.end_stage(uid, Stage::Sending, None);
     }
 
-    /// Notes that this process may not requeue the pod. It tries again after the pod's next call,
-    /// or when the pod becomes [`requeuable`](Self::requeuable).
+    /// Notes that this process may not requeue the pod now, so that others get the room. It tries
+    /// again after the pod's next call, or when the pod becomes [`requeuable`](Self::requeuable).
     pub fn not_requeuable(&self, uid: &PodUid, now: Timestamp) {
         self.end_stage(uid, Stage::Sending, Some(Stage::Unanswered(now)));
     }

@@ -223,16 +223,33 @@ fn a_report_without_processes_keeps_untracked_memory() {
     // p uses 10 of its 400 MiB; 300 MiB are untracked
     let listed = used("A", 310, &[(Some("p"), Some(10)), (None, Some(300))]);
     node.observe(&[listed], Timestamp::START);
-    for (total, unallocated_use) in [(310, 300), (700, 300), (500, 300), (900, 500), (200, 200)] {
+    let uses = [(310, 300), (700, 300), (200, 200), (900, 500), (500, 500), (310, 310)];
+    for (total, unallocated_use) in uses {
         node.observe(&[unlisted(total)], Timestamp::START);
         assert_eq!(node.devices()[0].unallocated_use().mib(), unallocated_use, "{total} in use");
     }
     // a pod that came after the list does not hide untracked memory either
     node.allocate(held("q", "A", demand(200, 200_000)));
-    node.observe(&[unlisted(310)], Timestamp::START);
+    node.observe(&[unlisted(300)], Timestamp::START);
     assert_eq!(free(&node)[0], (100, 400_000));
     node.observe(&[used("A", 10, &[(Some("p"), Some(10))])], Timestamp::START);
     assert_eq!(free(&node)[0], (400, 400_000));
+}
+
+#[test]
+fn a_new_pod_does_not_hide_what_others_use_between_lists() {
+    let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
+    let mut node = node();
+    node.observe(&[unlisted(400)], Timestamp::START);
+    assert_eq!(free(&node)[0].0, 600);
+    node.allocate(held("p", "A", demand(600, 400_000)));
+    node.observe(&[unlisted(400)], Timestamp::START);
+    assert_eq!(free(&node)[0].0, 0, "the pod has not started yet");
+    node.observe(&[unlisted(1_000)], Timestamp::START);
+    assert_eq!(free(&node)[0].0, 0);
+    node.observe(&[used("A", 600, &[(Some("p"), Some(600))])], Timestamp::START);
+    assert_eq!(free(&node)[0].0, 400, "the other one has ended");
+    assert_eq!(node.audit(), Ok(()));
 }
 
 #[test]

@@ -235,6 +235,31 @@ async fn a_requeue_waits_for_the_end_of_a_later_process_and_no_longer() {
 }
 
 #[tokio::test]
+async fn a_refused_requeue_is_tried_again() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await;
+    bed.watch(&fake);
+    // An admission webhook of the cluster is away for a while.
+    fake.bed(|bed| bed.on_fence.extend([403, 422].map(Fault::Answer)));
+    refuse_and_free(&bed, &SeenPod::from_json(&pod_of(&fake).to_string()).unwrap());
+    let is_requeued = || {
+        let fence = pod_of(&fake)["metadata"]["annotations"][FENCE].clone();
+        fence.as_str().is_some_and(|fence| fence.contains(" requeue-"))
+    };
+    let requeued = async {
+        while !is_requeued() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(40), requeued).await.unwrap();
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_stopping_process_requeues_no_pod() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;

@@ -82,6 +82,41 @@ fn only_the_newest_session_may_report_for_a_node() {
 }
 
 #[test]
+fn a_late_hello_of_an_agent_changes_nothing_while_another_one_reports() {
+    let ledger = ledger("A");
+    assert_eq!(say(&ledger, &hello("y", 5, "A")).unwrap().session, 8);
+    assert_eq!(say(&ledger, &hello("z", 1, "A")).unwrap().session, 9);
+    let late = Err(ReportRefusal::LateHello { sequence: 4, last: 5 });
+    assert_eq!(say(&ledger, &hello("y", 4, "B")), late);
+    assert_eq!(node(&ledger, "n").devices()[0].device().id.as_str(), "A");
+    assert!(say(&ledger, &report("z", 9, 2, "A")).unwrap().is_taken, "its session stays");
+    let again = say(&ledger, &hello("y", 5, "A")).unwrap();
+    assert_eq!((again.session, again.is_taken), (10, true), "an agent repeats a hello");
+    let late = Err(ReportRefusal::LateHello { sequence: 1, last: 2 });
+    assert_eq!(say(&ledger, &hello("z", 1, "A")), late);
+    for agent in 0..20 {
+        say(&ledger, &hello(&format!("agent {agent}"), 5, "A")).unwrap();
+    }
+    let late = Err(ReportRefusal::LateHello { sequence: 4, last: 5 });
+    assert_eq!(say(&ledger, &hello("agent 11", 4, "A")), late);
+    assert!(say(&ledger, &hello("agent 10", 4, "A")).is_ok(), "only the last eight are known");
+}
+
+#[test]
+fn devices_are_free_after_two_lists_of_one_agent() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));
+    ledger.end_pod(&uid("p"), seconds(0));
+    say(&ledger, &report("x", 7, 5, "A")).unwrap();
+    for (agent, sequence) in [("y", 1), ("x", 6), ("y", 2)] {
+        say(&ledger, &hello(agent, sequence, "A")).unwrap();
+        assert_eq!(free(&ledger), [500], "{agent} did not hear that the pod has ended");
+    }
+    say(&ledger, &report("y", 10, 3, "A")).unwrap();
+    assert_eq!(free(&ledger), [1000]);
+}
+
+#[test]
 fn a_hello_needs_a_node_and_an_inventory() {
     let ledger = ledger("A");
     let without = NodeReport { inventory: None, ..hello("y", 1, "A") };

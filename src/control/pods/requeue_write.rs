@@ -18,6 +18,10 @@ use crate::mutation::{Mutation, mutated};
 /// Pause after a failed write, before the room is offered again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Pause after a refusal, before the pod can be requeued again. A webhook of the cluster that was
+/// away is back, or a role; a pod that may never be changed costs a write per pause and free room.
+const REFUSED_AGAIN_AFTER: Duration = Duration::from_secs(8);
+
 /// How often a requeue is tried on a newer version of a pod that changed at the same time.
 const REQUEUE_ATTEMPTS: u32 = 3;
 
@@ -45,6 +49,11 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
                 app.metrics.requeued(RequeueResult::Failed);
                 app.outbox.nudge();
                 tracing::warn!(pod_uid = %pod.pod.uid, code, message, "not allowed to requeue a waiting pod");
+                if !app.is_stopping() {
+                    app.outside.sleep(REFUSED_AGAIN_AFTER).await;
+                    app.waiting.requeuable(&pod.pod.uid);
+                    app.outbox.nudge();
+                }
             }
             PatchOutcome::Undecided { cause } => {
                 tracing::warn!(pod_uid = %pod.pod.uid, %cause, "could not requeue a waiting pod");

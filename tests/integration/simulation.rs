@@ -84,6 +84,8 @@ enum What {
     Verb { life: u64, caller: Caller, verb: Verb, body: String },
     /// Its answer reaches kube-scheduler; `None` if the connection failed or nothing came in time.
     Verbed { caller: Caller, verb: Verb, answer: Option<Value> },
+    /// kube-scheduler's own plugins are done with a pod, and it calls *bind*.
+    Plugged { caller: Caller, node: String },
     /// *bind* reaches the extender.
     Bind { life: u64, caller: Caller, body: String },
     /// Its answer reaches kube-scheduler.
@@ -364,6 +366,7 @@ impl World {
             What::Schedule { by } => self.schedule(by),
             What::Verb { life, caller, verb, body } => self.verb(life, caller, verb, &body),
             What::Verbed { caller, verb, answer } => self.verbed(&caller, verb, answer),
+            What::Plugged { caller, node } => self.plugged(caller, &node),
             What::Bind { life, caller, body } => self.bind(life, caller, body),
             What::Bound { caller, error } => self.bound(&caller, error),
             What::Trial { uid, left } => self.trial(uid, left),

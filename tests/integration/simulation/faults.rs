@@ -60,6 +60,8 @@ faults! {
     GiveUp,
     /// A second kube-scheduler schedules the same pods, or pods of its own.
     SecondScheduler,
+    /// kube-scheduler's own plugins, such as that for volumes, take seconds before *bind*.
+    SlowPlugin,
     /// Calls of *filter* and *prioritize* that no bind follows.
     Trial,
     /// Calls about pods that do not exist, and binds that kube-scheduler did not decide.

@@ -189,8 +189,22 @@ impl World {
         if !self.schedulers[by].assume(node) {
             return;
         }
+        let (caller, node) = (caller.clone(), node.to_owned());
+        if self.hits(Fault::SlowPlugin, 10) {
+            let time = self.rng.random_range(0..8_000);
+            return self.after(time, What::Plugged { caller, node });
+        }
+        self.plugged(caller, &node);
+    }
+
+    /// The pod is bound unless kube-scheduler no longer knows it.
+    pub(super) fn plugged(&mut self, caller: Caller, node: &str) {
+        let Some(scheduler) = caller.by.map(|by| &self.schedulers[by]) else { return };
+        if scheduler.binding.get(&caller.uid) != Some(&caller.cycle) {
+            return;
+        }
         self.after(HTTP_TIMEOUT, What::Bound { caller: caller.clone(), error: None });
-        self.send_bind(caller.clone(), node);
+        self.send_bind(caller, node);
     }
 
     pub(super) fn send_bind(&mut self, caller: Caller, node: &str) {

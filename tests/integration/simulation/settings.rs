@@ -35,6 +35,7 @@ const THEMES: [&[Fault]; 3] = [
         Fault::ReportDelay,
         Fault::PartialReport,
         Fault::Replacement,
+        Fault::SlowPlugin,
         Fault::Force,
     ],
     // What watches and kube-schedulers know.
@@ -45,6 +46,7 @@ const THEMES: [&[Fault]; 3] = [
         Fault::SchedulerRestart,
         Fault::SecondScheduler,
         Fault::GiveUp,
+        Fault::SlowPlugin,
         Fault::Trial,
         Fault::Overload,
         Fault::Conflict,

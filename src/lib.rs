@@ -322,6 +322,7 @@ pub mod issuing {
     pub mod authority;
     pub mod objects;
     pub mod own_files;
+    pub mod faults;
     pub mod keeper;
 }
 

@@ -73,6 +73,11 @@ impl Objects {
         self.stored(|stored| stored.forbidden.push(path.to_owned()));
     }
 
+    /// Writes to this path are refused no longer.
+    pub(crate) fn permit(&self, path: &str) {
+        self.stored(|stored| stored.forbidden.retain(|it| it != path));
+    }
+
     /// All writes so far, as method and path.
     pub(crate) fn writes(&self) -> Vec<String> {
         self.stored(|stored| stored.writes.clone())

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpupack::certificates::{CertificateFiles, Certificates};
@@ -435,6 +436,60 @@ async fn a_clock_before_the_ca_changes_nothing() {
     late.time.step_wall(-100 * 86_400);
     assert!(matches!(late.pass().await, Err(KeepError::Clock)));
     assert_eq!(objects.writes().len(), writes);
+}
+
+/// What is written to a log, for the test that reads it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no test panics while it writes").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_fault_is_logged_when_it_begins_and_tried_again_with_growing_pauses() {
+    let log = Log::default();
+    let written = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let warnings = |part: &str| {
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains("WARN") && line.contains(part)).count()
+    };
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    for begun in 1..=2 {
+        objects.forbid(WEBHOOKS);
+        let mut configured = objects.at(WEBHOOKS);
+        configured["webhooks"][0]["clientConfig"] = json!({"url": "https://x/"});
+        objects.put(WEBHOOKS, configured);
+        let mut secret = objects.at(WEBHOOK);
+        secret["data"] = data(&[("tls.crt", "garbage"), ("tls.key", "garbage")]);
+        objects.put(WEBHOOK, secret);
+        objects.remove(AGENTS);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            replica.pass().await.unwrap_err();
+            pauses.push(replica.keeper.pause().as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30]);
+        assert_eq!(warnings("cannot write `MutatingWebhookConfiguration`"), begun);
+        assert_eq!(warnings("there is no ConfigMap"), begun);
+        assert_eq!(warnings("`tls.crt` is not in PEM"), begun, "and the certificate is made again");
+        objects.permit(WEBHOOKS);
+        let map = json!({"metadata": {"name": "gpupack-ca", "namespace": "gpupack-agents"}, "data": {"kept": "x"}});
+        objects.put(AGENTS, map);
+        replica.pass().await.unwrap();
+        assert_eq!(replica.keeper.pause().as_secs(), 60);
+        check(&objects, START);
+    }
 }
 
 /// Replaces the pods of the Deployment at once; the bundle that they read.

@@ -96,8 +96,8 @@ pub enum KeepError {
         /// The error of the operating system.
         fault: io::Error,
     },
-    /// The CA of `tls` is no certificate.
-    #[error("`tls.ca_file`: {0}")]
+    /// A file of `tls` has no certificates that can be used.
+    #[error("a file of `tls`: {0}")]
     Ca(#[from] CertificateFault),
     /// A file of `tls` cannot be written.
     #[error(transparent)]

@@ -21,9 +21,6 @@ use crate::cli::doctor::finding::{Findings, Of, short};
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
 
-/// Most certificates that are read of one file.
-const MOST: usize = 50;
-
 /// The certificates of a Secret. Keys are never kept.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shown {
@@ -52,7 +49,7 @@ impl Shown {
 
 /// The certificates of a text in PEM, at least one.
 fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).take(MOST).collect();
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let chain = chain.map_err(|error| format!("it is no PEM: {error}"))?;
     if chain.is_empty() { Err("it has no certificate".to_owned()) } else { Ok(chain) }
 }
@@ -256,6 +253,8 @@ mod tests {
         let good = shown(&own);
         assert_eq!(check(&good, Some(&ca), NAME, IN_2026), [Good]);
         assert_eq!(check(&good, Some(&format!("{other_ca}{ca}")), NAME, IN_2026), [Good]);
+        let many = other_ca.repeat(60) + &ca;
+        assert_eq!(check(&good, Some(&many), NAME, IN_2026), [Good], "all are read");
         assert_eq!(check(&good, Some(&own), NAME, IN_2026), [Good], "trusted as it is");
         assert_eq!(check(&good, Some(&ca), NAME, NEAR_THE_END), [Warning]);
         assert_eq!(check(&good, Some(&ca), NAME, IN_2035), [Problem], "ended, and said once");

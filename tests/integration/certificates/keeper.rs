@@ -610,3 +610,25 @@ async fn the_ca_of_others_is_published_where_that_is_wanted() {
         assert!(objects.at(CA)["data"].is_null(), "no Secret is changed");
     }
 }
+
+#[tokio::test]
+async fn all_of_a_long_file_of_cas_is_published_or_the_file_is_refused() {
+    let objects = installed();
+    let mut replica = Replica::new(&objects, "{ publish_ca_bundles: true }");
+    let validity = Validity { starts: UnixTime(START), ends: UnixTime(START + 86_400) };
+    let ca = |at: usize| make_ca(&format!("CA {at}"), validity).unwrap();
+    let cas: Vec<_> = (0..60).map(ca).collect();
+    let names = ["gpupack-extender".to_owned()];
+    let last = cas.last().unwrap();
+    let own = sign(last, Wanted { names: &names, usage: Usage::Both, validity }).unwrap();
+    let bundle: String = cas.iter().map(|ca| ca.certificate.as_str()).collect();
+    let folder = replica.folder.path().to_owned();
+    std::fs::write(folder.join("ca.crt"), &bundle).unwrap();
+    std::fs::write(folder.join("tls.crt"), &own.certificate).unwrap();
+    replica.pass().await.unwrap();
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle, "with the last one, which signs");
+    std::fs::write(folder.join("ca.crt"), bundle.repeat(4)).unwrap();
+    let refused = replica.pass().await.unwrap_err().to_string();
+    assert!(refused.contains("`ca.crt` is longer than 65536 bytes"), "{refused}");
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle, "and what is published stays");
+}

@@ -32,7 +32,7 @@ use crate::kube_api::write::writer::ApiWriter;
 use crate::metrics::labels::CertificateLabel;
 use crate::metrics::registry::CertificateTimes;
 use crate::rotation::plan::{
-    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, steps,
+    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, WrongClock, steps,
 };
 
 /// Most rounds of reading and writing in one pass. From empty Secrets it takes three.
@@ -85,6 +85,13 @@ pub enum KeepError {
          made the CA; then empty the Secret `gpupack-ca`, and another one is made"
     )]
     Clock,
+    /// The clock of this machine or of the API server is wrong.
+    #[error(
+        "the clock of this machine is {} {} that of the API server: no certificate is made or renewed until \
+         they agree to ten minutes",
+        .0.by, .0.side
+    )]
+    Clocks(WrongClock),
     /// There is no certificate yet.
     #[error("the certificate of the extender is not made yet")]
     NoCertificate,
@@ -250,13 +257,17 @@ impl Keeper {
                 let of_it = faults.iter().filter(|(about, _)| *about == name);
                 self.note(name, of_it.map(|(_, fault)| fault.clone()).collect());
             }
+            let wrong = objects.read_at.and_then(|at| WrongClock::found(now, at));
             if seen.is_before_ca(now) {
-                return Err(KeepError::Clock);
+                return Err(wrong.map_or(KeepError::Clock, KeepError::Clocks));
             }
             let due = match role {
                 Role::Writes => steps(&seen, &self.rules, now),
                 Role::Reads => Vec::new(),
             };
+            if let Some(wrong) = wrong.filter(|_| own.is_none() || !due.is_empty()) {
+                failed = Some(KeepError::Clocks(wrong)); // what is there is served
+            }
             if due.is_empty() || failed.is_some() {
                 let Some((ca, own)) = ca.zip(own) else {
                     return Err(failed.unwrap_or(KeepError::NoCertificate));
@@ -306,7 +317,7 @@ impl Keeper {
         let mut objects = Objects::default();
         for owner in Owner::ALL {
             let name = secret_of(owner);
-            match self.one::<Secret>(&self.namespace, name).await {
+            match self.one::<Secret>(&self.namespace, name).await.map(|(found, _)| found) {
                 Ok(Some(secret)) => drop(objects.certificates.insert(owner, secret)),
                 Ok(None) if owner == Owner::Extender => return Err(self.missing(name)),
                 Ok(None) => self.note(name, vec![format!("there is no Secret `{name}`")]),
@@ -319,8 +330,9 @@ impl Keeper {
             objects.scheduler =
                 self.optional(&self.namespace.clone(), SCHEDULER, "Deployment").await;
         }
-        let ca = self.one(&self.namespace, CA).await?;
+        let (ca, read_at) = self.one(&self.namespace, CA).await?;
         objects.ca = ca.ok_or_else(|| self.missing(CA))?;
+        objects.read_at = read_at.map(UnixTime);
         Ok(objects)
     }
 
@@ -333,11 +345,12 @@ impl Keeper {
         }
     }
 
+    /// An object, and when that was by the clock of the API server.
     async fn one<T: Kept>(
         &self,
         namespace: &str,
         name: &'static str,
-    ) -> Result<Option<T>, KeepError> {
+    ) -> Result<(Option<T>, Option<u64>), KeepError> {
         let read = self.writer.read_kept(namespace, name).await;
         read.map_err(|cause| KeepError::Unread { name, cause })
     }
@@ -349,7 +362,7 @@ impl Keeper {
         name: &'static str,
         kind: &'static str,
     ) -> Option<T> {
-        let (found, fault) = match self.one(namespace, name).await {
+        let (found, fault) = match self.one(namespace, name).await.map(|(found, _)| found) {
             Ok(None) => (None, Some(format!("there is no {kind} `{name}`: it gets no CA"))),
             Ok(found) => (found, None),
             Err(error) => (None, Some(format!("{kind}: {error}"))),

@@ -438,6 +438,45 @@ async fn a_clock_before_the_ca_changes_nothing() {
     assert_eq!(objects.writes().len(), writes);
 }
 
+#[tokio::test]
+async fn a_clock_that_is_far_from_the_api_servers_replaces_nothing() {
+    const YEARS: i64 = 20 * 365 * 86_400;
+    let objects = installed();
+    objects.is_at(START);
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    let (writes, served) = (objects.writes().len(), replica.file("tls.crt"));
+    for (step, says) in
+        [(YEARS, "a year ahead of"), (-YEARS, "a year behind"), (85 * 86_400, "a month ahead")]
+    {
+        replica.time.step_wall(step);
+        for role in [Role::Writes, Role::Reads] {
+            let ended = replica.keeper.pass(role).await;
+            let is_late = step == 85 * 86_400 && role == Role::Reads;
+            assert_eq!(ended.is_ok(), is_late, "{says}: only what is due is refused: {ended:?}");
+            let error = ended.map_or_else(|error| error.to_string(), |_| says.to_owned());
+            assert!(error.contains(says), "{error}");
+        }
+        assert_eq!(objects.writes().len(), writes, "{says}");
+        assert_eq!(replica.file("tls.crt"), served, "{says}");
+        replica.time.step_wall(-step);
+    }
+    // Nor is a first CA made, which others would not believe.
+    let objects = installed();
+    objects.is_at(START + 601);
+    let mut first = Replica::make(&objects);
+    assert!(matches!(first.pass().await, Err(KeepError::Clocks(_))));
+    assert_eq!(objects.writes().len(), 0);
+    objects.is_at(START + 599);
+    first.pass().await.unwrap();
+    check(&objects, START);
+    // What is due is made when both clocks say so.
+    objects.is_at(START + 85 * 86_400);
+    first.at(85 * 86_400);
+    first.pass().await.unwrap();
+    check(&objects, START + 85 * 86_400);
+}
+
 /// What is written to a log, for the test that reads it.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

@@ -26,7 +26,7 @@ use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
 use crate::cli::doctor::parts::{
     Images, configuration, deployment, kubernetes, leader, namespace, versions,
 };
-use crate::cli::doctor::policies::{compared, shipped, summed_up};
+use crate::cli::doctor::policies::{compared, of_certificates, shipped, summed_up};
 use crate::cli::doctor::rights::{self, Places};
 use crate::cli::doctor::scheduler::{Expected, of_file};
 use crate::cli::doctor::webhook::{
@@ -403,7 +403,13 @@ async fn policies(plan: &Plan<'_>, parts: &Parts) -> Findings {
     let account = parts.extender.as_ref().ok().and_then(|it| it.pods.service_account_name.clone());
     let account = account.unwrap_or_else(|| "gpupack".to_owned());
     let mut found = Vec::new();
-    for policy in shipped(&plan.places.system, &account) {
+    let certificates = parts.config.as_ref().and_then(|config| config.certificates.as_ref());
+    let system = &plan.places.system;
+    let further = match certificates.is_some_and(|it| it.make || it.publish_ca_bundles) {
+        true => of_certificates(system, &account),
+        false => Vec::new(),
+    };
+    for policy in shipped(system, &account).into_iter().chain(further) {
         let target = rights::policy(policy.resource, &policy.name);
         let object: Read<Value> = plan.reader.object(&target).await;
         found.push(compared(&policy, &object));

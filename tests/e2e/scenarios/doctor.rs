@@ -38,6 +38,7 @@ fn a_sound_installation_has_nothing_to_fix_and_what_breaks_is_named() {
         let mut doctor = Doctor { bed, fleet, replicas, _webhook: webhook };
         doctor.finds_nothing_to_fix().await;
         doctor.names_a_deleted_policy().await;
+        doctor.names_a_missing_policy_of_certificates().await;
         doctor.names_a_wrong_bundle().await;
         doctor.names_a_wrong_timeout().await;
         doctor.names_a_second_owner().await;
@@ -244,6 +245,29 @@ impl Doctor {
         let (found, fix) = ("binding of policy gpupack-placement does not exist", "policies.yaml");
         self.until_named("policies", found, fix).await;
         policies(&self.bed.cluster).await;
+        self.finds_nothing_to_fix().await;
+    }
+
+    /// As if the extender made its certificates: other checks then miss what this scenario has not.
+    async fn names_a_missing_policy_of_certificates(&self) {
+        let admin = &self.bed.cluster.client;
+        let mut shipped = objects("extender.yaml").into_iter();
+        let is_own = |it: &DynamicObject| it.data["data"]["gpupack.yaml"].is_string();
+        let configuration = shipped.find(is_own).expect("it is shipped");
+        manifests::keep(admin, "extender.yaml", &configuration).await;
+        let (found, fix) =
+            ("binding of policy gpupack-certificates does not exist", "certificates.yaml");
+        self.until_named("policies", found, fix).await;
+        for object in objects("certificates.yaml") {
+            let kind = object.types.as_ref().map(|types| types.kind.as_str());
+            if kind.is_some_and(|kind| kind.starts_with("ValidatingAdmissionPolicy")) {
+                manifests::keep(admin, "certificates.yaml", &object).await;
+            }
+        }
+        let (_, checks) = self.says(&[]).await;
+        let policies = checks.iter().find(|it| it.check == "policies").expect("it is checked");
+        assert!(policies.found.starts_with("8 policies and bindings"), "{policies:?}");
+        in_plain_text(&self.bed).await;
         self.finds_nothing_to_fix().await;
     }
 

@@ -9,7 +9,7 @@ use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal};
+use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal, shipped};
 use crate::harness::extender::is_declared;
 
 /// A kubeconfig for this API server.
@@ -343,6 +343,34 @@ async fn each_thing_that_breaks_is_named_with_its_fix() {
         let has_unchecked = !of_state(&checks, CheckState::NotChecked).is_empty();
         assert!(has_problem || (code == Some(3)) == has_unchecked, "{check}: {checks:#?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_of_certificates_is_checked_where_the_extender_publishes_a_ca() {
+    let fake = FakeCluster::sound();
+    let mut own = shipped("deploy/extender.yaml").into_iter();
+    let own = own.find(|it| it["kind"] == "ConfigMap").expect("it has one");
+    fake.answer(&format!("{MAPS}/gpupack"), 200, &own);
+    let named = async |found: &str| {
+        let (_, checks) = diagnosed(&fake, &[]).await;
+        let named = checks.iter().find(|it| it.check == "policies" && it.found.contains(found));
+        named.unwrap_or_else(|| panic!("{found}: {checks:#?}")).clone()
+    };
+    let missing = named("policy gpupack-certificates does not exist").await;
+    assert!(missing.fix.is_some_and(|fix| fix.contains("deploy/certificates.yaml")));
+    named("the binding of policy gpupack-certificates does not exist").await;
+    for policy in shipped("deploy/certificates.yaml") {
+        let resource = match policy["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => "validatingadmissionpolicies",
+            Some("ValidatingAdmissionPolicyBinding") => "validatingadmissionpolicybindings",
+            _ => continue,
+        };
+        fake.answer(&format!("{ADMISSION}/{resource}/gpupack-certificates"), 200, &policy);
+    }
+    named("8 policies and bindings are those of this program").await;
+    let path = format!("{ADMISSION}/validatingadmissionpolicies/gpupack-certificates");
+    fake.change(&path, |it| it["spec"]["validations"][1]["expression"] = "true".into());
+    named("spec.validations[1].expression differs").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

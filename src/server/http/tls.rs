@@ -73,8 +73,8 @@ pub(crate) async fn shake_hands(
     stream: TcpStream,
     connection: &Connection,
 ) -> Option<TlsStream<TcpStream>> {
-    let config = tls.borrow().server(clients.certificate()).map(Arc::clone);
-    let Some(config) = config else {
+    let tls = Arc::clone(&tls.borrow());
+    let Some(config) = tls.server(clients.certificate()).map(Arc::clone) else {
         tracing::error!("the certificates are not enough for this listener");
         return None;
     };
@@ -92,7 +92,8 @@ pub(crate) async fn shake_hands(
         }
     };
     let shown = stream.get_ref().1.peer_certificates();
-    let mut peer = PeerProof { chain: shown.unwrap_or_default().into(), names: Arc::default() };
+    let (chain, clock) = (shown.unwrap_or_default().into(), connection.clock());
+    let mut peer = PeerProof { chain, names: Arc::default(), tls, at: clock.now(), clock };
     if let Shown::Name(names) = clients {
         let shown = peer.chain.first();
         let has = |name: &&ServerName<'static>| shown.is_some_and(|it| is_named(it, name));

@@ -118,7 +118,7 @@ pub(super) struct Guarded {
     pub(super) at: [std::net::SocketAddr; 4],
     reviews: Arc<AtomicUsize>,
     deleted: Arc<AtomicBool>,
-    _folder: TempDir,
+    folder: TempDir,
     _stop: watch::Sender<bool>,
 }
 
@@ -162,7 +162,7 @@ impl Guarded {
         let at = all.map(|listener| listener.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_apart(bed.service.clone(), listeners, Some(identities), stopped));
-        Self { bed, authority, front_proxy, at, reviews, deleted, _folder: folder, _stop: stop }
+        Self { bed, authority, front_proxy, at, reviews, deleted, folder, _stop: stop }
     }
 
     /// Questions that the API server was asked so far.
@@ -265,6 +265,40 @@ async fn verbs_need_a_certificate_of_the_ca_with_a_known_name() {
     let health = Request::get("/healthz").header("host", "localhost").body(Full::default());
     let (status, _) = guarded.call(guarded.at[3], None, health.unwrap()).await.unwrap();
     assert_eq!(status, StatusCode::OK, "kubelet shows no certificate");
+}
+
+#[tokio::test]
+async fn a_connection_does_not_outlive_the_ca_of_its_client() {
+    let guarded = Guarded::start().await;
+    let (scheduler, other) = (guarded.authority.pair(SCHEDULER), Authority::new());
+    let new_scheduler = other.pair(SCHEDULER);
+    let (mut open, _running) = guarded.open(guarded.at[0], Some(&scheduler)).await.unwrap();
+    let filter = || {
+        let request = Request::post("/v1/filter").header("content-type", "application/json");
+        request.header("host", "localhost").body(Full::from(data("filter.json"))).unwrap()
+    };
+    let mut call = async || {
+        open.ready().await.unwrap();
+        let answer = open.send_request(filter()).await.unwrap();
+        let closes = answer.headers().contains_key("connection");
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.unwrap();
+        (status, closes)
+    };
+    assert_eq!(call().await, (200, false));
+    let write = |text: &str| std::fs::write(guarded.folder.path().join("ca.crt"), text).unwrap();
+    let until = async |shown: &Pair, is_accepted: bool| {
+        // A client of TLS 1.3 learns only by its first call that it is refused.
+        while guarded.verb(Some(shown), "/v1/filter").await.is_ok() != is_accepted {
+            tokio::task::yield_now().await;
+        }
+    };
+    write(&format!("{}{}", guarded.authority.certificate, other.certificate));
+    until(&new_scheduler, true).await;
+    assert_eq!(call().await, (200, false), "its CA is one of two");
+    write(&other.certificate);
+    until(&scheduler, false).await;
+    assert_eq!(call().await, (403, true), "its CA is gone");
 }
 
 #[tokio::test]

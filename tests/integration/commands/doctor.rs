@@ -122,6 +122,7 @@ type Break = fn(&FakeCluster);
 
 const MAPS: &str = "/api/v1/namespaces/gpu-system/configmaps";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/gpu-system/deployments";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const AGENT_PODS: &str = "/api/v1/namespaces/gpupack-agents/pods";
 
 fn replace(map: &str, file: &str, from: &str, to: &str, fake: &FakeCluster) {
@@ -503,9 +504,22 @@ async fn in_place_the_file_of_the_control_plane_is_named() {
 async fn without_an_answer_it_says_so() {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let config = kubeconfig(&folder, "http://127.0.0.1:1");
+    let text = folder.path().join("text").display().to_string();
+    std::fs::write(&text, "hello\n").expect("a file can be written");
     for (code, part, flags) in [
-        (4, "cannot reach the API server", vec!["--kubeconfig", &config]),
-        (1, "no usable kubeconfig", vec!["--kubeconfig", "/nowhere"]),
+        (4, "cannot reach the API server at http://127.0.0.1:1: ", vec!["--kubeconfig", &config]),
+        (1, "No such file or directory (os error 2)): name one", vec!["--kubeconfig", "/nowhere"]),
+        (
+            1,
+            "YAML: error: line 1 column 1: expected mapping start): name one",
+            vec!["--kubeconfig", &text],
+        ),
+        (
+            1,
+            "failed to load current context: other",
+            vec!["--kubeconfig", &config, "--context", "other"],
+        ),
+        (2, "it is no name of a user", vec!["--kubeconfig", &config, "--as", "a\nb"]),
         (2, "cannot read `/nowhere`", vec!["--scheduler-config", "/nowhere"]),
         (2, "no valid name", vec!["--namespace", "A/../b"]),
     ] {
@@ -513,7 +527,25 @@ async fn without_an_answer_it_says_so() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(text.contains(part) && output.stdout.is_empty(), "{part} in {text}");
+        let is_of_flags = code == 2 && !text.starts_with("gpupack: ");
+        assert!(is_of_flags || (text.lines().count() == 1 && !text.contains("\\u{")), "{text}");
     }
+    for text in ["<html>", "{}", "{\"gitVersion\": 7}"] {
+        let fake = FakeCluster::default();
+        fake.answer_others((200, text.to_owned()));
+        let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));
+        for command in ["doctor", "init"] {
+            let output = gpupack(&[command, "--kubeconfig", &config]);
+            let line = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{text}: {line}");
+            assert!(line.contains("is no API server of Kubernetes"), "{text}: {line}");
+        }
+    }
+    let fake = FakeCluster::empty();
+    fake.answer(REVIEWS, 201, &json!({"status": {"allowed": false}}));
+    let (code, checks) = diagnosed(&fake, &[]).await;
+    assert_eq!((code, checks.len()), (Some(3), 2), "{checks:#?}");
+    assert!(checks[1].found.contains("none of the 21 rights"), "{checks:#?}");
     let fake = FakeCluster::empty();
     fake.answer_text("/version", refusal(401, "Unauthorized"));
     let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));

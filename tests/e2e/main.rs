@@ -53,6 +53,8 @@ mod identities;
 #[cfg(test)]
 mod kept;
 #[cfg(test)]
+mod kubelet;
+#[cfg(test)]
 mod leash;
 #[cfg(test)]
 mod manifests;

@@ -6,9 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::{Request, StatusCode};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::causes::{shown_long, with_causes};
 use crate::cli::base::connect::{ApiServerArgs, is_name, said};
@@ -229,6 +232,22 @@ impl Reader {
             StatusCode::NOT_FOUND => Err(Unread::Absent),
             _ => Ok(Answer::Refused(message(status, &answer))),
         }
+    }
+
+    /// A connection to a port of a pod, through the API server and kubelet.
+    ///
+    /// # Errors
+    /// What the API server or kubelet says.
+    pub(crate) async fn forwarded(
+        &self,
+        namespace: &str,
+        pod: &str,
+        port: u16,
+    ) -> Result<impl AsyncRead + AsyncWrite + Unpin + use<>, String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let forwarded = pods.portforward(pod, &[port]).await;
+        let mut forwarded = forwarded.map_err(|error| said(&error))?;
+        forwarded.take_stream(port).ok_or_else(|| "no stream of that port".to_owned())
     }
 
     async fn exchange(&self, method: &str, path: &str, body: Vec<u8>) -> Read<(StatusCode, Bytes)> {

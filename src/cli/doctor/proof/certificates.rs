@@ -17,6 +17,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::certificates::is_named;
 use crate::cli::base::reader::{Read, Unread};
 use crate::cli::doctor::finding::{Findings, Of, short};
+use crate::issuing::checked::to_pem;
 
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
@@ -34,6 +35,12 @@ impl Shown {
         let is_kept = |text: &[u8]| !text.windows(11).any(|part| part == b"PRIVATE KEY");
         let files = data.into_iter().map(|(name, text)| (name, text.0));
         Self { files: files.filter(|(_, text)| is_kept(text)).collect() }
+    }
+
+    /// The chain of a handshake, as if it were in this file.
+    pub(crate) fn seen(file: &str, chain: &[CertificateDer<'_>]) -> Self {
+        let text: String = chain.iter().map(to_pem).collect();
+        Self { files: [(file.to_owned(), text.into_bytes())].into() }
     }
 
     /// A file.
@@ -70,8 +77,8 @@ pub(crate) struct Trust<'a> {
 pub(crate) struct Served<'a> {
     /// Name of the check.
     pub(crate) check: &'static str,
-    /// Name of the Secret.
-    pub(crate) secret: &'a str,
+    /// Where it was seen, for people.
+    pub(crate) from: &'a str,
     /// The file with the chain, of its path the last part.
     pub(crate) file: &'a str,
     /// What it holds.
@@ -81,7 +88,7 @@ pub(crate) struct Served<'a> {
 /// The findings about a certificate and those who trust it.
 pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i64) -> Findings {
     let of = Of(it.check);
-    let what = format!("Secret {}", short(it.secret));
+    let what = short(it.from);
     let make = "see who makes it: Certificates in docs/install.md; where gpupack does, the leader's log says why not";
     let shown = match it.shown {
         Ok(shown) => shown,
@@ -237,7 +244,7 @@ mod tests {
 
     fn check(shown: &Read<Shown>, ca: Option<&str>, name: &str, now: i64) -> Vec<CheckState> {
         let trust = Trust { from: "caBundle", ca: ca.map(str::as_bytes), name, fix: "set it" };
-        let it = Served { check: "c", secret: "s", file: "tls.crt", shown };
+        let it = Served { check: "c", from: "Secret s", file: "tls.crt", shown };
         let found = served(&it, &[trust], now);
         assert!(found.iter().all(|finding| !finding.found.contains("PRIVATE")), "{found:?}");
         states(&found)

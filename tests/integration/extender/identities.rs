@@ -12,6 +12,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use gpupack::certificates::{CertificateFiles, Certificates, ServerProof};
+use gpupack::clock::Clock;
 use gpupack::control::shared::leader::{Addresses, Leader};
 use gpupack::kube_api::identity::front_proxy;
 use gpupack::kube_api::identity::people::People;
@@ -24,6 +25,7 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::HandshakeKind;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -299,6 +301,42 @@ async fn a_connection_does_not_outlive_the_ca_of_its_client() {
     write(&other.certificate);
     until(&scheduler, false).await;
     assert_eq!(call().await, (403, true), "its CA is gone");
+}
+
+#[tokio::test]
+async fn a_session_is_not_resumed_when_the_certificate_of_the_client_has_ended() {
+    let guarded = Guarded::start().await;
+    let clock = Clock::start();
+    let short = guarded.authority.pair_until(&[SCHEDULER], clock.unix_seconds() + 3);
+    // It keeps sessions from connection to connection.
+    let connector =
+        TlsConnector::from(Arc::new(client_config(&guarded.authority.certificate, Some(&short))));
+    let call = async || -> Result<(u16, bool), String> {
+        let words = |error: &dyn std::error::Error| error.to_string();
+        let stream = TcpStream::connect(guarded.at[0]).await.unwrap();
+        let name = ServerName::try_from(REPLICA).unwrap();
+        let stream = connector.connect(name, stream).await.map_err(|error| words(&error))?;
+        let is_resumed = stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed);
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| words(&error))?;
+        tokio::spawn(async move {
+            let _closed = connection.await;
+        });
+        let request = Request::post("/v1/filter").header("content-type", "application/json");
+        let request =
+            request.header("host", "localhost").body(Full::<Bytes>::from(data("filter.json")));
+        let answer = sender.send_request(request.unwrap()).await.map_err(|error| words(&error))?;
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.map_err(|error| words(&error))?;
+        Ok((status, is_resumed))
+    };
+    let mut was_resumed = false;
+    while let Ok((status, is_resumed)) = call().await {
+        assert_eq!(status, 200);
+        was_resumed |= is_resumed;
+        assert!(clock.precise() < Duration::from_secs(20), "it has ended long ago");
+    }
+    assert!(was_resumed, "the first ones were");
 }
 
 #[tokio::test]

@@ -322,6 +322,7 @@ pub mod issuing {
     pub mod authority;
     pub mod objects;
     pub mod own_files;
+    pub mod faults;
     pub mod keeper;
 }
 
@@ -536,7 +537,11 @@ pub mod cli {
         pub(crate) mod parts;
         pub(crate) mod scheduler_file;
         pub(crate) mod scheduler;
-        pub(crate) mod certificates;
+        /// Certificates: of Secrets, and as pods show them.
+        pub(crate) mod proof {
+            pub(crate) mod certificates;
+            pub(crate) mod handshake;
+        }
         pub(crate) mod nodes;
         pub(crate) mod webhook;
         pub(crate) mod policies;

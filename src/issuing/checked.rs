@@ -11,17 +11,17 @@ use crate::certificates::is_named;
 use crate::issuing::pair::{Pair, Usage, Validity};
 use crate::rotation::plan::UnixTime;
 
-/// Most bytes of one value that are looked at: a certificate of ours takes less than 2 KiB.
+/// Most bytes of one value: a certificate of ours takes less than 2 KiB. All in it are read: one that is left
+/// out would be missed only when its owner is refused.
 const MOST_BYTES: usize = 64 << 10;
-
-/// Most certificates of one bundle.
-pub const MOST_CERTIFICATES: usize = 32;
 
 /// Why a certificate cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateFault {
     /// More bytes than any of ours has.
-    #[error("`{0}` is longer than {MOST_BYTES} bytes")]
+    #[error(
+        "`{0}` is longer than {MOST_BYTES} bytes: leave out what is not of gpupack's certificates"
+    )]
     Long(&'static str),
     /// Not PEM, or nothing of this kind in it.
     #[error("`{0}` is not in PEM")]
@@ -76,8 +76,7 @@ pub fn many(
     if pem.len() > MOST_BYTES {
         return Err(CertificateFault::Long(what));
     }
-    let found: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(pem).take(MOST_CERTIFICATES).collect();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     found.map_err(|_| CertificateFault::Pem(what))
 }
 

@@ -19,6 +19,7 @@ use crate::config::identity::TlsConfig;
 use crate::control::shared::app::App;
 use crate::issuing::authority::{Authority, BUNDLE, Data, OWN_KEYS};
 use crate::issuing::checked::{self, CertificateFault, to_pem};
+use crate::issuing::faults::{Faults, Pauses};
 use crate::issuing::objects::{
     API_SERVICE, CA, Meaning, Names, Objects, SCHEDULER, WEBHOOKS, api_service_fields,
     certificate_data, roll_fields, secret_of, usage_of, webhook_fields, with_bundle, with_data,
@@ -31,14 +32,11 @@ use crate::kube_api::write::writer::ApiWriter;
 use crate::metrics::labels::CertificateLabel;
 use crate::metrics::registry::CertificateTimes;
 use crate::rotation::plan::{
-    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, steps,
+    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, WrongClock, steps,
 };
 
 /// Most rounds of reading and writing in one pass. From empty Secrets it takes three.
 const MOST_ROUNDS: usize = 8;
-
-/// Pause before a pass at the start is tried again.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What a log line is about that is about no single object.
 const WHOLE: &str = "certificates";
@@ -87,6 +85,13 @@ pub enum KeepError {
          made the CA; then empty the Secret `gpupack-ca`, and another one is made"
     )]
     Clock,
+    /// The clock of this machine or of the API server is wrong.
+    #[error(
+        "the clock of this machine is {} {} that of the API server: no certificate is made or renewed until \
+         they agree to ten minutes",
+        .0.by, .0.side
+    )]
+    Clocks(WrongClock),
     /// There is no certificate yet.
     #[error("the certificate of the extender is not made yet")]
     NoCertificate,
@@ -98,8 +103,8 @@ pub enum KeepError {
         /// The error of the operating system.
         fault: io::Error,
     },
-    /// The CA of `tls` is no certificate.
-    #[error("`tls.ca_file`: {0}")]
+    /// A file of `tls` has no certificates that can be used.
+    #[error("a file of `tls`: {0}")]
     Ca(#[from] CertificateFault),
     /// A file of `tls` cannot be written.
     #[error(transparent)]
@@ -132,11 +137,10 @@ pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
     loop {
         let is_leader = app.leading.is_here() && !app.is_stopping();
         let role = if is_leader { Role::Writes } else { Role::Reads };
-        match keeper.pass(role).await {
-            Ok(report) => app.metrics.set_certificates(&times(&report)),
-            Err(error) => keeper.log(WHOLE, error.to_string()),
+        if let Ok(report) = keeper.pass(role).await {
+            app.metrics.set_certificates(&times(&report));
         }
-        tokio::time::sleep(keeper.look_every()).await;
+        tokio::time::sleep(keeper.pause()).await;
     }
 }
 
@@ -164,8 +168,9 @@ pub struct Keeper {
     settings: CertificatesConfig,
     rules: Rules,
     names: Names,
-    /// The last line about each object, so that none is repeated.
-    logged: BTreeMap<&'static str, String>,
+    /// What is wrong, so that no line about it is repeated.
+    faults: Faults,
+    pauses: Pauses,
     /// Whether the files of `tls` are written.
     has_files: bool,
 }
@@ -184,7 +189,8 @@ impl Keeper {
             tls,
             rules: settings.rules(),
             settings,
-            logged: BTreeMap::new(),
+            faults: Faults::default(),
+            pauses: Pauses::default(),
             has_files: false,
         })
     }
@@ -194,22 +200,22 @@ impl Keeper {
     /// to wait for.
     pub async fn start(&mut self) {
         while self.settings.make {
-            if let Err(error) = self.pass(Role::Writes).await {
-                self.log(WHOLE, error.to_string());
-            }
+            // What is wrong is in the log.
+            let _report = self.pass(Role::Writes).await;
             if self.has_files {
                 return;
             }
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(self.pause()).await;
         }
     }
 
-    /// Pause between two passes.
-    pub fn look_every(&self) -> Duration {
-        self.rules.look_every()
+    /// Pause before the next pass: after failures a growing one, but none longer than between two that succeed.
+    pub fn pause(&self) -> Duration {
+        let usual = self.rules.look_every();
+        self.pauses.after_failure().map_or(usual, |pause| pause.min(usual))
     }
 
-    /// Does what is due.
+    /// Does what is due, and logs what is wrong.
     ///
     /// # Errors
     /// [`KeepError`]: the next pass goes on.
@@ -218,17 +224,23 @@ impl Keeper {
             true => self.keep(role).await,
             false => self.publish_file(role).await,
         };
-        if report.is_ok() {
-            self.logged.remove(WHOLE);
+        match &report {
+            Ok(_) => {
+                self.pauses.reset();
+                self.note(WHOLE, Vec::new());
+            }
+            Err(error) => {
+                self.pauses.grow();
+                self.note(WHOLE, vec![error.to_string()]);
+            }
         }
         report
     }
 
-    /// Logs a line once, until another one follows about the same thing.
-    pub fn log(&mut self, about: &'static str, line: String) {
-        if self.logged.get(about) != Some(&line) {
+    /// Logs what is wrong with one thing, each line when it begins: nothing, if it is well.
+    fn note(&mut self, about: &'static str, found: Vec<String>) {
+        for line in self.faults.note(about, found) {
             tracing::warn!(about, "{line}");
-            self.logged.insert(about, line);
         }
     }
 
@@ -238,21 +250,24 @@ impl Keeper {
             let objects = self.read(role).await?;
             let now = UnixTime(self.clock.unix_seconds());
             let found = Authority::read(objects.ca.data.as_ref().unwrap_or(&Data::new()));
-            for fault in found.faults {
-                self.log(CA, fault);
-            }
+            self.note(CA, found.faults);
             let ca = found.authority;
             let Meaning { seen, own, faults } = objects.meaning(ca.as_ref(), &self.names, now);
-            for (name, fault) in faults {
-                self.log(name, fault);
+            for name in objects.certificates.keys().map(|owner| secret_of(*owner)) {
+                let of_it = faults.iter().filter(|(about, _)| *about == name);
+                self.note(name, of_it.map(|(_, fault)| fault.clone()).collect());
             }
+            let wrong = objects.read_at.and_then(|at| WrongClock::found(now, at));
             if seen.is_before_ca(now) {
-                return Err(KeepError::Clock);
+                return Err(wrong.map_or(KeepError::Clock, KeepError::Clocks));
             }
             let due = match role {
                 Role::Writes => steps(&seen, &self.rules, now),
                 Role::Reads => Vec::new(),
             };
+            if let Some(wrong) = wrong.filter(|_| own.is_none() || !due.is_empty()) {
+                failed = Some(KeepError::Clocks(wrong)); // what is there is served
+            }
             if due.is_empty() || failed.is_some() {
                 let Some((ca, own)) = ca.zip(own) else {
                     return Err(failed.unwrap_or(KeepError::NoCertificate));
@@ -287,14 +302,14 @@ impl Keeper {
 
     /// Says once that kube-scheduler must be started again, and until when.
     fn log_restart(&mut self, report: &Report, ca: &Authority) {
-        if let Some(UnixTime(until)) = report.restart_by {
+        let line = |UnixTime(until)| {
             let id = ca.bundle_id();
-            let line = format!(
+            format!(
                 "a new CA is to sign: kube-scheduler must be started again with the bundle `{id}` before \
                  {until} (seconds since 1970), see docs/operations.md#certificates"
-            );
-            self.log(SCHEDULER, line);
-        }
+            )
+        };
+        self.note(SCHEDULER, report.restart_by.map(line).into_iter().collect());
     }
 
     /// Reads all objects, the CA last: what is written with it never takes back what another one wrote.
@@ -302,12 +317,12 @@ impl Keeper {
         let mut objects = Objects::default();
         for owner in Owner::ALL {
             let name = secret_of(owner);
-            match self.one::<Secret>(&self.namespace, name).await {
+            match self.one::<Secret>(&self.namespace, name).await.map(|(found, _)| found) {
                 Ok(Some(secret)) => drop(objects.certificates.insert(owner, secret)),
                 Ok(None) if owner == Owner::Extender => return Err(self.missing(name)),
-                Ok(None) => self.log(name, format!("there is no Secret `{name}`")),
+                Ok(None) => self.note(name, vec![format!("there is no Secret `{name}`")]),
                 Err(error) if owner == Owner::Extender => return Err(error),
-                Err(error) => self.log(name, error.to_string()),
+                Err(error) => self.note(name, vec![error.to_string()]),
             }
         }
         if role == Role::Writes {
@@ -315,8 +330,9 @@ impl Keeper {
             objects.scheduler =
                 self.optional(&self.namespace.clone(), SCHEDULER, "Deployment").await;
         }
-        let ca = self.one(&self.namespace, CA).await?;
+        let (ca, read_at) = self.one(&self.namespace, CA).await?;
         objects.ca = ca.ok_or_else(|| self.missing(CA))?;
+        objects.read_at = read_at.map(UnixTime);
         Ok(objects)
     }
 
@@ -329,11 +345,12 @@ impl Keeper {
         }
     }
 
+    /// An object, and when that was by the clock of the API server.
     async fn one<T: Kept>(
         &self,
         namespace: &str,
         name: &'static str,
-    ) -> Result<Option<T>, KeepError> {
+    ) -> Result<(Option<T>, Option<u64>), KeepError> {
         let read = self.writer.read_kept(namespace, name).await;
         read.map_err(|cause| KeepError::Unread { name, cause })
     }
@@ -345,17 +362,13 @@ impl Keeper {
         name: &'static str,
         kind: &'static str,
     ) -> Option<T> {
-        match self.one(namespace, name).await {
-            Ok(None) => {
-                self.log(kind, format!("there is no {kind} `{name}`: it gets no CA"));
-                None
-            }
-            Ok(found) => found,
-            Err(error) => {
-                self.log(kind, format!("{kind}: {error}"));
-                None
-            }
-        }
+        let (found, fault) = match self.one(namespace, name).await.map(|(found, _)| found) {
+            Ok(None) => (None, Some(format!("there is no {kind} `{name}`: it gets no CA"))),
+            Ok(found) => (found, None),
+            Err(error) => (None, Some(format!("{kind}: {error}"))),
+        };
+        self.note(kind, fault.into_iter().collect());
+        found
     }
 
     fn missing(&self, name: &'static str) -> KeepError {

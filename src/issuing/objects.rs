@@ -69,6 +69,8 @@ pub struct Objects {
     pub scheduler: Option<Deployment>,
     /// The Secret of the CA. It is read last: see [`crate::rotation::plan`].
     pub ca: Secret,
+    /// When that was, by the clock of the API server, if it says so.
+    pub read_at: Option<UnixTime>,
 }
 
 /// The names that the certificate of each owner has.

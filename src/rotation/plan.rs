@@ -31,6 +31,37 @@ impl UnixTime {
     }
 }
 
+/// How far a clock may be from that of the API server. Certificates begin an hour early, so that less harms nobody.
+const CLOCKS_AGREE_WITHIN: u64 = 600;
+
+/// Differences of clocks that are told apart. Steps are large: a text about a difference stays the same.
+const DIFFERENCES: [(u64, &str); 5] = [
+    (365 * 86_400, "more than a year"),
+    (30 * 86_400, "more than a month"),
+    (86_400, "more than a day"),
+    (3_600, "more than an hour"),
+    (CLOCKS_AGREE_WITHIN, "more than ten minutes"),
+];
+
+/// A clock that is too far from that of the API server to decide by it what has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongClock {
+    /// How far.
+    pub by: &'static str,
+    /// To which side.
+    pub side: &'static str,
+}
+
+impl WrongClock {
+    /// The clock of this machine, if it is wrong.
+    pub fn found(own: UnixTime, of_server: UnixTime) -> Option<Self> {
+        let far = own.0.abs_diff(of_server.0);
+        let (_, by) = DIFFERENCES.into_iter().find(|(least, _)| far > *least)?;
+        let side = if own > of_server { "ahead of" } else { "behind" };
+        Some(Self { by, side })
+    }
+}
+
 /// How long things last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -338,6 +369,17 @@ mod tests {
 
     fn due(seen: &Seen, now: u64) -> Vec<Step> {
         steps(seen, &RULES, at(now))
+    }
+
+    #[test]
+    fn a_clock_is_wrong_that_is_far_from_the_api_servers() {
+        let found = |own, server| WrongClock::found(at(own), at(server));
+        assert_eq!(found(10_000, 10_600), None);
+        assert_eq!(found(10_600, 10_000), None);
+        let ten = Some(WrongClock { by: "more than ten minutes", side: "ahead of" });
+        assert_eq!(found(10_601, 10_000), ten);
+        let year = Some(WrongClock { by: "more than a year", side: "behind" });
+        assert_eq!(found(0, u64::MAX), year);
     }
 
     #[test]

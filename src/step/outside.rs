@@ -63,6 +63,8 @@ pub struct Answer {
     pub status: u16,
     /// The body, unless it did not arrive in time.
     pub body: Option<Vec<u8>>,
+    /// When the server answered by its own clock, if it says so: seconds since 1970.
+    pub date: Option<u64>,
 }
 
 /// Why there is no answer. The request may have arrived, or still arrive.
@@ -327,7 +329,7 @@ mod tests {
         });
         let first = calls(step(&outside, 0));
         assert_eq!((first.len(), calls(step(&outside, 0)).len()), (1, 0), "once");
-        let answer = Ok(Answer { status: 200, body: None });
+        let answer = Ok(Answer { status: 200, body: None, date: None });
         let second =
             calls(outside.step(Event::Answered { id: first[0], answer }, Timestamp::START));
         assert_eq!((second.len(), log.lock().clone()), (1, vec!["first"]));

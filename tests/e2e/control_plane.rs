@@ -323,6 +323,7 @@ fn start_apiserver(
     let mut arguments = vec![
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
         format!("--secure-port={}", server.port()),
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
         format!("--cert-dir={}", work.join("certificates").display()),
         format!("--service-account-key-file={}", key_file.display()),
         format!("--service-account-signing-key-file={}", key_file.display()),

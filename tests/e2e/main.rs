@@ -31,6 +31,9 @@ mod authority;
 #[cfg(test)]
 mod binaries;
 #[cfg(test)]
+#[path = "../page/browser.rs"]
+mod browser;
+#[cfg(test)]
 #[path = "../harness/chart.rs"]
 mod chart;
 #[cfg(test)]
@@ -49,6 +52,8 @@ mod fleet;
 mod identities;
 #[cfg(test)]
 mod kept;
+#[cfg(test)]
+mod kubelet;
 #[cfg(test)]
 mod leash;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Only what names a place is changed: the service becomes an address of the loopback interface.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -27,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A running webhook, to which the API server sends pods.
 pub(crate) struct Webhook {
     process: Leash,
+    port: u16,
 }
 
 impl Webhook {
@@ -64,9 +66,14 @@ impl Webhook {
         for object in &configured {
             manifests::keep(&cluster.client, "webhook.yaml", object).await;
         }
-        let webhook = Self { process };
+        let webhook = Self { process, port };
         webhook.followed(cluster).await;
         webhook
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
     /// SIGKILL.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -9,6 +10,9 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
+
+/// The end of 2035: as good as never.
+const LAST_SECOND: u64 = 2_082_758_399;
 
 /// A CA.
 pub(crate) struct Authority {
@@ -61,9 +65,15 @@ impl Authority {
 
     /// The same with several names, the first one also as its common name.
     pub(crate) fn pair_of(&self, names: &[&str]) -> Pair {
+        self.pair_until(names, LAST_SECOND)
+    }
+
+    /// The same that ends at this time, in seconds since 1970.
+    pub(crate) fn pair_until(&self, names: &[&str], ends: u64) -> Pair {
         let all: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(all).expect("DNS names");
         params.distinguished_name.push(DnType::CommonName, names[0]);
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(ends);
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().expect("randomness");

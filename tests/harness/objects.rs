@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
 
 use hyper::{Method, Request, Response};
 use kube::Client;
@@ -31,6 +32,8 @@ struct Stored {
     faults: VecDeque<WriteFault>,
     /// Paths that are refused with 403.
     forbidden: Vec<String>,
+    /// Its clock in seconds since 1970, if it says what time it is.
+    date: Option<u64>,
     writes: Vec<String>,
 }
 
@@ -73,6 +76,16 @@ impl Objects {
         self.stored(|stored| stored.forbidden.push(path.to_owned()));
     }
 
+    /// Writes to this path are refused no longer.
+    pub(crate) fn permit(&self, path: &str) {
+        self.stored(|stored| stored.forbidden.retain(|it| it != path));
+    }
+
+    /// Answers say from now on that it is this late.
+    pub(crate) fn is_at(&self, unix_seconds: u64) {
+        self.stored(|stored| stored.date = Some(unix_seconds));
+    }
+
     /// All writes so far, as method and path.
     pub(crate) fn writes(&self) -> Vec<String> {
         self.stored(|stored| stored.writes.clone())
@@ -97,7 +110,15 @@ impl Objects {
             .is_some_and(|kind| kind == "application/strategic-merge-patch+json");
         let body = request.into_body().collect_bytes().await.expect("a body in memory");
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        self.stored(|stored| stored.answer(&method, &path, body, by_name))
+        self.stored(|stored| {
+            let mut answer = stored.answer(&method, &path, body, by_name)?;
+            if let Some(date) = stored.date {
+                let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(date));
+                let date = date.parse().expect("a date is the value of a header");
+                answer.headers_mut().insert("date", date);
+            }
+            Ok(answer)
+        })
     }
 }
 

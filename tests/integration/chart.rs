@@ -405,6 +405,38 @@ fn the_api_server_reaches_the_page_through_network_policies() {
     assert!(!rules.as_array().unwrap().iter().any(is_open), "in plain text: {rules}");
 }
 
+#[test]
+fn helm_test_runs_doctor_with_rights_that_only_read() {
+    if !has_helm("the test of the chart") {
+        return;
+    }
+    for (set, role) in [
+        ("webhook.enabled=true", "gpupack-doctor"),
+        ("webhook.enabled=false", "gpupack-view"),
+        ("policies.enabled=false", "gpupack-view"),
+        ("agents.enabled=false", "gpupack-view"),
+    ] {
+        let objects = rendered("default", &["--set", set]).unwrap();
+        let bound = &find(&objects, "ClusterRoleBinding", "gpupack-test")["roleRef"]["name"];
+        assert_eq!(bound, role, "{set}");
+        let script = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"][0]["args"][0];
+        let runs_doctor = script.as_str().unwrap().contains("gpupack doctor --accept-unchecked");
+        assert_eq!(runs_doctor, role == "gpupack-doctor", "{set}: {script}");
+        for rule in find(&objects, "ClusterRole", role)["rules"].as_array().unwrap() {
+            let verbs = rule["verbs"].as_array().unwrap();
+            assert!(verbs.iter().all(|verb| verb == "get" || verb == "list"), "{rule}");
+            assert!(!rule["resources"].as_array().unwrap().contains(&json!("secrets")), "{rule}");
+        }
+    }
+    // In plain text the extender is asked through the service proxy.
+    let plain = "tls.enabled=false,certificates.source=helm";
+    let objects = rendered("default", &["--set", plain]).unwrap();
+    assert_eq!(find(&objects, "RoleBinding", "gpupack-test")["roleRef"]["name"], "gpupack-view");
+    let script = &find(&objects, "Pod", "gpupack-test")["spec"]["containers"][0]["args"][0];
+    let asks = script.as_str().unwrap().matches("--service gpu-system/gpupack:page ").count();
+    assert_eq!(asks, 2, "{script}");
+}
+
 /// Secrets that others fill have no contents: an upgrade would put them back.
 #[test]
 fn what_the_extender_fills_has_no_contents() {

@@ -3,18 +3,11 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { createServer } from "node:net";
-import { AxeBuilder } from "@axe-core/playwright";
-import { chromium } from "playwright-core";
+import { axe, children, launch, live, open, shot, sleep, step, text, until } from "./browser.mjs";
 
-const LIMIT_MS = 240_000;
 const HOSTILE = '"><img src=x onerror=window.hacked=1><script>window.hacked=2</script>';
 
 const TEAM = '"><img src=x onerror=window.hacked=3>'; // a slash would end it
-
-const children = new Set();
-process.on("exit", () => children.forEach((child) => child.kill("SIGKILL")));
-process.stdin.on("end", () => process.exit(3)).resume(); // the process that started this is gone
-setTimeout(() => { console.error("the page was not checked within " + LIMIT_MS / 1000 + " s"); process.exit(4); }, LIMIT_MS).unref();
 
 function freePort() {
   return new Promise((found) => {
@@ -23,18 +16,6 @@ function freePort() {
       server.close(() => found(port));
     });
   });
-}
-
-const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
-
-async function until(what, isSo, withinMs = 20_000) {
-  const end = Date.now() + withinMs;
-  for (;;) {
-    const found = await isSo();
-    if (found) return found;
-    if (Date.now() > end) throw new Error("not within " + withinMs / 1000 + " s: " + what);
-    await sleep(100);
-  }
 }
 
 async function startDemo(port, flags, filledMillionths = 600_000) {
@@ -84,34 +65,6 @@ async function sendHostilePods(base, nodes) {
   return { placed: namespace + "/" + name, node: found.NodeNames[0], waits: namespace + "/" + waits.metadata.name };
 }
 
-async function step(name, does) {
-  const started = Date.now();
-  try { await does(); } catch (error) { error.message = name + ": " + error.message; throw error; }
-  console.log("ok", name, Date.now() - started, "ms");
-}
-
-async function axe(page, what) {
-  const { violations } = await new AxeBuilder({ page }).analyze();
-  const found = violations.map((it) => it.id + ": " + it.nodes.map((node) => node.target + " " + node.failureSummary).join(" | "));
-  assert.deepEqual(found, [], what);
-}
-
-async function shot(page, name) {
-  if (process.env.SHOTS) await page.screenshot({ path: process.env.SHOTS + "/" + name + ".png", fullPage: true });
-}
-
-async function open(browser, url, colorScheme, more = {}, before = async () => {}) {
-  const context = await browser.newContext({ colorScheme, viewport: { width: 1360, height: 1000 }, ...more });
-  const page = await context.newPage(), faults = [];
-  await before(page);
-  page.on("pageerror", (error) => faults.push(String(error)));
-  page.on("console", (message) => { if (message.text().includes("Content Security Policy")) faults.push(message.text()); });
-  page.on("dialog", (dialog) => { faults.push("a dialog"); dialog.dismiss(); });
-  await page.goto(url);
-  await page.waitForFunction(() => document.documentElement.dataset.ready === "yes");
-  return { page, faults, context };
-}
-
 // Advice as after hours, of pods with hostile names; the questions for it are noted in `asked`.
 async function advised(base, asked) {
   const { nodes } = await (await fetch(base + "v1/summary")).json();
@@ -128,13 +81,10 @@ async function advised(base, asked) {
   return (page) => page.route("**/v1/advise*", (route) => { asked.push(route.request().url()); return route.fulfill({ json: advice }); });
 }
 
-const text = (page, selector) => page.locator(selector).innerText();
-const live = (page, words) => until("the page says " + words, async () => (await text(page, "#live")).includes(words), 45_000);
-
 const port = await freePort();
 const FLAGS = ["--nodes", "6", "--seed", "7"];
 let demo = await startDemo(port, FLAGS);
-const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox", "--disable-gpu", "--disable-quic"] });
+const browser = await launch();
 const { page, faults, context } = await open(browser, demo.base, "light");
 let hostile = null;
 

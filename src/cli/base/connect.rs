@@ -2,12 +2,14 @@
 //! kubeconfig, which `kubectl gpupack` uses. There the queries are a resource of the API server, or
 //! behind its service proxy where no client proves who it is.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, Uri};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde::Deserialize;
@@ -40,7 +42,7 @@ pub(crate) struct ApiServerArgs {
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
     /// User to act as at the API server
-    #[arg(long = "as", value_name = "USER")]
+    #[arg(long = "as", value_name = "USER", value_parser = user)]
     acting_as: Option<String>,
     /// Longest time for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
@@ -138,7 +140,7 @@ impl ServerArgs {
                 namespace: "default".to_owned(),
             });
         }
-        let config = self.api_server.kube_config().await?;
+        let config = self.api_server.kube_config(", or --server for the extender itself").await?;
         let namespace = config.default_namespace.clone();
         let client = Box::new(client_of(config)?);
         let way = Way::ApiServer { client, service: self.service.clone() };
@@ -147,18 +149,34 @@ impl ServerArgs {
 }
 
 fn client_of(config: kube::Config) -> Result<kube::Client, Failure> {
-    kube::Client::try_from(config).map_err(|error| {
-        Failure::other(format!("cannot use the kubeconfig: {}", with_causes(&error)))
-    })
+    kube::Client::try_from(config)
+        .map_err(|error| Failure::other(format!("cannot use the kubeconfig: {}", said(&error))))
+}
+
+/// What the client of Kubernetes says, in one line: it quotes a file of several lines, and paths twice.
+pub(crate) fn said(error: &dyn Error) -> String {
+    let text = with_causes(error);
+    let line = text.lines().next().unwrap_or_default();
+    let line = line.strip_prefix("ServiceError: ").unwrap_or(line);
+    line.replace("'\"", "`").replace("\"'", "`")
+}
+
+fn user(text: &str) -> Result<String, String> {
+    match HeaderValue::from_str(text) {
+        Ok(_) if !text.is_empty() => Ok(text.to_owned()),
+        Ok(_) | Err(_) => Err("it is no name of a user".to_owned()),
+    }
 }
 
 impl ApiServerArgs {
-    /// A client of the API server. Sends nothing yet.
+    /// A client of the API server, and the address of that. Sends nothing yet.
     ///
     /// # Errors
     /// A kubeconfig that cannot be used.
-    pub(crate) async fn client(&self) -> Result<kube::Client, Failure> {
-        client_of(self.kube_config().await?)
+    pub(crate) async fn client(&self) -> Result<(kube::Client, String), Failure> {
+        let config = self.kube_config("").await?;
+        let address = config.cluster_url.to_string();
+        Ok((client_of(config)?, address.trim_end_matches('/').to_owned()))
     }
 
     /// Longest time for an answer.
@@ -166,7 +184,8 @@ impl ApiServerArgs {
         Duration::from_secs(self.timeout)
     }
 
-    async fn kube_config(&self) -> Result<kube::Config, Failure> {
+    /// `instead` is what a user without a kubeconfig can do instead.
+    async fn kube_config(&self, instead: &str) -> Result<kube::Config, Failure> {
         let options = KubeConfigOptions { context: self.context.clone(), ..Default::default() };
         let file = match &self.kubeconfig {
             Some(path) => Kubeconfig::read_from(path),
@@ -182,9 +201,8 @@ impl ApiServerArgs {
                 Ok(config) if self.kubeconfig.is_none() && self.context.is_none() => config,
                 Ok(_) | Err(_) => {
                     return Err(Failure::other(format!(
-                        "no usable kubeconfig ({}): name --kubeconfig, or --server for the \
-                         extender itself",
-                        with_causes(&error)
+                        "no usable kubeconfig ({}): name one with --kubeconfig{instead}",
+                        said(&error)
                     )));
                 }
             },
@@ -298,7 +316,7 @@ async fn through(
 ) -> Result<(StatusCode, Bytes), String> {
     let request = Request::get(format!("{base}{path}")).header(CLIENT_HEADER, CLIENT);
     let request = request.body(kube::client::Body::empty()).map_err(|error| error.to_string())?;
-    let answer = client.send(request).await.map_err(|error| with_causes(&error))?;
+    let answer = client.send(request).await.map_err(|error| said(&error))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
     Ok((status, body.map_err(|error| with_causes(&*error))?.to_bytes()))

@@ -6,12 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::{Request, StatusCode};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::causes::{shown_long, with_causes};
-use crate::cli::base::connect::{ApiServerArgs, is_name};
+use crate::cli::base::connect::{ApiServerArgs, is_name, said};
 use crate::cli::base::failure::Failure;
 
 /// Objects per page, the same as `kubectl` uses.
@@ -143,28 +146,36 @@ impl Reader {
     /// # Errors
     /// A kubeconfig that cannot be used, no answer, or a user that is not known.
     pub(crate) async fn connected(args: &ApiServerArgs) -> Result<Self, Failure> {
-        let reader = Self { client: args.client().await?, timeout: args.timeout() };
+        let (client, address) = args.client().await?;
+        let reader = Self { client, timeout: args.timeout() };
         match reader.answers().await {
-            Ok(()) | Err(Unread::Absent) => Ok(reader),
-            Err(Unread::Failed(why)) => {
-                Err(Failure::unreachable(format!("cannot reach the API server: {why}")))
-            }
+            Ok(true) | Err(Unread::Absent) => Ok(reader),
+            Ok(false) => Err(Failure::other(format!(
+                "what answers at {address} is no API server of Kubernetes: see the address in the kubeconfig"
+            ))),
+            Err(Unread::Failed(why)) => Err(Failure::unreachable(format!(
+                "cannot reach the API server at {address}: {why}"
+            ))),
             Err(Unread::Forbidden(why)) => Err(Failure::other(format!(
                 "the API server does not know the user of the kubeconfig ({why}): log in again"
             ))),
         }
     }
 
-    /// Whether the API server answers, and knows the user, whatever it says.
+    /// Whether what answers is an API server: it says its version, or refuses to. It must know the user.
     ///
     /// # Errors
     /// [`Unread::Failed`] without an answer, [`Unread::Forbidden`] for a user that it does not know.
-    async fn answers(&self) -> Read<()> {
+    async fn answers(&self) -> Read<bool> {
         match self.exchange("GET", "/version", Vec::new()).await? {
             (StatusCode::UNAUTHORIZED, body) => {
                 Err(Unread::Forbidden(message(StatusCode::UNAUTHORIZED, &body)))
             }
-            _ => Ok(()),
+            (status, body) if status.is_success() => {
+                let said: Option<Value> = serde_json::from_slice(&body).ok();
+                Ok(said.is_some_and(|said| said["gitVersion"].is_string()))
+            }
+            _ => Ok(true),
         }
     }
 
@@ -223,6 +234,22 @@ impl Reader {
         }
     }
 
+    /// A connection to a port of a pod, through the API server and kubelet.
+    ///
+    /// # Errors
+    /// What the API server or kubelet says.
+    pub(crate) async fn forwarded(
+        &self,
+        namespace: &str,
+        pod: &str,
+        port: u16,
+    ) -> Result<impl AsyncRead + AsyncWrite + Unpin + use<>, String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let forwarded = pods.portforward(pod, &[port]).await;
+        let mut forwarded = forwarded.map_err(|error| said(&error))?;
+        forwarded.take_stream(port).ok_or_else(|| "no stream of that port".to_owned())
+    }
+
     async fn exchange(&self, method: &str, path: &str, body: Vec<u8>) -> Read<(StatusCode, Bytes)> {
         let failed = |error: String| Unread::Failed(error);
         let request = Request::builder()
@@ -232,7 +259,7 @@ impl Reader {
             .body(kube::client::Body::from(body))
             .map_err(|error| failed(error.to_string()))?;
         let exchange = async {
-            let answer = self.client.send(request).await.map_err(|e| failed(with_causes(&e)))?;
+            let answer = self.client.send(request).await.map_err(|error| failed(said(&error)))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
             Ok((status, body.map_err(|error| failed(with_causes(&*error)))?.to_bytes()))

@@ -19,14 +19,15 @@ use crate::api::commands::Check;
 use crate::api::state::State;
 use crate::cli::base::connect::Server;
 use crate::cli::base::reader::{Answer, Read, Reader, Target, Unread};
-use crate::cli::doctor::certificates::{Served, Shown, Trust, api_service, served};
 use crate::cli::doctor::finding::{Findings, Of, short};
 use crate::cli::doctor::nodes::{Reports, Seen, agents, owners};
 use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
 use crate::cli::doctor::parts::{
     Images, configuration, deployment, kubernetes, leader, namespace, versions,
 };
-use crate::cli::doctor::policies::{compared, shipped, summed_up};
+use crate::cli::doctor::policies::{compared, of_certificates, shipped, summed_up};
+use crate::cli::doctor::proof::certificates::{Served, Shown, Trust, api_service, served};
+use crate::cli::doctor::proof::handshake::{self, Door};
 use crate::cli::doctor::rights::{self, Places};
 use crate::cli::doctor::scheduler::{Expected, of_file};
 use crate::cli::doctor::webhook::{
@@ -45,6 +46,8 @@ const OWN: &str = "&labelSelector=app.kubernetes.io/name%3Dgpupack";
 /// Pods of one part of gpupack.
 const EXTENDER_PODS: &str = "&labelSelector=app.kubernetes.io/name%3Dgpupack,\
                              app.kubernetes.io/component%3Dextender";
+const WEBHOOK_PODS: &str = "&labelSelector=app.kubernetes.io/name%3Dgpupack,\
+                            app.kubernetes.io/component%3Dwebhook";
 const AGENT_PODS: &str =
     "&labelSelector=app.kubernetes.io/name%3Dgpupack,app.kubernetes.io/component%3Dagent";
 
@@ -83,6 +86,9 @@ pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
     let (version, reviews) = tokio::join!(version(plan), reviews(plan));
     let mut found = kubernetes(&version);
     found.push(rights::reviewed(&reviews));
+    if rights::has_none(&reviews) {
+        return found;
+    }
     step("namespaces and Deployments");
     let namespaces = namespaces(plan).await;
     let parts = parts(plan).await;
@@ -403,7 +409,13 @@ async fn policies(plan: &Plan<'_>, parts: &Parts) -> Findings {
     let account = parts.extender.as_ref().ok().and_then(|it| it.pods.service_account_name.clone());
     let account = account.unwrap_or_else(|| "gpupack".to_owned());
     let mut found = Vec::new();
-    for policy in shipped(&plan.places.system, &account) {
+    let certificates = parts.config.as_ref().and_then(|config| config.certificates.as_ref());
+    let system = &plan.places.system;
+    let further = match certificates.is_some_and(|it| it.make || it.publish_ca_bundles) {
+        true => of_certificates(system, &account),
+        false => Vec::new(),
+    };
+    for policy in shipped(system, &account).into_iter().chain(further) {
         let target = rights::policy(policy.resource, &policy.name);
         let object: Read<Value> = plan.reader.object(&target).await;
         found.push(compared(&policy, &object));
@@ -444,7 +456,7 @@ async fn certificates(
     let Some(config) = &parts.config else { return Findings::new() };
     let mut found = api_service(&service, config.tls.is_some());
     let path = &config.webhook.certificate_file;
-    if let Some((name, shown)) = secret_of(plan, &parts.webhook, path).await {
+    if let Some(secret) = secret_of(plan, &parts.webhook, path).await {
         let client = webhook.map(|webhook| &webhook.client_config);
         let called = client.and_then(|client| {
             called_name(
@@ -453,13 +465,16 @@ async fn certificates(
             )
         });
         let called = called.unwrap_or_default();
+        let file = file_name(path);
+        let port = config.webhook.listen.port();
+        let (seen_in, shown) = seen(plan, secret, (WEBHOOK_PODS, port), (&called, file)).await;
         let ca = client.and_then(|client| client.ca_bundle.as_ref()).map(|ca| &*ca.0);
         let fix = "set it to the CA of the certificate (docs/admission.md#install)";
         let from = "caBundle of the MutatingWebhookConfiguration";
         let trusts = [Trust { from, ca, name: &called, fix }];
         let trusts = if webhook.is_some() { &trusts[..] } else { &[] };
-        let file = file_name(path);
-        let it = Served { check: "certificate of the webhook", secret: &name, file, shown: &shown };
+        let check = "certificate of the webhook";
+        let it = Served { check, from: &seen_in, file, shown: &shown };
         found.extend(served(&it, trusts, plan.now_unix_seconds));
     }
     if let Some(tls) = &config.tls {
@@ -482,7 +497,7 @@ async fn of_the_extender(
     } else {
         (secret_of(plan, &parts.extender, &tls.certificate_file).await, files)
     };
-    let Some((name, shown)) = secret else {
+    let Some(secret) = secret else {
         return vec![Of("certificate of the extender").not_checked(
             "the extender has `tls`, but mounts no Secret with its certificate",
             "check the volume for tls.certificate_file",
@@ -493,22 +508,61 @@ async fn of_the_extender(
     let called = called
         .and_then(|it| called_name(Some((it.name.as_deref()?, it.namespace.as_deref()?)), None));
     let called = called.unwrap_or_default();
+    let asked_by = if called.is_empty() { tls.replica_name.as_str() } else { &called };
+    let port = config.page_listen.port();
+    let (from, shown) = seen(plan, secret, (EXTENDER_PODS, port), (asked_by, file)).await;
     let of_service = Trust {
         from: "caBundle of the APIService",
         ca: spec.and_then(|spec| spec.ca_bundle.as_ref()).map(|ca| &*ca.0),
         name: &called,
         fix: "set it to the CA of the certificate (deploy/api-service.yaml says how)",
     };
+    let own_ca = shown.as_ref().ok().and_then(|shown| shown.file(ca_file));
     let of_replicas = Trust {
         from: "its own CA",
-        ca: shown.as_ref().ok().and_then(|shown| shown.file(ca_file)),
+        ca: own_ca,
         name: &tls.replica_name,
         fix: "make a certificate of that CA with the name tls.replica_name",
     };
-    let trusts = [of_replicas, of_service];
-    let trusts = if spec.is_some() { &trusts[..] } else { &trusts[..1] };
-    let it = Served { check: "certificate of the extender", secret: &name, file, shown: &shown };
-    served(&it, trusts, plan.now_unix_seconds)
+    // A handshake shows no CA.
+    let has_own_ca = own_ca.is_some() || !from.starts_with(POD);
+    let trusts = [(has_own_ca, of_replicas), (spec.is_some(), of_service)];
+    let trusts: Vec<Trust<'_>> =
+        trusts.into_iter().filter_map(|(is_known, trust)| is_known.then_some(trust)).collect();
+    let it = Served { check: "certificate of the extender", from: &from, file, shown: &shown };
+    served(&it, &trusts, plan.now_unix_seconds)
+}
+
+/// What a certificate that was seen in a handshake begins with.
+const POD: &str = "pod ";
+
+/// Where a certificate was seen, and what: in its Secret, or, where that may not be read, in a handshake with a
+/// ready pod that serves it, if the user may forward its port.
+async fn seen(
+    plan: &Plan<'_>,
+    (secret, shown): (String, Read<Shown>),
+    (pods, port): (&str, u16),
+    (called, file): (&str, &str),
+) -> (String, Read<Shown>) {
+    const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let namespace = plan.places.system.as_str();
+    let from = format!("Secret {secret}");
+    let Err(Unread::Forbidden(right)) = &shown else { return (from, shown) };
+    let review = plan.reader.review(REVIEWS, &handshake::review(namespace)).await;
+    if !handshake::is_allowed(&review) {
+        return (from, shown);
+    }
+    let all = plan.reader.list(&rights::pods(namespace), pods, |it: Pod| OwnPod::of(it)).await;
+    let ready = all.into_iter().flatten().find(|pod| pod.is_ready);
+    let Some(pod) = ready else { return (from, shown) };
+    let door = Door { namespace, pod: &pod.name, port, called };
+    match handshake::chain(plan.reader, &door).await {
+        Ok(chain) => (format!("{POD}{}", pod.name), Ok(Shown::seen(file, &chain))),
+        Err(why) => {
+            let why = format!("{right}, or a handshake with pod {}: {}", pod.name, short(&why));
+            (from, Err(Unread::Forbidden(why)))
+        }
+    }
 }
 
 /// The name by which the API server calls a Service, or an address.

@@ -7,10 +7,16 @@ use crate::api::commands::Check;
 use crate::cli::base::reader::{Read, Unread};
 use crate::cli::doctor::finding::Of;
 
-/// The file with all of them.
+/// The file with those that each installation has.
 const SHIPPED: &str = include_str!("../../../deploy/policies.yaml");
 
-/// The extender's account in that file.
+/// The file with the one about what the extender may do to publish a CA.
+const OF_CERTIFICATES: &str = include_str!("../../../deploy/certificates.yaml");
+
+/// The policy in it.
+const CERTIFICATES: &str = "gpupack-certificates";
+
+/// The extender's account in these files.
 const ACCOUNT: &str = "system:serviceaccount:gpu-system:gpupack'";
 
 /// A policy, or its binding.
@@ -26,7 +32,16 @@ pub(crate) struct Policy {
 
 /// The shipped policies and bindings, for an extender in this namespace with this ServiceAccount.
 pub(crate) fn shipped(namespace: &str, account: &str) -> Vec<Policy> {
-    let text = SHIPPED.replace(ACCOUNT, &format!("system:serviceaccount:{namespace}:{account}'"));
+    of_file(SHIPPED, namespace, account)
+}
+
+/// The further ones for an extender that changes objects of others to publish a CA.
+pub(crate) fn of_certificates(namespace: &str, account: &str) -> Vec<Policy> {
+    of_file(OF_CERTIFICATES, namespace, account)
+}
+
+fn of_file(text: &str, namespace: &str, account: &str) -> Vec<Policy> {
+    let text = text.replace(ACCOUNT, &format!("system:serviceaccount:{namespace}:{account}'"));
     let text = text.replace("'gpu-system'", &format!("'{namespace}'"));
     let documents = serde_yaml_ng::Deserializer::from_str(&text).map(Value::deserialize);
     let read = documents.filter_map(Result::ok).filter_map(|mut object| {
@@ -49,17 +64,20 @@ pub(crate) fn compared(shipped: &Policy, found: &Read<Value>) -> Check {
         _ => "the binding of policy",
     };
     let what = format!("{kind} {}", shipped.name);
-    let fix = "helm upgrade with the chart of this program's release, or deploy/render and kubectl apply -f \
-               deploy/policies.yaml";
+    let file = if shipped.name == CERTIFICATES { "certificates.yaml" } else { "policies.yaml" };
+    let fix = format!(
+        "helm upgrade with the chart of this program's release, or deploy/render and kubectl apply -f \
+         deploy/{file}"
+    );
     match found {
         Err(Unread::Absent) => {
-            of.problem(format!("{what} does not exist: it keeps nothing from being edited"), fix)
+            of.problem(format!("{what} does not exist: it keeps nothing from being edited"), &fix)
         }
         Err(why) => of.unread(&what, why),
         Ok(object) => match first_difference(&shipped.spec, &object["spec"], "spec") {
             None => of.ok(format!("{what} is the one of this program")),
             Some(path) => {
-                of.problem(format!("{what} is not the one of this program: {path} differs"), fix)
+                of.problem(format!("{what} is not the one of this program: {path} differs"), &fix)
             }
         },
     }
@@ -146,10 +164,16 @@ mod tests {
             let found = compared(policy, &Ok(stored(policy)));
             assert_eq!(found.state, CheckState::Ok, "{found:?}");
         }
-        let elsewhere = shipped("gpus", "extender");
-        assert_ne!(elsewhere, all);
-        let text = serde_json::to_string(&elsewhere[0].spec).unwrap();
-        assert!(text.contains("system:serviceaccount:gpus:extender'"), "{text}");
+        let further = of_certificates("gpu-system", "gpupack");
+        assert_eq!(further.len(), 2);
+        assert!(further.iter().all(|it| it.name == CERTIFICATES), "{further:?}");
+        for (elsewhere, all) in
+            [(shipped("gpus", "extender"), all), (of_certificates("gpus", "extender"), further)]
+        {
+            assert_ne!(elsewhere, all);
+            let text = serde_json::to_string(&elsewhere[0].spec).unwrap();
+            assert!(text.contains("system:serviceaccount:gpus:extender'"), "{text}");
+        }
     }
 
     #[test]

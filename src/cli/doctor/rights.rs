@@ -137,6 +137,15 @@ pub(crate) fn review(target: &Target, verb: &str) -> Value {
     })
 }
 
+/// Whether the user has none of the rights that were reviewed: then nothing can be checked.
+pub(crate) fn has_none(reviews: &[(String, Read<Answer>)]) -> bool {
+    let is_refused = |answer: &Read<Answer>| match answer {
+        Ok(Answer::Accepted(review)) => review["status"]["allowed"] == false,
+        Ok(Answer::Refused(_)) | Err(_) => false,
+    };
+    !reviews.is_empty() && reviews.iter().all(|(_, answer)| is_refused(answer))
+}
+
 /// Whether the user has the rights that were reviewed, by their words.
 pub(crate) fn reviewed(reviews: &[(String, Read<Answer>)]) -> Check {
     let of = Of("rights of this user");
@@ -152,8 +161,14 @@ pub(crate) fn reviewed(reviews: &[(String, Read<Answer>)]) -> Check {
     if missing.is_empty() {
         return of.ok(format!("it has the {} rights that this command needs", reviews.len()));
     }
+    let text = match has_none(reviews) {
+        true => format!("it has none of the {} rights: nothing else can be checked", reviews.len()),
+        false => {
+            format!("{} of {} are missing: {}", missing.len(), reviews.len(), names(&missing))
+        }
+    };
     of.not_checked(
-        format!("{} of {} are missing: {}", missing.len(), reviews.len(), names(&missing)),
+        text,
         "let a cluster administrator run it, or give the user the ClusterRole gpupack-doctor \
          (deploy/doctor.yaml)",
     )
@@ -175,6 +190,10 @@ mod tests {
         assert_eq!(of(answer(true)).state, Good);
         let found = of(answer(false));
         assert_eq!((found.state, &*found.found), (NotChecked, "1 of 2 are missing: get b"));
+        let none = [("list a".to_owned(), answer(false)), ("get b".to_owned(), answer(false))];
+        assert!(reviewed(&none).found.contains("none of the 2 rights"));
+        let unknown = [("list a".to_owned(), Ok(Answer::Refused("no".to_owned())))];
+        assert!(has_none(&none) && !has_none(&unknown) && !has_none(&[]));
         assert_eq!(of(Err(Unread::Absent)).state, NotChecked);
         assert_eq!(of(Ok(Answer::Refused("no".to_owned()))).state, NotChecked);
         assert_eq!(of(Ok(Answer::Accepted(Box::new(Value::Null)))).state, NotChecked);

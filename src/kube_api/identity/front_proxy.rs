@@ -151,18 +151,22 @@ pub fn named_by_replica(headers: &HeaderMap) -> Option<Person> {
 }
 
 /// Names the user in the headers of a call, for another replica; what the client wrote there goes. So does what it
-/// wrote about its connection, which could have named these headers as some that are not handed on.
-pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) {
+/// wrote about its connection, which could have named these headers as some that are not handed on. Whether all
+/// of the user could be written: without a part of him he could have other rights there.
+#[must_use]
+pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) -> bool {
     let ours = |name: &HeaderName| name.as_str().starts_with("x-remote-");
     let written: Vec<HeaderName> = headers.keys().filter(|name| ours(name)).cloned().collect();
     for name in written {
         headers.remove(name);
     }
     headers.remove(CONNECTION);
+    let mut is_whole = true;
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::try_from(name.to_ascii_lowercase());
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
-            headers.append(name, value);
+        match (name, HeaderValue::from_bytes(value.as_bytes())) {
+            (Ok(name), Ok(value)) => is_whole &= headers.try_append(name, value).is_ok(),
+            _ => is_whole = false,
         }
     };
     add(USER, &person.name);
@@ -172,6 +176,7 @@ pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) {
         let name = format!("{EXTRA}{}", utf8_percent_encode(key, &ESCAPED));
         values.iter().for_each(|value| add(&name, value));
     }
+    is_whole
 }
 
 /// Reads again and again how the API server proves itself.
@@ -225,10 +230,13 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("x-remote-group", HeaderValue::from_static("system:masters"));
         headers.insert(CONNECTION, HeaderValue::from_static("x-remote-extra-scopes"));
-        name_to_replica(&mut headers, &person);
+        assert!(name_to_replica(&mut headers, &person));
         let unreadable = HeaderValue::from_bytes(b"\xff").unwrap();
         headers.insert("x-remote-extra-unreadable", unreadable);
         assert_eq!(named_by_replica(&headers), Some(person));
         assert!(!headers.contains_key(CONNECTION), "it could take away the others");
+        // Less of him could be more rights: an attribute may say that he has not all of his user's.
+        let extra = [("scopes".to_owned(), one("few\nmore"))].into();
+        assert!(!name_to_replica(&mut headers, &Person { extra, ..Person::default() }));
     }
 }

@@ -121,16 +121,24 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
             return Err(refusal);
         }
         let refused = self.refused_of.get_with(address, async { Arc::default() }).await;
-        let is_busy = refused.load(Ordering::Relaxed) >= MOST_REFUSED;
-        if is_busy && self.accepted.get(&digest).await.is_none() {
+        let is_busy = || refused.load(Ordering::Relaxed) >= MOST_REFUSED;
+        let was_accepted = self.accepted.get(&digest).await.is_some();
+        if is_busy() && !was_accepted {
             return Err(TokenRefusal::TooMany);
         }
         // One review for all concurrent calls with this token.
         let reviewed = self.known.try_get_with(digest, async {
             let _turn = self.reviews.acquire().await.expect("the semaphore is never closed");
+            // Others of this address, which came at the same time, were refused meanwhile.
+            if is_busy() && !was_accepted {
+                return Err(TokenRefusal::TooMany);
+            }
             let late = |_| Err(TokenRefusal::Unreviewed("no answer in time".to_owned()));
-            let asked = tokio::time::timeout(ASKED_WITHIN, ask(token)).await;
-            asked.unwrap_or_else(late).map(Arc::new)
+            let asked = tokio::time::timeout(ASKED_WITHIN, ask(token)).await.unwrap_or_else(late);
+            if asked.as_ref().is_err_and(is_about_the_token) {
+                refused.fetch_add(1, Ordering::Relaxed); // before the next one has its turn
+            }
+            asked.map(Arc::new)
         });
         let refusal = match reviewed.await {
             Ok(sender) => {
@@ -139,12 +147,16 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
             }
             Err(refusal) => TokenRefusal::clone(&refusal),
         };
-        if !matches!(refusal, TokenRefusal::Unreviewed(_)) {
-            refused.fetch_add(1, Ordering::Relaxed);
+        if is_about_the_token(&refusal) {
             self.refused.insert(digest, refusal.clone()).await;
         }
         Err(refusal)
     }
+}
+
+/// Whether the token is refused, whoever sends it and whenever.
+fn is_about_the_token(refusal: &TokenRefusal) -> bool {
+    !matches!(refusal, TokenRefusal::Unreviewed(_) | TokenRefusal::TooMany)
 }
 
 /// The user of a token that was made for this audience; without one, for the API server itself.
@@ -182,4 +194,31 @@ pub(crate) fn unreviewed(error: kube::Error) -> TokenRefusal {
 fn is_token(text: &str) -> bool {
     let is_legal = |c: char| c.is_ascii_alphanumeric() || "-._~+/=".contains(c);
     (1..=LONGEST_TOKEN).contains(&text.len()) && text.chars().all(is_legal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn unknown_tokens_that_come_at_once_are_limited_like_those_that_come_one_by_one() {
+        let tokens: KnownTokens<()> = KnownTokens::new(KNOWN_FOR);
+        let (asked, address) = (AtomicU32::new(0), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let send = async |at: u32| {
+            let header = format!("Bearer unknown-{at}");
+            let ask = async |_: &str| {
+                asked.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                Err(TokenRefusal::Unbound)
+            };
+            tokens.sender((Some(&header), address), ask).await
+        };
+        let answers = futures::future::join_all((0..1_000).map(send)).await;
+        let most = MOST_REFUSED + u32::try_from(REVIEWS_AT_ONCE).unwrap();
+        assert!((MOST_REFUSED..=most).contains(&asked.load(Ordering::Relaxed)), "{asked:?}");
+        let too_many = answers.iter().filter(|it| **it == Err(TokenRefusal::TooMany)).count();
+        assert_eq!(too_many + asked.load(Ordering::Relaxed) as usize, 1_000);
+    }
 }

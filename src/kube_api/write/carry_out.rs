@@ -2,10 +2,12 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use futures::FutureExt;
 use http_body_util::Full;
+use hyper::HeaderMap;
+use hyper::header::DATE;
 use kube::client::Body;
 use kube::{Client, Config};
 use tokio::sync::mpsc;
@@ -95,7 +97,7 @@ async fn exchange_with_replica(
     let answer = tokio::time::timeout(within, replicas.exchange(request)).await;
     let (status, body) =
         answer.map_err(|_| Lost::Timeout)?.map_err(|fault| Lost::Transport { fault })?;
-    Ok(Answer { status: status.as_u16(), body: Some(body.into()) })
+    Ok(Answer { status: status.as_u16(), body: Some(body.into()), date: None })
 }
 
 async fn exchange(
@@ -107,10 +109,11 @@ async fn exchange(
         return exchange_with_replica(&replicas, request, within).await;
     }
     let client = client.ok_or(Lost::Timeout)?;
-    let mut status = None;
+    let (mut status, mut date) = (None, None);
     let exchange = async {
         let response = client.send(request.map(Body::from)).await?;
         status = Some(response.status().as_u16());
+        date = date_of(response.headers());
         Ok::<_, kube::Error>(response.into_body().collect_bytes().await.ok())
     };
     let body = match tokio::time::timeout(within, exchange).await {
@@ -120,5 +123,12 @@ async fn exchange(
         Err(_) => None,
     };
     // The status says what was done. Without a body only its contents are lost.
-    Ok(Answer { status: status.ok_or(Lost::Timeout)?, body })
+    Ok(Answer { status: status.ok_or(Lost::Timeout)?, body, date })
+}
+
+/// When a server answered by its own clock: RFC 9110, section 6.6.1. Servers written in Go always say it.
+fn date_of(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get(DATE)?.to_str().ok()?;
+    let date = httpdate::parse_http_date(text).ok()?;
+    date.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
 }

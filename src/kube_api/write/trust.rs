@@ -66,7 +66,8 @@ pub enum Merge {
 }
 
 impl ApiWriter {
-    /// Reads an object; `None` if there is none.
+    /// Reads an object, `None` if there is none; and when that was by the clock of the API server, in seconds
+    /// since 1970, if it says so.
     ///
     /// # Errors
     /// [`Cause`] if it cannot be read.
@@ -74,13 +75,13 @@ impl ApiWriter {
         &self,
         namespace: &str,
         name: &str,
-    ) -> Result<Option<T>, Cause> {
+    ) -> Result<(Option<T>, Option<u64>), Cause> {
         let request = kube::core::Request::new(T::path(namespace));
         let answer =
             self.exchange(request.get(name, &GetParams::default()), self.timeout()).await?;
         match answer.status {
-            200..=299 => answer.object().map(Some),
-            404 => Ok(None),
+            200..=299 => Ok((Some(answer.object()?), answer.date)),
+            404 => Ok((None, answer.date)),
             _ => Err(answer.cause()),
         }
     }

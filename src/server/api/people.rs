@@ -39,6 +39,8 @@ enum PersonRefusal {
     Token(#[from] TokenRefusal),
     #[error("`{user}` may not {what}")]
     Forbidden { user: String, what: &'static str },
+    #[error("a group or an attribute of `{user}` has a character that no header can have")]
+    Unnamed { user: String },
     #[error("the namespaces cannot be listed now")]
     Busy,
 }
@@ -51,7 +53,7 @@ impl PersonRefusal {
             }
             Self::Token(TokenRefusal::TooMany) => StatusCode::TOO_MANY_REQUESTS,
             Self::Token(_) => StatusCode::UNAUTHORIZED,
-            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Self::Forbidden { .. } | Self::Unnamed { .. } => StatusCode::FORBIDDEN,
         };
         refusal(status, &self.to_string())
     }
@@ -153,7 +155,9 @@ impl PeopleAccess {
         self.must(&person, Right::Inspect, what).await?;
         let viewer = self.viewer(&person).await?;
         parts.headers.remove(header::AUTHORIZATION);
-        name_to_replica(&mut parts.headers, &person);
+        if !name_to_replica(&mut parts.headers, &person) {
+            return Err(PersonRefusal::Unnamed { user: person.name.clone() });
+        }
         parts.extensions.insert(viewer);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Extension, FromRequest, Request, State};
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use crate::api::error::{Error, LogLevel};
-use crate::certificates::ServerProof;
+use crate::certificates::{ServerProof, Tls};
 use crate::config::file::LogLevelEndpoint;
 use crate::control::bind::binding;
 use crate::control::shared::app::App;
@@ -93,6 +93,9 @@ const METRIC_PATHS: &str = "it has /metrics, /metrics/gpus, /healthz, /readyz an
 /// The paths of the port of the page, for an error.
 const PAGE_PATHS: &str = "it has the page and its queries; the calls of kube-scheduler are on the \
     port of `listen`, reports on that of `agents_listen`, metrics and health on that of `metrics_listen`";
+
+/// After this time a client of the verbs must show its certificate again.
+const SHOWN_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Pause between two looks whether a new leader is ready.
 const READY_PAUSE: Duration = Duration::from_millis(20);
@@ -226,6 +229,7 @@ pub async fn serve_apart(
     let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
     let mut metric_routes = metric_routes();
     let (mut mutual, mut asking, mut open) = (None, None, None);
+    let mut shown = None;
     if let Some(Identities { scheduler, replicas, agents, people }) = identities {
         let ServerProof { tls, name } = replicas;
         let is_replica = middleware::from_fn_with_state(name.clone(), named);
@@ -236,13 +240,17 @@ pub async fn serve_apart(
             metric_routes.route_layer(middleware::from_fn_with_state(people, identify_scrape));
         let handshake = |clients| Some(Handshake { tls: tls.clone(), clients });
         mutual = handshake(Shown::Name([scheduler, name].into()));
+        shown = Some(tls.clone());
         asking = handshake(Shown::Anything);
         open = handshake(Shown::Nothing);
     } else {
         page_routes = page_routes.layer(Extension(Viewer::All));
     }
     let metric_routes = metric_routes.merge(probe_routes());
-    let verb_routes = verb_routes(&service, proof).merge(replica_routes);
+    let mut verb_routes = verb_routes(&service, proof).merge(replica_routes);
+    if let Some(tls) = shown {
+        verb_routes = verb_routes.route_layer(middleware::from_fn_with_state(tls, still_proven));
+    }
     let with = |listener, limits, (routes, paths)| {
         let routes = guarded(routes, paths, service.clone());
         connections::serve(listener, routes, limits, stop.clone())
@@ -270,6 +278,32 @@ async fn named(
     }
     let error = format!("only a client whose certificate names `{}` may call this", name.to_str());
     refusal(StatusCode::FORBIDDEN, &error)
+}
+
+/// Passes a call on if the certificate that its client showed when it connected still counts: the CA may be
+/// another one since. Now and then a client is to connect again, so that none goes on with a certificate that
+/// has ended.
+async fn still_proven(
+    State(tls): State<watch::Receiver<Arc<Tls>>>,
+    peer: Option<Extension<PeerProof>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let now = Arc::clone(&tls.borrow());
+    let age = peer.as_ref().map(|Extension(peer)| peer.age());
+    let counts = peer.is_some_and(|Extension(peer)| peer.counts_with(&now));
+    let mut response = match counts {
+        true => next.run(request).await,
+        false => {
+            let error = "the certificate of this client is not of the present CA: connect again";
+            refusal(StatusCode::FORBIDDEN, error)
+        }
+    };
+    if !counts || age.is_none_or(|age| age > SHOWN_AGAIN_AFTER) {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
+    response
 }
 
 async fn until_answered(
@@ -533,9 +567,10 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::{Clock, SimulatedTime};
     use crate::config::file::Config;
     use crate::control::shared::app::Truth;
+    use crate::hardware::units::Timestamp;
     use crate::ledger::fixture::settings;
     use crate::ledger::nodes::state::Ledger;
     use crate::server::http::respond::LARGE_BODY;
@@ -558,6 +593,33 @@ mod tests {
             let (large, other) = runtime.block_on(async { tokio::join!(large, other) });
             assert_eq!([large.unwrap().status(), other.unwrap().status()], [StatusCode::OK; 2]);
         }
+    }
+
+    #[tokio::test]
+    async fn a_client_shows_its_certificate_again_now_and_then() {
+        static TIME: SimulatedTime = SimulatedTime::starting(1_900_000_000);
+        let tls = watch::Sender::new(Arc::new(Tls::default()));
+        let peer = PeerProof {
+            chain: Arc::default(),
+            names: Arc::default(),
+            tls: Arc::clone(&tls.borrow()),
+            at: Timestamp::START,
+            clock: Clock::simulated(&TIME),
+        };
+        let proven = middleware::from_fn_with_state(tls.subscribe(), still_proven);
+        let routes = Router::new().route("/", get(alive)).route_layer(proven);
+        let call = async |peer: Option<&PeerProof>| {
+            let mut request = Request::new(Body::empty());
+            peer.map(|peer| request.extensions_mut().insert(peer.clone()));
+            let answer = routes.clone().oneshot(request).await.unwrap();
+            (answer.status().as_u16(), answer.headers().contains_key(header::CONNECTION))
+        };
+        assert_eq!(call(Some(&peer)).await, (200, false));
+        assert_eq!(call(None).await, (403, true));
+        TIME.set(Timestamp::from_millis(600_001));
+        assert_eq!(call(Some(&peer)).await, (200, true), "it is answered, and connects again");
+        tls.send_replace(Arc::new(Tls::default()));
+        assert_eq!(call(Some(&peer)).await, (403, true), "of another CA");
     }
 
     #[tokio::test]

@@ -85,8 +85,10 @@ fn check(
     let is_navigation = method == Method::GET
         && value("sec-fetch-mode")? == Some("navigate")
         && value("sec-fetch-dest")? == Some("document");
-    let is_cross_site = matches!(value("sec-fetch-site")?, Some("cross-site" | "same-site"));
-    let origin = caller.one(header::ORIGIN)?;
+    let site = value("sec-fetch-site")?;
+    let is_cross_site = matches!(site, Some("cross-site" | "same-site"));
+    // Browsers name the origin of scripts of the page itself. Behind the API server `Host` is another one.
+    let origin = caller.one(header::ORIGIN)?.filter(|_| site != Some("same-origin"));
     let is_of_host = |origin: &str| {
         let of = origin.split_once("://").map(|(_, of)| of);
         of.is_some_and(|of| host.is_some_and(|host| of.eq_ignore_ascii_case(host)))
@@ -209,6 +211,11 @@ mod tests {
             ("null", 403),
         ] {
             assert_eq!(answered("GET", &[host, ("origin", origin)]), status, "{origin}");
+        }
+        let proxied = [host, ("origin", "https://api.example:6443")];
+        for (site, status) in [("same-origin", 200), ("none", 403), ("cross-site", 403)] {
+            let headers = [proxied[0], proxied[1], ("sec-fetch-site", site)];
+            assert_eq!(answered("GET", &headers), status, "through the API server: {site}");
         }
     }
 

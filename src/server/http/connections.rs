@@ -30,6 +30,9 @@ use crate::server::http::tls::{Handshake, Idle, shake_hands};
 /// Longest head of a request. kube-scheduler and agents send hundreds of bytes, browsers thousands.
 const LONGEST_HEAD: usize = 64 << 10;
 
+/// Most headers of a request. The API server names each group of a user in one of its own.
+const MOST_HEADERS: usize = 512;
+
 /// Limits of a listener. It may use `part` of 64 parts of the files that this process may open.
 pub(crate) fn limits(connections: usize, bytes: usize, part: usize) -> Limits {
     let most = open_files().map_or(usize::MAX, |files| (files / 64).saturating_mul(part));
@@ -172,7 +175,10 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
         let socket =
             Observed { socket: TokioIo::new(stream), read_ahead, progress: Arc::clone(&progress) };
         let mut http = http1::Builder::new();
-        let mut connection = http.max_header_size(LONGEST_HEAD).serve_connection(socket, answer);
+        let mut connection = http
+            .max_header_size(LONGEST_HEAD)
+            .max_headers(MOST_HEADERS)
+            .serve_connection(socket, answer);
         let ended = awake(|context| {
             let mut poll = Pin::new(&mut connection).poll(context);
             if poll.is_pending() && !is_stopped && stop.as_mut().poll(context).is_ready() {

@@ -18,6 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::sync::Notify;
 
+use crate::certificates::Tls;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
 
@@ -118,6 +119,25 @@ pub(crate) struct PeerProof {
     pub(crate) chain: Arc<[CertificateDer<'static>]>,
     /// The names that the listener knows, in a certificate of the CA.
     pub(crate) names: Arc<[ServerName<'static>]>,
+    /// With which certificates of the listener, and of the CA, the chain was checked.
+    pub(crate) tls: Arc<Tls>,
+    /// When it was shown.
+    pub(crate) at: Timestamp,
+    /// By this clock.
+    pub(crate) clock: Clock,
+}
+
+impl PeerProof {
+    /// Whether the client has one of its names also in the eyes of these certificates of the CA.
+    pub(crate) fn counts_with(&self, tls: &Arc<Tls>) -> bool {
+        let is_named = |name: &ServerName<'static>| tls.accepts(&self.chain, name);
+        Arc::ptr_eq(&self.tls, tls) || self.names.iter().any(is_named)
+    }
+
+    /// How long ago the client showed it.
+    pub(crate) fn age(&self) -> Duration {
+        self.clock.now().since(self.at)
+    }
 }
 
 /// One admitted connection; dropping it removes the connection.
@@ -203,6 +223,11 @@ impl Clients {
 }
 
 impl Connection {
+    /// The clock of its listener.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clients.clock
+    }
+
     /// Notes the certificates of the client.
     pub(crate) fn set_peer(&self, peer: PeerProof) {
         let _ = self.peer.set(peer); // there is one handshake

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::certificates::{ClientCertificate, Tls, is_named};
+use crate::certificates::{ClientCertificate, Tls};
 use crate::server::http::limits::{Connection, LOOK_EVERY, PeerProof};
 
 /// Bytes that a handshake may take. rustls assembles a first message of up to 64 KiB, whose pieces
@@ -73,8 +73,8 @@ pub(crate) async fn shake_hands(
     stream: TcpStream,
     connection: &Connection,
 ) -> Option<TlsStream<TcpStream>> {
-    let config = tls.borrow().server(clients.certificate()).map(Arc::clone);
-    let Some(config) = config else {
+    let tls = Arc::clone(&tls.borrow());
+    let Some(config) = tls.server(clients.certificate()).map(Arc::clone) else {
         tracing::error!("the certificates are not enough for this listener");
         return None;
     };
@@ -92,13 +92,14 @@ pub(crate) async fn shake_hands(
         }
     };
     let shown = stream.get_ref().1.peer_certificates();
-    let mut peer = PeerProof { chain: shown.unwrap_or_default().into(), names: Arc::default() };
+    let (chain, clock) = (shown.unwrap_or_default().into(), connection.clock());
+    let mut peer = PeerProof { chain, names: Arc::default(), tls, at: clock.now(), clock };
     if let Shown::Name(names) = clients {
-        let shown = peer.chain.first();
-        let has = |name: &&ServerName<'static>| shown.is_some_and(|it| is_named(it, name));
+        // Also of a resumed session, whose certificate rustls does not check again.
+        let has = |name: &&ServerName<'static>| peer.tls.accepts(&peer.chain, name);
         peer.names = names.iter().filter(has).cloned().collect();
         if peer.names.is_empty() {
-            tracing::warn!(address = %connection.address, "a client shows a certificate of another name");
+            tracing::warn!(address = %connection.address, "a client shows a certificate of another name, or one that has ended");
             return None;
         }
     }

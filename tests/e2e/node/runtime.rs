@@ -1,7 +1,7 @@
 //! containerd and kubelet of one node, in a [`Cage`].
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -103,13 +103,16 @@ impl Runtime {
         let [port, health] = free_ports();
         let config = self.work.join("kubelet.json");
         let logs = self.work.join("pods");
+        let address = self.network.as_ref().map_or(Ipv4Addr::LOCALHOST, |it| it.node);
         let mut settings = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
             "cgroupRoot": self.groups.root(), "cgroupDriver": "cgroupfs", "failCgroupV1": false,
             "enforceNodeAllocatable": [], "failSwapOn": false,
-            "address": "127.0.0.1", "port": port, "healthzPort": health,
-            "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}},
+            "address": address, "port": port, "healthzPort": health,
+            // In a network of its own the API server forwards ports of pods: it shows no certificate.
+            "authentication": {"anonymous": {"enabled": self.network.is_some()},
+                               "webhook": {"enabled": false}},
             "authorization": {"mode": "AlwaysAllow"},
             "resolvConf": "", "makeIPTablesUtilChains": false,
             "podLogsDir": text(&logs), "volumePluginDir": text(&self.work.join("plugins")),

@@ -18,6 +18,7 @@ use crate::clock;
 use crate::control_plane::Identity;
 use crate::extender::queried;
 use crate::fleet::{A100, Fleet};
+use crate::kubelet::Kubelet;
 use crate::manifests::{self, Mode, objects};
 use crate::replicas::Replicas;
 use crate::testbed::{Testbed, figure, scenario};
@@ -35,13 +36,15 @@ fn a_sound_installation_has_nothing_to_fix_and_what_breaks_is_named() {
         policies(&bed.cluster).await;
         installed(&bed, &fleet).await;
         let replicas = Replicas::start(&bed, &fleet).await;
-        let mut doctor = Doctor { bed, fleet, replicas, _webhook: webhook };
+        let mut doctor = Doctor { bed, fleet, replicas, webhook };
         doctor.finds_nothing_to_fix().await;
         doctor.names_a_deleted_policy().await;
+        doctor.names_a_missing_policy_of_certificates().await;
         doctor.names_a_wrong_bundle().await;
         doctor.names_a_wrong_timeout().await;
         doctor.names_a_second_owner().await;
         doctor.sees_what_a_user_may_not().await;
+        doctor.sees_in_a_handshake_what_it_may_not_read().await;
         doctor.prints_values().await;
         doctor.names_agents_that_ended().await;
         removed(&doctor.bed).await;
@@ -149,6 +152,47 @@ async fn agent_pod(bed: &Testbed, node: &str) {
     patched.expect("the pod is there");
 }
 
+/// A pod of the webhook, as far as the API server knows.
+async fn webhook_pod(bed: &Testbed, node: &str) {
+    let name = "gpupack-webhook-0";
+    keep(
+        bed,
+        json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "gpu-system", "labels": {
+            "app.kubernetes.io/name": "gpupack", "app.kubernetes.io/component": "webhook"}},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "webhook", "image": "ghcr.io/gpupack/gpupack:0.1.0",
+                "securityContext": {"allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]}}}]}}),
+    )
+    .await;
+    let ready = json!({"status": {"phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    let pods: Api<Pod> = Api::namespaced(bed.cluster.client.clone(), "gpu-system");
+    let patched = pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&ready)).await;
+    patched.expect("the pod is there");
+}
+
+/// `forwarder` may what the shipped role may, and forward ports of gpupack's pods.
+pub(crate) fn rights_to_forward() -> [Value; 3] {
+    let group = "rbac.authorization.k8s.io";
+    let version = format!("{group}/v1");
+    let role = |kind: &str, name: &str| json!({"kind": kind, "name": name, "apiGroup": group});
+    let forwarder = json!([{"kind": "User", "name": "forwarder", "apiGroup": group}]);
+    let meta = json!({"name": "forwarder", "namespace": "gpu-system"});
+    [
+        json!({"apiVersion": version, "kind": "ClusterRoleBinding",
+            "metadata": {"name": "forwarder"}, "subjects": forwarder,
+            "roleRef": role("ClusterRole", "gpupack-doctor")}),
+        json!({"apiVersion": version, "kind": "Role", "metadata": meta,
+            "rules": [{"apiGroups": [""], "resources": ["pods/portforward"],
+                "verbs": ["create", "get"]}]}),
+        json!({"apiVersion": version, "kind": "RoleBinding", "metadata": meta,
+            "subjects": forwarder, "roleRef": role("Role", "forwarder")}),
+    ]
+}
+
 /// Takes away what other scenarios would meet.
 async fn removed(bed: &Testbed) {
     let admin = &bed.cluster.client;
@@ -172,7 +216,7 @@ struct Doctor {
     bed: Testbed,
     fleet: Fleet,
     replicas: Replicas,
-    _webhook: Webhook,
+    webhook: Webhook,
 }
 
 impl Doctor {
@@ -244,6 +288,29 @@ impl Doctor {
         let (found, fix) = ("binding of policy gpupack-placement does not exist", "policies.yaml");
         self.until_named("policies", found, fix).await;
         policies(&self.bed.cluster).await;
+        self.finds_nothing_to_fix().await;
+    }
+
+    /// As if the extender made its certificates: other checks then miss what this scenario has not.
+    async fn names_a_missing_policy_of_certificates(&self) {
+        let admin = &self.bed.cluster.client;
+        let mut shipped = objects("extender.yaml").into_iter();
+        let is_own = |it: &DynamicObject| it.data["data"]["gpupack.yaml"].is_string();
+        let configuration = shipped.find(is_own).expect("it is shipped");
+        manifests::keep(admin, "extender.yaml", &configuration).await;
+        let (found, fix) =
+            ("binding of policy gpupack-certificates does not exist", "certificates.yaml");
+        self.until_named("policies", found, fix).await;
+        for object in objects("certificates.yaml") {
+            let kind = object.types.as_ref().map(|types| types.kind.as_str());
+            if kind.is_some_and(|kind| kind.starts_with("ValidatingAdmissionPolicy")) {
+                manifests::keep(admin, "certificates.yaml", &object).await;
+            }
+        }
+        let (_, checks) = self.says(&[]).await;
+        let policies = checks.iter().find(|it| it.check == "policies").expect("it is checked");
+        assert!(policies.found.starts_with("8 policies and bindings"), "{policies:?}");
+        in_plain_text(&self.bed).await;
         self.finds_nothing_to_fix().await;
     }
 
@@ -335,6 +402,43 @@ impl Doctor {
         let good = checks.iter().filter(|check| check.state == CheckState::Ok);
         assert_eq!(good.count(), 1, "but its version: {checks:#?}");
         figure("doctor", "the role gpupack-doctor is enough for all but Secrets and dry runs");
+    }
+
+    /// A user who may forward ports, and read no Secret, learns of the certificate by a handshake.
+    async fn sees_in_a_handshake_what_it_may_not_read(&self) {
+        let kubelet = Kubelet::forwarding_to(self.webhook.address()).await;
+        let node = &self.fleet.nodes[0].name;
+        let admin = &self.bed.cluster.client;
+        let status = json!({"status": {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.port}}}});
+        let nodes: Api<Node> = Api::all(admin.clone());
+        let merge = Patch::Merge(&status);
+        let patched = nodes.patch_status(node, &PatchParams::default(), &merge).await;
+        patched.expect("the node is there");
+        webhook_pod(&self.bed, node).await;
+        for object in rights_to_forward() {
+            keep(&self.bed, object).await;
+        }
+        let started = clock::now();
+        let seen = loop {
+            let (_, checks) = self.says(&["--as", "forwarder"]).await;
+            let seen = checks.iter().find(|it| it.check == "certificate of the webhook");
+            match seen.filter(|it| it.state == CheckState::Ok) {
+                Some(seen) => break seen.found.clone(),
+                None => assert!(started.elapsed() < LIMIT, "no handshake: {seen:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
+        assert!(seen.starts_with("pod gpupack-webhook-0: ends in "), "{seen}");
+        assert!(seen.ends_with("fits caBundle of the MutatingWebhookConfiguration"), "{seen}");
+        figure("doctor", &format!("without the right to the Secret: {seen}"));
+        drop(kubelet);
+        let (_, checks) = self.says(&["--as", "forwarder"]).await;
+        let seen = checks.iter().find(|it| it.check == "certificate of the webhook");
+        let seen = seen.expect("it is checked");
+        assert_eq!(seen.state, CheckState::NotChecked, "{seen:?}");
+        assert!(seen.found.contains("or a handshake with pod gpupack-webhook-0: "), "{seen:?}");
     }
 
     async fn prints_values(&self) {

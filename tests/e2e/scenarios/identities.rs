@@ -3,18 +3,27 @@
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
-use kube::api::{Api, DeleteParams, DynamicObject};
+use kube::Client;
+use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use serde_json::json;
 
+use crate::binaries;
+use crate::browser;
 use crate::clock;
-use crate::control_plane::Identity;
+use crate::cluster::Cluster;
+use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::queried;
-use crate::fleet::{A100, Fleet};
+use crate::fleet::{A100, Fleet, T4};
 use crate::identities::SERVICE;
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
+
+/// The page, as the API server passes it on.
+const PAGE_PATH: &str = "/apis/inspection.gpupack.dev/v1/cluster/";
 
 #[test]
 fn pods_are_bound_with_certificates_and_tokens_of_the_api_server() {
@@ -98,6 +107,143 @@ fn users_see_the_pods_that_they_may_list_through_the_api_server() {
         removed.expect("it is there");
         stage.judge().await;
     });
+}
+
+/// Teams whose pods a tenant of the team `vision` may not see, and words in the names of these pods.
+const HIDDEN: [&str; 5] = ["speech", "asr-", "research", "tune-", "night-"];
+
+#[test]
+fn the_page_shows_an_operator_all_pods_and_a_tenant_blocks_of_another_team() {
+    scenario("page-people", |bed| async move {
+        let fleet = Fleet::new().with("a100", 3, (4, A100)).with("t4", 2, (2, T4));
+        let setup = Setup { has_identities: true, ..Setup::of(fleet) };
+        let plane = bed.plane;
+        let stage = bed.stage(setup).await;
+        let admin = &stage.cluster.client;
+        let placed = teams(&stage).await;
+        stage.watching.until_bound(placed, Duration::from_secs(60)).await;
+        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
+        let accounts = &stage.cluster.namespace;
+        for object in rights_of_browsers(accounts) {
+            manifests::keep(admin, "rights", &object).await;
+        }
+        api_service(&stage).await;
+        let [operator, tenant] =
+            [token(admin, accounts, "operator").await, token(admin, accounts, "tenant").await];
+        let page = format!("https://{}{PAGE_PATH}", plane.address());
+        until_shown(&page, &operator, plane).await;
+        let variables = [
+            ("PAGE", page),
+            ("OPERATOR", operator),
+            ("TENANT", tenant),
+            ("OWN", "vision".to_owned()),
+            ("HIDDEN", HIDDEN.join(",")),
+        ];
+        let played = tokio::task::spawn_blocking(move || {
+            let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+            browser::run("people.mjs", &variables)
+        });
+        if let Err(why) = played.await.expect("the page is as it should be") {
+            let is_required = clock::variable("GPUPACK_PAGE_REQUIRED").is_some();
+            assert!(!is_required, "the page is not tested: {why}");
+            binaries::say(&format!("skipped: page-people in a browser because {why}"));
+        }
+        let services: Api<APIService> = Api::all(admin.clone());
+        let removed = services.delete("v1.inspection.gpupack.dev", &DeleteParams::default()).await;
+        removed.expect("it is there");
+        stage.judge().await;
+    });
+}
+
+/// Pods of three teams, and two that wait. How many will be bound.
+async fn teams(stage: &Stage) -> usize {
+    let admin = &stage.cluster.client;
+    let mut placed = 0;
+    for (team, name, fractions) in [
+        ("vision", "detector", &["0.5", "0.25", "0.25", "0.5", "1"][..]),
+        ("speech", "asr", &["0.25", "0.5", "0.25", "0.5", "0.75"]),
+        ("research", "tune", &["1", "0.5", "0.25", "0.125", "1"]),
+    ] {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team}});
+        let namespace = serde_json::from_value(namespace).expect("an object");
+        manifests::keep(admin, "namespace", &namespace).await;
+        let cluster = Cluster { client: admin.clone(), namespace: team.to_owned() };
+        let plan =
+            |(at, fraction): (usize, &&str)| PodPlan::fraction(format!("{name}-{at}"), fraction);
+        let plans: Vec<PodPlan> = fractions.iter().enumerate().map(plan).collect();
+        cluster.add_pods(&plans).await;
+        placed += plans.len();
+        let waits = match team {
+            "research" => continue,
+            "speech" => "night-run",
+            _ => "labeler",
+        };
+        let waits = PodPlan::fraction(waits, "0.5").annotated("gpupack.dev/gpu-model", "H100");
+        cluster.add_pods(&[waits]).await;
+    }
+    placed
+}
+
+/// `operator` and `tenant` may query; the one may list all pods, the other those of its team.
+fn rights_of_browsers(namespace: &str) -> Vec<DynamicObject> {
+    let group = "rbac.authorization.k8s.io";
+    let version = format!("{group}/v1");
+    let account =
+        |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": namespace});
+    let role = |kind: &str, name: &str| json!({"kind": kind, "name": name, "apiGroup": group});
+    let lists = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]);
+    let objects = [
+        json!({"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": "operator", "namespace": namespace}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": "tenant", "namespace": namespace}}),
+        json!({"apiVersion": version, "kind": "ClusterRoleBinding",
+            "metadata": {"name": "browsers"}, "roleRef": role("ClusterRole", "gpupack-view"),
+            "subjects": [account("operator"), account("tenant")]}),
+        json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": "lists-all-pods"},
+            "rules": lists}),
+        json!({"apiVersion": version, "kind": "ClusterRoleBinding",
+            "metadata": {"name": "lists-all-pods"},
+            "roleRef": role("ClusterRole", "lists-all-pods"), "subjects": [account("operator")]}),
+        json!({"apiVersion": version, "kind": "Role",
+            "metadata": {"name": "lists-pods", "namespace": "vision"}, "rules": lists}),
+        json!({"apiVersion": version, "kind": "RoleBinding",
+            "metadata": {"name": "lists-pods", "namespace": "vision"},
+            "roleRef": role("Role", "lists-pods"), "subjects": [account("tenant")]}),
+    ];
+    objects.map(|object| serde_json::from_value(object).expect("an object")).into()
+}
+
+/// A token of an account, for the API server.
+async fn token(admin: &Client, namespace: &str, account: &str) -> String {
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), namespace);
+    let request = TokenRequest::default();
+    let answer = accounts.create_token_request(account, &PostParams::default(), &request).await;
+    answer.expect("a token").status.expect("the answer has it").token.expect("the answer has it")
+}
+
+/// Waits until the API server passes queries of this account on.
+async fn until_shown(page: &str, token: &str, plane: &ControlPlane) {
+    let started = clock::now();
+    let file = plane.work().join("operator.kubeconfig");
+    let server = format!("https://{}", plane.address());
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server,
+            "certificate-authority": plane.certificate()}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&file, config.to_string()).expect("the work folder is writable");
+    let file = file.to_str().expect("the target folder is UTF-8");
+    loop {
+        let (code, text) = queried(&["top", "gpus", "--kubeconfig", file]).await;
+        if code == Some(0) {
+            return;
+        }
+        let limit = Duration::from_secs(60);
+        assert!(started.elapsed() < limit, "{page} is not there: {text}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 /// `insider` and `outsider` may query, and `insider` may list the pods of this namespace.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use k8s_openapi::api::core::v1::{ContainerStatus, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Client;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::runtime;
 
@@ -20,6 +21,7 @@ use crate::clock;
 use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::gpupack;
 use crate::fleet::{A100, Fleet};
+use crate::manifests;
 use crate::node::driver::{Driver, MINORS};
 use crate::node::image::{BOX, write_program};
 use crate::node::machine::{LIMIT, Reported};
@@ -27,6 +29,7 @@ use crate::node::network::{self, ClusterParts, Network, play_inside};
 use crate::node::programs::{self, Programs, said_by};
 use crate::node::runtime::{NODE, Runtime};
 use crate::node::toolkit::Toolkit;
+use crate::scenarios::doctor::rights_to_forward;
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::testbed::{figure, turn};
 
@@ -97,6 +100,7 @@ fn a_new_cluster_gets_to_a_running_fraction_and_keeps_it() {
         walk.installed().await;
         walk.tested();
         walk.diagnosed();
+        walk.diagnosed_without_secrets().await;
         let before = walk.running_fraction("first").await;
         walk.helm("upgraded to another policy", &["upgrade", "--set", "config.policy=binpack"]);
         walk.same_as(&before, "upgrade").await;
@@ -302,6 +306,29 @@ impl Walk {
         of_note.for_each(|line| figure(NAME, &format!("doctor: {line}")));
         let wrong = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "gpupack doctor: {}\n{said}{wrong}", output.status);
+    }
+
+    /// A user who may read no Secret, but forward ports, sees which certificates pods serve.
+    async fn diagnosed_without_secrets(&self) {
+        for object in rights_to_forward() {
+            let object: DynamicObject = serde_json::from_value(object).expect("an object");
+            manifests::keep(&self.client, "rights", &object).await;
+        }
+        let seen = until("certificates seen in handshakes", &self.work, async || {
+            let mut doctor = Command::new(gpupack());
+            doctor.arg("doctor").arg("--kubeconfig").arg(&self.kubeconfig);
+            let output = doctor.args(["--as", "forwarder", "-o", "json"]).output();
+            let output = output.expect("gpupack can be started");
+            let found: Diagnosis = serde_json::from_slice(&output.stdout).ok()?;
+            let seen = found.items.into_iter().filter(|it| it.check.starts_with("certificate of "));
+            let seen: Vec<Check> = seen.filter(|it| it.state == CheckState::Ok).collect();
+            (seen.len() == 2).then_some(seen)
+        })
+        .await;
+        for Check { check, found, .. } in seen {
+            assert!(found.starts_with("pod gpupack-"), "{check}: {found}");
+            figure(NAME, &format!("without the right to Secrets: {check}: {found}"));
+        }
     }
 
     /// Creates a pod with half a GPU, and waits until its container says what it has.

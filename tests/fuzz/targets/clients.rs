@@ -67,6 +67,6 @@ pub(crate) fn headers(text: &[u8]) {
     let Some(person) = named_by_replica(&headers) else { return };
     assert!(!person.name.is_empty());
     let mut forwarded = headers.clone();
-    name_to_replica(&mut forwarded, &person);
+    assert!(name_to_replica(&mut forwarded, &person), "all of it came in headers");
     assert_eq!(named_by_replica(&forwarded), Some(person), "from {headers:?}");
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpupack::certificates::{CertificateFiles, Certificates};
@@ -437,6 +438,99 @@ async fn a_clock_before_the_ca_changes_nothing() {
     assert_eq!(objects.writes().len(), writes);
 }
 
+#[tokio::test]
+async fn a_clock_that_is_far_from_the_api_servers_replaces_nothing() {
+    const YEARS: i64 = 20 * 365 * 86_400;
+    let objects = installed();
+    objects.is_at(START);
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    let (writes, served) = (objects.writes().len(), replica.file("tls.crt"));
+    for (step, says) in
+        [(YEARS, "a year ahead of"), (-YEARS, "a year behind"), (85 * 86_400, "a month ahead")]
+    {
+        replica.time.step_wall(step);
+        for role in [Role::Writes, Role::Reads] {
+            let ended = replica.keeper.pass(role).await;
+            let is_late = step == 85 * 86_400 && role == Role::Reads;
+            assert_eq!(ended.is_ok(), is_late, "{says}: only what is due is refused: {ended:?}");
+            let error = ended.map_or_else(|error| error.to_string(), |_| says.to_owned());
+            assert!(error.contains(says), "{error}");
+        }
+        assert_eq!(objects.writes().len(), writes, "{says}");
+        assert_eq!(replica.file("tls.crt"), served, "{says}");
+        replica.time.step_wall(-step);
+    }
+    // Nor is a first CA made, which others would not believe.
+    let objects = installed();
+    objects.is_at(START + 601);
+    let mut first = Replica::make(&objects);
+    assert!(matches!(first.pass().await, Err(KeepError::Clocks(_))));
+    assert_eq!(objects.writes().len(), 0);
+    objects.is_at(START + 599);
+    first.pass().await.unwrap();
+    check(&objects, START);
+    // What is due is made when both clocks say so.
+    objects.is_at(START + 85 * 86_400);
+    first.at(85 * 86_400);
+    first.pass().await.unwrap();
+    check(&objects, START + 85 * 86_400);
+}
+
+/// What is written to a log, for the test that reads it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no test panics while it writes").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_fault_is_logged_when_it_begins_and_tried_again_with_growing_pauses() {
+    let log = Log::default();
+    let written = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let warnings = |part: &str| {
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains("WARN") && line.contains(part)).count()
+    };
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    for begun in 1..=2 {
+        objects.forbid(WEBHOOKS);
+        let mut configured = objects.at(WEBHOOKS);
+        configured["webhooks"][0]["clientConfig"] = json!({"url": "https://x/"});
+        objects.put(WEBHOOKS, configured);
+        let mut secret = objects.at(WEBHOOK);
+        secret["data"] = data(&[("tls.crt", "garbage"), ("tls.key", "garbage")]);
+        objects.put(WEBHOOK, secret);
+        objects.remove(AGENTS);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            replica.pass().await.unwrap_err();
+            pauses.push(replica.keeper.pause().as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30]);
+        assert_eq!(warnings("cannot write `MutatingWebhookConfiguration`"), begun);
+        assert_eq!(warnings("there is no ConfigMap"), begun);
+        assert_eq!(warnings("`tls.crt` is not in PEM"), begun, "and the certificate is made again");
+        objects.permit(WEBHOOKS);
+        let map = json!({"metadata": {"name": "gpupack-ca", "namespace": "gpupack-agents"}, "data": {"kept": "x"}});
+        objects.put(AGENTS, map);
+        replica.pass().await.unwrap();
+        assert_eq!(replica.keeper.pause().as_secs(), 60);
+        check(&objects, START);
+    }
+}
+
 /// Replaces the pods of the Deployment at once; the bundle that they read.
 fn roll(objects: &Objects, running: &mut (String, String)) {
     let deployment = objects.at(DEPLOYMENT);
@@ -554,4 +648,26 @@ async fn the_ca_of_others_is_published_where_that_is_wanted() {
         assert_eq!(objects.writes().len(), expected, "nothing is due");
         assert!(objects.at(CA)["data"].is_null(), "no Secret is changed");
     }
+}
+
+#[tokio::test]
+async fn all_of_a_long_file_of_cas_is_published_or_the_file_is_refused() {
+    let objects = installed();
+    let mut replica = Replica::new(&objects, "{ publish_ca_bundles: true }");
+    let validity = Validity { starts: UnixTime(START), ends: UnixTime(START + 86_400) };
+    let ca = |at: usize| make_ca(&format!("CA {at}"), validity).unwrap();
+    let cas: Vec<_> = (0..60).map(ca).collect();
+    let names = ["gpupack-extender".to_owned()];
+    let last = cas.last().unwrap();
+    let own = sign(last, Wanted { names: &names, usage: Usage::Both, validity }).unwrap();
+    let bundle: String = cas.iter().map(|ca| ca.certificate.as_str()).collect();
+    let folder = replica.folder.path().to_owned();
+    std::fs::write(folder.join("ca.crt"), &bundle).unwrap();
+    std::fs::write(folder.join("tls.crt"), &own.certificate).unwrap();
+    replica.pass().await.unwrap();
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle, "with the last one, which signs");
+    std::fs::write(folder.join("ca.crt"), bundle.repeat(4)).unwrap();
+    let refused = replica.pass().await.unwrap_err().to_string();
+    assert!(refused.contains("`ca.crt` is longer than 65536 bytes"), "{refused}");
+    assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], bundle, "and what is published stays");
 }

@@ -9,7 +9,7 @@ use gpupack::api::commands::{Check, CheckState, Diagnosis};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal};
+use crate::harness::cluster::{ADMISSION, FakeCluster, STATE, refusal, shipped};
 use crate::harness::extender::is_declared;
 
 /// A kubeconfig for this API server.
@@ -122,6 +122,7 @@ type Break = fn(&FakeCluster);
 
 const MAPS: &str = "/api/v1/namespaces/gpu-system/configmaps";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/gpu-system/deployments";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const AGENT_PODS: &str = "/api/v1/namespaces/gpupack-agents/pods";
 
 fn replace(map: &str, file: &str, from: &str, to: &str, fake: &FakeCluster) {
@@ -346,6 +347,34 @@ async fn each_thing_that_breaks_is_named_with_its_fix() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_policy_of_certificates_is_checked_where_the_extender_publishes_a_ca() {
+    let fake = FakeCluster::sound();
+    let mut own = shipped("deploy/extender.yaml").into_iter();
+    let own = own.find(|it| it["kind"] == "ConfigMap").expect("it has one");
+    fake.answer(&format!("{MAPS}/gpupack"), 200, &own);
+    let named = async |found: &str| {
+        let (_, checks) = diagnosed(&fake, &[]).await;
+        let named = checks.iter().find(|it| it.check == "policies" && it.found.contains(found));
+        named.unwrap_or_else(|| panic!("{found}: {checks:#?}")).clone()
+    };
+    let missing = named("policy gpupack-certificates does not exist").await;
+    assert!(missing.fix.is_some_and(|fix| fix.contains("deploy/certificates.yaml")));
+    named("the binding of policy gpupack-certificates does not exist").await;
+    for policy in shipped("deploy/certificates.yaml") {
+        let resource = match policy["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => "validatingadmissionpolicies",
+            Some("ValidatingAdmissionPolicyBinding") => "validatingadmissionpolicybindings",
+            _ => continue,
+        };
+        fake.answer(&format!("{ADMISSION}/{resource}/gpupack-certificates"), 200, &policy);
+    }
+    named("8 policies and bindings are those of this program").await;
+    let path = format!("{ADMISSION}/validatingadmissionpolicies/gpupack-certificates");
+    fake.change(&path, |it| it["spec"]["validations"][1]["expression"] = "true".into());
+    named("spec.validations[1].expression differs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_may_not_read_is_not_checked_and_never_ok() {
     let fake = FakeCluster::empty();
     fake.answer_others(refusal(403, "users cannot list it"));
@@ -475,9 +504,22 @@ async fn in_place_the_file_of_the_control_plane_is_named() {
 async fn without_an_answer_it_says_so() {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let config = kubeconfig(&folder, "http://127.0.0.1:1");
+    let text = folder.path().join("text").display().to_string();
+    std::fs::write(&text, "hello\n").expect("a file can be written");
     for (code, part, flags) in [
-        (4, "cannot reach the API server", vec!["--kubeconfig", &config]),
-        (1, "no usable kubeconfig", vec!["--kubeconfig", "/nowhere"]),
+        (4, "cannot reach the API server at http://127.0.0.1:1: ", vec!["--kubeconfig", &config]),
+        (1, "No such file or directory (os error 2)): name one", vec!["--kubeconfig", "/nowhere"]),
+        (
+            1,
+            "YAML: error: line 1 column 1: expected mapping start): name one",
+            vec!["--kubeconfig", &text],
+        ),
+        (
+            1,
+            "failed to load current context: other",
+            vec!["--kubeconfig", &config, "--context", "other"],
+        ),
+        (2, "it is no name of a user", vec!["--kubeconfig", &config, "--as", "a\nb"]),
         (2, "cannot read `/nowhere`", vec!["--scheduler-config", "/nowhere"]),
         (2, "no valid name", vec!["--namespace", "A/../b"]),
     ] {
@@ -485,7 +527,25 @@ async fn without_an_answer_it_says_so() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(text.contains(part) && output.stdout.is_empty(), "{part} in {text}");
+        let is_of_flags = code == 2 && !text.starts_with("gpupack: ");
+        assert!(is_of_flags || (text.lines().count() == 1 && !text.contains("\\u{")), "{text}");
     }
+    for text in ["<html>", "{}", "{\"gitVersion\": 7}"] {
+        let fake = FakeCluster::default();
+        fake.answer_others((200, text.to_owned()));
+        let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));
+        for command in ["doctor", "init"] {
+            let output = gpupack(&[command, "--kubeconfig", &config]);
+            let line = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{text}: {line}");
+            assert!(line.contains("is no API server of Kubernetes"), "{text}: {line}");
+        }
+    }
+    let fake = FakeCluster::empty();
+    fake.answer(REVIEWS, 201, &json!({"status": {"allowed": false}}));
+    let (code, checks) = diagnosed(&fake, &[]).await;
+    assert_eq!((code, checks.len()), (Some(3), 2), "{checks:#?}");
+    assert!(checks[1].found.contains("none of the 21 rights"), "{checks:#?}");
     let fake = FakeCluster::empty();
     fake.answer_text("/version", refusal(401, "Unauthorized"));
     let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));

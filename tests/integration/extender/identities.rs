@@ -12,6 +12,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use gpupack::certificates::{CertificateFiles, Certificates, ServerProof};
+use gpupack::clock::Clock;
 use gpupack::control::shared::leader::{Addresses, Leader};
 use gpupack::kube_api::identity::front_proxy;
 use gpupack::kube_api::identity::people::People;
@@ -24,6 +25,7 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::HandshakeKind;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -118,7 +120,7 @@ pub(super) struct Guarded {
     pub(super) at: [std::net::SocketAddr; 4],
     reviews: Arc<AtomicUsize>,
     deleted: Arc<AtomicBool>,
-    _folder: TempDir,
+    folder: TempDir,
     _stop: watch::Sender<bool>,
 }
 
@@ -162,7 +164,7 @@ impl Guarded {
         let at = all.map(|listener| listener.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_apart(bed.service.clone(), listeners, Some(identities), stopped));
-        Self { bed, authority, front_proxy, at, reviews, deleted, _folder: folder, _stop: stop }
+        Self { bed, authority, front_proxy, at, reviews, deleted, folder, _stop: stop }
     }
 
     /// Questions that the API server was asked so far.
@@ -265,6 +267,76 @@ async fn verbs_need_a_certificate_of_the_ca_with_a_known_name() {
     let health = Request::get("/healthz").header("host", "localhost").body(Full::default());
     let (status, _) = guarded.call(guarded.at[3], None, health.unwrap()).await.unwrap();
     assert_eq!(status, StatusCode::OK, "kubelet shows no certificate");
+}
+
+#[tokio::test]
+async fn a_connection_does_not_outlive_the_ca_of_its_client() {
+    let guarded = Guarded::start().await;
+    let (scheduler, other) = (guarded.authority.pair(SCHEDULER), Authority::new());
+    let new_scheduler = other.pair(SCHEDULER);
+    let (mut open, _running) = guarded.open(guarded.at[0], Some(&scheduler)).await.unwrap();
+    let filter = || {
+        let request = Request::post("/v1/filter").header("content-type", "application/json");
+        request.header("host", "localhost").body(Full::from(data("filter.json"))).unwrap()
+    };
+    let mut call = async || {
+        open.ready().await.unwrap();
+        let answer = open.send_request(filter()).await.unwrap();
+        let closes = answer.headers().contains_key("connection");
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.unwrap();
+        (status, closes)
+    };
+    assert_eq!(call().await, (200, false));
+    let write = |text: &str| std::fs::write(guarded.folder.path().join("ca.crt"), text).unwrap();
+    let until = async |shown: &Pair, is_accepted: bool| {
+        // A client of TLS 1.3 learns only by its first call that it is refused.
+        while guarded.verb(Some(shown), "/v1/filter").await.is_ok() != is_accepted {
+            tokio::task::yield_now().await;
+        }
+    };
+    write(&format!("{}{}", guarded.authority.certificate, other.certificate));
+    until(&new_scheduler, true).await;
+    assert_eq!(call().await, (200, false), "its CA is one of two");
+    write(&other.certificate);
+    until(&scheduler, false).await;
+    assert_eq!(call().await, (403, true), "its CA is gone");
+}
+
+#[tokio::test]
+async fn a_session_is_not_resumed_when_the_certificate_of_the_client_has_ended() {
+    let guarded = Guarded::start().await;
+    let clock = Clock::start();
+    let short = guarded.authority.pair_until(&[SCHEDULER], clock.unix_seconds() + 3);
+    // It keeps sessions from connection to connection.
+    let connector =
+        TlsConnector::from(Arc::new(client_config(&guarded.authority.certificate, Some(&short))));
+    let call = async || -> Result<(u16, bool), String> {
+        let words = |error: &dyn std::error::Error| error.to_string();
+        let stream = TcpStream::connect(guarded.at[0]).await.unwrap();
+        let name = ServerName::try_from(REPLICA).unwrap();
+        let stream = connector.connect(name, stream).await.map_err(|error| words(&error))?;
+        let is_resumed = stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed);
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| words(&error))?;
+        tokio::spawn(async move {
+            let _closed = connection.await;
+        });
+        let request = Request::post("/v1/filter").header("content-type", "application/json");
+        let request =
+            request.header("host", "localhost").body(Full::<Bytes>::from(data("filter.json")));
+        let answer = sender.send_request(request.unwrap()).await.map_err(|error| words(&error))?;
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.map_err(|error| words(&error))?;
+        Ok((status, is_resumed))
+    };
+    let mut was_resumed = false;
+    while let Ok((status, is_resumed)) = call().await {
+        assert_eq!(status, 200);
+        was_resumed |= is_resumed;
+        assert!(clock.precise() < Duration::from_secs(20), "it has ended long ago");
+    }
+    assert!(was_resumed, "the first ones were");
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ impl World {
         let status = if is_taken { 200 } else { 409 };
         let way = self.rng.random_range(0..5);
         if !self.hits(Fault::Loss, 5) {
-            let answer = Ok(Answer { status, body: Some(Vec::new()) });
+            let answer = Ok(Answer { status, body: Some(Vec::new()), date: None });
             self.after(way, What::Answer { life, id, answer });
         }
         self.step(to, Event::Changed);

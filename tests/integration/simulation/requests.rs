@@ -202,7 +202,7 @@ impl World {
             self.disturb(REQUEST_LOST);
         }
         if answers != Answers::Never {
-            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()) });
+            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()), date: None });
             let is_gone = code == 200 && self.is_removed_now(uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });

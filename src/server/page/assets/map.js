@@ -205,7 +205,7 @@ function drawTitles(pen) {
 }
 
 function drawBars(pen) {
-  const ink = Object.fromEntries(["track", "edge", "soft", "bad", "hatch", "fit", "card"].map((name) => [name, color("--" + name)]));
+  const ink = Object.fromEntries(["track", "edge", "soft", "bad", "hatch", "fit", "card", "other"].map((name) => [name, color("--" + name)]));
   const teams = fleet.namespaces.map((_, position) => color(teamColor(position)));
   for (const group of map.groups) {
     const shape = group.shape;
@@ -256,7 +256,7 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
       const to = y + shape.h * (1 - Math.min(1, top[side] / 1000)), high = Math.max(0, from - to - 1);
       pen.globalAlpha = alpha * (tenant[3] & ENDED ? 0.4 : 1);
       pen.fillStyle = map.colors === "full" ? color(ramp("fill", allocated(gpu).fullness))
-        : map.colors === "idle" ? color(ramp("idle", idle(gpu) || 0)) : teams[tenant[0]];
+        : map.colors === "idle" ? color(ramp("idle", idle(gpu) || 0)) : teams[tenant[0]] || ink.other; // that of another team has no place
       pen.fillRect(x + side * half, to + 1, half, high);
       if (tenant[3] & UNLIMITED && side === 1) hatch(pen, x + half, to + 1, half, high, ink.hatch, 5);
     });

@@ -17,12 +17,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::certificates::is_named;
 use crate::cli::base::reader::{Read, Unread};
 use crate::cli::doctor::finding::{Findings, Of, short};
+use crate::issuing::checked::to_pem;
 
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
-
-/// Most certificates that are read of one file.
-const MOST: usize = 50;
 
 /// The certificates of a Secret. Keys are never kept.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -39,6 +37,12 @@ impl Shown {
         Self { files: files.filter(|(_, text)| is_kept(text)).collect() }
     }
 
+    /// The chain of a handshake, as if it were in this file.
+    pub(crate) fn seen(file: &str, chain: &[CertificateDer<'_>]) -> Self {
+        let text: String = chain.iter().map(to_pem).collect();
+        Self { files: [(file.to_owned(), text.into_bytes())].into() }
+    }
+
     /// A file.
     pub(crate) fn file(&self, name: &str) -> Option<&[u8]> {
         self.files.get(name).map(Vec::as_slice)
@@ -52,7 +56,7 @@ impl Shown {
 
 /// The certificates of a text in PEM, at least one.
 fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).take(MOST).collect();
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let chain = chain.map_err(|error| format!("it is no PEM: {error}"))?;
     if chain.is_empty() { Err("it has no certificate".to_owned()) } else { Ok(chain) }
 }
@@ -73,8 +77,8 @@ pub(crate) struct Trust<'a> {
 pub(crate) struct Served<'a> {
     /// Name of the check.
     pub(crate) check: &'static str,
-    /// Name of the Secret.
-    pub(crate) secret: &'a str,
+    /// Where it was seen, for people.
+    pub(crate) from: &'a str,
     /// The file with the chain, of its path the last part.
     pub(crate) file: &'a str,
     /// What it holds.
@@ -84,7 +88,7 @@ pub(crate) struct Served<'a> {
 /// The findings about a certificate and those who trust it.
 pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i64) -> Findings {
     let of = Of(it.check);
-    let what = format!("Secret {}", short(it.secret));
+    let what = short(it.from);
     let make = "see who makes it: Certificates in docs/install.md; where gpupack does, the leader's log says why not";
     let shown = match it.shown {
         Ok(shown) => shown,
@@ -240,7 +244,7 @@ mod tests {
 
     fn check(shown: &Read<Shown>, ca: Option<&str>, name: &str, now: i64) -> Vec<CheckState> {
         let trust = Trust { from: "caBundle", ca: ca.map(str::as_bytes), name, fix: "set it" };
-        let it = Served { check: "c", secret: "s", file: "tls.crt", shown };
+        let it = Served { check: "c", from: "Secret s", file: "tls.crt", shown };
         let found = served(&it, &[trust], now);
         assert!(found.iter().all(|finding| !finding.found.contains("PRIVATE")), "{found:?}");
         states(&found)
@@ -256,6 +260,8 @@ mod tests {
         let good = shown(&own);
         assert_eq!(check(&good, Some(&ca), NAME, IN_2026), [Good]);
         assert_eq!(check(&good, Some(&format!("{other_ca}{ca}")), NAME, IN_2026), [Good]);
+        let many = other_ca.repeat(60) + &ca;
+        assert_eq!(check(&good, Some(&many), NAME, IN_2026), [Good], "all are read");
         assert_eq!(check(&good, Some(&own), NAME, IN_2026), [Good], "trusted as it is");
         assert_eq!(check(&good, Some(&ca), NAME, NEAR_THE_END), [Warning]);
         assert_eq!(check(&good, Some(&ca), NAME, IN_2035), [Problem], "ended, and said once");

@@ -148,6 +148,8 @@ pub struct Config {
     /// Largest request body that is read, in bytes.
     #[serde(rename = "max_body_mib", deserialize_with = "mib_in_bytes")]
     pub max_body_bytes: usize,
+    /// Whether each placement is an event of the pod, too.
+    pub placed_events: bool,
     /// Log level, or a filter such as `info,gpupack=debug`.
     #[garde(custom(log_filter))]
     pub log_level: String,
@@ -199,6 +201,7 @@ impl Default for Config {
             scheduler_timeout: Duration::from_secs(10),
             unmanaged_tolerance: MemMib::new(128),
             max_body_bytes: 32 << 20,
+            placed_events: true,
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             lease: LeaseConfig::default(),

@@ -257,8 +257,11 @@ impl App {
     }
 
     /// Writes an event where a pod is placed, how it is isolated there, and whether it sees its
-    /// GPU.
+    /// GPU. If the operator does not want these events, only a pod that does not see it gets one.
     pub fn tell_placed(&self, pod: &SeenPod, placement: &Placement) {
+        if !self.config.placed_events && pod.takes_devices {
+            return;
+        }
         let mut note = format!("placed on node {}", placement.node);
         for device in &placement.devices {
             let (share, memory) = (device.demand.share, device.demand.memory);

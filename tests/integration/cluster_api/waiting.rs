@@ -136,3 +136,28 @@ async fn a_request_below_the_cuda_context_size_gets_a_warning() {
         }
     }
 }
+
+#[tokio::test]
+async fn placements_are_events_unless_the_operator_leaves_them_out() {
+    for (placed_events, takes_devices) in
+        [(true, true), (true, false), (false, true), (false, false)]
+    {
+        let fake = Fake::with_pod();
+        let config = Config { placed_events, ..Config::default() };
+        let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
+        let asks = json!({"gpu-fraction": "0.5"});
+        let mut bed = Bed::made(&fake, (config, Clock::start()), asks, &gpu).await;
+        let writer = bed.notices.take().unwrap();
+        let mut pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+        pod.takes_devices = takes_devices;
+        let (app, query) = (&bed.app, bed.app.query(&pod).unwrap());
+        let placement = app.ledger.reserve(&pod.pod, "n1", &query, app.clock.now()).unwrap();
+        app.tell_placed(&pod, &placement);
+        drop(bed); // so that no more events are sent
+        tokio::time::timeout(Duration::from_secs(20), writer.run()).await.unwrap();
+        // A pod that does not see its GPU hears of it in any case.
+        let expected = usize::from(placed_events || !takes_devices);
+        assert_eq!(fake.bed(|bed| bed.events.len()), expected);
+    }
+}

@@ -455,7 +455,11 @@ pub mod sim {
     pub mod trace {
         pub(crate) mod exponential;
         pub mod table;
+        pub mod dimensions;
+        pub(crate) mod inventory;
+        pub(crate) mod optional;
         pub mod read;
+        pub mod write;
         pub(crate) mod go_rand_table;
         pub mod go_rand;
         pub mod workload;
@@ -469,6 +473,7 @@ pub mod sim {
         pub mod ablation;
         pub mod policy;
         pub(crate) mod cluster;
+        pub mod placed;
         pub mod curve;
         pub(crate) mod queue;
         pub mod service;
@@ -561,6 +566,7 @@ pub mod cli {
         pub(crate) mod timed_figures;
         pub(crate) mod timed_json;
         pub(crate) mod timed;
+        pub(crate) mod ends;
         pub mod command;
     }
 

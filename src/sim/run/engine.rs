@@ -2,8 +2,8 @@
 //! the trace's own times and for churn.
 //!
 //! Pods come one at a time. One that no node fits is lost, or waits. Each time that a pod ends, the
-//! waiting pods are tried on its node, oldest first. They do not fit on the others, as they did not
-//! before. A pod that ends makes room for pods that come at the same time.
+//! waiting pods are tried on its node, by priority, then the oldest first. They do not fit on the
+//! others, as they did not before. A pod that ends makes room for pods that come at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -307,16 +307,16 @@ impl<'w, W: Watcher> Replay<'w, W> {
         if is_due { self.ends.pop() } else { None }
     }
 
-    /// Gives the room of a node to waiting pods, oldest first. A kind of pod that does not fit once
-    /// does not fit later either: each placement only takes room.
+    /// Gives the room of a node to waiting pods, by priority, then the oldest first. A kind of pod
+    /// that does not fit once does not fit later either: each placement only takes room.
     fn fill(&mut self, node: usize, now: u64) {
         let mut fronts = self.queue.fronts();
-        while let Some((index, line)) = fronts.pop_first() {
+        while let Some((_, index, line)) = fronts.pop_first() {
             let pod = &self.pods[self.schedule.arrivals[index].pod];
             let Some(seat) = self.cluster.place_on(node, index, pod) else { continue };
             self.watcher.wait_over(pod);
             self.start(index, seat, now);
-            fronts.extend(self.queue.leave(line).map(|next| (next, line)));
+            fronts.extend(self.queue.leave(line));
         }
     }
 }

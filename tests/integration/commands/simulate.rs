@@ -307,7 +307,7 @@ fn bad_files_are_reported_with_position_and_valid_values() {
         nodes,
         &pods.replace("500", "1500"),
         &expect![[r#"
-            gpupack: --pods: `pods.csv` line 2, column `gpu_milli`: `1500` is not allowed, expected a whole number from 1 to 1000
+            gpupack: --pods: `pods.csv` line 2, column `gpu_milli`: `1500` is not allowed, expected thousandths above 0 up to 1000, with at most three decimals
         "#]],
     );
     check_files(

@@ -11,6 +11,7 @@ fn node(name: &str, gpus: u32, model: &str) -> TraceNode {
         memory_mib: 8192,
         gpus,
         model: model.to_owned(),
+        more: None,
     }
 }
 
@@ -26,6 +27,7 @@ fn pod(name: usize, text: &str) -> TracePod {
         gpu_spec: parts[3..].iter().map(|model| (*model).to_owned()).collect(),
         creation_time: None,
         deletion_time: None,
+        more: None,
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Seat {
     /// Position of the node in the tie-break order.
     pub(crate) node: usize,
     /// GPU share in millionths, over all devices.
-    micro: u64,
+    pub(crate) micro: u64,
 }
 
 /// What is free on a device.

@@ -225,9 +225,9 @@ trait Watcher {
     /// A pod came; it was placed, or not.
     fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster);
     /// A pod that came at `since` was placed.
-    fn start(&mut self, _pod: &TracePod, _since: u64) {}
-    /// A pod ended.
-    fn end(&mut self, _pod: &TracePod) {}
+    fn start(&mut self, _pod: &TracePod, _since: u64, _seat: Seat) {}
+    /// A pod that was placed there ended.
+    fn end(&mut self, _pod: &TracePod, _seat: Seat) {}
     /// A pod begins to wait.
     fn wait(&mut self, _pod: &TracePod) {}
     /// A pod waits no longer.
@@ -286,7 +286,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
 
     fn start(&mut self, index: usize, seat: Seat, now: u64) {
         let arrival = self.schedule.arrivals[index];
-        self.watcher.start(&self.pods[arrival.pod], arrival.at);
+        self.watcher.start(&self.pods[arrival.pod], arrival.at, seat);
         if let Some(end) = arrival.stays.and_then(|stays| now.checked_add(stays)) {
             self.ends.push(Reverse((end, index, seat)));
         }
@@ -297,7 +297,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
         while let Some(Reverse((at, index, seat))) = self.next_end(now) {
             self.watcher.pass(at, &self.cluster);
             let node = self.cluster.end(index, seat);
-            self.watcher.end(&self.pods[self.schedule.arrivals[index].pod]);
+            self.watcher.end(&self.pods[self.schedule.arrivals[index].pod], seat);
             self.fill(node, at);
         }
     }
@@ -350,12 +350,12 @@ impl Watcher for Account {
         self.arrive(pod, is_placed);
     }
 
-    fn start(&mut self, pod: &TracePod, since: u64) {
-        self.start(pod, since);
+    fn start(&mut self, pod: &TracePod, since: u64, seat: Seat) {
+        self.start(pod, since, seat.micro);
     }
 
-    fn end(&mut self, pod: &TracePod) {
-        self.end(pod);
+    fn end(&mut self, pod: &TracePod, seat: Seat) {
+        self.end(pod, seat.micro);
     }
 
     fn wait(&mut self, pod: &TracePod) {

@@ -74,6 +74,15 @@ impl TraceNode {
         self.more.as_ref().map(|more| more.rule).unwrap_or_default()
     }
 
+    /// The product names of its devices.
+    fn products(&self) -> Vec<ModelName> {
+        if self.more.is_none() {
+            return vec![ModelName::new(self.model.as_str())];
+        }
+        let devices = self.devices(0).unwrap_or_default();
+        devices.iter().map(|it| DeviceClass::of(&it.device, self.rule()).product()).collect()
+    }
+
     fn row(&self) -> RowOfNode<'_> {
         RowOfNode { gpus: self.gpus, model: &self.model, more: self.more.as_deref() }
     }
@@ -153,9 +162,8 @@ impl TracePod {
 /// the file, but users should know.
 #[must_use]
 pub fn pods_of_unknown_models(nodes: &[TraceNode], pods: &[TracePod]) -> usize {
-    let models = nodes.iter().filter(|node| node.gpus > 0).map(|node| node.model.as_str());
-    let models: Vec<ModelName> =
-        models.collect::<BTreeSet<_>>().into_iter().map(ModelName::new).collect();
+    let models: BTreeSet<ModelName> =
+        nodes.iter().filter(|node| node.gpus > 0).flat_map(TraceNode::products).collect();
     let mut known: BTreeMap<&[String], bool> = BTreeMap::new();
     let specs = pods.iter().filter(|pod| pod.num_gpu > 0).map(|pod| pod.gpu_spec.as_slice());
     let unknown = specs.filter(|spec| {

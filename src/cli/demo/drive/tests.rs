@@ -138,6 +138,7 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc
             if let Some((_, mib)) = others.iter().find(|(at, _)| *at == number) {
                 let process = wire::ProcessUse { pid: 7, pod_uid: None, memory_mib: Some(*mib) };
                 (device.used_mib, device.processes) = (Some(*mib), Some(vec![process]));
+                device.healthy = mib % 5 != 0;
             }
             number += 1;
         }
@@ -278,7 +279,7 @@ struct World {
     /// The pods, those that any scheduler would try.
     pods: Vec<DemoPod>,
     policy: Policy,
-    /// Devices with memory in use by processes outside of all pods.
+    /// Devices with memory in use by processes outside of all pods; some of them are unhealthy.
     others: Vec<(usize, u64)>,
 }
 

@@ -252,3 +252,102 @@ fn request_of_held(held: &[Held<'_>]) -> Option<GpuRequest> {
 fn host(amount: &state::HostAmount) -> HostAmount {
     HostAmount { cpu: MilliCpu::new(amount.cpu_milli), memory: MemMib::new(amount.memory_mib) }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::sim::snapshot::state::{Names, Snapshot};
+
+    fn amount(mib: u64, millionths: u64) -> Value {
+        json!({"memoryMib": mib, "shareMillionths": millionths})
+    }
+
+    fn device(id: &str, index: u32, kind: &str, mib: u64, more: &Value) -> Value {
+        let mut device = json!({"id": id, "index": index, "model": "A100", "kind": kind,
+            "isolation": {"configured": "None"}, "health": "Healthy", "canLimitMemory": false,
+            "capacityMib": mib, "allocated": amount(0, 0), "held": amount(0, 0),
+            "free": amount(0, 0), "usedBeyondAllocatedMib": 0, "untrackedMib": 0,
+            "overallocated": false, "tenants": []});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            device[key] = value.clone();
+        }
+        device
+    }
+
+    fn tenant(uid: &str, state: &str, allocated: &Value) -> Value {
+        json!({"podUid": uid, "pod": "", "state": state, "allocated": allocated,
+            "isolation": {"configured": "Mps", "verified": "None"}})
+    }
+
+    fn state() -> State {
+        let parts = [
+            tenant("", "Confirmed", &amount(100, 250_001)),
+            tenant("unknown", "Confirmed", &amount(200, 0)),
+            tenant("gone", "Draining", &amount(300, 100_000)),
+        ];
+        let mps = json!({"configured": "Mps", "verification": "Verified"});
+        let shared = json!({"migProfile": "3g.20gb", "sharedInstance": true,
+            "slots": {"total": 7, "free": 7}, "isolation": mps});
+        let ill = json!({"migProfile": "1g.5gb", "health": "Unhealthy"});
+        // In the order of the ledger; instances have the index of their GPU.
+        let devices = [
+            device("GPU-a", 0, "Gpu", 40_379, &json!({"tenants": parts, "isolation": mps})),
+            device("GPU-b", 1, "MigParent", 40_379, &json!({})),
+            device("MIG-x", 1, "MigInstance", 19_968, &shared),
+            device("MIG-y", 1, "MigInstance", 4_864, &ill),
+            device("GPU-c", 2, "MigParent", 40_379, &json!({})),
+        ];
+        let node = |name: &str, state: &str, devices: &[Value]| {
+            json!({"name": name, "pool": "", "state": state, "devices": devices,
+                "capacity": {"cpuMilli": 1, "memoryMib": 2}, "free": {"cpuMilli": 1, "memoryMib": 2}})
+        };
+        let silent = device("GPU-s", 0, "Gpu", 9, &json!({"usedBeyondAllocatedMib": 4}));
+        let pod = |uid: &str, state: &str, node: &str| {
+            json!({"podUid": uid, "pod": format!("t/{uid}"), "node": node, "state": state,
+                "host": {"cpuMilli": 5, "memoryMib": 6}, "devices": 1, "models": []})
+        };
+        let nodes = [
+            node("n", "Reporting", &devices),
+            node("s", "NotReporting", &[silent]),
+            node("z", "Gone", &[device("GPU-z", 0, "Gpu", 9, &json!({}))]),
+        ];
+        let pods = [pod("unknown", "Confirmed", "n"), pod("gone", "Draining", "n")];
+        let state = json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "State", "nodes": nodes,
+            "pods": pods});
+        serde_json::from_value(state).unwrap()
+    }
+
+    #[test]
+    fn devices_and_tenants_are_as_the_extender_has_them() {
+        let state = state();
+        let (nodes, pods) = cluster(&state);
+        let snapshot = Snapshot::of(nodes, pods, Names::Kept);
+        let text = |csv: Vec<u8>| String::from_utf8(csv).unwrap();
+        assert_eq!(
+            text(snapshot.nodes_csv().unwrap()),
+            "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,mig,slots,mig_instances,enforcement,\
+             unavailable,other_use_mib\n\
+             n,1,2,3,A100,40379,|3g.20gb:19968 1g.5gb:4864|,7,shared,mps,1.1|2,\n\
+             s,1,2,1,A100,9,,,,,0,0:4\n"
+        );
+        assert_eq!(
+            text(snapshot.pods_csv().unwrap()),
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time,\
+             gpu_memory_mib,node,devices,placed_isolation\n\
+             hidden-1,0,0,1,250.001,,,,100,n,0:100:250.001,mps\n\
+             t.unknown,5,6,1,0,,,,200,n,0:200:0,\n"
+        );
+        let said = unsaid(&state);
+        assert_eq!(said.iter().map(|(cases, _)| *cases).collect::<Vec<_>>(), [1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_node_with_a_device_without_its_isolation_is_written_without_it() {
+        let mut state = state();
+        state.nodes[0].devices[0].isolation.verification = Some(Verification::Missing);
+        assert_eq!(unsaid(&state)[3].0, 1);
+        assert_eq!(cluster(&state).0[0].rule.enforcement, Enforcement::None);
+    }
+}

@@ -42,12 +42,14 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
 pub struct SimulateArgs {
-    /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model).
+    /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
+    /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
     #[arg(long, value_name = "FILE")]
     pub nodes: PathBuf,
 
     /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
-    /// it again to compare on several.
+    /// it again to compare on several. Optional: GPU memory, MIG profile, slot, limit, isolation,
+    /// policy, priority, times, and where pods run; see docs/simulator.md.
     #[arg(long, value_name = "FILE", required = true)]
     pub pods: Vec<PathBuf>,
 

@@ -108,8 +108,8 @@ impl<'r> RowOfNode<'r> {
         if let Some(listed) = Geometry::of(&ModelName::new(self.model_of(gpu)), memory) {
             return memory.max(MemMib::new(listed.total_mib));
         }
-        let own = instances.iter().map(|instance| instance.memory);
-        let sum = own.fold(Some(MemMib::ZERO), |sum, own| sum?.checked_add(own));
+        let mut own = instances.iter().map(|instance| instance.memory);
+        let sum = own.try_fold(MemMib::ZERO, MemMib::checked_add);
         memory.max(sum.unwrap_or(MemMib::ZERO))
     }
 

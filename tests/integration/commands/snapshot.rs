@@ -141,8 +141,8 @@ fn replayed(folder: &TempDir, flags: &[&str]) -> Value {
         .arg(folder.path().join("pods.csv"))
         .args(flags)
         .output()
-        .unwrap();
-    let said = String::from_utf8(replay.stderr).unwrap();
+        .expect("the program starts");
+    let said = String::from_utf8(replay.stderr).expect("the program writes UTF-8");
     serde_json::from_slice(&replay.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 

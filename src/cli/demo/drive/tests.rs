@@ -37,7 +37,7 @@ use crate::sim::trace::dimensions::DeviceAt;
 use crate::sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods};
 
 /// Fleets with pods that are tried.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 24;
 
 /// Pods that come to each fleet.
 const PODS: usize = 60;
@@ -377,5 +377,5 @@ async fn the_verbs_the_demo_and_the_simulator_place_the_same_pods_alike() {
     }
     let mut text = String::new();
     let _ = write!(text, "{placed} pods placed, {on_several} of them on several devices");
-    assert!(placed > 500 && on_several > 20, "too few for a result: {text}");
+    assert!(placed > 300 && on_several > 12, "too few for a result: {text}");
 }

@@ -48,8 +48,9 @@ pub(crate) fn cluster(state: &State) -> (Vec<ClusterNode>, Vec<ClusterPod>) {
 
 /// What cannot be written, with the number of cases.
 pub(crate) fn unsaid(state: &State) -> Vec<(usize, &'static str)> {
-    let placed = || state.pods.iter().filter(|pod| pod.node.is_some() && pod.devices > 0);
-    let unknown = placed().filter(|pod| pod.request.is_none()).count();
+    let runs = |pod: &&Pod| pod.node.is_some() && pod.state != PodState::Draining;
+    let placed = state.pods.iter().filter(runs).filter(|pod| pod.devices > 0);
+    let unknown = placed.filter(|pod| pod.request.is_none()).count();
     let ended = state.pods.iter().filter(|pod| pod.state == PodState::Draining).count();
     let known: BTreeSet<&str> = state.pods.iter().map(|pod| pod.pod_uid.as_str()).collect();
     let devices = || state.nodes.iter().flat_map(|node| &node.devices);

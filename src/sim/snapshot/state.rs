@@ -101,6 +101,8 @@ pub enum Note {
     NoGpu,
     /// A pod requests no GPU and runs on a node that is not written.
     Elsewhere,
+    /// A pod requests GPUs and runs on a node that is not written.
+    OnOtherNode,
     /// An amount of CPU or host memory that no machine has.
     Absurd,
     /// A name that the format does not allow.
@@ -114,6 +116,7 @@ impl Note {
             Self::MigGpu => "GPUs are cut into MIG instances: left out",
             Self::NoGpu => "nodes without a GPU: left out",
             Self::Elsewhere => "pods without a GPU run on none of the nodes written: left out",
+            Self::OnOtherNode => "pods run on none of the nodes written: written as pods that wait",
             Self::Absurd => "amounts of CPU or memory exceed any machine: cut",
             Self::Name => "names cannot be written: replaced by a number",
         }
@@ -235,6 +238,7 @@ impl Writer {
             self.note(Note::Elsewhere, 1);
             return None;
         }
+        self.note(Note::OnOtherNode, usize::from(pod.node.is_some() && node.is_none()));
         let placed = node.zip(pod.held.clone()).map(|(node, (devices, isolation))| {
             TracePlacement { node: (*node).to_owned(), devices, isolation }
         });

@@ -63,7 +63,8 @@ pub struct MoreOfPod {
 pub struct TracePlacement {
     /// The name of its node.
     pub node: String,
-    /// Its devices, with what it holds of each; none for a pod without a GPU.
+    /// Its devices, with what it holds of each; none for a pod without a GPU, or one whose devices
+    /// are gone.
     pub devices: Vec<(DeviceAt, Demand)>,
     /// The isolation that it was placed with.
     pub isolation: ConfiguredIsolation,

@@ -361,7 +361,7 @@ impl PodColumns {
                 _ => return row.refuse(column, "a whole number of 32 bits"),
             };
         }
-        more.placed = self.placed(row, num_gpu)?;
+        more.placed = self.placed(row)?;
         let more = (more != MoreOfPod::default()).then(|| Box::new(more));
         Ok(ReadPod { gpu_milli, more })
     }
@@ -482,7 +482,7 @@ impl PodColumns {
         }
     }
 
-    fn placed(&self, row: &Row<'_>, num_gpu: u32) -> Result<Option<TracePlacement>, TraceError> {
+    fn placed(&self, row: &Row<'_>) -> Result<Option<TracePlacement>, TraceError> {
         let devices = given(row, self.devices);
         let placed_isolation = given(row, self.placed_isolation);
         let Some((column, node)) = given(row, self.node) else {
@@ -494,8 +494,7 @@ impl PodColumns {
         let node = row.check_model(column, node)?;
         let devices = match devices {
             Some((column, text)) => placed_devices(row, column, text)?,
-            None if num_gpu == 0 => Vec::new(),
-            None => return row.refuse(column, "nothing without the pod's `devices` on the node"),
+            None => Vec::new(),
         };
         let isolation = match placed_isolation {
             Some((column, text)) => {

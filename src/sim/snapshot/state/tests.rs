@@ -109,6 +109,11 @@ fn every_request_is_written_as_it_is() {
 fn what_the_format_does_not_have_is_counted() {
     check(pod("p", Some("elsewhere"), None), "", &[Note::Elsewhere]);
     check(pod("p", None, None), "", &[Note::Elsewhere]);
+    let elsewhere = pod("p", Some("elsewhere"), one(fraction(500_000)));
+    check(elsewhere, "creation_time,deletion_time\n1,500,,,", &[Note::OnOtherNode]);
+    let held = Some((Vec::new(), ConfiguredIsolation::None));
+    let lost = ClusterPod { held, ..pod("p", Some("a"), one(fraction(500_000))) };
+    check(lost, "creation_time,deletion_time,node\n1,500,,,,a", &[]);
     let mut huge = pod("p", Some("a"), None);
     huge.host = host(1 << 40, 1);
     check(huge, "creation_time,deletion_time\n0,0,,,", &[Note::Absurd]);

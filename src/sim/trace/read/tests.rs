@@ -287,7 +287,6 @@ fn a_bad_optional_value_is_reported_with_line_column_and_fix() {
         ("p,1,1,1,5,,,,,,,,x,,,,", "`min_gpu_memory_mib`: `x`"),
         ("p,1,1,1,5,,,,,,,,,+1,,,", "`priority`: `+1` is not allowed, expected a whole number of"),
         ("p,1,1,1,5,,,,,,,,,2147483648,,,", "`priority`: `2147483648`"),
-        ("p,1,1,1,5,,,,,,,,,,n,,", "`node`: `n` is not allowed, expected nothing without the po"),
         ("p,1,1,1,5,,,,,,,,,,,0:1:1,", "`devices`: `0:1:1` is not allowed, expected nothing wit"),
         ("p,1,1,1,5,,,,,,,,,,n,0:1:1|0:1:1,", "`devices`: `0:1:1|0:1:1` is not allowed, expec"),
         ("p,1,1,1,5,,,,,,,,,,n,0:1:1,x", "`placed_isolation`: `x` is not allowed, expected `no"),

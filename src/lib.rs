@@ -456,7 +456,11 @@ pub mod sim {
     pub mod trace {
         pub(crate) mod exponential;
         pub mod table;
+        pub mod dimensions;
+        pub(crate) mod inventory;
+        pub(crate) mod optional;
         pub mod read;
+        pub mod write;
         pub(crate) mod go_rand_table;
         pub mod go_rand;
         pub mod workload;
@@ -470,6 +474,7 @@ pub mod sim {
         pub mod ablation;
         pub mod policy;
         pub(crate) mod cluster;
+        pub mod placed;
         pub mod curve;
         pub(crate) mod queue;
         pub mod service;
@@ -566,6 +571,7 @@ pub mod cli {
         pub(crate) mod timed_figures;
         pub(crate) mod timed_json;
         pub(crate) mod timed;
+        pub(crate) mod ends;
         pub mod command;
     }
 

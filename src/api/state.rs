@@ -146,6 +146,9 @@ pub struct Device {
     /// MIG profile of an instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_profile: Option<String>,
+    /// Whether it is a MIG instance that pods share.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_instance: bool,
     /// Position of a MIG instance on its GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_placement: Option<MigPlacement>,
@@ -327,6 +330,62 @@ pub struct TenantIsolation {
     pub verified: IsolationMode,
 }
 
+/// The weakest isolation that a pod accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum RequestedIsolation {
+    /// None: it trusts its neighbors.
+    #[default]
+    None,
+    /// Every tenant of the device is limited to its memory.
+    Memory,
+    /// A MIG instance or a whole GPU.
+    Hardware,
+}
+
+impl RequestedIsolation {
+    /// Whether it is the default.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+}
+
+/// What a pod requests of GPUs. What it does not request is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodRequest {
+    /// Number of devices.
+    pub devices: u32,
+    /// Compute share of each device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_millionths: Option<u64>,
+    /// Memory of each device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Profile of the MIG instances.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_profile: Option<String>,
+    /// Whether it requests one slot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub slot: bool,
+    /// Models that it accepts; empty for any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<String>,
+    /// The weakest isolation that it accepts.
+    #[serde(default, skip_serializing_if = "RequestedIsolation::is_none")]
+    pub isolation: RequestedIsolation,
+    /// Limit of the share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_share_millionths: Option<u64>,
+    /// Limit of the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_memory_mib: Option<u64>,
+    /// The policy that it chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Least memory of a part of a device, a rule of the operator.
+    pub min_memory_mib: u64,
+}
+
 /// A pod: a placed one with what it holds, or a waiting one with its request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -355,6 +414,15 @@ pub struct Pod {
     pub mig_profile: Option<String>,
     /// Models that a waiting pod accepts; empty for any. Empty for a placed pod.
     pub models: Vec<String>,
+    /// Its request, as it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<PodRequest>,
+    /// The configured isolation with which it was placed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<IsolationMode>,
+    /// Its priority; only of waiting pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
     /// Creation time in seconds since 1970; only of waiting pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_unix_seconds: Option<u64>,

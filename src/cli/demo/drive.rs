@@ -387,3 +387,6 @@ impl Drive {
 pub(crate) fn overallocated(node: &NodeState) -> usize {
     node.devices().iter().filter(|device| device.is_overallocated()).count()
 }
+
+#[cfg(test)]
+mod tests;

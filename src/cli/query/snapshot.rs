@@ -13,7 +13,7 @@ use hyper::Uri;
 
 use crate::api::state::State;
 use crate::cli::base::connect::get;
-use crate::cli::query::snapshot_state::{cluster, of_unknown_models};
+use crate::cli::query::snapshot_state::{cluster, unsaid};
 use crate::cli::serve::extender::kube_config;
 use crate::hardware::units::MemMib;
 use crate::http_client::plain_address;
@@ -59,7 +59,7 @@ struct Cluster {
     nodes: Vec<ClusterNode>,
     pods: Vec<ClusterPod>,
     /// What the source does not report, with the number of cases.
-    unsaid: Option<(usize, &'static str)>,
+    unsaid: Vec<(usize, &'static str)>,
 }
 
 /// Runs `gpupack snapshot`.
@@ -76,7 +76,7 @@ pub fn run(args: &SnapshotArgs) -> Result<()> {
         }
     })?;
     let names = if args.anonymous { Names::Anonymous } else { Names::Kept };
-    let unsaid = cluster.unsaid.filter(|(cases, _)| *cases > 0);
+    let unsaid = cluster.unsaid.into_iter().filter(|(cases, _)| *cases > 0);
     let snapshot = Snapshot::of(cluster.nodes, cluster.pods, names);
     ensure!(!snapshot.nodes.is_empty(), "no node with a GPU there: nothing is written");
     ensure!(!snapshot.pods.is_empty(), "no pod runs or waits there: nothing is written");
@@ -106,12 +106,9 @@ async fn query_extender(url: &str) -> Result<Cluster> {
     let state: State = serde_json::from_slice(&body).with_context(|| {
         format!("the answer of `{url}` is not the state of a gpupack extender of this version")
     })?;
-    let unsaid = (
-        of_unknown_models(&state),
-        "running pods: only the API server has the models they accept (--kubeconfig)",
-    );
-    let (nodes, pods) = cluster(state);
-    Ok(Cluster { nodes, pods, unsaid: Some(unsaid) })
+    let unsaid = unsaid(&state);
+    let (nodes, pods) = cluster(&state);
+    Ok(Cluster { nodes, pods, unsaid })
 }
 
 /// The cluster in the API server. Its GPUs are those in the labels of GPU feature discovery.
@@ -128,19 +125,19 @@ async fn query_api_server(kubeconfig: Option<&Path>) -> Result<Cluster> {
     Ok(Cluster {
         nodes: nodes.into_iter().map(cluster_node).collect(),
         pods: pods.into_iter().filter_map(cluster_pod).collect(),
-        unsaid: Some((refused, "pods with a rejected GPU request: left out")),
+        unsaid: vec![(refused, "pods with a rejected GPU request: left out")],
     })
 }
 
 fn cluster_node(node: SeenNode) -> ClusterNode {
-    let mut seen = ClusterNode { name: node.name, host: node.host, gpus: Vec::new(), mig_gpus: 0 };
+    let mut seen = ClusterNode { name: node.name, host: node.host, ..ClusterNode::default() };
     let Some(gpus) = node.gpus else { return seen };
     let count = usize::try_from(gpus.count).unwrap_or(usize::MAX);
     if gpus.model.as_str().contains(MIG_MARK) {
         seen.mig_gpus = count;
     } else {
         let (model, memory): (String, MemMib) = (gpus.model.to_string(), gpus.memory);
-        seen.gpus = vec![ClusterGpu { model, memory }; count];
+        seen.gpus = vec![ClusterGpu { model, memory, ..ClusterGpu::default() }; count];
     }
     seen
 }
@@ -153,5 +150,7 @@ fn cluster_pod(pod: SeenPod) -> Option<ClusterPod> {
         host: pod.host,
         gpu: pod.request.ok()?,
         created_unix_seconds: u64::try_from(pod.created_unix_seconds).ok().filter(|at| *at > 0),
+        priority: pod.priority,
+        held: None,
     })
 }

@@ -15,16 +15,18 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 
 use crate::cli::simulate::charts::{Album, load_charts, time_charts};
+use crate::cli::simulate::ends;
 use crate::cli::simulate::jobs::{Experiment, SimulateError, Times, Trace, labels};
 use crate::cli::simulate::report::Report;
 use crate::cli::simulate::timed::TimedReport;
 use crate::model::policy::Policy;
 use crate::sim::chart::draw;
 use crate::sim::run::engine::Overflow;
+use crate::sim::run::placed::keep_placements;
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::timeline::Pace;
 use crate::sim::trace::churn::NodeOrder;
-use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods};
+use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods, size_up};
 
 /// Most seeds of one call; a typing error should not run for a day.
 const SEEDS_MAX: u64 = 10_000;
@@ -40,12 +42,14 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
 pub struct SimulateArgs {
-    /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model).
+    /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
+    /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
     #[arg(long, value_name = "FILE")]
     pub nodes: PathBuf,
 
     /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
-    /// it again to compare on several.
+    /// it again to compare on several. Optional: GPU memory, MIG profile, slot, limit, isolation,
+    /// policy, priority, times, and where pods run; see docs/simulator.md.
     #[arg(long, value_name = "FILE", required = true)]
     pub pods: Vec<PathBuf>,
 
@@ -73,6 +77,21 @@ pub struct SimulateArgs {
     /// tie, nothing is shuffled, repeated or left out, whatever the load; the seed is for `random`.
     #[arg(long)]
     pub as_is: bool,
+
+    /// Let the pods that run, by the columns `node` and `devices` of the pod file, stay where they
+    /// are; the policy places the others after them.
+    #[arg(long, requires = "as_is")]
+    pub keep_placements: bool,
+
+    /// Also write the pods into this file (CSV), each with node and devices where the first policy
+    /// places it: it can be replayed with --keep-placements.
+    #[arg(long, value_name = "FILE", requires = "as_is")]
+    pub write_pods: Option<PathBuf>,
+
+    /// Also write what is free on each device after the last pod into this file (CSV), under the
+    /// first policy.
+    #[arg(long, value_name = "FILE", requires = "as_is")]
+    pub write_free: Option<PathBuf>,
 
     /// Let pods drawn from the trace come and end at random times, so that they request this
     /// multiple of the cluster's GPUs on average; three mean lifetimes are measured after one.
@@ -186,6 +205,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
         }
         (None, false) => arrived(args, &experiment)?,
     };
+    ends::write(&experiment, (args.write_pods.as_deref(), args.write_free.as_deref()))?;
     if let Some(path) = &args.chart {
         draw::write_svg(path, &album.all())?;
     }
@@ -265,7 +285,12 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
     }
     let nodes = read_nodes(&args.nodes).map_err(SimulateError::Nodes)?;
     let trace = |(path, label): (&PathBuf, String)| {
-        let pods = read_pods(path).map_err(SimulateError::Pods)?;
+        let mut pods = read_pods(path).map_err(SimulateError::Pods)?;
+        size_up(&nodes, &mut pods);
+        match args.keep_placements {
+            true => keep_placements(&nodes, &mut pods)?,
+            false => pods.iter_mut().for_each(|pod| pod.place(None)),
+        }
         let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
         Ok(Trace { label, pods, unknown_model_pods })
     };

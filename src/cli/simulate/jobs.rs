@@ -19,8 +19,10 @@ use crate::ledger::change::reports::ReportRefusal;
 use crate::sim::bound::upper_bound::{BoundError, Bounds, bounds};
 use crate::sim::chart::draw::ChartError;
 use crate::sim::run::engine::{Overflow, Run, TimedRun, replay, replay_timed};
+use crate::sim::run::placed::PlacementFault;
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::timeline::{Pace, timeline};
+use crate::sim::snapshot::replace::ReplaceError;
 use crate::sim::trace::churn::{NodeOrder, churn};
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::table::TraceError;
@@ -313,6 +315,15 @@ pub enum SimulateError {
     /// A node that is not valid.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
+    /// A pod that runs where nothing is.
+    #[error("--keep-placements")]
+    Placement(#[from] PlacementFault),
+    /// A file about the end of a replay.
+    #[error("cannot write the end of the replay")]
+    End(#[from] ReplaceError),
+    /// The same, as a table.
+    #[error("cannot write the end of the replay")]
+    Table(#[from] csv::Error),
     /// The folder of the chart does not exist.
     #[error("--chart needs an existing folder: `{}` is not one", .0.display())]
     NoFolder(PathBuf),
@@ -327,6 +338,9 @@ pub enum SimulateError {
     /// One picture for several traces.
     #[error("--chart draws one trace: use --charts with a folder for several")]
     OneChart,
+    /// One end for several traces.
+    #[error("--write-pods and --write-free write the end of one trace: give --pods once")]
+    OneEnd,
     /// A trace cannot be compared with itself.
     #[error("--pods `{}` is given twice", .0.display())]
     Repeated(PathBuf),
@@ -364,14 +378,18 @@ impl SimulateError {
             Self::Nodes(_)
             | Self::Pods(_)
             | Self::Workload(_)
+            | Self::Placement(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
             | Self::OneChart
+            | Self::OneEnd
             | Self::Repeated(_)
-            | Self::Bound(BoundError::NoSolver) => 2,
+            | Self::Bound(BoundError::NoSolver | BoundError::Dimensions { .. }) => 2,
             Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })
             | Self::Folder { .. }
             | Self::Chart(_)
+            | Self::End(_)
+            | Self::Table(_)
             | Self::Output(_) => 1,
         }
     }

@@ -8,7 +8,7 @@ use crate::api::state::{
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use crate::hardware::units::Demand;
 use crate::model::device_state::{DeviceState, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
@@ -40,6 +40,8 @@ pub(crate) fn device(
         model: device.model.to_string(),
         kind,
         mig_profile,
+        shared_instance: kind == state::DeviceKind::MigInstance
+            && found.rule().instances == InstanceUse::Shared,
         mig_placement: more.slot.map(|it| MigPlacement { start: it.start, size: it.size }),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,

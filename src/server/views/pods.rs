@@ -1,13 +1,14 @@
 //! The pods of `/v1/state`: what each one requests or holds.
 
-use crate::api::state::{HostAmount, Pod, PodState};
+use crate::api::state::{HostAmount, IsolationMode, Pod, PodRequest, PodState, RequestedIsolation};
 use crate::control::shared::app::App;
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units;
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::node_state::NodeState;
-use crate::model::request::Amount;
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
 use crate::model::reservation::{Reservation, ReservationState};
 
 impl Pod {
@@ -24,6 +25,9 @@ impl Pod {
             device_memory_mib: None,
             mig_profile: None,
             models: Vec::new(),
+            request: None,
+            isolation: None,
+            priority: None,
             created_unix_seconds: None,
             start_failure: None,
         }
@@ -33,6 +37,13 @@ impl Pod {
     fn placed(node: &NodeState, held: &Reservation) -> Self {
         let placed = &held.placement.devices;
         let mig_profile = placed.first().and_then(|first| profile(node, &first.id));
+        let isolation = match held.placement.isolation {
+            ConfiguredIsolation::None => IsolationMode::None,
+            ConfiguredIsolation::Mps => IsolationMode::Mps,
+            ConfiguredIsolation::Driver => IsolationMode::Driver,
+            ConfiguredIsolation::Hardware if mig_profile.is_some() => IsolationMode::Mig,
+            ConfiguredIsolation::Hardware => IsolationMode::Whole,
+        };
         Self {
             pod: held.pod.name.to_string(),
             node: Some(node.name().to_string()),
@@ -40,6 +51,8 @@ impl Pod {
             share_millionths: placed.iter().map(|device| device.demand.share.millionths()).max(),
             device_memory_mib: placed.iter().map(|device| device.demand.memory.mib()).max(),
             mig_profile,
+            request: held.request.as_deref().map(request_of),
+            isolation: Some(isolation),
             ..Self::bare(&held.pod.uid, reservation_state(held), held.host)
         }
     }
@@ -48,28 +61,57 @@ impl Pod {
     fn waiting(waiting: &WaitingPod) -> Self {
         let bare = Self {
             pod: waiting.pod.name.to_string(),
+            priority: Some(waiting.priority),
             created_unix_seconds: u64::try_from(waiting.created_unix_seconds)
                 .ok()
                 .filter(|seconds| *seconds > 0),
             ..Self::bare(&waiting.pod.uid, PodState::Waiting, waiting.query.host)
         };
         let Some(request) = &waiting.query.gpu else { return bare };
-        let (share, memory, mig_profile) = match &request.amount {
-            Amount::Fraction(share) => (Some(*share), None, None),
-            Amount::Memory(memory) => (None, Some(*memory), None),
-            Amount::FractionAndMemory(share, memory) => (Some(*share), Some(*memory), None),
-            Amount::Whole => (Some(Share::WHOLE), None, None),
-            Amount::MigInstance(profile) => (None, None, Some(profile.to_string())),
-            Amount::SharedSlot => (None, None, None),
-        };
+        let request = request_of(request);
         Self {
-            devices: request.count.get(),
-            share_millionths: share.map(Share::millionths),
-            device_memory_mib: memory.map(MemMib::mib),
-            mig_profile,
-            models: request.models.names().map(str::to_owned).collect(),
+            devices: request.devices,
+            share_millionths: request.share_millionths,
+            device_memory_mib: request.memory_mib,
+            mig_profile: request.mig_profile.clone(),
+            models: request.models.clone(),
+            request: Some(request),
             ..bare
         }
+    }
+}
+
+/// What a pod requests.
+fn request_of(request: &GpuRequest) -> PodRequest {
+    let (share, memory, mig_profile) = match &request.amount {
+        Amount::Fraction(share) => (Some(*share), None, None),
+        Amount::Memory(memory) => (None, Some(*memory), None),
+        Amount::FractionAndMemory(share, memory) => (Some(*share), Some(*memory), None),
+        Amount::Whole => (Some(Share::WHOLE), None, None),
+        Amount::MigInstance(profile) => (None, None, Some(profile.to_string())),
+        Amount::SharedSlot => (None, None, None),
+    };
+    let (limit_share, limit_memory) = match request.limit {
+        Some(Limit::Fraction(share)) => (Some(share), None),
+        Some(Limit::Memory(memory)) => (None, Some(memory)),
+        None => (None, None),
+    };
+    PodRequest {
+        devices: request.count.get(),
+        share_millionths: share.map(Share::millionths),
+        memory_mib: memory.map(MemMib::mib),
+        mig_profile,
+        slot: request.amount == Amount::SharedSlot,
+        models: request.models.names().map(str::to_owned).collect(),
+        isolation: match request.isolation {
+            Isolation::None => RequestedIsolation::None,
+            Isolation::Memory => RequestedIsolation::Memory,
+            Isolation::Hardware => RequestedIsolation::Hardware,
+        },
+        limit_share_millionths: limit_share.map(Share::millionths),
+        limit_memory_mib: limit_memory.map(MemMib::mib),
+        policy: request.policy.map(|policy| policy.name().to_owned()),
+        min_memory_mib: request.min_memory.mib(),
     }
 }
 

@@ -281,7 +281,7 @@ mod tests {
 
     fn node(cpu_milli: u64) -> TraceNode {
         let (name, model) = (cpu_milli.to_string(), "T4".to_owned());
-        TraceNode { name, cpu_milli, memory_mib: 1001, gpus: 1, model }
+        TraceNode { name, cpu_milli, memory_mib: 1001, gpus: 1, model, more: None }
     }
 
     fn pod(cpu_milli: u64) -> TracePod {
@@ -294,6 +294,7 @@ mod tests {
             gpu_spec: Vec::new(),
             creation_time: None,
             deletion_time: None,
+            more: None,
         }
     }
 

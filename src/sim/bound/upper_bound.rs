@@ -7,7 +7,13 @@
 use crate::sim::trace::workload::Workload;
 
 #[cfg(feature = "bound")]
+use crate::model::request::Isolation;
+#[cfg(feature = "bound")]
 use crate::sim::run::curve::{FULL_LOAD, column_of};
+#[cfg(feature = "bound")]
+use crate::sim::trace::dimensions::{MoreOfNode, MoreOfPod};
+#[cfg(feature = "bound")]
+use crate::sim::trace::read::{TraceNode, TracePod};
 
 /// Allocation in percent of the cluster's GPUs, rounded up to hundredths, so no figure of a
 /// [`crate::sim::run::curve::Curve`] that the bound holds for is above it.
@@ -35,6 +41,15 @@ pub enum BoundError {
     /// The program was built without the solver.
     #[error("this build has no solver for bounds: build it with `--features bound`")]
     NoSolver,
+    /// Requests or nodes that the linear program does not know.
+    #[error(
+        "the bounds know whole GPUs and shares of one GPU only: `{what}` has more in its optional \
+         columns"
+    )]
+    Dimensions {
+        /// The pod or node.
+        what: String,
+    },
     /// The pods that must be placed do not fit.
     #[error(
         "the first `{forced}` arrivals cannot all be placed, so every policy has lost some of them"
@@ -59,9 +74,34 @@ pub enum BoundError {
 /// Any [`BoundError`]: a number that is not proven is never returned.
 #[cfg(feature = "bound")]
 pub fn bounds(workload: &Workload, first_lost: Option<usize>) -> Result<Bounds, BoundError> {
+    if let Some(what) = beyond(workload) {
+        return Err(BoundError::Dimensions { what });
+    }
     let arrivals = workload.arrivals.len();
     let kept = first_lost.unwrap_or(arrivals).min(arrivals);
     Ok(Bounds { any: bound(workload, 0)?, faithful: bound(workload, kept)? })
+}
+
+/// A pod or node whose rules the linear program does not know.
+#[cfg(feature = "bound")]
+fn beyond(workload: &Workload) -> Option<String> {
+    let is_beyond = |pod: &&TracePod| {
+        let is_part_of_several = pod.num_gpu > 1 && pod.gpu_milli < 1000;
+        let is_more = |more: &MoreOfPod| {
+            more.amount.is_some() || more.isolation != Isolation::None || more.placed.is_some()
+        };
+        is_part_of_several || pod.more.as_deref().is_some_and(is_more)
+    };
+    let is_divided = |node: &&TraceNode| {
+        // Memory of GPUs alone changes nothing: pods request shares of it.
+        let plain = |more: &MoreOfNode| {
+            let gpu_memory = more.gpu_memory.clone();
+            *more == MoreOfNode { gpu_memory, ..MoreOfNode::default() }
+        };
+        node.more.as_deref().is_some_and(|more| !plain(more))
+    };
+    let pod = workload.arrivals.iter().find(is_beyond).map(|pod| pod.name.clone());
+    pod.or_else(|| workload.nodes.iter().find(is_divided).map(|node| node.name.clone()))
 }
 
 /// In a build without the solver: always [`BoundError::NoSolver`].

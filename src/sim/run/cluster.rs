@@ -6,30 +6,30 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelFilter, ModelName, NodeName, PodUid,
-    PoolName,
-};
-use crate::hardware::inventory::NodeInventory;
-use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use crate::hardware::device::{DeviceId, DeviceKind, ModelName, NodeName, PodUid, PoolName};
+use crate::hardware::pool::{ConfiguredIsolation, PoolRule, PoolRules};
+use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::moves::Move;
-use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse};
+use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
-use crate::model::request::{Amount, GpuRequest};
-use crate::model::reservation::PodRef;
+use crate::model::policy::Policy;
+use crate::model::reservation::{PlacedDevice, Placement, PodRef};
 use crate::scoring::fragmentation::Packing;
 use crate::scoring::strategy::Strategy;
 use crate::sim::run::policy::{MixSource, SimPolicy};
+use crate::sim::trace::dimensions::{DeviceAt, TracePlacement};
+use crate::sim::trace::inventory::RowOfNode;
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::workload::capacity_milli;
 use crate::waste::request_mix::{Mix, RequestType, Tally};
@@ -44,6 +44,12 @@ pub(crate) struct SimCluster {
     /// The next report of each node's agent, by position in the tie-break order.
     agents: Vec<NodeReport>,
     rank_of: BTreeMap<NodeName, usize>,
+    /// The same by the name in the trace.
+    rank_in_trace: BTreeMap<String, usize>,
+    /// The devices of each node, by their place in the trace.
+    devices: Vec<BTreeMap<DeviceAt, DeviceId>>,
+    /// Whether the mix learns the requests that come.
+    is_learning: bool,
     /// The mix that fragmentation is measured against; the same for all policies.
     yardstick: Mix,
     gauge: RefCell<Gauge>,
@@ -65,7 +71,20 @@ pub(crate) struct Seat {
     /// Position of the node in the tie-break order.
     pub(crate) node: usize,
     /// GPU share in millionths, over all devices.
-    micro: u64,
+    pub(crate) micro: u64,
+}
+
+/// What is free on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreeOnDevice {
+    /// The node.
+    pub node: String,
+    /// The device.
+    pub device: DeviceAt,
+    /// The model of its GPU.
+    pub model: ModelName,
+    /// What is free.
+    pub free: Demand,
 }
 
 impl SimCluster {
@@ -86,8 +105,11 @@ impl SimCluster {
             unmanaged_tolerance: MemMib::ZERO,
             first_session: 1,
         });
-        let agents = nodes.iter().enumerate().map(|(rank, node)| add_node(&ledger, rank, node));
-        let agents = agents.collect::<Result<Vec<NodeReport>, ReportRefusal>>()?;
+        let rules: BTreeSet<PoolRule> = nodes.iter().map(TraceNode::rule).collect();
+        ledger.share_by(PoolRules::new(rules.iter().map(|rule| (pool_of(*rule), *rule))));
+        let added = nodes.iter().enumerate().map(|(rank, node)| add_node(&ledger, rank, node));
+        let added = added.collect::<Result<Vec<_>, ReportRefusal>>()?;
+        let (agents, devices): (Vec<NodeReport>, Vec<_>) = added.into_iter().unzip();
         let named = agents.iter().enumerate();
         let rank_of = named.map(|(rank, agent)| (NodeName::new(agent.agent.as_str()), rank));
         let rank_of = rank_of.collect();
@@ -98,11 +120,20 @@ impl SimCluster {
         if policy.mix_source() == MixSource::Population {
             ledger.set_mix(yardstick.clone());
         }
+        let is_learning = match policy.mix_source() {
+            MixSource::Arrivals => true,
+            MixSource::Population => false,
+            // A pod may choose a policy that needs the mix.
+            MixSource::None => population.iter().any(|pod| own_policy(pod).is_some()),
+        };
         Ok(Self {
             ledger,
             policy,
             agents,
             rank_of,
+            rank_in_trace: (0..).zip(nodes).map(|(rank, node)| (node.name.clone(), rank)).collect(),
+            devices,
+            is_learning,
             gauge: RefCell::new(Gauge::new(yardstick.clone())),
             yardstick,
             chance: ChaCha8Rng::seed_from_u64(seed.cast_unsigned()),
@@ -137,18 +168,48 @@ impl SimCluster {
 
     /// Notes that a pod has come; a policy that learns the mix does so now.
     pub(crate) fn meet(&self, arrival: usize, pod: &TracePod) {
-        if self.policy.mix_source() == MixSource::Arrivals {
+        if self.is_learning {
             let strategy = self.policy.strategy(|| 0); // the mix learns the request only
             self.ledger.learn(uid(arrival), &query_of(pod, strategy));
         }
     }
 
-    /// Searches, reserves and confirms, as the verbs of the extender do. `None` if no node fits.
+    /// Searches, reserves and confirms, as the verbs of the extender do. `None` if no node fits. A
+    /// pod that stays where it runs is seen there, as after a restart of the extender.
     pub(crate) fn place(&mut self, arrival: usize, pod: &TracePod) -> Option<Seat> {
+        if let Some(placed) = pod.placed() {
+            return self.seat(arrival, pod, placed);
+        }
         let query = self.query(pod);
         let found = self.ledger.best(&query).map(|(node, _)| node);
         let node = found.or_else(|| self.make_room(&query))?;
         Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
+    }
+
+    /// Notes a pod that runs. `None` if its node or a device of it does not exist.
+    fn seat(&mut self, arrival: usize, pod: &TracePod, placed: &TracePlacement) -> Option<Seat> {
+        let node = *self.rank_in_trace.get(&placed.node)?;
+        let name = NodeName::new(self.agents[node].agent.as_str());
+        let device = |(at, demand): &(DeviceAt, _)| {
+            let id = self.devices[node].get(at)?.clone();
+            Some(PlacedDevice { id, demand: *demand })
+        };
+        let devices = placed.devices.iter().map(device).collect::<Option<Vec<PlacedDevice>>>()?;
+        let micro = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
+        let placement = Placement { node: name.clone(), devices, isolation: placed.isolation };
+        let fact = PodFact {
+            pod: PodRef { uid: uid(arrival), name: pod.name.as_str().into() },
+            node: Some(name),
+            host: host_of(pod.cpu_milli, pod.memory_mib),
+            is_terminal: false,
+            wants_gpu: !placement.devices.is_empty(),
+            request: pod.request().map(Arc::new),
+            placement: Some(placement).filter(|placement| !placement.devices.is_empty()),
+            bound_by_us: true,
+        };
+        self.ledger.see_pod(&fact, Timestamp::START);
+        self.used_micro += micro;
+        Some(Seat { node, micro })
     }
 
     /// Moves running pods so that a pod fits that no node fits now. Returns its node.
@@ -189,6 +250,47 @@ impl SimCluster {
     fn query(&mut self, pod: &TracePod) -> PlacementRequest {
         let strategy = self.policy.strategy(|| self.chance.next_u64());
         query_of(pod, strategy)
+    }
+
+    /// Where a pod runs, by the names of the trace.
+    pub(crate) fn placement(&self, arrival: usize, seat: Seat) -> Option<TracePlacement> {
+        let rank = self.moved.get(&arrival).unwrap_or(&seat).node;
+        let node = unranked(&self.agents[rank].agent).to_owned();
+        let Some(held) = self.ledger.reservation(&uid(arrival)) else {
+            let isolation = ConfiguredIsolation::None;
+            return Some(TracePlacement { node, devices: Vec::new(), isolation });
+        };
+        let at = |id: &DeviceId| {
+            let mut devices = self.devices[rank].iter();
+            devices.find(|(_, known)| *known == id).map(|(at, _)| *at)
+        };
+        let devices = held.placement.devices.iter();
+        let devices = devices.map(|placed| Some((at(&placed.id)?, placed.demand)));
+        let isolation = held.placement.isolation;
+        Some(TracePlacement { node, devices: devices.collect::<Option<_>>()?, isolation })
+    }
+
+    /// What is free on each device that can have pods, in the order of the trace.
+    pub(crate) fn free(&self) -> Vec<FreeOnDevice> {
+        let mut free = Vec::new();
+        for (rank, agent) in self.agents.iter().enumerate() {
+            let Some(node) = self.ledger.node(&agent.agent) else { continue };
+            for found in node.devices() {
+                let device = found.device();
+                let at = self.devices[rank].iter().find(|(_, id)| **id == device.id);
+                if let Some((at, _)) = at
+                    && device.kind != DeviceKind::MigParent
+                {
+                    free.push(FreeOnDevice {
+                        node: unranked(&agent.agent).to_owned(),
+                        device: *at,
+                        model: device.model.clone(),
+                        free: found.free(),
+                    });
+                }
+            }
+        }
+        free
     }
 
     fn reserve(
@@ -243,73 +345,71 @@ fn uid(arrival: usize) -> PodUid {
 }
 
 /// Adds a node to the ledger as the API server and the node's agent would. Returns the agent's next
-/// report: no device has a process.
+/// report: no device has a process of a pod.
 ///
 /// The ledger breaks ties by name, so the name begins with the position in the tie-break order.
-fn add_node(ledger: &Ledger, rank: usize, node: &TraceNode) -> Result<NodeReport, ReportRefusal> {
+fn add_node(
+    ledger: &Ledger,
+    rank: usize,
+    node: &TraceNode,
+) -> Result<(NodeReport, BTreeMap<DeviceAt, DeviceId>), ReportRefusal> {
     let name = NodeName::new(format!("{rank:07}.{}", node.name));
-    ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), PoolName::new(""));
-    let devices = (0..node.gpus).map(|index| {
-        Ok(Device {
-            id: DeviceId::new(&format!("GPU-{rank:07}-{index:03}"))?,
-            index: DeviceIndex(index),
-            model: ModelName::new(node.model.as_str()),
-            total: gpu_memory(&node.model),
-            reserved: MemMib::ZERO,
-            kind: DeviceKind::Gpu,
-            health: Health::Healthy,
-        })
+    ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), pool_of(node.rule()));
+    let devices = node.devices(rank)?;
+    let other_use = |at: &DeviceAt| node.more.as_ref()?.other_use.get(at).copied();
+    let uses = devices.iter().map(|it| {
+        let idle = DeviceUse { health: it.device.health, ..DeviceUse::idle(it.device.id.clone()) };
+        let Some(memory) = other_use(&it.at) else { return idle };
+        // Of a process outside of all pods.
+        let process = ProcessUse { pod: None, memory: Some(memory) };
+        DeviceUse { used: Some(memory), processes: Some(vec![process]), ..idle }
     });
-    let devices = devices.collect::<Result<Vec<Device>, ReportRefusal>>()?;
-    let uses = devices.iter().map(|device| DeviceUse::idle(device.id.clone())).collect();
-    let inventory = Some(NodeInventory::new(devices)?);
     let mut report = NodeReport {
         agent: name.to_string(),
         session: None,
         sequence: 1,
-        inventory,
-        uses,
+        uses: uses.collect(),
+        inventory: Some(RowOfNode::inventory(&devices)?),
         allocations_version: None,
     };
     let receipt = ledger.report(name.as_str(), &report, Timestamp::START)?;
     report.session = Some(receipt.session);
     report.inventory = None;
-    Ok(report)
+    Ok((report, devices.into_iter().map(|it| (it.at, it.device.id)).collect()))
 }
 
-/// Memory of a GPU of the trace, which names models but not their memory. Pods request shares only,
-/// and memory follows the share, so it decides nothing. The trace hides what `G1` to `G3` are.
-fn gpu_memory(model: &str) -> MemMib {
-    MemMib::new(match model {
-        "T4" => 15_360,
-        "A10" | "G2" => 24_576,
-        "V100M32" => 32_768,
-        "G3" => 81_920,
-        _ => 16_384,
-    })
+/// The name of a node in the trace.
+fn unranked(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(_, name)| name)
+}
+
+/// A pool for each rule; the usual one has no name.
+fn pool_of(rule: PoolRule) -> PoolName {
+    let is_usual = rule == PoolRule::default();
+    PoolName::new(if is_usual { String::new() } else { format!("{rule:?}") })
+}
+
+/// The policy that a pod chooses.
+fn own_policy(pod: &TracePod) -> Option<Policy> {
+    pod.more.as_ref()?.policy
 }
 
 fn host_of(cpu_milli: u64, memory_mib: u64) -> HostAmount {
     HostAmount { cpu: MilliCpu::new(cpu_milli), memory: MemMib::new(memory_mib) }
 }
 
-fn gpu_request(pod: &TracePod) -> Option<GpuRequest> {
-    let count = NonZeroU32::new(pod.num_gpu)?;
-    let amount = match pod.gpu_milli {
-        1000.. => Amount::Whole,
-        milli => Amount::Fraction(Share::from_millionths(u64::from(milli) * 1000)),
-    };
-    let models = ModelFilter::new(pod.gpu_spec.iter().map(String::as_str));
-    Some(GpuRequest { models, ..GpuRequest::several(amount, count) })
-}
-
 fn request_type(pod: &TracePod) -> RequestType {
-    RequestType::new(gpu_request(pod).as_ref(), MilliCpu::new(pod.cpu_milli))
+    RequestType::new(pod.request().as_ref(), MilliCpu::new(pod.cpu_milli))
 }
 
+/// The query for a pod. The policy that it chooses counts beside those of the product.
 fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
+    let strategy = match (strategy, own_policy(pod)) {
+        (Strategy::Policy(_), Some(own)) => Strategy::Policy(own),
+        (usual, _) => usual,
+    };
     PlacementRequest {
-        gpu: gpu_request(pod),
+        gpu: pod.request(),
         host: host_of(pod.cpu_milli, pod.memory_mib),
         host_rule: HostRule::Checked,
         strategy,

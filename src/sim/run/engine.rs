@@ -2,8 +2,8 @@
 //! the trace's own times and for churn.
 //!
 //! Pods come one at a time. One that no node fits is lost, or waits. Each time that a pod ends, the
-//! waiting pods are tried on its node, oldest first. They do not fit on the others, as they did not
-//! before. A pod that ends makes room for pods that come at the same time.
+//! waiting pods are tried on its node, by priority, then the oldest first. They do not fit on the
+//! others, as they did not before. A pod that ends makes room for pods that come at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -225,9 +225,9 @@ trait Watcher {
     /// A pod came; it was placed, or not.
     fn arrive(&mut self, pod: &TracePod, is_placed: bool, cluster: &SimCluster);
     /// A pod that came at `since` was placed.
-    fn start(&mut self, _pod: &TracePod, _since: u64) {}
-    /// A pod ended.
-    fn end(&mut self, _pod: &TracePod) {}
+    fn start(&mut self, _pod: &TracePod, _since: u64, _seat: Seat) {}
+    /// A pod that was placed there ended.
+    fn end(&mut self, _pod: &TracePod, _seat: Seat) {}
     /// A pod begins to wait.
     fn wait(&mut self, _pod: &TracePod) {}
     /// A pod waits no longer.
@@ -286,7 +286,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
 
     fn start(&mut self, index: usize, seat: Seat, now: u64) {
         let arrival = self.schedule.arrivals[index];
-        self.watcher.start(&self.pods[arrival.pod], arrival.at);
+        self.watcher.start(&self.pods[arrival.pod], arrival.at, seat);
         if let Some(end) = arrival.stays.and_then(|stays| now.checked_add(stays)) {
             self.ends.push(Reverse((end, index, seat)));
         }
@@ -297,7 +297,7 @@ impl<'w, W: Watcher> Replay<'w, W> {
         while let Some(Reverse((at, index, seat))) = self.next_end(now) {
             self.watcher.pass(at, &self.cluster);
             let node = self.cluster.end(index, seat);
-            self.watcher.end(&self.pods[self.schedule.arrivals[index].pod]);
+            self.watcher.end(&self.pods[self.schedule.arrivals[index].pod], seat);
             self.fill(node, at);
         }
     }
@@ -307,16 +307,16 @@ impl<'w, W: Watcher> Replay<'w, W> {
         if is_due { self.ends.pop() } else { None }
     }
 
-    /// Gives the room of a node to waiting pods, oldest first. A kind of pod that does not fit once
-    /// does not fit later either: each placement only takes room.
+    /// Gives the room of a node to waiting pods, by priority, then the oldest first. A kind of pod
+    /// that does not fit once does not fit later either: each placement only takes room.
     fn fill(&mut self, node: usize, now: u64) {
         let mut fronts = self.queue.fronts();
-        while let Some((index, line)) = fronts.pop_first() {
+        while let Some((_, index, line)) = fronts.pop_first() {
             let pod = &self.pods[self.schedule.arrivals[index].pod];
             let Some(seat) = self.cluster.place_on(node, index, pod) else { continue };
             self.watcher.wait_over(pod);
             self.start(index, seat, now);
-            fronts.extend(self.queue.leave(line).map(|next| (next, line)));
+            fronts.extend(self.queue.leave(line));
         }
     }
 }
@@ -350,12 +350,12 @@ impl Watcher for Account {
         self.arrive(pod, is_placed);
     }
 
-    fn start(&mut self, pod: &TracePod, since: u64) {
-        self.start(pod, since);
+    fn start(&mut self, pod: &TracePod, since: u64, seat: Seat) {
+        self.start(pod, since, seat.micro);
     }
 
-    fn end(&mut self, pod: &TracePod) {
-        self.end(pod);
+    fn end(&mut self, pod: &TracePod, seat: Seat) {
+        self.end(pod, seat.micro);
     }
 
     fn wait(&mut self, pod: &TracePod) {

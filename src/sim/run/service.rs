@@ -113,7 +113,7 @@ pub(crate) struct Account {
 #[derive(Default)]
 struct ClassAccount {
     figures: ClassFigures,
-    held_milli: u64,
+    held_micro: u64,
     waiting_milli: u64,
     held_sum: u128,
     waiting_sum: u128,
@@ -144,7 +144,7 @@ impl Account {
         let from = self.now.max(self.window.start);
         let ticks = u128::from(now.min(self.window.end).saturating_sub(from));
         for class in &mut self.classes {
-            class.held_sum += u128::from(class.held_milli) * ticks;
+            class.held_sum += u128::from(class.held_micro) * ticks;
             class.waiting_sum += u128::from(class.waiting_milli) * ticks;
         }
         self.now = now;
@@ -177,19 +177,19 @@ impl Account {
         }
     }
 
-    /// A pod that came at `since` was placed just now.
-    pub(crate) fn start(&mut self, pod: &TracePod, since: u64) {
+    /// A pod that came at `since` was placed just now, and holds so many millionths of a GPU.
+    pub(crate) fn start(&mut self, pod: &TracePod, since: u64, micro: u64) {
         let (now, is_counted) = (self.now, self.window.contains(&since));
         let class = self.class(pod);
-        class.held_milli += pod.demand_milli();
+        class.held_micro += micro;
         if is_counted {
             class.waits.push(now - since);
         }
     }
 
-    /// A pod ended just now.
-    pub(crate) fn end(&mut self, pod: &TracePod) {
-        self.class(pod).held_milli -= pod.demand_milli();
+    /// A pod that held so much ended just now.
+    pub(crate) fn end(&mut self, pod: &TracePod, micro: u64) {
+        self.class(pod).held_micro -= micro;
     }
 
     /// A pod begins to wait.
@@ -270,7 +270,7 @@ impl ClassAccount {
         let waits =
             Waits { p50: at(rank(50)), p90: at(rank(90)), p99: at(rank(99)), max: at(last) };
         ClassFigures {
-            allocation: share(self.held_sum, whole),
+            allocation: share(self.held_sum, whole * 1000),
             waiting: share(self.waiting_sum, whole),
             waits,
             ..self.figures

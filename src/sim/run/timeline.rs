@@ -130,7 +130,7 @@ mod tests {
 
     fn node() -> TraceNode {
         let [name, model] = ["n", "T4"].map(str::to_owned);
-        TraceNode { name, cpu_milli: 1, memory_mib: 1, gpus: 4, model }
+        TraceNode { name, cpu_milli: 1, memory_mib: 1, gpus: 4, model, more: None }
     }
 
     /// A pod with one GPU, created and deleted at these seconds.
@@ -144,6 +144,7 @@ mod tests {
             gpu_spec: Vec::new(),
             creation_time: created,
             deletion_time: deleted,
+            more: None,
         }
     }
 

@@ -1,45 +1,71 @@
 //! A running cluster as a trace: nodes, and the requests of its pods, in the files that
 //! [`crate::sim::trace::read`] reads.
 //!
-//! The format can express less than a cluster: whole GPUs, or a share of one in thousandths. Other
-//! requests are written as the nearest demand, or left out, and counted in [`Note`]s. This module
-//! makes no calls and writes no files.
+//! Amounts are written as they are. What a source does not say, or the format cannot express, is
+//! counted in [`Note`]s. This module makes no calls and writes no files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::hardware::device::ModelName;
-use crate::hardware::units::{HostAmount, MemMib, Share};
+use crate::hardware::device::MigProfile;
+use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
+use crate::hardware::units::{Demand, HostAmount, MemMib};
 use crate::model::request::{Amount, GpuRequest};
+use crate::sim::trace::dimensions::{
+    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement, milli_up,
+};
+use crate::sim::trace::optional::profile;
 use crate::sim::trace::read::{CPU_MILLI, MEMORY_MIB, TraceNode, TracePod};
+use crate::sim::trace::write::{nodes_csv, pods_csv};
 
 /// The longest name of a row.
 const NAME_BYTES_MAX: usize = 253;
 
 /// A node as the cluster describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterNode {
     /// Its name.
     pub name: String,
-    /// CPU and host memory that it offers to pods.
+    /// CPU and host memory that it offers.
     pub host: HostAmount,
     /// Its GPUs.
     pub gpus: Vec<ClusterGpu>,
-    /// GPUs in MIG mode.
+    /// GPUs in MIG mode whose instances are not known.
     pub mig_gpus: usize,
+    /// How its pool shares the devices.
+    pub rule: PoolRule,
 }
 
-/// A GPU that can be shared.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterGpu {
     /// Product name.
     pub model: String,
     /// Memory that can be allocated.
     pub memory: MemMib,
+    /// Its MIG instances.
+    pub instances: Vec<ClusterInstance>,
+    /// Whether it takes no new pods.
+    pub is_unavailable: bool,
+    /// Memory in use beyond what is allocated.
+    pub other_use: MemMib,
+}
+
+/// A MIG instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterInstance {
+    /// Its profile.
+    pub profile: MigProfile,
+    /// Memory that can be allocated.
+    pub memory: MemMib,
+    /// Whether it takes no new pods.
+    pub is_unavailable: bool,
+    /// Memory in use beyond what is allocated.
+    pub other_use: MemMib,
 }
 
 /// A pod that runs or waits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterPod {
     /// `namespace/name`.
     pub name: String,
@@ -51,6 +77,10 @@ pub struct ClusterPod {
     pub gpu: Option<GpuRequest>,
     /// When it was created, in seconds since 1970, if known.
     pub created_unix_seconds: Option<u64>,
+    /// Its priority.
+    pub priority: i32,
+    /// What it holds of the devices of its node, if known, and the isolation it was placed with.
+    pub held: Option<(Vec<(DeviceAt, Demand)>, ConfiguredIsolation)>,
 }
 
 /// How rows are named.
@@ -65,24 +95,14 @@ pub enum Names {
 /// What the format cannot express.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Note {
-    /// A pod requests memory of a GPU.
-    Memory,
-    /// A pod requests more memory than any GPU here has.
-    MemoryTooLarge,
-    /// A pod requests a share of each of several GPUs.
-    SharesOfSeveral,
-    /// A share has more than three decimals.
-    FineShare,
-    /// A pod requests MIG instances or replicas.
-    OtherDevice,
     /// A GPU is in MIG mode.
     MigGpu,
-    /// A GPU is of another model than most of its node.
-    OtherModel,
     /// A node has no GPU.
     NoGpu,
     /// A pod requests no GPU and runs on a node that is not written.
     Elsewhere,
+    /// A pod requests GPUs and runs on a node that is not written.
+    OnOtherNode,
     /// An amount of CPU or host memory that no machine has.
     Absurd,
     /// A name that the format does not allow.
@@ -93,21 +113,10 @@ impl Note {
     /// The note on `count` cases.
     fn text(self) -> &'static str {
         match self {
-            Self::Memory => "pods request GPU memory: written as the share it is of their GPU",
-            Self::MemoryTooLarge => {
-                "pods request more GPU memory than any GPU here has: written as whole GPUs"
-            }
-            Self::SharesOfSeveral => {
-                "pods request a share of each of several GPUs: written as a pod per GPU"
-            }
-            Self::FineShare => "shares have more than three decimals: rounded up",
-            Self::OtherDevice => "pods request MIG instances or replicas: left out",
             Self::MigGpu => "GPUs are cut into MIG instances: left out",
-            Self::OtherModel => {
-                "GPUs have another model than most of their node: written as that model"
-            }
             Self::NoGpu => "nodes without a GPU: left out",
             Self::Elsewhere => "pods without a GPU run on none of the nodes written: left out",
+            Self::OnOtherNode => "pods run on none of the nodes written: written as pods that wait",
             Self::Absurd => "amounts of CPU or memory exceed any machine: cut",
             Self::Name => "names cannot be written: replaced by a number",
         }
@@ -146,14 +155,15 @@ impl Snapshot {
             writer.note(Note::NoGpu, usize::from(node.gpus.is_empty() && node.mig_gpus == 0));
             !node.gpus.is_empty()
         });
-        let by_name: BTreeMap<&str, &ClusterNode> =
-            nodes.iter().map(|node| (node.name.as_str(), node)).collect();
         let begin = pods.iter().filter_map(|pod| pod.created_unix_seconds).min().unwrap_or(0);
-        let mut rows: Vec<TracePod> =
-            pods.iter().flat_map(|pod| writer.pods(pod, &by_name, begin)).collect();
         let mut node_rows: Vec<TraceNode> = nodes.iter().map(|node| writer.node(node)).collect();
         let node_names = node_rows.iter_mut().map(|row| &mut row.name);
         writer.rename(node_names, "node", names);
+        let written = nodes.iter().zip(&node_rows);
+        let written: BTreeMap<&str, &str> =
+            written.map(|(node, row)| (node.name.as_str(), row.name.as_str())).collect();
+        let rows = pods.iter().filter_map(|pod| writer.pod(pod, &written, begin));
+        let mut rows: Vec<TracePod> = rows.collect();
         writer.rename(rows.iter_mut().map(|row| &mut row.name), "pod", names);
         Self { nodes: node_rows, pods: rows, notes: writer.notes }
     }
@@ -163,12 +173,7 @@ impl Snapshot {
     /// # Errors
     /// None that is known: rows are written to memory.
     pub fn nodes_csv(&self) -> Result<Vec<u8>, csv::Error> {
-        let rows = self.nodes.iter().map(|node| {
-            let numbers = [node.cpu_milli, node.memory_mib, u64::from(node.gpus)];
-            let [cpu, memory, gpus] = numbers.map(|number| number.to_string());
-            [node.name.clone(), cpu, memory, gpus, node.model.clone()]
-        });
-        table(["sn", "cpu_milli", "memory_mib", "gpu", "model"], rows)
+        nodes_csv(&self.nodes)
     }
 
     /// The pod file. A pod that still runs or waits has no time of deletion.
@@ -176,39 +181,8 @@ impl Snapshot {
     /// # Errors
     /// None that is known: rows are written to memory.
     pub fn pods_csv(&self) -> Result<Vec<u8>, csv::Error> {
-        let header = [
-            "name",
-            "cpu_milli",
-            "memory_mib",
-            "num_gpu",
-            "gpu_milli",
-            "gpu_spec",
-            "creation_time",
-            "deletion_time",
-        ];
-        let rows = self.pods.iter().map(|pod| {
-            let numbers =
-                [pod.cpu_milli, pod.memory_mib, u64::from(pod.num_gpu), u64::from(pod.gpu_milli)];
-            let [cpu, memory, gpus, milli] = numbers.map(|number| number.to_string());
-            let time = |time: Option<u64>| time.map(|time| time.to_string()).unwrap_or_default();
-            let models = pod.gpu_spec.join("|");
-            let times = (time(pod.creation_time), time(pod.deletion_time));
-            [pod.name.clone(), cpu, memory, gpus, milli, models, times.0, times.1]
-        });
-        table(header, rows)
+        pods_csv(&self.pods)
     }
-}
-
-fn table<const COLUMNS: usize>(
-    header: [&str; COLUMNS],
-    rows: impl Iterator<Item = [String; COLUMNS]>,
-) -> Result<Vec<u8>, csv::Error> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(header)?;
-    for row in rows {
-        writer.write_record(row)?;
-    }
-    writer.into_inner().map_err(|error| error.into_error().into())
 }
 
 /// Writes rows and counts what they cannot say.
@@ -232,100 +206,61 @@ impl Writer {
     }
 
     fn node(&mut self, node: &ClusterNode) -> TraceNode {
-        let mut models: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut models: BTreeMap<String, usize> = BTreeMap::new();
         for gpu in &node.gpus {
-            *models.entry(&gpu.model).or_default() += 1;
+            *models.entry(written_model(&gpu.model)).or_default() += 1;
         }
         let most = models.iter().max_by_key(|(_, gpus)| **gpus);
-        let (model, of_it) = most.map_or(("", 0), |(model, gpus)| (*model, *gpus));
-        self.note(Note::OtherModel, node.gpus.len() - of_it);
+        let model = most.map(|(model, _)| model.clone()).unwrap_or_default();
         let (cpu_milli, memory_mib) = self.host(node.host);
+        let more = more_of_node(node, models.len() > 1);
         TraceNode {
             name: node.name.clone(),
             cpu_milli,
             memory_mib,
             gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
-            model: written_model(model),
+            model,
+            more: (more != MoreOfNode::default()).then(|| Box::new(more)),
         }
     }
 
-    /// The rows of a pod: usually one.
-    fn pods(
+    /// The row of a pod; `None` for one without a GPU on none of the nodes. `nodes` has the names
+    /// that nodes are written with.
+    fn pod(
         &mut self,
         pod: &ClusterPod,
-        nodes: &BTreeMap<&str, &ClusterNode>,
+        nodes: &BTreeMap<&str, &str>,
         begin: u64,
-    ) -> Vec<TracePod> {
+    ) -> Option<TracePod> {
         let (cpu_milli, memory_mib) = self.host(pod.host);
-        let row = TracePod {
+        let node = pod.node.as_deref().and_then(|node| nodes.get(node));
+        if pod.gpu.is_none() && node.is_none() {
+            self.note(Note::Elsewhere, 1);
+            return None;
+        }
+        self.note(Note::OnOtherNode, usize::from(pod.node.is_some() && node.is_none()));
+        let placed = node.zip(pod.held.clone()).map(|(node, (devices, isolation))| {
+            TracePlacement { node: (*node).to_owned(), devices, isolation }
+        });
+        let mut more = MoreOfPod { placed, priority: pod.priority, ..MoreOfPod::default() };
+        let mut row = TracePod {
             name: pod.name.clone(),
             cpu_milli,
             memory_mib,
-            num_gpu: 0,
-            gpu_milli: 0,
-            gpu_spec: Vec::new(),
             creation_time: pod.created_unix_seconds.map(|created| created - begin),
-            deletion_time: None,
+            ..TracePod::default()
         };
-        let Some(request) = &pod.gpu else {
-            let is_here = pod.node.as_deref().is_some_and(|node| nodes.contains_key(node));
-            self.note(Note::Elsewhere, usize::from(!is_here));
-            return if is_here { vec![row] } else { Vec::new() };
-        };
-        let Some(share) = self.share(pod, request, nodes) else { return Vec::new() };
-        let count = request.count.get();
-        let gpu_milli = self.milli(share);
-        let gpu_spec = request.models.names().map(written_model).collect();
-        let row = TracePod { num_gpu: count, gpu_milli, gpu_spec, ..row };
-        if count == 1 || gpu_milli == 1000 {
-            return vec![row];
+        if let Some(request) = &pod.gpu {
+            (row.gpu_milli, more.amount) = written_amount(&request.amount);
+            row.num_gpu = request.count.get();
+            row.gpu_spec = request.models.names().map(written_model).collect();
+            more.isolation = request.isolation;
+            more.limit = request.limit;
+            more.policy = request.policy;
+            more.min_memory = request.min_memory;
         }
-        self.note(Note::SharesOfSeveral, 1);
-        let part = |amount: u64| amount.div_ceil(u64::from(count));
-        let piece = |at: u32| TracePod {
-            name: format!("{}.gpu{at}", pod.name),
-            cpu_milli: part(cpu_milli),
-            memory_mib: part(memory_mib),
-            num_gpu: 1,
-            ..row.clone()
-        };
-        (1..=count).map(piece).collect()
-    }
-
-    /// The share of each GPU that the pod takes; `None` if the format cannot express it.
-    fn share(
-        &mut self,
-        pod: &ClusterPod,
-        request: &GpuRequest,
-        nodes: &BTreeMap<&str, &ClusterNode>,
-    ) -> Option<Share> {
-        let (share, memory) = match &request.amount {
-            Amount::Whole => return Some(Share::WHOLE),
-            Amount::Fraction(share) => return Some(*share),
-            Amount::Memory(memory) => (Share::ZERO, *memory),
-            Amount::FractionAndMemory(share, memory) => (*share, *memory),
-            Amount::MigInstance(_) | Amount::SharedSlot => {
-                self.note(Note::OtherDevice, 1);
-                return None;
-            }
-        };
-        let Some(gpu) = smallest_gpu(pod, request, memory, nodes) else {
-            self.note(Note::MemoryTooLarge, 1);
-            return Some(Share::WHOLE);
-        };
-        // The share includes this much memory anyway.
-        if memory <= share.of(gpu) {
-            return Some(share);
-        }
-        self.note(Note::Memory, 1);
-        Some(share.max(Share::ratio(memory, gpu).unwrap_or(Share::WHOLE)))
-    }
-
-    /// Thousandths of a GPU, rounded up, at least one.
-    fn milli(&mut self, share: Share) -> u32 {
-        let millionths = share.millionths();
-        self.note(Note::FineShare, usize::from(!millionths.is_multiple_of(1000)));
-        u32::try_from(millionths.div_ceil(1000).clamp(1, 1000)).unwrap_or(1000)
+        row.more = (more != MoreOfPod::default()).then(|| Box::new(more));
+        Some(row)
     }
 
     /// Gives rows names that the format allows, no two the same.
@@ -344,20 +279,61 @@ impl Writer {
     }
 }
 
-/// Memory of the smallest GPU that the pod could have: of its node, or of any while it waits.
-fn smallest_gpu(
-    pod: &ClusterPod,
-    request: &GpuRequest,
-    memory: MemMib,
-    nodes: &BTreeMap<&str, &ClusterNode>,
-) -> Option<MemMib> {
-    let own = pod.node.as_deref().and_then(|node| nodes.get(node));
-    let gpus = nodes.values().filter(|node| own.is_none_or(|own| own.name == node.name));
-    gpus.flat_map(|node| &node.gpus)
-        .filter(|gpu| request.models.matches(&ModelName::new(gpu.model.as_str())))
-        .map(|gpu| gpu.memory)
-        .filter(|capacity| *capacity >= memory)
-        .min()
+fn more_of_node(node: &ClusterNode, are_mixed: bool) -> MoreOfNode {
+    let mut more = MoreOfNode { rule: node.rule, ..MoreOfNode::default() };
+    more.gpu_memory = node.gpus.iter().map(|gpu| gpu.memory.max(MemMib::new(1))).collect();
+    if more.gpu_memory.iter().all(|memory| *memory == more.gpu_memory[0]) {
+        more.gpu_memory.truncate(1);
+    }
+    if are_mixed {
+        more.gpu_models = node.gpus.iter().map(|gpu| written_model(&gpu.model)).collect();
+    }
+    let mut note = |at, is_unavailable: bool, other_use: MemMib| {
+        if is_unavailable {
+            more.unavailable.insert(at);
+        }
+        if other_use > MemMib::ZERO {
+            more.other_use.insert(at, other_use);
+        }
+    };
+    for (gpu, found) in (0..).zip(&node.gpus) {
+        note(DeviceAt { gpu, instance: None }, found.is_unavailable, found.other_use);
+        for (at, instance) in (0..).zip(&found.instances) {
+            let at = DeviceAt { gpu, instance: Some(at) };
+            note(at, instance.is_unavailable, instance.other_use);
+        }
+    }
+    if node.gpus.iter().any(|gpu| !gpu.instances.is_empty()) {
+        let written = |instance: &ClusterInstance| TraceInstance {
+            profile: written_profile(&instance.profile),
+            memory: instance.memory.max(MemMib::new(1)),
+        };
+        let of_gpu = |gpu: &ClusterGpu| gpu.instances.iter().map(written).collect();
+        more.instances = node.gpus.iter().map(of_gpu).collect();
+    }
+    more
+}
+
+/// The share in thousandths, and the amount if that does not say all: as it is read again.
+fn written_amount(amount: &Amount) -> (u32, Option<Amount>) {
+    match amount {
+        Amount::Whole => (1000, None),
+        Amount::Fraction(share) if share.millionths().is_multiple_of(1000) => {
+            (milli_up(*share), None)
+        }
+        Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => {
+            (milli_up(*share), Some(amount.clone()))
+        }
+        Amount::Memory(_) | Amount::SharedSlot => (0, Some(amount.clone())),
+        Amount::MigInstance(wanted) => (1000, Some(Amount::MigInstance(written_profile(wanted)))),
+    }
+}
+
+/// A profile with a name that the format allows.
+fn written_profile(known: &MigProfile) -> MigProfile {
+    let legal = |c: &char| profile(&c.to_string()).is_some();
+    let clean: String = known.as_str().chars().filter(legal).take(64).collect();
+    profile(&clean).unwrap_or_else(|| MigProfile::new("unknown"))
 }
 
 fn is_legal(name: &str) -> bool {

@@ -128,7 +128,7 @@ mod tests {
 
     fn node(name: &str, gpus: u32) -> TraceNode {
         let [name, model] = [name, "T4"].map(str::to_owned);
-        TraceNode { name, cpu_milli: 1, memory_mib: 1, gpus, model }
+        TraceNode { name, cpu_milli: 1, memory_mib: 1, gpus, model, more: None }
     }
 
     fn pod(name: &str, num_gpu: u32, gpu_milli: u32) -> TracePod {
@@ -141,6 +141,7 @@ mod tests {
             gpu_spec: Vec::new(),
             creation_time: None,
             deletion_time: None,
+            more: None,
         }
     }
 

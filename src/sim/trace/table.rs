@@ -309,7 +309,7 @@ impl Row<'_> {
         self.check_model(column, self.text(column))
     }
 
-    fn check_model(&self, column: Column, text: &str) -> Result<String, TraceError> {
+    pub(crate) fn check_model(&self, column: Column, text: &str) -> Result<String, TraceError> {
         let legal = |c: char| !c.is_control() && c != '|';
         match text.len() {
             0..=NAME_BYTES_MAX if text.chars().all(legal) => Ok(text.to_owned()),
@@ -333,7 +333,8 @@ impl Row<'_> {
         models.collect()
     }
 
-    fn refuse<T>(&self, column: Column, allowed: impl Display) -> Result<T, TraceError> {
+    /// The error of a value, with what its column allows.
+    pub(crate) fn refuse<T>(&self, column: Column, allowed: impl Display) -> Result<T, TraceError> {
         let shown = self.text(column).chars().take(SHOWN_CHARS_MAX);
         Err(TraceError::Value {
             file: self.file.to_owned(),

@@ -237,7 +237,14 @@ mod tests {
 
     fn node(name: &str, gpus: u32) -> TraceNode {
         let model = String::from("T4");
-        TraceNode { name: name.to_owned(), cpu_milli: 8000, memory_mib: 4096, gpus, model }
+        TraceNode {
+            name: name.to_owned(),
+            cpu_milli: 8000,
+            memory_mib: 4096,
+            gpus,
+            model,
+            more: None,
+        }
     }
 
     fn pod(name: &str, num_gpu: u32, gpu_milli: u32) -> TracePod {
@@ -250,6 +257,7 @@ mod tests {
             gpu_spec: Vec::new(),
             creation_time: None,
             deletion_time: None,
+            more: None,
         }
     }
 

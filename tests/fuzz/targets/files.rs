@@ -4,9 +4,15 @@ use gpupack::agent::node::kubelet::devices;
 use gpupack::agent::processes::pods::{groups_in_cgroup, pod_in_cgroup};
 use gpupack::agent::simulated::fleet::Fleet;
 use gpupack::config::file::Config;
+use gpupack::model::policy::Policy;
 use gpupack::server::history::series::{Moments, read};
+use gpupack::sim::run::placed::{end_of, keep_placements};
+use gpupack::sim::run::policy::SimPolicy;
 use gpupack::sim::snapshot::state::Snapshot;
-use gpupack::sim::trace::read::{parse_nodes, parse_pods, pods_of_unknown_models};
+use gpupack::sim::trace::read::{
+    TraceNode, TracePod, parse_nodes, parse_pods, pods_of_unknown_models, size_up,
+};
+use gpupack::sim::trace::write::pods_csv;
 
 /// The configuration: what is read is the same in another form of YAML, and faults are told.
 pub(crate) fn config(text: &[u8]) {
@@ -37,7 +43,8 @@ pub(crate) fn fleet(text: &[u8]) {
     assert_eq!(devices.iter().collect::<BTreeSet<_>>().len(), devices.len(), "UUIDs are unique");
 }
 
-/// A trace, as nodes or as pods: what is read is written and read alike, and sums are no more than 2^50.
+/// A trace, as nodes or as pods: what is read is written and read alike, sums are no more than 2^50, and a cluster of
+/// these nodes can be made, on which these pods are placed or not.
 pub(crate) fn trace(csv: &[u8]) {
     let (nodes, pods) = (parse_nodes("nodes", csv), parse_pods("pods", csv));
     let (has_nodes, has_pods) = (nodes.is_ok(), pods.is_ok());
@@ -57,6 +64,50 @@ pub(crate) fn trace(csv: &[u8]) {
         assert!(trace.pods.iter().map(|pod| pod.demand_milli()).sum::<u64>() < 1 << 50);
     }
     assert!(pods_of_unknown_models(&trace.nodes, &trace.pods) <= trace.pods.len());
+    let mut pods = trace.pods.clone();
+    size_up(&trace.nodes, &mut pods);
+    assert!(pods.iter().map(|pod| pod.demand_milli()).sum::<u64>() < 1 << 50);
+    // A ledger takes a while: only for what has more than shares.
+    let has_more = trace.nodes.iter().any(|node| node.more.is_some())
+        || trace.pods.iter().any(|pod| pod.more.is_some());
+    if has_more {
+        played(&trace.nodes, pods);
+    }
+}
+
+/// Places pods on nodes; those that name a node of the trace stay there.
+fn played(nodes: &[TraceNode], mut pods: Vec<TracePod>) {
+    // Nodes and pods are never read from one file: the other half is ours.
+    let nodes = if nodes.is_empty() { two_nodes() } else { nodes.to_vec() };
+    if pods.is_empty() {
+        pods = two_pods();
+    }
+    pods.truncate(8);
+    if keep_placements(&nodes, &mut pods).is_err() {
+        pods.iter_mut().for_each(|pod| pod.place(None));
+    }
+    // More kinds of devices than the ledger keeps: told, and no more.
+    let few = &nodes[..nodes.len().min(8)];
+    let policy = SimPolicy::Product(Policy::BinPack);
+    let Ok(end) = end_of(few, &pods, policy, 1) else { return };
+    assert_eq!(end.pods.len(), pods.len());
+    let capacity: u64 = few.iter().map(TraceNode::capacity_milli).sum();
+    assert_eq!(end.free.len() * 1000, usize::try_from(capacity).unwrap());
+    let written = pods_csv(&end.pods).unwrap();
+    let read = parse_pods("end", written.as_slice()).unwrap();
+    assert!(read.iter().zip(&end.pods).all(|(read, pod)| read.placed() == pod.placed()));
+}
+
+fn two_nodes() -> Vec<TraceNode> {
+    let text = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,mig,slots\n\
+        n.1,64000,262144,2,A100,40379,3g.20gb:19968 1g.5gb:4864|,\nn,64000,262144,2,T4,,,4\n";
+    parse_nodes("ours", text.as_bytes()).unwrap()
+}
+
+fn two_pods() -> Vec<TracePod> {
+    let text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib\n\
+        a,100,100,1,250,\nb,100,100,2,,4096\n";
+    parse_pods("ours", text.as_bytes()).unwrap()
 }
 
 /// An answer of Prometheus: only what was asked for, at the moments that were asked for, and no other numbers.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use expect_test::{Expect, expect};
@@ -222,6 +223,102 @@ fn placements_of_pods_are_printed_as_json() {
     assert!(fgd["wait_max"].as_f64() >= fgd["wait_p99"].as_f64());
 }
 
+/// A cluster and pods in all dimensions.
+const MORE_NODES: &str = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,mig,slots,enforcement\n\
+    a,64000,262144,2,NVIDIA A100-SXM4-40GB,40379,3g.20gb 1g.5gb|,,mps\n\
+    l,64000,262144,1,NVIDIA L4,22558,,4,\n";
+const MORE_PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,gpu_memory_mib,mig_profile,\
+    gpu_slots,isolation,limit_milli,priority,node,devices,placed_isolation\n\
+    runs,1000,1024,1,100,,,,,,500,,a,1:4037:100,mps\n\
+    guarded,1000,1024,1,,,16384,,,memory,,,,,\n\
+    slot,1000,1024,1,,,,,1,,,5,,,\n\
+    instance,1000,1024,1,,,,1g.5gb,,,,,,,\n\
+    hard,1000,1024,1,,,10000,,,hardware,,,,,\n\
+    large,1000,1024,1,333.33,,40000,,,,,,,,\n\
+    share,1000,1024,1,125.5,L4,,,,,,,,,\n";
+
+/// `gpupack simulate --as-is` on these files in a folder.
+fn as_is(folder: &Path, nodes: &str, pods: &str, flags: &str) -> Output {
+    for (name, text) in [("nodes.csv", nodes), ("pods.csv", pods), ("other.csv", pods)] {
+        fs::write(folder.join(name), text).expect("a file can be written");
+    }
+    let mut command = command("nodes.csv", "pods.csv", &format!("--as-is {flags}"));
+    command.current_dir(folder).output().expect("the program starts")
+}
+
+#[test]
+fn requests_in_all_dimensions_are_placed_and_the_end_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = "--keep-placements --write-pods end.csv --write-free free.csv --output csv";
+    let flags = format!("--policy binpack {files}");
+    let output = as_is(folder.path(), MORE_NODES, MORE_PODS, &flags);
+    assert_eq!((output.status.code(), text(output.stderr)), (Some(0), String::new()));
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let expected = expect![[r#"
+        name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time,gpu_memory_mib,mig_profile,gpu_slots,isolation,limit_milli,priority,node,devices,placed_isolation
+        runs,1000,1024,1,100,,,,,,,,500,,a,1:4037:100,mps
+        guarded,1000,1024,1,0,,,,16384,,,memory,,,a,1:16384:405.755,mps
+        slot,1000,1024,1,0,,,,,,1,,,5,l,0:5639:250,
+        instance,1000,1024,1,0,,,,,1g.5gb,,,,,a,0.1:4864:1000,hardware
+        hard,1000,1024,1,0,,,,10000,,,hardware,,,a,0.0:19968:1000,hardware
+        large,1000,1024,1,333.33,,,,40000,,,,,,,,
+        share,1000,1024,1,125.5,L4,,,,,,,,,l,0:5639:250,
+    "#]];
+    expected.assert_eq(&read("end.csv"));
+    let expected = expect![[r#"
+        node,device,model,free_memory_mib,free_milli
+        a,0.0,NVIDIA A100-SXM4-40GB,0,0
+        a,0.1,NVIDIA A100-SXM4-40GB,0,0
+        a,1,NVIDIA A100-SXM4-40GB,19958,494.245
+        l,0,NVIDIA L4,11280,500
+    "#]];
+    expected.assert_eq(&read("free.csv"));
+    // What was placed can stay, and then the same is free.
+    let (placed, free) = (read("end.csv"), read("free.csv"));
+    let output = as_is(folder.path(), MORE_NODES, &placed, &flags);
+    assert_eq!((output.status.code(), read("free.csv")), (Some(0), free));
+}
+
+#[test]
+fn faults_of_placements_and_of_ends_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |pods: &str, flags: &str, expected: &Expect| {
+        let output = as_is(folder.path(), MORE_NODES, pods, flags);
+        check_refusal(&output, 2, expected);
+    };
+    let elsewhere = MORE_PODS.replace("a,1:4037:100", "a,1.0:4037:100");
+    check(
+        &elsewhere,
+        "--keep-placements",
+        &expect![[r#"
+        gpupack: --keep-placements: pod `runs`, column `devices`: node `a` has no device `1.0`
+    "#]],
+    );
+    check(
+        MORE_PODS,
+        "--pods other.csv --write-free f.csv",
+        &expect![[r#"
+            gpupack: --write-pods and --write-free write the end of one trace: give --pods once
+        "#]],
+    );
+    check(
+        MORE_PODS,
+        "--bound",
+        &expect![[r#"
+        gpupack: --bound: the bounds know whole GPUs and shares of one GPU only: `guarded` has more in its optional columns
+    "#]],
+    );
+    check(
+        &MORE_PODS.replace(",5,,,\n", ",high,,,\n"),
+        "",
+        &expect![[r#"
+        gpupack: --pods: `pods.csv` line 4, column `priority`: `high` is not allowed, expected a whole number of 32 bits
+    "#]],
+    );
+    let output = simulate("--keep-placements");
+    assert!(text(output.stderr).contains("--as-is"), "it needs the files as they are");
+}
+
 #[test]
 fn pods_without_a_suitable_node_are_counted_and_reported() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +404,7 @@ fn bad_files_are_reported_with_position_and_valid_values() {
         nodes,
         &pods.replace("500", "1500"),
         &expect![[r#"
-            gpupack: --pods: `pods.csv` line 2, column `gpu_milli`: `1500` is not allowed, expected a whole number from 1 to 1000
+            gpupack: --pods: `pods.csv` line 2, column `gpu_milli`: `1500` is not allowed, expected thousandths above 0 up to 1000, with at most three decimals
         "#]],
     );
     check_files(

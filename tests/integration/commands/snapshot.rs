@@ -12,6 +12,8 @@ use axum::Router;
 use axum::extract::Query;
 use axum::response::Json;
 use axum::routing::get;
+use gpupack::hardware::units::MemMib;
+use gpupack::model::request::Amount;
 use gpupack::sim::trace::read::{TraceNode, TracePod, read_nodes, read_pods};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -56,7 +58,7 @@ async fn served(router: Router) -> SocketAddr {
 /// Nodes as `name cpu memory gpus model`.
 fn node_rows(nodes: &[TraceNode]) -> Vec<String> {
     let row = |node: &TraceNode| {
-        let TraceNode { name, cpu_milli, memory_mib, gpus, model } = node;
+        let TraceNode { name, cpu_milli, memory_mib, gpus, model, .. } = node;
         format!("{name} {cpu_milli} {memory_mib} {gpus} {model}")
     };
     nodes.iter().map(row).collect()
@@ -83,7 +85,7 @@ async fn the_ledger_of_an_extender_exports_as_a_trace() {
     };
     for (uid, annotations, node) in [
         ("half", json!({"gpu-fraction": "0.5"}), "gpu-a"),
-        ("mem", json!({"gpu-memory": "20480"}), "gpu-b"),
+        ("mem", json!({"gpu-memory": "20480", "gpupack.dev/gpu-model": "A100|L4"}), "gpu-b"),
         ("pair", json!({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}), "gpu-b"),
     ] {
         bed.filter(queried(uid, annotations, "1500m"), &all).await;
@@ -108,17 +110,40 @@ async fn the_ledger_of_an_extender_exports_as_a_trace() {
         pod_rows(&pods),
         [
             "team.half 1500 2048 1 500 ",
-            "team.mem 1500 2048 1 250 ",
-            "team.pair.gpu1 750 1024 1 250 ",
-            "team.pair.gpu2 750 1024 1 250 ",
+            "team.mem 1500 2048 1 0 A100|L4",
+            "team.pair 1500 2048 2 250 ",
             "team.waits 2000 2048 1 300 B200|H100",
         ]
     );
-    for part in ["1 pods request a share of each", "3 running pods", "wrote 3 nodes and 5 pods"] {
-        assert!(said.contains(part), "{part} in {said}");
-    }
+    assert_eq!(pods[1].request().unwrap().amount, Amount::Memory(MemMib::new(20_480)));
+    assert_eq!(said, "wrote 3 nodes and 4 pods\n");
+    // What is free, read back without any rounding.
+    let free = folder.path().join("free.csv");
+    replayed(&folder, &["--keep-placements", "--write-free", &free.display().to_string()]);
+    let expected = "node,device,model,free_memory_mib,free_milli\n\
+        gpu-a,0,Tesla T4,7680,500\n\
+        gpu-b,0,NVIDIA A100-SXM4-80GB,40960,500\n\
+        gpu-b,1,NVIDIA A100-SXM4-80GB,61440,750\n\
+        gpu-c,0,NVIDIA L4,23034,1000\n";
+    assert_eq!(fs::read_to_string(&free).unwrap(), expected);
     let (nodes, pods, _) = written(&folder, &["--from", &from, "--anonymous"]);
-    assert_eq!((nodes[2].name.as_str(), pods[4].name.as_str()), ("node-3", "pod-5"));
+    assert_eq!((nodes[2].name.as_str(), pods[3].name.as_str()), ("node-3", "pod-4"));
+    assert_eq!(pods[0].placed().unwrap().node, "node-1");
+}
+
+/// `gpupack simulate --as-is` on the files in `folder`: the result as JSON.
+fn replayed(folder: &TempDir, flags: &[&str]) -> Value {
+    let replay = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+        .args(["simulate", "--as-is", "--policy", "fgd", "--output", "json"])
+        .arg("--nodes")
+        .arg(folder.path().join("nodes.csv"))
+        .arg("--pods")
+        .arg(folder.path().join("pods.csv"))
+        .args(flags)
+        .output()
+        .expect("the program starts");
+    let said = String::from_utf8(replay.stderr).expect("the program writes UTF-8");
+    serde_json::from_slice(&replay.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
 /// A demo that ends with the test.
@@ -149,19 +174,25 @@ fn a_demo_can_be_replayed() {
     let folder = tempfile::tempdir().unwrap();
     let (nodes, pods, said) = written(&folder, &["--from", page]);
     assert_eq!(nodes.iter().map(|node| node.gpus).sum::<u32>(), 12);
-    let demand: u64 = pods.iter().map(TracePod::demand_milli).sum();
-    assert!((6_000..=9_000).contains(&demand), "0.6 of 12 GPUs, written as {demand}: {said}");
-    let replay = Command::new(env!("CARGO_BIN_EXE_gpupack"))
-        .args(["simulate", "--as-is", "--policy", "fgd", "--output", "json"])
-        .arg("--nodes")
-        .arg(folder.path().join("nodes.csv"))
-        .arg("--pods")
-        .arg(folder.path().join("pods.csv"))
-        .output()
-        .unwrap();
-    let result: Value = serde_json::from_slice(&replay.stdout).unwrap();
+    assert!(pods.len() > 6, "0.6 of 12 GPUs: {said}");
+    let result = replayed(&folder, &[]);
     // The one that waits accepts only models that the demo has not.
     assert_eq!(result["results"][0]["lost"], 1, "{result}");
+    // Pods that stay where they are have in the replay what they have in the demo.
+    let free = folder.path().join("free.csv");
+    let end = folder.path().join("end.csv");
+    let (free_file, end_file) = (free.display().to_string(), end.display().to_string());
+    let kept = ["--keep-placements", "--write-free", &free_file, "--write-pods", &end_file];
+    assert_eq!(replayed(&folder, &kept)["results"][0]["lost"], 1);
+    let rows = fs::read_to_string(&free).unwrap();
+    assert_eq!(rows.lines().count(), 13, "{rows}");
+    let again = read_pods(&end).unwrap();
+    let place = |pod: &TracePod| (pod.name.clone(), pod.placed().cloned());
+    let mut placed: Vec<_> = pods.iter().map(place).collect();
+    let mut ended: Vec<_> = again.iter().map(place).collect();
+    placed.sort();
+    ended.sort();
+    assert_eq!(placed, ended, "what waits fits nowhere, and no other pod has moved");
 }
 
 /// An API server with two pages of nodes and one of pods.
@@ -187,6 +218,7 @@ fn api_server() -> Router {
     };
     let mut early = pod("early", json!({"gpu-memory": "10000"}), json!("a"), "Running");
     early["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
+    early["spec"]["priority"] = 7.into();
     let pods = json!([
         pod("waits", json!({"gpu-fraction": "0.5"}), Value::Null, "Pending"),
         pod("over", json!({"gpu-fraction": "0.5"}), json!("a"), "Succeeded"),
@@ -229,11 +261,12 @@ async fn the_api_server_has_all_facts_but_mig() {
     assert_eq!(node_rows(&nodes), ["a 32000 131072 2 NVIDIA-A100"]);
     assert_eq!(
         pod_rows(&pods),
-        ["t.early 1000 0 1 250 ", "t.daemon 1000 0 0 0 ", "t.waits 1000 0 1 500 "]
+        ["t.early 1000 0 1 0 ", "t.daemon 1000 0 0 0 ", "t.waits 1000 0 1 500 "]
     );
+    assert_eq!(pods[0].request().unwrap().amount, Amount::Memory(MemMib::new(10_000)));
+    assert_eq!((pods[0].priority(), pods[0].placed()), (7, None));
     assert_eq!((pods[0].creation_time, pods[2].creation_time), (Some(0), Some(10)));
-    for part in ["1 pods request GPU memory", "7 GPUs are cut", "1 nodes without", "1 pods without"]
-    {
+    for part in ["7 GPUs are cut", "1 nodes without", "1 pods without"] {
         assert!(said.contains(part), "{part} in {said}");
     }
     assert!(said.contains("1 pods with a rejected GPU request"), "{said}");

@@ -31,7 +31,7 @@ fn pod_row(pod: &TracePod) -> String {
 
 /// A node without the part of its name that differs between a trace and a recorded workload.
 fn node_row(node: &TraceNode) -> String {
-    let TraceNode { name, cpu_milli, memory_mib, gpus, model } = node;
+    let TraceNode { name, cpu_milli, memory_mib, gpus, model, .. } = node;
     let serial = name.rsplit('-').next().unwrap_or_default();
     format!("{serial},{cpu_milli},{memory_mib},{gpus},{model}")
 }

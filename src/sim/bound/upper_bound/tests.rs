@@ -13,6 +13,7 @@ fn nodes(texts: &[&str]) -> Vec<TraceNode> {
             cpu_milli: parts[1].parse().unwrap(),
             memory_mib: parts[2].parse().unwrap(),
             model: parts[3].to_owned(),
+            more: None,
         }
     };
     texts.iter().enumerate().map(node).collect()
@@ -31,6 +32,7 @@ fn pods(texts: &[&str]) -> Vec<TracePod> {
             gpu_spec: parts[4..].iter().map(|model| (*model).to_owned()).collect(),
             creation_time: None,
             deletion_time: None,
+            more: None,
         }
     };
     texts.iter().enumerate().map(pod).collect()

@@ -1,8 +1,9 @@
 use super::*;
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
+use crate::sim::run::placed::{end_of, keep_placements};
 use crate::sim::trace::churn::{NodeOrder, churn};
-use crate::sim::trace::read::TraceNode;
+use crate::sim::trace::read::{TraceNode, parse_nodes, parse_pods, size_up};
 
 fn node(name: &str, gpus: u32, model: &str) -> TraceNode {
     TraceNode {
@@ -11,6 +12,7 @@ fn node(name: &str, gpus: u32, model: &str) -> TraceNode {
         memory_mib: 8192,
         gpus,
         model: model.to_owned(),
+        more: None,
     }
 }
 
@@ -26,6 +28,7 @@ fn pod(name: usize, text: &str) -> TracePod {
         gpu_spec: parts[3..].iter().map(|model| (*model).to_owned()).collect(),
         creation_time: None,
         deletion_time: None,
+        more: None,
     }
 }
 
@@ -159,6 +162,100 @@ fn the_oldest_fitting_pod_is_first_and_larger_ones_do_not_block_it() {
     let (run, node_state) = timed(&nodes, &pods, Overflow::Queued);
     assert_eq!((run.all.still_waiting, run.all.waits.max), (1, 94));
     assert_eq!(node_state[0].reservations().len(), 2);
+}
+
+/// The same file through the reader, so that it may have optional columns.
+fn read(nodes: &str, pods: &str) -> (Vec<TraceNode>, Vec<TracePod>) {
+    let nodes = parse_nodes("n.csv", nodes.as_bytes()).unwrap();
+    let mut pods = parse_pods("p.csv", pods.as_bytes()).unwrap();
+    size_up(&nodes, &mut pods);
+    (nodes, pods)
+}
+
+#[test]
+fn waiting_pods_get_room_by_priority_and_then_by_age() {
+    let (nodes, pods) = read(
+        "sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,1,T4\n",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,priority\n\
+         first,1,1,1,1000,\nlow,1,1,1,1000,-1\nold,1,1,1,1000,0\nyoung,1,1,1,1000,0\n\
+         high,1,1,1,1000,100\n",
+    );
+    let arrival = |pod| Arrival { pod, at: u64::try_from(pod).unwrap(), stays: Some(10) };
+    let schedule =
+        Schedule { arrivals: (0..5).map(arrival).collect(), window: 0..60, unit: TimeUnit::Second };
+    let cluster = SimCluster::new(&nodes, &pods, SimPolicy::BestFit, 1, 0).unwrap();
+    let mut replay = Replay::new(cluster, &pods, &schedule, Overflow::Queued, Order::default());
+    replay.play(|_| {});
+    assert_eq!(replay.watcher.0, ["first", "high", "old", "young", "low"]);
+}
+
+/// The names of the pods in the order in which they were placed.
+#[derive(Default)]
+struct Order(Vec<String>);
+
+impl Watcher for Order {
+    fn arrive(&mut self, _pod: &TracePod, _is_placed: bool, _cluster: &SimCluster) {}
+
+    fn start(&mut self, pod: &TracePod, _since: u64, _seat: Seat) {
+        self.0.push(pod.name.clone());
+    }
+}
+
+#[test]
+fn memory_instances_and_slots_are_placed_and_counted_by_what_they_take() {
+    let (nodes, pods) = read(
+        "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,mig,slots\n\
+         a,8000,8192,1,T4,10000,,\n\
+         b,8000,8192,1,L4,20000,,4\n\
+         c,8000,8192,1,NVIDIA A100,40379,3g.20gb:19968 1g.5gb:4864,\n",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,mig_profile,gpu_slots\n\
+         memory,1,1,1,,9000,,\n\
+         large,1,1,1,,11000,,\n\
+         slot,1,1,1,,,,1\n\
+         none,1,1,1,,,,1\n\
+         part,1,1,1,,,3g.20gb,\n\
+         small,1,1,1,,,1g.5gb,\n\
+         again,1,1,1,,,1g.5gb,\n",
+    );
+    let binpack = SimPolicy::Product(Policy::BinPack);
+    let end = end_of(&nodes, &pods, binpack, 1).unwrap();
+    let place = |pod: &TracePod| {
+        let placed = pod.placed()?;
+        let (at, demand) = placed.devices[0];
+        Some(format!("{} {at} {}", placed.node, demand.share.millionths()))
+    };
+    let placed: Vec<_> = end.pods.iter().map(|pod| place(pod).unwrap_or_default()).collect();
+    // 11,000 MiB of 20,000 are three slots of 5,000.
+    let expected =
+        ["a 0 900000", "b 0 750000", "b 0 250000", "", "c 0.0 1000000", "c 0.1 1000000", ""];
+    assert_eq!(placed, expected);
+    let free: Vec<_> = end.free.iter().map(|it| (it.free.memory.mib(), it.free.share)).collect();
+    let share = Share::from_millionths;
+    let expected = [(1000, share(100_000)), (0, share(0)), (0, share(0)), (0, share(0))];
+    assert_eq!(free, expected);
+    let run = replay(&Workload::as_is(nodes, pods), binpack, 1, 0, |_| {}).unwrap();
+    assert_eq!((run.arrivals, run.lost, run.curve.last()), (7, 2, 97.5), "3.9 of 4 devices");
+}
+
+#[test]
+fn a_pod_that_stays_where_it_is_must_have_its_device_there() {
+    let node = "sn,cpu_milli,memory_mib,gpu,model,mig\na,1,1,2,T4,1g.5gb:100|\n";
+    let fault = |place: &str| {
+        let pod = format!(
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,node,devices\n\
+             w,1,1,1,5,,\np,1,1,1,500,{place}\n"
+        );
+        let (nodes, mut pods) = read(node, &pod);
+        keep_placements(&nodes, &mut pods).map(|()| pods[0].name.clone())
+    };
+    assert_eq!(fault("a,0.0:100:1000"), Ok("p".to_owned()), "it comes first");
+    assert_eq!(fault("a,1:100:1"), Ok("p".to_owned()));
+    let told = |place: &str| fault(place).unwrap_err().to_string();
+    assert_eq!(told("b,0:1:1"), "pod `p`, column `node`: the node file has no node `b`");
+    for device in ["0", "0.1", "1.0", "2"] {
+        let expected = format!("pod `p`, column `devices`: node `a` has no device `{device}`");
+        assert_eq!(told(&format!("a,{device}:1:1")), expected);
+    }
 }
 
 #[test]

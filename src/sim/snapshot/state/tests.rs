@@ -1,8 +1,11 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::hardware::device::{MigProfile, ModelFilter};
-use crate::hardware::units::MilliCpu;
+use crate::hardware::device::ModelFilter;
+use crate::hardware::pool::{Enforcement, InstanceUse, Replicas};
+use crate::hardware::units::{MilliCpu, Share};
+use crate::model::policy::Policy;
+use crate::model::request::{Isolation, Limit};
 use crate::sim::trace::read::{parse_nodes, parse_pods};
 
 fn host(cpu_milli: u64, memory_mib: u64) -> HostAmount {
@@ -13,9 +16,10 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
     let gpu = |(model, mib): &(&str, u64)| ClusterGpu {
         model: (*model).to_owned(),
         memory: MemMib::new(*mib),
+        ..ClusterGpu::default()
     };
     let gpus = gpus.iter().map(gpu).collect();
-    ClusterNode { name: name.to_owned(), host: host(64_000, 256_000), gpus, mig_gpus: 0 }
+    ClusterNode { name: name.to_owned(), host: host(64_000, 256_000), gpus, ..Default::default() }
 }
 
 fn pod(name: &str, node: Option<&str>, gpu: Option<GpuRequest>) -> ClusterPod {
@@ -24,7 +28,7 @@ fn pod(name: &str, node: Option<&str>, gpu: Option<GpuRequest>) -> ClusterPod {
         node: node.map(str::to_owned),
         host: host(2001, 4096),
         gpu,
-        created_unix_seconds: None,
+        ..ClusterPod::default()
     }
 }
 
@@ -40,65 +44,103 @@ fn several(amount: Amount, count: u32) -> Option<GpuRequest> {
     Some(GpuRequest::several(amount, NonZeroU32::new(count).unwrap()))
 }
 
-/// Rows as `name cpu num_gpu gpu_milli`.
-fn rows(snapshot: &Snapshot) -> Vec<String> {
-    let row = |pod: &TracePod| {
-        format!("{} {} {} {}", pod.name, pod.cpu_milli, pod.num_gpu, pod.gpu_milli)
-    };
-    snapshot.pods.iter().map(row).collect()
+/// Rows as the file has them, without those of `name,cpu,memory`.
+fn rows(snapshot: &Snapshot) -> String {
+    let text = String::from_utf8(snapshot.pods_csv().unwrap()).unwrap();
+    let row = |line: &str| line.splitn(4, ',').last().unwrap_or_default().to_owned();
+    text.lines().map(row).collect::<Vec<_>>().join("\n")
 }
 
-fn check(pod: ClusterPod, expected: &[&str], notes: &[Note]) {
+fn check(pod: ClusterPod, expected: &str, notes: &[Note]) {
     let nodes =
         vec![node("a", &[("L4", 20_000)]), node("b", &[("H100", 80_000), ("H100", 80_000)])];
-    let snapshot = Snapshot::of(nodes, vec![pod], Names::Kept);
-    assert_eq!(rows(&snapshot), expected);
-    assert_eq!(snapshot.notes.keys().copied().collect::<Vec<_>>(), notes, "{expected:?}");
+    let snapshot = Snapshot::of(nodes, vec![pod.clone()], Names::Kept);
+    assert_eq!(snapshot.notes.keys().copied().collect::<Vec<_>>(), notes, "{expected}");
+    if expected.is_empty() {
+        assert_eq!(snapshot.pods, []);
+        return;
+    }
+    assert_eq!(rows(&snapshot), format!("num_gpu,gpu_milli,gpu_spec,{expected}"));
+    let read = parse_pods("p.csv", snapshot.pods_csv().unwrap().as_slice()).unwrap();
+    let request = read[0].request();
+    assert_eq!(request, pod.gpu.map(|gpu| GpuRequest { container: None, ..gpu }), "{expected}");
 }
 
 #[test]
-fn expressible_requests_are_written_unchanged() {
-    check(pod("t/p", None, one(fraction(250_000))), &["t.p 2001 1 250"], &[]);
-    check(pod("t/p", Some("b"), several(Amount::Whole, 2)), &["t.p 2001 2 1000"], &[]);
-    check(pod("t/p", Some("b"), several(fraction(1_000_000), 2)), &["t.p 2001 2 1000"], &[]);
-    check(pod("t/p", Some("a"), None), &["t.p 2001 0 0"], &[]);
-}
-
-#[test]
-fn inexpressible_requests_become_the_nearest_one_and_are_counted() {
+fn every_request_is_written_as_it_is() {
+    let plain = "creation_time,deletion_time\n";
+    let only = |row: &str| format!("{plain}{row}");
+    check(pod("t/p", None, one(fraction(250_000))), &only("1,250,,,"), &[]);
+    check(pod("t/p", Some("b"), several(Amount::Whole, 2)), &only("2,1000,,,"), &[]);
+    check(pod("t/p", Some("a"), None), &only("0,0,,,"), &[]);
+    check(pod("p", Some("b"), several(fraction(500_000), 2)), &only("2,500,,,"), &[]);
+    check(pod("p", None, one(fraction(10))), &only("1,0.01,,,"), &[]);
+    let with = |column: &str, row: &str| format!("creation_time,deletion_time,{column}\n{row}");
     let memory = |mib| one(Amount::Memory(MemMib::new(mib)));
-    check(pod("p", Some("b"), memory(20_000)), &["p 2001 1 250"], &[Note::Memory]);
-    check(pod("p", None, memory(10_000)), &["p 2001 1 500"], &[Note::Memory]);
-    check(pod("p", None, memory(20_001)), &["p 2001 1 251"], &[Note::Memory, Note::FineShare]);
-    check(pod("p", None, memory(90_000)), &["p 2001 1 1000"], &[Note::MemoryTooLarge]);
-    let both = |share, mib| {
-        one(Amount::FractionAndMemory(Share::from_millionths(share), MemMib::new(mib)))
+    check(pod("p", Some("b"), memory(20_001)), &with("gpu_memory_mib", "1,0,,,,20001"), &[]);
+    check(pod("p", None, memory(90_000)), &with("gpu_memory_mib", "1,0,,,,90000"), &[]);
+    let both = Amount::FractionAndMemory(Share::from_millionths(500_000), MemMib::new(15_000));
+    check(pod("p", Some("a"), one(both)), &with("gpu_memory_mib", "1,500,,,,15000"), &[]);
+    let mig = several(Amount::MigInstance(MigProfile::new("1g.10gb+me")), 3);
+    check(pod("p", None, mig), &with("mig_profile", "3,0,,,,1g.10gb+me"), &[]);
+    check(pod("p", None, one(Amount::SharedSlot)), &with("gpu_slots", "1,0,,,,1"), &[]);
+    let request = GpuRequest {
+        isolation: Isolation::Memory,
+        limit: Some(Limit::Memory(MemMib::new(900))),
+        policy: Some(Policy::Spread),
+        min_memory: MemMib::new(64),
+        container: Some("main".into()),
+        ..memory(800).unwrap()
     };
-    check(pod("p", Some("a"), both(500_000, 10_000)), &["p 2001 1 500"], &[]);
-    check(pod("p", Some("a"), both(500_000, 15_000)), &["p 2001 1 750"], &[Note::Memory]);
-    check(pod("p", None, one(fraction(1))), &["p 2001 1 1"], &[Note::FineShare]);
-    check(
-        pod("p", Some("b"), several(fraction(500_000), 2)),
-        &["p.gpu1 1001 1 500", "p.gpu2 1001 1 500"],
-        &[Note::SharesOfSeveral],
-    );
-    let mig = one(Amount::MigInstance(MigProfile::new("1g.10gb")));
-    check(pod("p", None, mig), &[], &[Note::OtherDevice]);
-    check(pod("p", None, one(Amount::SharedSlot)), &[], &[Note::OtherDevice]);
-    check(pod("p", Some("elsewhere"), None), &[], &[Note::Elsewhere]);
-    check(pod("p", None, None), &[], &[Note::Elsewhere]);
+    let important = ClusterPod { priority: -5, ..pod("p", None, Some(request)) };
+    let columns =
+        "gpu_memory_mib,isolation,limit_gpu_memory_mib,policy,min_gpu_memory_mib,priority";
+    check(important, &with(columns, "1,0,,,,800,memory,900,spread,64,-5"), &[]);
+    let demand = Demand { memory: MemMib::new(20_003), share: Share::from_millionths(250_037) };
+    let at = |gpu| DeviceAt { gpu, instance: None };
+    let held = Some((vec![(at(0), demand), (at(1), demand)], ConfiguredIsolation::Driver));
+    let placed = ClusterPod { held, ..pod("p", Some("b"), several(fraction(250_000), 2)) };
+    let columns = "node,devices,placed_isolation";
+    let row = "2,250,,,,b,0:20003:250.037|1:20003:250.037,driver";
+    check(placed, &with(columns, row), &[]);
+}
+
+#[test]
+fn what_the_format_does_not_have_is_counted() {
+    check(pod("p", Some("elsewhere"), None), "", &[Note::Elsewhere]);
+    check(pod("p", None, None), "", &[Note::Elsewhere]);
+    let elsewhere = pod("p", Some("elsewhere"), one(fraction(500_000)));
+    check(elsewhere, "creation_time,deletion_time\n1,500,,,", &[Note::OnOtherNode]);
+    let held = Some((Vec::new(), ConfiguredIsolation::None));
+    let lost = ClusterPod { held, ..pod("p", Some("a"), one(fraction(500_000))) };
+    check(lost, "creation_time,deletion_time,node\n1,500,,,,a", &[]);
     let mut huge = pod("p", Some("a"), None);
     huge.host = host(1 << 40, 1);
-    check(huge, &["p 10000000 0 0"], &[Note::Absurd]);
+    check(huge, "creation_time,deletion_time\n0,0,,,", &[Note::Absurd]);
 }
 
 #[test]
-fn memory_is_judged_by_accepted_models_only() {
-    let request = GpuRequest {
-        models: ModelFilter::new(["H100"]),
-        ..GpuRequest::one(Amount::Memory(MemMib::new(20_000)))
+fn devices_are_written_one_by_one() {
+    let instance = |profile: &str, mib, other_use| ClusterInstance {
+        profile: MigProfile::new(profile),
+        memory: MemMib::new(mib),
+        is_unavailable: mib == 4864,
+        other_use: MemMib::new(other_use),
     };
-    check(pod("p", None, Some(request)), &["p 2001 1 250"], &[Note::Memory]);
+    let mut cut = node("m", &[("A100", 40_379), ("A100", 40_379), ("T4", 14_910)]);
+    cut.gpus[1].instances = vec![instance("3g.20gb", 19_968, 7), instance("1g.5gb", 4864, 0)];
+    cut.gpus[2].other_use = MemMib::new(12);
+    cut.rule.instances = InstanceUse::Shared;
+    cut.rule.enforcement = Enforcement::Mps;
+    cut.rule.replicas = Replicas::new(4);
+    let snapshot = Snapshot::of(vec![cut], Vec::new(), Names::Kept);
+    let text = String::from_utf8(snapshot.nodes_csv().unwrap()).unwrap();
+    let expected = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,gpu_models,mig,slots,\
+         mig_instances,enforcement,unavailable,other_use_mib\n\
+         m,64000,256000,3,A100,40379|40379|14910,A100|A100|T4,|3g.20gb:19968 1g.5gb:4864|,4,\
+         shared,mps,1.1,1.0:7|2:12\n";
+    assert_eq!(text, expected);
+    assert_eq!(parse_nodes("n.csv", text.as_bytes()).unwrap(), snapshot.nodes);
 }
 
 #[test]
@@ -112,9 +154,11 @@ fn nodes_without_gpus_are_left_out_and_mixed_ones_get_the_main_model() {
         memory_mib: 256_000,
         gpus: 3,
         model: "A 10".to_owned(),
+        more: snapshot.nodes[0].more.clone(),
     };
     assert_eq!(snapshot.nodes, [expected]);
-    let notes = BTreeMap::from([(Note::MigGpu, 2), (Note::OtherModel, 1), (Note::NoGpu, 1)]);
+    assert_eq!(snapshot.nodes[0].more.as_ref().unwrap().gpu_models, ["L4", "A 10", "A 10"]);
+    let notes = BTreeMap::from([(Note::MigGpu, 2), (Note::NoGpu, 1)]);
     assert_eq!(snapshot.notes, notes);
 }
 

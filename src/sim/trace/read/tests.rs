@@ -2,6 +2,11 @@ use std::error::Error;
 use std::fs;
 
 use super::*;
+use crate::hardware::device::{Health, MigProfile};
+use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
+use crate::model::policy::Policy;
+use crate::model::request::{Isolation, Limit};
+use crate::sim::trace::write::{nodes_csv, pods_csv};
 
 const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
                     creation_time,deletion_time,scheduled_time\n";
@@ -27,6 +32,7 @@ fn pods_are_read_in_the_order_of_the_file() {
         gpu_spec: ["T4", "P100", "T4"].map(str::to_owned).to_vec(),
         creation_time: Some(5),
         deletion_time: Some(12_537_496),
+        more: None,
     };
     let cpu_only = TracePod {
         name: "a".to_owned(),
@@ -37,6 +43,7 @@ fn pods_are_read_in_the_order_of_the_file() {
         gpu_spec: Vec::new(),
         creation_time: Some(7),
         deletion_time: None,
+        more: None,
     };
     assert_eq!((shared.demand_milli(), cpu_only.demand_milli()), (460, 0));
     assert_eq!(read, [shared, cpu_only]);
@@ -151,10 +158,11 @@ fn a_bad_row_is_reported_with_line_column_value_and_valid_values() {
         ("p,1,1,0,5,,,,,,", "`gpu_milli`: `5` is not allowed, expected 0"),
         (
             "p,1,1,1,0,,,,,,",
-            "`gpu_milli`: `0` is not allowed, expected a whole number from 1 to 1000",
+            "`gpu_milli`: `0` is not allowed, expected thousandths above 0 up to 1000, with at most",
         ),
         ("p,1,1,1,1001,,,,,,", "`gpu_milli`: `1001`"),
-        ("p,1,1,2,500,,,,,,", "`gpu_milli`: `500` is not allowed, expected 1000"),
+        ("p,1,1,1,,,,,,,", "`gpu_milli`: ``"),
+        ("p,1,1,1,1.0001,,,,,,", "`gpu_milli`: `1.0001`"),
         ("p,1,1,1,1,T4||P4,,,,,", "`gpu_spec`: `T4||P4` is not allowed, expected GPU models"),
         ("p,1,1,1,1,T\u{7}4,,,,,", "`gpu_spec`: `T\\u{7}4`"),
         ("p,1,1,1,1,,,,soon,,", "`creation_time`: `soon`"),
@@ -172,6 +180,175 @@ fn a_bad_row_is_reported_with_line_column_value_and_valid_values() {
     let expected = "`n.csv` line 2, column `model`: `a|b` is not allowed, expected at most 253 \
                     bytes without `|` or control characters";
     assert_eq!(refused.unwrap_err().to_string(), expected);
+}
+
+const MORE_PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,mig_profile,\
+    gpu_slots,isolation,limit_milli,limit_gpu_memory_mib,policy,min_gpu_memory_mib,priority,node,\
+    devices,placed_isolation\n";
+
+const MORE_NODES: &str = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,gpu_models,mig,slots,\
+    mig_instances,enforcement,unavailable,other_use_mib\n";
+
+#[test]
+fn pods_request_in_all_dimensions() {
+    let rows = [
+        "plain,1,1,1,250,,,,,,,,,,,,",
+        "fine,1,1,1,333.33,,,,none,500,,,,,,,",
+        "several,1,1,3,500,,,,,,,,,,,,",
+        "memory,1,1,1,,8192,,,memory,,12288,,,,,,",
+        "both,1,1,2,250,10240,,,,1000,,,,,,,",
+        "mig,1,1,2,0,,3g.20gb,,,,,,,,,,",
+        "slot,1,1,1,0,,,1,,,,,,,,,",
+        "rest,1,1,1,1000,0,,0,hardware,,,spread,64,-7,,,",
+        "placed,1,1,2,100,,,,,,,,,,n.1,0:1536:100|1.2:9728:1000,mps",
+        "host,1,1,0,0,,,,,,,,,9,n.1,,",
+    ];
+    let text = format!("{MORE_PODS}{}\n", rows.join("\n"));
+    let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
+    let share = Share::from_millionths;
+    let mib = crate::hardware::units::MemMib::new;
+    let requests: Vec<_> = read.iter().map(|pod| pod.request().map(|it| it.amount)).collect();
+    let expected = [
+        Some(Amount::Fraction(share(250_000))),
+        Some(Amount::Fraction(share(333_330))),
+        Some(Amount::Fraction(share(500_000))),
+        Some(Amount::Memory(mib(8192))),
+        Some(Amount::FractionAndMemory(share(250_000), mib(10_240))),
+        Some(Amount::MigInstance(MigProfile::new("3g.20gb"))),
+        Some(Amount::SharedSlot),
+        Some(Amount::Whole),
+        Some(Amount::Fraction(share(100_000))),
+        None,
+    ];
+    assert_eq!(requests, expected);
+    assert_eq!(read.iter().filter(|pod| pod.more.is_none()).count(), 2, "plain and several");
+    let limits: Vec<_> = read.iter().map(|pod| pod.request().and_then(|it| it.limit)).collect();
+    assert_eq!(limits[1], Some(Limit::Fraction(share(500_000))));
+    assert_eq!(limits[3], Some(Limit::Memory(mib(12_288))));
+    let rest = read[7].request().unwrap();
+    assert_eq!((rest.isolation, rest.policy), (Isolation::Hardware, Some(Policy::Spread)));
+    assert_eq!((rest.min_memory, read[7].priority(), read[9].priority()), (mib(64), -7, 9));
+    let placed = read[8].placed().unwrap();
+    assert_eq!((placed.node.as_str(), placed.isolation), ("n.1", ConfiguredIsolation::Mps));
+    let [whole, part] = placed.devices[..] else { panic!("{placed:?}") };
+    assert_eq!((whole.0.to_string(), whole.1.share), ("0".to_owned(), share(100_000)));
+    assert_eq!((part.0.to_string(), part.1.memory), ("1.2".to_owned(), mib(9728)));
+    assert_eq!(parse_pods("again", pods_csv(&read).unwrap().as_slice()).unwrap(), read);
+}
+
+#[test]
+fn nodes_have_memory_instances_and_the_rules_of_their_pool() {
+    let rows = [
+        "plain,1,1,2,T4,,,,,,,,",
+        "memory,1,1,2,T4,14910,,,,,,,",
+        "mixed,1,1,2,T4,14910|40379,T4|A100,,,,,1,0:12|1:1",
+        "cut,1,1,2,NVIDIA A100-SXM4-40GB,40379,,3g.20gb 1g.5gb:4800|,,shared,mps,0.1,0.0:5",
+        "slots,1,1,1,L4,22558,,,4,whole,none,,",
+    ];
+    let text = format!("{MORE_NODES}{}\n", rows.join("\n"));
+    let read = parse_nodes("nodes.csv", text.as_bytes()).unwrap();
+    assert_eq!(read[0].more, None);
+    let capacity: Vec<u64> = read.iter().map(TraceNode::capacity_milli).collect();
+    assert_eq!(capacity, [2000, 2000, 2000, 3000, 1000]);
+    let devices = |at: usize| read[at].devices(0).unwrap();
+    let memory = |at: usize| -> Vec<u64> {
+        devices(at).iter().map(|it| it.device.capacity().mib()).collect()
+    };
+    assert_eq!((memory(0), memory(1)), (vec![15_360; 2], vec![14_910; 2]));
+    assert_eq!((memory(2), memory(3)), (vec![14_910, 40_379], vec![40_960, 19_968, 4800, 40_379]));
+    let [_, part, small, other] = &devices(3)[..] else { panic!("{:?}", devices(3)) };
+    assert_eq!([part, small, other].map(|it| it.at.to_string()), ["0.0", "0.1", "1"]);
+    assert_eq!((part.device.health, small.device.health), (Health::Healthy, Health::Unhealthy));
+    assert_eq!(devices(2)[1].device.model.as_str(), "A100");
+    assert!(read[3].has_device(small.at) && read[3].has_device(other.at));
+    assert!(!read[3].has_device(DeviceAt { gpu: 0, instance: None }), "a GPU in MIG mode");
+    let rules: Vec<PoolRule> = read.iter().map(TraceNode::rule).collect();
+    assert_eq!(rules[4].replicas.map(|slots| slots.count()), Some(4));
+    assert_eq!((rules[3].instances, rules[3].enforcement), (InstanceUse::Shared, Enforcement::Mps));
+    assert_eq!(parse_nodes("again", nodes_csv(&read).unwrap().as_slice()).unwrap(), read);
+}
+
+#[test]
+fn a_bad_optional_value_is_reported_with_line_column_and_fix() {
+    for (row, expected) in [
+        ("p,1,1,0,0,5,,,,,,,,,,,", "`gpu_memory_mib`: `5` is not allowed, expected nothing, as"),
+        ("p,1,1,0,0,,,,,,,spread,,,,,", "`policy`: `spread` is not allowed, expected nothing"),
+        ("p,1,1,1,,-1,,,,,,,,,,,", "`gpu_memory_mib`: `-1` is not allowed, expected MiB from 0"),
+        ("p,1,1,1,500,,1g.5gb,,,,,,,,,,", "`mig_profile`: `1g.5gb` is not allowed, expected a"),
+        ("p,1,1,1,0,,1g 5gb,,,,,,,,,,", "`mig_profile`: `1g 5gb` is not allowed, expected the"),
+        ("p,1,1,2,0,,,1,,,,,,,,,", "`gpu_slots`: `1` is not allowed, expected `1`, with"),
+        ("p,1,1,1,0,,,2,,,,,,,,,", "`gpu_slots`: `2`"),
+        ("p,1,1,1,9,,,,full,,,,,,,,", "`isolation`: `full` is not allowed, expected `none`, `me"),
+        ("p,1,1,1,500,,,,,400,,,,,,,", "`limit_milli`: `400` is not allowed, expected thousandt"),
+        ("p,1,1,1,,500,,,,900,,,,,,,", "`limit_milli`: `900`"),
+        ("p,1,1,1,500,,,,,,400,,,,,,", "`limit_gpu_memory_mib`: `400` is not allowed, expected"),
+        ("p,1,1,1,5,9,,,,9,9,,,,,,", "`limit_milli`: `9` is not allowed, expected nothing beside"),
+        ("p,1,1,1,5,,,,,,,best,,,,,", "`policy`: `best` is not allowed, expected `binpack`, `s"),
+        ("p,1,1,1,5,,,,,,,,x,,,,", "`min_gpu_memory_mib`: `x`"),
+        ("p,1,1,1,5,,,,,,,,,+1,,,", "`priority`: `+1` is not allowed, expected a whole number of"),
+        ("p,1,1,1,5,,,,,,,,,2147483648,,,", "`priority`: `2147483648`"),
+        ("p,1,1,1,5,,,,,,,,,,,0:1:1,", "`devices`: `0:1:1` is not allowed, expected nothing wit"),
+        ("p,1,1,1,5,,,,,,,,,,n,0:1:1|0:1:1,", "`devices`: `0:1:1|0:1:1` is not allowed, expec"),
+        ("p,1,1,1,5,,,,,,,,,,n,0:1:1,x", "`placed_isolation`: `x` is not allowed, expected `no"),
+    ] {
+        let text = format!("{MORE_PODS}{row}\n");
+        let refused = parse_pods("p.csv", text.as_bytes()).unwrap_err().to_string();
+        let expected = format!("`p.csv` line 2, column {expected}");
+        assert!(refused.starts_with(&expected), "{refused}\ninstead of\n{expected}");
+    }
+    let many = vec!["1g.5gb"; 257].join(" ");
+    for (row, expected) in [
+        ("n,1,1,0,,5,,,,,,,", "`gpu_memory_mib`: `5` is not allowed, expected nothing, for"),
+        ("n,1,1,2,T4,1|2|3,,,,,,,", "`gpu_memory_mib`: `1|2|3` is not allowed, expected 2 values"),
+        ("n,1,1,2,T4,1|x,,,,,,,", "`gpu_memory_mib`: `1|x` is not allowed, expected MiB from 1"),
+        ("n,1,1,2,T4,,A|B|C,,,,,,", "`gpu_models`: `A|B|C` is not allowed, expected 2 values"),
+        ("n,1,1,1,T4,,,1g.5gb,,,,,", "`mig`: `1g.5gb` is not allowed, expected `profile:MiB`"),
+        ("n,1,1,1,T4,,,1g.5gb:0,,,,,", "`mig`: `1g.5gb:0`"),
+        (
+            "n,1,1,1,A100,40379,,9g.5gb:4864,,,,,",
+            "`mig`: `9g.5gb:4864` is not allowed, expected devices that a node can have: a GPU of \
+             model `A100` has no MIG profile `9g.5gb`",
+        ),
+        (
+            "n,1,1,1,A100,40379,,7g.40gb 1g.5gb,,,,,",
+            "`mig`: `7g.40gb 1g.5gb` is not allowed, expected devices that a node can have",
+        ),
+        (
+            &format!("n,1,1,1,A100,40379,,{many},,,,,"),
+            &format!("`mig`: `{}` is not allowed, expected at most 256 devices", &many[..40]),
+        ),
+        ("n,1,1,1,T4,,,,1,,,,", "`slots`: `1` is not allowed, expected a whole number from 2"),
+        ("n,1,1,1,T4,,,,,some,,,", "`mig_instances`: `some` is not allowed, expected `whole`"),
+        ("n,1,1,1,T4,,,,,,cuda,,", "`enforcement`: `cuda` is not allowed, expected `none`, `mp"),
+        ("n,1,1,1,T4,,,,,,,1,", "`unavailable`: `1` is not allowed, expected devices of the"),
+        ("n,1,1,1,T4,,,,,,,,0:1|0:2", "`other_use_mib`: `0:1|0:2` is not allowed, expected"),
+    ] {
+        let text = format!("{MORE_NODES}{row}\n");
+        let refused = parse_nodes("n.csv", text.as_bytes()).unwrap_err().to_string();
+        let expected = format!("`n.csv` line 2, column {expected}");
+        assert!(refused.starts_with(&expected), "{refused}\ninstead of\n{expected}");
+    }
+}
+
+#[test]
+fn requests_without_a_share_count_as_part_of_the_smallest_device_that_is_large_enough() {
+    let nodes = format!(
+        "{MORE_NODES}a,1,1,1,T4,10000,,,,,,,\nb,1,1,2,H100,80000,,,,,,,\nc,1,1,1,L4,20000,,,4,,,,\n"
+    );
+    let nodes = parse_nodes("n.csv", nodes.as_bytes()).unwrap();
+    let sized = |row: &str| {
+        let text = format!("{MORE_PODS}{row}\n");
+        let mut pods = parse_pods("p.csv", text.as_bytes()).unwrap();
+        size_up(&nodes, &mut pods);
+        pods[0].demand_milli()
+    };
+    assert_eq!(sized("p,1,1,1,,5000,,,,,,,,,,,"), 500);
+    assert_eq!(sized("p,1,1,2,,16000,,,,,,,,,,,"), 2000, "in slots of 5,000 MiB");
+    assert_eq!(sized("p,1,1,1,,30000,,,,,,,,,,,"), 375);
+    assert_eq!(sized("p,1,1,1,,90000,,,,,,,,,,,"), 1000, "fits nowhere");
+    assert_eq!(sized("p,1,1,1,0,,,1,,,,,,,,,"), 250);
+    assert_eq!(sized("p,1,1,1,100,5000,,,,,,,,,,,"), 100);
+    assert_eq!(sized("p,1,1,3,0,,1g.5gb,,,,,,,,,,"), 3000);
 }
 
 #[test]

@@ -1,0 +1,27 @@
+//! `gpupack simulate --write-pods` and `--write-free`: where pods are at the end, and what is free.
+
+use std::path::Path;
+
+use crate::cli::simulate::jobs::{Experiment, SimulateError};
+use crate::sim::run::placed::{end_of, free_csv};
+use crate::sim::snapshot::replace::replace;
+use crate::sim::trace::write::pods_csv;
+
+/// Writes the files that are asked for, after a replay of the one trace under the first policy.
+pub(crate) fn write(
+    experiment: &Experiment,
+    (to_pods, to_free): (Option<&Path>, Option<&Path>),
+) -> Result<(), SimulateError> {
+    if to_pods.is_none() && to_free.is_none() {
+        return Ok(());
+    }
+    let ([trace], [policy, ..], [seed, ..]) =
+        (&experiment.traces[..], &experiment.policies[..], &experiment.seeds[..])
+    else {
+        return Err(SimulateError::OneEnd);
+    };
+    let end = end_of(&experiment.nodes, &trace.pods, *policy, *seed)?;
+    let (pods, free) = (pods_csv(&end.pods)?, free_csv(&end.free)?);
+    let files = [to_pods.map(|path| (path, &pods[..])), to_free.map(|path| (path, &free[..]))];
+    Ok(replace(&files.into_iter().flatten().collect::<Vec<_>>())?)
+}

@@ -117,7 +117,11 @@ fn take_over(app: &App, holds: Vec<HeldPod>) {
 async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
     let Ok(key) = PodKey::of(pod) else { return true };
     match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
-        Fenced::Waiting { .. } | Fenced::Gone => true,
+        Fenced::Waiting { .. } => true,
+        Fenced::Gone => {
+            app.settle_pod(&pod.uid); // the watch is late
+            true
+        }
         Fenced::Bound { pod } => {
             if !mutated(Mutation::BoundAtStartUnseen) {
                 app.see_bound(&pod);

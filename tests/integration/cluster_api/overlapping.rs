@@ -309,6 +309,21 @@ async fn bindings_during_the_start_are_in_the_ledger_before_any_answer() {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_gone_at_the_start_waits_no_longer() {
+    let fake = Fake::with_pod();
+    let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+    bed.watch(&fake);
+    assert_eq!(bed.app.entries()["pending"], 1);
+    fake.bed(|bed| bed.pod = None); // and the watch is late
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    until_ready(&bed).await;
+    assert_eq!(bed.app.entries()["pending"], 0);
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_pod_that_cannot_be_fenced_at_start_is_undecided() {
     let fake = Fake::with_pod();
     // 422 is also the answer of an admission policy, and none checks a Binding.

@@ -463,6 +463,12 @@ pub mod sim {
         pub mod churn;
     }
 
+    /// Worlds on which no policy was made.
+    pub mod stress {
+        pub(crate) mod draw;
+        pub mod worlds;
+    }
+
     /// One run of the simulator.
     pub mod run {
         pub(crate) mod baseline;
@@ -561,6 +567,8 @@ pub mod cli {
         pub(crate) mod timed_figures;
         pub(crate) mod timed_json;
         pub(crate) mod timed;
+        pub(crate) mod stress_report;
+        pub(crate) mod stress;
         pub mod command;
     }
 

@@ -135,6 +135,39 @@ fn any_number_of_threads_gives_the_same_bytes() {
 }
 
 #[test]
+fn stress_worlds_are_compared_with_the_best_baseline() {
+    let flags = "--stress --world ten-fractions,fleet-4 --world filled-8 --seeds 1..2";
+    let table = printed(flags);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, stress worlds, seeds 1..2");
+    let heads = "world of fragmentation fgd bestfit binpack known-mix least worst at against early";
+    assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>()[..12].join(" "), heads);
+    let names = lines[3..6].iter().map(|line| line.split_whitespace().next().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["fleet-4", "filled-8", "ten-fractions"]);
+    let json = printed(&format!("{flags} --output json --jobs 1"));
+    assert_eq!(json, printed(&format!("{flags} --output json --jobs 3")));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    for world in json["worlds"].as_array().unwrap() {
+        let curve = |at: usize| world["results"][at]["curve"].as_object().unwrap();
+        let least = curve(0).iter().map(|(load, ours)| {
+            let theirs = (1..4).map(|at| curve(at)[load].as_f64().unwrap());
+            ours.as_f64().unwrap() - theirs.fold(0.0, f64::max)
+        });
+        let least = least.fold(f64::INFINITY, f64::min);
+        assert!((world["worst"]["difference"].as_f64().unwrap() - least).abs() < 1e-3, "{world}");
+    }
+    let csv = printed(&format!("{flags} --policy fgd --output csv"));
+    assert!(csv.contains("\nfleet-4,allocation,fgd,2,100,"), "{csv}");
+    check_refusal(
+        &simulate("--stress --world flat"),
+        2,
+        &expect![[r#"
+        gpupack: --world: there is no world `flat`; choose from shares-several, several-shares, small-large, large-small, shares-several-shares, several-shares-several, small-large-small, all-several-all, shares-several-twice, shares-several-slowly, several-shares-slowly, shares-several-shares-slowly, small-large-small-slowly, shares-several-twice-slowly, order-rising, order-falling, order-runs, sizes-80, sizes-115, sizes-quarters, cpu-85, fleet-4, fleet-8, fleet-12, fleet-30, fleet-100, filled-8, filled-20, filled-100, filled-300, ten-fractions
+    "#]],
+    );
+}
+
+#[test]
 fn the_chart_is_an_svg_with_a_curve_per_policy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.svg");

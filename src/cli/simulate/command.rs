@@ -54,7 +54,8 @@ pub struct SimulateArgs {
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
-    /// part of it: residuals, residual-prices, host, pieces, several, whole-nodes, scarce or rare.
+    /// part of it: residuals, residual-prices, doubt, opening, host, pieces, several, kept-nodes, whole-nodes,
+    /// scarce or rare.
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
     pub policies: Vec<SimPolicy>,
 

@@ -40,7 +40,7 @@ impl Default for WasteWeights {
             price_rounds: 200,
             host: 2.0,
             pieces: 1.0,
-            several: 10.0,
+            several: 20.0,
             kept_nodes: 0.1,
             whole_nodes: 50.0,
             scarce: 10.0,

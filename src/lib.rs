@@ -468,6 +468,12 @@ pub mod sim {
         pub mod churn;
     }
 
+    /// Worlds on which no policy was made.
+    pub mod stress {
+        pub(crate) mod draw;
+        pub mod worlds;
+    }
+
     /// One run of the simulator.
     pub mod run {
         pub(crate) mod baseline;
@@ -572,6 +578,8 @@ pub mod cli {
         pub(crate) mod timed_json;
         pub(crate) mod timed;
         pub(crate) mod ends;
+        pub(crate) mod stress_report;
+        pub(crate) mod stress;
         pub mod command;
     }
 

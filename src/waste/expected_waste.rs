@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use crate::hardware::device_class::{ClassId, ClassKind, DeviceClasses};
-use crate::hardware::units::{Demand, HostAmount, MilliCpu};
+use crate::hardware::units::{Demand, HostAmount, MilliCpu, Share};
 use crate::model::request::{Amount, GpuRequest};
 use crate::waste::demand::{Expected, Kind};
 use crate::waste::mix_rows::MixRows;
@@ -38,6 +38,8 @@ pub(crate) struct ExpectedWaste {
     several_part: f64,
     scarcity: Scarcity,
     pressure: Pressure,
+    /// Waste of opening an empty GPU, in GPUs.
+    opening: f64,
     weights: WasteWeights,
 }
 
@@ -49,6 +51,13 @@ fn whole_node(node_shapes: &NodeShapes) -> Option<RequestType> {
         .and_then(NonZeroU32::new)?;
     let request = GpuRequest::several(Amount::Whole, count);
     Some(RequestType::new(Some(&request), MilliCpu::ZERO))
+}
+
+/// What it wastes to open an empty GPU although a residual would do. With few requests seen, or few
+/// GPUs, the pods that would fill both exactly may never come.
+fn opening(requests: f64, node_shapes: &NodeShapes, weight: f64) -> f64 {
+    let among = requests.min(float(node_shapes.gpus()));
+    weight / libm::sqrt(among.max(1.0))
 }
 
 /// What parts of the GPU demand need of the node beside each GPU. Four side by side, so that four
@@ -96,7 +105,7 @@ impl ExpectedWaste {
             })
             .collect();
         let whole_node = whole_node(node_shapes);
-        let requests = kinds.iter().map(|kind| kind.weight).sum();
+        let requests: f64 = kinds.iter().map(|kind| kind.weight).sum();
         let expected = Expected::after(requests, weights.whole_nodes);
         let several = several.into_iter().map(|(kind, part)| (kind, expected.known(part)));
         let prior = whole_node.as_ref().map(|kind| (kind, expected.prior()));
@@ -108,7 +117,11 @@ impl ExpectedWaste {
             requests_of_several: several,
             scarcity: Scarcity::new(&kinds, demand, classes, node_shapes, expected, weights),
             pressure: Pressure::new(&kinds, demand, node_shapes, weights.pieces),
-            weights: *weights,
+            opening: opening(requests, node_shapes, weights.opening),
+            weights: WasteWeights {
+                residuals: weights.residuals * requests / (requests + weights.doubt),
+                ..*weights
+            },
         })
     }
 
@@ -119,7 +132,10 @@ impl ExpectedWaste {
 
     /// Expected waste in the residual `left` of a device, in GPUs; see [`Residuals::waste`].
     pub(crate) fn residual(&self, class: ClassId, left: Demand) -> f64 {
-        self.weights.residuals * self.residuals.waste(class, left).unwrap_or(0.0)
+        let is_empty = left.share >= Share::WHOLE;
+        let kept = if is_empty { self.opening } else { 0.0 };
+        let waste = self.residuals.waste(class, left);
+        waste.map_or(0.0, |waste| self.weights.residuals * waste - kept)
     }
 
     /// Expected waste for lack of CPU or host memory beside `free` millionths of GPUs.

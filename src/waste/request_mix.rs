@@ -16,11 +16,8 @@ const COVERED_PERCENT: u64 = 95;
 /// the window costs 0.03 points against a mix that is known from the start.
 pub const WINDOW: usize = 4000;
 
-/// Arrivals between two rebuilds at first, besides those whose number is a power of two.
-const REBUILD_FIRST: u64 = 64;
-
-/// Arrivals between two rebuilds later on: a quarter of the window.
-const REBUILD_EVERY: u64 = 1000;
+/// Arrivals between two looks at the mix. The first ones come at powers of two.
+const LOOK_EVERY: u64 = 64;
 
 /// Two mixes differ if this part of the requests is of other types, in percent.
 const DIFFERENT_PERCENT: u128 = 6;
@@ -139,9 +136,8 @@ impl MixWindow {
             self.drop_pod(&oldest);
         }
         self.arrivals += 1;
-        let every = if self.arrivals < REBUILD_EVERY { REBUILD_FIRST } else { REBUILD_EVERY };
-        self.arrivals.is_multiple_of(every)
-            || (self.arrivals < REBUILD_EVERY && self.arrivals.is_power_of_two())
+        let is_early = self.arrivals < LOOK_EVERY;
+        self.arrivals.is_multiple_of(LOOK_EVERY) || (is_early && self.arrivals.is_power_of_two())
     }
 
     /// The mix of the pods in the window.
@@ -223,6 +219,6 @@ mod tests {
             |i: &u64| window.observe(PodUid::new(format!("{i}")), kind(1), MemMib::ZERO);
         let rebuilds: Vec<u64> = (1..=2000).filter(&mut is_due).collect();
         assert_eq!(rebuilds[..9], [1, 2, 4, 8, 16, 32, 64, 128, 192]);
-        assert_eq!(rebuilds[rebuilds.len() - 3..], [960, 1000, 2000]);
+        assert_eq!(rebuilds[rebuilds.len() - 2..], [1920, 1984], "every 64th later on");
     }
 }

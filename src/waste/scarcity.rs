@@ -15,6 +15,9 @@ use crate::waste::weights::WasteWeights;
 /// Part of the cluster's GPUs below which the nodes that can take a request are few.
 const FEW: f64 = 0.25;
 
+/// Part of the cluster's GPUs: with less other room, the price of keeping nodes whole falls.
+const OTHER_ROOM: f64 = 0.05;
+
 /// A tenth of a GPU, in millionths: added to free room, so that nothing is divided by zero.
 const ROUND: f64 = 1e5;
 
@@ -58,6 +61,10 @@ pub(crate) struct Scarcity {
     /// Parts of all GPU demand by number of devices, for more than one.
     by_count: Vec<(usize, f64)>,
     bound: Vec<Bound>,
+    /// Parts of all GPU demand for more than one device, together.
+    several_part: f64,
+    /// All GPUs, in millionths.
+    all: f64,
     weights: WasteWeights,
 }
 
@@ -122,7 +129,28 @@ impl Scarcity {
             part,
             is_by_size,
         });
-        Self { by_count: by_count.into_iter().collect(), bound: bound.collect(), weights: *weights }
+        Self {
+            several_part: by_count.values().sum(),
+            by_count: by_count.into_iter().collect(),
+            bound: bound.collect(),
+            all: float(node_shapes.gpus()) * 1e6,
+            weights: *weights,
+        }
+    }
+
+    /// The least price of room for several devices. Such requests may come although none has come
+    /// for long. So nodes on which the largest one fits are kept while there is other room, on
+    /// classes that no demand is bound to.
+    fn kept_nodes(&self, supply: &Supply) -> f64 {
+        let Some((largest, _)) = self.by_count.last() else { return 0.0 };
+        let is_bound = |class: &usize| {
+            self.bound.iter().any(|bound| !bound.is_by_size && bound.classes.contains(class))
+        };
+        let other = (0..supply.classes()).filter(|class| !is_bound(class));
+        let other: f64 = other.map(|class| float(supply.beside_nodes_with(*largest, class))).sum();
+        let enough = OTHER_ROOM * self.all;
+        // What is kept is weighed by the demand for several devices, which may be next to nothing.
+        self.weights.kept_nodes / self.several_part.max(1e-4) * (other / enough.max(1.0)).min(1.0)
     }
 
     /// The prices for a pod with or without a GPU request. A pod without one takes no model away,
@@ -144,7 +172,7 @@ impl Scarcity {
         let WasteWeights { scarce, several, .. } = self.weights;
         let price = |short: &f64| fixed(scarce * short.min(1.0), 1e3);
         ScarcityPrices {
-            several: fixed(several * short * short * short, 1e3),
+            several: fixed((several * short * short * short).max(self.kept_nodes(supply)), 1e3),
             by_class: by_class.iter().map(price).collect(),
         }
     }

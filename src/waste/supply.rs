@@ -113,7 +113,8 @@ impl NodeSupply {
 /// their node are wholly free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Supply {
-    by_class: Vec<u64>,
+    /// By class and by wholly free GPUs of the node.
+    by_class: Vec<[u64; MOST_WHOLE + 1]>,
     by_whole: [u64; MOST_WHOLE + 1],
 }
 
@@ -125,15 +126,16 @@ impl Supply {
     pub fn replace(&mut self, before: &NodeSupply, after: &NodeSupply) {
         for (class, millionths) in &after.free {
             let known = self.by_class.len().max(class.position() + 1);
-            self.by_class.resize(known, 0);
-            self.by_class[class.position()] += millionths;
+            self.by_class.resize(known, [0; MOST_WHOLE + 1]);
+            self.by_class[class.position()][after.whole.min(MOST_WHOLE)] += millionths;
         }
         self.by_whole[after.whole.min(MOST_WHOLE)] += after.total();
         let less = |sum: &mut u64, part: u64| {
             *sum = sum.checked_sub(part).expect("only what was added is subtracted");
         };
         for (class, millionths) in &before.free {
-            less(&mut self.by_class[class.position()], *millionths);
+            let of_class = &mut self.by_class[class.position()];
+            less(&mut of_class[before.whole.min(MOST_WHOLE)], *millionths);
         }
         less(&mut self.by_whole[before.whole.min(MOST_WHOLE)], before.total());
     }
@@ -145,7 +147,18 @@ impl Supply {
 
     /// Free share of the GPUs of a class.
     pub fn of_class(&self, class: usize) -> u64 {
-        self.by_class.get(class).copied().unwrap_or(0)
+        self.by_class.get(class).map_or(0, |of_class| of_class.iter().sum())
+    }
+
+    /// How many classes there may be.
+    pub fn classes(&self) -> usize {
+        self.by_class.len()
+    }
+
+    /// Free share of the GPUs of a class on nodes that have a wholly free GPU, but fewer than `gpus`.
+    pub fn beside_nodes_with(&self, gpus: usize, class: usize) -> u64 {
+        let room = 1..gpus.clamp(1, MOST_WHOLE);
+        self.by_class.get(class).map_or(0, |of_class| of_class[room].iter().sum())
     }
 
     /// Free share of the nodes that have at least `gpus` wholly free GPUs.

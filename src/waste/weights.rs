@@ -6,6 +6,11 @@
 pub struct WasteWeights {
     /// Weight of waste in residuals: `H`.
     pub residuals: f64,
+    /// After how many requests `H` has half of its weight.
+    pub doubt: f64,
+    /// Waste of opening an empty GPU after a single request: `O`. It falls with the root of their
+    /// number.
+    pub opening: f64,
     /// Rounds in which the prices of sizes in `H` are found; without one every size is sought after
     /// alike.
     pub price_rounds: usize,
@@ -15,6 +20,9 @@ pub struct WasteWeights {
     pub pieces: f64,
     /// Price of room for requests of several devices if they need all that is free of it: `W`.
     pub several: f64,
+    /// Price of the last device that makes a node unusable for the largest requests, if others are
+    /// free: `K`.
+    pub kept_nodes: f64,
     /// How many requests the prior for whole nodes counts as.
     pub whole_nodes: f64,
     /// Price of a device class if all that is free of it is needed: `B`.
@@ -27,10 +35,13 @@ impl Default for WasteWeights {
     fn default() -> Self {
         Self {
             residuals: 5.0,
+            doubt: 50.0,
+            opening: 5.0,
             price_rounds: 200,
             host: 2.0,
             pieces: 1.0,
-            several: 30.0,
+            several: 20.0,
+            kept_nodes: 0.1,
             whole_nodes: 50.0,
             scarce: 10.0,
             rare_one_in: 2000.0,

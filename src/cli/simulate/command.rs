@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::{fs, io};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -18,6 +19,7 @@ use crate::cli::simulate::charts::{Album, load_charts, time_charts};
 use crate::cli::simulate::ends;
 use crate::cli::simulate::jobs::{Experiment, SimulateError, Times, Trace, labels};
 use crate::cli::simulate::report::Report;
+use crate::cli::simulate::stress::{STRESS_POLICIES, stress, worlds_of};
 use crate::cli::simulate::timed::TimedReport;
 use crate::model::policy::Policy;
 use crate::sim::chart::draw;
@@ -41,6 +43,7 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 /// Flags of `gpupack simulate`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("times").args(["churn", "timeline"]))]
+#[command(group = ArgGroup::new("drawn").args(["chart", "charts"]))]
 pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
     /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
@@ -55,7 +58,8 @@ pub struct SimulateArgs {
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
-    /// part of it: residuals, residual-prices, host, pieces, several, whole-nodes, scarce or rare.
+    /// part of it: residuals, residual-prices, doubt, opening, host, pieces, several, kept-nodes, whole-nodes,
+    /// scarce or rare.
     #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policies())]
     pub policies: Vec<SimPolicy>,
 
@@ -119,6 +123,16 @@ pub struct SimulateArgs {
     /// Move at most this many running pods, 1 to 3, for one that fits nowhere.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub moves: u8,
+
+    /// Replay stress worlds made from the trace: mixes that change while the cluster fills, small
+    /// and half-empty fleets, other orders and sizes. The first policy is compared with the best of
+    /// the others [default: fragmentation, fgd, bestfit, binpack, known-mix].
+    #[arg(long, conflicts_with_all = ["times", "load", "as_is", "bound", "drawn", "moves"])]
+    pub stress: bool,
+
+    /// Only worlds of this name, or whose names begin so; give it again for more.
+    #[arg(long = "world", value_name = "NAME", value_delimiter = ',', requires = "stress")]
+    pub worlds: Vec<String>,
 
     /// Replays at a time [default: one per core].
     #[arg(long, value_name = "N")]
@@ -188,7 +202,16 @@ impl FromStr for Seeds {
 /// [`SimulateError`]. A reader that closes standard output early is not one.
 pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     check_places(args)?;
+    let worlds = worlds_of(&args.worlds).map_err(SimulateError::World)?;
     let experiment = experiment(args)?;
+    if args.stress {
+        let report = stress(experiment, &worlds)?;
+        return print(&match args.output {
+            Output::Table => report.table(),
+            Output::Json => report.json(),
+            Output::Csv => report.csv(),
+        });
+    }
     let overflow = if args.queue { Overflow::Queued } else { Overflow::Lost };
     let (text, album) = match (args.churn, args.timeline) {
         (Some(load), _) => {
@@ -212,6 +235,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     if let Some(folder) = &args.charts {
         album.write(folder)?;
     }
+    print(&text)
+}
+
+fn print(text: &str) -> Result<(), SimulateError> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -275,7 +302,7 @@ fn check_places(args: &SimulateArgs) -> Result<(), SimulateError> {
 fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
     let mut policies = args.policies.clone();
     if policies.is_empty() {
-        policies = DEFAULT_POLICIES.to_vec();
+        policies = if args.stress { STRESS_POLICIES.to_vec() } else { DEFAULT_POLICIES.to_vec() };
     }
     let mut named = BTreeSet::new();
     policies.retain(|policy| named.insert(*policy));
@@ -292,7 +319,7 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
             false => pods.iter_mut().for_each(|pod| pod.place(None)),
         }
         let unknown_model_pods = pods_of_unknown_models(&nodes, &pods);
-        Ok(Trace { label, pods, unknown_model_pods })
+        Ok(Trace { label, pods: Arc::new(pods), unknown_model_pods, world: None })
     };
     let traces = args.pods.iter().zip(labels(&args.pods)).map(trace);
     let traces = traces.collect::<Result<_, SimulateError>>()?;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{fs, io, thread};
@@ -23,6 +24,7 @@ use crate::sim::run::placed::PlacementFault;
 use crate::sim::run::policy::SimPolicy;
 use crate::sim::run::timeline::{Pace, timeline};
 use crate::sim::snapshot::replace::ReplaceError;
+use crate::sim::stress::worlds::{StressError, World};
 use crate::sim::trace::churn::{NodeOrder, churn};
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::table::TraceError;
@@ -50,9 +52,11 @@ pub(crate) struct Experiment {
 pub(crate) struct Trace {
     /// Its name in tables.
     pub(crate) label: String,
-    pub(crate) pods: Vec<TracePod>,
+    pub(crate) pods: Arc<Vec<TracePod>>,
     /// Pods that accept only GPU models which no node has.
     pub(crate) unknown_model_pods: usize,
+    /// The stress world that is made of it.
+    pub(crate) world: Option<World>,
 }
 
 /// When pods come, in replays with times.
@@ -145,7 +149,10 @@ impl Experiment {
     }
 
     fn workload(&self, job: &Job<'_>, load: Option<f64>) -> Result<Workload, SimulateError> {
-        let (nodes, pods) = (self.nodes.clone(), job.trace.pods.clone());
+        if let Some(world) = &job.trace.world {
+            return Ok(world.workload(&self.nodes, &job.trace.pods, job.seed)?);
+        }
+        let (nodes, pods) = (self.nodes.clone(), job.trace.pods.to_vec());
         Ok(match load {
             Some(load) => Workload::paper(nodes, pods, job.seed, load)?,
             None => Workload::as_is(nodes, pods),
@@ -159,7 +166,7 @@ impl Experiment {
         overflow: Overflow,
     ) -> Result<Vec<Results<TimedRun>>, SimulateError> {
         self.on_all_cores(&self.policies, |job, bar| {
-            let (nodes, pods) = (self.nodes.clone(), job.trace.pods.clone());
+            let (nodes, pods) = (self.nodes.clone(), job.trace.pods.to_vec());
             let workload = match times {
                 Times::Churn(load) => churn(nodes, pods, load, self.order, job.seed),
                 Times::Own(pace) => timeline(nodes, pods, pace, self.order, job.seed),
@@ -312,6 +319,12 @@ pub enum SimulateError {
     /// No workload can be made of the two.
     #[error("cannot make a workload from these files")]
     Workload(#[from] WorkloadError),
+    /// No stress world can be made of them.
+    #[error("cannot make a stress world from these files")]
+    Stress(#[from] StressError),
+    /// A world that does not exist.
+    #[error("--world: {0}")]
+    World(String),
     /// A node that is not valid.
     #[error("cannot build the cluster of the node file")]
     Cluster(#[from] ReportRefusal),
@@ -379,6 +392,8 @@ impl SimulateError {
             | Self::Pods(_)
             | Self::Workload(_)
             | Self::Placement(_)
+            | Self::Stress(_)
+            | Self::World(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
             | Self::OneChart

@@ -63,7 +63,8 @@ fn fragmentation_prefers_the_node_with_the_least_new_waste() {
     for (request, better, worse) in [
         ("fraction=0.5", "A:500/1000", "A:1000/1000"),
         ("fraction=0.3", "A:300/1000", "A:500/1000"),
-        ("whole", "A:1000/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
+        // as many devices, as opening one costs less in a larger cluster
+        ("whole", "A:1000/1000 B:0/1000 C:0/1000", "A:1000/1000 B:300/1000 C:1000/1000,0.2"),
     ] {
         let cost = |node| cost(node, request, Policy::Fragmentation);
         assert!(cost(better) <= cost(worse), "{request}: {better}, {worse}");

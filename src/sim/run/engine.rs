@@ -61,6 +61,8 @@ pub struct Sample {
     pub fragmentation: Share,
     /// Packing efficiency.
     pub efficiency: Share,
+    /// GPUs without any tenant.
+    pub empty_gpus: u64,
 }
 
 /// How many GPUs have how much free share that typical requests cannot use: by that share in
@@ -373,6 +375,7 @@ fn sample(cluster: &SimCluster, curve: &Curve) -> Sample {
         load_percent: curve.percent_arrived(),
         fragmentation: packing.fragmentation(),
         efficiency: packing.efficiency(),
+        empty_gpus: packing.devices - packing.occupied,
     }
 }
 

@@ -50,7 +50,7 @@ impl SimPolicy {
     ];
 
     /// Variants of `fragmentation` that show what each part gains.
-    pub const ABLATIONS: [Self; 9] = [
+    pub const ABLATIONS: [Self; 12] = [
         Self::KnownMix,
         Self::Without(CostTerm::ALL[0]),
         Self::Without(CostTerm::ALL[1]),
@@ -60,6 +60,9 @@ impl SimPolicy {
         Self::Without(CostTerm::ALL[5]),
         Self::Without(CostTerm::ALL[6]),
         Self::Without(CostTerm::ALL[7]),
+        Self::Without(CostTerm::ALL[8]),
+        Self::Without(CostTerm::ALL[9]),
+        Self::Without(CostTerm::ALL[10]),
     ];
 
     /// The name that users type.
@@ -70,9 +73,12 @@ impl SimPolicy {
             Self::KnownMix => "known-mix",
             Self::Without(CostTerm::Residuals) => "without-residuals",
             Self::Without(CostTerm::ResidualPrices) => "without-residual-prices",
+            Self::Without(CostTerm::Doubt) => "without-doubt",
+            Self::Without(CostTerm::Opening) => "without-opening",
             Self::Without(CostTerm::Host) => "without-host",
             Self::Without(CostTerm::Pieces) => "without-pieces",
             Self::Without(CostTerm::Several) => "without-several",
+            Self::Without(CostTerm::KeptNodes) => "without-kept-nodes",
             Self::Without(CostTerm::WholeNodes) => "without-whole-nodes",
             Self::Without(CostTerm::Scarce) => "without-scarce",
             Self::Without(CostTerm::Rare) => "without-rare",
@@ -170,8 +176,9 @@ mod tests {
             refused,
             "there is no policy `FGD`; choose from fragmentation, binpack, spread, fgd, bestfit, \
              dotprod, gpupacking, gpuclustering, random, known-mix, without-residuals, \
-             without-residual-prices, without-host, without-pieces, without-several, \
-             without-whole-nodes, without-scarce, without-rare"
+             without-residual-prices, without-doubt, without-opening, without-host, \
+             without-pieces, without-several, without-kept-nodes, without-whole-nodes, \
+             without-scarce, without-rare"
         );
     }
 

@@ -112,7 +112,7 @@ pub(crate) fn chance_of(seed: i64) -> ChaCha8Rng {
 
 /// A uniform number below `choices`, without bias: Lemire, "Fast Random Integer Generation in an
 /// Interval" (2019).
-fn index_below(choices: NonZeroU64, chance: &mut impl RngCore) -> usize {
+pub(crate) fn index_below(choices: NonZeroU64, chance: &mut impl RngCore) -> usize {
     let too_few = choices.get().wrapping_neg() % choices;
     loop {
         let wide = u128::from(chance.next_u64()) * u128::from(choices.get());

@@ -81,6 +81,25 @@ fn residuals_are_kept_for_requests_that_fill_them() {
 }
 
 #[test]
+fn opening_a_gpu_costs_less_the_more_is_known() {
+    let node = "A:1000/1000 B:700/1000 C:1000/1000 D:1000/1000 E:1000/1000";
+    let opening = |mix| expected_waste(node, mix).opening;
+    close(opening("1 fraction=0.3"), 5.0);
+    close(opening("4 fraction=0.3"), 2.5);
+    close(opening("400 fraction=0.3"), 5.0 / libm::sqrt(5.0));
+    // The residual of 0.2 fits no request. With few seen, it is left rather than a GPU opened.
+    let place = |mix| taken("A:1000/1000 B:500/1000", mix, "fraction=0.3");
+    assert_eq!(place("3 fraction=0.3; 3 fraction=0.7"), 1);
+}
+
+#[test]
+fn few_requests_weigh_little_in_residuals() {
+    let weight = |mix| expected_waste("A:1000/1000", mix).weights.residuals;
+    close(weight("50 fraction=0.3"), 2.5);
+    close(weight("450 fraction=0.3"), 4.5);
+}
+
+#[test]
 fn scarce_cpu_leaves_small_unusable_pieces() {
     let pressure =
         |weight| Pressure { weight, gpus_per_cpu: 1e-4, rest: vec![0.0; HALF_CORES + 1] };

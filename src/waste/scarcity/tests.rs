@@ -34,10 +34,29 @@ fn room_for_several_devices_is_scarce_when_nearly_all_is_needed() {
     let (plenty, some, none) =
         (price(&[PAIR, PAIR, PAIR]), price(&[PAIR, PAIR, SPLIT]), price(&[SPLIT, SPLIT]));
     assert!(plenty < some && some < none, "{plenty}, {some}, {none}");
-    assert_eq!(none, 30_000, "the price never exceeds that");
-    assert_eq!(prices(&[SPLIT], "1000000 whole", true).several, 0, "nobody requests several");
+    assert_eq!(none, 20_000, "the price never exceeds that");
+    assert_eq!(prices(&[PAIR], "1000000 whole", true).several, 0, "nobody requests several");
     let early = prices(&[SPLIT], "10 whole", true).several;
     assert!(early > 0, "with few samples, a pod may request several");
+}
+
+#[test]
+fn nodes_stay_whole_while_there_is_other_room() {
+    // Nobody has requested two devices for long: only the prior for whole nodes is left.
+    let kept = |nodes: &[&str], mix| prices(nodes, mix, true).several;
+    let shares = "4000 fraction=0.5";
+    let (broken, full) = ("C:500/1000 D:1000/1000", "C:500/1000 D:500/1000");
+    assert!(kept(&[PAIR, broken], shares) > 20_000, "the other device of the second node is free");
+    assert!(kept(&[PAIR, full], shares) < 100, "one of the pairs has to be broken");
+    // As a price of the room itself it is the same, however much demand there is for it.
+    let per_room =
+        |mix, part: f64| (float(kept(&[PAIR, broken], mix).unsigned_abs()) * part).round();
+    let few = per_room("3600 whole; 200 whole count=2", 0.1 * 4000.0 / 4050.0 + 0.3 / 81.0);
+    assert!((few - 100.0).abs() < 2.0, "{few}");
+    // Room that some demand is bound to is no other room.
+    let (pair, single) = ("A:1000/1000@T4 B:1000/1000@T4", "C:1000/1000@A100");
+    assert!(kept(&[pair, single], shares) > 20_000);
+    assert!(kept(&[pair, single], "3000 fraction=0.5; 1000 fraction=0.5 model=A100") < 100);
 }
 
 #[test]

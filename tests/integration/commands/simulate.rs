@@ -59,8 +59,8 @@ fn check_files(nodes: &str, pods: &str, expected: &Expect) {
 fn every_policy_gives_the_figures_it_gave_before() {
     let expected = expect![[r#"
         policy,seed,at_100,last,arrivals,lost,lost_before_90,fragmentation_at_100,fragmentation_at_end,packing_efficiency
-        fragmentation,42,93.23,95.43,237,40,3,90.9139,96.6277,95.4305
-        fragmentation,43,95.15,97.51,257,62,8,87.9889,97.483,97.5138
+        fragmentation,42,93.72,95.92,237,40,3,90.7502,96.0499,95.9166
+        fragmentation,43,94.22,96,257,63,5,94.1169,97.6562,96
         binpack,42,90.69,96.33,237,43,12,65.1924,97.6634,96.3333
         binpack,43,88.81,95.93,257,67,17,63.4646,98.7398,96.6013
         spread,42,71.69,75.8,237,46,13,82.1264,90.5219,75.7986
@@ -133,6 +133,39 @@ fn any_number_of_threads_gives_the_same_bytes() {
         let flags = format!("--policy fragmentation,random --seeds -1..0 --output json {mode}");
         assert_eq!(printed(&format!("{flags} --jobs 1")), printed(&format!("{flags} --jobs 3")));
     }
+}
+
+#[test]
+fn stress_worlds_are_compared_with_the_best_baseline() {
+    let flags = "--stress --world ten-fractions,fleet-4 --world filled-8 --seeds 1..2";
+    let table = printed(flags);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "24 nodes, 144 GPUs; 200 pods, stress worlds, seeds 1..2");
+    let heads = "world of fragmentation fgd bestfit binpack known-mix least worst at against early";
+    assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>()[..12].join(" "), heads);
+    let names = lines[3..6].iter().map(|line| line.split_whitespace().next().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["fleet-4", "filled-8", "ten-fractions"]);
+    let json = printed(&format!("{flags} --output json --jobs 1"));
+    assert_eq!(json, printed(&format!("{flags} --output json --jobs 3")));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    for world in json["worlds"].as_array().unwrap() {
+        let curve = |at: usize| world["results"][at]["curve"].as_object().unwrap();
+        let least = curve(0).iter().map(|(load, ours)| {
+            let theirs = (1..4).map(|at| curve(at)[load].as_f64().unwrap());
+            ours.as_f64().unwrap() - theirs.fold(0.0, f64::max)
+        });
+        let least = least.fold(f64::INFINITY, f64::min);
+        assert!((world["worst"]["difference"].as_f64().unwrap() - least).abs() < 1e-3, "{world}");
+    }
+    let csv = printed(&format!("{flags} --policy fgd --output csv"));
+    assert!(csv.contains("\nfleet-4,allocation,fgd,2,100,"), "{csv}");
+    check_refusal(
+        &simulate("--stress --world flat"),
+        2,
+        &expect![[r#"
+        gpupack: --world: there is no world `flat`; choose from shares-several, several-shares, small-large, large-small, shares-several-shares, several-shares-several, small-large-small, all-several-all, shares-several-twice, shares-several-slowly, several-shares-slowly, shares-several-shares-slowly, small-large-small-slowly, shares-several-twice-slowly, order-rising, order-falling, order-runs, sizes-80, sizes-115, sizes-quarters, cpu-85, fleet-4, fleet-8, fleet-12, fleet-30, fleet-100, filled-8, filled-20, filled-100, filled-300, ten-fractions
+    "#]],
+    );
 }
 
 #[test]

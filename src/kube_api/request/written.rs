@@ -40,7 +40,10 @@ impl Written {
             PLACEMENT => has_unknown_fields(value),
             _ => value.len() <= LONGEST_KEPT,
         };
-        let kept = ours.iter().filter(is_kept).take(MOST_KEPT);
+        // The placement first: others may have written many keys that sort before it.
+        let (placement, others): (Vec<_>, Vec<_>) =
+            ours.iter().filter(is_kept).partition(|(key, _)| key.as_str() == PLACEMENT);
+        let kept = placement.into_iter().chain(others).take(MOST_KEPT);
         let kept = kept.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
         Self { mark: HASHER.hash_one(&ours), kept }
     }
@@ -123,6 +126,10 @@ mod tests {
         let many: Vec<String> = (0..20).map(|at| format!("{newer}-{at}")).collect();
         let many: Vec<_> = many.iter().map(|key| (key.as_str(), "")).collect();
         assert_eq!(Written::of(&all(&many)).kept().count(), MOST_KEPT);
+        let before: Vec<String> = (0..20).map(|at| format!("{PLACED_PREFIX}a{at}")).collect();
+        let before = before.iter().map(|key| (key.as_str(), "")).chain([(PLACEMENT, &*more)]);
+        let written = Written::of(&all(&before.collect::<Vec<_>>()));
+        assert!(written.kept().any(|(key, _)| key == PLACEMENT), "{written:?}");
     }
 
     #[test]

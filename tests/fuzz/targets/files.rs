@@ -25,7 +25,8 @@ pub(crate) fn config(text: &[u8]) {
         }
     };
     let value: serde_yaml_ng::Value = serde_yaml_ng::from_str(text).unwrap();
-    let written = serde_yaml_ng::to_string(&value).unwrap();
+    // It cannot write every tag that it reads.
+    let Ok(written) = serde_yaml_ng::to_string(&value) else { return };
     assert_eq!(Config::from_yaml(&written), Ok(config), "{written}");
 }
 

@@ -228,6 +228,12 @@ pub(crate) fn review(body: &[u8]) {
             let patch: json_patch::Patch = serde_json::from_slice(&bytes).unwrap();
             json_patch::patch(pod, &patch).unwrap();
         }
+        // The API server takes no pod with such a name; it looks after the webhooks.
+        let containers = asked["request"]["object"]["spec"]["containers"].as_array();
+        let is_long = |it: &Value| it["name"].as_str().is_some_and(|name| name.len() > 63);
+        if containers.is_some_and(|all| all.iter().any(is_long)) {
+            continue;
+        }
         let again = rules.review(asked.to_string().as_bytes()).unwrap();
         assert!(again.refusal.is_none(), "the completed pod is refused: {:?}", again.refusal);
         let again: Value = serde_json::from_slice(&again.review).unwrap();

@@ -142,7 +142,8 @@ pub(crate) fn preempted(body: &[u8]) {
     let victims = &answer["NodeNameToMetaVictims"];
     assert!(!wants_gpu || victims.as_object().unwrap().is_empty(), "a GPU pod preempts nobody");
     // Keys of any case are accepted, but a text keeps only one of several that are equal.
-    let body: Value = serde_json::from_slice(body).unwrap();
+    // It holds no number beyond a float's range, which gpupack skips.
+    let Ok(body) = serde_json::from_slice::<Value>(body) else { return };
     let pod = body.as_object().unwrap().iter().find(|(key, _)| key.eq_ignore_ascii_case("pod"));
     let again = json!({"Pod": pod.unwrap().1, "NodeNameToMetaVictims": victims}).to_string();
     let (again, _) = preempt(again.as_bytes()).unwrap();

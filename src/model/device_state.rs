@@ -103,6 +103,8 @@ pub struct DeviceState {
     outside: MemMib,
     /// Whether no report has named it yet; processes of pods that ended before may use it.
     pub(crate) is_unread: bool,
+    /// Whether a report has listed its processes.
+    is_listed: bool,
     /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
 }
@@ -132,6 +134,7 @@ impl DeviceState {
             unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
             is_unread: false,
+            is_listed: false,
             leftovers: LiteMap::new(),
             device,
         };
@@ -147,6 +150,7 @@ impl DeviceState {
             unallocated_use: before.unallocated_use,
             outside: before.outside,
             is_unread: before.is_unread,
+            is_listed: before.is_listed,
             leftovers: before.leftovers,
             ..fresh
         }
@@ -356,6 +360,7 @@ impl DeviceState {
         }
         let allocated = beyond(used, self.tenants.values().map(|held| held.memory));
         let unallocated_use = self.untracked.min(used).max(allocated);
+        self.is_listed |= seen.processes.is_some();
         if seen.processes.is_none() {
             self.untracked = self.untracked.max(allocated);
         }
@@ -419,6 +424,21 @@ impl DeviceState {
             if self.leftovers.len() < MAX_LEFTOVERS && !self.leftovers.contains_key(uid) {
                 self.leftovers.insert(uid.clone(), fresh);
             }
+        }
+    }
+
+    /// Notes that something uses the device which no list has shown yet: a pod may have ended before
+    /// the start. Two lists say whether one has.
+    pub(crate) fn suspect_leftovers(&mut self, used: Option<MemMib>, now: Timestamp) {
+        let is_explained =
+            |used| beyond(used, self.tenants.values().map(|held| held.memory)) == MemMib::ZERO;
+        if self.is_listed || used.is_none_or(is_explained) {
+            return;
+        }
+        let fresh = Leftover { since: now, clean_reports: 0, is_over: false };
+        let unknown = PodUid::new("");
+        if !self.leftovers.contains_key(&unknown) {
+            self.leftovers.insert(unknown, fresh);
         }
     }
 

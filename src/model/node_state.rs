@@ -218,10 +218,10 @@ impl NodeState {
             let device_state = &mut self.devices[at];
             let standing = |it: &DeviceState| (it.health, it.unallocated_use(), it.is_unread);
             let before = standing(device_state);
-            if let Some(list) = &seen.processes
-                && !mutated(Mutation::LeftoversIgnored)
-            {
-                device_state.see_leftovers(list, now, holds);
+            match &seen.processes {
+                _ if mutated(Mutation::LeftoversIgnored) => {}
+                Some(list) => device_state.see_leftovers(list, now, holds),
+                None => device_state.suspect_leftovers(seen.used, now),
             }
             device_state.observe(seen, self.unmanaged_tolerance);
             has_changed |= before != standing(device_state);

@@ -31,10 +31,10 @@ impl UnixTime {
     }
 }
 
-/// How far a clock may be from that of the API server. Certificates begin an hour early, so that less harms nobody.
+/// How far a clock may be from that of the API server. Certificates begin an hour early, so that less does no harm.
 const CLOCKS_AGREE_WITHIN: u64 = 600;
 
-/// Differences of clocks that are told apart. Steps are large: a text about a difference stays the same.
+/// Differences of clocks, by name. Steps are large: a text about a difference stays the same.
 const DIFFERENCES: [(u64, &str); 5] = [
     (365 * 86_400, "more than a year"),
     (30 * 86_400, "more than a month"),

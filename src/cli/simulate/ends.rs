@@ -7,7 +7,7 @@ use crate::sim::run::placed::{end_of, free_csv};
 use crate::sim::snapshot::replace::replace;
 use crate::sim::trace::write::pods_csv;
 
-/// Writes the files that are asked for, after a replay of the one trace under the first policy.
+/// Writes the requested files, after a replay of the one trace under the first policy.
 pub(crate) fn write(
     experiment: &Experiment,
     (to_pods, to_free): (Option<&Path>, Option<&Path>),

@@ -154,7 +154,7 @@ impl<T: Send + Sync + 'static> KnownTokens<T> {
     }
 }
 
-/// Whether the token is refused, whoever sends it and whenever.
+/// Whether the token is refused for every client and at every time.
 fn is_about_the_token(refusal: &TokenRefusal) -> bool {
     !matches!(refusal, TokenRefusal::Unreviewed(_) | TokenRefusal::TooMany)
 }

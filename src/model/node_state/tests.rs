@@ -237,6 +237,28 @@ fn a_report_without_processes_keeps_untracked_memory() {
 }
 
 #[test]
+fn little_use_counts_until_lists_say_what_it_is() {
+    let mut node = NodeState::new(NodeName::new("n"), MemMib::new(100));
+    node.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
+    let now = Timestamp::START;
+    let unlisted = DeviceUse { processes: None, ..used("A", 50, &[]) };
+    node.observe(&[unlisted.clone()], now);
+    assert_eq!(free(&node)[0].0, 950, "a pod that ended before the start may run");
+    for left in [950, 1000] {
+        node.observe(&[used("A", 50, &[(None, Some(50))])], now);
+        assert_eq!(free(&node)[0].0, left);
+    }
+    node.observe(&[unlisted.clone()], now);
+    assert_eq!(free(&node)[0].0, 1000, "within the tolerance");
+    // Where nothing ever lists processes, it counts for as long as those of an ended pod.
+    let mut node = NodeState::new(NodeName::new("n"), MemMib::new(100));
+    node.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
+    node.observe(&[unlisted], now);
+    node.expire(Duration::from_secs(30), Timestamp::from_millis(30_000));
+    assert_eq!(free(&node)[0].0, 1000);
+}
+
+#[test]
 fn a_new_pod_does_not_hide_what_others_use_between_lists() {
     let unlisted = |total| DeviceUse { processes: None, ..used("A", total, &[]) };
     let mut node = node();

@@ -177,7 +177,7 @@ impl Account {
         }
     }
 
-    /// A pod that came at `since` was placed just now, and holds so many millionths of a GPU.
+    /// A pod that came at `since` was placed just now, and holds `micro` millionths of a GPU.
     pub(crate) fn start(&mut self, pod: &TracePod, since: u64, micro: u64) {
         let (now, is_counted) = (self.now, self.window.contains(&since));
         let class = self.class(pod);

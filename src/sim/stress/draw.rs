@@ -64,7 +64,7 @@ pub(crate) fn chance_of(world: &str, seed: i64) -> ChaCha8Rng {
     chance
 }
 
-/// The pods of one kind, and how much they request in the mean.
+/// The pods of one kind, and how much they request on average.
 struct Pool<'p> {
     pods: Vec<&'p TracePod>,
     choices: NonZeroU64,

@@ -49,7 +49,7 @@ impl NodeColumns {
         })
     }
 
-    /// What they say of a node with so many GPUs; `None` if they say nothing.
+    /// What they say of a node with `gpus` GPUs; `None` if they say nothing.
     pub(crate) fn read(
         &self,
         row: &Row<'_>,
@@ -333,7 +333,7 @@ impl PodColumns {
         })
     }
 
-    /// What they say of a pod with so many GPUs.
+    /// What they say of a pod with `num_gpu` GPUs.
     pub(crate) fn read(&self, row: &Row<'_>, num_gpu: u32) -> Result<ReadPod, TraceError> {
         let mut more = MoreOfPod::default();
         let gpu_milli = if num_gpu == 0 {

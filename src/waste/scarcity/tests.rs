@@ -42,7 +42,7 @@ fn room_for_several_devices_is_scarce_when_nearly_all_is_needed() {
 
 #[test]
 fn nodes_stay_whole_while_there_is_other_room() {
-    // Nobody has requested two devices for long: only the prior for whole nodes is left.
+    // No pod has requested two devices for long: only the prior for whole nodes is left.
     let kept = |nodes: &[&str], mix| prices(nodes, mix, true).several;
     let shares = "4000 fraction=0.5";
     let (broken, full) = ("C:500/1000 D:1000/1000", "C:500/1000 D:500/1000");

@@ -334,6 +334,7 @@ fn faults_of_placements_and_of_ends_are_named() {
             gpupack: --write-pods and --write-free write the end of one trace: give --pods once
         "#]],
     );
+    #[cfg(feature = "bound")]
     check(
         MORE_PODS,
         "--bound",

@@ -203,7 +203,11 @@ impl Session {
             Answer::SessionExpired => {
                 let was_hello = self.number.take().is_none();
                 self.known = None;
-                if was_hello { self.back_off() } else { Next::NewSession }
+                if !was_hello {
+                    return Next::NewSession;
+                }
+                self.sequence += 1; // one with this number was taken before, then another agent's
+                self.back_off()
             }
             Answer::Refused { .. } => {
                 // Whatever was wrong, start again: the extender gets everything once more.

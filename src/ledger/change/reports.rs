@@ -77,10 +77,11 @@ pub enum ReportRefusal {
         /// The session of the report.
         session: u64,
     },
-    /// A hello that was sent before one that the ledger has taken, while another agent reports.
+    /// A hello that may have been sent before one that the ledger has taken, while another agent
+    /// reports.
     #[error(
-        "report `{sequence}` of this agent came late, after report `{last}`: say hello with a \
-         higher number"
+        "report `{sequence}` of this agent came after report `{last}`, and another agent reported \
+         since: say hello with a higher number"
     )]
     LateHello {
         /// Its sequence number.
@@ -162,8 +163,7 @@ impl Ledger {
             (Some(_), Some(id)) if mutated(Mutation::OldSessionTaken) => id,
             (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
             (None, Some(id)) if is_repeated => id,
-            // An agent without an answer repeats its hello with the same number.
-            (None, _) if last_of_earlier.is_some_and(|last| report.sequence < last) => {
+            (None, _) if last_of_earlier.is_some_and(|last| report.sequence <= last) => {
                 let (sequence, last) = (report.sequence, last_of_earlier.unwrap_or_default());
                 return Err(ReportRefusal::LateHello { sequence, last });
             }

@@ -234,10 +234,7 @@ impl World {
         replica.sessions.extend(session.map(|session| (from.node, session)));
         let is_hello = body.contains("inventory");
         let last = replica.last.get(&(from.node, from.run)).copied();
-        // An agent repeats a hello with the same number; another one may have reported meanwhile.
-        let is_another = replica.last_run.get(&from.node) != Some(&from.run);
-        let is_again = is_another && is_hello && last == Some(from.sequence);
-        let is_new = is_again || last.is_none_or(|sequence| sequence < from.sequence);
+        let is_new = last.is_none_or(|sequence| sequence < from.sequence);
         if !is_new && reply["outcome"] == "Accepted" {
             broken = Some(format!("report {} came twice or late, and was taken", from.sequence));
         }
@@ -257,7 +254,6 @@ impl World {
         }
         if is_new {
             replica.last.insert((from.node, from.run), from.sequence);
-            replica.last_run.insert(from.node, from.run);
         }
         if !from.is_lie && is_hello {
             // One of before a replacement may come late: then nobody has the new device for a while.
@@ -298,8 +294,9 @@ impl World {
             503 => link.failures += 1,
             404 | 422 => link.session = None,
             409 => {
-                link.failures += u32::from(link.session.is_none());
-                link.session = None;
+                let was_hello = u32::from(link.session.take().is_none());
+                (link.failures, link.sequence) =
+                    (link.failures + was_hello, link.sequence + u64::from(was_hello));
             }
             _ => self.broke(format!("a report was answered with {status}: {reply}")),
         }

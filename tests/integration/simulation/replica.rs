@@ -86,10 +86,8 @@ pub(super) struct Replica {
     pub(super) sessions: BTreeMap<usize, u64>,
     pub(super) heard: BTreeMap<usize, u64>,
     pub(super) owners: BTreeMap<String, usize>,
-    /// The sequence number of the last report of each node and run of its agent, and the run that
-    /// reported last for each node.
+    /// The sequence number of the last report of each node and run of its agent.
     pub(super) last: BTreeMap<(usize, u64), u64>,
-    pub(super) last_run: BTreeMap<usize, u64>,
     /// Since when reports show processes of a pod on a device.
     pub(super) shown: BTreeMap<(String, String), u64>,
     /// The devices that a report has named.
@@ -166,7 +164,6 @@ impl Replica {
             heard: BTreeMap::new(),
             owners: BTreeMap::new(),
             last: BTreeMap::new(),
-            last_run: BTreeMap::new(),
             shown: BTreeMap::new(),
             read: BTreeSet::new(),
             old: BTreeSet::new(),

@@ -79,7 +79,7 @@ fn an_expired_session_sends_exactly_one_hello_immediately() {
     assert_eq!(said(&mut session, &one), (None, 3, true));
     let next = session.settle(&Answer::SessionExpired);
     assert!(matches!(next, Next::Pause(_)), "an expired hello does not shorten the pause");
-    assert_eq!(said(&mut session, &one), (None, 3, true));
+    assert_eq!(said(&mut session, &one), (None, 4, true), "an earlier hello had this number");
 }
 
 #[test]

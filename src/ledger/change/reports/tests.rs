@@ -90,8 +90,10 @@ fn a_late_hello_of_an_agent_changes_nothing_while_another_one_reports() {
     assert_eq!(say(&ledger, &hello("y", 4, "B")), late);
     assert_eq!(node(&ledger, "n").devices()[0].device().id.as_str(), "A");
     assert!(say(&ledger, &report("z", 9, 2, "A")).unwrap().is_taken, "its session stays");
-    let again = say(&ledger, &hello("y", 5, "A")).unwrap();
-    assert_eq!((again.session, again.is_taken), (10, true), "an agent repeats a hello");
+    let repeated = Err(ReportRefusal::LateHello { sequence: 5, last: 5 });
+    assert_eq!(say(&ledger, &hello("y", 5, "B")), repeated, "which of both was sent first?");
+    let again = say(&ledger, &hello("y", 6, "A")).unwrap();
+    assert_eq!((again.session, again.is_taken), (10, true));
     let late = Err(ReportRefusal::LateHello { sequence: 1, last: 2 });
     assert_eq!(say(&ledger, &hello("z", 1, "A")), late);
     for agent in 0..20 {

@@ -44,6 +44,7 @@ pub mod model {
     pub mod rejection;
     pub mod policy;
     pub mod request;
+    pub mod charge;
     pub mod fit;
     pub mod reservation;
     pub mod device_state;
@@ -169,6 +170,7 @@ pub mod config {
     pub mod webhook;
     pub mod pools;
     pub mod requests;
+    pub mod quota;
     pub mod file;
 }
 

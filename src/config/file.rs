@@ -19,6 +19,7 @@ use crate::config::guard::GuardConfig;
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pools;
+use crate::config::quota::QuotaConfig;
 use crate::config::requests::{self, RequestRules};
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
@@ -27,6 +28,7 @@ use crate::config::webhook::WebhookConfig;
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::{MemMib, Share};
 use crate::http_client::without_user;
+use crate::model::charge::Prices;
 use crate::model::policy::Policy;
 
 /// The form of log lines.
@@ -162,6 +164,9 @@ pub struct Config {
     pub guard: GuardConfig,
     /// Where to read what pods used before the start.
     pub advice: AdviceConfig,
+    /// What GPU pods count against quotas.
+    #[garde(dive)]
+    pub quota: QuotaConfig,
     /// The admission webhook.
     #[garde(dive)]
     pub webhook: WebhookConfig,
@@ -207,6 +212,7 @@ impl Default for Config {
             lease: LeaseConfig::default(),
             guard: GuardConfig::default(),
             advice: AdviceConfig::default(),
+            quota: QuotaConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }
@@ -306,6 +312,12 @@ impl Config {
             other_resources: self.other_resources.clone(),
             min_memory: self.min_memory,
             max_limit: self.max_limit,
+            prices: Prices {
+                reference: self.quota.reference,
+                models: self.quota.models(),
+                replicas: self.pools.iter().filter_map(|(_, rule)| rule.replicas).min(),
+            },
+            needs_markers: self.quota.required,
         }
     }
 

@@ -6,6 +6,7 @@ use serde_yaml_ng::Value;
 
 use crate::config::values::each;
 use crate::hardware::units::{MemMib, Share};
+use crate::model::charge::Prices;
 
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,11 +17,21 @@ pub struct RequestRules {
     pub min_memory: MemMib,
     /// Largest limit of a pod, as a share of the GPU.
     pub max_limit: Share,
+    /// What requests count against quotas.
+    pub prices: Prices,
+    /// Whether a waiting pod needs markers of at least what it counts.
+    pub needs_markers: bool,
 }
 
 impl Default for RequestRules {
     fn default() -> Self {
-        Self { other_resources: Vec::new(), min_memory: MemMib::new(64), max_limit: Share::WHOLE }
+        Self {
+            other_resources: Vec::new(),
+            min_memory: MemMib::new(64),
+            max_limit: Share::WHOLE,
+            prices: Prices::default(),
+            needs_markers: false,
+        }
     }
 }
 
@@ -94,6 +105,7 @@ mod tests {
             other_resources: vec!["nvidia.com/hostdev".to_owned(), "nvidia.com/rdma*".to_owned()],
             min_memory: MemMib::new(1),
             max_limit: Share::from_millionths(250_000),
+            ..RequestRules::default()
         };
         assert_eq!(rules, expected);
         for (resource, is_other) in [

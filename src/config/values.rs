@@ -58,6 +58,13 @@ pub(crate) fn mib<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
     number::<LEAST, MOST, _, D>(from).map(MemMib::new)
 }
 
+/// The same for a key without a default.
+pub(crate) fn some_mib<'de, const LEAST: u64, const MOST: u64, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<MemMib>, D::Error> {
+    mib::<LEAST, MOST, D>(from).map(Some)
+}
+
 /// What a type reads from a text; its error says what is allowed.
 pub(crate) fn parsed<'de, T, D>(from: D) -> Result<T, D::Error>
 where

@@ -9,9 +9,7 @@ use crate::cli::base::reader::Read;
 use crate::cli::doctor::finding::{Findings, Of, count, names, short};
 use crate::cli::doctor::scheduler_file::{Extender, Profile, SchedulerFile};
 use crate::config::file::Config;
-use crate::kube_api::request::resources::{
-    MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE,
-};
+use crate::kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
 
 /// The weight of the shipped files: with less, in-tree scores can outvote gpupack.
 const WEIGHT: i64 = 5;
@@ -260,7 +258,7 @@ fn profiles(file: &SchedulerFile, extender: &Extender, expected: &Expected<'_>) 
     let is_marked = !extender.managed_resources.is_empty();
     for profile in served {
         found.extend(preemption(profile, extender));
-        let mut needed = vec![MARKER_SHARE.to_owned(), MARKER_MEMORY.to_owned()];
+        let mut needed: Vec<String> = MARKERS.map(str::to_owned).into();
         if !is_marked {
             needed.extend([WHOLE.to_owned(), SHARED_SLOT.to_owned()]);
             let profiles = expected.mig_profiles.iter();
@@ -280,10 +278,10 @@ fn profiles(file: &SchedulerFile, extender: &Extender, expected: &Expected<'_>) 
         }
     }
     let managed = |name| extender.managed_resources.iter().any(|it| it.name == name);
-    if is_marked && !(managed(MARKER_SHARE) && managed(MARKER_MEMORY)) {
+    if is_marked && !MARKERS.into_iter().all(managed) {
         found.push(FILE.problem(
             "managedResources lacks a marker: pods with it are placed without gpupack",
-            format!("list {MARKER_SHARE} and {MARKER_MEMORY} in managedResources"),
+            format!("list {} in managedResources", names(&MARKERS)),
         ));
     }
     found

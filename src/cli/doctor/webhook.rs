@@ -10,7 +10,7 @@ use crate::api::commands::Check;
 use crate::cli::base::reader::{Answer, Read, Unread};
 use crate::cli::doctor::finding::{Findings, Of, count, names, short};
 use crate::config::file::Config;
-use crate::kube_api::request::resources::{MARKER_SHARE, WHOLE};
+use crate::kube_api::request::resources::{MARKER_SHARE, MARKERS, WHOLE};
 
 /// What is checked about the configuration of the webhook.
 const WEBHOOK: Of = Of("admission webhook");
@@ -381,14 +381,31 @@ pub(crate) fn quotas(quotas: &Read<Vec<(String, Vec<String>)>>) -> Check {
         |keys: &[String]| keys.contains(&theirs) && !keys.iter().any(|key| key.starts_with(ours));
     let blind: Vec<&String> =
         quotas.iter().filter(|(_, keys)| is_blind(keys)).map(|(name, _)| name).collect();
+    let useless = quotas.iter().flat_map(|(name, keys)| {
+        keys.iter().filter(|key| counts_nothing(key)).map(move |key| format!("{name}: {key}"))
+    });
+    let useless: Vec<String> = useless.collect();
+    if !useless.is_empty() {
+        return of.warning(
+            format!("keys that count nothing: {}", names(&useless)),
+            "write `requests.` before the name of a marker, such as requests.gpupack.dev/gpu-share; \
+             the API server accepts other keys and counts nothing for them",
+        );
+    }
     if blind.is_empty() {
-        return of.ok("none that counts nvidia.com/gpu alone");
+        return of.ok("none that counts nvidia.com/gpu alone, or nothing");
     }
     of.warning(
         format!("{theirs} counts no fraction of a GPU: {}", names(&blind)),
         "add requests.gpupack.dev/gpu-share, in millionths of a GPU (docs/requests.md), unless only \
          kubelet's GPU pods are meant",
     )
+}
+
+/// Whether a key of a quota is meant for a marker, but is none that the API server counts.
+fn counts_nothing(key: &str) -> bool {
+    let is_counted = |marker| MARKERS.contains(&marker);
+    key.contains("gpupack.dev/") && !key.strip_prefix("requests.").is_some_and(is_counted)
 }
 
 #[cfg(test)]

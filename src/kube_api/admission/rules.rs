@@ -24,7 +24,7 @@ use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
 use crate::kube_api::admission::review::{ReviewFault, name_of, request};
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{ContainerList, ContainerView, containers};
-use crate::kube_api::containers::injection::{Changes, Clients, Owned, blank, granted, markers};
+use crate::kube_api::containers::injection::{Changes, Clients, Owned, blank, granted};
 use crate::kube_api::containers::mps;
 use crate::kube_api::pod::seen_pod::{
     DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of,
@@ -33,7 +33,7 @@ use crate::kube_api::request::annotations::{CONTAINER, DEVICE_COUNT, FRACTION, p
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerRequest, WHOLE, has_request, only};
+use crate::kube_api::request::resources::{ContainerRequest, WHOLE, has_request, markers, only};
 use crate::model::request::GpuRequest;
 
 /// The subresource that adds containers to a running pod.
@@ -209,7 +209,8 @@ impl Admission {
             granted.extend(mps::variables(self.settings.thread_cap));
             mounts.extend(mps::mounts());
         }
-        let markers = markers(request);
+        let prices = &self.requests.prices;
+        let markers: Vec<_> = markers(prices.charge(request), prices).collect();
         for container in &all {
             refuse_container(container, &self.settings)?;
             let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;

@@ -20,7 +20,7 @@ use crate::kube_api::containers::mps;
 use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::shown;
-use crate::kube_api::request::resources::{MARKER_MEMORY, MARKER_SHARE, WHOLE};
+use crate::kube_api::request::resources::{MARKERS, WHOLE};
 use crate::model::request::{Amount, GpuRequest, Isolation};
 
 /// NVIDIA's runtime reads the devices of a container from this variable.
@@ -318,7 +318,7 @@ impl Changes {
         let says = |given: Option<&Quantity>, amount| {
             given.is_some_and(|given| parse_count(&given.0) == Ok(amount))
         };
-        for key in [MARKER_SHARE, MARKER_MEMORY] {
+        for key in MARKERS {
             let wanted = markers.iter().find(|(name, _)| *name == key).map(|(_, amount)| *amount);
             let stale = |given: Option<&Quantity>| {
                 given.is_some() && !wanted.is_some_and(|wanted| says(given, wanted))
@@ -378,19 +378,4 @@ fn refuse_prefixes(container: &ContainerView<'_>, owned: Owned<'_>) -> Result<()
         }
     }
     Ok(())
-}
-
-/// The marker resources of a request, from what is known before its placement. At least one: in
-/// place, a scheduler calls the extender only for pods with a marker.
-pub(crate) fn markers(request: &GpuRequest) -> Vec<(&'static str, u64)> {
-    let times = |amount: u64| amount.saturating_mul(u64::from(request.count.get()));
-    match &request.amount {
-        Amount::Fraction(share) => vec![(MARKER_SHARE, times(share.millionths()))],
-        Amount::Memory(memory) => vec![(MARKER_MEMORY, times(memory.mib()))],
-        Amount::FractionAndMemory(share, memory) => {
-            vec![(MARKER_SHARE, times(share.millionths())), (MARKER_MEMORY, times(memory.mib()))]
-        }
-        Amount::Whole => vec![(MARKER_SHARE, times(1_000_000))],
-        Amount::MigInstance(_) | Amount::SharedSlot => vec![(MARKER_SHARE, 0)],
-    }
 }

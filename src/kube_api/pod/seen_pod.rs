@@ -21,9 +21,12 @@ use crate::kube_api::request::placement::{
     FENCE, FenceWriter, PLACED_PREFIX, PlacementError, decode, fence_digest, refuse_reserved_keys,
 };
 use crate::kube_api::request::request_error::RequestError;
-use crate::kube_api::request::resources::{ContainerKind, ContainerRequest};
+use crate::kube_api::request::resources::{
+    ContainerKind, ContainerRequest, MARKERS, markers, markers_of,
+};
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
+use crate::model::charge::Prices;
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef};
 
@@ -69,6 +72,8 @@ pub struct SeenPod {
     pub request: Result<Option<GpuRequest>, RequestError>,
     /// Its keys that concern GPUs of another scheduler.
     pub other_keys: Vec<OtherKey>,
+    /// What its markers say, in the order of [`MARKERS`].
+    pub markers: [u64; MARKERS.len()],
     /// Whether a container takes its devices from the placement, as the admission webhook or the
     /// pod's template says. Otherwise it runs without the GPU of its placement.
     pub takes_devices: bool,
@@ -168,6 +173,7 @@ impl SeenPod {
             host: spec.map_or(HostAmount::ZERO, host_amount),
             request: reserved.and_then(|()| parse_request(annotations, &containers)),
             other_keys: other_keys(annotations, &containers),
+            markers: markers_of(&containers),
             takes_devices: spec.is_some_and(takes_devices),
             placement: node.as_ref().map_or(Ok(None), |node| decode(annotations, node)),
             written: node.as_ref().map(|_| Written::of(annotations)).unwrap_or_default(),
@@ -244,6 +250,14 @@ impl SeenPod {
             self.request = Err(full);
             return;
         }
+        if let Some(request) = request
+            && self.node.is_none()
+            && rules.needs_markers
+            && let Some(short) = self.short_marker(request, &rules.prices)
+        {
+            self.request = Err(short);
+            return;
+        }
         // The cluster's own scheduler also serves pods that request nothing from gpupack.
         let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
         if self.node.is_none()
@@ -263,6 +277,14 @@ impl SeenPod {
         }
         let most = MAX_ANNOTATION_BYTES;
         (bytes > most).then_some(RequestError::FullAnnotations { bytes, most })
+    }
+
+    /// The error if a marker says less than the request counts: the pod did not come through the
+    /// webhook, its annotations have changed since, or prices have.
+    fn short_marker(&self, request: &GpuRequest, prices: &Prices) -> Option<RequestError> {
+        let needed = markers(prices.charge(request), prices);
+        let mut short = needed.zip(self.markers).filter(|((_, needed), has)| has < needed);
+        short.next().map(|((marker, needed), has)| RequestError::Marker { marker, has, needed })
     }
 
     /// Checks the length of all fields that are kept, because any client may have sent the pod.

@@ -281,6 +281,19 @@ pub enum RequestError {
         /// The maximum that leaves room, in bytes.
         most: usize,
     },
+    /// A marker that says less than the request counts.
+    #[error(
+        "its resource `{marker}` is `{has}`, and quotas must count `{needed}` for its request: create \
+         the pod again, so that the webhook writes the markers"
+    )]
+    Marker {
+        /// The marker.
+        marker: &'static str,
+        /// Its amount.
+        has: u64,
+        /// What the request counts.
+        needed: u64,
+    },
     /// More annotations than the shipped admission policies allow.
     #[error(
         "it has `{count}` annotations, and gpupack writes on no pod with more than `{most}` of others: \
@@ -320,6 +333,7 @@ impl RequestError {
             Self::LimitAboveMax { .. } => "limit_above_max",
             Self::ReservedKey { .. } => "reserved_key",
             Self::FullAnnotations { .. } => "full_annotations",
+            Self::Marker { .. } => "marker",
             Self::ManyAnnotations { .. } => "many_annotations",
         }
     }
@@ -369,6 +383,9 @@ impl RequestError {
             }
             Self::FullAnnotations { .. } => {
                 "GPU request refused: the pod's annotations leave no room for the placement"
+            }
+            Self::Marker { .. } => {
+                "GPU request refused: its markers say less than its request counts for quotas"
             }
             Self::ManyAnnotations { .. } => "GPU request refused: the pod has too many annotations",
         }

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use crate::hardware::device::MigProfile;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::model::charge::{Charge, Prices};
 use crate::model::request::{Amount, MAX_DEVICES_PER_POD};
 
 /// Whole GPUs.
@@ -23,6 +24,29 @@ const MAX_PROFILE: usize = 64;
 pub const MARKER_SHARE: &str = "gpupack.dev/gpu-share";
 /// The same for the requested memory, in MiB.
 pub const MARKER_MEMORY: &str = "gpupack.dev/gpu-memory";
+/// The same for the number of devices.
+pub const MARKER_DEVICES: &str = "gpupack.dev/gpus";
+/// The share weighed by model, where the operator gives models weights.
+pub const MARKER_EQUIVALENTS: &str = "gpupack.dev/gpu-equivalents";
+/// All markers.
+pub const MARKERS: [&str; 4] = [MARKER_SHARE, MARKER_MEMORY, MARKER_DEVICES, MARKER_EQUIVALENTS];
+
+/// The markers of a pod that counts `charge`, and their amounts.
+pub fn markers(charge: Charge, prices: &Prices) -> impl Iterator<Item = (&'static str, u64)> {
+    let Charge { share, memory, devices, equivalents } = charge;
+    let all = MARKERS.into_iter().zip([share, memory, devices, equivalents]);
+    let is_weighted = prices.are_weighted();
+    all.filter(move |(marker, _)| is_weighted || *marker != MARKER_EQUIVALENTS)
+}
+
+/// The markers of a pod, as written. A quota counts those of all containers; no sound pod has them
+/// on more than one.
+pub(crate) fn markers_of(containers: &[ContainerRequest]) -> [u64; MARKERS.len()] {
+    MARKERS.map(|marker| {
+        let amounts = containers.iter().filter_map(|container| container.resources.get(marker));
+        amounts.filter_map(|amount| parse_count(amount).ok()).max().unwrap_or(0)
+    })
+}
 
 /// The whole devices that a pod requests.
 pub(crate) struct ResourceRequest<'a> {

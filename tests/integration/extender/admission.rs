@@ -9,7 +9,7 @@ use gpupack::hardware::mig::GEOMETRIES;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::request::annotations::parse_request;
 use gpupack::kube_api::request::resources::{
-    ContainerKind, ContainerRequest, MARKER_MEMORY, MARKER_SHARE, MIG_PREFIX, SHARED_SLOT, WHOLE,
+    ContainerKind, ContainerRequest, MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -413,7 +413,7 @@ fn the_second_scheduler_ignores_exactly_the_resources_that_are_served() {
         let with_media = profile.has_media.then(|| format!("{plain}.me"));
         [Some(plain), with_media].into_iter().flatten()
     });
-    let fixed = [WHOLE, SHARED_SLOT, MARKER_SHARE, MARKER_MEMORY].map(str::to_owned);
+    let fixed = [WHOLE, SHARED_SLOT].into_iter().chain(MARKERS).map(str::to_owned);
     let served: BTreeSet<String> = instances.chain(fixed).collect();
     assert_eq!(ignored.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(), served);
     assert_eq!(ignored.len(), served.len(), "each is listed once");

@@ -154,5 +154,9 @@ fn classes_starts_and_quotas() {
     assert_eq!(quota(&["requests.nvidia.com/gpu", "pods"]), Warning);
     assert_eq!(quota(&["requests.nvidia.com/gpu", "requests.gpupack.dev/gpu-share"]), Good);
     assert_eq!(quota(&["requests.cpu"]), Good);
+    for useless in ["gpupack.dev/gpu-share", "limits.gpupack.dev/gpus", "requests.gpupack.dev/gpu"]
+    {
+        assert_eq!(quota(&[useless]), Warning, "{useless}");
+    }
     assert_eq!(quotas(&forbidden()).state, NotChecked);
 }

@@ -113,7 +113,10 @@ fn a_gpu_pod_is_completed() {
     assert_eq!(env(&spec["initContainers"][0]), [VOID]);
     assert_eq!(
         spec["containers"][0]["resources"],
-        json!({"limits": {"gpupack.dev/gpu-share": "500000"}})
+        json!({"limits": {
+            "gpupack.dev/gpu-share": "500000", "gpupack.dev/gpu-memory": "40960",
+            "gpupack.dev/gpus": "1",
+        }})
     );
     assert_eq!(spec["containers"][1].get("resources"), None);
     assert_eq!(done["metadata"]["annotations"]["gpu-fraction-container-name"], "main");
@@ -159,7 +162,10 @@ fn the_named_container_gets_the_gpu() {
     assert_eq!(env(&spec["initContainers"][0]), [DEVICES, UUIDS, MEMORY]);
     assert_eq!(env(&spec["containers"][0])[0], VOID);
     let limits = &spec["initContainers"][0]["resources"]["limits"];
-    assert_eq!(*limits, json!({"gpupack.dev/gpu-memory": "200"}));
+    let markers = json!({
+        "gpupack.dev/gpu-share": "2442", "gpupack.dev/gpu-memory": "200", "gpupack.dev/gpus": "2",
+    });
+    assert_eq!(*limits, markers);
 }
 
 #[test]
@@ -229,7 +235,10 @@ fn markers_of_a_user_become_those_of_the_request() {
     let resources = |i: usize| &done["spec"]["containers"][i]["resources"];
     assert_eq!(
         *resources(0),
-        json!({"limits": {"gpupack.dev/gpu-share": "500000", "cpu": "1"}, "requests": {"cpu": "1"}})
+        json!({"limits": {
+            "gpupack.dev/gpu-share": "500000", "gpupack.dev/gpu-memory": "40960",
+            "gpupack.dev/gpus": "1", "cpu": "1",
+        }, "requests": {"cpu": "1"}})
     );
     assert_eq!(*resources(1), json!({"limits": {}}));
     let canonical = half(|pod| {
@@ -263,7 +272,10 @@ fn whole_gpu_resources_are_converted_for_gpupack_pods() {
         let side = &done["spec"]["containers"][1];
         assert_eq!(
             side["resources"]["limits"],
-            json!({"cpu": "1", "gpupack.dev/gpu-share": "2000000"})
+            json!({
+                "cpu": "1", "gpupack.dev/gpu-share": "2000000",
+                "gpupack.dev/gpu-memory": "163840", "gpupack.dev/gpus": "2",
+            })
         );
         assert_eq!(env(side), [DEVICES, UUIDS, MEMORY]);
         assert_eq!(env(&done["spec"]["containers"][0])[0], VOID);
@@ -296,7 +308,10 @@ fn a_mig_instance_keeps_its_resource_and_gets_its_variables() {
     pod["spec"]["containers"][1]["resources"] = json!({"limits": {"nvidia.com/mig-1g.10gb": "1"}});
     let done = admitted(&shipped(), &pod).unwrap();
     let side = &done["spec"]["containers"][1];
-    let limits = json!({"nvidia.com/mig-1g.10gb": "1", "gpupack.dev/gpu-share": "0"});
+    let limits = json!({
+        "nvidia.com/mig-1g.10gb": "1", "gpupack.dev/gpu-share": "142858",
+        "gpupack.dev/gpu-memory": "10240", "gpupack.dev/gpus": "1",
+    });
     assert_eq!(side["resources"]["limits"], limits);
     assert_eq!(env(side), [DEVICES, UUIDS, MEMORY]);
 }

@@ -132,3 +132,33 @@ fn values_longer_than_kubernetes_allows_are_errors() {
         assert!(fault.to_string().starts_with(&format!("`{field}`")), "{fault}");
     }
 }
+
+#[test]
+fn a_waiting_pod_needs_the_markers_of_its_request_where_quotas_require_them() {
+    let rules = RequestRules { needs_markers: true, ..RequestRules::default() };
+    let pod = |fraction: &str, limits: Value, node: Option<&str>| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"uid": "u", "namespace": "t", "name": "p", "annotations": {"gpu-fraction": fraction}},
+            "spec": {"schedulerName": "gpupack", "nodeName": node, "containers": [
+                {"name": "side"}, {"name": "main", "resources": {"limits": limits}},
+            ]},
+        }))
+        .unwrap();
+        let seen = SeenPod::judged(&pod, &rules);
+        seen.request.map(|_| ()).map_err(|error| (error.label(), error.to_string()))
+    };
+    let all = json!({
+        "gpupack.dev/gpu-share": "500k", "gpupack.dev/gpu-memory": "40960", "gpupack.dev/gpus": "1",
+    });
+    assert_eq!(pod("0.5", all.clone(), None), Ok(()));
+    assert_eq!(pod("0.25", all.clone(), None), Ok(()), "cheaper than when it was created");
+    let (label, text) = pod("0.75", all.clone(), None).unwrap_err();
+    assert_eq!(label, "marker");
+    assert!(text.contains("`500000`") && text.contains("`750000`"), "{text}");
+    for marker in ["gpu-share", "gpu-memory", "gpus"] {
+        let mut without = all.clone();
+        without.as_object_mut().unwrap().remove(&format!("gpupack.dev/{marker}"));
+        assert!(pod("0.5", without, None).unwrap_err().1.contains(marker), "{marker}");
+    }
+    assert_eq!(pod("0.75", json!({}), Some("n")), Ok(()), "it keeps what it got");
+}

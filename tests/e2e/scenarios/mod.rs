@@ -26,6 +26,7 @@ mod mps;
 mod needed_rights;
 mod overlap;
 mod preemption;
+mod quotas;
 mod recipes;
 mod refusals;
 mod replicas;

@@ -81,7 +81,7 @@ mutations! {
     StandingStays,
     /// A pod does not see the room that is kept for it.
     StandingUnseen,
-    /// kube-scheduler is not told that the room kept for a pod is free.
+    /// A pod is not requeued when all of the room kept for it is free.
     StandingUntold,
     /// A requeue is not written.
     RequeueLost,

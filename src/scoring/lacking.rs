@@ -1,6 +1,6 @@
 //! Where the first pod of a line has the least to wait for: what each node lacks of its request.
 //!
-//! Nobody knows how long pods run, so nothing says which node has room first. The devices that lack
+//! How long pods run is not known, so nothing says which node has room first. The devices that lack
 //! least keep the least room idle meanwhile (EASY backfilling, Lifka 1995, in space).
 
 use crate::hardware::units::Demand;

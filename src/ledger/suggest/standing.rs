@@ -1,6 +1,6 @@
 //! Standing holds: room that is kept for the first pod of a line until it is bound.
 //!
-//! kube-scheduler tries a pod only when something changes, and small pods fill each hole. So a pod
+//! kube-scheduler tries a pod only when something changes, and small pods take all that becomes free. So a pod
 //! that needs much room at once could wait forever. A standing hold keeps the devices that lack
 //! least of its request, as they become free; everything else is left to others.
 

@@ -45,7 +45,7 @@ impl Bed {
         self.waiting.refuse(&uid(name), BTreeMap::from([(short, nodes.len())]), Some(named));
     }
 
-    /// The pods that are told to kube-scheduler this much later, with their nodes.
+    /// The pods that are requeued this much later, with their nodes.
     fn step_after(&mut self, seconds: u64) -> Vec<(String, String)> {
         self.now = self.now.plus(Duration::from_secs(seconds));
         let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
@@ -151,7 +151,7 @@ fn a_pod_that_is_not_bound_leaves_its_room_to_others_for_a_while() {
     bed.refused("stuck", (1_000_000, 100, 0), &["m"]);
     bed.refused("next", (1_000_000, 90, 0), &["m"]);
     assert_eq!(bed.step_after(0), pairs(&[("stuck", "m")]), "all of it is free");
-    assert_eq!(bed.step_after(1), vec![], "kube-scheduler was told");
+    assert_eq!(bed.step_after(1), vec![], "a requeue is under way");
     bed.step_after(30);
     assert_eq!(bed.kept(), pairs(&[("stuck", "m")]));
     bed.step_after(40);

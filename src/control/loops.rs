@@ -134,8 +134,8 @@ async fn standing(app: &Arc<App>) {
         holds = kept;
         app.outbox.push(step.events);
         step.ready.into_iter().for_each(|(node, pod)| requeue(app, node, pod));
-        for (pod, standing) in step.begun {
-            app.tell_room_kept(&pod, &standing);
+        for (pod, standing) in step.begun.iter().filter(|(_, standing)| standing.lacks > 0) {
+            app.tell_room_kept(pod, standing);
         }
         for (pod, node) in step.given_up {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "its room was free and nothing bound it: the room is no longer kept");

@@ -76,6 +76,7 @@ pub mod scoring {
     pub(crate) mod node_waste;
     pub mod strategy;
     pub mod plan;
+    pub mod lacking;
     #[cfg(test)]
     pub(crate) mod fixture;
 }
@@ -135,6 +136,7 @@ pub mod ledger {
         pub mod requeue;
         pub mod waiting;
         pub(crate) mod requeue_attempts;
+        pub mod standing;
         pub mod search;
         pub(crate) mod suggestions;
     }
@@ -303,6 +305,7 @@ pub mod control {
         pub(crate) mod reasons;
         pub mod requeue;
         pub(crate) mod requeue_write;
+        pub mod standing;
         pub mod teams;
         pub(crate) mod ledger_events;
     }

@@ -77,6 +77,12 @@ mutations! {
     HoldForMadeUp,
     /// Room is held again and again for a pod that is never bound.
     HoldsUnlimited,
+    /// A standing hold stays when its pod is bound or gone.
+    StandingStays,
+    /// A pod does not see the room that is kept for it.
+    StandingUnseen,
+    /// A pod is not requeued when all of the room kept for it is free.
+    StandingUntold,
     /// A requeue is not written.
     RequeueLost,
     /// The room is forgotten when a requeue fails.

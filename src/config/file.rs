@@ -129,6 +129,12 @@ pub struct Config {
     /// Longest time of a hold.
     #[serde(rename = "hold_seconds", deserialize_with = "seconds::<1, 300, _>")]
     pub hold_for: Duration,
+    /// How long the first pod of a line waits until room is kept for it; zero: none ever is.
+    #[serde(rename = "standing_hold_after_seconds", deserialize_with = "seconds::<0, 86_400, _>")]
+    pub standing_hold_after: Duration,
+    /// Most devices of a pool that are kept for it; one always may be.
+    #[serde(deserialize_with = "requests::share")]
+    pub standing_hold_at_most: Share,
     /// Age of the last report from which a node is not reporting; at least two heartbeats of an agent.
     #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<10, 3_600, _>")]
     pub stale_after: Duration,
@@ -199,6 +205,8 @@ impl Default for Config {
             min_memory: MemMib::new(64),
             max_limit: Share::WHOLE,
             hold_for: Duration::from_secs(10),
+            standing_hold_after: Duration::from_secs(60),
+            standing_hold_at_most: Share::from_millionths(250_000),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
             drain_limit: Duration::from_secs(30),

@@ -15,6 +15,7 @@ use crate::control::pods::ledger_events::tell;
 use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::requeue;
+use crate::control::pods::standing::{StandingHolds, StandingRules};
 use crate::control::pods::teams;
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
@@ -65,6 +66,7 @@ pub fn start(app: &Arc<App>) -> Running {
             settling(&app).boxed(),
             restoring(&app).boxed(),
             guarding(&app).boxed(),
+            standing(&app).boxed(),
         ]);
         select(ended, loops.collect::<()>()).await;
     });
@@ -100,6 +102,45 @@ async fn ticks(app: &Arc<App>) {
 async fn beside(app: &Arc<App>, look: fn(&App)) {
     let worker = Arc::clone(app);
     app.outside.work(move || look(&worker)).await.expect("a look panicked: so does its loop");
+}
+
+/// Keeps room for the first pods of lines, while this process leads and its ledger is whole.
+async fn standing(app: &Arc<App>) {
+    let (after, at_most) = (app.config.standing_hold_after, app.config.standing_hold_at_most);
+    let rules = StandingRules { after, at_most };
+    let mut next = app.outside.every(TICK);
+    let mut holds = StandingHolds::default();
+    loop {
+        next.tick().await;
+        let is_ready = app.leading.is_here() && app.readiness() == Readiness::Ready;
+        if !is_ready || after.is_zero() || matches!(app.truth, Truth::Ledger) {
+            app.outbox.push(app.ledger.stand_down_all());
+            holds = StandingHolds::default();
+            continue;
+        }
+        let worker = Arc::clone(app);
+        let work = move || {
+            let wall = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
+            let times = (worker.clock.now(), wall);
+            let step = holds.step(&worker.waiting, &worker.ledger, rules, times);
+            (holds, step)
+        };
+        let Some((kept, step)) = app.outside.work(work).await else {
+            tracing::error!("a bug in the choice of standing holds, please report this");
+            app.outbox.push(app.ledger.stand_down_all());
+            holds = StandingHolds::default();
+            continue;
+        };
+        holds = kept;
+        app.outbox.push(step.events);
+        step.ready.into_iter().for_each(|(node, pod)| requeue(app, node, pod));
+        for (pod, standing) in step.begun.iter().filter(|(_, standing)| standing.lacks > 0) {
+            app.tell_room_kept(pod, standing);
+        }
+        for (pod, node) in step.given_up {
+            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "its room was free and nothing bound it: the room is no longer kept");
+        }
+    }
 }
 
 /// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop

@@ -39,6 +39,7 @@ pub struct Metrics {
     refusals: IntCounterVec,
     binds: IntCounterVec,
     holds: IntGauge,
+    standing_holds: IntGauge,
     requeues: IntCounterVec,
     reports: IntCounterVec,
     report_interval: Histogram,
@@ -116,6 +117,10 @@ impl Metrics {
             holds: make_of_cluster.int_gauge(
                 "gpupack_holds",
                 "Holds: room kept for pods between *filter* and *bind*.",
+            ),
+            standing_holds: make_of_cluster.int_gauge(
+                "gpupack_standing_holds",
+                "Standing holds: room kept for the first pods of lines until they are bound.",
             ),
             requeues: make.counters(
                 "gpupack_requeues_total",
@@ -352,10 +357,12 @@ impl Metrics {
         self.leader.set(i64::from(is_leader));
     }
 
-    /// Sets the gauges of the service. The oldest report is in seconds since 1970; 0 if none.
-    pub fn set_service(&self, is_ready: bool, holds: usize, oldest_report: u64) {
+    /// Sets the gauges of the service: of holds, and standing ones, their numbers. The oldest report is in seconds since 1970; 0 if none.
+    pub fn set_service(&self, is_ready: bool, holds: (usize, usize), oldest_report: u64) {
         self.ready.set(i64::from(is_ready));
-        self.holds.set(i64::try_from(holds).unwrap_or(i64::MAX));
+        let count = |holds: usize| i64::try_from(holds).unwrap_or(i64::MAX);
+        self.holds.set(count(holds.0));
+        self.standing_holds.set(count(holds.1));
         self.oldest_report.set(whole(oldest_report));
     }
 

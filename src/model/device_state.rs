@@ -226,6 +226,15 @@ impl DeviceState {
         self.left_of(self.capacity().checked_sub(self.allocated))
     }
 
+    /// Keeps what is left of `demand` for the first pod of a line.
+    pub(crate) fn stand(&mut self, demand: Demand) {
+        let left = self.capacity().checked_sub(self.allocated);
+        let left = left.and_then(|left| left.checked_sub(self.on_hold)).unwrap_or(Demand::ZERO);
+        let kept =
+            Demand { memory: demand.memory.min(left.memory), share: demand.share.min(left.share) };
+        self.on_hold = self.on_hold.checked_add(kept).unwrap_or(BEYOND);
+    }
+
     /// Room beside reservations and holds; what *filter* sees.
     pub fn free(&self) -> Demand {
         let left = self.capacity().checked_sub(self.allocated);
@@ -330,6 +339,16 @@ pub struct Hold {
     pub host: HostAmount,
     /// When it ends automatically.
     pub expires: Timestamp,
+}
+
+/// Room kept for the first pod of a line until it is bound there: what is free of it now, and what
+/// others leave of it later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandingHold {
+    /// Devices and amounts, free or not.
+    pub placement: Placement,
+    /// CPU and host memory.
+    pub host: HostAmount,
 }
 
 impl DeviceState {

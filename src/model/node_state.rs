@@ -17,7 +17,8 @@ use crate::hardware::pool::PoolRule;
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceState, DeviceUse, Hold, HoldRule, Verification,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceState, DeviceUse, Hold, HoldRule, StandingHold,
+    Verification,
 };
 use crate::model::fit::Room;
 use crate::model::rejection::Rejection;
@@ -55,6 +56,7 @@ pub struct NodeState {
     reservations: LiteMap<PodUid, Reservation>,
     others: LiteMap<PodUid, HostAmount>,
     holds: BTreeMap<PodUid, Hold>,
+    standing: BTreeMap<PodUid, StandingHold>,
     last_report: Option<Timestamp>,
     unmanaged_tolerance: MemMib,
 }
@@ -80,6 +82,7 @@ impl NodeState {
             reservations: LiteMap::new(),
             others: LiteMap::new(),
             holds: BTreeMap::new(),
+            standing: BTreeMap::new(),
             last_report: None,
             unmanaged_tolerance,
         }
@@ -133,6 +136,11 @@ impl NodeState {
         &self.holds
     }
 
+    /// All standing holds, by UID.
+    pub fn standing_holds(&self) -> &BTreeMap<PodUid, StandingHold> {
+        &self.standing
+    }
+
     /// CPU and host memory that the node offers to pods.
     pub fn host_capacity(&self) -> HostAmount {
         self.host_capacity
@@ -162,6 +170,7 @@ impl NodeState {
             && self.reservations.is_empty()
             && self.others.is_empty()
             && self.holds.is_empty()
+            && self.standing.is_empty()
     }
 
     /// The rejection of the node itself, for any request.
@@ -303,6 +312,21 @@ impl NodeState {
         hold
     }
 
+    /// Keeps room for the first pod of a line. Replaces its earlier standing hold here.
+    pub fn stand(&mut self, uid: PodUid, hold: StandingHold) {
+        self.standing.insert(uid, hold);
+        self.recompute();
+    }
+
+    /// Ends a standing hold. Returns it if there was one.
+    pub fn stand_down(&mut self, uid: &PodUid) -> Option<StandingHold> {
+        let hold = self.standing.remove(uid);
+        if hold.is_some() {
+            self.recompute();
+        }
+        hold
+    }
+
     /// Whether a pod is on the node, with devices or without.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.reservations.contains_key(uid) || self.others.contains_key(uid)
@@ -312,7 +336,8 @@ impl NodeState {
     #[doc(hidden)] // for tests
     pub fn entries(&self) -> usize {
         let on_devices = self.devices.iter().map(DeviceState::entries).sum::<usize>();
-        self.reservations.len() + self.others.len() + self.holds.len() + on_devices
+        let kept = self.holds.len() + self.standing.len();
+        self.reservations.len() + self.others.len() + kept + on_devices
     }
 
     /// The reservation of a pod.
@@ -433,7 +458,12 @@ impl NodeState {
         self.recompute_devices();
         let allocated = self.reservations.values().map(|held| held.host);
         self.host_allocated = sum_host(allocated.chain(self.others.values().copied()));
-        self.host_held = sum_host(self.holds.values().map(|hold| hold.host));
+        let held = self.holds.values().map(|hold| hold.host);
+        let is_alone = |(uid, _): &(&PodUid, &StandingHold)| {
+            !has_more(&self.holds, &self.reservations, &self.others, uid)
+        };
+        let standing = self.standing.iter().filter(is_alone).map(|(_, hold)| hold.host);
+        self.host_held = sum_host(held.chain(standing));
     }
 
     fn recompute_devices(&mut self) {
@@ -460,6 +490,16 @@ impl NodeState {
                 }
             }
         }
+        for (uid, hold) in &self.standing {
+            if has_more(&self.holds, &self.reservations, &self.others, uid) {
+                continue;
+            }
+            for placed in &hold.placement.devices {
+                if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
+                    device_state.stand(placed.demand);
+                }
+            }
+        }
         self.recompute_rooms();
     }
 
@@ -468,6 +508,16 @@ impl NodeState {
             |holds| self.devices.iter().map(move |device_state| device_state.room(holds)).collect();
         (self.rooms, self.rooms_under_holds) = (room(HoldRule::Respected), room(HoldRule::Ignored));
     }
+}
+
+/// Whether a pod has more on the node than a standing hold, which then takes nothing.
+fn has_more(
+    holds: &BTreeMap<PodUid, Hold>,
+    reservations: &LiteMap<PodUid, Reservation>,
+    others: &LiteMap<PodUid, HostAmount>,
+    uid: &PodUid,
+) -> bool {
+    holds.contains_key(uid) || reservations.contains_key(uid) || others.contains_key(uid)
 }
 
 fn device_mut<'a>(devices: &'a mut [DeviceState], id: &DeviceId) -> Option<&'a mut DeviceState> {

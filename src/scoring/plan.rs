@@ -143,7 +143,12 @@ fn fitting_devices(compiled: &CompiledRequest, rooms: &[Room]) -> Result<Fits, R
 /// # Panics
 /// If `place` was not found on this state: a position is out of range.
 pub fn placement(node: &NodeState, place: &Place) -> Placement {
-    let devices = place.taken.iter().map(|(position, demand)| PlacedDevice {
+    placed(node, &place.taken)
+}
+
+/// The same of devices at their positions.
+pub(crate) fn placed(node: &NodeState, taken: &TakenList) -> Placement {
+    let devices = taken.iter().map(|(position, demand)| PlacedDevice {
         id: node.devices()[*position].device().id.clone(),
         demand: *demand,
     });

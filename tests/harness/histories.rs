@@ -75,6 +75,8 @@ pub(crate) enum Event {
     Reserve(usize, usize, PlacementRequest),
     Hold(usize, usize, PlacementRequest),
     DropHold(usize),
+    Stand(usize, PlacementRequest),
+    StandDown(usize),
     Forget(usize),
     Confirm(usize),
     Bound(usize),
@@ -164,6 +166,8 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
         8 => (pod(), node(), query()).prop_map(|(p, n, q)| Event::Reserve(p, n, q)),
         4 => (pod(), node(), query()).prop_map(|(p, n, q)| Event::Hold(p, n, q)),
         1 => pod().prop_map(Event::DropHold),
+        3 => (pod(), query()).prop_map(|(p, q)| Event::Stand(p, q)),
+        1 => pod().prop_map(Event::StandDown),
         2 => pod().prop_map(Event::Forget),
         2 => pod().prop_map(Event::Confirm),
         4 => pod().prop_map(Event::Bound),
@@ -317,6 +321,8 @@ impl Player {
                 Some(ledger.hold(&self.uid(*at), NODES[*node], query, now))
             }
             Event::DropHold(at) => Some(ledger.drop_hold(&self.uid(*at))),
+            Event::Stand(at, query) => Some(ledger.stand(&self.uid(*at), query, None, |_| true).1),
+            Event::StandDown(at) => Some(ledger.stand_down(&self.uid(*at))),
             // the API server refuses no Binding that it has accepted
             Event::Forget(at) => Some(ledger.forget(&self.uid(*at))),
             Event::Confirm(at) => self.bind(*at, |ledger, fact, _| {

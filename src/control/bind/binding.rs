@@ -33,6 +33,7 @@ use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
+use crate::model::event::LedgerEvent;
 use crate::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
@@ -196,7 +197,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         return Err(BindError::WarmingUp);
     }
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
+    let kept_on = app.ledger.standing_node(&uid);
     let placement = app.ledger.reserve(&pod.pod, &args.node, &query, app.clock.now())?;
+    app.outbox.push(kept_on.map(LedgerEvent::Room).into_iter().collect()); // what it does not take
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {

@@ -178,7 +178,7 @@ impl RequeueLoop {
                 all_looks += looks;
                 let Some(uid) = first else { break };
                 let candidate = self.order.take(&uid); // it comes back with its next change
-                if let Some(pod) = waiting.requeue(&uid, &room) {
+                if let Some(pod) = waiting.requeue(&uid, room.arrival) {
                     self.sending.set(&uid, candidate);
                     chain.tried.insert(uid.clone());
                     (chain.last, chain.fits, chain.more) = (Some(uid), None, None);

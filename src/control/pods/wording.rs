@@ -111,6 +111,10 @@ pub(crate) fn words(
         Change::HeldElsewhere => format!(
             "wait some seconds: the room on node {node} is held for a pod that is being bound"
         ),
+        Change::KeptForFirst => format!(
+            "wait: the room on node {node} is kept for the first pod of the line (`gpupack waiting`), or \
+             give this one a higher priority"
+        ),
         Change::Ending(pods) => format!(
             "wait some seconds: processes of {} may still hold the room on node {node}",
             named(pods, sees)

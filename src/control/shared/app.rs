@@ -23,7 +23,7 @@ use crate::control::shared::passed::PassedPods;
 use crate::control::shared::team_names::Teams;
 use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::units::{MemMib, Timestamp};
+use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
@@ -34,6 +34,7 @@ use crate::kube_api::write::writer::ApiWriter;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::standing::Standing;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
@@ -302,6 +303,16 @@ impl App {
              for more by `gpu-memory` or `gpu-fraction`"
         );
         self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
+    }
+
+    /// Tells a pod that room is kept for it from now on.
+    pub(crate) fn tell_room_kept(&self, pod: &PodRef, standing: &Standing) {
+        let (node, lacks) = (&standing.node, Share::from_millionths(standing.lacks));
+        let note = format!(
+            "it is the first of its line: what becomes free of its GPUs on node {node} is kept for it; \
+             {lacks} GPUs are still in use"
+        );
+        self.tell(pod, NoticeReason::GpuRoomKept, note);
     }
 
     /// How the webhook is configured to limit the memory of containers that share a GPU.

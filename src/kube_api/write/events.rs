@@ -52,6 +52,8 @@ pub enum NoticeReason {
     GpuRequestRefused,
     /// No node has room for it now.
     NoGpuFits,
+    /// What becomes free of its room on a node is kept for it.
+    GpuRoomKept,
     /// Another client bound it, and its annotations have no placement.
     PlacedByOthers,
     /// Its GPU is overallocated.
@@ -82,6 +84,7 @@ impl NoticeReason {
             Self::GpuMemorySmall => "GpuMemorySmall",
             Self::GpuRequestRefused => "GpuRequestRefused",
             Self::NoGpuFits => "NoGpuFits",
+            Self::GpuRoomKept => "GpuRoomKept",
             Self::PlacedByOthers => "PlacedByOthers",
             Self::Overallocated => "Overallocated",
             Self::PlacementUnreadable => "PlacementUnreadable",
@@ -98,7 +101,9 @@ impl NoticeReason {
     /// The action that the Event shows.
     fn action(self) -> &'static str {
         match self {
-            Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits => "Scheduling",
+            Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits | Self::GpuRoomKept => {
+                "Scheduling"
+            }
             Self::GpuRequestRefused => "Parsing",
             Self::PlacedByOthers
             | Self::Overallocated
@@ -115,7 +120,7 @@ impl NoticeReason {
 
     fn severity(self) -> EventType {
         match self {
-            Self::GpuPlaced => EventType::Normal,
+            Self::GpuPlaced | Self::GpuRoomKept => EventType::Normal,
             Self::GpuMemorySmall
             | Self::GpuRequestRefused
             | Self::NoGpuFits

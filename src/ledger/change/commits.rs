@@ -79,6 +79,7 @@ impl Ledger {
                     })
                     .map_err(ReserveError::Rejection)?;
                 self.release(&pod.uid);
+                self.stand_down(&pod.uid);
                 free.insert(at);
                 Ok(placement)
             }
@@ -175,10 +176,14 @@ fn assume(
     now: Timestamp,
 ) -> Result<Placement, Rejection> {
     let hold = node_state.release(&pod.uid);
+    let standing = node_state.stand_down(&pod.uid);
     let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
     let placement = place(node_state, compiled, query, mix, on_hold).inspect_err(|_| {
         if let Some(hold) = hold {
             node_state.hold(pod.uid.clone(), hold);
+        }
+        if let Some(standing) = standing {
+            node_state.stand(pod.uid.clone(), standing);
         }
     })?;
     node_state.allocate(Reservation {

@@ -133,6 +133,7 @@ impl Ledger {
         }
         let before = std::mem::replace(&mut *held_at, at);
         let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
+        events.extend(self.stand_down(uid));
         if before != at {
             events.extend(self.change_node(before, |node_state| {
                 node_state.remove(uid);
@@ -173,6 +174,7 @@ impl Ledger {
         self.ended().remember(uid);
         let entry = self.pods.entry(uid.clone());
         let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
+        events.extend(self.stand_down(uid));
         let Entry::Occupied(held) = entry else { return events };
         let at = *held.get();
         let mut is_gone = false;

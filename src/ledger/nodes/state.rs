@@ -122,6 +122,8 @@ pub struct Ledger {
     node_table: RwLock<Arc<NodeTable>>,
     pub(crate) pods: DashMap<PodUid, usize>,
     pub(crate) holds: DashMap<PodUid, usize>,
+    /// Standing holds, one for each pool with a line. Taken before the state of a node.
+    pub(crate) standing: Mutex<BTreeMap<PodUid, usize>>,
     pub(crate) owners: DashMap<DeviceId, usize>,
     /// Numbers of failure domains, from one on.
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
@@ -158,6 +160,7 @@ impl Ledger {
             node_table: RwLock::default(),
             pods: DashMap::new(),
             holds: DashMap::new(),
+            standing: Mutex::default(),
             owners: DashMap::new(),
             domains: Mutex::default(),
             cluster: RwLock::new(ClusterModel {
@@ -306,6 +309,20 @@ impl Ledger {
             true
         });
         events.pop()
+    }
+
+    /// The node on which room is kept for a pod as the first of its line.
+    pub fn standing_node(&self, uid: &PodUid) -> Option<NodeName> {
+        let at = self.standing.lock().get(uid).copied()?;
+        Some(self.node_entry(at).name.clone())
+    }
+
+    /// Ends the standing hold of a pod, if it has one.
+    pub fn stand_down(&self, uid: &PodUid) -> Vec<LedgerEvent> {
+        let Some(at) = self.standing.lock().remove(uid) else { return Vec::new() };
+        self.change_node(at, |node_state| {
+            node_state.stand_down(uid);
+        })
     }
 
     /// Runs `body` with the position of the pod's hold, unless the pod is on a node or has ended.

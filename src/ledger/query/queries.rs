@@ -351,11 +351,16 @@ impl Ledger {
             let mut is_held = false;
             events.extend(self.change_node(at, |node_state| {
                 node_state.release(pod);
-                let Ok(place) = evaluate(node_state, &compiled, query, &cluster) else { return };
-                let placement = plan::placement(node_state, &place);
-                let expires = now.plus(self.settings.hold_for);
-                node_state.hold(pod.clone(), Hold { placement, host: compiled.host, expires });
-                is_held = true;
+                let standing = node_state.stand_down(pod);
+                if let Ok(place) = evaluate(node_state, &compiled, query, &cluster) {
+                    let placement = plan::placement(node_state, &place);
+                    let expires = now.plus(self.settings.hold_for);
+                    node_state.hold(pod.clone(), Hold { placement, host: compiled.host, expires });
+                    is_held = true;
+                }
+                if let Some(standing) = standing {
+                    node_state.stand(pod.clone(), standing);
+                }
             }));
             if is_held {
                 entry.insert(at);
@@ -388,7 +393,7 @@ fn shape(query: &PlacementRequest) -> Shape {
     }
 }
 
-fn evaluate(
+pub(crate) fn evaluate(
     node_state: &NodeState,
     compiled: &CompiledRequest,
     query: &PlacementRequest,

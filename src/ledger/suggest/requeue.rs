@@ -34,6 +34,12 @@ pub struct NamedNodes {
     arrivals: u64,
 }
 
+impl Arrival {
+    pub(crate) fn new(at: usize, since: u64) -> Self {
+        Self { at, since }
+    }
+}
+
 impl NamedNodes {
     /// Its size in bytes.
     pub(crate) fn size(&self) -> usize {

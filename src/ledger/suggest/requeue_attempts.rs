@@ -2,7 +2,7 @@
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
-use crate::ledger::suggest::requeue::{Candidate, FreeRoom, Group};
+use crate::ledger::suggest::requeue::{Arrival, Candidate, Group};
 use crate::ledger::suggest::waiting::{
     Pods, Progress, Requeue, Stage, WaitingPod, WaitingPods, WaitingState,
 };
@@ -46,13 +46,13 @@ impl WaitingPods {
 
     /// Notes that the pod will be requeued for room on a node. `None` if it has changed, so that it
     /// cannot be requeued for that.
-    pub fn requeue(&self, uid: &PodUid, room: &FreeRoom) -> Option<WaitingPod> {
+    pub(crate) fn requeue(&self, uid: &PodUid, node: Arrival) -> Option<WaitingPod> {
         let requeued = self.pods().change(uid, |state| {
             let candidate = state.candidate()?;
-            if candidate.named.is_some_and(|named| !named.may_have(room.arrival)) {
+            if candidate.named.is_some_and(|named| !named.may_have(node)) {
                 return None;
             }
-            state.requeue = Some(Requeue { node: room.arrival, stage: Stage::Sending });
+            state.requeue = Some(Requeue { node, stage: Stage::Sending });
             Some(state.waiting.clone())
         });
         requeued.flatten()

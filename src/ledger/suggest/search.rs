@@ -122,6 +122,8 @@ pub struct Suggestion {
 pub enum Change {
     /// Nothing but time: the room is held for pods that are about to be bound.
     HeldElsewhere,
+    /// Nothing but time: the room is kept for the first pod of the line.
+    KeptForFirst,
     /// Nothing but time: these pods have ended, and their processes may still use the room.
     Ending(Vec<PodRef>),
     /// The pod makes this request instead.

@@ -59,7 +59,9 @@ impl Ledger {
             return false; // not needed any more
         }
         match &suggestion.change {
-            Change::HeldElsewhere => plan::fits(&node_state, &compiled, HoldRule::Ignored),
+            Change::HeldElsewhere | Change::KeptForFirst => {
+                plan::fits(&node_state, &compiled, HoldRule::Ignored)
+            }
             Change::Request(_, changed) => {
                 plan::fits(&node_state, &changed.compile(&search.classes), HoldRule::Respected)
             }
@@ -96,6 +98,13 @@ impl Search<'_> {
         });
         if let Some(node) = on_hold {
             return Some(Suggestion { node, change: Change::HeldElsewhere });
+        }
+        let is_kept = |node_state: &NodeState| {
+            !node_state.standing_holds().is_empty()
+                && plan::fits(node_state, &compiled, HoldRule::Ignored)
+        };
+        if let Some(node) = self.find(is_kept) {
+            return Some(Suggestion { node, change: Change::KeptForFirst });
         }
         self.nodes().find_map(|(name, node_state)| {
             let held = node_state.reservations().values();

@@ -443,6 +443,23 @@ impl WaitingPods {
         self.pods().shown().for_each(look);
     }
 
+    /// The first pod of each line, the most important and then oldest first: of the pods for which
+    /// `may` is true and whose requests, and nodes of the last call, are the same.
+    pub fn firsts(&self, may: impl Fn(&WaitingState) -> bool) -> Vec<WaitingState> {
+        let pods = self.pods();
+        let mut firsts: BTreeMap<_, &WaitingState> = BTreeMap::new();
+        for state in pods.shown().filter(|state| may(state)) {
+            let line = (&state.waiting.query, state.named.as_ref().map(Arc::as_ptr));
+            let first = firsts.entry(line).or_insert(state);
+            if order(&state.waiting) < order(&first.waiting) {
+                *first = state;
+            }
+        }
+        let mut firsts: Vec<WaitingState> = firsts.into_values().cloned().collect();
+        firsts.sort_by(|a, b| order(&a.waiting).cmp(&order(&b.waiting)));
+        firsts
+    }
+
     /// Pods that fitted on no node last time.
     pub fn refused_count(&self) -> usize {
         self.pods().shown().filter(|state| state.refused.is_some()).count()

@@ -66,7 +66,8 @@ fn service(app: &App, is_leader: bool) -> NodeCounts {
     let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
     let is_ready = is_leader && app.readiness() == Readiness::Ready;
     app.metrics.set_leader(is_leader);
-    app.metrics.set_service(is_ready, app.ledger.hold_count(), heard);
+    let holds = (app.ledger.hold_count(), app.ledger.standing_count());
+    app.metrics.set_service(is_ready, holds, heard);
     if let Truth::Cluster(cluster) = &app.truth {
         let counts = cluster.notices.counts();
         app.metrics.set_events_lost(counts.dropped + counts.failed);

@@ -142,6 +142,17 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
+    if let Some(kept_on) = app.ledger.fits_standing(uid, query)
+        && app.is_known_to_wait(uid, query)
+        && names.iter().any(|name| name == kept_on.as_str())
+        && !mutated(Mutation::StandingUnseen)
+    {
+        // Room was kept for it, and now all of it is free.
+        let kept = vec![kept_on.as_str()];
+        note_fitting(app, pod, &kept, query, now);
+        let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
+        return (result.to_json(), Outcome::Ok);
+    }
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
     {

@@ -12,6 +12,7 @@ use crate::control::pods::wording;
 use crate::control::pods::wording::{GATED, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
+use crate::hardware::units::Share;
 use crate::ledger::query::queries::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::ledger::suggest::waiting::WaitingState;
@@ -121,9 +122,13 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
             closest.map_or(Obstacle::Node, Rejection::obstacle),
         ),
     };
+    let kept = app.ledger.standing(&waiting.pod.uid, query).map(|standing| {
+        let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
+        format!("; it is the first of its line, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
+    });
     Explanation {
         pod: waiting.pod.to_string(),
-        verdict,
+        verdict: verdict + &kept.unwrap_or_default(),
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
         blocked_by: Some(blocked_by),
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),

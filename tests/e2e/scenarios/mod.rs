@@ -35,6 +35,7 @@ mod restart;
 mod rights;
 mod runtime;
 mod sharing;
+mod standing;
 mod taints;
 mod throughput;
 mod upgrade;

@@ -125,7 +125,9 @@ fn check_reserve(
 ) -> Result<(), TestCaseError> {
     for node in NODES {
         let answer = ledger.answers(query, &[node]).remove(0);
-        let has_holds = ledger.node(node).is_some_and(|node_state| !node_state.holds().is_empty());
+        let has_holds = ledger.node(node).is_some_and(|node_state| {
+            !node_state.holds().is_empty() || !node_state.standing_holds().is_empty()
+        });
         let reserved = ledger.reserve(&pod("probe"), node, query, now);
         match (answer, reserved) {
             (Ok(_), Ok(placement)) => {
@@ -247,6 +249,8 @@ proptest! {
             let nodes = player.ledger.nodes();
             let holds: usize = nodes.iter().map(|node| node.holds().len()).sum();
             prop_assert_eq!(player.ledger.hold_count(), holds, "after {:?}", event);
+            let standing: usize = nodes.iter().map(|node| node.standing_holds().len()).sum();
+            prop_assert_eq!(player.ledger.standing_count(), standing, "after {:?}", event);
             for node in &nodes {
                 for uid in node.reservations().keys() {
                     let found = player.ledger.reservation(uid).map(|held| held.placement.node);

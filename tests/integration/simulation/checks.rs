@@ -54,6 +54,7 @@ impl World {
             replica.checked = replica.seen;
             if is_turn {
                 check_holds(replica, now)?;
+                check_standing(replica)?;
             }
             if is_audited {
                 replica.app.ledger.audit().map_err(|faults| format!("{faults:?}"))?;
@@ -205,9 +206,14 @@ impl World {
                 continue;
             }
             let query = replica.app.query(&self.api.change(pod).seen);
-            let fitting = query.map(|query| replica.app.ledger.fitting(&query));
+            let ledger = &replica.app.ledger;
+            let fitting = query.as_ref().map(|query| ledger.fitting(query));
+            let kept = query.and_then(|query| ledger.fits_standing(&uid, &query));
+            let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
             let fits = |node: &&Node| match &fitting {
-                Some(fitting) => fitting.iter().any(|(name, _)| name.as_str() == node.name),
+                Some(fitting) => {
+                    fitting.iter().any(|(name, _)| name.as_str() == node.name) || is_kept(node)
+                }
                 None => true, // no GPU
             };
             let suits =
@@ -290,4 +296,26 @@ fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
         }
     });
     broken.map_or(Ok(()), Err)
+}
+
+/// Room is kept for one pod of a pool at most (all nodes are of one pool), and only where it runs no
+/// risk: the pod waits as far as this process knows.
+fn check_standing(replica: &Replica) -> Result<(), String> {
+    let ledger = &replica.app.ledger;
+    let standing = ledger.standing_nodes();
+    if standing.len() > 1 {
+        return Err(format!("room is kept for several pods: {standing:?}"));
+    }
+    let mut on_nodes = BTreeMap::new();
+    ledger.look_at_each(|node| {
+        let kept = node.standing_holds().keys();
+        on_nodes.extend(kept.map(|uid| (uid.clone(), node.name().clone())));
+    });
+    if on_nodes != standing {
+        return Err(format!("room is kept on {on_nodes:?}, and noted for {standing:?}"));
+    }
+    match standing.keys().find(|uid| ledger.reservation(uid).is_some()) {
+        Some(uid) => Err(format!("room is kept for {uid}, which has some")),
+        None => Ok(()),
+    }
 }

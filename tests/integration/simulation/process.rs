@@ -13,6 +13,9 @@ use super::{What, Work, World};
 /// The answer to *bind* while a process starts.
 const WARMING_UP: &str = "gpupack is warming up";
 
+/// Seconds after which room is kept for the first pod of a line, by seed; zero: never.
+const STANDING_AFTER: [u64; 3] = [0, 2, 10];
+
 impl World {
     pub(super) fn processes(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().flatten().chain(&self.overlapping)
@@ -104,8 +107,10 @@ impl World {
         let life = self.lives;
         let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
         let evicts = self.settings.faults.contains(&Fault::Eviction);
+        let standing_after = STANDING_AFTER[self.settings.seed as usize % STANDING_AFTER.len()];
         let place = (self.replicas.len() > 1).then_some(to);
-        self.replicas[to] = Some(Replica::start(life, self.now, ahead, evicts, place));
+        self.replicas[to] =
+            Some(Replica::start(life, self.now, ahead, (evicts, standing_after), place));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
         self.step(life, Event::Changed);

@@ -274,6 +274,7 @@ proptest! {
             live.ledger.see_pod(fact, live.now); // the watch has caught up
         }
         live.settle();
+        live.ledger.stand_down_all(); // chosen again, from the pods that wait
         let mut rebuilt = Player::new_like(&live);
         for at in &live.present {
             rebuilt.play(&Event::SeeNode(*at));

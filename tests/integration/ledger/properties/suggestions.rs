@@ -131,6 +131,10 @@ fn check_suggestion(
                     || node.host_room(HoldRule::Ignored) != node.host_room(HoldRule::Respected)
             );
         }
+        Change::KeptForFirst => {
+            let node = ledger.node(suggestion.node.as_str()).expect("the node is known");
+            prop_assert!(!node.standing_holds().is_empty());
+        }
         Change::Request(lever, changed) => {
             let kept = ledger.reserve(&pod("probe"), suggestion.node.as_str(), changed, now);
             prop_assert!(kept.is_ok(), "{lever:?}: {kept:?} {changed:?}");

@@ -1,0 +1,241 @@
+//! Who gets a standing hold, and when it ends.
+//!
+//! In each pool one pod at most: the first of the line, by priority and then by age, of those that
+//! were refused for want of room and have waited for `standing_hold_after_seconds`. It keeps at most
+//! what it requests, so a pool never has more than one request idle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::units::{Share, Timestamp};
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::requeue::NamedNodes;
+use crate::ledger::suggest::standing::Standing;
+use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
+use crate::model::event::LedgerEvent;
+use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
+
+/// How long a pod whose room is free may take to be bound. Then something else is in its way, and
+/// the room is for others.
+const BOUND_WITHIN: Duration = Duration::from_secs(60);
+
+/// The first pause of such a pod; each one is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The longest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1_800);
+
+/// Pauses that are remembered.
+const MOST_PAUSES: usize = 10_000;
+
+/// Pods for which one step looks at all nodes.
+const SEARCHES: usize = 16;
+
+/// The standing holds of this process, and what is remembered of them.
+#[derive(Default)]
+pub struct StandingHolds {
+    held: BTreeMap<PodUid, Held>,
+    pauses: BTreeMap<PodUid, Pause>,
+}
+
+struct Held {
+    query: PlacementRequest,
+    priority: i32,
+    pool: PoolName,
+    /// Since when all of its room is free.
+    ready: Option<Timestamp>,
+}
+
+struct Pause {
+    until: Timestamp,
+    next: Duration,
+}
+
+/// What has changed.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// Pods whose room is free: kube-scheduler is to look at them.
+    pub ready: Vec<(NodeName, WaitingPod)>,
+    /// Pods that got a standing hold, and where.
+    pub begun: Vec<(PodRef, Standing)>,
+    /// Pods that lost it although they wait, since nothing bound them.
+    pub given_up: Vec<(PodRef, NodeName)>,
+    /// What this means for others.
+    pub events: Vec<LedgerEvent>,
+}
+
+impl Step {
+    /// Lets kube-scheduler look at a pod whose room is free, unless it is about to.
+    fn tell(&mut self, uid: &PodUid, node: NodeName, waiting: &WaitingPods, ledger: &Ledger) {
+        if let Some(arrival) = ledger.arrival(node.as_str())
+            && !mutated(Mutation::StandingUntold)
+            && let Some(pod) = waiting.requeue(uid, arrival)
+        {
+            self.ready.push((node, pod));
+        }
+    }
+}
+
+/// When room is kept, and how much.
+#[derive(Clone, Copy, Debug)]
+pub struct StandingRules {
+    /// How long a pod waits before.
+    pub after: Duration,
+    /// Most of the devices of a pool; one may always be kept.
+    pub at_most: Share,
+}
+
+/// The pools of the cluster.
+struct Pools {
+    /// How many devices each has.
+    gpus: BTreeMap<PoolName, u64>,
+    at_most: Share,
+}
+
+impl Pools {
+    /// Whether a pool is large enough to keep what a request takes.
+    fn may_keep(&self, pool: &PoolName, query: &PlacementRequest) -> bool {
+        let count = query.gpu.as_ref().map_or(0, |request| u64::from(request.count.get()));
+        let gpus = self.gpus.get(pool).copied().unwrap_or(0);
+        let most = u128::from(gpus) * u128::from(self.at_most.millionths());
+        count <= 1 || u128::from(count) * u128::from(Share::WHOLE.millionths()) <= most
+    }
+}
+
+impl StandingHolds {
+    /// What is to be done now; `unix_seconds` is the time on the wall clock. Looks at all waiting
+    /// pods, and for some of them at all nodes: not for a thread that answers calls.
+    pub fn step(
+        &mut self,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        rules: StandingRules,
+        (now, unix_seconds): (Timestamp, i64),
+    ) -> Step {
+        let mut step = Step::default();
+        self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
+        let held = std::mem::take(&mut self.held);
+        for (uid, held) in held {
+            if let Some(held) = self.keep(&uid, held, waiting, ledger, now, &mut step) {
+                self.held.insert(uid, held);
+            }
+        }
+        let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
+        let created_by = unix_seconds.saturating_sub(after);
+        let firsts = waiting.firsts(|state| {
+            let pod = &state.waiting;
+            let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
+            let is_paused = || self.pauses.get(&pod.pod.uid).is_some_and(|it| it.until > now);
+            pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused()
+        });
+        let pools = Pools { gpus: ledger.pool_sizes(), at_most: rules.at_most };
+        for first in firsts.iter().take(SEARCHES) {
+            self.give(first, &pools, waiting, ledger, &mut step);
+        }
+        step
+    }
+
+    /// What becomes of a standing hold.
+    fn keep(
+        &mut self,
+        uid: &PodUid,
+        mut held: Held,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        now: Timestamp,
+        step: &mut Step,
+    ) -> Option<Held> {
+        let state = waiting.pod(uid).filter(|state| state.waiting.query == held.query);
+        let standing = ledger.standing(uid, &held.query);
+        let (Some(state), Some(standing)) = (state, standing) else {
+            if mutated(Mutation::StandingStays) {
+                return Some(held);
+            }
+            step.events.extend(ledger.stand_down(uid)); // bound, gone, changed, or an ill device
+            return None;
+        };
+        held.priority = state.waiting.priority;
+        if standing.lacks > 0 {
+            held.ready = None;
+            return Some(held);
+        }
+        if now.since(*held.ready.get_or_insert(now)) >= BOUND_WITHIN {
+            let first = Pause { until: now, next: FIRST_PAUSE };
+            let next = self.pauses.get(uid).unwrap_or(&first).next;
+            let pause = Pause { until: now.plus(next), next: (2 * next).min(LONGEST_PAUSE) };
+            if self.pauses.len() < MOST_PAUSES {
+                self.pauses.insert(uid.clone(), pause);
+            }
+            step.given_up.push((state.waiting.pod.clone(), standing.node));
+            step.events.extend(ledger.stand_down(uid));
+            return None;
+        }
+        step.tell(uid, standing.node, waiting, ledger);
+        Some(held)
+    }
+
+    /// Gives a pod room in a pool where no pod of its priority or above has some.
+    fn give(
+        &mut self,
+        first: &WaitingState,
+        pools: &Pools,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+        step: &mut Step,
+    ) {
+        let WaitingState { waiting: pod, named, .. } = first;
+        let uid = &pod.pod.uid;
+        let named = named.as_deref();
+        self.make_way(pod, named, ledger, step);
+        let taken: BTreeSet<PoolName> = self
+            .held
+            .iter()
+            .filter(|(other, held)| *other != uid && held.priority >= pod.priority)
+            .map(|(_, held)| held.pool.clone())
+            .collect();
+        let may = |pool: &PoolName| !taken.contains(pool) && pools.may_keep(pool, &pod.query);
+        if !pools.gpus.keys().any(may) {
+            return; // its own room stays: it was allowed
+        }
+        let (standing, events) = ledger.stand(uid, &pod.query, named, may);
+        step.events.extend(events);
+        let Some(standing) = standing else {
+            self.held.remove(uid);
+            return;
+        };
+        let others =
+            self.held.extract_if(.., |other, held| other != uid && held.pool == standing.pool);
+        let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
+        step.events.extend(others.iter().flat_map(|other| ledger.stand_down(other)));
+        let (query, priority, pool) = (pod.query.clone(), pod.priority, standing.pool.clone());
+        let ready = self.held.get(uid).and_then(|held| held.ready);
+        let is_new = self.held.insert(uid.clone(), Held { query, priority, pool, ready }).is_none();
+        if standing.lacks == 0 {
+            step.tell(uid, standing.node.clone(), waiting, ledger);
+        }
+        if is_new {
+            step.begun.push((pod.pod.clone(), standing));
+        }
+    }
+
+    /// Ends standing holds of less important pods in whose room the pod fits now.
+    fn make_way(
+        &mut self,
+        pod: &WaitingPod,
+        named: Option<&NamedNodes>,
+        ledger: &Ledger,
+        step: &mut Step,
+    ) {
+        let ends = self.held.extract_if(.., |other, held| {
+            held.priority < pod.priority && ledger.fits_instead(other, &pod.query, named)
+        });
+        let ends: Vec<PodUid> = ends.map(|(other, _)| other).collect();
+        step.events.extend(ends.iter().flat_map(|other| ledger.stand_down(other)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

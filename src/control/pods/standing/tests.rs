@@ -1,0 +1,188 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid};
+use crate::model::rejection::Rejection;
+
+const RULES: StandingRules =
+    StandingRules { after: Duration::from_secs(60), at_most: Share::from_millionths(500_000) };
+
+/// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C), and pods that wait.
+struct Bed {
+    ledger: Ledger,
+    waiting: WaitingPods,
+    holds: StandingHolds,
+    now: Timestamp,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let ledger = ledger("A B");
+        see_node(&ledger, "m");
+        ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
+        let (waiting, holds) = (WaitingPods::default(), StandingHolds::default());
+        Self { ledger, waiting, holds, now: Timestamp::START }
+    }
+
+    fn bind(&self, name: &str, node: &str, device: &str, millionths: u64) {
+        self.ledger.see_pod(&bound(name, node, device, millionths), self.now);
+    }
+
+    /// A pod of the age and priority was refused on these nodes.
+    fn refused(&self, name: &str, (millionths, age, priority): (u64, i64, i32), nodes: &[&str]) {
+        let pod = WaitingPod {
+            pod: pod(name),
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            query: share_query(millionths),
+            priority,
+            created_unix_seconds: 1_000 - age,
+        };
+        self.waiting.see(pod.clone(), self.now);
+        self.waiting.begin_call(pod, self.now);
+        let short = Rejection::Share { short: Share::from_millionths(1) };
+        let named = self.ledger.named_nodes(nodes.iter());
+        self.waiting.refuse(&uid(name), BTreeMap::from([(short, nodes.len())]), Some(named));
+    }
+
+    /// The pods that are requeued this much later, with their nodes.
+    fn step_after(&mut self, seconds: u64) -> Vec<(String, String)> {
+        self.now = self.now.plus(Duration::from_secs(seconds));
+        let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
+        let step = self.holds.step(&self.waiting, &self.ledger, RULES, (self.now, wall));
+        let ready = step.ready.into_iter().map(|(node, pod)| {
+            self.waiting.requeued(&pod.pod.uid, self.now);
+            (pod.name, node.as_str().to_owned())
+        });
+        ready.collect()
+    }
+
+    /// Which pods have room kept, and where.
+    fn kept(&self) -> Vec<(String, String)> {
+        let kept = self.ledger.standing_nodes().into_iter();
+        kept.map(|(uid, node)| (uid.as_str().to_owned(), node.as_str().to_owned())).collect()
+    }
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+}
+
+#[test]
+fn room_is_kept_for_the_first_of_a_line_until_it_is_bound() {
+    let mut bed = Bed::new();
+    bed.bind("a", "n", "A", 600_000);
+    bed.bind("b", "n", "B", 900_000);
+    bed.bind("c", "m", "C", 700_000);
+    bed.refused("large", (1_000_000, 30, 0), &["m", "n"]);
+    assert_eq!((bed.step_after(0), bed.kept()), (vec![], vec![]), "it has waited for 30 s");
+    assert_eq!((bed.step_after(30), bed.kept()), (vec![], pairs(&[("large", "n")])));
+    assert_eq!(free(&bed.ledger), [0, 100], "nothing else gets what is free of the GPU");
+    bed.ledger.end_pod(&uid("a"), bed.now);
+    for sequence in [2, 3] {
+        bed.ledger
+            .report("n", &crate::ledger::fixture::report("x", 7, sequence, "A B"), bed.now)
+            .unwrap();
+    }
+    assert_eq!(free(&bed.ledger), [0, 100], "nor what becomes free");
+    let query = share_query(1_000_000);
+    assert_eq!(bed.ledger.fits_standing(&uid("large"), &query), Some(NodeName::new("n")));
+    assert_eq!(bed.step_after(1), pairs(&[("large", "n")]));
+    bed.ledger.hold(&uid("large"), "n", &query, bed.now);
+    assert_eq!(free(&bed.ledger), [0, 100], "counted once");
+    let placement = bed.ledger.reserve(&pod("large"), "n", &query, bed.now).unwrap();
+    assert_eq!(placement.devices[0].id.as_str(), "A");
+    bed.waiting.remove(&uid("large"));
+    assert_eq!((bed.step_after(1), bed.kept()), (vec![], vec![]));
+    bed.ledger.audit().unwrap();
+}
+
+#[test]
+fn one_pod_of_a_pool_has_room_kept_and_a_more_important_one_takes_it_over() {
+    let mut bed = Bed::new();
+    for (name, node, device) in [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")] {
+        bed.bind(name, node, device, 500_000);
+    }
+    bed.refused("old", (1_000_000, 300, 0), &["m"]);
+    bed.refused("young", (900_000, 100, 0), &["m", "n"]);
+    bed.step_after(0);
+    assert_eq!(bed.kept(), pairs(&[("old", "m")]), "by age");
+    bed.refused("important", (900_000, 90, 1), &["n"]);
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("important", "n")]), "by priority");
+    bed.waiting.remove(&uid("important"));
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("old", "m")]));
+    // One that fits in the room kept for a less important pod gets it at once.
+    bed.refused("urgent", (400_000, 70, 2), &["m"]);
+    assert_eq!(bed.step_after(1), pairs(&[("urgent", "m")]));
+    assert_eq!(bed.kept(), pairs(&[("urgent", "m")]));
+}
+
+#[test]
+fn room_moves_only_to_where_less_is_lacking() {
+    let mut bed = Bed::new();
+    bed.bind("a", "n", "A", 600_000);
+    bed.bind("b", "n", "B", 900_000);
+    bed.bind("c", "m", "C", 700_000);
+    bed.refused("large", (1_000_000, 100, 0), &["m", "n"]);
+    bed.step_after(0);
+    assert_eq!(bed.kept(), pairs(&[("large", "n")]));
+    bed.bind("d", "m", "C", 100_000);
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("large", "n")]));
+    bed.ledger.end_pod(&uid("c"), bed.now);
+    let report = crate::ledger::fixture::report("y", 8, 2, "C");
+    for sequence in [2, 3] {
+        let report = crate::ledger::change::reports::NodeReport { sequence, ..report.clone() };
+        bed.ledger.report("m", &report, bed.now).unwrap();
+    }
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("large", "m")]));
+    assert_eq!(free(&bed.ledger), [400, 100]);
+}
+
+#[test]
+fn a_pod_that_is_not_bound_leaves_its_room_to_others_for_a_while() {
+    let mut bed = Bed::new();
+    for (name, node, device) in [("a", "n", "A"), ("b", "n", "B")] {
+        bed.bind(name, node, device, 500_000);
+    }
+    bed.refused("stuck", (1_000_000, 100, 0), &["m"]);
+    bed.refused("next", (1_000_000, 90, 0), &["m"]);
+    assert_eq!(bed.step_after(0), pairs(&[("stuck", "m")]), "all of it is free");
+    assert_eq!(bed.step_after(1), vec![], "a requeue is under way");
+    bed.step_after(30);
+    assert_eq!(bed.kept(), pairs(&[("stuck", "m")]));
+    bed.step_after(40);
+    assert_eq!(bed.kept(), pairs(&[("next", "m")]));
+    bed.waiting.remove(&uid("next"));
+    bed.step_after(1);
+    assert_eq!(bed.kept(), vec![], "a minute of pause");
+    bed.step_after(60);
+    assert_eq!(bed.kept(), pairs(&[("stuck", "m")]));
+    bed.waiting.remove(&uid("stuck"));
+    bed.step_after(1);
+    assert_eq!(bed.kept(), vec![]);
+    bed.step_after(10_000);
+    assert!(bed.holds.pauses.is_empty(), "nothing is remembered of pods that are gone");
+}
+
+#[test]
+fn much_of_a_small_pool_is_not_kept() {
+    for (count, is_kept) in [(1, true), (2, false)] {
+        let mut bed = Bed::new();
+        for (name, device) in [("a", "A"), ("b", "B")] {
+            bed.bind(name, "n", device, 500_000);
+        }
+        bed.refused("large", (1_000_000, 100, 0), &["n"]);
+        let mut pod = bed.waiting.pod(&uid("large")).unwrap().waiting;
+        pod.query.gpu.as_mut().unwrap().count = count.try_into().unwrap();
+        let _ = bed.waiting.see(pod.clone(), bed.now);
+        bed.waiting.begin_call(pod, bed.now);
+        let short = Rejection::DevicesTaken { fitting: 0 };
+        bed.waiting.refuse(&uid("large"), BTreeMap::from([(short, 1)]), None);
+        bed.step_after(0);
+        assert_eq!(!bed.kept().is_empty(), is_kept, "{count} of three devices");
+    }
+}

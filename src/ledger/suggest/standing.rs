@@ -1,0 +1,181 @@
+//! Standing holds: room that is kept for the first pod of a line until it is bound.
+//!
+//! kube-scheduler tries a pod only when something changes, and small pods take all that becomes free. So a pod
+//! that needs much room at once could wait forever. A standing hold keeps the devices that lack
+//! least of its request, as they become free; everything else is left to others.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::queries::{PlacementRequest, evaluate};
+use crate::ledger::suggest::requeue::{Arrival, NamedNodes};
+use crate::model::device_state::{HoldRule, StandingHold};
+use crate::model::event::LedgerEvent;
+use crate::model::node_state::NodeState;
+use crate::scoring::lacking::{lacking, lacks_there};
+use crate::scoring::plan;
+
+/// A standing hold now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The node with the room.
+    pub node: NodeName,
+    /// Its pool.
+    pub pool: PoolName,
+    /// What is not free of the room yet, in millionths of a device.
+    pub lacks: u64,
+}
+
+/// The best node so far.
+struct Best {
+    lacks: u64,
+    at: usize,
+    hold: StandingHold,
+}
+
+impl Ledger {
+    /// The standing hold of a pod with this request.
+    pub fn standing(&self, uid: &PodUid, query: &PlacementRequest) -> Option<Standing> {
+        let at = self.standing.lock().get(uid).copied()?;
+        let compiled = query.compile(&self.cluster().classes);
+        let node_state = self.without_own(at, uid)?;
+        let held = self.node_entry(at).read().standing_holds().get(uid).cloned()?;
+        Some(Standing {
+            node: node_state.name().clone(),
+            pool: node_state.pool().clone(),
+            lacks: lacks_there(&node_state, &compiled, &held)?,
+        })
+    }
+
+    /// The pods with a standing hold, and the node of each.
+    pub fn standing_nodes(&self) -> BTreeMap<PodUid, NodeName> {
+        let standing = self.standing.lock().clone();
+        let node_of = |(uid, at): (PodUid, usize)| (uid, self.node_entry(at).name.clone());
+        standing.into_iter().map(node_of).collect()
+    }
+
+    /// The node where a pod fits into the room of its standing hold.
+    pub fn fits_standing(&self, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
+        let at = self.standing.lock().get(uid).copied()?;
+        let node_state = self.without_own(at, uid)?;
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        evaluate(&node_state, &compiled, query, &cluster).ok()?;
+        Some(node_state.name().clone())
+    }
+
+    /// Whether a request would fit on the node of a standing hold without this.
+    pub fn fits_instead(
+        &self,
+        uid: &PodUid,
+        query: &PlacementRequest,
+        named: Option<&NamedNodes>,
+    ) -> bool {
+        let Some(at) = self.standing.lock().get(uid).copied() else { return false };
+        let arrival = Arrival::new(at, self.node_entry(at).since());
+        let Some(node_state) = self.without_own(at, uid) else { return false };
+        let compiled = query.compile(&self.cluster().classes);
+        named.is_none_or(|named| named.may_have(arrival))
+            && plan::fits(&node_state, &compiled, HoldRule::Respected)
+    }
+
+    /// How many devices each pool has.
+    pub fn pool_sizes(&self) -> BTreeMap<PoolName, u64> {
+        let mut sizes = BTreeMap::new();
+        self.look_at_each(|node_state| {
+            let count = u64::try_from(node_state.devices().len()).unwrap_or(u64::MAX);
+            match sizes.get_mut(node_state.pool()) {
+                Some(size) => *size += count,
+                None => _ = sizes.insert(node_state.pool().clone(), count),
+            }
+        });
+        sizes
+    }
+
+    /// Ends all standing holds.
+    pub fn stand_down_all(&self) -> Vec<LedgerEvent> {
+        let all = self.standing.lock().clone();
+        all.keys().flat_map(|uid| self.stand_down(uid)).collect()
+    }
+
+    /// How many standing holds there are.
+    pub fn standing_count(&self) -> usize {
+        self.standing.lock().len()
+    }
+
+    /// The node, as calls name it.
+    pub(crate) fn arrival(&self, node: &str) -> Option<Arrival> {
+        let at = self.position(node)?;
+        Some(Arrival::new(at, self.node_entry(at).since()))
+    }
+
+    /// Keeps room for a pod where it lacks least, among the nodes that its last call named and whose
+    /// pool `is_open`. Its standing hold moves only to where it lacks strictly less. Looks at all
+    /// nodes, and locks one at a time. `None`, and no hold, if it would fit on no node.
+    pub fn stand(
+        &self,
+        uid: &PodUid,
+        query: &PlacementRequest,
+        named: Option<&NamedNodes>,
+        is_open: impl Fn(&PoolName) -> bool,
+    ) -> (Option<Standing>, Vec<LedgerEvent>) {
+        let _stays = self.stay();
+        let (node_table, classes) = (self.node_table(), self.cluster().classes.clone());
+        let compiled = query.compile(&classes);
+        let current = self.standing.lock().get(uid).copied();
+        let mut best: Option<Best> = None;
+        for (at, node_entry) in node_table.iter().enumerate() {
+            let arrival = Arrival::new(at, node_entry.since());
+            if named.is_some_and(|named| !named.may_have(arrival))
+                || node_entry.is_unschedulable.load(Ordering::Acquire)
+            {
+                continue;
+            }
+            let found = match current == Some(at) {
+                true => self.without_own(at, uid).and_then(|node| lacking(&node, &compiled)),
+                false => {
+                    let node = node_entry.read();
+                    let may = node.is_of_classes(classes.count()) && is_open(node.pool());
+                    may.then(|| lacking(&node, &compiled)).flatten()
+                }
+            };
+            let Some((lacks, hold)) = found else { continue };
+            let order = |at: usize| node_table.order(at);
+            if best.as_ref().is_none_or(|best| (lacks, order(at)) < (best.lacks, order(best.at))) {
+                best = Some(Best { lacks, at, hold });
+            }
+        }
+        drop(node_table);
+        let now = self.standing(uid, query);
+        let stays = |now: &Standing| best.as_ref().is_some_and(|best| best.lacks >= now.lacks);
+        let is_named = |at| {
+            let arrival = Arrival::new(at, self.node_entry(at).since());
+            named.is_none_or(|named| named.may_have(arrival))
+        };
+        if let Some(now) = now.filter(|now| stays(now) && current.is_some_and(is_named)) {
+            return (Some(now), Vec::new());
+        }
+        let mut events = self.stand_down(uid);
+        let Some(Best { lacks, at, hold }) = best else { return (None, events) };
+        let mut standing = None;
+        self.while_unallocated(uid, |_| {
+            self.standing.lock().insert(uid.clone(), at);
+            events.extend(self.change_node(at, |node_state| {
+                let (node, pool) = (node_state.name().clone(), node_state.pool().clone());
+                node_state.stand(uid.clone(), hold);
+                standing = Some(Standing { node, pool, lacks });
+            }));
+        });
+        (standing, events)
+    }
+
+    /// A copy of a node as if nothing were held there for the pod.
+    fn without_own(&self, at: usize, uid: &PodUid) -> Option<NodeState> {
+        let mut node_state = self.node_entry(at).read().clone();
+        node_state.stand_down(uid)?;
+        node_state.release(uid);
+        Some(node_state)
+    }
+}

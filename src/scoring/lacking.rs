@@ -1,0 +1,67 @@
+//! Where the first pod of a line has the least to wait for: what each node lacks of its request.
+//!
+//! How long pods run is not known, so nothing says which node has room first. The devices that lack
+//! least keep the least room idle meanwhile (EASY backfilling, Lifka 1995, in space).
+
+use crate::hardware::units::Demand;
+use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
+use crate::model::fit::{CompiledRequest, Room, fit};
+use crate::model::node_state::NodeState;
+use crate::scoring::context::{Taken, TakenList};
+use crate::scoring::plan::placed;
+
+/// What a node lacks of a request, in millionths of a device, summed over the devices that lack
+/// least of it, and the room to keep there. `None` if the request would not fit if these were empty.
+pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, StandingHold)> {
+    node.placeable().ok()?;
+    let devices = node.devices().iter().zip(node.rooms(HoldRule::Respected)).enumerate();
+    let lacking = devices.filter_map(|(at, (device, room))| {
+        let (lacks, demand) = lacking_on(device, room, compiled)?;
+        Some((lacks, (at, demand)))
+    });
+    let mut lacking: Vec<(u64, Taken)> = lacking.collect();
+    lacking.sort_by_key(|(lacks, (at, _))| (*lacks, *at));
+    lacking.truncate(compiled.count());
+    if lacking.is_empty() || lacking.len() < compiled.count() {
+        return None;
+    }
+    let lacks = lacking.iter().map(|(lacks, _)| lacks).sum();
+    let mut taken: TakenList = lacking.into_iter().map(|(_, taken)| taken).collect();
+    taken.sort_by_key(|(at, _)| *at);
+    Some((lacks, StandingHold { placement: placed(node, &taken), host: compiled.host }))
+}
+
+/// What the devices of a standing hold lack; `None` if one of them cannot be of use any more.
+pub fn lacks_there(
+    node: &NodeState,
+    compiled: &CompiledRequest,
+    held: &StandingHold,
+) -> Option<u64> {
+    node.placeable().ok()?;
+    let devices = || node.devices().iter().zip(node.rooms(HoldRule::Respected));
+    let lacks = held.placement.devices.iter().map(|placed| {
+        let (device, room) = devices().find(|(device, _)| device.device().id == placed.id)?;
+        lacking_on(device, room, compiled)
+            .filter(|(_, demand)| *demand == placed.demand)
+            .map(|(lacks, _)| lacks)
+    });
+    lacks.sum()
+}
+
+/// What a device lacks, in millionths of it, and what is taken of it.
+fn lacking_on(
+    device: &DeviceState,
+    room: &Room,
+    compiled: &CompiledRequest,
+) -> Option<(u64, Demand)> {
+    let capacity = device.capacity();
+    let demand = fit(compiled, &Room { free: capacity, ..*room }).ok()?;
+    let lacks_share = demand.share.checked_sub(room.free.share).map_or(0, |it| it.millionths());
+    let lacks_memory = demand.memory.checked_sub(room.free.memory).map_or(0, |it| it.mib());
+    let whole = u128::from(capacity.memory.mib().max(1));
+    let of_memory = (u128::from(lacks_memory) * 1_000_000).div_ceil(whole);
+    Some((lacks_share.max(u64::try_from(of_memory).unwrap_or(u64::MAX)), demand))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! A pod that needs much room at once, behind a stream of small ones of the same priority.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario_within};
+use crate::watching::is_bound;
+
+/// `standing_hold_after_seconds`; zero shows how it is without.
+const AFTER: u64 = 5;
+
+/// How long small pods run.
+const RUN_FOR: std::ops::Range<u64> = 3_000..9_000;
+
+/// Small pods that wait at any time.
+const WAITING: usize = 8;
+
+/// Between the end of a pod and the end of its drain, and then its bind.
+const MARGIN: Duration = Duration::from_secs(8);
+
+#[test]
+fn a_large_pod_does_not_wait_forever_behind_small_ones() {
+    scenario_within("standing", Duration::from_secs(180), |bed| async move {
+        let after = clock::number("GPUPACK_STANDING_AFTER", AFTER as usize);
+        let setup = Setup {
+            settings: json!({"standing_hold_after_seconds": after}),
+            ..Setup::of(Fleet::new().with("standing", 1, (8, A100)))
+        };
+        let stage = bed.stage(setup).await;
+        let mut stream = Stream::new();
+        let full = clock::now();
+        while full.elapsed() < Duration::from_secs(8) {
+            stream.step(&stage).await;
+        }
+        let several = PodPlan::fraction("several", "1").annotated("gpu-fraction-num-devices", "2");
+        for (name, plan) in [("whole", PodPlan::fraction("whole", "1")), ("several", several)] {
+            let created = clock::now();
+            stage.cluster.add_pods(&[plan]).await;
+            let limit = match after {
+                0 => Duration::from_secs(40),
+                _ => Duration::from_millis(1_000 * after as u64 + RUN_FOR.end) + MARGIN,
+            };
+            while !stage.watching.ask(|pods| is_bound(pods, name)) && created.elapsed() < limit {
+                stream.step(&stage).await;
+            }
+            let is_bound = stage.watching.ask(|pods| is_bound(pods, name));
+            let (ended, used) = (stream.ended, stream.used());
+            stage.figure(&format!(
+                "room is kept after {after} s: `{name}` is bound: {is_bound}, {} ms after it was \
+                 created; {ended} small pods have ended, and {used:.3} of the GPUs are allocated",
+                clock::ms(created.elapsed()),
+            ));
+            assert!(is_bound || after == 0, "`{name}` waits behind small pods");
+            stage.cluster.delete_pod(name).await;
+        }
+        stage.cluster.delete_all_pods().await;
+        stage.judge().await;
+    });
+}
+
+/// Small pods that come as others end.
+struct Stream {
+    chance: ChaCha8Rng,
+    made: usize,
+    ended: usize,
+    /// When those that are bound end.
+    ends: BTreeMap<String, Instant>,
+    /// Sum of what was allocated at each step, in GPUs, and the number of steps.
+    allocated: (f64, u32),
+}
+
+impl Stream {
+    fn new() -> Self {
+        let chance = ChaCha8Rng::seed_from_u64(7);
+        Self { chance, made: 0, ended: 0, ends: BTreeMap::new(), allocated: (0.0, 0) }
+    }
+
+    async fn step(&mut self, stage: &Stage) {
+        let (bound, waiting, share) = stage.watching.ask(|pods| {
+            let small = || {
+                pods.iter().filter(|(name, seen)| name.contains("small-") && seen.gone.is_none())
+            };
+            let bound: Vec<String> = small()
+                .filter(|(_, seen)| seen.bound.is_some())
+                .filter_map(|(_, seen)| seen.pod.metadata.name.clone())
+                .collect();
+            let share = |seen: &crate::watching::Seen| {
+                let keys = seen.pod.metadata.annotations.as_ref();
+                keys.and_then(|keys| keys["gpu-fraction"].parse::<f64>().ok()).unwrap_or(0.0)
+            };
+            let all = pods.values().filter(|seen| seen.bound.is_some() && seen.gone.is_none());
+            (bound.clone(), small().count() - bound.len(), all.map(share).sum::<f64>())
+        });
+        self.allocated = (self.allocated.0 + share / 8.0, self.allocated.1 + 1);
+        let now = clock::now();
+        for name in bound {
+            let run_for = Duration::from_millis(self.chance.random_range(RUN_FOR));
+            self.ends.entry(name).or_insert(now + run_for);
+        }
+        let due: Vec<String> = self
+            .ends
+            .iter()
+            .filter(|(_, end)| **end <= now)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in due {
+            self.ends.remove(&name);
+            self.ended += 1;
+            stage.cluster.delete_pod(&name).await;
+        }
+        let plans: Vec<PodPlan> = (waiting..WAITING)
+            .map(|_| {
+                self.made += 1;
+                let fraction = ["0.3", "0.35", "0.4"][self.made % 3];
+                PodPlan::fraction(format!("small-{}", self.made), fraction)
+            })
+            .collect();
+        stage.cluster.add_pods(&plans).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    fn used(&self) -> f64 {
+        self.allocated.0 / f64::from(self.allocated.1.max(1))
+    }
+}

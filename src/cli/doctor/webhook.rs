@@ -24,9 +24,12 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// Where a container takes its devices from.
 const DEVICES: &str = "metadata.annotations['placed.gpupack.dev/devices']";
 
-/// The webhook of the configuration, without those of others in it.
+/// The webhook of pods, without those of templates and of others.
 pub(crate) fn own(webhooks: Vec<MutatingWebhook>) -> Option<MutatingWebhook> {
-    webhooks.into_iter().find(|webhook| webhook.name.ends_with("gpupack.dev"))
+    let is_own = |webhook: &MutatingWebhook| {
+        webhook.name.ends_with("gpupack.dev") && webhook.name != "templates.gpupack.dev"
+    };
+    webhooks.into_iter().find(is_own)
 }
 
 /// Namespaces by name that the webhook leaves out.

@@ -330,7 +330,7 @@ impl Play {
     async fn a_marker_that_is_not_covered(&self) {
         let admin = &self.stage.cluster.client;
         let kind = |kind: &str| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind});
-        let quota = |name: &str| json!({"name": name, "nominalQuota": "64"});
+        let quota = |name: &str| json!({"name": name, "nominalQuota": "4M"});
         let covered = ["cpu", MARKERS[0], MARKERS[2]];
         let mut queue = kind("ClusterQueue");
         queue["metadata"] = json!({"name": "partial"});

@@ -150,6 +150,12 @@ fn in_module(module: &str, names: &[&str]) -> Result<PathBuf, String> {
 /// The module of Kueue, whose own files choose the others and know their checksums.
 const KUEUE: &str = "sigs.k8s.io/kueue@v0.15.2";
 
+/// Modules that Kueue is built with, and the definitions of their resources in them.
+const KINDS: [(&str, &str); 2] = [
+    ("sigs.k8s.io/jobset@v0.10.1", "config/components/crd/bases"),
+    ("sigs.k8s.io/lws@v0.7.0", "config/crd/bases"),
+];
+
 /// Kueue: its program, and the folder with its sources and configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct KueueProgram {
@@ -157,6 +163,8 @@ pub(crate) struct KueueProgram {
     pub(crate) program: PathBuf,
     /// The module.
     pub(crate) sources: PathBuf,
+    /// Folders with definitions of resources: JobSets, LeaderWorkerSets.
+    pub(crate) kinds: Vec<PathBuf>,
 }
 
 /// Finds or builds Kueue, in the cache.
@@ -181,7 +189,8 @@ pub(crate) fn kueue() -> Result<KueueProgram, String> {
         }
         compile_in(&sources, main, &folder, &["kueue"])?;
     }
-    Ok(KueueProgram { program, sources })
+    let kinds = KINDS.iter().map(|(name, folder)| Ok(module(name)?.join(folder)));
+    Ok(KueueProgram { program, sources, kinds: kinds.collect::<Result<_, String>>()? })
 }
 
 /// Builds the control plane unless the cache has it. Returns the folder with the three names.

@@ -28,8 +28,21 @@ const SECRET: &str = "kueue-webhook-server-cert";
 const CONVERTED: [&str; 5] =
     ["localqueues", "clusterqueues", "cohorts", "workloads", "multikueueclusters"];
 
-/// What its webhooks are asked about here.
-const ASKED: [&str; 6] = ["pod", "job", "clusterqueue", "cohort", "resourceflavor", "workload"];
+/// The kinds that it manages here.
+const FRAMEWORKS: [&str; 4] =
+    ["batch/job", "pod", "jobset.x-k8s.io/jobset", "leaderworkerset.x-k8s.io/leaderworkerset"];
+
+/// What its webhooks are asked about here. Cohorts are only validated.
+const ASKED: [&str; 8] = [
+    "pod",
+    "job",
+    "jobset",
+    "leaderworkerset",
+    "clusterqueue",
+    "cohort",
+    "resourceflavor",
+    "workload",
+];
 
 /// A running Kueue; it ends when this is dropped.
 pub(crate) struct Kueue {
@@ -57,7 +70,7 @@ impl Kueue {
                 "enable": true, "webhookServiceName": SERVICE, "webhookSecretName": SECRET,
             },
             "clientConnection": {"qps": 500, "burst": 1000},
-            "integrations": {"frameworks": ["batch/job", "pod"]},
+            "integrations": {"frameworks": FRAMEWORKS},
             "fairSharing": {
                 "preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"],
             },
@@ -66,7 +79,10 @@ impl Kueue {
         let file = folder.join("kueue.json");
         std::fs::write(&file, config.to_string()).expect("the work folder is writable");
         place(admin).await;
-        resources(admin, &program.sources, port).await;
+        let own = program.sources.join("config/components/crd/bases");
+        for folder in program.kinds.iter().chain([&own]) {
+            resources(admin, folder, port).await;
+        }
         webhooks(admin, &program.sources, port).await;
         let arguments = [
             format!("--config={}", file.display()),
@@ -132,10 +148,9 @@ fn objects(path: &Path) -> Vec<DynamicObject> {
     objects.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Defines its resources, and waits until the API server serves them.
-async fn resources(admin: &Client, sources: &Path, port: u16) {
-    let folder = sources.join("config/components/crd/bases");
-    let files = std::fs::read_dir(&folder).expect("the module has its definitions");
+/// Defines the resources of a folder, and waits until the API server serves them.
+async fn resources(admin: &Client, folder: &Path, port: u16) {
+    let files = std::fs::read_dir(folder).expect("the module has its definitions");
     let files: Vec<PathBuf> = files.map(|file| file.expect("it is readable").path()).collect();
     for mut object in files.iter().flat_map(|file| objects(file)) {
         let name = object.name_any();
@@ -169,7 +184,7 @@ async fn established(admin: &Client, name: &str) {
 async fn webhooks(admin: &Client, sources: &Path, port: u16) {
     for mut object in objects(&sources.join("config/components/webhook/manifests.yaml")) {
         let name = format!("kueue-{}", object.name_any());
-        let expected = if name.contains("mutating") { 5 } else { 6 };
+        let expected = ASKED.len() - usize::from(name.contains("mutating"));
         object.metadata.name = Some(name);
         let all = object.data["webhooks"].as_array_mut().expect("a list of webhooks");
         all.retain(|webhook| {

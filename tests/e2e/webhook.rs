@@ -67,6 +67,16 @@ impl Webhook {
                 *condition = format!("{more} {shipped}").into();
             }
         }
+        // As the chart writes them.
+        let kinds = settings["webhook"]["templates"].as_object();
+        for kind in kinds.into_iter().flat_map(|kinds| kinds.keys()) {
+            let (plural, group) = kind.split_once('.').expect("a resource with its group");
+            let rules = configured[0].data["webhooks"][1]["rules"].as_array_mut();
+            rules.expect("a list of rules").push(json!({
+                "apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"],
+                "resources": [plural], "scope": "Namespaced",
+            }));
+        }
         for object in &configured {
             manifests::keep(&cluster.client, "webhook.yaml", object).await;
         }

@@ -59,6 +59,7 @@ fn kueue_reserves_what_gpu_pods_count() {
         play.borrowed_and_reclaimed().await;
         play.a_group().await;
         play.a_job().await;
+        play.sets_of_jobs_and_workers().await;
         play.flavors().await;
         play.weights().await;
         play.a_marker_that_is_not_covered().await;
@@ -100,10 +101,15 @@ impl Play {
         let admin = plane.client(Identity::Admin).await;
         manifests::apply(&admin, "rbac.yaml", Mode::Keep).await;
         let cluster = Cluster::fresh(admin.clone(), "kueue").await;
-        let which = "job-controller,garbage-collector-controller";
-        let controllers = plane.start_controllers(&programs.controllers, which);
         let quota = json!({"required": true, "reference_memory_mib": 81_920});
-        let settings = json!({"quota": quota});
+        let templates = json!({
+            "jobsets.jobset.x-k8s.io": ["spec/replicatedJobs/*/template/spec/template"],
+            "leaderworkersets.leaderworkerset.x-k8s.io": [
+                "spec/leaderWorkerTemplate/leaderTemplate",
+                "spec/leaderWorkerTemplate/workerTemplate",
+            ],
+        });
+        let settings = json!({"quota": quota, "webhook": {"templates": templates}});
         let fleet = Fleet::new().with("large", 1, (4, A100)).with("small", 1, (2, A10));
         let bed = Testbed { plane, cluster, name: "kueue" };
         let stage = bed.stage(Setup { settings: settings.clone(), ..Setup::of(fleet) }).await;
@@ -117,6 +123,9 @@ impl Play {
             namespace(&admin, name).await;
         }
         let kueue = Kueue::start(plane, &admin, &programs.kueue).await;
+        // Now the collector of garbage knows the resources of Kueue.
+        let which = "job-controller,garbage-collector-controller";
+        let controllers = plane.start_controllers(&programs.controllers, which);
         let webhook = Webhook::start(plane, &stage.cluster, settings).await;
         for object in of_page("kueue.md").iter().filter(|object| is_of_kueue(object)) {
             put(&admin, object).await;
@@ -282,6 +291,42 @@ impl Play {
         assert_eq!(marker_of(&patched.expect("nothing changes")).as_deref(), Some("610352"));
         self.delete_job(("team-a", "gpus")).await;
         self.stage.figure("a Job whose template had annotations alone: charged exactly");
+    }
+
+    /// Kinds that are listed in `webhook.templates`. Their own controllers do not run: what Kueue reserves for them
+    /// depends on their templates alone.
+    async fn sets_of_jobs_and_workers(&self) {
+        let template = |fraction: &str| {
+            json!({"metadata": {"annotations": {"gpu-fraction": fraction}}, "spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "main", "image": "local/none"}]}})
+        };
+        let job = |name: &str, replicas: u64, fraction: &str| {
+            let spec = json!({"parallelism": 1, "completions": 1, "template": template(fraction)});
+            json!({"name": name, "replicas": replicas, "template": {"spec": spec}})
+        };
+        let set_of_jobs =
+            json!({"replicatedJobs": [job("leader", 1, "0.25"), job("workers", 2, "0.5")]});
+        let set_of_workers = json!({"replicas": 1, "rolloutStrategy": {"type": "RollingUpdate"}, "leaderWorkerTemplate": {"size": 3,
+            "leaderTemplate": template("0.25"), "workerTemplate": template("0.5")}});
+        let all = [250_000 + 2 * 500_000, 20_480 + 2 * 40_960, 3];
+        for (group, version, kind, spec) in [
+            ("jobset.x-k8s.io", "v1alpha2", "JobSet", set_of_jobs),
+            ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", set_of_workers),
+        ] {
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+            let client = self.stage.cluster.client.clone();
+            let api: Api<DynamicObject> = Api::namespaced_with(client, "team-a", &resource);
+            let object = json!({"apiVersion": format!("{group}/{version}"), "kind": kind, "spec": spec,
+                "metadata": {"name": "set", "namespace": "team-a", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}});
+            let object = serde_json::from_value(object).expect("an object");
+            put(&self.stage.cluster.client, &object).await;
+            self.reserved("team-a", &[("gpus", all)], 0).await;
+            let deleted = api.delete("set", &DeleteParams::background()).await;
+            deleted.expect("it is there");
+            self.reserved("team-a", &[("gpus", [0; 3])], 0).await;
+        }
+        self.stage.figure("a JobSet and a LeaderWorkerSet with annotations alone: charged exactly");
     }
 
     async fn flavors(&self) {

@@ -12,6 +12,10 @@ use crate::kube_api::admission::review::ReviewFault;
 /// Most templates of one object. Kinds with more than two have a dozen.
 const MOST_TEMPLATES: usize = 100;
 
+/// Most containers of all templates of one object: as many as one pod may have in a list. The answer has some
+/// operations for each.
+const MOST_CONTAINERS: usize = 1_000;
+
 /// Kueue's label on the template of what it has admitted: the name of the set of pods that it counted.
 const KUEUE_POD_SET: &str = "kueue.x-k8s.io/podset";
 
@@ -37,6 +41,15 @@ pub(crate) fn templates<'a>(
     for path in paths {
         let parts: Vec<&str> = path.parts().collect();
         follow(object, &parts, PointerBuf::new(), &mut found)?;
+    }
+    let containers = |template: &&Value| {
+        let lists = ["containers", "initContainers", "ephemeralContainers"];
+        let count = |name: &str| template["spec"][name].as_array().map_or(0, Vec::len);
+        lists.into_iter().map(count).sum::<usize>()
+    };
+    if found.values().map(containers).sum::<usize>() > MOST_CONTAINERS {
+        let what = "containers in templates of pods";
+        return Err(ReviewFault::TooMany { what, most: MOST_CONTAINERS });
     }
     Ok(found)
 }

@@ -134,6 +134,18 @@ fn each_template_of_a_configured_kind_is_completed_once() {
         review_of("jobsets.jobset.x-k8s.io", &json!({"spec": {"replicatedJobs": many}}), None);
     let fault = rules.review(many.to_string().as_bytes()).unwrap_err().to_string();
     assert!(fault.contains("more than 100 templates"), "{fault}");
+    let half = vec![json!({"name": "c"}); 501];
+    let half = json!({"template": {"spec": {"template": {"spec": {"containers": half}}}}});
+    let large = |count: usize| json!({"spec": {"replicatedJobs": vec![half.clone(); count]}});
+    let fault = |object: &Value, old: Option<&Value>| {
+        let review = review_of("jobsets.jobset.x-k8s.io", object, old).to_string();
+        rules.review(review.as_bytes()).err().map(|fault| fault.to_string())
+    };
+    assert_eq!(fault(&large(1), Some(&large(1))), None);
+    for (object, old) in [(large(2), large(1)), (large(1), large(2))] {
+        let fault = fault(&object, Some(&old)).unwrap();
+        assert!(fault.contains("more than 1000 containers"), "{fault}");
+    }
     for part in ["status", "scale"] {
         let mut of_part = review_of("jobs.batch", &job(&gpu), None);
         of_part["request"]["subResource"] = part.into();

@@ -256,6 +256,7 @@ pub mod kube_api {
         pub(crate) mod pod_security;
         pub(crate) mod confinement;
         pub mod review;
+        pub(crate) mod templates;
         pub mod rules;
     }
 }

@@ -1,6 +1,7 @@
 //! The section `webhook` of the configuration: the listener of the admission webhook, and rules
 //! that differ between clusters.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use crate::config::allowed::{
     CLASSES_WITHOUT_GPUS, HostFolder, capabilities, classes, sysctls, taints, variables,
 };
-use crate::config::values::{address, filled, number};
+use crate::config::values::{address, filled, is_plain, number};
 
 /// What happens to a pod without a GPU request whose RuntimeClass may give GPUs. With NVIDIA's, an
 /// image that sets `NVIDIA_VISIBLE_DEVICES=all`, as CUDA images do, gets every GPU of its node.
@@ -111,6 +112,84 @@ pub struct WebhookConfig {
     /// Keys of taints with the effect `NoSchedule` that GPU pods tolerate without saying so.
     #[garde(custom(taints))]
     pub tolerated_taints: Vec<String>,
+    /// Where objects have templates of pods that are completed like pods: for resources such as
+    /// `jobsets.jobset.x-k8s.io`. Those of Jobs are completed without being listed.
+    #[garde(custom(with_templates))]
+    pub templates: BTreeMap<String, Vec<TemplatePath>>,
+}
+
+/// The resource of Jobs, whose templates are always completed.
+pub const JOBS: &str = "jobs.batch";
+
+/// Fields that lead to templates of pods in an object, such as `spec/replicatedJobs/*/template`:
+/// names, and `*` for all items of a list or all values of a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct TemplatePath(String);
+
+impl TemplatePath {
+    /// That of a Job, and of most kinds.
+    pub fn of_jobs() -> Self {
+        Self("spec/template".to_owned())
+    }
+
+    /// The names and `*`, from the object on.
+    pub fn parts(&self) -> impl Iterator<Item = &str> {
+        self.0.split('/')
+    }
+}
+
+impl TryFrom<String> for TemplatePath {
+    type Error = String;
+
+    fn try_from(path: String) -> Result<Self, Self::Error> {
+        let is_name = |part: &str| {
+            (1..=63).contains(&part.len()) && part.chars().all(|c| c.is_ascii_alphanumeric())
+        };
+        let parts: Vec<&str> = path.split('/').collect();
+        let is_legal = parts.len() > 1
+            && parts.len() <= MOST_PARTS
+            && parts[0] == "spec"
+            && parts.iter().all(|part| *part == "*" || is_name(part))
+            && parts.iter().filter(|part| **part == "*").count() <= MOST_STARS;
+        match is_legal {
+            true => Ok(Self(path)),
+            false => Err(format!(
+                "it must be a path such as `spec/replicatedJobs/*/template/spec/template`: `spec`, then \
+                 names of fields, and `*` for all items of a list; at most {MOST_PARTS} parts, of which \
+                 {MOST_STARS} are `*`"
+            )),
+        }
+    }
+}
+
+/// Most parts of a path, and most of them that are `*`.
+const MOST_PARTS: usize = 16;
+const MOST_STARS: usize = 2;
+
+/// A rule for templates.
+fn with_templates(templates: &BTreeMap<String, Vec<TemplatePath>>, (): &()) -> garde::Result {
+    let is_resource = |name: &str| {
+        let parts = name.split_once('.');
+        is_plain(name)
+            && !name.contains('/')
+            && parts.is_some_and(|(plural, group)| !plural.is_empty() && !group.is_empty())
+    };
+    for (resource, paths) in templates {
+        if !is_resource(resource) {
+            return Err(garde::Error::new(format!(
+                "`{resource}` must be the plural name and the group of a resource, such as \
+                 `jobsets.jobset.x-k8s.io`"
+            )));
+        }
+        if resource == JOBS {
+            return Err(garde::Error::new(format!("`{JOBS}` is completed without being listed")));
+        }
+        if paths.is_empty() {
+            return Err(garde::Error::new(format!("`{resource}` must have at least one path")));
+        }
+    }
+    Ok(())
 }
 
 impl Default for WebhookConfig {
@@ -134,6 +213,7 @@ impl Default for WebhookConfig {
             allow_resource_claims: false,
             max_grace_period_seconds: 600,
             tolerated_taints: Vec::new(),
+            templates: BTreeMap::new(),
         }
     }
 }
@@ -156,7 +236,8 @@ mod tests {
             allow_host_network: true\n  allowed_sysctls: [a.b]\n  \
             allowed_variables: [NVIDIA_GDS]\n  runtime_classes_without_gpus: [wasm]\n  \
             allow_resource_claims: true\n  max_grace_period_seconds: 60\n  \
-            tolerated_taints: [nvidia.com/gpu]\n";
+            tolerated_taints: [nvidia.com/gpu]\n  \
+            templates: {jobsets.jobset.x-k8s.io: [spec/a/*/template]}\n";
         let expected = WebhookConfig {
             listen: "0.0.0.0:9".parse().unwrap(),
             certificate_file: PathBuf::from("/c"),
@@ -176,6 +257,10 @@ mod tests {
             allow_resource_claims: true,
             max_grace_period_seconds: 60,
             tolerated_taints: vec!["nvidia.com/gpu".to_owned()],
+            templates: BTreeMap::from([(
+                "jobsets.jobset.x-k8s.io".to_owned(),
+                vec![TemplatePath("spec/a/*/template".to_owned())],
+            )]),
         };
         assert_eq!(Config::from_yaml(text).unwrap().webhook, expected);
         assert!(keys_of("webhook").iter().all(|key| text.contains(&format!("{key}:"))));
@@ -205,6 +290,36 @@ mod tests {
         ] {
             let faults = folder(bad).unwrap_err().to_string();
             assert!(faults.contains("`webhook.mps_folder:"), "{faults}");
+        }
+    }
+
+    #[test]
+    fn templates_have_a_resource_and_paths() {
+        let read = |templates: &str| {
+            Config::from_yaml(&format!("webhook: {{templates: {{{templates}}}}}"))
+                .map(|config| config.webhook.templates)
+        };
+        let good = read("rayclusters.ray.io: [spec/headGroupSpec/template, spec/w/*/template]");
+        let paths = &good.unwrap()["rayclusters.ray.io"];
+        assert_eq!(paths[1].parts().collect::<Vec<_>>(), ["spec", "w", "*", "template"]);
+        let long = format!("a.b: [spec{}]", "/a".repeat(16));
+        for (bad, part) in [
+            ("jobsets: [spec/template]", "the plural name and the group"),
+            ("a/b.c: [spec/template]", "the plural name and the group"),
+            (".b: [spec/template]", "the plural name and the group"),
+            ("jobs.batch: [spec/template]", "without being listed"),
+            ("a.b: []", "at least one path"),
+            ("a.b: [template]", "`spec`, then"),
+            ("a.b: [spec]", "`spec`, then"),
+            ("a.b: [spec//template]", "`spec`, then"),
+            ("a.b: [/spec/template]", "`spec`, then"),
+            ("a.b: [spec/~1]", "`spec`, then"),
+            ("a.b: [spec/*/*/*]", "`spec`, then"),
+            (&long, "`spec`, then"),
+            ("a.b: spec/template", "a.b"),
+        ] {
+            let faults = read(bad).unwrap_err().to_string();
+            assert!(faults.contains(part) && faults.contains("`webhook.templates"), "{faults}");
         }
     }
 

@@ -123,21 +123,74 @@ pub(crate) fn kubelet() -> Result<PathBuf, String> {
 
 /// Finds or builds kube-controller-manager, kube-proxy and CoreDNS, in the cache.
 pub(crate) fn cluster_programs() -> Result<ClusterPrograms, String> {
-    let go = go_version(&sources())?;
-    let in_module = |module: &str, names: &[&str]| {
-        let files = ["go.mod", "go.sum", "main.go"].map(|file| format!("{module}/{file}"));
-        let folder = folder_of_files(&go, &files)?;
-        if !names.iter().all(|name| folder.join(name).is_file()) {
-            say(&format!("building {}, once: a minute or two on two cores", names.join(" and ")));
-            compile_in(&sources().join(module), ".", &folder, names)?;
-        }
-        Ok::<_, String>(folder)
-    };
     let network = in_module("network", &["kube-controller-manager", "kube-proxy"])?;
     let dns = in_module("dns", &["coredns"])?.join("coredns");
     let [controllers, proxy] =
         ["kube-controller-manager", "kube-proxy"].map(|name| network.join(name));
     Ok(ClusterPrograms { controllers, proxy, dns })
+}
+
+/// Finds or builds kube-controller-manager alone.
+pub(crate) fn controllers() -> Result<PathBuf, String> {
+    let name = "kube-controller-manager";
+    Ok(in_module("network", &[name, "kube-proxy"])?.join(name))
+}
+
+/// Finds or builds the program of a module beside the control plane. Returns its folder.
+fn in_module(module: &str, names: &[&str]) -> Result<PathBuf, String> {
+    let files = ["go.mod", "go.sum", "main.go"].map(|file| format!("{module}/{file}"));
+    let folder = folder_of_files(&go_version(&sources())?, &files)?;
+    if !names.iter().all(|name| folder.join(name).is_file()) {
+        say(&format!("building {}, once: a minute or two on two cores", names.join(" and ")));
+        compile_in(&sources().join(module), ".", &folder, names)?;
+    }
+    Ok(folder)
+}
+
+/// The module of Kueue, whose own files choose the others and know their checksums.
+const KUEUE: &str = "sigs.k8s.io/kueue@v0.15.2";
+
+/// Modules that Kueue is built with, and the definitions of their resources in them.
+const KINDS: [(&str, &str); 2] = [
+    ("sigs.k8s.io/jobset@v0.10.1", "config/components/crd/bases"),
+    ("sigs.k8s.io/lws@v0.7.0", "config/crd/bases"),
+];
+
+/// Kueue: its program, and the folder with its sources and configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct KueueProgram {
+    /// The controller.
+    pub(crate) program: PathBuf,
+    /// The module.
+    pub(crate) sources: PathBuf,
+    /// Folders with definitions of resources: JobSets, LeaderWorkerSets.
+    pub(crate) kinds: Vec<PathBuf>,
+}
+
+/// Finds or builds Kueue, in the cache.
+pub(crate) fn kueue() -> Result<KueueProgram, String> {
+    let go = go_version(&sources())?;
+    let sources = module(KUEUE)?;
+    let mut key = Fnv::default();
+    key.add(go.as_bytes());
+    key.add(KUEUE.as_bytes());
+    let folder = cache()?.join(format!("{:016x}", key.0));
+    let program = folder.join("kueue");
+    if !program.is_file() {
+        say(&format!("building {KUEUE}, once: 6 minutes on two cores, 2 GiB of memory"));
+        let main = "./cmd/kueue";
+        // All modules that it needs, from Go's own cache or downloaded into it.
+        let listed =
+            Command::new("go").args(["list", "-deps", main]).current_dir(&sources).output();
+        let listed = listed.map_err(|error| format!("Go cannot be started ({error})"))?;
+        if !listed.status.success() {
+            let said = String::from_utf8_lossy(&listed.stderr);
+            return Err(format!("the modules of {KUEUE} cannot be had: {said}"));
+        }
+        compile_in(&sources, main, &folder, &["kueue"])?;
+    }
+    let kinds = KINDS.iter().map(|(name, folder)| Ok(module(name)?.join(folder)));
+    Ok(KueueProgram { program, sources, kinds: kinds.collect::<Result<_, String>>()? })
 }
 
 /// Builds the control plane unless the cache has it. Returns the folder with the three names.

@@ -33,7 +33,7 @@ rules:
 "#;
 
 /// The key of the tokens of service accounts.
-pub(crate) const ACCOUNT_KEY: &str = "service-account.key";
+const ACCOUNT_KEY: &str = "service-account.key";
 
 /// Where it notes that, a JSON object a line.
 const AUDIT_LOG: &str = "audit.log";
@@ -171,6 +171,24 @@ impl ControlPlane {
         };
         plane.ready().await;
         plane
+    }
+
+    /// Starts kube-controller-manager with these controllers; `*` is all of them.
+    pub(crate) fn start_controllers(&self, program: &Path, which: &str) -> Leash {
+        let [port] = free_ports();
+        let flags = [
+            format!("--kubeconfig={}", self.kubeconfig(Identity::Admin).display()),
+            format!("--controllers={which}"),
+            "--leader-elect=false".to_owned(),
+            format!("--secure-port={port}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--cert-dir={}", self.work.join("controllers.certificates").display()),
+            // What pods get to know the API server by.
+            format!("--root-ca-file={}", self.certificate().display()),
+            format!("--service-account-private-key-file={}", self.work.join(ACCOUNT_KEY).display()),
+        ];
+        let name = "kube-controller-manager";
+        Leash::start(name, program, &flags, &self.log(name))
     }
 
     /// Where the API server listens.

@@ -13,6 +13,9 @@
 //! `scenarios/install.rs` walks from nothing to a running GPU pod on a whole cluster, as `docs/install.md`
 //! says it; only with `GPUPACK_E2E_INSTALL=1`, or with `GPUPACK_INSTALL_REQUIRED=1`.
 //!
+//! `scenarios/kueue.rs` needs the real Kueue, which is built from its Go module; only with
+//! `GPUPACK_E2E_KUEUE=1`, or with `GPUPACK_KUEUE_REQUIRED=1`.
+//!
 //! One control plane serves all tests of a run, and [`testbed::scenario`] lets only one test run
 //! at a time: each has the cluster for itself and starts by emptying it. `--test-threads` makes no
 //! difference.
@@ -54,6 +57,8 @@ mod identities;
 mod kept;
 #[cfg(test)]
 mod kubelet;
+#[cfg(test)]
+mod kueue;
 #[cfg(test)]
 mod leash;
 #[cfg(test)]

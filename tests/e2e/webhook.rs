@@ -58,10 +58,24 @@ impl Webhook {
         runtime_classes(&cluster.client).await;
         let mut configured = configuration(port, part("ca.crt"));
         if takes_over {
-            let condition =
-                &mut configured[0].data["webhooks"][0]["matchConditions"][0]["expression"];
-            let shipped = condition.as_str().expect("an expression");
-            *condition = format!("{} {shipped}", condition_of_take_over()).into();
+            let of_pods = condition_of_take_over();
+            let of_templates = of_pods.replace("object.", "object.spec.template.");
+            for (index, more) in [of_pods, of_templates].into_iter().enumerate() {
+                let condition =
+                    &mut configured[0].data["webhooks"][index]["matchConditions"][0]["expression"];
+                let shipped = condition.as_str().expect("an expression");
+                *condition = format!("{more} {shipped}").into();
+            }
+        }
+        // As the chart writes them.
+        let kinds = settings["webhook"]["templates"].as_object();
+        for kind in kinds.into_iter().flat_map(|kinds| kinds.keys()) {
+            let (plural, group) = kind.split_once('.').expect("a resource with its group");
+            let rules = configured[0].data["webhooks"][1]["rules"].as_array_mut();
+            rules.expect("a list of rules").push(json!({
+                "apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"],
+                "resources": [plural], "scope": "Namespaced",
+            }));
         }
         for object in &configured {
             manifests::keep(&cluster.client, "webhook.yaml", object).await;
@@ -157,10 +171,14 @@ fn configuration(port: u16, authority: &str) -> Vec<DynamicObject> {
     };
     let mut reported: Vec<DynamicObject> =
         objects("webhook.yaml").into_iter().filter(is_reported).collect();
-    let client = &mut reported[0].data["webhooks"][0]["clientConfig"];
-    assert_eq!(client["service"]["path"], "/webhook", "the path that is served");
     let url = format!("https://127.0.0.1:{port}/webhook");
-    *client = json!({"url": url, "caBundle": base64(authority.as_bytes())});
+    let webhooks = reported[0].data["webhooks"].as_array_mut().expect("a list of webhooks");
+    assert_eq!(webhooks.len(), 2, "for pods and for templates");
+    for webhook in webhooks {
+        let client = &mut webhook["clientConfig"];
+        assert_eq!(client["service"]["path"], "/webhook", "the path that is served");
+        *client = json!({"url": url, "caBundle": base64(authority.as_bytes())});
+    }
     reported
 }
 

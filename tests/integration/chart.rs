@@ -437,6 +437,34 @@ fn helm_test_runs_doctor_with_rights_that_only_read() {
     assert_eq!(asks, 2, "{script}");
 }
 
+#[test]
+fn templates_of_configured_kinds_are_sent_to_the_webhook() {
+    if !has_helm("the kinds with templates of the chart") {
+        return;
+    }
+    let kinds = r#"config.webhook.templates={"jobsets.jobset.x-k8s.io":["spec/a/template"],"a.b":["spec/c"]}"#;
+    for (more, expected) in [
+        (&[][..], &[("batch", "jobs")][..]),
+        (&["--set-json", kinds], &[("batch", "jobs"), ("b", "a"), ("jobset.x-k8s.io", "jobsets")]),
+    ] {
+        let objects = rendered("default", more).unwrap();
+        let webhooks = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"];
+        let [pods, templates] = [&webhooks[0], &webhooks[1]];
+        let of = |rule: &Value| {
+            let part = |name: &str| rule[name][0].as_str().unwrap().to_owned();
+            (part("apiGroups"), part("resources"))
+        };
+        let sent: Vec<_> = templates["rules"].as_array().unwrap().iter().map(of).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|(group, name)| ((*group).into(), (*name).into())).collect();
+        assert_eq!(sent, expected);
+        assert_eq!(configuration(&objects).webhook.templates.len(), sent.len() - 1);
+        assert_eq!(templates["failurePolicy"], "Ignore", "pods are checked anyway");
+        assert_eq!(pods["failurePolicy"], "Fail");
+        assert_eq!(templates["namespaceSelector"], pods["namespaceSelector"]);
+    }
+}
+
 /// Secrets that others fill have no contents: an upgrade would put them back.
 #[test]
 fn what_the_extender_fills_has_no_contents() {
@@ -454,8 +482,10 @@ fn what_the_extender_fills_has_no_contents() {
         let object = find(&objects, kind, name);
         assert!(object.get("data").is_none() && object.get("stringData").is_none(), "{object}");
     }
-    let webhook = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"][0];
-    assert_eq!(webhook["clientConfig"].get("caBundle"), None);
+    let webhooks = find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"].clone();
+    for webhook in webhooks.as_array().unwrap() {
+        assert_eq!(webhook["clientConfig"].get("caBundle"), None);
+    }
     let service = find(&objects, "APIService", "v1.inspection.gpupack.dev");
     assert_eq!(service["spec"].get("caBundle"), None);
     // With a CA that the chart knows, both have it.
@@ -463,8 +493,9 @@ fn what_the_extender_fills_has_no_contents() {
         let known = ["--set", "certificates.source=existing,certificates.existing.ca=PEM"];
         let more = if set == "default" { &known[..] } else { &[] };
         let objects = rendered(set, more).unwrap();
-        let webhook = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"][0];
-        let bundle = &webhook["clientConfig"]["caBundle"];
+        let webhooks = &find(&objects, "MutatingWebhookConfiguration", "gpupack")["webhooks"];
+        let bundle = &webhooks[0]["clientConfig"]["caBundle"];
+        assert_eq!(webhooks[1]["clientConfig"]["caBundle"], *bundle, "{set}");
         let service = find(&objects, "APIService", "v1.inspection.gpupack.dev");
         assert!(bundle.is_string() && service["spec"]["caBundle"] == *bundle, "{set}");
         assert!(find(&objects, "ConfigMap", "gpupack-ca")["data"]["ca.crt"].is_string(), "{set}");

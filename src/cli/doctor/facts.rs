@@ -32,7 +32,7 @@ use crate::cli::doctor::rights::{self, Places};
 use crate::cli::doctor::scheduler::{Expected, of_file};
 use crate::cli::doctor::webhook::{
     Trials, configured, devices_policy, dry_run, own, quotas, runtime_classes, start_failures,
-    trial,
+    templates, trial,
 };
 use crate::config::file::Config;
 use crate::config::identity::TlsConfig;
@@ -370,8 +370,12 @@ async fn admission(
         .reader
         .list(&rights::webhooks(), OWN, |it: MutatingWebhookConfiguration| it.webhooks)
         .await;
-    let webhook = configurations.map(|all| own(all.into_iter().flatten().flatten().collect()));
+    let webhooks =
+        configurations.map(|all| all.into_iter().flatten().flatten().collect::<Vec<_>>());
     let config = parts.config.as_ref();
+    let unsent =
+        webhooks.as_ref().ok().zip(config).and_then(|(all, config)| templates(all, config));
+    let webhook = webhooks.map(own);
     let there = namespaces.as_ref().map(|all| all.keys().cloned().collect());
     let there = there.map_err(Clone::clone);
     let mut found = Findings::new();
@@ -382,6 +386,7 @@ async fn admission(
     found.extend(configured(&webhook, config, &there, [&places.system, &places.agents]));
     let webhook = webhook.ok().flatten();
     if let Some(webhook) = &webhook {
+        found.extend(unsent);
         found.extend(dry_runs(plan, webhook, config).await);
         let target = rights::policy("validatingadmissionpolicies", "gpupack-devices");
         let policy: Read<ValidatingAdmissionPolicy> = plan.reader.object(&target).await;

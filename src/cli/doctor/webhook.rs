@@ -10,6 +10,7 @@ use crate::api::commands::Check;
 use crate::cli::base::reader::{Answer, Read, Unread};
 use crate::cli::doctor::finding::{Findings, Of, count, names, short};
 use crate::config::file::Config;
+use crate::config::webhook::JOBS;
 use crate::kube_api::request::resources::{MARKER_SHARE, MARKERS, WHOLE};
 
 /// What is checked about the configuration of the webhook.
@@ -24,9 +25,44 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// Where a container takes its devices from.
 const DEVICES: &str = "metadata.annotations['placed.gpupack.dev/devices']";
 
-/// The webhook of the configuration, without those of others in it.
+/// The name of the webhook of templates.
+const TEMPLATES: &str = "templates.gpupack.dev";
+
+/// The webhook of pods, without those of templates and of others.
 pub(crate) fn own(webhooks: Vec<MutatingWebhook>) -> Option<MutatingWebhook> {
-    webhooks.into_iter().find(|webhook| webhook.name.ends_with("gpupack.dev"))
+    let is_own = |webhook: &MutatingWebhook| {
+        webhook.name.ends_with("gpupack.dev") && webhook.name != TEMPLATES
+    };
+    webhooks.into_iter().find(is_own)
+}
+
+/// A problem if Jobs, or kinds of the configuration, are not sent to be completed.
+pub(crate) fn templates(webhooks: &[MutatingWebhook], config: &Config) -> Option<Check> {
+    let of_templates = webhooks.iter().filter(|webhook| webhook.name == TEMPLATES);
+    let rules = of_templates.flat_map(|webhook| webhook.rules.iter().flatten());
+    let sent: BTreeSet<String> = rules
+        .flat_map(|rule| {
+            let groups = rule.api_groups.iter().flatten();
+            groups.flat_map(|group| {
+                let names = rule.resources.iter().flatten();
+                names.map(move |name| format!("{name}.{group}"))
+            })
+        })
+        .collect();
+    let jobs = JOBS.to_owned();
+    let meant = config.webhook.templates.keys().chain([&jobs]);
+    let unsent: Vec<&String> = meant.filter(|name| !sent.contains(*name)).collect();
+    (!unsent.is_empty()).then(|| {
+        WEBHOOK.warning(
+            format!(
+                "it is not asked about templates of {}: Kueue counts nothing for them, and their pods are \
+                 refused",
+                names(&unsent)
+            ),
+            "set config.webhook.templates in the values of the chart, or run deploy/render with them \
+             (docs/admission.md#templates)",
+        )
+    })
 }
 
 /// Namespaces by name that the webhook leaves out.

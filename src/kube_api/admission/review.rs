@@ -1,10 +1,16 @@
-//! The body of an admission call: an AdmissionReview of a pod.
+//! The body of an admission call: an AdmissionReview of a pod, or of an object with templates of pods.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionReview};
 use serde_json::Value;
 
 use crate::causes::shown_long;
+use crate::config::webhook::{JOBS, TemplatePath};
 use crate::kube_api::request::bounded::outside_texts;
 use crate::kube_api::request::request_error::shown;
 
@@ -64,10 +70,10 @@ pub enum ReviewFault {
         /// The field.
         field: &'static str,
     },
-    /// A resource other than pods.
+    /// A resource that has neither pods nor templates.
     #[error(
-        "the AdmissionReview is about `{resource}`: only pods and pods/ephemeralcontainers are, so \
-         correct the rules of the webhook's configuration"
+        "the AdmissionReview is about `{resource}`: only pods, pods/ephemeralcontainers, Jobs and what is in \
+         `webhook.templates` are, so correct the rules of the webhook's configuration"
     )]
     Resource {
         /// Resource and subresource.
@@ -88,8 +94,19 @@ impl ReviewFault {
     }
 }
 
-/// The request of a review of a pod.
-pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault> {
+/// The request of a review.
+pub(crate) enum Asked<'a> {
+    /// About a pod.
+    Pod(Box<AdmissionRequest<Pod>>),
+    /// About an object with templates of pods, and the paths to them.
+    Templates(Box<AdmissionRequest<DynamicObject>>, &'a [TemplatePath]),
+}
+
+/// Where objects have templates, by their resource.
+pub(crate) type Templates = BTreeMap<String, Vec<TemplatePath>>;
+
+/// The request of a review, where objects of these resources have templates.
+pub(crate) fn request<'a>(body: &[u8], templates: &'a Templates) -> Result<Asked<'a>, ReviewFault> {
     let json = |error: serde_json::Error| ReviewFault::Json { fault: shown_long(&error) };
     refuse_many_values(body)?;
     let value: Value = serde_json::from_slice(body).map_err(json)?;
@@ -101,18 +118,32 @@ pub(crate) fn request(body: &[u8]) -> Result<AdmissionRequest<Pod>, ReviewFault>
     let missing = ReviewFault::Missing { field: "request" };
     let about = value.pointer("/request/resource").ok_or(missing.clone())?;
     let part = |field| about.get(field).and_then(Value::as_str).unwrap_or_default();
-    if (part("group"), part("resource")) != ("", "pods") {
+    let resource = format!("{}.{}", part("resource"), part("group"));
+    let paths = templates.get(&resource);
+    if (part("group"), part("resource")) != ("", "pods") && paths.is_none() {
         let resource = shown(&format!("{}/{}", part("group"), part("resource")));
         return Err(ReviewFault::Resource { resource });
     }
     let object = value.pointer("/request/object").filter(|object| object.is_object());
     let can_be_patched = object.is_none_or(|object| object["metadata"].is_object());
     refuse_long_lists(&value, &mut Counted::default())?;
+    if let Some(paths) = paths {
+        let review: AdmissionReview<DynamicObject> = serde_json::from_value(value).map_err(json)?;
+        let request = review.try_into().map_err(|_| missing)?;
+        return Ok(Asked::Templates(Box::new(request), paths));
+    }
     let review: AdmissionReview<Pod> = serde_json::from_value(value).map_err(json)?;
     if !can_be_patched {
         return Err(ReviewFault::Missing { field: "request.object.metadata" });
     }
-    review.try_into().map_err(|_| missing)
+    Ok(Asked::Pod(Box::new(review.try_into().map_err(|_| missing)?)))
+}
+
+/// The configured templates, and those of Jobs.
+pub(crate) fn with_jobs(configured: &Templates) -> Templates {
+    let mut all = configured.clone();
+    all.insert(JOBS.to_owned(), vec![TemplatePath::of_jobs()]);
+    all
 }
 
 /// Refuses a body that would take far more memory as values than as text.
@@ -167,9 +198,9 @@ fn refuse_long_lists(value: &Value, counted: &mut Counted) -> Result<(), ReviewF
     }
 }
 
-/// Namespace and name of the pod, or the prefix of a name that the API server will complete.
-pub(crate) fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
-    let name = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref());
+/// Namespace and name of the object, or the prefix of a name that the API server will complete.
+pub(crate) fn name_of<K: Resource>(request: &AdmissionRequest<K>, metadata: &ObjectMeta) -> String {
+    let name = metadata.name.as_deref().or(metadata.generate_name.as_deref());
     let namespace = request.namespace.as_deref().unwrap_or_default();
     format!("{}/{}", shown(namespace), shown(name.unwrap_or_default()))
 }
@@ -178,6 +209,10 @@ pub(crate) fn name_of(request: &AdmissionRequest<Pod>, pod: &Pod) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    fn request(body: &[u8]) -> Result<(), ReviewFault> {
+        super::request(body, &Templates::new()).map(|_| ())
+    }
 
     fn review(pod: &Value) -> String {
         json!({
@@ -260,6 +295,6 @@ mod tests {
         });
         let body = review(&pod);
         assert!(body.len() > 4 << 20, "{}", body.len());
-        assert_eq!(request(body.as_bytes()).map(|_| ()), Ok(()));
+        assert_eq!(request(body.as_bytes()), Ok(()));
     }
 }

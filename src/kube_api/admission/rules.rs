@@ -11,17 +11,28 @@
 //! | no GPU, but a RuntimeClass not listed as one without GPUs | refused, blanked or unchanged |
 //! | no GPU, of a scheduler only for gpupack | checked and blanked, as it may run beside GPU pods |
 //! | others, also of other schedulers | unchanged |
+//!
+//! The templates of Jobs, and of other objects as configured, are treated like the pods that will be made of them,
+//! so that Kueue, which counts by templates, counts what gpupack's pods request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use kube::core::admission::AdmissionResponse;
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodTemplateSpec};
+use kube::Resource;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse};
+use serde::Deserialize;
+use serde_json::Value;
 
+use crate::causes::shown_long;
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::requests::RequestRules;
-use crate::config::webhook::{MemoryLimit, Unmanaged, WebhookConfig};
+use crate::config::webhook::{MemoryLimit, TemplatePath, Unmanaged, WebhookConfig};
 use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
-use crate::kube_api::admission::review::{ReviewFault, name_of, request};
+use crate::kube_api::admission::review::{
+    Asked, ReviewFault, Templates, name_of, request, with_jobs,
+};
+use crate::kube_api::admission::templates::{is_counted_by_template, templates};
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{ContainerList, ContainerView, containers};
 use crate::kube_api::containers::injection::{Changes, Clients, Owned, blank, granted};
@@ -33,7 +44,9 @@ use crate::kube_api::request::annotations::{CONTAINER, DEVICE_COUNT, FRACTION, p
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
-use crate::kube_api::request::resources::{ContainerRequest, WHOLE, has_request, markers, only};
+use crate::kube_api::request::resources::{
+    ContainerRequest, WHOLE, has_request, markers, markers_of, only,
+};
 use crate::model::request::GpuRequest;
 
 /// The subresource that adds containers to a running pod.
@@ -44,9 +57,10 @@ const EPHEMERAL: &str = "ephemeralcontainers";
 pub struct Answer {
     /// The review to send back.
     pub review: Vec<u8>,
-    /// The pod: namespace and name, or the prefix of a name that the API server will complete.
-    pub pod: String,
-    /// Why the pod is refused; `None` if it is admitted.
+    /// The pod, or the object with templates of pods: namespace and name, or the prefix of a name that the API
+    /// server will complete.
+    pub object: String,
+    /// Why it is refused; `None` if it is admitted.
     pub refusal: Option<AdmissionError>,
 }
 
@@ -60,10 +74,20 @@ enum Tenant {
     Unmanaged,
 }
 
+/// What is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    /// A pod that is created.
+    Pod,
+    /// A template of pods that may be created later.
+    Template,
+}
+
 /// The rules of admission, as configured.
 #[derive(Clone, Debug)]
 pub struct Admission {
     settings: WebhookConfig,
+    templates: Templates,
     scheduler_names: Vec<String>,
     requests: RequestRules,
 }
@@ -71,7 +95,8 @@ pub struct Admission {
 impl Admission {
     /// Rules for pods of these schedulers. GPU pods that name none of them get the first.
     pub fn new(settings: WebhookConfig, scheduler_names: Vec<String>) -> Self {
-        Self { settings, scheduler_names, requests: RequestRules::default() }
+        let templates = with_jobs(&settings.templates);
+        Self { settings, templates, scheduler_names, requests: RequestRules::default() }
     }
 
     /// The same with these rules for requests.
@@ -83,50 +108,106 @@ impl Admission {
     /// Answers the body of an admission call.
     ///
     /// # Errors
-    /// [`ReviewFault`] if it is not a review of a pod, and so cannot be answered.
+    /// [`ReviewFault`] if it is not a review of a pod or of templates, and so cannot be answered.
     pub fn review(&self, body: &[u8]) -> Result<Answer, ReviewFault> {
-        let request = request(body)?;
-        let pod =
-            request.object.as_ref().ok_or(ReviewFault::Missing { field: "request.object" })?;
-        let decided = match request.sub_resource.as_deref().unwrap_or_default() {
-            "" => self.admit(pod),
-            EPHEMERAL => self.admit_ephemeral(pod, request.old_object.as_ref()),
-            other => {
-                let resource = shown(&format!("{}/{other}", request.resource.resource));
-                return Err(ReviewFault::Resource { resource });
+        let missing = ReviewFault::Missing { field: "request.object" };
+        match request(body, &self.templates)? {
+            Asked::Pod(request) => {
+                let pod = request.object.as_ref().ok_or(missing)?;
+                let decided = match request.sub_resource.as_deref().unwrap_or_default() {
+                    "" => self.admit(pod, Subject::Pod),
+                    EPHEMERAL => self.admit_ephemeral(pod, request.old_object.as_ref()),
+                    other => return Err(of_part(&request.resource.resource, other)),
+                };
+                answer(&request, name_of(&request, &pod.metadata), decided)
             }
-        };
-        let response = AdmissionResponse::from(&request);
-        let unreadable = |fault: String| ReviewFault::Json { fault };
-        let (response, refusal) = match decided {
-            Ok(changes) => match changes.into_patch() {
-                None => (response, None),
-                Some(patch) => {
-                    let patched = response.with_patch(patch);
-                    (patched.map_err(|error| unreadable(error.to_string()))?, None)
+            Asked::Templates(request, paths) => {
+                let object = request.object.as_ref().ok_or(missing)?;
+                if let Some(part) = request.sub_resource.as_deref().filter(|part| !part.is_empty())
+                {
+                    return Err(of_part(&request.resource.resource, part));
                 }
-            },
-            Err(error) => (response.deny(&error), Some(error)),
-        };
-        let review = serde_json::to_vec(&response.into_review())
-            .map_err(|error| unreadable(error.to_string()))?;
-        Ok(Answer { review, pod: name_of(&request, pod), refusal })
+                let decided = self.admit_templates(object, request.old_object.as_ref(), paths)?;
+                answer(&request, name_of(&request, &object.metadata), decided)
+            }
+        }
     }
 
-    /// The changes of a pod that is created.
+    /// The changes of the templates of an object that is created or changed.
+    ///
+    /// Of an object that changes, only those templates are completed that were complete before: others may have
+    /// fields that cannot change any more, and a refusal could keep the object from being deleted.
+    fn admit_templates(
+        &self,
+        object: &DynamicObject,
+        old: Option<&DynamicObject>,
+        paths: &[TemplatePath],
+    ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
+        let before = old.map(|old| templates(&old.data, paths)).transpose()?.unwrap_or_default();
+        let mut changes = Changes::default();
+        for (place, template) in templates(&object.data, paths)? {
+            if let Some(before) = before.get(&place)
+                && !self.admit_template(before)?.is_ok_and(|changes| changes.is_empty())
+            {
+                continue;
+            }
+            match self.admit_template(template)? {
+                Ok(more) => changes.append(more.within(&place, template)),
+                Err(error) => {
+                    let place = shown(place.to_string().trim_start_matches('/'));
+                    return Ok(Err(AdmissionError::Template { place, error: Box::new(error) }));
+                }
+            }
+        }
+        Ok(Ok(changes))
+    }
+
+    /// The changes of a template: those of a pod that is made of it.
+    fn admit_template(
+        &self,
+        template: &Value,
+    ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
+        let read = PodTemplateSpec::deserialize(template);
+        let template = read.map_err(|error| ReviewFault::Json { fault: shown_long(&error) })?;
+        let metadata = template.metadata.unwrap_or_default();
+        let pod = Pod { metadata, spec: template.spec, status: None };
+        Ok(self.admit(&pod, Subject::Template))
+    }
+
+    /// The changes of a pod that is created, or of a template.
     ///
     /// # Errors
     /// [`AdmissionError`] if it is refused.
-    fn admit(&self, pod: &Pod) -> Result<Changes, AdmissionError> {
+    fn admit(&self, pod: &Pod, subject: Subject) -> Result<Changes, AdmissionError> {
         let none = BTreeMap::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
         let labels = pod.metadata.labels.as_ref().unwrap_or(&none);
         refuse_reserved_keys(annotations.keys().chain(labels.keys()))?;
         let Some(spec) = &pod.spec else { return Ok(Changes::default()) };
         match self.tenant(annotations, spec)? {
-            Tenant::Managed(request) => self.complete(annotations, spec, &request),
+            Tenant::Managed(request) => {
+                if subject == Subject::Pod && is_counted_by_template(annotations, labels) {
+                    self.refuse_uncounted(spec, &request)?;
+                }
+                self.complete(annotations, spec, &request)
+            }
             Tenant::Kubelet => self.leave_to_kubelet(spec),
             Tenant::Unmanaged => self.keep_out(annotations, spec),
+        }
+    }
+
+    /// Refuses a pod that came with less than it counts.
+    fn refuse_uncounted(&self, spec: &PodSpec, request: &GpuRequest) -> Result<(), AdmissionError> {
+        let prices = &self.requests.prices;
+        let needed = markers(prices.charge(request), prices);
+        let mut short = needed
+            .zip(markers_of(&container_requests(spec)))
+            .filter(|((_, needed), has)| has < needed);
+        match short.next() {
+            Some(((marker, needed), has)) => {
+                Err(AdmissionError::KueueMarker { marker, has, needed })
+            }
+            None => Ok(()),
         }
     }
 
@@ -364,7 +445,37 @@ impl Admission {
     }
 }
 
+/// The answer to a request.
+fn answer<K: Resource>(
+    request: &AdmissionRequest<K>,
+    object: String,
+    decided: Result<Changes, AdmissionError>,
+) -> Result<Answer, ReviewFault> {
+    let response = AdmissionResponse::from(request);
+    let unreadable = |fault: String| ReviewFault::Json { fault };
+    let (response, refusal) = match decided {
+        Ok(changes) => match changes.into_patch() {
+            None => (response, None),
+            Some(patch) => {
+                let patched = response.with_patch(patch);
+                (patched.map_err(|error| unreadable(error.to_string()))?, None)
+            }
+        },
+        Err(error) => (response.deny(&error), Some(error)),
+    };
+    let review = serde_json::to_vec(&response.into_review())
+        .map_err(|error| unreadable(error.to_string()))?;
+    Ok(Answer { review, object, refusal })
+}
+
+/// The fault of a review of a part of an object that is not checked.
+fn of_part(resource: &str, part: &str) -> ReviewFault {
+    ReviewFault::Resource { resource: shown(&format!("{resource}/{part}")) }
+}
+
 #[cfg(test)]
 mod beside;
+#[cfg(test)]
+mod of_templates;
 #[cfg(test)]
 mod tests;

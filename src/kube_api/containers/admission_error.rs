@@ -199,6 +199,28 @@ pub enum AdmissionError {
         /// The path in the container.
         path: String,
     },
+    /// Kueue admitted it, and counted less than it requests.
+    #[error(
+        "Kueue admitted the pod by a template that counts less: `{marker}` is `{has}` there, and this \
+         request counts `{needed}`. Create the Job again, so that gpupack completes its template (other kinds \
+         must be listed in `webhook.templates`), or write the markers into the template's limits"
+    )]
+    KueueMarker {
+        /// The marker.
+        marker: &'static str,
+        /// What the pod came with.
+        has: u64,
+        /// What it counts.
+        needed: u64,
+    },
+    /// A template of pods that would be refused.
+    #[error("`{place}`: {error}")]
+    Template {
+        /// The fields that lead to it.
+        place: String,
+        /// Why its pods would be refused.
+        error: Box<Self>,
+    },
     /// It names devices by an annotation.
     #[error("annotation `{key}` names devices for the container runtime: remove it")]
     DeviceAnnotation {
@@ -230,6 +252,8 @@ impl AdmissionError {
             Self::SeveralUnderMps { .. } => "several_under_mps",
             Self::MpsVolume => "mps_volume",
             Self::MpsMount { .. } => "mps_mount",
+            Self::KueueMarker { .. } => "kueue_marker",
+            Self::Template { error, .. } => error.label(),
             Self::DeviceAnnotation { .. } => "device_annotation",
         }
     }

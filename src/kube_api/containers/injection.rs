@@ -195,6 +195,38 @@ impl Changes {
         (!self.operations.is_empty()).then_some(json_patch::Patch(self.operations))
     }
 
+    /// The same operations on a template at this place of an object.
+    pub(crate) fn within(self, place: &PointerBuf, template: &Value) -> Self {
+        let is_of_metadata = |operation: &PatchOperation| {
+            operation.path().tokens().next().is_some_and(|token| token.decoded() == "metadata")
+        };
+        let needs_metadata = self.operations.iter().any(is_of_metadata);
+        let mut operations = Vec::new();
+        if needs_metadata && !template["metadata"].is_object() {
+            let path = place.with_trailing_token("metadata");
+            operations.push(PatchOperation::Add(AddOperation { path, value: json!({}) }));
+        }
+        for mut operation in self.operations {
+            if let PatchOperation::Add(AddOperation { path, .. })
+            | PatchOperation::Remove(RemoveOperation { path }) = &mut operation
+            {
+                *path = place.concat(path);
+            }
+            operations.push(operation);
+        }
+        Self { operations }
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// Adds operations that are applied after these.
+    pub(crate) fn append(&mut self, more: Self) {
+        self.operations.extend(more.operations);
+    }
+
     pub(crate) fn set(&mut self, field: &str, value: &str) {
         self.add(&["spec", field], json!(value));
     }

@@ -242,13 +242,13 @@ fn little_use_counts_until_lists_say_what_it_is() {
     node.replace_inventory(&inventory(&["A"], 1000), &mut DeviceClasses::default());
     let now = Timestamp::START;
     let unlisted = DeviceUse { processes: None, ..used("A", 50, &[]) };
-    node.observe(&[unlisted.clone()], now);
+    node.observe(std::slice::from_ref(&unlisted), now);
     assert_eq!(free(&node)[0].0, 950, "a pod that ended before the start may run");
     for left in [950, 1000] {
         node.observe(&[used("A", 50, &[(None, Some(50))])], now);
         assert_eq!(free(&node)[0].0, left);
     }
-    node.observe(&[unlisted.clone()], now);
+    node.observe(std::slice::from_ref(&unlisted), now);
     assert_eq!(free(&node)[0].0, 1000, "within the tolerance");
     // Where nothing ever lists processes, it counts for as long as those of an ended pod.
     let mut node = NodeState::new(NodeName::new("n"), MemMib::new(100));

@@ -104,11 +104,11 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
     match admission.review(&body) {
         Ok(answer) => {
             match &answer.refusal {
-                None => tracing::debug!(pod = %answer.pod, "admitted"),
+                None => tracing::debug!(object = %answer.object, "admitted"),
                 Some(refusal) => {
                     let reason = refusal.label();
                     if let Some(left_out) = LOGGED.admits(("refused", reason), CLOCK.precise()) {
-                        tracing::info!(pod = %answer.pod, reason, %refusal, left_out, "refused");
+                        tracing::info!(object = %answer.object, reason, %refusal, left_out, "refused");
                     }
                 }
             }
@@ -117,7 +117,7 @@ async fn review(State(admission): State<Arc<Admission>>, request: Request) -> Re
         }
         Err(fault) => {
             if let Some(left_out) = LOGGED.admits(("fault", fault.label()), CLOCK.precise()) {
-                tracing::warn!(%fault, left_out, "a call that is not an admission review of a pod");
+                tracing::warn!(%fault, left_out, "a call that is not an admission review of a pod or template");
             }
             (StatusCode::BAD_REQUEST, format!("{fault}\n")).into_response()
         }

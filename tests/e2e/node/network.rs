@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::binaries::ClusterPrograms;
 use crate::clock;
-use crate::control_plane::{ACCOUNT_KEY, ControlPlane, Identity, free_ports};
+use crate::control_plane::{ControlPlane, Identity, free_ports};
 use crate::leash::Leash;
 
 /// Where Debian has the plugins of the container network interface.
@@ -112,19 +112,8 @@ impl ClusterParts {
     pub(crate) fn start(plane: &ControlPlane, programs: &ClusterPrograms, node: &str) -> Self {
         let work = plane.work();
         let kubeconfig = plane.kubeconfig(Identity::Admin);
-        let [controllers, healthy, metrics] = free_ports();
-        let flags = [
-            format!("--kubeconfig={}", kubeconfig.display()),
-            "--leader-elect=false".to_owned(),
-            format!("--secure-port={controllers}"),
-            "--bind-address=127.0.0.1".to_owned(),
-            format!("--cert-dir={}", work.join("controllers.certificates").display()),
-            // What pods get to know the API server by.
-            format!("--root-ca-file={}", plane.certificate().display()),
-            format!("--service-account-private-key-file={}", work.join(ACCOUNT_KEY).display()),
-        ];
-        let name = "kube-controller-manager";
-        let controllers = Leash::start(name, &programs.controllers, &flags, &plane.log(name));
+        let [healthy, metrics] = free_ports();
+        let controllers = plane.start_controllers(&programs.controllers, "*");
 
         let never = "0s";
         let config = json!({

@@ -19,6 +19,7 @@ mod guard;
 mod identities;
 mod in_place;
 mod install;
+mod kueue;
 mod limits;
 mod manifests;
 mod mixed;

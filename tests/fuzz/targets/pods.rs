@@ -195,6 +195,7 @@ static RULES: LazyLock<Vec<(Admission, Config)>> = LazyLock::new(|| {
         "webhook: {memory_limit: mps, mps_thread_percentage: share, runtime_class: none}",
         "webhook: {memory_limit: driver, take_over_whole_gpus: true, unmanaged_runtime_class: blank}",
         "{scheduler_names: [gpupack, default-scheduler], min_memory_mib: 1024, max_limit: 0.8}",
+        "webhook: {templates: {jobsets.jobset.x-k8s.io: [spec/replicatedJobs/*/template/spec/template]}}",
     ];
     let rules = texts.into_iter().map(|text| {
         let config = Config::from_yaml(text).unwrap();
@@ -204,8 +205,8 @@ static RULES: LazyLock<Vec<(Admission, Config)>> = LazyLock::new(|| {
     rules.collect()
 });
 
-/// An AdmissionReview: the answer is whole, the completed pod is admitted unchanged, and the verbs read from it the
-/// request that was admitted.
+/// An AdmissionReview: the answer is whole, the completed pod or template is admitted unchanged, and the verbs read
+/// from a pod the request that was admitted.
 pub(crate) fn review(body: &[u8]) {
     for (rules, config) in &*RULES {
         let Ok(answer) = rules.review(body) else { continue };
@@ -229,9 +230,7 @@ pub(crate) fn review(body: &[u8]) {
             json_patch::patch(pod, &patch).unwrap();
         }
         // The API server takes no pod with such a name; it looks after the webhooks.
-        let containers = asked["request"]["object"]["spec"]["containers"].as_array();
-        let is_long = |it: &Value| it["name"].as_str().is_some_and(|name| name.len() > 63);
-        if containers.is_some_and(|all| all.iter().any(is_long)) {
+        if has_long_name(&asked["request"]["object"]) {
             continue;
         }
         let again = rules.review(asked.to_string().as_bytes()).unwrap();
@@ -239,9 +238,23 @@ pub(crate) fn review(body: &[u8]) {
         let again: Value = serde_json::from_slice(&again.review).unwrap();
         let patch = &again["response"]["patch"];
         assert!(patch.is_null(), "the completed pod is changed once more: {asked}");
-        if asked["request"].get("subResource").is_none_or(|it| it.is_null() || it == "") {
+        let is_pod = asked["request"]["resource"]["resource"] == "pods";
+        if is_pod && asked["request"].get("subResource").is_none_or(|it| it.is_null() || it == "") {
             completed(asked["request"]["object"].take(), config);
         }
+    }
+}
+
+/// Whether a container has a name that is too long, in a pod or in a template anywhere in an object.
+fn has_long_name(object: &Value) -> bool {
+    let is_long = |it: &Value| it["name"].as_str().is_some_and(|name| name.len() > 63);
+    match object {
+        Value::Object(fields) => fields.iter().any(|(key, value)| {
+            (key == "containers" && value.as_array().is_some_and(|all| all.iter().any(is_long)))
+                || has_long_name(value)
+        }),
+        Value::Array(items) => items.iter().any(has_long_name),
+        _ => false,
     }
 }
 

@@ -218,23 +218,42 @@ certificates: {{ $section | toJson }}
 ['{{ join "', '" (prepend $classes "") }}']
 {{- end }}
 
-{{/* Whether a pod names a scheduler of gpupack, in CEL. Every pod names the cluster's own. */}}
+{{/* Whether a pod names a scheduler of gpupack, in CEL. Every pod names the cluster's own. Arguments: the root, the pod. */}}
 {{- define "gpupack.namesOurScheduler" -}}
-{{- $names := without (include "gpupack.schedulerNames" . | fromJsonArray) "default-scheduler" -}}
+{{- $names := without (include "gpupack.schedulerNames" (index . 0) | fromJsonArray) "default-scheduler" -}}
 {{- if $names -}}
-(has(object.spec.schedulerName) && object.spec.schedulerName in ['{{ join "', '" $names }}'])
+(has({{ index . 1 }}.spec.schedulerName) && {{ index . 1 }}.spec.schedulerName in ['{{ join "', '" $names }}'])
 {{- else -}}
 false
 {{- end -}}
 {{- end }}
 
-{{/* Whether a pod uses kubelet's device plugin, in CEL: for `webhook.take_over_whole_gpus`. */}}
+{{/* Whether a pod uses kubelet's device plugin, in CEL: for `webhook.take_over_whole_gpus`. Argument of this and the
+next: the pod. */}}
 {{- define "gpupack.takesOver" -}}
-(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : []))
+({{ . }}.spec.containers + (has({{ . }}.spec.initContainers) ? {{ . }}.spec.initContainers : []))
   .size() <= 100 &&
-(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : []))
+({{ . }}.spec.containers + (has({{ . }}.spec.initContainers) ? {{ . }}.spec.initContainers : []))
   .exists(c, has(c.resources) && has(c.resources.limits) &&
     'nvidia.com/gpu' in c.resources.limits) ||
+{{- end }}
+
+{{/* Whether a pod has an annotation of gpupack, in CEL. */}}
+{{- define "gpupack.hasOurAnnotation" -}}
+(has({{ . }}.metadata.annotations) && ({{ . }}.metadata.annotations.size() > 1000 ||
+  {{ . }}.metadata.annotations.exists(key,
+    key.startsWith('gpu-fraction') || key.startsWith('gpu-memory') ||
+    key.startsWith('gpupack.dev/') || key.startsWith('placed.gpupack.dev/') ||
+    (key.startsWith('nvidia.com/container.') && key.contains('.gpu-memory.')))))
+{{- end }}
+
+{{/* Whether a pod has a marker, in CEL. */}}
+{{- define "gpupack.hasMarker" -}}
+({{ . }}.spec.containers + (has({{ . }}.spec.initContainers) ? {{ . }}.spec.initContainers : []))
+  .size() > 100 ||
+({{ . }}.spec.containers + (has({{ . }}.spec.initContainers) ? {{ . }}.spec.initContainers : []))
+  .exists(c, has(c.resources) && has(c.resources.limits) && (c.resources.limits.size() > 100 ||
+    c.resources.limits.exists(key, key.startsWith('gpupack.dev/'))))
 {{- end }}
 
 {{/* Namespaces whose pods are not the webhook's. */}}

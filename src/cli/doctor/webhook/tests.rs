@@ -66,6 +66,21 @@ fn each_disagreement_is_named() {
 }
 
 #[test]
+fn kinds_whose_templates_are_not_sent_are_named() {
+    let configuration: Value = shipped("MutatingWebhookConfiguration");
+    let all: Vec<MutatingWebhook> =
+        serde_json::from_value(configuration["webhooks"].clone()).unwrap();
+    assert_eq!(templates(&all, &Config::default()), None);
+    let sets = "webhook: {templates: {jobsets.jobset.x-k8s.io: [spec/a], a.b: [spec/c]}}";
+    let config = Config::from_yaml(sets).unwrap();
+    let found = templates(&all, &config).unwrap();
+    assert!(found.found.contains("templates of a.b, jobsets.jobset.x-k8s.io:"), "{found:?}");
+    let found = templates(&all[..1], &Config::default()).unwrap();
+    assert!(found.found.contains("templates of jobs.batch:"), "{found:?}");
+    assert_eq!(own(all).unwrap().name, "pods.gpupack.dev");
+}
+
+#[test]
 fn what_is_absent_or_forbidden_is_said() {
     let own = ["gpu-system", "gpupack-agents"];
     let of =

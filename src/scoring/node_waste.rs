@@ -85,7 +85,7 @@ impl Node<'_> {
         self.after.set(Some((share, host)));
         let several = self.expected_waste.several(self.usability.fragments_after(taken, left.cpu));
         (
-            fixed(residuals + self.node_waste.host - host, 1e6),
+            fixed(residuals + self.node_waste.host - host - self.expected_waste.taking(share), 1e6),
             fixed(self.node_waste.several - several, 1e6),
         )
     }

@@ -152,6 +152,12 @@ impl ExpectedWaste {
         fragments / float(self.requests_of_several.total.max(1)) / 1e6 * self.several_part
     }
 
+    /// Cost of taking `share` millionths of GPUs that can be shared. It only matters for a request
+    /// that takes more of one class than of another: one of memory.
+    pub(crate) fn taking(&self, share: u64) -> f64 {
+        self.weights.share * float(share) / 1e6
+    }
+
     /// GPUs of `free` that stay unused for lack of CPU or host memory. The mean over the parts of
     /// the demand, each taken as if it were alone on the node.
     fn unserved(&self, free: f64, cpu: f64, memory: f64) -> f64 {

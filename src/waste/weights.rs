@@ -23,6 +23,8 @@ pub struct WasteWeights {
     /// Price of the last device that makes a node unusable for the largest requests, if others are
     /// free: `K`.
     pub kept_nodes: f64,
+    /// Price of the share of a GPU, as pods of memory take less of some: `S`.
+    pub share: f64,
     /// How many requests the prior for whole nodes counts as.
     pub whole_nodes: f64,
     /// Price of a device class if all that is free of it is needed: `B`.
@@ -42,6 +44,7 @@ impl Default for WasteWeights {
             pieces: 1.0,
             several: 20.0,
             kept_nodes: 0.1,
+            share: 5.0,
             whole_nodes: 50.0,
             scarce: 10.0,
             rare_one_in: 2000.0,

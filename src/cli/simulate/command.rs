@@ -127,7 +127,7 @@ pub struct SimulateArgs {
     /// Replay stress worlds made from the trace: mixes that change while the cluster fills, small
     /// and half-empty fleets, other orders and sizes. The first policy is compared with the best of
     /// the others [default: fragmentation, fgd, bestfit, binpack, known-mix].
-    #[arg(long, conflicts_with_all = ["times", "load", "as_is", "bound", "drawn", "moves"])]
+    #[arg(long, conflicts_with_all = ["times", "load", "as_is", "bound", "chart", "moves"])]
     pub stress: bool,
 
     /// Only worlds of this name, or whose names begin so; give it again for more.
@@ -205,7 +205,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     let worlds = worlds_of(&args.worlds).map_err(SimulateError::World)?;
     let experiment = experiment(args)?;
     if args.stress {
-        let report = stress(experiment, &worlds)?;
+        let (report, album) = stress(experiment, &worlds)?;
+        if let Some(folder) = &args.charts {
+            album.write(folder)?;
+        }
         return print(&match args.output {
             Output::Table => report.table(),
             Output::Json => report.json(),

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::cli::simulate::charts::{Album, load_charts};
 use crate::cli::simulate::jobs::{Experiment, SimulateError, Trace};
 use crate::cli::simulate::stress_report::StressReport;
 use crate::model::policy::Policy;
@@ -38,14 +39,14 @@ pub(crate) fn worlds_of(names: &[String]) -> Result<Vec<World>, String> {
     Ok(WORLDS.into_iter().filter(is_wanted).collect())
 }
 
-/// Replays the worlds of each trace.
+/// Replays the worlds of each trace, and draws them.
 ///
 /// # Errors
 /// [`SimulateError`].
 pub(crate) fn stress(
     mut experiment: Experiment,
     worlds: &[World],
-) -> Result<StressReport, SimulateError> {
+) -> Result<(StressReport, Album), SimulateError> {
     let mut left_out = Vec::new();
     let mut made = Vec::new();
     let first_seed = experiment.seeds.first().copied().unwrap_or_default();
@@ -74,5 +75,7 @@ pub(crate) fn stress(
     let title = experiment.title("stress worlds");
     let measures = made.iter().map(|(world, _)| world.measure).collect();
     experiment.traces = made.into_iter().map(|(_, trace)| trace).collect();
-    Ok(StressReport::new(title, experiment.arrivals(None)?, measures, left_out))
+    let results = experiment.arrivals(None)?;
+    let album = Album::new(results.iter().map(load_charts));
+    Ok((StressReport::new(title, results, measures, left_out), album))
 }

@@ -21,6 +21,8 @@ pub enum CostTerm {
     Several,
     /// The least price of room for several devices, while there is other room: `K`.
     KeptNodes,
+    /// The price of the share that a placement takes: `S`.
+    Share,
     /// The prior for requests of whole nodes, until enough requests have come.
     WholeNodes,
     /// The price of scarce classes: `B`.
@@ -31,7 +33,7 @@ pub enum CostTerm {
 
 impl CostTerm {
     /// All of them, in the order of the documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Residuals,
         Self::ResidualPrices,
         Self::Doubt,
@@ -40,6 +42,7 @@ impl CostTerm {
         Self::Pieces,
         Self::Several,
         Self::KeptNodes,
+        Self::Share,
         Self::WholeNodes,
         Self::Scarce,
         Self::Rare,
@@ -57,6 +60,7 @@ impl CostTerm {
             Self::Pieces => WasteWeights { pieces: 0.0, ..all },
             Self::Several => WasteWeights { several: 0.0, kept_nodes: 0.0, ..all },
             Self::KeptNodes => WasteWeights { kept_nodes: 0.0, ..all },
+            Self::Share => WasteWeights { share: 0.0, ..all },
             Self::WholeNodes => WasteWeights { whole_nodes: 0.0, ..all },
             Self::Scarce => WasteWeights { scarce: 0.0, ..all },
             Self::Rare => WasteWeights { rare_one_in: f64::INFINITY, ..all },

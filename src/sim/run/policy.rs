@@ -50,7 +50,7 @@ impl SimPolicy {
     ];
 
     /// Variants of `fragmentation` that show what each part gains.
-    pub const ABLATIONS: [Self; 12] = [
+    pub const ABLATIONS: [Self; 13] = [
         Self::KnownMix,
         Self::Without(CostTerm::ALL[0]),
         Self::Without(CostTerm::ALL[1]),
@@ -63,6 +63,7 @@ impl SimPolicy {
         Self::Without(CostTerm::ALL[8]),
         Self::Without(CostTerm::ALL[9]),
         Self::Without(CostTerm::ALL[10]),
+        Self::Without(CostTerm::ALL[11]),
     ];
 
     /// The name that users type.
@@ -79,6 +80,7 @@ impl SimPolicy {
             Self::Without(CostTerm::Pieces) => "without-pieces",
             Self::Without(CostTerm::Several) => "without-several",
             Self::Without(CostTerm::KeptNodes) => "without-kept-nodes",
+            Self::Without(CostTerm::Share) => "without-share",
             Self::Without(CostTerm::WholeNodes) => "without-whole-nodes",
             Self::Without(CostTerm::Scarce) => "without-scarce",
             Self::Without(CostTerm::Rare) => "without-rare",
@@ -177,8 +179,8 @@ mod tests {
             "there is no policy `FGD`; choose from fragmentation, binpack, spread, fgd, bestfit, \
              dotprod, gpupacking, gpuclustering, random, known-mix, without-residuals, \
              without-residual-prices, without-doubt, without-opening, without-host, \
-             without-pieces, without-several, without-kept-nodes, without-whole-nodes, \
-             without-scarce, without-rare"
+             without-pieces, without-several, without-kept-nodes, without-share, \
+             without-whole-nodes, without-scarce, without-rare"
         );
     }
 

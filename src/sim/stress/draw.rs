@@ -4,13 +4,13 @@
 //! of a world are pods of one kind after the other. Pods without a GPU come among them, as many per
 //! requested GPU as in the whole trace.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::hardware::device::{ModelFilter, ModelName};
+use crate::hardware::device_class::DeviceClass;
 use crate::sim::trace::churn::index_below;
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::workload::{ARRIVALS_MAX, WorkloadError, capacity_milli, demand_milli};
@@ -188,17 +188,23 @@ pub(crate) fn fleet(
 /// a policy.
 pub(crate) fn possible(nodes: &[TraceNode], pods: &[TracePod]) -> Vec<TracePod> {
     let shape = |node: &TraceNode| {
-        let model = ModelName::new(node.model.as_str());
-        (node.gpus, node.cpu_milli, node.memory_mib, model)
+        let mut devices: BTreeMap<DeviceClass, u32> = BTreeMap::new();
+        for it in node.devices(0).unwrap_or_default() {
+            *devices.entry(DeviceClass::of(&it.device, node.rule())).or_default() += 1;
+        }
+        (node.cpu_milli, node.memory_mib, devices)
     };
     let shapes: BTreeSet<_> = nodes.iter().map(shape).collect();
     let fits = |pod: &&TracePod| {
-        let models = ModelFilter::new(pod.gpu_spec.iter().map(String::as_str));
-        shapes.iter().rev().any(|(gpus, cpu_milli, memory_mib, model)| {
-            *gpus >= pod.num_gpu
-                && *cpu_milli >= pod.cpu_milli
+        let request = pod.request();
+        let takes = |class: &DeviceClass| {
+            request.as_ref().is_some_and(|request| request.demand_on(class).is_ok())
+        };
+        shapes.iter().rev().any(|(cpu_milli, memory_mib, devices)| {
+            let accepted = devices.iter().filter(|(class, _)| takes(class));
+            *cpu_milli >= pod.cpu_milli
                 && *memory_mib >= pod.memory_mib
-                && (pod.num_gpu == 0 || models.matches(model))
+                && accepted.map(|(_, devices)| devices).sum::<u32>() >= pod.num_gpu
         })
     };
     pods.iter().filter(fits).cloned().collect()

@@ -3,11 +3,16 @@
 //! Each world is made from any trace, and decided by its name and a seed. Mixes change while the
 //! cluster fills, fleets are small or half empty, pods come in another order or have other sizes.
 
+use std::num::NonZeroU64;
+
 use rand_chacha::rand_core::RngCore;
 
+use crate::hardware::units::{MemMib, Share};
+use crate::model::request::Amount;
 use crate::sim::stress::draw::{self, Change, Kind, chance_of};
-use crate::sim::trace::churn::{NodeOrder, ranked};
-use crate::sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods};
+use crate::sim::trace::churn::{NodeOrder, index_below, ranked};
+use crate::sim::trace::dimensions::MoreOfPod;
+use crate::sim::trace::read::{TraceNode, TracePod, parse_nodes, parse_pods, size_up};
 use crate::sim::trace::table::TraceError;
 use crate::sim::trace::workload::{Workload, WorkloadError};
 
@@ -46,6 +51,8 @@ enum Make {
     Fleet(usize),
     /// The same, up to this load in percent.
     Filled(usize, u64),
+    /// The same with pods that request memory.
+    Memory(usize, u64),
     /// All pods in another order.
     Order(Order),
     /// Requested shares times this many hundredths.
@@ -81,7 +88,7 @@ const fn filled(name: &'static str, nodes: usize, load: u64) -> World {
 }
 
 /// All worlds, in the order of the documentation.
-pub const WORLDS: [World; 31] = {
+pub const WORLDS: [World; 32] = {
     use Kind::{All, Large, Several, Shares, Small};
     [
         mix("shares-several", &[Shares, Several], Change::Abrupt),
@@ -112,6 +119,11 @@ pub const WORLDS: [World; 31] = {
         world("fleet-100", Make::Fleet(100)),
         filled("filled-8", 8, 80),
         filled("filled-20", 20, 80),
+        World {
+            name: "filled-20-memory",
+            measure: Measure::Efficiency,
+            make: Make::Memory(20, 80),
+        },
         filled("filled-100", 100, 80),
         filled("filled-300", 300, 80),
         World { name: "ten-fractions", measure: Measure::Efficiency, make: Make::Ten },
@@ -159,6 +171,13 @@ impl World {
             }
             Make::Fleet(count) => on_fleet(nodes, pods, count, LOAD, chance)?,
             Make::Filled(count, load) => on_fleet(nodes, pods, count, load, chance)?,
+            Make::Memory(count, load) => {
+                let nodes = draw::fleet(nodes, count, chance)?;
+                let mut pods = with_memory(pods, chance);
+                size_up(&nodes, &mut pods);
+                let arrivals = drawn(&nodes, &pods, &[Kind::All], Change::Abrupt, load, chance)?;
+                (nodes, arrivals)
+            }
             Make::Order(order) => {
                 let all = drawn(nodes, pods, &[Kind::All], Change::Abrupt, LOAD, chance)?;
                 (ranked(nodes, chance), ordered(all, order, chance))
@@ -207,7 +226,8 @@ fn on_fleet(
     Ok((nodes, pods))
 }
 
-/// Pods whose shares of one GPU have another size, at most a whole GPU.
+/// Pods whose shares of one GPU have another size, at most a whole GPU. Pods that request another
+/// amount stay as they are, and so do those whose limit is set by their share.
 fn with_sizes(
     nodes: &[TraceNode],
     pods: &[TracePod],
@@ -215,10 +235,40 @@ fn with_sizes(
     chance: &mut impl RngCore,
 ) -> Result<Vec<TracePod>, WorkloadError> {
     let mut pods = pods.to_vec();
-    for pod in pods.iter_mut().filter(|pod| pod.num_gpu == 1 && pod.gpu_milli < 1000) {
+    for pod in pods.iter_mut().filter(|pod| requests_share_alone(pod)) {
         pod.gpu_milli = resized(pod.gpu_milli).clamp(1, 1000);
     }
     drawn(nodes, &pods, &[Kind::All], Change::Abrupt, LOAD, chance)
+}
+
+/// Whether `gpu_milli` says all that the pod requests of its one GPU.
+fn requests_share_alone(pod: &TracePod) -> bool {
+    let is_plain = |more: &MoreOfPod| more.amount.is_none() && more.limit.is_none();
+    pod.num_gpu == 1 && pod.gpu_milli < 1000 && pod.more.as_deref().is_none_or(is_plain)
+}
+
+/// Of the pods with a share, by chance: a third request memory instead, as much of 16 GiB, and a
+/// third request half as much or half as much again beside it. All in whole GiB, at most 15.
+fn with_memory(pods: &[TracePod], chance: &mut impl RngCore) -> Vec<TracePod> {
+    let [three, two] = [NonZeroU64::MIN.saturating_add(2), NonZeroU64::MIN.saturating_add(1)];
+    let mut pods = pods.to_vec();
+    for pod in pods.iter_mut().filter(|pod| requests_share_alone(pod)) {
+        let memory = |halves: u32| {
+            let gib = (pod.gpu_milli * halves * 16).div_ceil(2000).min(15);
+            MemMib::new(u64::from(gib) * 1024)
+        };
+        let amount = match index_below(three, chance) {
+            0 => continue,
+            1 => Amount::Memory(memory(2)),
+            _ => {
+                let halves = if index_below(two, chance) == 0 { 1 } else { 3 };
+                let share = Share::from_millionths(u64::from(pod.gpu_milli) * 1000);
+                Amount::FractionAndMemory(share, memory(halves))
+            }
+        };
+        pod.more.get_or_insert_default().amount = Some(amount);
+    }
+    pods
 }
 
 fn ordered(mut pods: Vec<TracePod>, order: Order, chance: &mut impl RngCore) -> Vec<TracePod> {
@@ -255,9 +305,10 @@ fn ten_fractions(chance: &mut impl RngCore) -> Result<(Vec<TraceNode>, Vec<Trace
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+    use crate::model::request::GpuRequest;
     use crate::sim::trace::workload::{capacity_milli, demand_milli};
 
     fn trace() -> (Vec<TraceNode>, Vec<TracePod>) {
@@ -313,5 +364,60 @@ mod tests {
         assert_eq!(sizes, [0, 250, 750, 1000].into());
         let sizes: BTreeSet<u32> = arrivals("sizes-80").iter().map(|pod| pod.gpu_milli).collect();
         assert_eq!(sizes, [0, 160, 488, 1000].into());
+    }
+
+    #[test]
+    fn pods_that_request_another_amount_keep_their_size() {
+        let (nodes, _) = trace();
+        let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,limit_milli\n\
+                    s,1000,1,1,200,,\nb,1000,1,1,200,5000,\nm,1000,1,1,,5000,\n\
+                    l,1000,1,1,210,,300\nd,1000,1,1,200.5,,\n";
+        let mut pods = parse_pods("pods", pods.as_bytes()).unwrap();
+        size_up(&nodes, &mut pods);
+        let known: BTreeMap<String, (u32, Option<GpuRequest>)> =
+            pods.iter().map(|pod| (pod.name.clone(), (pod.gpu_milli, pod.request()))).collect();
+        for name in ["sizes-80", "sizes-115", "sizes-quarters"] {
+            let world = World::named(name).next().unwrap();
+            let arrivals = world.workload(&nodes, &pods, 5).unwrap().arrivals;
+            let mut resized = BTreeSet::new();
+            for pod in arrivals {
+                let (of, _) = pod.name.split_once('-').unwrap();
+                let is_same = known[of] == (pod.gpu_milli, pod.request());
+                assert_ne!(is_same, of == "s", "{name}: {pod:?}");
+                resized.insert(of.to_owned());
+            }
+            assert_eq!(resized.len(), pods.len(), "{name}");
+        }
+    }
+
+    #[test]
+    fn pods_of_the_memory_world_request_memory_that_every_gpu_has() {
+        let (nodes, pods) = trace();
+        let world = World::named("filled-20-memory").next().unwrap();
+        let of = |pod: &TracePod| pod.more.as_ref().and_then(|more| more.amount.clone());
+        let gib = |gib: u64| MemMib::new(gib * 1024);
+        let both = |milli: u64, memory| {
+            Some(Amount::FractionAndMemory(Share::from_millionths(milli * 1000), gib(memory)))
+        };
+        let mut amounts: BTreeSet<Option<Amount>> = BTreeSet::new();
+        for seed in 1..=60 {
+            let arrivals = world.workload(&nodes, &pods, seed).unwrap().arrivals;
+            for pod in &arrivals {
+                let is_sized = of(pod) != Some(Amount::Memory(gib(4))) || pod.gpu_milli == 267;
+                assert!(is_sized, "what 4 GiB are of a T4: {pod:?}");
+            }
+            amounts.extend(arrivals.iter().map(of));
+        }
+        // of 200 and 610 thousandths
+        let known = [
+            None,
+            Some(Amount::Memory(gib(4))),
+            Some(Amount::Memory(gib(10))),
+            both(200, 2),
+            both(200, 5),
+            both(610, 5),
+            both(610, 15),
+        ];
+        assert_eq!(amounts, known.into());
     }
 }

@@ -4,6 +4,8 @@ use super::*;
 use crate::model::device_state::HoldRule;
 use crate::scoring::context::{KeptNodeWaste, ScoringContext, Taken};
 use crate::scoring::{fixture, node_waste};
+use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::scarcity::WasteChange;
 
 fn expected_waste(node: &str, mix: &str) -> ExpectedWaste {
     let (node, classes) = fixture::node(node);
@@ -50,8 +52,15 @@ fn nothing_is_expected_before_the_first_request_for_a_gpu() {
 
 /// The position of the device that a request gets.
 fn taken(node: &str, mix: &str, request: &str) -> usize {
+    chosen(node, mix, request, &WasteWeights::default()).1
+}
+
+/// The same with the change of the expected waste.
+fn chosen(node: &str, mix: &str, request: &str, weights: &WasteWeights) -> (WasteChange, usize) {
     let (node, classes) = fixture::node(node);
-    let mix = fixture::compiled(mix, &node, &classes);
+    let mut node_shapes = NodeShapes::default();
+    node_shapes.count(&node);
+    let mix = CompiledMix::weighted(weights, &fixture::mix(mix), &classes, &node_shapes);
     let compiled = fixture::compiled_request(request, &classes);
     let rooms = node.rooms(HoldRule::Respected);
     let fits: Vec<Taken> = (0..)
@@ -68,7 +77,24 @@ fn taken(node: &str, mix: &str, request: &str) -> usize {
         host_free,
         node_waste: &node_waste,
     };
-    node_waste::choose(&mix.expected_waste.unwrap(), &context, &mix.typical).1[0].0
+    let (change, taken) = node_waste::choose(&mix.expected_waste.unwrap(), &context, &mix.typical);
+    (change, taken[0].0)
+}
+
+#[test]
+fn memory_is_taken_where_it_is_the_smaller_part() {
+    let node = "A:1000/1000@T4 B:4000/4000@A100";
+    let gain = |share| {
+        let weights = WasteWeights { share, residuals: 0.0, ..WasteWeights::default() };
+        let (change, at) = chosen(node, "9 memory=500", "memory=500", &weights);
+        (change.gain, at)
+    };
+    assert_eq!(
+        gain(5.0),
+        (gain(0.0).0 - 625_000, 1),
+        "an eighth of the A100, at the price of five"
+    );
+    assert_eq!(taken(node, "9 memory=500", "memory=500"), 1);
 }
 
 #[test]

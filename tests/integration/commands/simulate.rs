@@ -157,13 +157,18 @@ fn stress_worlds_are_compared_with_the_best_baseline() {
         let least = least.fold(f64::INFINITY, f64::min);
         assert!((world["worst"]["difference"].as_f64().unwrap() - least).abs() < 1e-3, "{world}");
     }
-    let csv = printed(&format!("{flags} --policy fgd --output csv"));
+    let folder = tempfile::tempdir().unwrap();
+    let charts = format!("--charts {}", folder.path().display());
+    let csv = printed(&format!("{flags} --policy fgd --output csv {charts}"));
+    let picture =
+        fs::read_to_string(folder.path().join("ten-fractions-fragmentation.svg")).unwrap();
+    assert!(picture.contains("Packing efficiency") && picture.contains(">\nfgd\n<"), "{picture}");
     assert!(csv.contains("\nfleet-4,allocation,fgd,2,100,"), "{csv}");
     check_refusal(
         &simulate("--stress --world flat"),
         2,
         &expect![[r#"
-        gpupack: --world: there is no world `flat`; choose from shares-several, several-shares, small-large, large-small, shares-several-shares, several-shares-several, small-large-small, all-several-all, shares-several-twice, shares-several-slowly, several-shares-slowly, shares-several-shares-slowly, small-large-small-slowly, shares-several-twice-slowly, order-rising, order-falling, order-runs, sizes-80, sizes-115, sizes-quarters, cpu-85, fleet-4, fleet-8, fleet-12, fleet-30, fleet-100, filled-8, filled-20, filled-100, filled-300, ten-fractions
+        gpupack: --world: there is no world `flat`; choose from shares-several, several-shares, small-large, large-small, shares-several-shares, several-shares-several, small-large-small, all-several-all, shares-several-twice, shares-several-slowly, several-shares-slowly, shares-several-shares-slowly, small-large-small-slowly, shares-several-twice-slowly, order-rising, order-falling, order-runs, sizes-80, sizes-115, sizes-quarters, cpu-85, fleet-4, fleet-8, fleet-12, fleet-30, fleet-100, filled-8, filled-20, filled-20-memory, filled-100, filled-300, ten-fractions
     "#]],
     );
 }

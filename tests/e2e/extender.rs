@@ -21,7 +21,7 @@ use crate::authority::client_config;
 use crate::checker::Load;
 use crate::clock;
 use crate::control_plane::{ControlPlane, Identity, free_ports};
-use crate::leash::Leash;
+use crate::leash::{Leash, Used};
 use crate::schedulers::sum_of;
 
 /// How long the extender may take from its start to ready, with a filled cluster.
@@ -143,6 +143,11 @@ impl Extender {
     /// Host memory that the process has now, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         self.process.resident_kib()
+    }
+
+    /// What the process has used since its start.
+    pub(crate) fn used(&self) -> Used {
+        self.process.used()
     }
 
     /// Sends a signal, such as `STOP` and `CONT`.

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 /// Waits for the program ($@); a background reader of the pipe kills it when the pipe closes.
 const SHELL: &str = r#"
@@ -21,6 +22,9 @@ code=$?
 kill "$reader" 2>/dev/null
 exit "$code"
 "#;
+
+/// Ticks in a second of the times in `/proc/<pid>/stat`.
+const TICKS: u64 = 100;
 
 /// A running program and the pipe that keeps it alive.
 pub(crate) struct Leash {
@@ -78,6 +82,25 @@ impl Leash {
         amount.and_then(|number| number.parse().ok()).expect("Linux reports it in KiB")
     }
 
+    /// What the program has used since its start.
+    pub(crate) fn used(&self) -> Used {
+        let folder = format!("/proc/{}", self.program());
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        // The name in brackets may have spaces; user and system time are the 12th and 13th field after it.
+        let stat = read(&format!("{folder}/stat")).expect("the program runs");
+        let (_, fields) = stat.rsplit_once(") ").expect("Linux names the program in brackets");
+        let times = fields.split(' ').skip(11).take(2);
+        let ticks: u64 = times.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        let threads = std::fs::read_dir(format!("{folder}/task")).expect("the program runs");
+        let waits = threads.flatten().filter_map(|thread| {
+            let status = read(&thread.path().join("status").display().to_string())?;
+            let count =
+                status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count?.trim().parse::<u64>().ok()
+        });
+        Used { processor: Duration::from_millis(ticks * 1_000 / TICKS), waits: waits.sum() }
+    }
+
     /// The id of the program: the only child of the shell that is no shell.
     fn program(&self) -> String {
         let parent = self.shell.id().to_string();
@@ -101,6 +124,15 @@ impl Leash {
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// What a program has used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    /// Processor time, that of the kernel for it included.
+    pub(crate) processor: Duration,
+    /// How often one of the threads that it has now began to wait.
+    pub(crate) waits: u64,
 }
 
 impl Drop for Leash {

@@ -9,6 +9,7 @@
 //! process wrote, or when its answer could come after kube-scheduler has given up: in these cases
 //! others may take the room as free.
 
+use std::cell::LazyCell;
 use std::cmp::Ordering;
 use std::pin::pin;
 use std::sync::Arc;
@@ -249,7 +250,8 @@ async fn settle_earlier(call: &Call<'_>, lock: &mut BindLock<'_>) -> Result<bool
 /// pod's own limit.
 pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     let settings = &app.config.webhook;
-    let node = app.ledger.node(placement.node.as_str());
+    // A copy, for a limit only.
+    let node = LazyCell::new(|| app.ledger.node(placement.node.as_str()));
     let device = |placed: &PlacedDevice| {
         let mut devices = node.iter().flat_map(|node| node.devices());
         devices.find(|it| it.device().id == placed.id).map(|node_state| node_state.device())

@@ -132,3 +132,43 @@ fn date_of(headers: &HeaderMap) -> Option<u64> {
     let date = httpdate::parse_http_date(text).ok()?;
     date.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::pin::pin;
+
+    use futures::future::{Either, select};
+
+    use super::*;
+    use crate::clock::Clock;
+
+    #[tokio::test]
+    async fn a_call_without_an_answer_delays_no_other() {
+        let service = tower::service_fn(|request: hyper::Request<Body>| async move {
+            match request.uri().path() {
+                "/silent" => std::future::pending().await,
+                _ => Ok::<_, io::Error>(hyper::Response::new(Body::empty())),
+            }
+        });
+        let outside = Outside::new(Clock::start());
+        tokio::spawn(run(outside.clone(), Some(Client::new(service, "default")), None));
+        let call = |path: &str, within| {
+            let request = hyper::Request::get(path).body(Vec::new()).unwrap();
+            outside.call(request, within)
+        };
+        let hour = Duration::from_secs(3_600);
+        let mut silent = pin!(call("/silent", hour));
+        for path in ["/first", "/second"] {
+            match select(silent, pin!(call(path, hour))).await {
+                Either::Left(_) => panic!("a silent server has no answer"),
+                Either::Right((answer, unanswered)) => {
+                    assert_eq!(answer.unwrap().status, 200, "{path}");
+                    silent = unanswered;
+                }
+            }
+        }
+        let late = call("/silent", Duration::ZERO).await;
+        assert_eq!(late.unwrap_err(), Lost::Timeout, "its own time limit counts");
+    }
+}

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::fleet::{A100, Fleet};
+use crate::leash::Used;
 use crate::pods::PodPlan;
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::testbed::{Setup, Stage, scenario_within};
@@ -155,6 +156,16 @@ struct Packed {
     opened: f64,
     /// Mean time of each verb.
     verb_ms: BTreeMap<&'static str, f64>,
+    /// What the extender used for each pod while they were bound, reports included.
+    used: UsedPerPod,
+}
+
+/// What the extender used, for each pod.
+#[derive(Clone, Copy)]
+struct UsedPerPod {
+    processor_ms: f64,
+    /// How often one of its threads began to wait.
+    waits: f64,
 }
 
 async fn measure(stage: &mut Stage, size: &Size, round: usize, variant: Variant) -> Measured {
@@ -171,14 +182,16 @@ async fn measure(stage: &mut Stage, size: &Size, round: usize, variant: Variant)
     };
     stage.cluster.add_pods(&size.plans(round, variant)).await;
     let scheduler = stage.start_scheduler(plan).await;
+    let before = variant.map(|_| stage.extender.used());
     let rate = rate(stage, size).await;
+    let used = before.map(|before| per_pod(before, stage.extender.used(), size.pods));
     let result = "result=\"error\"";
     let errors = scheduler.metric("scheduler_schedule_attempts_total", result).await;
     let choice_ms = mean_choice_ms(&scheduler).await;
-    let packed = match variant {
+    let packed = match used {
         None => None,
-        Some(_) => {
-            let packed = packed(stage, size.pods as f64).await;
+        Some(used) => {
+            let packed = packed(stage, size.pods as f64, used).await;
             stage.until_ledgers_agree().await;
             Some(packed)
         }
@@ -217,7 +230,15 @@ async fn mean_choice_ms(scheduler: &Scheduler) -> f64 {
     1_000.0 * sum / scheduler.metric(&format!("{name}_count"), "").await
 }
 
-async fn packed(stage: &Stage, pods: f64) -> Packed {
+fn per_pod(before: Used, after: Used, pods: usize) -> UsedPerPod {
+    let processor = after.processor.saturating_sub(before.processor);
+    UsedPerPod {
+        processor_ms: 1_000.0 * processor.as_secs_f64() / pods as f64,
+        waits: after.waits.saturating_sub(before.waits) as f64 / pods as f64,
+    }
+}
+
+async fn packed(stage: &Stage, pods: f64, used: UsedPerPod) -> Packed {
     let binds = stage.extender.binds_of(pods).await;
     let mut verb_ms = BTreeMap::new();
     for verb in ["filter", "prioritize", "bind"] {
@@ -230,6 +251,7 @@ async fn packed(stage: &Stage, pods: f64) -> Packed {
         efficiency: stage.extender.metric("gpupack_packing_efficiency_ratio", "").await,
         opened: stage.extender.metric("gpupack_gpus_occupied", "").await,
         verb_ms,
+        used,
     }
 }
 
@@ -237,12 +259,13 @@ impl Measured {
     fn text(&self) -> String {
         let Self { round, rate, errors, choice_ms, .. } = self;
         let packed = self.packed.as_ref().map_or_else(String::new, |packed| {
-            let Packed { conflicts, efficiency, opened, verb_ms } = packed;
+            let Packed { conflicts, efficiency, opened, verb_ms, used } = packed;
+            let UsedPerPod { processor_ms, waits } = used;
             let verbs: Vec<String> =
                 verb_ms.iter().map(|(verb, ms)| format!("{verb} {ms:.2} ms")).collect();
             let verbs = verbs.join(", ");
             format!(
-                "; {conflicts} binds refused; efficiency {efficiency:.4} on {opened} GPUs; {verbs}"
+                "; {conflicts} binds refused; efficiency {efficiency:.4} on {opened} GPUs; {verbs}; the extender used {processor_ms:.2} ms and waited {waits:.1} times for each pod"
             )
         });
         format!(
@@ -279,6 +302,13 @@ fn tell(stage: &Stage, size: &Size, measured: &[Measured]) {
             text += &format!(
                 ", {conflicts} binds refused, efficiency {efficiency:.4} on {opened} GPUs"
             );
+            let processor_ms = median(packed().map(|it| it.used.processor_ms));
+            let waits = median(packed().map(|it| it.used.waits));
+            text += &format!(
+                ", the extender used {processor_ms:.2} ms and waited {waits:.1} times for each pod"
+            );
+            object["extender_ms_per_pod"] = processor_ms.into();
+            object["extender_waits_per_pod"] = waits.into();
             object["conflicts"] = conflicts.into();
             object["efficiency"] = efficiency.into();
             object["gpus_opened"] = opened.into();

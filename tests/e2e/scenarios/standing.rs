@@ -14,7 +14,7 @@ use crate::testbed::{Setup, Stage, scenario_within};
 use crate::watching::is_bound;
 
 /// `standing_hold_after_seconds`; zero shows how it is without.
-const AFTER: u64 = 5;
+const AFTER: usize = 5;
 
 /// How long small pods run.
 const RUN_FOR: std::ops::Range<u64> = 3_000..9_000;
@@ -28,7 +28,7 @@ const MARGIN: Duration = Duration::from_secs(8);
 #[test]
 fn a_large_pod_does_not_wait_forever_behind_small_ones() {
     scenario_within("standing", Duration::from_secs(180), |bed| async move {
-        let after = clock::number("GPUPACK_STANDING_AFTER", AFTER as usize);
+        let after = clock::number("GPUPACK_STANDING_AFTER", AFTER);
         let setup = Setup {
             settings: json!({"standing_hold_after_seconds": after}),
             ..Setup::of(Fleet::new().with("standing", 1, (8, A100)))
@@ -45,7 +45,9 @@ fn a_large_pod_does_not_wait_forever_behind_small_ones() {
             stage.cluster.add_pods(&[plan]).await;
             let limit = match after {
                 0 => Duration::from_secs(40),
-                _ => Duration::from_millis(1_000 * after as u64 + RUN_FOR.end) + MARGIN,
+                _ => {
+                    Duration::from_secs(after as u64) + Duration::from_millis(RUN_FOR.end) + MARGIN
+                }
             };
             while !stage.watching.ask(|pods| is_bound(pods, name)) && created.elapsed() < limit {
                 stream.step(&stage).await;

@@ -13,9 +13,6 @@ use super::{What, Work, World};
 /// The answer to *bind* while a process starts.
 const WARMING_UP: &str = "gpupack is warming up";
 
-/// Seconds after which room is kept for the first pod of a line, by seed; zero: never.
-const STANDING_AFTER: [u64; 3] = [0, 2, 10];
-
 impl World {
     pub(super) fn processes(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().flatten().chain(&self.overlapping)
@@ -107,7 +104,12 @@ impl World {
         let life = self.lives;
         let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
         let evicts = self.settings.faults.contains(&Fault::Eviction);
-        let standing_after = STANDING_AFTER[self.settings.seed as usize % STANDING_AFTER.len()];
+        // Seconds after which room is kept for the first pod of a line; zero: never.
+        let standing_after = match self.settings.seed % 3 {
+            0 => 0,
+            1 => 2,
+            _ => 10,
+        };
         let place = (self.replicas.len() > 1).then_some(to);
         self.replicas[to] =
             Some(Replica::start(life, self.now, ahead, (evicts, standing_after), place));

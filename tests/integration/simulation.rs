@@ -234,6 +234,8 @@ struct World {
     checked: usize,
     /// Since when nothing is tried although a pod that waits would fit.
     unused_since: Option<u64>,
+    /// Since when without faults some pod waits that fits.
+    fits_since: Option<u64>,
     looks_again: u64,
     /// The first promise that was broken.
     broken: Option<String>,
@@ -278,6 +280,7 @@ impl World {
             asleep_until: 0,
             checked: 0,
             unused_since: None,
+            fits_since: None,
             looks_again: 0,
             broken: None,
             is_traced,

@@ -15,6 +15,10 @@ use super::{GPU_MIB, QUIET_FOR, World};
 /// Room that appears must be used within this time.
 const USED_WITHIN: u64 = 2_000;
 
+/// And without faults within this time, whatever kube-scheduler does: its longest back-off is 10 s.
+/// Standing holds end at any time, so room may appear shortly before the end.
+const TRIED_WITHIN: u64 = 12_500;
+
 /// Events between two comparisons of a ledger, if nothing has changed at the API server.
 const COMPARE_EVERY: u64 = 8;
 
@@ -188,9 +192,11 @@ impl World {
         if let Some(pod) = self.api.pods.values().find(edited) {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
         }
-        match self.waits_and_fits(replica) {
-            None => Ok(()),
-            Some(found) => Err(format!("at the end {found}")),
+        match (self.waits_and_fits(replica), self.fits_since) {
+            (Some(found), Some(since)) if self.now - since > TRIED_WITHIN => {
+                Err(format!("since {since} ms {found}"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -233,6 +239,11 @@ impl World {
             return Ok(());
         }
         self.looks_again = self.now + 250;
+        if self.now >= self.settings.faults_for {
+            let replica = self.replicas[self.serving()].as_ref();
+            let is_found = replica.is_some_and(|replica| self.waits_and_fits(replica).is_some());
+            self.fits_since = is_found.then(|| self.fits_since.unwrap_or(self.now));
+        }
         let is_disturbed = self.now < self.disturbed_until;
         let replica = self.replicas[self.serving()].as_ref();
         let is_idle = self.schedulers.iter().all(|scheduler| scheduler.is_idle());

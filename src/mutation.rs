@@ -69,6 +69,8 @@ mutations! {
     BindWithoutUid,
     /// Two binds of a pod run at once.
     NoBindLock,
+    /// A pod that is gone counts as never bound, although its Binding may have succeeded.
+    GoneIsUnbound,
     /// *bind* trusts a hold without looking whether it still fits.
     HoldTrusted,
     /// Room is held beyond its time.

@@ -51,7 +51,10 @@ pub(crate) async fn settle(
                 see_other_binding(app, &SeenPod::from_api(&pod));
                 return Err(taken_back(app, lock, target.uid(), BindError::BoundElsewhere));
             }
-            Settled::Gone => return Err(taken_back(app, lock, target.uid(), gone(target.key()))),
+            Settled::Gone => {
+                ended_undecided(app, lock, target.uid());
+                return Err(gone(target.key()));
+            }
             Settled::StillUndecided { cause } => {
                 tracing::warn!(pod_uid = %target.uid(), %cause, "Binding is still undecided");
                 if app.clock.now().since(started) >= stay_for(app.config.scheduler_timeout) {
@@ -100,9 +103,10 @@ async fn settle_once(
             see_other_binding(app, &SeenPod::from_api(&pod));
             taken_back(app, lock, uid, BindError::Undecided);
         }
-        Settled::NotBound | Settled::Gone => {
+        Settled::NotBound => {
             taken_back(app, lock, uid, BindError::Undecided);
         }
+        Settled::Gone => ended_undecided(app, lock, uid),
         Settled::StillUndecided { .. } => {}
     }
 }
@@ -120,9 +124,10 @@ async fn settle_dead(app: &App, cluster: &ClusterTruth, lock: &mut BindLock<'_>,
             app.see_bound(&pod);
             app.in_flight.ended(&pod.pod.uid, app.clock.now());
         }
-        Fenced::Waiting { .. } | Fenced::Gone => {
+        Fenced::Waiting { .. } => {
             taken_back(app, lock, &pod.uid, BindError::Undecided);
         }
+        Fenced::Gone => ended_undecided(app, lock, &pod.uid),
         Fenced::Open { .. } => {}
     }
 }
@@ -156,6 +161,15 @@ pub(crate) fn taken_back(
         app.edits.forget(uid);
     }
     error
+}
+
+/// Notes that a pod is gone whose Binding may have succeeded before. It may have run: its devices
+/// are free when its processes are.
+fn ended_undecided(app: &App, lock: &mut BindLock<'_>, uid: &PodUid) {
+    if !mutated(Mutation::GoneIsUnbound) {
+        app.outbox.push(app.ledger.end_pod(uid, app.clock.now()));
+    }
+    taken_back(app, lock, uid, BindError::Undecided);
 }
 
 pub(crate) fn gone(pod: &impl ToString) -> BindError {

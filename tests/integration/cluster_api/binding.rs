@@ -233,6 +233,21 @@ async fn an_undecided_bind_continues_after_its_caller_disconnects() {
     }
 }
 
+#[tokio::test]
+async fn a_pod_that_is_gone_before_its_binding_is_settled_may_have_run() {
+    let fake = Fake::with_pod().on_bind(Fault::SilentAfterCommit);
+    fake.bed(|bed| bed.on_read.extend([Fault::Answer(500); 1_000]));
+    let bed = Bed::new(&fake).await;
+    let call = tokio::time::timeout(Duration::from_millis(300), bed.bind()).await;
+    assert!(call.is_err() && node(&fake).is_some(), "bound, and the answer is lost");
+    fake.bed(|bed| {
+        bed.pod = None; // deleted by force: its processes may still run
+        bed.on_read.clear();
+    });
+    assert_ne!(bed.bind().await, "", "it waits until the first call has ended");
+    assert!(matches!(bed.state(), Some(ReservationState::Draining { .. })), "{:?}", bed.state());
+}
+
 /// From 400 ms after a call on, the answer could come after kube-scheduler's timeout.
 fn impatient() -> Config {
     let scheduler_timeout = TIMEOUT + Duration::from_millis(900);

@@ -323,7 +323,7 @@ impl Config {
             prices: Prices {
                 reference: self.quota.reference,
                 models: self.quota.models(),
-                replicas: self.pools.iter().filter_map(|(_, rule)| rule.replicas).min(),
+                replicas: self.pools.iter().filter_map(|(_, rule)| rule.replicas).collect(),
             },
             needs_markers: self.quota.required,
         }

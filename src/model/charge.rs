@@ -5,12 +5,13 @@
 //! is rounded up and never zero. A request that may get more than one model counts as the dearest
 //! of them, so that vague requests are not cheap.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use crate::hardware::device::{MigProfile, words};
 use crate::hardware::mig::{GEOMETRIES, Geometry};
 use crate::hardware::pool::Replicas;
-use crate::hardware::units::{MemMib, Share};
+use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::request::{Amount, GpuRequest, Isolation};
 
 const WHOLE: u64 = Share::WHOLE.millionths();
@@ -34,13 +35,13 @@ pub struct Prices {
     pub reference: MemMib,
     /// Models that count less than the reference.
     pub models: Vec<ModelPrice>,
-    /// The fewest slots into which a pool cuts its devices.
-    pub replicas: Option<Replicas>,
+    /// Into how many slots pools cut their devices, each number once.
+    pub replicas: BTreeSet<Replicas>,
 }
 
 impl Default for Prices {
     fn default() -> Self {
-        Self { reference: MemMib::new(81_920), models: Vec::new(), replicas: None }
+        Self { reference: MemMib::new(81_920), models: Vec::new(), replicas: BTreeSet::new() }
     }
 }
 
@@ -92,14 +93,20 @@ impl Prices {
         let mut asked = Vec::new();
         for name in request.models.names() {
             let name = words(name);
-            let is_meant = |price: &&ModelPrice| {
-                let model = words(&price.model);
-                !model.is_empty() && name.windows(model.len()).any(|run| run == model)
+            let has = |all: &[String], part: &[String]| {
+                !part.is_empty() && all.windows(part.len()).any(|run| run == part)
             };
-            let before = asked.len();
-            let meant = self.models.iter().filter(is_meant);
-            asked.extend(meant.map(|price| (price.memory, price.weight)));
-            if asked.len() == before {
+            let mut is_priced = false;
+            for price in &self.models {
+                let model = words(&price.model);
+                let is_whole = has(&name, &model);
+                is_priced |= is_whole;
+                // `A100` may also be an `A100 80GB` with a price of its own.
+                if is_whole || has(&model, &name) {
+                    asked.push((price.memory, price.weight));
+                }
+            }
+            if !is_priced {
                 asked.push(reference);
             }
         }
@@ -121,14 +128,17 @@ impl Prices {
             ),
             Amount::Whole => whole,
             Amount::MigInstance(profile) => of_instance(profile).unwrap_or(whole),
-            Amount::SharedSlot => self.replicas.map_or(whole, |replicas| {
-                let count = u64::from(replicas.count());
-                (up(WHOLE, 1, count), up(memory.mib(), 1, count))
-            }),
+            Amount::SharedSlot => {
+                self.replicas.first().map_or(whole, |replicas| slots(*replicas, 1, memory))
+            }
         };
         match (&request.amount, request.isolation) {
             (Amount::Whole | Amount::MigInstance(_), _)
-            | (_, Isolation::None | Isolation::Memory) => (share, part),
+            | (Amount::SharedSlot, Isolation::None | Isolation::Memory) => (share, part),
+            (_, Isolation::None | Isolation::Memory) => {
+                let share = Share::from_millionths(share);
+                self.in_slots(Demand { memory: MemMib::new(part), share }, memory)
+            }
             (Amount::SharedSlot, Isolation::Hardware) => whole,
             (
                 Amount::Fraction(_) | Amount::Memory(_) | Amount::FractionAndMemory(..),
@@ -139,6 +149,23 @@ impl Prices {
             }
         }
     }
+}
+
+impl Prices {
+    /// The most that a part of a GPU takes, since pools with slots give whole ones.
+    fn in_slots(&self, demand: Demand, memory: MemMib) -> (u64, u64) {
+        let plain = (demand.share.millionths(), demand.memory.mib());
+        self.replicas.iter().fold(plain, |most, replicas| {
+            let rounded = slots(*replicas, replicas.slots_for(demand, memory), memory);
+            (most.0.max(rounded.0), most.1.max(rounded.1))
+        })
+    }
+}
+
+/// Share and memory of `count` slots of a GPU.
+fn slots(replicas: Replicas, count: u32, memory: MemMib) -> (u64, u64) {
+    let (count, of) = (u64::from(count), u64::from(replicas.count()));
+    (up(WHOLE, count, of), up(memory.mib(), count, of))
 }
 
 /// `amount · times / parts`, rounded up.

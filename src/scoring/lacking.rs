@@ -3,9 +3,9 @@
 //! How long pods run is not known, so nothing says which node has room first. The devices that lack
 //! least keep the least room idle meanwhile (EASY backfilling, Lifka 1995, in space).
 
-use crate::hardware::units::Demand;
+use crate::hardware::units::{Demand, Share};
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
-use crate::model::fit::{CompiledRequest, Room, fit};
+use crate::model::fit::{CompiledRequest, NeighborIsolation, Room, fit};
 use crate::model::node_state::NodeState;
 use crate::scoring::context::{Taken, TakenList};
 use crate::scoring::plan::placed;
@@ -55,7 +55,12 @@ fn lacking_on(
     compiled: &CompiledRequest,
 ) -> Option<(u64, Demand)> {
     let capacity = device.capacity();
-    let demand = fit(compiled, &Room { free: capacity, ..*room }).ok()?;
+    let alone =
+        NeighborIsolation { has_unisolated: false, requires_isolation: false, ..room.neighbors };
+    let demand = fit(compiled, &Room { free: capacity, neighbors: alone, ..*room }).ok()?;
+    if fit(compiled, &Room { free: capacity, ..*room }).is_err() {
+        return Some((Share::WHOLE.millionths(), demand)); // a neighbor must end, whatever it has
+    }
     let lacks_share = demand.share.checked_sub(room.free.share).map_or(0, |it| it.millionths());
     let lacks_memory = demand.memory.checked_sub(room.free.memory).map_or(0, |it| it.mib());
     let whole = u128::from(capacity.memory.mib().max(1));

@@ -34,7 +34,6 @@ use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
-use crate::model::event::LedgerEvent;
 use crate::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
@@ -198,9 +197,9 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         return Err(BindError::WarmingUp);
     }
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
-    let kept_on = app.ledger.standing_node(&uid);
-    let placement = app.ledger.reserve(&pod.pod, &args.node, &query, app.clock.now())?;
-    app.outbox.push(kept_on.map(LedgerEvent::Room).into_iter().collect()); // what it does not take
+    let now = app.clock.now();
+    let (placement, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
+    app.outbox.push(events);
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {

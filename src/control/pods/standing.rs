@@ -28,6 +28,12 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// The longest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1_800);
 
+/// How long room is kept while nothing more of it becomes free.
+const STUCK_AFTER: Duration = Duration::from_secs(1_800);
+
+/// The pause of a pod whose room a more important pod gets, so that this one is bound first.
+const MADE_WAY_FOR: Duration = Duration::from_secs(5);
+
 /// Pauses that are remembered.
 const MOST_PAUSES: usize = 10_000;
 
@@ -47,6 +53,8 @@ struct Held {
     pool: PoolName,
     /// Since when all of its room is free.
     ready: Option<Timestamp>,
+    /// The least that it ever lacked, and since when.
+    least: (u64, Timestamp),
 }
 
 struct Pause {
@@ -88,23 +96,6 @@ pub struct StandingRules {
     pub at_most: Share,
 }
 
-/// The pools of the cluster.
-struct Pools {
-    /// How many devices each has.
-    gpus: BTreeMap<PoolName, u64>,
-    at_most: Share,
-}
-
-impl Pools {
-    /// Whether a pool is large enough to keep what a request takes.
-    fn may_keep(&self, pool: &PoolName, query: &PlacementRequest) -> bool {
-        let count = query.gpu.as_ref().map_or(0, |request| u64::from(request.count.get()));
-        let gpus = self.gpus.get(pool).copied().unwrap_or(0);
-        let most = u128::from(gpus) * u128::from(self.at_most.millionths());
-        count <= 1 || u128::from(count) * u128::from(Share::WHOLE.millionths()) <= most
-    }
-}
-
 impl StandingHolds {
     /// What is to be done now; `unix_seconds` is the time on the wall clock. Looks at all waiting
     /// pods, and for some of them at all nodes: not for a thread that answers calls.
@@ -128,12 +119,18 @@ impl StandingHolds {
         let firsts = waiting.firsts(|state| {
             let pod = &state.waiting;
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
-            let is_paused = || self.pauses.get(&pod.pod.uid).is_some_and(|it| it.until > now);
+            let is_paused = || self.is_paused(&pod.pod.uid, now);
             pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused()
         });
-        let pools = Pools { gpus: ledger.pool_sizes(), at_most: rules.at_most };
-        for first in firsts.iter().take(SEARCHES) {
-            self.give(first, &pools, waiting, ledger, &mut step);
+        let all = ledger.pools();
+        let mut searches = 0;
+        for first in &firsts {
+            if searches >= SEARCHES && !self.held.contains_key(&first.waiting.pod.uid) {
+                continue;
+            }
+            let is_search =
+                self.give(first, (&all, rules.at_most), (waiting, ledger), now, &mut step);
+            searches += usize::from(is_search);
         }
         step
     }
@@ -148,7 +145,11 @@ impl StandingHolds {
         now: Timestamp,
         step: &mut Step,
     ) -> Option<Held> {
-        let state = waiting.pod(uid).filter(|state| state.waiting.query == held.query);
+        let known = waiting.pod(uid);
+        if known.as_ref().is_some_and(|state| state.waiting.query != held.query) {
+            self.pause(uid, now); // an edit does not begin the times again
+        }
+        let state = known.filter(|state| state.waiting.query == held.query);
         let standing = ledger.standing(uid, &held.query);
         let (Some(state), Some(standing)) = (state, standing) else {
             if mutated(Mutation::StandingStays) {
@@ -157,68 +158,101 @@ impl StandingHolds {
             step.events.extend(ledger.stand_down(uid)); // bound, gone, changed, or an ill device
             return None;
         };
-        held.priority = state.waiting.priority;
-        if standing.lacks > 0 {
-            held.ready = None;
-            return Some(held);
+        (held.priority, held.pool) = (state.waiting.priority, standing.pool);
+        if standing.lacks < held.least.0 {
+            held.least = (standing.lacks, now);
         }
-        if now.since(*held.ready.get_or_insert(now)) >= BOUND_WITHIN {
-            let first = Pause { until: now, next: FIRST_PAUSE };
-            let next = self.pauses.get(uid).unwrap_or(&first).next;
-            let pause = Pause { until: now.plus(next), next: (2 * next).min(LONGEST_PAUSE) };
-            if self.pauses.len() < MOST_PAUSES {
-                self.pauses.insert(uid.clone(), pause);
-            }
+        let is_ready = standing.lacks == 0 || ledger.fits_standing(uid, &held.query).is_some();
+        held.ready = is_ready.then(|| held.ready.unwrap_or(now));
+        let is_late = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
+        let is_stuck = !is_ready && now.since(held.least.1) >= STUCK_AFTER;
+        if is_late || is_stuck {
+            self.pause(uid, now);
             step.given_up.push((state.waiting.pod.clone(), standing.node));
             step.events.extend(ledger.stand_down(uid));
             return None;
         }
-        step.tell(uid, standing.node, waiting, ledger);
+        if is_ready {
+            step.tell(uid, standing.node, waiting, ledger);
+        }
         Some(held)
     }
 
-    /// Gives a pod room in a pool where no pod of its priority or above has some.
+    /// Lets others have the room for a while, each time for longer.
+    fn pause(&mut self, uid: &PodUid, now: Timestamp) {
+        let next = self.pauses.get(uid).map_or(FIRST_PAUSE, |pause| pause.next);
+        let pause = Pause { until: now.plus(next), next: (2 * next).min(LONGEST_PAUSE) };
+        if self.pauses.len() < MOST_PAUSES || self.pauses.contains_key(uid) {
+            self.pauses.insert(uid.clone(), pause);
+        }
+    }
+
+    fn is_paused(&self, uid: &PodUid, now: Timestamp) -> bool {
+        self.pauses.get(uid).is_some_and(|pause| pause.until > now)
+    }
+
+    /// Gives a pod room in a pool where no pod of its priority or above has some. Returns whether
+    /// it looked at all nodes.
     fn give(
         &mut self,
         first: &WaitingState,
-        pools: &Pools,
-        waiting: &WaitingPods,
-        ledger: &Ledger,
+        (all, at_most): (&BTreeSet<PoolName>, Share),
+        (waiting, ledger): (&WaitingPods, &Ledger),
+        now: Timestamp,
         step: &mut Step,
-    ) {
+    ) -> bool {
         let WaitingState { waiting: pod, named, .. } = first;
         let uid = &pod.pod.uid;
         let named = named.as_deref();
-        self.make_way(pod, named, ledger, step);
-        let taken: BTreeSet<PoolName> = self
+        if self.is_paused(uid, now) {
+            return false; // it has just made way
+        }
+        self.make_way(pod, named, ledger, now, step);
+        let taken: BTreeSet<&PoolName> = self
             .held
             .iter()
             .filter(|(other, held)| *other != uid && held.priority >= pod.priority)
-            .map(|(_, held)| held.pool.clone())
+            .map(|(_, held)| &held.pool)
             .collect();
-        let may = |pool: &PoolName| !taken.contains(pool) && pools.may_keep(pool, &pod.query);
-        if !pools.gpus.keys().any(may) {
-            return; // its own room stays: it was allowed
+        let open: BTreeSet<PoolName> =
+            all.iter().filter(|pool| !taken.contains(pool)).cloned().collect();
+        if open.is_empty() {
+            return false;
+        }
+        let sizes = ledger.pool_sizes(&pod.query);
+        let may =
+            |pool: &PoolName| open.contains(pool) && may_keep(&sizes, pool, at_most, &pod.query);
+        if !open.iter().any(may) {
+            return true; // its own room stays: it was allowed
         }
         let (standing, events) = ledger.stand(uid, &pod.query, named, may);
         step.events.extend(events);
         let Some(standing) = standing else {
             self.held.remove(uid);
-            return;
+            return true;
         };
         let others =
             self.held.extract_if(.., |other, held| other != uid && held.pool == standing.pool);
         let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
         step.events.extend(others.iter().flat_map(|other| ledger.stand_down(other)));
-        let (query, priority, pool) = (pod.query.clone(), pod.priority, standing.pool.clone());
-        let ready = self.held.get(uid).and_then(|held| held.ready);
-        let is_new = self.held.insert(uid.clone(), Held { query, priority, pool, ready }).is_none();
+        let before = self.held.get(uid);
+        let ready = before.and_then(|held| held.ready);
+        let least = before.map_or((standing.lacks, now), |held| held.least);
+        let held = Held {
+            query: pod.query.clone(),
+            priority: pod.priority,
+            pool: standing.pool.clone(),
+            ready,
+            least,
+        };
+        let is_new = self.held.insert(uid.clone(), held).is_none();
         if standing.lacks == 0 {
             step.tell(uid, standing.node.clone(), waiting, ledger);
         }
         if is_new {
             step.begun.push((pod.pod.clone(), standing));
         }
+        true
     }
 
     /// Ends standing holds of less important pods in whose room the pod fits now.
@@ -227,14 +261,32 @@ impl StandingHolds {
         pod: &WaitingPod,
         named: Option<&NamedNodes>,
         ledger: &Ledger,
+        now: Timestamp,
         step: &mut Step,
     ) {
         let ends = self.held.extract_if(.., |other, held| {
             held.priority < pod.priority && ledger.fits_instead(other, &pod.query, named)
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other).collect();
-        step.events.extend(ends.iter().flat_map(|other| ledger.stand_down(other)));
+        for other in ends {
+            step.events.extend(ledger.stand_down(&other));
+            let next = self.pauses.get(&other).map_or(FIRST_PAUSE, |pause| pause.next);
+            self.pauses.insert(other, Pause { until: now.plus(MADE_WAY_FOR), next });
+        }
     }
+}
+
+/// Whether a pool is large enough to keep what a request takes.
+fn may_keep(
+    sizes: &BTreeMap<PoolName, u64>,
+    pool: &PoolName,
+    at_most: Share,
+    query: &PlacementRequest,
+) -> bool {
+    let count = query.gpu.as_ref().map_or(0, |request| u64::from(request.count.get()));
+    let devices = sizes.get(pool).copied().unwrap_or(0);
+    let most = u128::from(devices) * u128::from(at_most.millionths());
+    count <= 1 || u128::from(count) * u128::from(Share::WHOLE.millionths()) <= most
 }
 
 #[cfg(test)]

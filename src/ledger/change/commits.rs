@@ -51,6 +51,21 @@ impl Ledger {
         query: &PlacementRequest,
         now: Timestamp,
     ) -> Result<Placement, ReserveError> {
+        self.reserve_for_bind(pod, node, query, now).map(|(placement, _)| placement)
+    }
+
+    /// The same, with the events of what was kept for the pod as the first of its line and is not
+    /// taken.
+    ///
+    /// # Errors
+    /// As [`Ledger::reserve`].
+    pub fn reserve_for_bind(
+        &self,
+        pod: &PodRef,
+        node: &str,
+        query: &PlacementRequest,
+        now: Timestamp,
+    ) -> Result<(Placement, Vec<LedgerEvent>), ReserveError> {
         let _stays = self.stay();
         let at = self.position(node).ok_or(ReserveError::Rejection(Rejection::UnknownNode))?;
         let node_entry = self.node_entry(at);
@@ -69,19 +84,22 @@ impl Ledger {
                 Some(held) if matches!(held.state, ReservationState::Draining { .. }) => {
                     Err(ReserveError::Ended)
                 }
-                Some(held) => Ok(held.placement.clone()),
+                Some(held) => Ok((held.placement.clone(), Vec::new())),
                 None => Err(ReserveError::Ended), // bound as a pod without a placement of gpupack
             },
             Entry::Vacant(free) => {
+                let mut stood_here = false;
                 let placement = node_entry
                     .change(|node_state| {
+                        stood_here = node_state.standing_holds().contains_key(&pod.uid);
                         assume(node_state, pod, &compiled, query, &cluster.compiled, now)
                     })
                     .map_err(ReserveError::Rejection)?;
                 self.release(&pod.uid);
-                self.stand_down(&pod.uid);
+                let mut events = self.stand_down(&pod.uid);
+                events.extend(stood_here.then(|| LedgerEvent::Room(node_entry.name.clone())));
                 free.insert(at);
-                Ok(placement)
+                Ok((placement, events))
             }
         }
     }

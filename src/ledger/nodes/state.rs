@@ -5,7 +5,7 @@
 //! [`LedgerEvent`]s what it changed for others; the caller passes them on.
 //!
 //! Lock order, so that no thread waits in a circle: membership, a session, `cluster`, a shape table
-//! or an entry of `pods`, an entry of `holds`, the state of one node, its expected waste, its part
+//! or an entry of `pods`, an entry of `holds`, `standing`, the state of one node, its expected waste, its part
 //! of the supply. `node_table`, `ended`, entries of `owners`, details, the supply of the cluster and its
 //! changes may be taken under any of these, and nothing under them. Gauges are taken first.
 //!
@@ -309,12 +309,6 @@ impl Ledger {
             true
         });
         events.pop()
-    }
-
-    /// The node on which room is kept for a pod as the first of its line.
-    pub fn standing_node(&self, uid: &PodUid) -> Option<NodeName> {
-        let at = self.standing.lock().get(uid).copied()?;
-        Some(self.node_entry(at).name.clone())
     }
 
     /// Ends the standing hold of a pod, if it has one.

@@ -4,14 +4,14 @@
 //! that needs much room at once could wait forever. A standing hold keeps the devices that lack
 //! least of its request, as they become free; everything else is left to others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::{PlacementRequest, evaluate};
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes};
-use crate::model::device_state::{HoldRule, StandingHold};
+use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::NodeState;
 use crate::scoring::lacking::{lacking, lacks_there};
@@ -39,8 +39,8 @@ impl Ledger {
     /// The standing hold of a pod with this request.
     pub fn standing(&self, uid: &PodUid, query: &PlacementRequest) -> Option<Standing> {
         let at = self.standing.lock().get(uid).copied()?;
-        let compiled = query.compile(&self.cluster().classes);
         let node_state = self.without_own(at, uid)?;
+        let compiled = query.compile(&self.cluster().classes); // later: it knows all classes of the copy
         let held = self.node_entry(at).read().standing_holds().get(uid).cloned()?;
         Some(Standing {
             node: node_state.name().clone(),
@@ -81,15 +81,32 @@ impl Ledger {
             && plan::fits(&node_state, &compiled, HoldRule::Respected)
     }
 
-    /// How many devices each pool has.
-    pub fn pool_sizes(&self) -> BTreeMap<PoolName, u64> {
+    /// The pools of all nodes.
+    pub fn pools(&self) -> BTreeSet<PoolName> {
+        let mut pools = BTreeSet::new();
+        self.look_at_each(|node_state| {
+            if !pools.contains(node_state.pool()) {
+                pools.insert(node_state.pool().clone());
+            }
+        });
+        pools
+    }
+
+    /// How many devices of each pool could serve a request if they were empty.
+    pub fn pool_sizes(&self, query: &PlacementRequest) -> BTreeMap<PoolName, u64> {
+        let classes = self.cluster().classes.clone();
+        let compiled = query.compile(&classes);
         let mut sizes = BTreeMap::new();
         self.look_at_each(|node_state| {
-            let count = u64::try_from(node_state.devices().len()).unwrap_or(u64::MAX);
-            match sizes.get_mut(node_state.pool()) {
-                Some(size) => *size += count,
-                None => _ = sizes.insert(node_state.pool().clone(), count),
+            if node_state.placeable().is_err() || !node_state.is_of_classes(classes.count()) {
+                return;
             }
+            let serves = |device: &&DeviceState| {
+                device.is_placeable() && compiled.demand_on(device.class()).is_ok()
+            };
+            let count = node_state.devices().iter().filter(serves).count();
+            *sizes.entry(node_state.pool().clone()).or_default() +=
+                u64::try_from(count).unwrap_or(u64::MAX);
         });
         sizes
     }
@@ -134,7 +151,10 @@ impl Ledger {
                 continue;
             }
             let found = match current == Some(at) {
-                true => self.without_own(at, uid).and_then(|node| lacking(&node, &compiled)),
+                true => self
+                    .without_own(at, uid)
+                    .filter(|node| node.is_of_classes(classes.count()))
+                    .and_then(|node| lacking(&node, &compiled)),
                 false => {
                     let node = node_entry.read();
                     let may = node.is_of_classes(classes.count()) && is_open(node.pool());

@@ -16,7 +16,7 @@ fn prices() -> Prices {
     Prices {
         reference: MemMib::new(80_000),
         models: vec![price("H100", 80_000, 1_000_000), price("A10", 24_000, 250_000)],
-        replicas: Replicas::new(3),
+        replicas: BTreeSet::new(),
     }
 }
 
@@ -54,13 +54,29 @@ fn each_form_of_request_counts_in_each_dimension() {
         (mig("9g.80gb"), (1_000_000, 81_920, 1, 1_000_000)),
         (mig("all"), (1_000_000, 80_000, 1, 1_000_000)),
         (mig("0g.1gb"), (1_000_000, 80_000, 1, 1_000_000)),
-        (Amount::SharedSlot, (333_334, 26_667, 1, 333_334)),
     ] {
         assert_eq!(one(amount.clone()), expected, "{amount:?}");
     }
     assert_eq!(counts(&with(Amount::Whole, 8, &[])), (8_000_000, 640_000, 8, 8_000_000));
     assert_eq!(counts(&with(Amount::Fraction(half), 3, &[])), (1_500_000, 120_000, 3, 1_500_000));
-    assert_eq!(Prices::default().charge(&with(Amount::SharedSlot, 1, &[])).share, 1_000_000);
+    assert_eq!(one(Amount::SharedSlot), (1_000_000, 80_000, 1, 1_000_000), "no pool has slots");
+}
+
+#[test]
+fn parts_count_as_the_slots_that_they_take() {
+    let prices =
+        Prices { replicas: [3, 4].map(|it| Replicas::new(it).unwrap()).into(), ..prices() };
+    let one = |amount| {
+        let Charge { share, memory, .. } = prices.charge(&GpuRequest::one(amount));
+        (share, memory)
+    };
+    assert_eq!(one(Amount::SharedSlot), (333_334, 26_667), "of the fewest");
+    assert_eq!(one(Amount::Fraction(share(1))), (333_334, 26_667));
+    assert_eq!(one(Amount::Memory(MemMib::new(1))), (333_334, 26_667));
+    assert_eq!(one(Amount::Fraction(share(400_000))), (666_667, 53_334), "two of three");
+    assert_eq!(one(Amount::Memory(MemMib::new(56_000))), (1_000_000, 80_000), "three of either");
+    assert_eq!(one(Amount::Whole), (1_000_000, 80_000));
+    assert_eq!(one(mig("1g.10gb")), (142_858, 10_240));
 }
 
 #[test]
@@ -91,6 +107,14 @@ fn a_pod_counts_as_the_dearest_model_that_it_may_get() {
     assert_eq!(on(&["A10", "H100"]), dear);
     assert_eq!(on(&["A10", "NVIDIA"]), dear, "the second name may be any model");
     assert_eq!(on(&["A100"]), dear, "no model with a price");
+    let both = Prices {
+        models: vec![price("L40", 48_000, 500_000), price("L40 S", 60_000, 800_000)],
+        ..prices()
+    };
+    let charge = both.charge(&with(Amount::Whole, 1, &["L40"]));
+    assert_eq!((charge.memory, charge.equivalents), (60_000, 800_000), "it may be either");
+    let charge = both.charge(&with(Amount::Whole, 1, &["S"]));
+    assert_eq!(charge.memory, 80_000, "or any other with this word");
     assert_eq!(on(&[]), dear);
     let (memory_share, ..) = counts(&with(Amount::Memory(MemMib::new(12_000)), 1, &["A10"]));
     assert_eq!(memory_share, 500_000);
@@ -105,6 +129,8 @@ proptest! {
         gpu in 1_000_u64..=100_000,
         which in 0..3,
         count in 1_u32..=64,
+        replicas in prop::option::of((2_u32..=64).prop_map(|it| Replicas::new(it).unwrap())),
+        others in prop::collection::btree_set((2_u32..=64).prop_map(|it| Replicas::new(it).unwrap()), 0..3),
     ) {
         let amount = match which {
             0 => Amount::Fraction(share(millionths)),
@@ -115,10 +141,11 @@ proptest! {
             model: ModelName::new("NVIDIA A100"),
             capacity: MemMib::new(gpu),
             kind: ClassKind::Gpu,
-            replicas: None,
+            replicas,
         };
         let request = with(amount, count, &[]);
-        let prices = Prices { reference: MemMib::new(gpu), ..Prices::default() };
+        let replicas = others.into_iter().chain(replicas).collect();
+        let prices = Prices { reference: MemMib::new(gpu), replicas, ..Prices::default() };
         let charge = prices.charge(&request);
         prop_assert!(charge.devices == u64::from(count) && charge.share > 0 && charge.memory > 0);
         if let Ok(demand) = request.demand_on(&class) {

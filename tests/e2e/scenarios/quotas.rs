@@ -66,9 +66,12 @@ fn forms() -> Vec<(PodPlan, [u64; 3])> {
     let new = || PodPlan::new("p");
     vec![
         (PodPlan::fraction("p", "0.5"), [500_000, 20_000, 1]),
-        (PodPlan::fraction("p", "0.00001").annotated("gpu-fraction-num-devices", "3"), [30, 3, 3]),
+        (
+            PodPlan::fraction("p", "0.00001").annotated("gpu-fraction-num-devices", "3"),
+            [750_000, 30_000, 3],
+        ),
         (PodPlan::memory("p", 10_000), [250_000, 10_000, 1]),
-        (PodPlan::memory("p", 64).annotated("gpu-fraction-num-devices", "2"), [3_200, 128, 2]),
+        (PodPlan::memory("p", 64).annotated("gpu-fraction-num-devices", "2"), [500_000, 20_000, 2]),
         (PodPlan::fraction("p", "0.1").annotated("gpu-memory", "30000"), [750_000, 30_000, 1]),
         (
             PodPlan::memory("p", 64).annotated("gpupack.dev/isolation", "hardware"),
@@ -83,7 +86,7 @@ fn forms() -> Vec<(PodPlan, [u64; 3])> {
         (new().limited("nvidia.com/gpu.shared", "1"), [250_000, 10_000, 1]),
         (
             new().annotated("nvidia.com/container.main.gpu-memory.request", "1Gi"),
-            [25_600, 1_024, 1],
+            [250_000, 10_000, 1],
         ),
         // Its own markers are those of less.
         (

@@ -186,3 +186,43 @@ fn much_of_a_small_pool_is_not_kept() {
         assert_eq!(!bed.kept().is_empty(), is_kept, "{count} of three devices");
     }
 }
+
+#[test]
+fn a_pod_in_whose_way_room_is_kept_gets_it_before_that_is_kept_again() {
+    let mut bed = Bed::new();
+    for (name, node, device) in [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")] {
+        bed.bind(name, node, device, 500_000);
+    }
+    bed.refused("large", (1_000_000, 100, 0), &["m"]);
+    bed.step_after(0);
+    assert_eq!(bed.kept(), pairs(&[("large", "m")]));
+    bed.refused("urgent", (400_000, 30, 1), &["m"]); // not old enough for room of its own
+    bed.refused("important", (400_000, 90, 1), &["m"]);
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("important", "m")]));
+    bed.waiting.remove(&uid("important"));
+    bed.step_after(1);
+    assert_eq!(bed.kept(), vec![]);
+    bed.step_after(5);
+    assert_eq!(bed.kept(), pairs(&[("large", "m")]));
+}
+
+#[test]
+fn room_of_which_nothing_more_becomes_free_is_given_up() {
+    let mut bed = Bed::new();
+    bed.bind("service", "m", "C", 100_000);
+    bed.refused("large", (1_000_000, 100, 0), &["m"]);
+    bed.step_after(0);
+    bed.step_after(1_799);
+    assert_eq!(bed.kept(), pairs(&[("large", "m")]));
+    bed.step_after(1);
+    assert_eq!(bed.kept(), vec![]);
+    bed.step_after(60);
+    assert_eq!(bed.kept(), pairs(&[("large", "m")]), "after a pause");
+    // An edit does not begin the times again.
+    bed.refused("large", (900_000, 100, 0), &["m"]);
+    bed.refused("large", (950_000, 100, 0), &["m"]);
+    bed.step_after(1);
+    bed.step_after(60);
+    assert_eq!(bed.kept(), vec![], "the second pause is longer");
+}

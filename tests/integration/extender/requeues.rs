@@ -107,7 +107,9 @@ fn client(requeues: Requeues, named: mpsc::UnboundedSender<String>) -> Client {
 
 /// Full nodes, each GPU with two halves in the first pool and with one whole in the other.
 fn bed(size: &Size) -> (Bed, mpsc::UnboundedReceiver<String>) {
-    let (clock, config) = (Clock::start(), Config::default());
+    // All pods wait since 1970; here room is for the one that is requeued for it.
+    let config = Config { standing_hold_after: Duration::ZERO, ..Config::default() };
+    let clock = Clock::start();
     let settings = Settings { stale_after: LIMIT * 100, ..settings() };
     let ledger = Arc::new(Ledger::new(settings));
     let name = |pool: &'static str| move |at: usize| format!("{pool}-{at}");

@@ -107,13 +107,16 @@ async fn beside(app: &Arc<App>, look: fn(&App)) {
 /// Keeps room for the first pods of lines, while this process leads and its ledger is whole.
 async fn standing(app: &Arc<App>) {
     let (after, at_most) = (app.config.standing_hold_after, app.config.standing_hold_at_most);
+    if after.is_zero() || matches!(app.truth, Truth::Ledger) {
+        return;
+    }
     let rules = StandingRules { after, at_most };
     let mut next = app.outside.every(TICK);
     let mut holds = StandingHolds::default();
     loop {
         next.tick().await;
         let is_ready = app.leading.is_here() && app.readiness() == Readiness::Ready;
-        if !is_ready || after.is_zero() || matches!(app.truth, Truth::Ledger) {
+        if !is_ready {
             app.outbox.push(app.ledger.stand_down_all());
             holds = StandingHolds::default();
             continue;
@@ -138,7 +141,7 @@ async fn standing(app: &Arc<App>) {
             app.tell_room_kept(pod, standing);
         }
         for (pod, node) in step.given_up {
-            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "its room was free and nothing bound it: the room is no longer kept");
+            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
         }
     }
 }

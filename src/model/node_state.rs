@@ -327,6 +327,11 @@ impl NodeState {
         hold
     }
 
+    /// Whether a pod has nothing here but a standing hold. Otherwise that takes nothing.
+    fn stands_alone(&self, uid: &PodUid) -> bool {
+        !self.holds.contains_key(uid) && !self.has_pod(uid)
+    }
+
     /// Whether a pod is on the node, with devices or without.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.reservations.contains_key(uid) || self.others.contains_key(uid)
@@ -459,11 +464,8 @@ impl NodeState {
         let allocated = self.reservations.values().map(|held| held.host);
         self.host_allocated = sum_host(allocated.chain(self.others.values().copied()));
         let held = self.holds.values().map(|hold| hold.host);
-        let is_alone = |(uid, _): &(&PodUid, &StandingHold)| {
-            !has_more(&self.holds, &self.reservations, &self.others, uid)
-        };
-        let standing = self.standing.iter().filter(is_alone).map(|(_, hold)| hold.host);
-        self.host_held = sum_host(held.chain(standing));
+        let standing = self.standing.iter().filter(|(uid, _)| self.stands_alone(uid));
+        self.host_held = sum_host(held.chain(standing.map(|(_, hold)| hold.host)));
     }
 
     fn recompute_devices(&mut self) {
@@ -491,7 +493,7 @@ impl NodeState {
             }
         }
         for (uid, hold) in &self.standing {
-            if has_more(&self.holds, &self.reservations, &self.others, uid) {
+            if !self.stands_alone(uid) {
                 continue;
             }
             for placed in &hold.placement.devices {
@@ -508,16 +510,6 @@ impl NodeState {
             |holds| self.devices.iter().map(move |device_state| device_state.room(holds)).collect();
         (self.rooms, self.rooms_under_holds) = (room(HoldRule::Respected), room(HoldRule::Ignored));
     }
-}
-
-/// Whether a pod has more on the node than a standing hold, which then takes nothing.
-fn has_more(
-    holds: &BTreeMap<PodUid, Hold>,
-    reservations: &LiteMap<PodUid, Reservation>,
-    others: &LiteMap<PodUid, HostAmount>,
-    uid: &PodUid,
-) -> bool {
-    holds.contains_key(uid) || reservations.contains_key(uid) || others.contains_key(uid)
 }
 
 fn device_mut<'a>(devices: &'a mut [DeviceState], id: &DeviceId) -> Option<&'a mut DeviceState> {

@@ -69,7 +69,7 @@ pub struct Step {
     pub ready: Vec<(NodeName, WaitingPod)>,
     /// Pods that got a standing hold, and where.
     pub begun: Vec<(PodRef, Standing)>,
-    /// Pods that lost it although they wait, since nothing bound them.
+    /// Pods that lost it although they wait: nothing bound them, or nothing more became free.
     pub given_up: Vec<(PodRef, NodeName)>,
     /// What this means for others.
     pub events: Vec<LedgerEvent>,
@@ -122,7 +122,7 @@ impl StandingHolds {
             let is_paused = || self.is_paused(&pod.pod.uid, now);
             pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused()
         });
-        let all = ledger.pools();
+        let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
         for first in &firsts {
             if searches >= SEARCHES && !self.held.contains_key(&first.waiting.pod.uid) {
@@ -162,7 +162,7 @@ impl StandingHolds {
         if standing.lacks < held.least.0 {
             held.least = (standing.lacks, now);
         }
-        let is_ready = standing.lacks == 0 || ledger.fits_standing(uid, &held.query).is_some();
+        let is_ready = ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_late = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
         let is_stuck = !is_ready && now.since(held.least.1) >= STUCK_AFTER;
@@ -180,10 +180,17 @@ impl StandingHolds {
 
     /// Lets others have the room for a while, each time for longer.
     fn pause(&mut self, uid: &PodUid, now: Timestamp) {
-        let next = self.pauses.get(uid).map_or(FIRST_PAUSE, |pause| pause.next);
-        let pause = Pause { until: now.plus(next), next: (2 * next).min(LONGEST_PAUSE) };
+        let pause = self.next_pause(uid);
+        self.rest(uid, now.plus(pause), (2 * pause).min(LONGEST_PAUSE));
+    }
+
+    fn next_pause(&self, uid: &PodUid) -> Duration {
+        self.pauses.get(uid).map_or(FIRST_PAUSE, |pause| pause.next)
+    }
+
+    fn rest(&mut self, uid: &PodUid, until: Timestamp, next: Duration) {
         if self.pauses.len() < MOST_PAUSES || self.pauses.contains_key(uid) {
-            self.pauses.insert(uid.clone(), pause);
+            self.pauses.insert(uid.clone(), Pause { until, next });
         }
     }
 
@@ -265,13 +272,13 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let ends = self.held.extract_if(.., |other, held| {
-            held.priority < pod.priority && ledger.fits_instead(other, &pod.query, named)
+            held.priority < pod.priority
+                && ledger.fits_in_room_of(other, &pod.query, named).is_some()
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other).collect();
         for other in ends {
             step.events.extend(ledger.stand_down(&other));
-            let next = self.pauses.get(&other).map_or(FIRST_PAUSE, |pause| pause.next);
-            self.pauses.insert(other, Pause { until: now.plus(MADE_WAY_FOR), next });
+            self.rest(&other, now.plus(MADE_WAY_FOR), self.next_pause(&other));
         }
     }
 }

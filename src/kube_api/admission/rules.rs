@@ -45,7 +45,7 @@ use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::kube_api::request::resources::{
-    ContainerRequest, WHOLE, has_request, markers, markers_of, only,
+    ContainerRequest, ShortMarker, WHOLE, has_request, markers, markers_of, only, short_marker,
 };
 use crate::model::request::GpuRequest;
 
@@ -198,13 +198,9 @@ impl Admission {
 
     /// Refuses a pod that came with less than it counts.
     fn refuse_uncounted(&self, spec: &PodSpec, request: &GpuRequest) -> Result<(), AdmissionError> {
-        let prices = &self.requests.prices;
-        let needed = markers(prices.charge(request), prices);
-        let mut short = needed
-            .zip(markers_of(&container_requests(spec)))
-            .filter(|((_, needed), has)| has < needed);
-        match short.next() {
-            Some(((marker, needed), has)) => {
+        let written = markers_of(&container_requests(spec));
+        match short_marker(request, &self.requests.prices, written) {
+            Some(ShortMarker { marker, has, needed }) => {
                 Err(AdmissionError::KueueMarker { marker, has, needed })
             }
             None => Ok(()),
@@ -290,8 +286,7 @@ impl Admission {
             granted.extend(mps::variables(self.settings.thread_cap));
             mounts.extend(mps::mounts());
         }
-        let prices = &self.requests.prices;
-        let markers: Vec<_> = markers(prices.charge(request), prices).collect();
+        let markers: Vec<_> = markers(request, &self.requests.prices).collect();
         for container in &all {
             refuse_container(container, &self.settings)?;
             let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;

@@ -22,11 +22,10 @@ use crate::kube_api::request::placement::{
 };
 use crate::kube_api::request::request_error::RequestError;
 use crate::kube_api::request::resources::{
-    ContainerKind, ContainerRequest, MARKERS, markers, markers_of,
+    ContainerKind, ContainerRequest, MARKERS, ShortMarker, markers_of, short_marker,
 };
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
-use crate::model::charge::Prices;
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef};
 
@@ -242,30 +241,34 @@ impl SeenPod {
     /// Refuses its request if its annotations are full or the operator's rules forbid it, but only
     /// while it waits: a pod with a node keeps what it got.
     pub fn judge(&mut self, rules: &RequestRules) {
-        let Ok(request) = &self.request else { return };
-        if request.is_some()
-            && self.node.is_none()
-            && let Some(full) = self.full_annotations()
-        {
-            self.request = Err(full);
-            return;
-        }
-        if let Some(request) = request
-            && self.node.is_none()
-            && rules.needs_markers
-            && let Some(short) = self.short_marker(request, &rules.prices)
-        {
-            self.request = Err(short);
-            return;
-        }
-        // The cluster's own scheduler also serves pods that request nothing from gpupack.
-        let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
         if self.node.is_none()
-            && is_ours
-            && let Err(error) = check(rules, request.as_ref(), &self.other_keys)
+            && let Ok(request) = &self.request
+            && let Some(error) = self.objection(request.as_ref(), rules)
         {
             self.request = Err(error);
         }
+    }
+
+    fn objection(
+        &self,
+        request: Option<&GpuRequest>,
+        rules: &RequestRules,
+    ) -> Option<RequestError> {
+        if let Some(request) = request {
+            if let Some(full) = self.full_annotations() {
+                return Some(full);
+            }
+            // It did not come through the webhook, or its annotations or the prices have changed.
+            if rules.needs_markers
+                && let Some(short) = short_marker(request, &rules.prices, self.markers)
+            {
+                let ShortMarker { marker, has, needed } = short;
+                return Some(RequestError::Marker { marker, has, needed });
+            }
+        }
+        // The cluster's own scheduler also serves pods that request nothing from gpupack.
+        let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
+        is_ours.then(|| check(rules, request, &self.other_keys).err()).flatten()
     }
 
     /// The error if its annotations leave no room for a placement. No process of gpupack with these
@@ -277,14 +280,6 @@ impl SeenPod {
         }
         let most = MAX_ANNOTATION_BYTES;
         (bytes > most).then_some(RequestError::FullAnnotations { bytes, most })
-    }
-
-    /// The error if a marker says less than the request counts: the pod did not come through the
-    /// webhook, its annotations have changed since, or prices have.
-    fn short_marker(&self, request: &GpuRequest, prices: &Prices) -> Option<RequestError> {
-        let needed = markers(prices.charge(request), prices);
-        let mut short = needed.zip(self.markers).filter(|((_, needed), has)| has < needed);
-        short.next().map(|((marker, needed), has)| RequestError::Marker { marker, has, needed })
     }
 
     /// Checks the length of all fields that are kept, because any client may have sent the pod.

@@ -7,7 +7,7 @@ use crate::hardware::device::MigProfile;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::charge::{Charge, Prices};
-use crate::model::request::{Amount, MAX_DEVICES_PER_POD};
+use crate::model::request::{Amount, GpuRequest, MAX_DEVICES_PER_POD};
 
 /// Whole GPUs.
 pub const WHOLE: &str = "nvidia.com/gpu";
@@ -31,12 +31,36 @@ pub const MARKER_EQUIVALENTS: &str = "gpupack.dev/gpu-equivalents";
 /// All markers.
 pub const MARKERS: [&str; 4] = [MARKER_SHARE, MARKER_MEMORY, MARKER_DEVICES, MARKER_EQUIVALENTS];
 
-/// The markers of a pod that counts `charge`, and their amounts.
-pub fn markers(charge: Charge, prices: &Prices) -> impl Iterator<Item = (&'static str, u64)> {
-    let Charge { share, memory, devices, equivalents } = charge;
+/// The markers of a pod with this request, and their amounts.
+pub(crate) fn markers(
+    request: &GpuRequest,
+    prices: &Prices,
+) -> impl Iterator<Item = (&'static str, u64)> {
+    let Charge { share, memory, devices, equivalents } = prices.charge(request);
     let all = MARKERS.into_iter().zip([share, memory, devices, equivalents]);
     let is_weighted = prices.are_weighted();
     all.filter(move |(marker, _)| is_weighted || *marker != MARKER_EQUIVALENTS)
+}
+
+/// A marker that says less than a request counts.
+pub(crate) struct ShortMarker {
+    pub(crate) marker: &'static str,
+    /// Its amount.
+    pub(crate) has: u64,
+    /// What the request counts.
+    pub(crate) needed: u64,
+}
+
+/// The first marker of a pod that says less than its request counts. `written` are its
+/// [`markers_of`].
+pub(crate) fn short_marker(
+    request: &GpuRequest,
+    prices: &Prices,
+    written: [u64; MARKERS.len()],
+) -> Option<ShortMarker> {
+    let all = markers(request, prices).zip(written);
+    let mut all = all.map(|((marker, needed), has)| ShortMarker { marker, has, needed });
+    all.find(|it| it.has < it.needed)
 }
 
 /// The markers of a pod, as written. A quota counts those of all containers; no sound pod has them

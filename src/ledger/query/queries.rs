@@ -393,7 +393,7 @@ fn shape(query: &PlacementRequest) -> Shape {
     }
 }
 
-pub(crate) fn evaluate(
+fn evaluate(
     node_state: &NodeState,
     compiled: &CompiledRequest,
     query: &PlacementRequest,

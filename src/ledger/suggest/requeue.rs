@@ -14,6 +14,7 @@ use fixedbitset::FixedBitSet;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::units::{Demand, MemMib, Share};
+use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceState, HoldRule};
@@ -35,9 +36,17 @@ pub struct NamedNodes {
 }
 
 impl Arrival {
-    pub(crate) fn new(at: usize, since: u64) -> Self {
-        Self { at, since }
+    /// The node at a position.
+    pub(crate) fn of(at: usize, node_entry: &NodeEntry) -> Self {
+        Self { at, since: node_entry.since() }
     }
+}
+
+/// Whether a pod may be bound to the node now, as far as its Node object and the last call for the
+/// pod say; `None`: any node.
+pub(crate) fn is_candidate(at: usize, node_entry: &NodeEntry, named: Option<&NamedNodes>) -> bool {
+    named.is_none_or(|named| named.may_have(Arrival::of(at, node_entry)))
+        && !node_entry.is_unschedulable.load(Ordering::Acquire)
 }
 
 impl NamedNodes {
@@ -88,7 +97,7 @@ impl Ledger {
         let node = node_entry.read().clone();
         node.placeable().ok()?;
         let most = most_free(node.devices())?;
-        let arrival = Arrival { at, since: node_entry.since() };
+        let arrival = Arrival::of(at, &node_entry);
         Some(FreeRoom { arrival, node, classes: cluster.classes.clone(), most })
     }
 }
@@ -100,9 +109,7 @@ impl Ledger {
         let (node_table, classes) = (self.node_table(), self.cluster().classes.clone());
         let compiled = pods.query.compile(&classes);
         for (at, node_entry) in node_table.iter().enumerate() {
-            let arrival = Arrival { at, since: node_entry.since() };
-            let may_be_named = pods.named.as_ref().is_none_or(|named| named.may_have(arrival));
-            if !may_be_named || node_entry.is_unschedulable.load(Ordering::Acquire) {
+            if !is_candidate(at, node_entry, pods.named.as_deref()) {
                 continue;
             }
             let node = node_entry.read();

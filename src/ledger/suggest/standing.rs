@@ -5,12 +5,11 @@
 //! least of its request, as they become free; everything else is left to others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::{PlacementRequest, evaluate};
-use crate::ledger::suggest::requeue::{Arrival, NamedNodes};
+use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::NodeState;
@@ -56,29 +55,20 @@ impl Ledger {
         standing.into_iter().map(node_of).collect()
     }
 
-    /// The node where a pod fits into the room of its standing hold.
-    pub fn fits_standing(&self, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
-        let at = self.standing.lock().get(uid).copied()?;
-        let node_state = self.without_own(at, uid)?;
-        let cluster = self.cluster();
-        let compiled = query.compile(&cluster.classes);
-        evaluate(&node_state, &compiled, query, &cluster).ok()?;
-        Some(node_state.name().clone())
-    }
-
-    /// Whether a request would fit on the node of a standing hold without this.
-    pub fn fits_instead(
+    /// The node of the standing hold of `holder`, if a request would fit there without this hold, and
+    /// if it may go there: that of the holder itself, when all of the room is free, or another.
+    pub fn fits_in_room_of(
         &self,
-        uid: &PodUid,
+        holder: &PodUid,
         query: &PlacementRequest,
         named: Option<&NamedNodes>,
-    ) -> bool {
-        let Some(at) = self.standing.lock().get(uid).copied() else { return false };
-        let arrival = Arrival::new(at, self.node_entry(at).since());
-        let Some(node_state) = self.without_own(at, uid) else { return false };
+    ) -> Option<NodeName> {
+        let at = self.standing.lock().get(holder).copied()?;
+        let node_state = self.without_own(at, holder)?;
         let compiled = query.compile(&self.cluster().classes);
-        named.is_none_or(|named| named.may_have(arrival))
-            && plan::fits(&node_state, &compiled, HoldRule::Respected)
+        let may_go = is_candidate(at, &self.node_entry(at), named);
+        let fits = may_go && plan::fits(&node_state, &compiled, HoldRule::Respected);
+        fits.then(|| node_state.name().clone())
     }
 
     /// The pools of all nodes.
@@ -125,7 +115,7 @@ impl Ledger {
     /// The node, as calls name it.
     pub(crate) fn arrival(&self, node: &str) -> Option<Arrival> {
         let at = self.position(node)?;
-        Some(Arrival::new(at, self.node_entry(at).since()))
+        Some(Arrival::of(at, &self.node_entry(at)))
     }
 
     /// Keeps room for a pod where it lacks least, among the nodes that its last call named and whose
@@ -144,10 +134,7 @@ impl Ledger {
         let current = self.standing.lock().get(uid).copied();
         let mut best: Option<Best> = None;
         for (at, node_entry) in node_table.iter().enumerate() {
-            let arrival = Arrival::new(at, node_entry.since());
-            if named.is_some_and(|named| !named.may_have(arrival))
-                || node_entry.is_unschedulable.load(Ordering::Acquire)
-            {
+            if !is_candidate(at, node_entry, named) {
                 continue;
             }
             let found = match current == Some(at) {
@@ -170,11 +157,8 @@ impl Ledger {
         drop(node_table);
         let now = self.standing(uid, query);
         let stays = |now: &Standing| best.as_ref().is_some_and(|best| best.lacks >= now.lacks);
-        let is_named = |at| {
-            let arrival = Arrival::new(at, self.node_entry(at).since());
-            named.is_none_or(|named| named.may_have(arrival))
-        };
-        if let Some(now) = now.filter(|now| stays(now) && current.is_some_and(is_named)) {
+        let may_go = |at| is_candidate(at, &self.node_entry(at), named);
+        if let Some(now) = now.filter(|now| stays(now) && current.is_some_and(may_go)) {
             return (Some(now), Vec::new());
         }
         let mut events = self.stand_down(uid);

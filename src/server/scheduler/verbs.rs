@@ -132,23 +132,17 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     let uid = &pod.pod.uid;
     let now = app.clock.now();
     app.note_named(pod, query, now);
-    if let Some(held_on) = app.ledger.assumed_on(uid, query)
-        && names.iter().any(|name| name == held_on.as_str())
-        && !mutated(Mutation::OwnRoomCounts)
-    {
-        // Its Binding may still succeed there, and its own reservation would count against it.
-        let kept = vec![held_on.as_str()];
-        note_fitting(app, pod, &kept, query, now);
-        let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
-        return (result.to_json(), Outcome::Ok);
-    }
-    if let Some(kept_on) = app.ledger.fits_standing(uid, query)
-        && app.is_known_to_wait(uid, query)
-        && names.iter().any(|name| name == kept_on.as_str())
-        && !mutated(Mutation::StandingUnseen)
-    {
-        // Room was kept for it, and now all of it is free.
-        let kept = vec![kept_on.as_str()];
+    let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
+    // Its Binding may still succeed there, and its own reservation would count against it.
+    let assumed_on = || app.ledger.assumed_on(uid, query).filter(is_named);
+    // Room was kept for it, and now all of it is free.
+    let kept_on = || {
+        let is_it = |node: &NodeName| app.is_known_to_wait(uid, query) && is_named(node);
+        app.ledger.fits_in_room_of(uid, query, None).filter(is_it)
+    };
+    let own = assumed_on().filter(|_| !mutated(Mutation::OwnRoomCounts));
+    if let Some(own) = own.or_else(|| kept_on().filter(|_| !mutated(Mutation::StandingUnseen))) {
+        let kept = vec![own.as_str()];
         note_fitting(app, pod, &kept, query, now);
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);

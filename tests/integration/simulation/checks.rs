@@ -214,7 +214,7 @@ impl World {
             let query = replica.app.query(&self.api.change(pod).seen);
             let ledger = &replica.app.ledger;
             let fitting = query.as_ref().map(|query| ledger.fitting(query));
-            let kept = query.and_then(|query| ledger.fits_standing(&uid, &query));
+            let kept = query.and_then(|query| ledger.fits_in_room_of(&uid, &query, None));
             let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
             let fits = |node: &&Node| match &fitting {
                 Some(fitting) => {

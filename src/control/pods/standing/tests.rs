@@ -24,6 +24,15 @@ impl Bed {
         Self { ledger, waiting, holds, now: Timestamp::START }
     }
 
+    /// A pod `a`, `b`, `c` has half of each GPU.
+    fn half_full() -> Self {
+        let bed = Self::new();
+        for (name, node, device) in [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")] {
+            bed.bind(name, node, device, 500_000);
+        }
+        bed
+    }
+
     fn bind(&self, name: &str, node: &str, device: &str, millionths: u64) {
         self.ledger.see_pod(&bound(name, node, device, millionths), self.now);
     }
@@ -86,7 +95,7 @@ fn room_is_kept_for_the_first_of_a_line_until_it_is_bound() {
     }
     assert_eq!(free(&bed.ledger), [0, 100], "nor what becomes free");
     let query = share_query(1_000_000);
-    assert_eq!(bed.ledger.fits_standing(&uid("large"), &query), Some(NodeName::new("n")));
+    assert_eq!(bed.ledger.fits_in_room_of(&uid("large"), &query, None), Some(NodeName::new("n")));
     assert_eq!(bed.step_after(1), pairs(&[("large", "n")]));
     bed.ledger.hold(&uid("large"), "n", &query, bed.now);
     assert_eq!(free(&bed.ledger), [0, 100], "counted once");
@@ -99,10 +108,7 @@ fn room_is_kept_for_the_first_of_a_line_until_it_is_bound() {
 
 #[test]
 fn one_pod_of_a_pool_has_room_kept_and_a_more_important_one_takes_it_over() {
-    let mut bed = Bed::new();
-    for (name, node, device) in [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")] {
-        bed.bind(name, node, device, 500_000);
-    }
+    let mut bed = Bed::half_full();
     bed.refused("old", (1_000_000, 300, 0), &["m"]);
     bed.refused("young", (900_000, 100, 0), &["m", "n"]);
     bed.step_after(0);
@@ -140,6 +146,21 @@ fn room_moves_only_to_where_less_is_lacking() {
     bed.step_after(1);
     assert_eq!(bed.kept(), pairs(&[("large", "m")]));
     assert_eq!(free(&bed.ledger), [400, 100]);
+}
+
+#[test]
+fn room_moves_away_from_a_node_that_takes_no_pods() {
+    let mut bed = Bed::half_full();
+    bed.refused("large", (1_000_000, 100, 0), &["m", "n"]);
+    bed.step_after(0);
+    let (from, to) = ("m", "n");
+    assert_eq!(bed.kept(), pairs(&[("large", from)]));
+    bed.ledger.see_unschedulable(&NodeName::new(from), true);
+    bed.step_after(1);
+    assert_eq!(bed.kept(), pairs(&[("large", to)]));
+    bed.ledger.see_unschedulable(&NodeName::new(to), true);
+    bed.step_after(1);
+    assert_eq!(bed.kept(), vec![]);
 }
 
 #[test]
@@ -189,10 +210,7 @@ fn much_of_a_small_pool_is_not_kept() {
 
 #[test]
 fn a_pod_in_whose_way_room_is_kept_gets_it_before_that_is_kept_again() {
-    let mut bed = Bed::new();
-    for (name, node, device) in [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")] {
-        bed.bind(name, node, device, 500_000);
-    }
+    let mut bed = Bed::half_full();
     bed.refused("large", (1_000_000, 100, 0), &["m"]);
     bed.step_after(0);
     assert_eq!(bed.kept(), pairs(&[("large", "m")]));

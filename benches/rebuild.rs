@@ -36,6 +36,7 @@ fn facts(of: &Cluster) -> Facts {
             request: held.request.clone(),
             placement: Some(held.placement.clone()),
             bound_by_us: false,
+            tenure: held.tenure.unwrap_or_default(),
         };
         node.reservations().values().map(fact).collect::<Vec<_>>()
     });

@@ -77,6 +77,7 @@ pub mod scoring {
     pub mod strategy;
     pub mod plan;
     pub mod lacking;
+    pub mod victims;
     #[cfg(test)]
     pub(crate) mod fixture;
 }
@@ -137,6 +138,8 @@ pub mod ledger {
         pub mod waiting;
         pub(crate) mod requeue_attempts;
         pub mod standing;
+        pub mod preemption;
+        pub mod preemptors;
         pub mod search;
         pub(crate) mod suggestions;
     }
@@ -206,6 +209,7 @@ pub mod kube_api {
         pub mod bounded;
         pub mod other_keys;
         pub mod placement;
+        pub mod room_note;
         pub mod written;
     }
 
@@ -306,9 +310,15 @@ pub mod control {
         pub(crate) mod reasons;
         pub mod requeue;
         pub(crate) mod requeue_write;
-        pub mod standing;
         pub mod teams;
         pub(crate) mod ledger_events;
+    }
+
+    /// Room that is kept for waiting pods, and made for important ones.
+    pub mod room {
+        pub mod standing;
+        pub(crate) mod preempting;
+        pub(crate) mod make_room;
     }
 
     /// Which replica leads.

@@ -79,6 +79,12 @@ mutations! {
     HoldForMadeUp,
     /// Room is held again and again for a pod that is never bound.
     HoldsUnlimited,
+    /// Pods are evicted for one that is only as important.
+    PreemptsEqual,
+    /// A process forgets the room that an earlier one was making.
+    RoomNotResumed,
+    /// After pods were evicted for one in vain, others follow at once.
+    SecondVictims,
     /// A standing hold stays when its pod is bound or gone.
     StandingStays,
     /// A pod does not see the room that is kept for it.

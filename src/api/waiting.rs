@@ -92,6 +92,8 @@ pub enum Obstacle {
     HostMemory,
     /// CPU.
     Cpu,
+    /// Room that is kept for a pod.
+    Room,
     /// A node fits, or the pod has scheduling gates: kube-scheduler decides.
     KubeScheduler,
     /// The request itself: it is refused.

@@ -15,7 +15,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use crate::config::advice::AdviceConfig;
 use crate::config::certificates::CertificatesConfig;
-use crate::config::guard::GuardConfig;
+use crate::config::guard::{GuardConfig, PreemptionConfig};
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pools;
@@ -166,6 +166,8 @@ pub struct Config {
     /// How several replicas agree on the one that acts.
     #[garde(dive)]
     pub lease: LeaseConfig,
+    /// Evictions for more important pods.
+    pub preemption: PreemptionConfig,
     /// The memory guard.
     pub guard: GuardConfig,
     /// Where to read what pods used before the start.
@@ -218,6 +220,7 @@ impl Default for Config {
             log_level: "info".to_owned(),
             log_format: LogFormat::Text,
             lease: LeaseConfig::default(),
+            preemption: PreemptionConfig::default(),
             guard: GuardConfig::default(),
             advice: AdviceConfig::default(),
             quota: QuotaConfig::default(),

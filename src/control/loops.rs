@@ -15,11 +15,13 @@ use crate::control::pods::ledger_events::tell;
 use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::requeue;
-use crate::control::pods::standing::{StandingHolds, StandingRules};
 use crate::control::pods::teams;
+use crate::control::room::make_room::{forget_note, make_room, wake};
+use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
 use crate::ledger::query::reading::Readiness;
+use crate::mutation::{Mutation, mutated};
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
 const TICK: Duration = Duration::from_secs(1);
@@ -104,46 +106,74 @@ async fn beside(app: &Arc<App>, look: fn(&App)) {
     app.outside.work(move || look(&worker)).await.expect("a look panicked: so does its loop");
 }
 
-/// Keeps room for the first pods of lines, while this process leads and its ledger is whole.
+/// Keeps room for the first pods of lines, and makes room for important ones, while this process leads
+/// and its ledger is whole.
 async fn standing(app: &Arc<App>) {
     let (after, at_most) = (app.config.standing_hold_after, app.config.standing_hold_at_most);
-    if after.is_zero() || matches!(app.truth, Truth::Ledger) {
+    let preemption = app.config.preemption;
+    let is_off = after.is_zero() && !preemption.enabled;
+    if is_off || matches!(app.truth, Truth::Ledger) {
         return;
     }
-    let rules = StandingRules { after, at_most };
+    if !preemption.enabled {
+        tracing::info!(
+            "no pod is evicted for more important GPU pods: `preemption.enabled` is false"
+        );
+    }
+    let rules = StandingRules { after, at_most, preemption };
     let mut next = app.outside.every(TICK);
     let mut holds = StandingHolds::default();
     loop {
         next.tick().await;
-        let is_ready = app.leading.is_here() && app.readiness() == Readiness::Ready;
+        let is_ready = app.leading.is_here() && app.ledger_readiness() == Readiness::Ready;
         if !is_ready {
             app.outbox.push(app.ledger.stand_down_all());
             holds = StandingHolds::default();
+            if !app.leading.is_here() && !app.preemptors.is_following() {
+                let noted = app.pending.iter().filter(|pod| pod.room_note.is_some());
+                app.preemptors.follow(noted.map(|pod| pod.key().clone()));
+            }
             continue;
         }
         let worker = Arc::clone(app);
         let work = move || {
             let wall = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
             let times = (worker.clock.now(), wall);
-            let step = holds.step(&worker.waiting, &worker.ledger, rules, times);
-            (holds, step)
+            let facts = (&worker.waiting, &worker.preemptors, &*worker.ledger);
+            let earlier = worker.earlier_rooms();
+            let mut resumed = Step::default();
+            let is_forgotten = earlier.is_empty() || mutated(Mutation::RoomNotResumed);
+            if rules.preemption.enabled && !is_forgotten {
+                resumed = holds.resume(&earlier, facts, times.0);
+            }
+            worker.preemptors.lead();
+            let step = holds.step(facts, rules, times);
+            (holds, [resumed, step])
         };
-        let Some((kept, step)) = app.outside.work(work).await else {
+        let Some((kept, steps)) = app.outside.work(work).await else {
             tracing::error!("a bug in the choice of standing holds, please report this");
             app.outbox.push(app.ledger.stand_down_all());
             holds = StandingHolds::default();
             continue;
         };
         holds = kept;
-        app.outbox.push(step.events);
-        step.ready.into_iter().for_each(|(node, pod)| requeue(app, node, pod));
-        for (pod, standing) in step.begun.iter().filter(|(_, standing)| standing.lacks > 0) {
-            app.tell_room_kept(pod, standing);
-        }
-        for (pod, node) in step.given_up {
-            tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
-        }
+        steps.into_iter().for_each(|step| carry_out(app, step));
     }
+}
+
+/// Does what a step of the standing holds says.
+fn carry_out(app: &Arc<App>, step: Step) {
+    app.outbox.push(step.events);
+    step.ready.into_iter().for_each(|(node, pod)| requeue(app, node, pod));
+    for (pod, standing) in step.begun.iter().filter(|(_, standing)| standing.lacks > 0) {
+        app.tell_room_kept(pod, standing);
+    }
+    for (pod, node) in step.given_up {
+        tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
+    }
+    step.open_hosts.into_iter().for_each(|pod| wake(app, pod));
+    step.abandoned.into_iter().for_each(|pod| forget_note(app, pod));
+    step.evict.into_iter().for_each(|order| make_room(app, order));
 }
 
 /// Reads what became of Bindings that no caller waits for. The API server may be slow: this loop

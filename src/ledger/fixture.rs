@@ -17,7 +17,7 @@ use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest};
-use crate::model::reservation::{PlacedDevice, Placement, PodRef};
+use crate::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use crate::scoring::strategy::Strategy;
 
 /// Holds last 5 s, nodes are silent after 10 s, drains end after 30 s.
@@ -130,6 +130,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
             isolation: ConfiguredIsolation::None,
         }),
         bound_by_us: true,
+        tenure: Tenure::default(),
     }
 }
 

@@ -46,6 +46,7 @@ pub(crate) struct GuardFamilies {
     over_limit_pods: IntGauge,
     outside: GaugeVec,
     evictions: IntCounterVec,
+    preemptions: IntCounterVec,
     tenants: IntGaugeVec,
     placement_edits: IntCounterVec,
     overdue_drains: IntGauge,
@@ -64,6 +65,10 @@ impl GuardFamilies {
             ),
             evictions: make.counters("gpupack_evictions_total",
                 "Evictions of over-limit pods, by outcome.",
+                &["outcome"],
+            ),
+            preemptions: make.counters("gpupack_preemptions_total",
+                "Evictions of less important pods for GPU pods that wait, by outcome.",
                 &["outcome"],
             ),
             tenants: make.int_gauges("gpupack_tenants",
@@ -92,6 +97,7 @@ impl GuardFamilies {
             EvictionResult::Failed,
         ] {
             families.evictions.with_label_values(&[result.label()]);
+            families.preemptions.with_label_values(&[result.label()]);
         }
         families
     }
@@ -120,6 +126,11 @@ impl GuardFamilies {
     /// Sets the number of ended pods that hold devices longer than `drain_seconds`.
     pub(crate) fn show_overdue_drains(&self, pods: usize) {
         self.overdue_drains.set(i64::try_from(pods).unwrap_or(i64::MAX));
+    }
+
+    /// Counts the outcome of an eviction for a more important pod.
+    pub(crate) fn preempted(&self, result: EvictionResult) {
+        self.preemptions.with_label_values(&[result.label()]).inc();
     }
 
     /// Counts the outcome of an eviction.

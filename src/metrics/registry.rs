@@ -334,6 +334,11 @@ impl Metrics {
         self.guard.show_tenants(mode, counts);
     }
 
+    /// Counts the outcome of an eviction for a more important pod.
+    pub fn preempted(&self, result: EvictionResult) {
+        self.guard.preempted(result);
+    }
+
     /// Counts the outcome of an eviction.
     pub fn evicted(&self, result: EvictionResult) {
         self.guard.evicted(result);

@@ -467,6 +467,12 @@ impl DeviceState {
     }
 
     /// Notes that a pod has something on the node, so that its processes are known.
+    /// As if nothing beyond what is allocated were used: what is used so may drain.
+    pub(crate) fn forget_unallocated_use(&mut self) {
+        (self.unallocated_use, self.outside) = (MemMib::ZERO, MemMib::ZERO);
+        self.leftovers.clear();
+    }
+
     pub(crate) fn forget_leftover(&mut self, uid: &PodUid) {
         self.leftovers.remove(uid);
     }

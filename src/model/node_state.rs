@@ -22,7 +22,7 @@ use crate::model::device_state::{
 };
 use crate::model::fit::Room;
 use crate::model::rejection::Rejection;
-use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
+use crate::model::reservation::{OtherPod, PlacedDevice, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
@@ -54,7 +54,7 @@ pub struct NodeState {
     rooms: Vec<Room>,
     rooms_under_holds: Vec<Room>,
     reservations: LiteMap<PodUid, Reservation>,
-    others: LiteMap<PodUid, HostAmount>,
+    others: LiteMap<PodUid, OtherPod>,
     holds: BTreeMap<PodUid, Hold>,
     standing: BTreeMap<PodUid, StandingHold>,
     last_report: Option<Timestamp>,
@@ -126,8 +126,8 @@ impl NodeState {
         &self.reservations
     }
 
-    /// CPU and host memory of pods without a GPU, by UID.
-    pub fn others(&self) -> &LiteMap<PodUid, HostAmount> {
+    /// The pods without a placement, by UID.
+    pub fn others(&self) -> &LiteMap<PodUid, OtherPod> {
         &self.others
     }
 
@@ -157,6 +157,14 @@ impl NodeState {
             HoldRule::Respected => self.host_free(),
             HoldRule::Ignored => self.host_capacity.left_after(self.host_allocated),
         }
+    }
+
+    /// Whether a pod with these host amounts would take what standing holds keep of the host.
+    pub fn takes_kept_host(&self, host: HostAmount) -> bool {
+        let has = |room: HostAmount| host.cpu <= room.cpu && host.memory <= room.memory;
+        !self.standing.is_empty()
+            && has(self.host_room(HoldRule::Ignored))
+            && !has(self.host_free())
     }
 
     /// When the last report was received.
@@ -271,11 +279,11 @@ impl NodeState {
     }
 
     /// Notes that a pod without a GPU runs here, with its CPU and host memory.
-    pub fn allocate_host(&mut self, uid: PodUid, host: HostAmount) {
+    pub fn allocate_host(&mut self, uid: PodUid, other: OtherPod) {
         self.release(&uid);
         self.reservations.remove(&uid);
         self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
-        self.others.insert(uid, host);
+        self.others.insert(uid, other);
         self.recompute();
     }
 
@@ -310,6 +318,12 @@ impl NodeState {
             self.recompute();
         }
         hold
+    }
+
+    /// On a copy: as if processes of pods that have ended were gone.
+    pub(crate) fn forget_unallocated_use(&mut self) {
+        self.devices.iter_mut().for_each(DeviceState::forget_unallocated_use);
+        self.recompute_rooms();
     }
 
     /// Keeps room for the first pod of a line. Replaces its earlier standing hold here.
@@ -462,7 +476,8 @@ impl NodeState {
     fn recompute(&mut self) {
         self.recompute_devices();
         let allocated = self.reservations.values().map(|held| held.host);
-        self.host_allocated = sum_host(allocated.chain(self.others.values().copied()));
+        self.host_allocated =
+            sum_host(allocated.chain(self.others.values().map(|other| other.host)));
         let held = self.holds.values().map(|hold| hold.host);
         let standing = self.standing.iter().filter(|(uid, _)| self.stands_alone(uid));
         self.host_held = sum_host(held.chain(standing.map(|(_, hold)| hold.host)));

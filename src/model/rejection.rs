@@ -71,6 +71,10 @@ pub enum Rejection {
         /// What is missing on the closest device.
         short: MemMib,
     },
+    /// Less important pods are evicted for the pod on another node.
+    RoomElsewhere,
+    /// What the node has left of CPU and host memory is kept for a more important pod.
+    HostKept,
     /// The node has too little CPU left.
     Cpu {
         /// What is missing.
@@ -132,7 +136,7 @@ const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not rep
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 22] = [
+    pub const LABELS: [&'static str; 24] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -155,6 +159,8 @@ impl Rejection {
         "memory",
         "host",
         "small_share",
+        "room_elsewhere",
+        "host_kept",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -246,6 +252,14 @@ impl Rejection {
             Self::HostMemory { short } => {
                 Row::of(20, Obstacle::HostMemory, 20, "insufficient host memory")
                     .missing(Amount::Memory(short), "{} of host memory")
+                    .met_by_room()
+            }
+            Self::RoomElsewhere => {
+                Row::of(22, Obstacle::Room, 22, "room is being made for the pod on another node")
+                    .met_by_room()
+            }
+            Self::HostKept => {
+                Row::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")
                     .met_by_room()
             }
             Self::Cpu { short } => Row::of(20, Obstacle::Cpu, 21, "insufficient CPU")

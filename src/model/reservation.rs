@@ -76,6 +76,17 @@ pub enum ReservationState {
     },
 }
 
+/// What counts when pods must leave for a more important one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tenure {
+    /// Its priority; the larger the more important.
+    pub priority: i32,
+    /// When it started, in seconds since 1970; zero if unknown.
+    pub started_unix_seconds: i64,
+    /// Whether its deletion was requested: its room will be free.
+    pub is_ending: bool,
+}
+
 /// What one pod has on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -89,6 +100,19 @@ pub struct Reservation {
     pub state: ReservationState,
     /// Its request, if known; without it gpupack cannot say where else the pod could run.
     pub request: Option<Arc<GpuRequest>>,
+    /// What the API server says of it since it was bound; `None` before.
+    pub tenure: Option<Tenure>,
+}
+
+/// A pod on a node that has no placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherPod {
+    /// `namespace/name`.
+    pub name: Arc<str>,
+    /// Its CPU and host memory.
+    pub host: HostAmount,
+    /// Its priority and start.
+    pub tenure: Tenure,
 }
 
 impl Reservation {

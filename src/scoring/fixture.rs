@@ -141,6 +141,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,
         request: None,
+        tenure: None,
     }
 }
 

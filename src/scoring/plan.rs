@@ -101,6 +101,9 @@ fn fits_on(
         fits = fitting_devices(compiled, node.rooms(holds))?;
     }
     fit_host(compiled, node.host_room(holds))?;
+    if holds == HoldRule::Respected && node.takes_kept_host(compiled.host) {
+        return Err(Rejection::HostKept);
+    }
     Ok(fits)
 }
 

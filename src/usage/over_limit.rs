@@ -140,6 +140,7 @@ mod tests {
                 host: HostAmount::ZERO,
                 state: ReservationState::Confirmed,
                 request: fact.request,
+                tenure: None,
             },
             is_current: true,
         }

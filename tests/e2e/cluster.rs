@@ -115,8 +115,17 @@ impl Cluster {
 
     /// Creates a priority class, and waits until admission knows it: it reads classes from a cache.
     pub(crate) async fn add_priority_class(&self, name: &str, value: i32) {
+        self.add_class(name, value, "PreemptLowerPriority").await;
+    }
+
+    /// The same whose pods have no others evicted.
+    pub(crate) async fn add_class_that_never_preempts(&self, name: &str, value: i32) {
+        self.add_class(name, value, "Never").await;
+    }
+
+    async fn add_class(&self, name: &str, value: i32, policy: &str) {
         let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-            "metadata": {"name": name}, "value": value});
+            "metadata": {"name": name}, "value": value, "preemptionPolicy": policy});
         let class: PriorityClass = serde_json::from_value(class).expect("a valid class object");
         let api: Api<PriorityClass> = Api::all(self.client.clone());
         match api.create(&PostParams::default(), &class).await {

@@ -21,7 +21,7 @@ use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
-use gpupack::model::reservation::Reservation;
+use gpupack::model::reservation::{Reservation, Tenure};
 use gpupack::report::wire::Allocation;
 use gpupack::scoring::strategy::Strategy as Ranking;
 use gpupack::sim::run::policy::SimPolicy;
@@ -368,6 +368,7 @@ impl Player {
                 wants_gpu: is_placed,
                 placement: Some(held.placement).filter(|_| is_placed),
                 bound_by_us: true,
+                tenure: Tenure::default(),
             });
         }
         let fact = self.bound.get(&uid)?;
@@ -386,6 +387,7 @@ impl Player {
             wants_gpu: true,
             placement: None,
             bound_by_us: false,
+            tenure: Tenure::default(),
         });
         Some(self.ledger.see_pod(fact, self.now))
     }

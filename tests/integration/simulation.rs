@@ -20,6 +20,7 @@ mod mutations;
 mod nodes;
 mod open;
 mod people;
+mod preempted;
 mod process;
 mod replica;
 mod requests;
@@ -43,6 +44,7 @@ use kubelets::Process;
 use minimize::{Ran, minimize, run};
 use nodes::Node;
 use open::Open;
+use preempted::Preempted;
 use replica::Replica;
 use scheduler::Scheduler;
 use settings::Settings;
@@ -221,6 +223,8 @@ struct World {
     claimed: BTreeSet<String>,
     /// Devices on which pods may use more than they hold.
     excused: BTreeSet<String>,
+    /// What was evicted for more important pods.
+    preempted: Preempted,
     created: u64,
     replaced: u64,
     outage_until: u64,
@@ -272,6 +276,7 @@ impl World {
             reported: BTreeMap::new(),
             claimed: BTreeSet::new(),
             excused: BTreeSet::new(),
+            preempted: Preempted::default(),
             created: 0,
             replaced: 0,
             outage_until: 0,
@@ -392,7 +397,8 @@ impl World {
 
     fn ran(self) -> Ran {
         let bound = self.api.log.iter().filter(|change| change.pod.node.is_some());
-        Ran { events: self.events, bound: bound.count(), digest: self.digest.finish() }
+        let (preempted, digest) = (self.preempted.count, self.digest.finish());
+        Ran { events: self.events, bound: bound.count(), preempted, digest }
     }
 }
 
@@ -423,6 +429,7 @@ fn the_promises_hold_whatever_fails() {
                 fail(settings)
             };
             (sum.events, sum.bound) = (sum.events + ran.events, sum.bound + ran.bound);
+            sum.preempted += ran.preempted;
             sum.digest = sum.digest.wrapping_add(ran.digest);
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
@@ -447,7 +454,11 @@ fn the_promises_hold_whatever_fails() {
         let digest = sums.iter().fold(0, |sum: u64, it| sum.wrapping_add(it.digest));
         println!("digest {digest:016x}");
     }
-    println!("{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods");
+    let preempted: u64 = sums.iter().map(|it| it.preempted).sum();
+    println!(
+        "{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods, {preempted} \
+         evictions for more important ones"
+    );
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn profiles(file: &SchedulerFile, extender: &Extender, expected: &Expected<'_>) 
     let mut found = Findings::new();
     let is_marked = !extender.managed_resources.is_empty();
     for profile in served {
-        found.extend(preemption(profile, extender));
+        found.extend(preemption(profile, extender, expected.config));
         let mut needed: Vec<String> = MARKERS.map(str::to_owned).into();
         if !is_marked {
             needed.extend([WHOLE.to_owned(), SHARED_SLOT.to_owned()]);
@@ -287,13 +287,20 @@ fn profiles(file: &SchedulerFile, extender: &Extender, expected: &Expected<'_>) 
     found
 }
 
-fn preemption(profile: &Profile, extender: &Extender) -> Option<Check> {
-    (profile.has_preemption() && extender.preempt_verb.is_empty()).then(|| {
-        FILE.problem(
-            format!("profile {} evicts pods without asking gpupack", short(profile.name())),
-            "disable DefaultPreemption under plugins.postFilter, or set preemptVerb: preempt",
-        )
-    })
+fn preemption(profile: &Profile, extender: &Extender, config: &Config) -> Option<Check> {
+    let is_called = !extender.preempt_verb.is_empty();
+    let name = short(profile.name());
+    match (profile.has_preemption(), is_called) {
+        (true, false) => Some(FILE.problem(
+            format!("profile {name} evicts pods without asking gpupack"),
+            "set preemptVerb: preempt, and restart kube-scheduler",
+        )),
+        (false, _) if config.preemption.enabled => Some(FILE.problem(
+            format!("profile {name} has no DefaultPreemption: gpupack does not learn where CPU is short"),
+            "remove DefaultPreemption from `disabled`, set preemptVerb: preempt, and restart kube-scheduler",
+        )),
+        (false, _) | (true, true) => None,
+    }
 }
 
 #[cfg(test)]
@@ -325,6 +332,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn each_fault_is_named_with_its_fix() {
         for (from, to, part, fix) in [
             ("httpTimeout: 10s", "httpTimeout: 30s", "httpTimeout is 30s", "httpTimeout: 10s"),
@@ -363,7 +371,18 @@ mod tests {
                 "gpupack.dev/gpu-memory",
                 "ignoredResources",
             ),
-            ("name: DefaultPreemption", "name: Other", "evicts pods", "DefaultPreemption"),
+            (
+                "    preemptVerb: preempt\n",
+                "",
+                "evicts pods without asking",
+                "preemptVerb: preempt",
+            ),
+            (
+                "- schedulerName: gpupack\n",
+                "- schedulerName: gpupack\n    plugins: {postFilter: {disabled: [{name: DefaultPreemption}]}}\n",
+                "has no DefaultPreemption",
+                "remove DefaultPreemption",
+            ),
             (
                 "    ignorable: false",
                 "    ignorable: false\n    enableHTTPS: true",

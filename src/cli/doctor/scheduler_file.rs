@@ -225,7 +225,11 @@ mod tests {
         let second = include_str!("../../../scheduler-config/second-scheduler.yaml");
         let second = SchedulerFile::from_yaml(second).unwrap();
         let (profile, extender) = (&second.profiles[0], &second.extenders[0]);
-        assert_eq!((profile.name(), profile.has_preemption()), ("gpupack", false));
+        assert_eq!((profile.name(), profile.has_preemption()), ("gpupack", true));
+        let disabled = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n\
+                        profiles: [{plugins: {postFilter: {disabled: [{name: DefaultPreemption}]}}}]";
+        let disabled = SchedulerFile::from_yaml(disabled).unwrap();
+        assert!(!disabled.profiles[0].has_preemption());
         assert!(profile.ignores("nvidia.com/mig-1g.5gb") && !profile.ignores("nvidia.com/hostdev"));
         assert_eq!((extender.timeout(), extender.weight), (Some(Duration::from_secs(10)), 5));
         let in_place = include_str!("../../../scheduler-config/in-place.yaml");

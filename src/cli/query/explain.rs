@@ -69,6 +69,7 @@ pub(crate) const fn words(obstacle: Obstacle) -> &'static str {
         Obstacle::Kubelet => "kubelet",
         Obstacle::HostMemory => "host memory",
         Obstacle::Cpu => "CPU",
+        Obstacle::Room => "kept room",
         Obstacle::KubeScheduler => "kube-scheduler",
         Obstacle::Request => "request",
     }

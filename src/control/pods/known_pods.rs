@@ -79,13 +79,14 @@ impl App {
     /// Forgets what only counts while the watch shows the pod waiting.
     pub(crate) fn forget_waiting(&self, uid: &PodUid) {
         self.passed.forget(uid);
+        self.preemptors.forget_refused(uid);
         self.without_gpu.remove(uid);
         self.other_fences.forget(uid);
     }
 
     /// Whether a caller's request for a pod may be noted: it is the pod's own, or the watch does
     /// not show the pod.
-    pub(crate) fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
+    pub fn may_note(&self, uid: &PodUid, query: Option<&PlacementRequest>) -> bool {
         let is_it = |pod: &SeenPod| query.is_some() && self.query(pod).as_ref() == query;
         match self.truth {
             Truth::Cluster(_) if self.without_gpu.contains(uid) => query.is_none(),
@@ -151,6 +152,7 @@ impl App {
     /// it.
     pub(crate) fn see_waiting(&self, pod: &SeenPod) {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
+        self.preemptors.see_earlier(uid, pod.room_note.is_some());
         let to_hold = self.passed.see(uid);
         let query = match &pod.request {
             Ok(_) => self.query(pod),

@@ -10,7 +10,7 @@ use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::evict::EvictOutcome;
+use crate::kube_api::write::evict::{EvictOutcome, Run};
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::guard::EvictionResult;
 use crate::model::isolation::Mode;
@@ -148,7 +148,9 @@ pub(crate) async fn guarding(app: &Arc<App>) {
         for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
-                Ok(key) => settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid).await),
+                Ok(key) => {
+                    settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid, Run::Real).await)
+                }
                 Err(error) => {
                     tracing::warn!(pod_uid = %pod.uid, %error, "cannot evict a pod of this name");
                     Answer::Refused

@@ -8,6 +8,7 @@ use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
 use crate::hardware::device::NodeName;
 use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::suggest::waiting::WaitingPod;
@@ -35,7 +36,7 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     app.outside.spawn(async move {
         let app = worker;
         let Truth::Cluster(cluster) = &app.truth else { return };
-        match requeue_own(&app, cluster, &pod).await {
+        match write_own(&app, cluster, &pod, &Note::None).await {
             // A conflicting write by another client makes kube-scheduler look at the pod, too.
             PatchOutcome::Patched { .. } | PatchOutcome::Conflict => {
                 app.waiting.requeued(&pod.pod.uid, app.clock.now());
@@ -69,9 +70,35 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
     });
 }
 
+/// What is written beside.
+pub(crate) enum Note<'a> {
+    /// Nothing.
+    None,
+    /// Room is being made for the pod.
+    Room(&'a RoomNote),
+    /// No room is being made for it any more.
+    NoRoom,
+}
+
+impl Note<'_> {
+    /// The value of [`HOLD`]; the outer `None` leaves it as it is.
+    fn value(&self) -> Option<Option<String>> {
+        match self {
+            Self::None => None,
+            Self::Room(note) => note.value().map(Some),
+            Self::NoRoom => Some(None),
+        }
+    }
+}
+
 /// Requeues a waiting pod, but never in a version that another process may own. A process that
 /// started later relies on its own write being seen, and this write would hide it.
-async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> PatchOutcome {
+pub(crate) async fn write_own(
+    app: &App,
+    cluster: &ClusterTruth,
+    pod: &WaitingPod,
+    note: &Note<'_>,
+) -> PatchOutcome {
     let uid = &pod.pod.uid;
     let refused = |code, message: String| PatchOutcome::Refused { code, message };
     let key = match PodKey::new(&pod.namespace, &pod.name) {
@@ -86,11 +113,15 @@ async fn requeue_own(app: &App, cluster: &ClusterTruth, pod: &WaitingPod) -> Pat
         if app.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
+        if matches!(note, Note::NoRoom) && app.preemptors.has(uid) {
+            return PatchOutcome::Conflict; // room is being made again, with a note of its own
+        }
         let is_later = app.fenced(cluster, &seen) == Ordering::Greater;
         if is_later && !mutated(Mutation::RequeueOverFence) {
             return refused(409, BindError::OtherProcess.to_string());
         }
-        match cluster.writer.write_fence(&key, uid, Some(&seen.resource_version), &value).await {
+        let version = Some(&*seen.resource_version);
+        match cluster.writer.write_note(&key, uid, version, &value, note.value()).await {
             PatchOutcome::Conflict => {} // the watch is behind
             outcome => return outcome,
         }

@@ -28,12 +28,14 @@ use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::request::placement::DEVICES;
+use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::ApiWriter;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::standing::Standing;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
@@ -75,6 +77,8 @@ pub struct App {
     pub ledger: Arc<Ledger>,
     /// The pods without a node, with the answer to their last call.
     pub waiting: WaitingPods,
+    /// The pods for which room is being made.
+    pub preemptors: Preemptors,
     /// The same pods as the API server shows them: what a Binding needs. With an API server,
     /// nothing that a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
@@ -147,6 +151,7 @@ impl App {
         Self {
             ledger,
             waiting,
+            preemptors: Preemptors::default(),
             pending: DashMap::new(),
             without_gpu: DashSet::new(),
             gated: DashMap::new(),
@@ -204,6 +209,7 @@ impl App {
             name: pod.name.clone(),
             query,
             priority: pod.priority,
+            may_preempt: pod.may_preempt,
             created_unix_seconds: pod.created_unix_seconds,
         }
     }
@@ -211,6 +217,7 @@ impl App {
     /// Forgets a pod that is bound or gone.
     pub fn settle_pod(&self, uid: &PodUid) {
         self.waiting.remove(uid);
+        self.preemptors.forget(uid);
         self.pending.remove(uid);
         self.gated.remove(uid);
     }
@@ -333,6 +340,7 @@ impl App {
         };
         let own = [
             ("waiting", self.waiting.count()),
+            ("preemptors", self.preemptors.count()),
             ("pending", self.pending.len()),
             ("without a GPU", self.without_gpu.len()),
             ("fences of other processes", self.other_fences.count()),
@@ -351,9 +359,30 @@ impl App {
         self.ledger.entries().into_iter().chain(own).collect()
     }
 
-    /// Whether calls are answered now: the ledger is complete, and no Binding of an earlier run can
-    /// succeed any more. A follower, which forwards calls, needs the ledger alone.
+    /// Whether calls are answered now: the ledger is complete, no Binding of an earlier run can
+    /// succeed any more, and the room that an earlier process was making is kept. A follower, which
+    /// forwards calls, needs the ledger alone.
     pub fn readiness(&self) -> Readiness {
+        let readiness = self.ledger_readiness();
+        let has_earlier = || self.config.preemption.enabled && self.preemptors.has_earlier();
+        match readiness == Readiness::Ready && self.has_begun() && has_earlier() {
+            true => Readiness::NotListed,
+            false => readiness,
+        }
+    }
+
+    /// The room that earlier processes were making for pods that still wait.
+    pub(crate) fn earlier_rooms(&self) -> Vec<(PodUid, RoomNote)> {
+        let earlier = self.preemptors.earlier().into_iter();
+        let noted = earlier.filter_map(|uid| {
+            let note = self.pending.get(&uid)?.room_note.clone()?;
+            Some((uid, note))
+        });
+        noted.collect()
+    }
+
+    /// The same without that room.
+    pub fn ledger_readiness(&self) -> Readiness {
         let is_fenced = self.is_fenced() || mutated(Mutation::AnswersBeforeFence);
         if self.has_begun() && !is_fenced {
             return Readiness::NotListed;

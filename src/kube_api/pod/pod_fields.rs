@@ -59,6 +59,7 @@ pub(crate) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {
     init_containers: Option<Bounded<ContainerFields<KEYS>, MOST>>,
     node_name: Option<String>,
     overhead: Option<BoundedMap<Quantity, KEYS>>,
+    preemption_policy: Option<String>,
     priority: Option<i32>,
     priority_class_name: Option<String>,
     resources: Option<ResourceFields<KEYS>>,
@@ -92,6 +93,7 @@ pub(crate) struct Status<const MOST: usize> {
     init_container_statuses: Option<Bounded<ContainerStatusFields, MOST>>,
     nominated_node_name: Option<String>,
     phase: Option<String>,
+    start_time: Option<Time>,
 }
 
 #[derive(Deserialize)]
@@ -171,6 +173,7 @@ impl<const MOST: usize, const KEYS: usize> From<Spec<MOST, KEYS>> for PodSpec {
             init_containers: fields.init_containers.map(containers),
             node_name: fields.node_name,
             overhead: fields.overhead.map(|overhead| overhead.0),
+            preemption_policy: fields.preemption_policy,
             priority: fields.priority,
             priority_class_name: fields.priority_class_name,
             resources: fields.resources.map(ResourceRequirements::from),
@@ -210,6 +213,7 @@ impl<const MOST: usize> From<Status<MOST>> for PodStatus {
             init_container_statuses: fields.init_container_statuses.map(statuses),
             nominated_node_name: fields.nominated_node_name,
             phase: fields.phase,
+            start_time: fields.start_time,
             ..Self::default()
         }
     }
@@ -267,12 +271,13 @@ mod tests {
             },
             "spec": {
                 "containers": [container], "initContainers": [sidecar], "nodeName": "n1",
-                "overhead": {"cpu": "100m"}, "priority": 5, "priorityClassName": "high",
+                "overhead": {"cpu": "100m"}, "preemptionPolicy": "Never", "priority": 5, "priorityClassName": "high",
                 "resources": {"requests": {"cpu": "4"}}, "schedulerName": "gpu",
                 "schedulingGates": [{"name": "g"}], "volumes": [{"name": "v", "emptyDir": {}}],
             },
             "status": {
-                "phase": "Pending", "nominatedNodeName": "n2", "containerStatuses": [failed],
+                "phase": "Pending", "nominatedNodeName": "n2", "startTime": "2026-01-01T00:00:07Z",
+                "containerStatuses": [failed],
                 "conditions": [{"type": "Ready", "status": "False"}],
             },
         })
@@ -315,6 +320,8 @@ mod tests {
         let whole: Pod = serde_json::from_value(pod()).expect("a pod");
         let seen = SeenPod::from_api(&whole);
         assert!(seen.takes_devices && seen.start_failure.is_some() && seen.is_gated);
+        assert!(!seen.may_preempt);
+        assert_eq!(seen.started_unix_seconds - seen.created_unix_seconds, 7);
     }
 
     #[test]

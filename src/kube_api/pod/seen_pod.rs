@@ -18,16 +18,18 @@ use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::request::annotations::parse_request;
 use crate::kube_api::request::other_keys::{OtherKey, check, other_keys};
 use crate::kube_api::request::placement::{
-    FENCE, FenceWriter, PLACED_PREFIX, PlacementError, decode, fence_digest, refuse_reserved_keys,
+    FENCE, FenceWriter, HOLD, PLACED_PREFIX, PlacementError, decode, fence_digest,
+    refuse_reserved_keys,
 };
 use crate::kube_api::request::request_error::RequestError;
 use crate::kube_api::request::resources::{
     ContainerKind, ContainerRequest, MARKERS, ShortMarker, markers_of, short_marker,
 };
+use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
 use crate::model::request::GpuRequest;
-use crate::model::reservation::{Placement, PodRef};
+use crate::model::reservation::{Placement, PodRef, Tenure};
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
@@ -92,14 +94,20 @@ pub struct SeenPod {
     pub priority: i32,
     /// Its priority class; empty without one.
     pub priority_class: String,
+    /// Whether less important pods may be evicted for it (`preemptionPolicy` is not `Never`).
+    pub may_preempt: bool,
     /// When it was created, in seconds since 1970; zero if unknown.
     pub created_unix_seconds: i64,
+    /// When kubelet saw it, or else when it was created.
+    pub started_unix_seconds: i64,
     /// The version of the object that this was read from.
     pub resource_version: String,
     /// The process of gpupack that last requeued, fenced or bound it, if any.
     pub fenced_by: Option<FenceWriter>,
     /// Digest of that write, different for each; the same in every process.
     pub fence: u64,
+    /// The room that gpupack is making for it, if it has no node.
+    pub room_note: Option<RoomNote>,
     /// The node on which a preemption made room for it.
     pub nominated: Option<NodeName>,
     /// Bytes of all its annotations, keys and values. The API server allows 256 KiB, and a Binding
@@ -151,6 +159,7 @@ impl SeenPod {
         let annotations = metadata.annotations.as_ref().unwrap_or(&none);
         let labels = metadata.labels.as_ref().unwrap_or(&none);
         let node = node_name(spec.and_then(|spec| spec.node_name.as_deref()));
+        let is_unbound = node.is_none();
         let reserved = match &node {
             None => refuse_reserved_keys(annotations.keys().chain(labels.keys())),
             Some(_) => Ok(()),
@@ -160,7 +169,9 @@ impl SeenPod {
         let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
         let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
         let class = spec.and_then(|spec| spec.priority_class_name.clone());
+        let policy = spec.and_then(|spec| spec.preemption_policy.as_deref());
         let created = metadata.creation_timestamp.as_ref();
+        let started = status.and_then(|status| status.start_time.as_ref());
         Self {
             pod: PodRef {
                 uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
@@ -183,10 +194,16 @@ impl SeenPod {
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             priority_class: class.unwrap_or_default(),
+            may_preempt: policy != Some("Never"),
             created_unix_seconds: created.map_or(0, |time| time.0.as_second()),
+            started_unix_seconds: started.or(created).map_or(0, |time| time.0.as_second()),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             fenced_by: annotations.get(FENCE).map(|value| FenceWriter::of(value)),
             fence: fence_digest(annotations.get(FENCE)),
+            room_note: annotations
+                .get(HOLD)
+                .filter(|_| is_unbound)
+                .and_then(|it| RoomNote::read(it)),
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
             annotation_count: annotations
@@ -208,6 +225,11 @@ impl SeenPod {
             request,
             placement: self.placement.as_ref().ok().cloned().flatten(),
             bound_by_us: false,
+            tenure: Tenure {
+                priority: self.priority,
+                started_unix_seconds: self.started_unix_seconds,
+                is_ending: self.is_deleting,
+            },
         }
     }
 

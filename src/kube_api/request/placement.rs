@@ -42,6 +42,9 @@ pub const PLACEMENT: &str = "placed.gpupack.dev/placement";
 /// Written to requeue a waiting pod, to fence a late Binding, and with a placement. Its value names
 /// the process that wrote it ([`FenceWriter`]); the rest makes it differ from the last one.
 pub const FENCE: &str = "placed.gpupack.dev/fence";
+/// Which room is being made for a waiting pod, from the first eviction on: see
+/// [`crate::kube_api::request::room_note`]. It means nothing on a pod with a node.
+pub const HOLD: &str = "placed.gpupack.dev/hold";
 /// What [`FENCE`] was called before. Processes of that time wrote it on each waiting pod, and users
 /// may not remove it; it means nothing any more.
 pub(crate) const OLD_FENCE: &str = "placed.gpupack.dev/touch";
@@ -341,13 +344,15 @@ pub fn decode(
 pub fn refuse_reserved_keys<'a>(
     keys: impl IntoIterator<Item = &'a String>,
 ) -> Result<(), RequestError> {
-    match keys
-        .into_iter()
-        .find(|key| key.starts_with(PLACED_PREFIX) && *key != FENCE && *key != OLD_FENCE)
-    {
+    match keys.into_iter().find(|key| key.starts_with(PLACED_PREFIX) && !is_of_waiting_pods(key)) {
         Some(key) => Err(RequestError::ReservedKey { key: shown(key) }),
         None => Ok(()),
     }
+}
+
+/// Whether gpupack writes an annotation on waiting pods.
+pub(crate) fn is_of_waiting_pods(key: &str) -> bool {
+    matches!(key, FENCE | OLD_FENCE | HOLD)
 }
 
 fn incomplete(present: &'static str, missing: &'static str) -> PlacementError {

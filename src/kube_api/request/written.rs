@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::kube_api::request::placement::{
-    DEVICES, FENCE, MEMORY_MIB, OLD_FENCE, PLACED_PREFIX, PLACEMENT, UUIDS, has_unknown_fields,
+    DEVICES, MEMORY_MIB, PLACED_PREFIX, PLACEMENT, UUIDS, has_unknown_fields, is_of_waiting_pods,
 };
 use crate::model::reservation::Placement;
 
@@ -17,7 +17,8 @@ const LONGEST_KEPT: usize = 4 << 10;
 /// Secret to the process, so that no client can find two sets of annotations with one digest.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// The annotations of a pod that only gpupack writes, except [`FENCE`]. Equal if all are equal.
+/// The annotations of a pod that only gpupack writes, except those of waiting pods. Equal if all are
+/// equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Digest of all keys and values; zero without any.
@@ -71,13 +72,15 @@ pub fn patch_to(
 }
 
 fn is_owned(key: &str) -> bool {
-    key.starts_with(PLACED_PREFIX) && key != FENCE && key != OLD_FENCE
+    key.starts_with(PLACED_PREFIX) && !is_of_waiting_pods(key)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube_api::request::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS};
+    use crate::kube_api::request::placement::{
+        DRIVER_MEMORY, FENCE, HOLD, MPS_MEMORY, MPS_THREADS, OLD_FENCE,
+    };
 
     fn all(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -94,6 +97,7 @@ mod tests {
             ("placed.gpupack.dev/new", "", false),
             (FENCE, "1", true),
             (OLD_FENCE, "1", true),
+            (HOLD, "1", true),
             ("note", "1", true),
         ] {
             let mut edited = ours.clone();

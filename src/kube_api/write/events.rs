@@ -74,6 +74,10 @@ pub enum NoticeReason {
     IsolationNotVerified,
     /// It was evicted because it used more than it may.
     GpuEvicted,
+    /// Others are evicted for it.
+    GpuRoomMade,
+    /// It was evicted for a more important pod.
+    GpuPreempted,
 }
 
 impl NoticeReason {
@@ -95,15 +99,19 @@ impl NoticeReason {
             Self::GpuStartFailed => "GpuStartFailed",
             Self::IsolationNotVerified => "IsolationNotVerified",
             Self::GpuEvicted => "GpuEvicted",
+            Self::GpuRoomMade => "GpuRoomMade",
+            Self::GpuPreempted => "GpuPreempted",
         }
     }
 
     /// The action that the Event shows.
     fn action(self) -> &'static str {
         match self {
-            Self::GpuPlaced | Self::GpuMemorySmall | Self::NoGpuFits | Self::GpuRoomKept => {
-                "Scheduling"
-            }
+            Self::GpuPlaced
+            | Self::GpuMemorySmall
+            | Self::NoGpuFits
+            | Self::GpuRoomKept
+            | Self::GpuRoomMade => "Scheduling",
             Self::GpuRequestRefused => "Parsing",
             Self::PlacedByOthers
             | Self::Overallocated
@@ -114,13 +122,13 @@ impl NoticeReason {
                 "Monitoring"
             }
             Self::GpuStartFailed => "Starting",
-            Self::GpuEvicted => "Evicting",
+            Self::GpuEvicted | Self::GpuPreempted => "Evicting",
         }
     }
 
     fn severity(self) -> EventType {
         match self {
-            Self::GpuPlaced | Self::GpuRoomKept => EventType::Normal,
+            Self::GpuPlaced | Self::GpuRoomKept | Self::GpuRoomMade => EventType::Normal,
             Self::GpuMemorySmall
             | Self::GpuRequestRefused
             | Self::NoGpuFits
@@ -133,7 +141,8 @@ impl NoticeReason {
             | Self::GpuUntrackedMemory
             | Self::GpuStartFailed
             | Self::IsolationNotVerified
-            | Self::GpuEvicted => EventType::Warning,
+            | Self::GpuEvicted
+            | Self::GpuPreempted => EventType::Warning,
         }
     }
 }

@@ -35,10 +35,19 @@ pub enum EvictOutcome {
     },
 }
 
+/// Whether an eviction is only tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// The API server answers as it would, and does nothing.
+    Dry,
+    /// The pod ends.
+    Real,
+}
+
 impl ApiWriter {
     /// Requests an eviction once, with the pod's own grace period.
-    pub async fn evict(&self, key: &PodKey, uid: &PodUid) -> EvictOutcome {
-        let reply = match self.write(eviction_request(key, uid)).await {
+    pub async fn evict(&self, key: &PodKey, uid: &PodUid, run: Run) -> EvictOutcome {
+        let reply = match self.write(eviction_request(key, uid, run)).await {
             Ok(reply) => reply,
             Err(cause) => return EvictOutcome::Undecided { cause },
         };
@@ -55,6 +64,7 @@ impl ApiWriter {
 fn eviction_request(
     key: &PodKey,
     uid: &PodUid,
+    run: Run,
 ) -> Result<hyper::Request<Vec<u8>>, kube::core::request::Error> {
     let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
     let eviction = Eviction {
@@ -65,6 +75,7 @@ fn eviction_request(
         },
         delete_options: Some(DeleteOptions {
             preconditions: Some(preconditions),
+            dry_run: (run == Run::Dry).then(|| vec!["All".to_owned()]),
             ..DeleteOptions::default()
         }),
     };

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::FENCE;
+use crate::kube_api::request::placement::{FENCE, HOLD};
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
 use crate::kube_api::write::term::Term;
@@ -117,8 +117,23 @@ impl ApiWriter {
         resource_version: Option<&str>,
         value: &str,
     ) -> PatchOutcome {
-        let value = self.signed(value);
-        self.annotate(key, uid, resource_version, json!({FENCE: value})).await
+        self.write_note(key, uid, resource_version, value, None).await
+    }
+
+    /// The same, and with it the value of [`HOLD`]; the inner `None` removes it.
+    pub async fn write_note(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: Option<&str>,
+        value: &str,
+        hold: Option<Option<String>>,
+    ) -> PatchOutcome {
+        let mut annotations = json!({FENCE: self.signed(value)});
+        if let Some(hold) = hold {
+            annotations[HOLD] = json!(hold);
+        }
+        self.annotate(key, uid, resource_version, annotations).await
     }
 
     /// Writes annotations of a placement again, on the pod with this UID in this version; `None`

@@ -177,6 +177,11 @@ impl Ledger {
         placed
     }
 
+    /// Whether a pod is on a node, bound or ending.
+    pub fn has_pod(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
     /// The node of a pod that is being bound with exactly this request.
     pub fn assumed_on(&self, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
         let held = self.reservation(uid).filter(|held| is_assumed(Some(held)))?;
@@ -210,6 +215,7 @@ fn assume(
         host: compiled.host,
         state: ReservationState::Assumed { since: now },
         request: compiled.gpu.clone().map(Arc::new),
+        tenure: None,
     });
     Ok(placement)
 }

@@ -15,7 +15,9 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
-use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{
+    OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
+};
 use crate::mutation::{Mutation, mutated};
 use crate::waste::request_mix::{Mix, RequestType};
 
@@ -38,6 +40,8 @@ pub struct PodFact {
     pub placement: Option<Placement>,
     /// Whether this process wrote its Binding, as far as the pod shows.
     pub bound_by_us: bool,
+    /// Its priority and start.
+    pub tenure: Tenure,
 }
 
 impl Ledger {
@@ -156,7 +160,11 @@ impl Ledger {
                     let request = request.or_else(|| held.and_then(|held| held.request.clone()));
                     node_state.allocate(confirmed(fact, written.clone(), request));
                 }
-                (None, None) => node_state.allocate_host(uid.clone(), fact.host),
+                (None, None) => {
+                    let (name, host) = (fact.pod.name.clone(), fact.host);
+                    let other = OtherPod { name, host, tenure: fact.tenure };
+                    node_state.allocate_host(uid.clone(), other);
+                }
             }
             is_placed = node_state.reservation(uid).is_some();
         }));
@@ -268,8 +276,14 @@ impl Ledger {
 
 /// The reservation for a written placement.
 fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>>) -> Reservation {
-    let state = ReservationState::Confirmed;
-    Reservation { pod: fact.pod.clone(), placement: written, host: fact.host, state, request }
+    Reservation {
+        pod: fact.pod.clone(),
+        placement: written,
+        host: fact.host,
+        state: ReservationState::Confirmed,
+        request,
+        tenure: Some(fact.tenure),
+    }
 }
 
 /// A reservation with the devices and request that it already had, and the rest as the API server

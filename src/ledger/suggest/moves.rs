@@ -136,6 +136,7 @@ fn guest(placement: Placement, query: &PlacementRequest) -> Reservation {
         host: query.host,
         state: ReservationState::Assumed { since: Timestamp::START },
         request: None,
+        tenure: None,
     }
 }
 

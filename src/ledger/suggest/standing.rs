@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
@@ -53,6 +54,12 @@ impl Ledger {
         let standing = self.standing.lock().clone();
         let node_of = |(uid, at): (PodUid, usize)| (uid, self.node_entry(at).name.clone());
         standing.into_iter().map(node_of).collect()
+    }
+
+    /// Whether a pod with these host amounts would take what standing holds keep of a node's host.
+    pub fn takes_kept_host(&self, node: &str, host: HostAmount) -> bool {
+        let at = self.position(node);
+        at.is_some_and(|at| self.node_entry(at).read().takes_kept_host(host))
     }
 
     /// The node of the standing hold of `holder`, if a request would fit there without this hold, and
@@ -163,16 +170,27 @@ impl Ledger {
         }
         let mut events = self.stand_down(uid);
         let Some(Best { lacks, at, hold }) = best else { return (None, events) };
-        let mut standing = None;
+        let kept = self.keep_room(uid, at, hold, &mut events);
+        (kept.map(|(node, pool)| Standing { node, pool, lacks }), events)
+    }
+
+    /// Keeps room on a node for a pod that is on none. Returns where, if it is kept.
+    pub(crate) fn keep_room(
+        &self,
+        uid: &PodUid,
+        at: usize,
+        hold: StandingHold,
+        events: &mut Vec<LedgerEvent>,
+    ) -> Option<(NodeName, PoolName)> {
+        let mut kept = None;
         self.while_unallocated(uid, |_| {
             self.standing.lock().insert(uid.clone(), at);
             events.extend(self.change_node(at, |node_state| {
-                let (node, pool) = (node_state.name().clone(), node_state.pool().clone());
                 node_state.stand(uid.clone(), hold);
-                standing = Some(Standing { node, pool, lacks });
+                kept = Some((node_state.name().clone(), node_state.pool().clone()));
             }));
         });
-        (standing, events)
+        kept
     }
 
     /// A copy of a node as if nothing were held there for the pod.

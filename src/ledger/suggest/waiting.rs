@@ -67,6 +67,8 @@ pub struct WaitingPod {
     pub query: PlacementRequest,
     /// Its priority; the larger the more important.
     pub priority: i32,
+    /// Whether less important pods may be evicted for it.
+    pub may_preempt: bool,
     /// When it was created, in seconds since 1970.
     pub created_unix_seconds: i64,
 }

@@ -7,7 +7,7 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MilliCpu, Share};
 use crate::model::device_state::ProcessUse;
-use crate::model::reservation::{PlacedDevice, Placement, PodRef};
+use crate::model::reservation::{OtherPod, PlacedDevice, Placement, PodRef, Tenure};
 
 /// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.
 fn node() -> NodeState {
@@ -76,6 +76,7 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
         host: cores(1000),
         state: ReservationState::Confirmed,
         request: None,
+        tenure: None,
     }
 }
 
@@ -354,16 +355,18 @@ fn processes_of_deleted_pods_block_whole_device_requests() {
     // At most for the time of a drain. A second pod has a time of its own.
     let lists = [(0, gone), (29, gone), (30, gone), (40, &["gone", "other"]), (70, gone)];
     assert_eq!(free_after_lists(&mut fresh(), &lists), [991, 991, 1000, 982, 1000]);
+    let plain =
+        OtherPod { name: "a/plain".into(), host: HostAmount::ZERO, tenure: Tenure::default() };
     // This is not about processes of pods on the node, known before or after the list.
     let mut node = fresh();
-    node.allocate_host(uid("plain"), HostAmount::ZERO);
+    node.allocate_host(uid("plain"), plain.clone());
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain", "late"])]), [982]);
     node.allocate(held("late", "A", demand(100, 1)));
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain", "late"])]), [900]);
     assert_eq!(free_after_lists(&mut node, &[(10, &["plain", "late"])]), [900]);
     let mut node = fresh();
     assert_eq!(free_after_lists(&mut node, &[(0, &["plain"])]), [991]);
-    node.allocate_host(uid("plain"), HostAmount::ZERO);
+    node.allocate_host(uid("plain"), plain.clone());
     assert_eq!(free_after_lists(&mut node, &[(5, &["plain"])]), [1000]);
     // A new session of the agent does not forget them, and their number is bounded.
     let mut node = fresh();

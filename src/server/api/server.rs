@@ -417,7 +417,7 @@ pub(crate) async fn preempt(State(service): State<Service>, ReadBody(body): Read
     let answer = move |body: &[u8]| {
         let app = &service.app;
         let started = app.clock.precise();
-        answered(app, Verb::Preempt, started, preempt::preempt(body))
+        answered(app, Verb::Preempt, started, preempt::preempt(app, body))
     };
     with_permit(&LARGE_BODIES, body, answer).await.unwrap_or_else(|refused| refused)
 }

@@ -1,19 +1,25 @@
 //! *preempt*: which of kube-scheduler's planned evictions may happen.
 //!
-//! kube-scheduler plans by what it sees: CPU, memory, ports. It does not know GPU room, so for a
-//! GPU pod it would evict pods in vain. gpupack plans no evictions itself. So the answer is
-//! "nowhere" for a GPU pod, and "as planned" for every other pod. This holds before the extender is
-//! ready, too: the verb does not query the ledger.
+//! kube-scheduler plans by what it sees: CPU, memory, ports. It does not know GPU room, so for a GPU
+//! pod it would evict the wrong pods, and others could take what they leave. So the answer for a GPU
+//! pod is always "nowhere". What kube-scheduler would evict is noted: gpupack evicts these pods
+//! itself, together with those that hold the GPU room, once budgets allow all of it and the room is
+//! kept. Every other pod gets the plan, without nodes where room is made for a pod that is as
+//! important.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::control::shared::app::App;
+use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::bounded::Bounded;
+use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
+use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::metrics::labels::Outcome;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
@@ -159,22 +165,53 @@ struct ExtenderPreemptionResult {
 ///
 /// # Errors
 /// [`ProtocolError`] for a body that is no valid call.
-pub fn preempt(body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
-    let args = ExtenderPreemptionArgs::parse(body)?;
+pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
+    let ExtenderPreemptionArgs { pod, mut victims } = ExtenderPreemptionArgs::parse(body)?;
     // A request that cannot be read counts as one for a GPU.
-    let victims = match args.pod.request {
-        Ok(None) => args.victims,
-        _ if mutated(Mutation::PreemptsForGpu) => args.victims,
-        Ok(Some(_)) | Err(_) => BTreeMap::new(),
-    };
+    match pod.request {
+        Ok(None) => {
+            let kept = app.preemptors.nodes_above(pod.priority);
+            victims.retain(|node, _| !kept.contains(&NodeName::new(node.as_str())));
+        }
+        _ if mutated(Mutation::PreemptsForGpu) => {}
+        Ok(Some(_)) | Err(_) => {
+            note_plan(app, &pod, &victims);
+            victims.clear();
+        }
+    }
     let outcome = if victims.is_empty() { Outcome::Refused } else { Outcome::Ok };
     let result = ExtenderPreemptionResult { node_name_to_meta_victims: victims };
     Ok((to_json(&result), outcome))
 }
 
+/// Notes what kube-scheduler would evict for a waiting pod, on nodes where no budget forbids it.
+fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) {
+    let uid = &pod.pod.uid;
+    let Some(query) = app.query(pod).filter(|_| app.config.preemption.enabled) else { return };
+    // The watch may not show the pod yet. kube-scheduler does not call again before something changes.
+    if victims.is_empty() || !app.may_note(uid, Some(&query)) || app.preemptors.has(uid) {
+        return;
+    }
+    let allowed = victims.iter().filter(|(_, on_node)| on_node.pdb_violations == 0);
+    let plan = allowed.map(|(node, on_node)| {
+        let pods = on_node.pods.iter().map(|pod| PodUid::new(pod.uid.as_str()));
+        (NodeName::new(node.as_str()), pods.collect::<BTreeSet<PodUid>>())
+    });
+    let plan: PlannedVictims = plan.filter(|(_, pods)| pods.len() <= MOST_VICTIMS_KEPT).collect();
+    app.preemptors.plan(uid, plan, app.clock.now());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+    use crate::control::shared::app::Truth;
+    use crate::ledger::fixture::ledger;
+
+    fn app() -> App {
+        let config = crate::config::file::Config::default();
+        App::new(std::sync::Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger)
+    }
 
     const PLAIN: &str = r#"{"metadata":{"name":"p","namespace":"n","uid":"u"}}"#;
     const META: &str = r#"{"a":{"Pods":[{"UID":"1"},{"UID":"2"}],"NumPDBViolations":1},"b":{"Pods":null,"NumPDBViolations":0}}"#;
@@ -186,7 +223,7 @@ mod tests {
     }
 
     fn answer(body: &str) -> (String, Outcome) {
-        let (json, outcome) = preempt(body.as_bytes()).expect(body);
+        let (json, outcome) = preempt(&app(), body.as_bytes()).expect(body);
         (String::from_utf8(json).unwrap(), outcome)
     }
 
@@ -249,7 +286,7 @@ mod tests {
             (meta(&nodes), "more than 50000 nodes"),
             (meta(&full), "200000 victims"),
         ] {
-            let error = preempt(body.as_bytes()).unwrap_err().to_string();
+            let error = preempt(&app(), body.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
     }
@@ -273,7 +310,7 @@ mod tests {
             (format!(r#"{{"Pod":{PLAIN},"NodeNameToVictims":{{"a":{{"Pods":[{{}}]}}}}}}"#), "json"),
             (format!(r#"{{"Pod":{PLAIN},"x":{deep}}}"#), "depth"),
         ] {
-            let error = preempt(body.as_bytes()).unwrap_err();
+            let error = preempt(&app(), body.as_bytes()).unwrap_err();
             let start: String = body.chars().take(80).collect();
             assert_eq!(error.reason(), reason, "{start}: {error}");
         }

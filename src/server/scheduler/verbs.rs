@@ -18,6 +18,7 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::nodes::narrowing::Keys;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::preemptors::HostRefused;
 use crate::metrics::labels::Outcome;
 use crate::model::rejection::Rejection;
 use crate::mutation::{Mutation, mutated};
@@ -93,10 +94,13 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         return Ok((result.to_json(), Outcome::Refused));
     }
     let Some(query) = query_of(app, pod, &args.nodes) else {
-        // The pod requests no GPU: nothing to refuse, ready or not.
+        // The pod requests no GPU: nothing to refuse, ready or not, but what is kept of a host.
         let names = names();
-        note_passed(app, pod, None, None::<std::iter::Empty<&str>>);
-        let answers = vec![None; names.len()];
+        let answers = without_gpu(app, pod, &names);
+        let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
+        let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
+        let passed_on = (fitting.len() < names.len()).then(|| fitting.into_iter());
+        note_passed(app, pod, None, passed_on);
         return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
     };
     if app.readiness() != Readiness::Ready {
@@ -115,6 +119,26 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         }
         NodesArg::Names(names) => Ok(compiled(app, pod, &query, names)),
     }
+}
+
+/// Answers for a pod of ours that requests no GPU: it may not take what is kept of a host for a pod
+/// that is as important.
+fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection>> {
+    let mut answers = vec![None; names.len()];
+    if app.ledger.standing_count() > 0 && app.is_ours(pod) {
+        let kept = app.preemptors.nodes_above(pod.priority);
+        for (answer, name) in answers.iter_mut().zip(names) {
+            let is_kept = kept.contains(&NodeName::new(*name));
+            let is_taken = is_kept && app.ledger.takes_kept_host(name, pod.host);
+            *answer = is_taken.then_some(Rejection::HostKept);
+        }
+        if app.without_gpu.contains(&pod.pod.uid) {
+            let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
+            let nodes = refused.map(|(name, _)| NodeName::new(*name)).collect();
+            app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), host: pod.host, nodes });
+        }
+    }
+    answers
 }
 
 /// The request; `None` if it is not valid or needs nothing of gpupack. Of a Node object, which need
@@ -147,8 +171,14 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
+    // Pods were asked to go for it: it goes nowhere else before all of that room is free.
+    let waits_for_room = app.preemptors.is_asked(uid)
+        && app.is_known_to_wait(uid, query)
+        && app.ledger.standing(uid, query).is_some()
+        && app.ledger.fits_in_room_of(uid, query, None).is_none();
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
+        && !waits_for_room
     {
         let choice = app.ledger.choose(query, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
@@ -162,8 +192,10 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     }
     let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
-    let answers = app.ledger.answers(query, &names);
-    let answers: Vec<Option<Rejection>> = answers.into_iter().map(Result::err).collect();
+    let answers: Vec<Option<Rejection>> = match waits_for_room {
+        true => vec![Some(Rejection::RoomElsewhere); names.len()],
+        false => app.ledger.answers(query, &names).into_iter().map(Result::err).collect(),
+    };
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);
     app.metrics.refused(&refused);

@@ -124,7 +124,11 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     };
     let kept = app.ledger.standing(&waiting.pod.uid, query).map(|standing| {
         let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
-        format!("; it is the first of its line, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
+        let why = match app.preemptors.has(&waiting.pod.uid) {
+            true => "less important pods leave",
+            false => "it is the first of its line",
+        };
+        format!("; {why}, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
     });
     Explanation {
         pod: waiting.pod.to_string(),

@@ -147,9 +147,9 @@ pub(crate) fn on(app: &App, node: &NodeState) -> impl Iterator<Item = Pod> {
         start_failure: app.start_failures.get(&held.pod.uid).map(|failure| failure.to_string()),
         ..Pod::placed(node, held)
     });
-    let others = node.others().iter().map(|(uid, host)| Pod {
+    let others = node.others().iter().map(|(uid, other)| Pod {
         node: Some(node.name().to_string()),
-        ..Pod::bare(uid, PodState::Confirmed, *host)
+        ..Pod::bare(uid, PodState::Confirmed, other.host)
     });
     placed.chain(others)
 }

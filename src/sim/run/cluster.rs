@@ -24,7 +24,7 @@ use crate::ledger::suggest::moves::Move;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
 use crate::model::policy::Policy;
-use crate::model::reservation::{PlacedDevice, Placement, PodRef};
+use crate::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use crate::scoring::fragmentation::Packing;
 use crate::scoring::strategy::Strategy;
 use crate::sim::run::policy::{MixSource, SimPolicy};
@@ -206,6 +206,7 @@ impl SimCluster {
             request: pod.request().map(Arc::new),
             placement: Some(placement).filter(|placement| !placement.devices.is_empty()),
             bound_by_us: true,
+            tenure: Tenure::default(),
         };
         self.ledger.see_pod(&fact, Timestamp::START);
         self.used_micro += micro;

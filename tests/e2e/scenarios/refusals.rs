@@ -121,7 +121,11 @@ async fn until_said(stage: &Stage, name: &str, part: &str) {
 #[test]
 fn a_cluster_full_of_lower_priority_pods_causes_no_loop() {
     scenario("important", |bed| async move {
-        let stage = bed.stage(Setup::of(Fleet::new().with("important", 10, (1, A100)))).await;
+        let setup = Setup {
+            settings: json!({"preemption": {"enabled": false}}),
+            ..Setup::of(Fleet::new().with("important", 10, (1, A100)))
+        };
+        let stage = bed.stage(setup).await;
         let low: Vec<PodPlan> =
             (0..10).map(|i| PodPlan::fraction(format!("low-{i}"), "0.8")).collect();
         stage.cluster.add_pods(&low).await;

@@ -131,6 +131,10 @@ pub(crate) fn bound(body: &[u8]) {
 
 /// *preempt*: no victim that was not planned, none for a GPU pod, and an answer sent as the plan is answered alike.
 pub(crate) fn preempted(body: &[u8]) {
+    thread_local! {
+        static EXTENDER: App = extender();
+    }
+    let preempt = |body: &[u8]| EXTENDER.with(|app| preempt(app, body));
     let parsed = ExtenderPreemptionArgs::parse(body);
     let Ok((answer, _)) = preempt(body) else {
         assert!(parsed.is_err());

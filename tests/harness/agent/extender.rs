@@ -15,7 +15,7 @@ use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::model::reservation::{PlacedDevice, Placement, PodRef};
+use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use gpupack::server::api::server::router;
 use gpupack::server::page::service::Service;
 use gpupack::server::views::viewer::Viewer;
@@ -99,6 +99,7 @@ impl Extender {
             request: None,
             placement: Some(placement),
             bound_by_us: true,
+            tenure: Tenure::default(),
         };
         self.app.ledger.see_pod(&fact, self.app.clock.now());
     }

@@ -13,7 +13,7 @@ use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::kube_api::request::placement::{decode, encode};
 use gpupack::ledger::change::facts::PodFact;
-use gpupack::model::reservation::{PlacedDevice, Placement, PodRef};
+use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use gpupack::server::api::background;
 use serde_json::json;
 
@@ -40,6 +40,7 @@ fn fact(fake: &Fake) -> PodFact {
         wants_gpu: true,
         request: None,
         bound_by_us: true,
+        tenure: Tenure::default(),
     }
 }
 

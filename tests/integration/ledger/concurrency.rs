@@ -18,7 +18,7 @@ use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
-use gpupack::model::reservation::Placement;
+use gpupack::model::reservation::{Placement, Tenure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -186,6 +186,7 @@ fn bound(uid: &str, placement: &Placement) -> PodFact {
         wants_gpu: true,
         placement: Some(placement.clone()),
         bound_by_us: true,
+        tenure: Tenure::default(),
     }
 }
 

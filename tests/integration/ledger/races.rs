@@ -20,7 +20,7 @@ use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::node_state::NodeReporting;
 use gpupack::model::policy::Policy;
-use gpupack::model::reservation::{PlacedDevice, Placement};
+use gpupack::model::reservation::{PlacedDevice, Placement, Tenure};
 
 const ROUNDS: u64 = 2000;
 
@@ -61,6 +61,7 @@ fn bound(round: u64, node: &str) -> PodFact {
             isolation: ConfiguredIsolation::None,
         }),
         bound_by_us: false,
+        tenure: Tenure::default(),
     }
 }
 

@@ -19,7 +19,7 @@ use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::Amount;
-use gpupack::model::reservation::{Placement, ReservationState};
+use gpupack::model::reservation::{Placement, ReservationState, Tenure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use schedulers::{Binding, Scheduler};
@@ -136,6 +136,7 @@ impl Bed {
             wants_gpu: true,
             placement: None,
             bound_by_us: true,
+            tenure: Tenure::default(),
         });
     }
 

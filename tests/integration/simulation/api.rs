@@ -287,10 +287,18 @@ impl Api {
         if self.has_budget {
             return refusal(429, "it would violate the pod's disruption budget");
         }
+        if is_dry_run(eviction) {
+            return (201, success());
+        }
         self.delete(&uid);
         self.ended_by_us.insert(uid);
         (201, success())
     }
+}
+
+/// Whether an eviction is only tried.
+pub(super) fn is_dry_run(eviction: &Value) -> bool {
+    eviction["deleteOptions"]["dryRun"].as_array().is_some_and(|of| of.iter().any(|it| it == "All"))
 }
 
 fn success() -> String {

@@ -1,8 +1,10 @@
 //! The promises, checked after each event and at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::device::{NodeName, PodUid};
+use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::{Reservation, ReservationState};
@@ -30,6 +32,9 @@ const MEANWHILE: u64 = 20;
 
 /// A hold may stay this long after its time: a tick, and the time to the next event.
 const HELD_BEYOND: u64 = 2_500;
+
+/// Devices of an ended pod are free after two reports, in seconds.
+const DRAINED_WITHIN: u64 = 15;
 
 /// Most holds of one pod in a life: five, and those made when the watch shows a pod late.
 const MOST_HOLDS: usize = 8;
@@ -179,8 +184,16 @@ impl World {
         }
         self.check_replicas()?;
         self.check_ledger(replica)?;
+        let now = replica.app.clock.now();
         for node in replica.app.ledger.nodes() {
-            let is_left = |held: &&Reservation| held.state != ReservationState::Confirmed;
+            // A pod may be evicted for a more important one at any time.
+            let is_recent =
+                |since: Timestamp| now.since(since) < Duration::from_secs(DRAINED_WITHIN);
+            let is_left = |held: &&Reservation| match held.state {
+                ReservationState::Confirmed => false,
+                ReservationState::Draining { since, .. } => !is_recent(since),
+                ReservationState::Assumed { .. } => true,
+            };
             if let Some(left) = node.reservations().values().find(is_left) {
                 return Err(format!("undecided at the end: {left:?}"));
             }
@@ -211,8 +224,14 @@ impl World {
             if !replica.app.is_shown_waiting(&uid) {
                 continue;
             }
-            let query = replica.app.query(&self.api.change(pod).seen);
+            if replica.app.preemptors.is_asked(&uid) && !self.is_room_free(replica, &uid, pod) {
+                continue; // pods have been asked to go for it, so it goes nowhere else
+            }
+            let seen = &self.api.change(pod).seen;
+            let query = replica.app.query(seen);
             let ledger = &replica.app.ledger;
+            let above = replica.app.preemptors.nodes_above(seen.priority);
+            let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
             let fitting = query.as_ref().map(|query| ledger.fitting(query));
             let kept = query.and_then(|query| ledger.fits_in_room_of(&uid, &query, None));
             let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
@@ -220,7 +239,11 @@ impl World {
                 Some(fitting) => {
                     fitting.iter().any(|(name, _)| name.as_str() == node.name) || is_kept(node)
                 }
-                None => true, // no GPU
+                // No GPU: only what is kept of a host may be in its way.
+                None => {
+                    !(above.contains(node.name.as_str())
+                        && ledger.takes_kept_host(&node.name, seen.host))
+                }
             };
             let suits =
                 |node: &&Node| node.suits(pod) && Node::has_cpus(self.cpus_taken(&node.name), pod);
@@ -230,6 +253,12 @@ impl World {
             }
         }
         None
+    }
+
+    /// Whether all of the room that is kept for a pod is free.
+    fn is_room_free(&self, replica: &Replica, uid: &PodUid, pod: &Pod) -> bool {
+        let query = replica.app.query(&self.api.change(pod).seen);
+        query.is_some_and(|it| replica.app.ledger.fits_in_room_of(uid, &it, None).is_some())
     }
 
     /// Room is offered to a pod that can use it. kube-scheduler's back-off counts as trying. While a
@@ -309,12 +338,12 @@ fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
     broken.map_or(Ok(()), Err)
 }
 
-/// Room is kept for one pod of a pool at most (all nodes are of one pool), and only where it runs no
-/// risk: the pod waits as far as this process knows.
+/// Room is kept for one pod of a pool at most (all nodes are of one pool), beside those for which room
+/// is made, and only where it runs no risk: the pod waits as far as this process knows.
 fn check_standing(replica: &Replica) -> Result<(), String> {
     let ledger = &replica.app.ledger;
     let standing = ledger.standing_nodes();
-    if standing.len() > 1 {
+    if standing.keys().filter(|uid| !replica.app.preemptors.has(uid)).count() > 1 {
         return Err(format!("room is kept for several pods: {standing:?}"));
     }
     let mut on_nodes = BTreeMap::new();

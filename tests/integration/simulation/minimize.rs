@@ -12,6 +12,8 @@ pub(super) struct Ran {
     pub(super) events: u64,
     /// Versions of bound pods.
     pub(super) bound: usize,
+    /// Pods that were evicted for more important ones.
+    pub(super) preempted: u64,
     /// A digest of everything that happened, if it was traced.
     pub(super) digest: u64,
 }

@@ -110,9 +110,10 @@ impl World {
             1 => 2,
             _ => 10,
         };
+        let preempts = self.settings.preempts;
         let place = (self.replicas.len() > 1).then_some(to);
         self.replicas[to] =
-            Some(Replica::start(life, self.now, ahead, (evicts, standing_after), place));
+            Some(Replica::start(life, self.now, ahead, (evicts, standing_after, preempts), place));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
         self.step(life, Event::Changed);

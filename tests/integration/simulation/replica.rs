@@ -110,7 +110,7 @@ impl Replica {
         life: u64,
         now: u64,
         ahead: i64,
-        (evicts, standing_after): (bool, u64),
+        (evicts, standing_after, preempts): (bool, u64, bool),
         place: Option<usize>,
     ) -> Self {
         let unix = (BEGAN + now / 1_000).saturating_add_signed(ahead);
@@ -119,6 +119,7 @@ impl Replica {
         let clock = Clock::simulated(time);
         let mut config = Config::default();
         config.guard.evict = evicts;
+        config.preemption.enabled = preempts;
         config.standing_hold_after = Duration::from_secs(standing_after);
         config.scheduler_names = PROFILES.map(str::to_owned).into();
         let outside = Outside::new(clock);

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use gpupack::hardware::device::PodUid;
-use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
+use gpupack::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
+use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use hyper::Request;
 use rand::Rng;
 use serde_json::Value;
 
-use super::api::{PLACEMENT, Pod, refusal};
+use super::api::{PLACEMENT, Pod, is_dry_run, refusal};
 use super::faults::Fault;
 use super::replica::Replica;
 use super::{Answers, Sent, What, World};
@@ -30,6 +31,10 @@ const REQUEST_LOST: u64 = 9_000;
 
 /// The same for one that is answered with an error.
 const REQUEST_REFUSED: u64 = 3_000;
+
+fn version_of(metadata: &Value) -> &str {
+    metadata["resourceVersion"].as_str().unwrap_or_default()
+}
 
 fn is_requeue(request: &Request<Vec<u8>>) -> bool {
     String::from_utf8_lossy(request.body()).contains(" requeue-")
@@ -273,9 +278,24 @@ impl World {
             && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
         {
             let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
-            if !self.settings.faults.contains(&Fault::Eviction) || !(pod.overuses() || is_excused) {
+            let is_over =
+                self.settings.faults.contains(&Fault::Eviction) && (pod.overuses() || is_excused);
+            let priority = pod.of.priority;
+            let is_asked = uid.is_some_and(|uid| self.preempted.may_evict(uid, priority));
+            if !is_over && !is_asked && !is_dry_run(&body) {
                 self.broke(format!("{uid:?} is evicted, which was not requested"));
+            } else if !is_over && !is_dry_run(&body) {
+                self.preempted.evicted(uid.unwrap_or_default());
             }
+        }
+        if let Some(note) = metadata["annotations"].get(HOLD)
+            && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
+            && *version_of(metadata) == *pod.version.to_string()
+        {
+            let note = note.as_str().and_then(RoomNote::read);
+            let (holder, priority) = (uid.unwrap_or_default(), pod.of.priority);
+            let noted = self.preempted.note(life, (holder, priority), note, self.now);
+            noted.err().into_iter().for_each(|broken| self.broke(broken));
         }
         let written = metadata["annotations"][FENCE].as_str().unwrap_or_default();
         let version = &metadata["resourceVersion"];

@@ -168,11 +168,9 @@ impl World {
             r#"{{"NodeNameToMetaVictims":{victims},"NodeNameToVictims":null,"Pod":{pod}}}"#
         );
         let (uid, wants_gpu) = (cycle.uid.clone(), cycle.pod.wants_gpu());
-        let is_frozen = |life| self.process(life).is_none_or(|replica| replica.is_frozen);
-        if is_frozen(self.serving_life()) {
-            return;
-        }
-        let (answer, _) = preempt::preempt(body.as_bytes()).expect("a good body");
+        let serving = self.process(self.serving_life()).filter(|replica| !replica.is_frozen);
+        let Some(replica) = serving else { return };
+        let (answer, _) = preempt::preempt(&replica.app, body.as_bytes()).expect("a good body");
         let answer: Value = serde_json::from_slice(&answer).expect("JSON");
         let chosen =
             answer["NodeNameToMetaVictims"].as_object().and_then(|nodes| nodes.iter().next());

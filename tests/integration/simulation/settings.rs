@@ -82,6 +82,8 @@ pub(super) struct Settings {
     pub(super) rate: u32,
     /// Whether pods request either all of a GPU or little, and use less, and end late.
     pub(super) has_extremes: bool,
+    /// Whether the operator lets gpupack evict pods for more important ones.
+    pub(super) preempts: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -107,6 +109,7 @@ impl Settings {
         let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
         let (is_calm, has_rests) = (seed % 3 == 1 && !is_focused, seed / 4 % 2 == 1);
         Self {
+            preempts: seed.is_multiple_of(2),
             seed,
             faults,
             nodes: 4,

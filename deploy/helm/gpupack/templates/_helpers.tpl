@@ -136,7 +136,12 @@ webhook:
   {{- $_ := set $fixed "tolerated_taints" . }}
   {{- end }}
   {{- mergeOverwrite (deepCopy (.Values.config.webhook | default dict)) $fixed | toYaml | nindent 2 }}
-{{- with omit .Values.config "allowed_hosts" "lease" "scheduler_names" "policy" "webhook" "certificates" }}
+{{- if not .Values.rbac.evict }}
+# gpupack has no right to evict.
+preemption: {{ mergeOverwrite (deepCopy (.Values.config.preemption | default dict)) (dict "enabled" false) | toJson }}
+{{- end }}
+{{- $config := ternary .Values.config (omit .Values.config "preemption") .Values.rbac.evict }}
+{{- with omit $config "allowed_hosts" "lease" "scheduler_names" "policy" "webhook" "certificates" }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

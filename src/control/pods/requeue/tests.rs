@@ -38,6 +38,7 @@ impl Bed {
             name: name.to_owned(),
             query: share_query(500_000),
             priority,
+            may_preempt: true,
             created_unix_seconds: age,
         }
     }

@@ -108,7 +108,7 @@ fn reserved_keys_are_rejected_except_the_fence() {
         let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
         refuse_reserved_keys(&keys).err().map(|error| error.to_string())
     };
-    assert_eq!(refused(&["app", FENCE, OLD_FENCE, "gpu-fraction"]), None);
+    assert_eq!(refused(&["app", FENCE, OLD_FENCE, HOLD, "gpu-fraction"]), None);
     assert!(refused(&["app", DEVICES]).unwrap().contains("`placed.gpupack.dev/devices`"));
     assert!(refused(&["placed.gpupack.dev/"]).is_some());
 }

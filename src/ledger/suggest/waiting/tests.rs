@@ -9,6 +9,7 @@ fn named(name: &str) -> WaitingPod {
         name: name.to_owned(),
         query: share_query(500_000),
         priority: 0,
+        may_preempt: true,
         created_unix_seconds: 0,
     }
 }

@@ -13,7 +13,7 @@ use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::per_node::Gauge;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
-use gpupack::model::reservation::{PlacedDevice, Placement};
+use gpupack::model::reservation::{PlacedDevice, Placement, Tenure};
 use proptest::prelude::*;
 
 use crate::harness::histories::{Event, NODES, Player, history, inventory, query, snapshots};
@@ -64,6 +64,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         wants_gpu: true,
         placement: is_placed.then_some(placement),
         bound_by_us: false,
+        tenure: Tenure::default(),
     };
     let pending = PodFact { node: None, placement: None, ..bound.clone() };
     let mut facts = vec![Fact::Bound(pending), Fact::Bound(bound.clone())];
@@ -171,6 +172,7 @@ fn wild_pod() -> impl Strategy<Value = PodFact> {
                     wants_gpu: true,
                     placement,
                     bound_by_us: false,
+                    tenure: Tenure::default(),
                 })
         })
         .boxed()

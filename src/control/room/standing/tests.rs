@@ -4,13 +4,20 @@ use super::*;
 use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid};
 use crate::model::rejection::Rejection;
 
-const RULES: StandingRules =
-    StandingRules { after: Duration::from_secs(60), at_most: Share::from_millionths(500_000) };
+fn rules() -> StandingRules {
+    let preemption = PreemptionConfig { enabled: false, ..PreemptionConfig::default() };
+    StandingRules {
+        after: Duration::from_secs(60),
+        at_most: Share::from_millionths(500_000),
+        preemption,
+    }
+}
 
 /// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C), and pods that wait.
 struct Bed {
     ledger: Ledger,
     waiting: WaitingPods,
+    preemptors: Preemptors,
     holds: StandingHolds,
     now: Timestamp,
 }
@@ -21,7 +28,8 @@ impl Bed {
         see_node(&ledger, "m");
         ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
         let (waiting, holds) = (WaitingPods::default(), StandingHolds::default());
-        Self { ledger, waiting, holds, now: Timestamp::START }
+        let preemptors = Preemptors::default();
+        Self { ledger, waiting, preemptors, holds, now: Timestamp::START }
     }
 
     /// A pod `a`, `b`, `c` has half of each GPU.
@@ -45,6 +53,7 @@ impl Bed {
             name: name.to_owned(),
             query: share_query(millionths),
             priority,
+            may_preempt: true,
             created_unix_seconds: 1_000 - age,
         };
         self.waiting.see(pod.clone(), self.now);
@@ -58,7 +67,8 @@ impl Bed {
     fn step_after(&mut self, seconds: u64) -> Vec<(String, String)> {
         self.now = self.now.plus(Duration::from_secs(seconds));
         let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
-        let step = self.holds.step(&self.waiting, &self.ledger, RULES, (self.now, wall));
+        let facts = (&self.waiting, &self.preemptors, &self.ledger);
+        let step = self.holds.step(facts, rules(), (self.now, wall));
         let ready = step.ready.into_iter().map(|(node, pod)| {
             self.waiting.requeued(&pod.pod.uid, self.now);
             (pod.name, node.as_str().to_owned())

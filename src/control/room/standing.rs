@@ -1,4 +1,4 @@
-//! Who gets a standing hold, and when it ends.
+//! Who gets a standing hold, and when it ends. What is evicted for it is decided in `preempting`.
 //!
 //! In each pool one pod at most: the first of the line, by priority and then by age, of those that
 //! were refused for want of room and have waited for `standing_hold_after_seconds`. It keeps at most
@@ -7,10 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::config::guard::PreemptionConfig;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::preemption::FoundRoom;
+use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::requeue::NamedNodes;
 use crate::ledger::suggest::standing::Standing;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
@@ -40,14 +43,21 @@ const MOST_PAUSES: usize = 10_000;
 /// Pods for which one step looks at all nodes.
 const SEARCHES: usize = 16;
 
+/// How long room that is being made is kept while nothing more of it becomes free: pods may take
+/// minutes to end.
+const MADE_WITHIN: Duration = Duration::from_secs(600);
+
 /// The standing holds of this process, and what is remembered of them.
 #[derive(Default)]
 pub struct StandingHolds {
-    held: BTreeMap<PodUid, Held>,
+    pub(crate) held: BTreeMap<PodUid, Held>,
     pauses: BTreeMap<PodUid, Pause>,
+    /// What is remembered of evictions.
+    pub(crate) evictions: Evictions,
 }
 
-struct Held {
+/// A standing hold.
+pub(crate) struct Held {
     query: PlacementRequest,
     priority: i32,
     pool: PoolName,
@@ -55,6 +65,46 @@ struct Held {
     ready: Option<Timestamp>,
     /// The least that it ever lacked, and since when.
     least: (u64, Timestamp),
+    /// The pods that are evicted for it; `None` if it waits for what becomes free.
+    pub(crate) victims: Option<BTreeSet<PodUid>>,
+}
+
+impl Held {
+    /// The standing hold of a pod for which room is being made.
+    pub(crate) fn made(pod: &WaitingPod, found: &FoundRoom, now: Timestamp) -> Self {
+        Self {
+            query: pod.query.clone(),
+            priority: pod.priority,
+            pool: found.pool.clone(),
+            ready: None,
+            least: (u64::MAX, now),
+            victims: Some(found.victims.iter().map(|victim| victim.uid.clone()).collect()),
+        }
+    }
+
+    /// The priority of its pod.
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Whether room is being made for it.
+    pub(crate) fn is_made(&self) -> bool {
+        self.victims.is_some()
+    }
+}
+
+/// What the choice depends on.
+pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger);
+
+/// What is remembered of evictions.
+#[derive(Default)]
+pub(crate) struct Evictions {
+    /// Pods that budgets protected lately, until then.
+    pub(crate) protected: BTreeMap<PodUid, Timestamp>,
+    /// Pods for which no room could be made, until then.
+    pub(crate) in_vain: BTreeMap<PodUid, Timestamp>,
+    /// gpupack has no right to evict, as far as it knows until then.
+    pub(crate) denied: Option<Timestamp>,
 }
 
 struct Pause {
@@ -71,13 +121,47 @@ pub struct Step {
     pub begun: Vec<(PodRef, Standing)>,
     /// Pods that lost it although they wait: nothing bound them, or nothing more became free.
     pub given_up: Vec<(PodRef, NodeName)>,
+    /// Pods without a GPU whose node keeps nothing of its host any more that they would take.
+    pub open_hosts: Vec<PodRef>,
+    /// Pods for which others are to be evicted.
+    pub evict: Vec<RoomOrder>,
+    /// Pods for which room is not made any more, although pods may have been evicted.
+    pub abandoned: Vec<WaitingPod>,
     /// What this means for others.
     pub events: Vec<LedgerEvent>,
 }
 
+/// Evict these pods for that one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomOrder {
+    /// The pod.
+    pub pod: WaitingPod,
+    /// The node with the room.
+    pub node: NodeName,
+    /// The pods to evict.
+    pub victims: Vec<PodRef>,
+    /// Whether an earlier process may have evicted some of them.
+    pub is_begun: bool,
+}
+
 impl Step {
+    /// Notes that no room is kept for a pod any more.
+    pub(crate) fn abandon(&mut self, uid: &PodUid, waiting: &WaitingPods, preemptors: &Preemptors) {
+        if preemptors.end(uid)
+            && let Some(state) = waiting.pod(uid)
+        {
+            self.abandoned.push(state.waiting);
+        }
+    }
+
     /// Lets kube-scheduler look at a pod whose room is free, unless it is about to.
-    fn tell(&mut self, uid: &PodUid, node: NodeName, waiting: &WaitingPods, ledger: &Ledger) {
+    pub(crate) fn tell(
+        &mut self,
+        uid: &PodUid,
+        node: NodeName,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+    ) {
         if let Some(arrival) = ledger.arrival(node.as_str())
             && !mutated(Mutation::StandingUntold)
             && let Some(pod) = waiting.requeue(uid, arrival)
@@ -90,10 +174,12 @@ impl Step {
 /// When room is kept, and how much.
 #[derive(Clone, Copy, Debug)]
 pub struct StandingRules {
-    /// How long a pod waits before.
+    /// How long a pod waits before; zero: none ever is.
     pub after: Duration,
     /// Most of the devices of a pool; one may always be kept.
     pub at_most: Share,
+    /// When room is made.
+    pub preemption: PreemptionConfig,
 }
 
 impl StandingHolds {
@@ -101,26 +187,51 @@ impl StandingHolds {
     /// pods, and for some of them at all nodes: not for a thread that answers calls.
     pub fn step(
         &mut self,
-        waiting: &WaitingPods,
-        ledger: &Ledger,
+        facts: Facts<'_>,
         rules: StandingRules,
         (now, unix_seconds): (Timestamp, i64),
     ) -> Step {
+        let (waiting, preemptors, ledger) = facts;
         let mut step = Step::default();
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         let held = std::mem::take(&mut self.held);
         for (uid, held) in held {
-            if let Some(held) = self.keep(&uid, held, waiting, ledger, now, &mut step) {
-                self.held.insert(uid, held);
+            match self.keep(&uid, held, waiting, ledger, now, &mut step) {
+                Some(held) => _ = self.held.insert(uid, held),
+                None => step.abandon(&uid, waiting, preemptors),
             }
         }
+        if rules.preemption.enabled {
+            self.make_room(facts, rules.preemption, (now, unix_seconds), &mut step);
+        }
+        if !rules.after.is_zero() {
+            self.give_all(facts, rules, (now, unix_seconds), &mut step);
+        }
+        // The note of the new room replaces that of the old one.
+        let is_ordered = |pod: &WaitingPod| step.evict.iter().any(|order| order.pod.pod == pod.pod);
+        step.abandoned.retain(|pod| !is_ordered(pod));
+        let is_open = |node: &NodeName, host| !ledger.takes_kept_host(node.as_str(), host);
+        step.open_hosts = preemptors.take_refused(is_open);
+        step
+    }
+
+    /// Gives the first pods of lines standing holds.
+    fn give_all(
+        &mut self,
+        facts: Facts<'_>,
+        rules: StandingRules,
+        (now, unix_seconds): (Timestamp, i64),
+        step: &mut Step,
+    ) {
+        let (waiting, _, ledger) = facts;
         let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
         let created_by = unix_seconds.saturating_sub(after);
         let firsts = waiting.firsts(|state| {
             let pod = &state.waiting;
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
             let is_paused = || self.is_paused(&pod.pod.uid, now);
-            pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused()
+            let is_made = || self.held.get(&pod.pod.uid).is_some_and(Held::is_made);
+            pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused() && !is_made()
         });
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
@@ -128,11 +239,9 @@ impl StandingHolds {
             if searches >= SEARCHES && !self.held.contains_key(&first.waiting.pod.uid) {
                 continue;
             }
-            let is_search =
-                self.give(first, (&all, rules.at_most), (waiting, ledger), now, &mut step);
+            let is_search = self.give(first, (&all, rules.at_most), facts, now, step);
             searches += usize::from(is_search);
         }
-        step
     }
 
     /// What becomes of a standing hold.
@@ -156,6 +265,9 @@ impl StandingHolds {
                 return Some(held);
             }
             step.events.extend(ledger.stand_down(uid)); // bound, gone, changed, or an ill device
+            if held.is_made() && waiting.has(uid) && !mutated(Mutation::SecondVictims) {
+                self.pause(uid, now);
+            }
             return None;
         };
         (held.priority, held.pool) = (state.waiting.priority, standing.pool);
@@ -165,9 +277,16 @@ impl StandingHolds {
         let is_ready = ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_late = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
-        let is_stuck = !is_ready && now.since(held.least.1) >= STUCK_AFTER;
+        let stuck_after = match &held.victims {
+            None => STUCK_AFTER,
+            Some(victims) if victims.iter().any(|uid| ledger.has_pod(uid)) => MADE_WITHIN,
+            Some(_) => BOUND_WITHIN, // they have gone, and others have the room
+        };
+        let is_stuck = !is_ready && now.since(held.least.1) >= stuck_after;
         if is_late || is_stuck {
-            self.pause(uid, now);
+            if !(held.is_made() && mutated(Mutation::SecondVictims)) {
+                self.pause(uid, now);
+            }
             step.given_up.push((state.waiting.pod.clone(), standing.node));
             step.events.extend(ledger.stand_down(uid));
             return None;
@@ -179,7 +298,7 @@ impl StandingHolds {
     }
 
     /// Lets others have the room for a while, each time for longer.
-    fn pause(&mut self, uid: &PodUid, now: Timestamp) {
+    pub(crate) fn pause(&mut self, uid: &PodUid, now: Timestamp) {
         let pause = self.next_pause(uid);
         self.rest(uid, now.plus(pause), (2 * pause).min(LONGEST_PAUSE));
     }
@@ -188,13 +307,21 @@ impl StandingHolds {
         self.pauses.get(uid).map_or(FIRST_PAUSE, |pause| pause.next)
     }
 
+    /// Ends the standing hold of a less important pod for a more important one.
+    pub(crate) fn pass(&mut self, uid: &PodUid, now: Timestamp) {
+        let held = self.held.remove(uid);
+        // None is evicted for it soon again.
+        let pause = if held.is_some_and(|it| it.is_made()) { FIRST_PAUSE } else { MADE_WAY_FOR };
+        self.rest(uid, now.plus(pause), self.next_pause(uid));
+    }
+
     fn rest(&mut self, uid: &PodUid, until: Timestamp, next: Duration) {
         if self.pauses.len() < MOST_PAUSES || self.pauses.contains_key(uid) {
             self.pauses.insert(uid.clone(), Pause { until, next });
         }
     }
 
-    fn is_paused(&self, uid: &PodUid, now: Timestamp) -> bool {
+    pub(crate) fn is_paused(&self, uid: &PodUid, now: Timestamp) -> bool {
         self.pauses.get(uid).is_some_and(|pause| pause.until > now)
     }
 
@@ -204,7 +331,7 @@ impl StandingHolds {
         &mut self,
         first: &WaitingState,
         (all, at_most): (&BTreeSet<PoolName>, Share),
-        (waiting, ledger): (&WaitingPods, &Ledger),
+        (waiting, preemptors, ledger): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) -> bool {
@@ -214,11 +341,12 @@ impl StandingHolds {
         if self.is_paused(uid, now) {
             return false; // it has just made way
         }
-        self.make_way(pod, named, ledger, now, step);
+        self.make_way(pod, named, (waiting, preemptors, ledger), now, step);
         let taken: BTreeSet<&PoolName> = self
             .held
             .iter()
             .filter(|(other, held)| *other != uid && held.priority >= pod.priority)
+            .filter(|(_, held)| !held.is_made())
             .map(|(_, held)| &held.pool)
             .collect();
         let open: BTreeSet<PoolName> =
@@ -236,12 +364,17 @@ impl StandingHolds {
         step.events.extend(events);
         let Some(standing) = standing else {
             self.held.remove(uid);
+            preemptors.end(uid);
             return true;
         };
-        let others =
-            self.held.extract_if(.., |other, held| other != uid && held.pool == standing.pool);
+        let others = self.held.extract_if(.., |other, held| {
+            other != uid && held.pool == standing.pool && !held.is_made()
+        });
         let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
-        step.events.extend(others.iter().flat_map(|other| ledger.stand_down(other)));
+        for other in &others {
+            preemptors.end(other);
+            step.events.extend(ledger.stand_down(other));
+        }
         let before = self.held.get(uid);
         let ready = before.and_then(|held| held.ready);
         let least = before.map_or((standing.lacks, now), |held| held.least);
@@ -251,8 +384,10 @@ impl StandingHolds {
             pool: standing.pool.clone(),
             ready,
             least,
+            victims: None,
         };
         let is_new = self.held.insert(uid.clone(), held).is_none();
+        preemptors.keep(uid, standing.node.clone(), pod.priority);
         if standing.lacks == 0 {
             step.tell(uid, standing.node.clone(), waiting, ledger);
         }
@@ -267,18 +402,19 @@ impl StandingHolds {
         &mut self,
         pod: &WaitingPod,
         named: Option<&NamedNodes>,
-        ledger: &Ledger,
+        (waiting, preemptors, ledger): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) {
-        let ends = self.held.extract_if(.., |other, held| {
+        let ends = self.held.iter().filter(|(other, held)| {
             held.priority < pod.priority
                 && ledger.fits_in_room_of(other, &pod.query, named).is_some()
         });
-        let ends: Vec<PodUid> = ends.map(|(other, _)| other).collect();
+        let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();
         for other in ends {
             step.events.extend(ledger.stand_down(&other));
-            self.rest(&other, now.plus(MADE_WAY_FOR), self.next_pause(&other));
+            step.abandon(&other, waiting, preemptors);
+            self.pass(&other, now);
         }
     }
 }

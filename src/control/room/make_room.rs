@@ -1,0 +1,190 @@
+//! Evicts pods for a more important one: dry runs first, then a note on the pod, then the evictions.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::pods::requeue_write::{Note, write_own};
+use crate::control::room::standing::RoomOrder;
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::device::PodUid;
+use crate::kube_api::request::room_note::RoomNote;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::evict::{EvictOutcome, Run};
+use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::ledger::suggest::preemptors::Ended;
+use crate::ledger::suggest::waiting::WaitingPod;
+use crate::metrics::guard::EvictionResult;
+use crate::model::reservation::PodRef;
+
+/// Pause before evictions that a budget forbids are tried again, once others have gone.
+const BLOCKED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Pause before evictions are tried again whose outcome is not known.
+const OPEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Evicts what the order names, in a task of its own.
+pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let uid = order.pod.pod.uid.clone();
+        if let Some(ended) = evict_all(&worker, &order).await {
+            worker.preemptors.ended(&uid, ended);
+        }
+    });
+}
+
+/// Removes the note of a pod for which no room is made any more.
+pub(crate) fn forget_note(app: &Arc<App>, pod: WaitingPod) {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let Truth::Cluster(cluster) = &worker.truth else { return };
+        let outcome = write_own(&worker, cluster, &pod, &Note::NoRoom).await;
+        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "no room is made for it any more");
+    });
+}
+
+/// Makes kube-scheduler look at a pod without a GPU again.
+pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let (Truth::Cluster(cluster), Ok(key)) = (&worker.truth, PodKey::of(&pod)) else { return };
+        let now = (worker.clock.unix_seconds(), worker.clock.now().millis());
+        let value = format!("requeue-{}-{}", now.0, now.1);
+        // Without a placement no Binding is fenced by it that another process relies on.
+        let outcome = cluster.writer.write_fence(&key, &pod.uid, None, &value).await;
+        tracing::debug!(pod_uid = %pod.uid, ?outcome, "nothing of its node is kept any more");
+    });
+}
+
+/// Evicts all victims. `None` once all were asked to go, or if that is no longer wanted.
+async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
+    let Truth::Cluster(cluster) = &app.truth else { return None };
+    let uid = &order.pod.pod.uid;
+    if !order.is_begun {
+        if let Some(ended) = try_all(app, cluster, order).await {
+            return Some(ended);
+        }
+        let victims = order.victims.iter().map(|victim| victim.uid.clone()).collect();
+        let note = RoomNote { node: order.node.clone(), victims };
+        match write_own(app, cluster, &order.pod, &Note::Room(&note)).await {
+            PatchOutcome::Patched { .. } => {}
+            PatchOutcome::Gone => return None, // the loop sees it
+            outcome => {
+                tracing::warn!(pod_uid = %uid, ?outcome, "no pod is evicted for it: it cannot be written");
+                return Some(Ended::Failed);
+            }
+        }
+        tell_preemptor(app, order);
+    }
+    let mut left: Vec<&PodRef> = order.victims.iter().collect();
+    let mut is_any_gone = order.is_begun;
+    while app.preemptors.ask(uid) && app.leading.is_here() {
+        let (mut blocked, mut open) = (Vec::new(), Vec::new());
+        for victim in std::mem::take(&mut left) {
+            if !app.preemptors.has(uid) {
+                return None;
+            }
+            match evict(app, cluster, victim, order).await {
+                EvictOutcome::Evicted | EvictOutcome::Gone => is_any_gone = true,
+                EvictOutcome::Undecided { .. } => {
+                    is_any_gone = true; // perhaps
+                    open.push(victim);
+                }
+                EvictOutcome::Blocked { .. } | EvictOutcome::Refused { .. } => blocked.push(victim),
+            }
+        }
+        if !is_any_gone {
+            let protected = blocked.into_iter().map(|victim| victim.uid.clone());
+            return Some(Ended::Protected(protected.collect()));
+        }
+        let pause = if open.is_empty() { BLOCKED_PAUSE } else { OPEN_PAUSE };
+        left = open.into_iter().chain(blocked).collect();
+        if left.is_empty() {
+            return None;
+        }
+        app.outside.sleep(pause).await;
+    }
+    None
+}
+
+/// Dry runs: nothing is evicted unless each victim may be.
+async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option<Ended> {
+    let mut protected: BTreeSet<PodUid> = BTreeSet::new();
+    for victim in &order.victims {
+        let Ok(key) = PodKey::of(victim) else {
+            protected.insert(victim.uid.clone()); // no such name exists
+            continue;
+        };
+        match cluster.writer.evict(&key, &victim.uid, Run::Dry).await {
+            EvictOutcome::Evicted | EvictOutcome::Gone => {}
+            EvictOutcome::Blocked { message } => {
+                tracing::info!(pod_uid = %victim.uid, pod = %victim, message, "not evicted: protected by a budget");
+                app.metrics.preempted(EvictionResult::Blocked);
+                protected.insert(victim.uid.clone());
+            }
+            EvictOutcome::Refused { code, message } => {
+                tracing::error!(
+                    code,
+                    message,
+                    "no pod is evicted for more important ones: apply deploy/evict.yaml, or set `preemption.enabled: false`"
+                );
+                app.metrics.preempted(EvictionResult::Failed);
+                return Some(Ended::Denied);
+            }
+            EvictOutcome::Undecided { cause } => {
+                tracing::warn!(pod_uid = %victim.uid, pod = %victim, %cause, "not evicted: the dry run has no outcome");
+                app.metrics.preempted(EvictionResult::Failed);
+                return Some(Ended::Failed);
+            }
+        }
+    }
+    (!protected.is_empty()).then_some(Ended::Protected(protected))
+}
+
+/// Evicts one victim, and says so.
+async fn evict(
+    app: &App,
+    cluster: &ClusterTruth,
+    victim: &PodRef,
+    order: &RoomOrder,
+) -> EvictOutcome {
+    let Ok(key) = PodKey::of(victim) else { return EvictOutcome::Gone };
+    let outcome = cluster.writer.evict(&key, &victim.uid, Run::Real).await;
+    let (pod, node) = (&order.pod.pod, &order.node);
+    let result = match &outcome {
+        EvictOutcome::Evicted => {
+            tracing::info!(pod_uid = %victim.uid, %victim, %node, preemptor = %pod, "evicted for a more important pod");
+            let note = format!(
+                "evicted from node {node}: a pod of priority {} needs its GPU room",
+                order.pod.priority
+            );
+            app.tell(victim, NoticeReason::GpuPreempted, note);
+            EvictionResult::Evicted
+        }
+        EvictOutcome::Gone => EvictionResult::Gone,
+        EvictOutcome::Blocked { message } => {
+            tracing::info!(pod_uid = %victim.uid, %victim, message, "protected by a budget now: tried again");
+            EvictionResult::Blocked
+        }
+        EvictOutcome::Refused { code, message } => {
+            tracing::error!(pod_uid = %victim.uid, %victim, code, message, "may not evict a pod: tried again");
+            EvictionResult::Failed
+        }
+        EvictOutcome::Undecided { cause } => {
+            tracing::warn!(pod_uid = %victim.uid, %victim, %cause, "the outcome of an eviction is not known: tried again");
+            EvictionResult::Failed
+        }
+    };
+    app.metrics.preempted(result);
+    outcome
+}
+
+fn tell_preemptor(app: &App, RoomOrder { pod, node, victims, .. }: &RoomOrder) {
+    let note = match victims.len() {
+        1 => format!("1 less important pod is evicted from node {node} for it"),
+        count => format!("{count} less important pods are evicted from node {node} for it"),
+    };
+    app.tell(&pod.pod, NoticeReason::GpuRoomMade, note);
+}

@@ -1,0 +1,269 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::control::room::standing::StandingRules;
+use crate::hardware::device::{DeviceId, NodeName};
+use crate::hardware::units::{MemMib, Share};
+use crate::ledger::change::facts::PodFact;
+use crate::ledger::change::reports::NodeReport;
+use crate::ledger::fixture::{bound, free, hello, ledger, pod, report, see_node, share_query, uid};
+use crate::ledger::nodes::state::Ledger;
+use crate::ledger::suggest::preemptors::Preemptors;
+use crate::ledger::suggest::waiting::WaitingPods;
+use crate::model::device_state::{DeviceUse, ProcessUse};
+use crate::model::rejection::Rejection;
+
+/// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C), and pods that wait.
+struct Bed {
+    ledger: Ledger,
+    waiting: WaitingPods,
+    preemptors: Preemptors,
+    holds: StandingHolds,
+    now: Timestamp,
+    rules: PreemptionConfig,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let ledger = ledger("A B");
+        see_node(&ledger, "m");
+        ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
+        Self {
+            ledger,
+            waiting: WaitingPods::default(),
+            preemptors: Preemptors::default(),
+            holds: StandingHolds::default(),
+            now: Timestamp::START,
+            rules: PreemptionConfig::default(),
+        }
+    }
+
+    /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
+    /// each is its position.
+    fn full() -> Self {
+        let bed = Self::new();
+        let all = [("a", "n", "A", 500_000), ("b", "n", "A", 500_000), ("c", "n", "B", 1_000_000)];
+        let all = all.into_iter().chain([("d", "m", "C", 1_000_000)]);
+        for (priority, (name, node, device, millionths)) in (0..).zip(all) {
+            bed.bind(name, node, device, millionths, priority);
+        }
+        bed
+    }
+
+    fn bind(&self, name: &str, node: &str, device: &str, millionths: u64, priority: i32) {
+        let tenure = Tenure { priority, started_unix_seconds: 1_000, is_ending: false };
+        let fact = PodFact { tenure, ..bound(name, node, device, millionths) };
+        self.ledger.see_pod(&fact, self.now);
+    }
+
+    fn waiting_pod(name: &str, millionths: u64, priority: i32) -> WaitingPod {
+        WaitingPod {
+            pod: pod(name),
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            query: share_query(millionths),
+            priority,
+            may_preempt: true,
+            created_unix_seconds: 1_000,
+        }
+    }
+
+    /// The pod was refused on all nodes.
+    fn refused(&self, pod: WaitingPod) {
+        let uid = pod.pod.uid.clone();
+        self.waiting.see(pod.clone(), self.now);
+        self.waiting.begin_call(pod, self.now);
+        let short = Rejection::Share { short: Share::from_millionths(1) };
+        let named = self.ledger.named_nodes(["m", "n"].iter());
+        self.waiting.refuse(&uid, BTreeMap::from([(short, 2)]), Some(named));
+    }
+
+    fn step_after(&mut self, seconds: u64) -> Step {
+        self.now = self.now.plus(Duration::from_secs(seconds));
+        let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
+        let rules =
+            StandingRules { after: Duration::ZERO, at_most: Share::WHOLE, preemption: self.rules };
+        let facts = (&self.waiting, &self.preemptors, &self.ledger);
+        self.holds.step(facts, rules, (self.now, wall))
+    }
+
+    /// What is to be evicted this much later: for which pod, where, and which pods.
+    fn orders_after(&mut self, seconds: u64) -> Vec<String> {
+        let step = self.step_after(seconds);
+        step.evict.iter().map(shown).collect()
+    }
+
+    /// The pod ends, and its processes are gone.
+    fn end(&mut self, name: &str, sequence: u64) {
+        self.ledger.end_pod(&uid(name), self.now);
+        for sequence in [sequence, sequence + 1] {
+            self.ledger.report("n", &report("x", 7, sequence, "A B"), self.now).unwrap();
+        }
+    }
+}
+
+fn shown(order: &RoomOrder) -> String {
+    let victims: Vec<&str> = order.victims.iter().map(|victim| &*victim.name).collect();
+    let again = if order.is_begun { " again" } else { "" };
+    format!("{} {}: {}{again}", order.pod.name, order.node, victims.join(" "))
+}
+
+#[test]
+fn the_least_important_goes_and_its_room_is_kept_until_the_pod_is_bound() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    assert_eq!(bed.orders_after(1), [""; 0], "it has waited for one second");
+    assert_eq!(bed.orders_after(1), ["p n: a"]);
+    assert!(bed.preemptors.has(&uid("p")) && !bed.preemptors.is_asked(&uid("p")));
+    assert!(bed.preemptors.ask(&uid("p")));
+    for _ in 0..20 {
+        assert_eq!(bed.orders_after(5), [""; 0], "draining is waited for");
+    }
+    bed.end("a", 2);
+    assert_eq!(free(&bed.ledger), [0, 0], "kept");
+    let step = bed.step_after(1);
+    assert_eq!(step.ready.iter().map(|(_, pod)| &*pod.name).collect::<Vec<_>>(), ["p"]);
+    bed.ledger.reserve(&pod("p"), "n", &share_query(500_000), bed.now).unwrap();
+    bed.waiting.remove(&uid("p"));
+    let step = bed.step_after(1);
+    assert!(step.abandoned.is_empty() && step.given_up.is_empty(), "{step:?}");
+    assert_eq!(bed.preemptors.count(), 0);
+    bed.ledger.audit().unwrap();
+}
+
+#[test]
+fn none_goes_for_a_pod_that_may_not_preempt_or_is_not_more_important() {
+    let mut bed = Bed::full();
+    bed.refused(WaitingPod { may_preempt: false, ..Bed::waiting_pod("never", 500_000, 10) });
+    bed.refused(Bed::waiting_pod("equal", 500_000, 0));
+    bed.refused(Bed::waiting_pod("large", 1_000_000, 1));
+    assert_eq!(bed.orders_after(10), [""; 0]);
+    bed.rules = PreemptionConfig { protect: Duration::from_secs(60), ..bed.rules };
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    assert_eq!(bed.orders_after(40), [""; 0], "all run for 50 seconds");
+    assert_eq!(bed.orders_after(10), ["p n: a"]);
+}
+
+#[test]
+fn several_pods_get_different_rooms_at_once_up_to_the_limit() {
+    let mut bed = Bed::full();
+    for name in ["p", "q", "r"] {
+        bed.refused(Bed::waiting_pod(name, 500_000, 10));
+    }
+    bed.rules.at_once = 2;
+    assert_eq!(bed.orders_after(5), ["p n: a", "q n: b"]);
+    bed.rules.at_once = 8;
+    assert_eq!(bed.orders_after(1), ["r n: c"]);
+    // A less important one sees none of that as free.
+    bed.refused(Bed::waiting_pod("s", 600_000, 3));
+    assert_eq!(bed.orders_after(10), [""; 0], "`d` is as important");
+}
+
+#[test]
+fn what_a_budget_protects_stays_and_others_are_tried() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    assert_eq!(bed.orders_after(2), ["p n: a"]);
+    bed.preemptors.ended(&uid("p"), Ended::Protected(BTreeSet::from([uid("a")])));
+    assert_eq!(bed.orders_after(1), ["p n: b"]);
+    bed.preemptors.ended(&uid("p"), Ended::Denied);
+    assert_eq!(bed.orders_after(1), [""; 0]);
+    assert!(!bed.preemptors.has(&uid("p")) && bed.ledger.standing_count() == 0);
+    assert_eq!(bed.orders_after(598), [""; 0], "it has no right");
+    assert_eq!(bed.orders_after(2), ["p n: a"], "the budget is looked at again");
+    bed.preemptors.ended(&uid("p"), Ended::Failed);
+    assert_eq!(bed.orders_after(59), [""; 0]);
+    assert_eq!(bed.orders_after(60), ["p n: a"]);
+}
+
+#[test]
+fn a_pod_that_is_not_bound_gets_no_second_set_of_victims_for_a_while() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    assert_eq!(bed.orders_after(2), ["p n: a"]);
+    bed.preemptors.ask(&uid("p"));
+    bed.end("a", 2);
+    assert_eq!(bed.step_after(1).ready.len(), 1);
+    bed.bind("thief", "n", "A", 500_000, 0); // of another scheduler
+    let step = bed.step_after(600);
+    assert_eq!(step.evict, [], "what the thief has is not evicted for this hold");
+    assert_eq!((step.given_up.len(), step.abandoned.len()), (1, 1));
+    assert_eq!(bed.orders_after(59), [""; 0]);
+    assert_eq!(bed.orders_after(1), ["p n: thief"], "only after a pause");
+}
+
+#[test]
+fn a_more_important_pod_takes_the_room_over() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    assert_eq!(bed.orders_after(2), ["p n: a"]);
+    bed.preemptors.ask(&uid("p"));
+    bed.refused(Bed::waiting_pod("higher", 500_000, 20));
+    let step = bed.step_after(1);
+    assert_eq!(step.evict, [], "`a` has been asked to go");
+    assert_eq!(step.abandoned.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["p"]);
+    assert!(bed.preemptors.has(&uid("higher")) && !bed.preemptors.has(&uid("p")));
+}
+
+#[test]
+fn a_plan_of_kube_scheduler_is_carried_out_without_a_filter_call() {
+    let mut bed = Bed::full();
+    bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
+    assert_eq!(bed.orders_after(5), [""; 0]);
+    let plan = PlannedVictims::from([(NodeName::new("m"), BTreeSet::from([uid("d")]))]);
+    bed.preemptors.plan(&uid("p"), plan.clone(), bed.now);
+    assert_eq!(bed.orders_after(5), ["p m: d"]);
+    let mut bed = Bed::full();
+    bed.waiting.see(Bed::waiting_pod("p", 500_000, 3), bed.now);
+    bed.preemptors.plan(&uid("p"), plan, bed.now);
+    assert_eq!(bed.orders_after(5), [""; 0], "`d` is as important");
+}
+
+#[test]
+fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
+    let note = |victims: &[&str]| RoomNote {
+        node: NodeName::new("n"),
+        victims: victims.iter().map(|name| uid(name)).collect(),
+    };
+    for (victims, expected) in [
+        (&["a"][..], vec!["p n: a again"]),
+        (&["a", "b"], vec!["p n: a again"]), // one is enough
+        (&["gone", "b"], vec!["p n: b again"]),
+        (&["gone"], vec![]), // nothing that it may evict
+        (&["d"], vec![]),    // on another node
+    ] {
+        let mut bed = Bed::full();
+        bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
+        let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+        let step = bed.holds.resume(&[(uid("p"), note(victims))], facts, bed.now);
+        assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), expected, "{victims:?}");
+        assert_eq!(bed.preemptors.is_asked(&uid("p")), !expected.is_empty());
+        assert_eq!(step.abandoned.len(), usize::from(expected.is_empty()));
+    }
+    // The victim has gone, and its processes run on.
+    let mut bed = Bed::full();
+    bed.ledger.end_pod(&uid("a"), bed.now);
+    bed.ledger.end_pod(&uid("b"), bed.now);
+    bed.ledger.report("n", &report("x", 7, 2, "A B"), bed.now).unwrap();
+    bed.ledger.report("n", &report("x", 7, 3, "A B"), bed.now).unwrap();
+    let leftover = DeviceUse {
+        used: Some(MemMib::new(50)),
+        processes: Some(vec![ProcessUse { pod: Some(uid("gone")), memory: None }]),
+        ..DeviceUse::idle(DeviceId::new("A").unwrap())
+    };
+    let uses = vec![leftover, DeviceUse::idle(DeviceId::new("B").unwrap())];
+    let last = NodeReport { uses, ..report("x", 7, 4, "A B") };
+    bed.ledger.report("n", &last, bed.now).unwrap();
+    bed.waiting.see(Bed::waiting_pod("p", 1_000_000, 10), bed.now);
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let step = bed.holds.resume(&[(uid("p"), note(&["gone"]))], facts, bed.now);
+    assert_eq!((step.evict, step.abandoned), (vec![], vec![]));
+    assert!(bed.preemptors.is_asked(&uid("p")));
+    assert_eq!(free(&bed.ledger), [0, 0], "kept");
+    // A forged note evicts none that is as important.
+    let mut bed = Bed::full();
+    bed.waiting.see(Bed::waiting_pod("p", 500_000, 0), bed.now);
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.now);
+    assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
+}

@@ -1,0 +1,132 @@
+use super::*;
+use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
+use crate::ledger::change::facts::PodFact;
+use crate::ledger::fixture::{bound, free, hello, ledger, see_node, share_query, uid};
+
+/// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C).
+fn bed() -> Ledger {
+    let ledger = ledger("A B");
+    see_node(&ledger, "m");
+    ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
+    ledger
+}
+
+fn tenure(priority: i32) -> Tenure {
+    Tenure { priority, ..Tenure::default() }
+}
+
+/// A pod of this priority on a GPU.
+fn bind(ledger: &Ledger, name: &str, (node, device): (&str, &str), millionths: u64, priority: i32) {
+    let fact = PodFact { tenure: tenure(priority), ..bound(name, node, device, millionths) };
+    ledger.see_pod(&fact, Timestamp::START);
+}
+
+/// A pod without a GPU on `m`.
+fn bind_plain(ledger: &Ledger, name: &str, priority: i32) {
+    let fact = PodFact {
+        wants_gpu: false,
+        request: None,
+        placement: None,
+        host: HostAmount { cpu: MilliCpu::new(1_000), memory: MemMib::new(1) },
+        tenure: tenure(priority),
+        ..bound(name, "m", "C", 1)
+    };
+    ledger.see_pod(&fact, Timestamp::START);
+}
+
+/// Node and victims for pod `p` of priority 10 and these millionths of a GPU.
+fn found(
+    ledger: &Ledger,
+    millionths: u64,
+    nodes: &[&str],
+    plan: &[(&str, &[&str])],
+) -> Option<(String, Vec<String>)> {
+    found_with(ledger, millionths, nodes, plan, &[]).map(|found| {
+        let names = found.victims.iter().map(|victim| victim.name.to_string());
+        (found.node.to_string(), names.collect())
+    })
+}
+
+fn found_with(
+    ledger: &Ledger,
+    millionths: u64,
+    nodes: &[&str],
+    plan: &[(&str, &[&str])],
+    leaving: &[&str],
+) -> Option<FoundRoom> {
+    let named = (!nodes.is_empty()).then(|| ledger.named_nodes(nodes.iter()));
+    let uids = |pods: &&[&str]| pods.iter().map(|pod| uid(pod)).collect::<BTreeSet<_>>();
+    let planned = plan.iter().map(|(node, pods)| (NodeName::new(*node), uids(pods))).collect();
+    let request = RoomRequest {
+        uid: &uid("p"),
+        query: &share_query(millionths),
+        priority: 10,
+        named: named.as_ref(),
+        planned: &planned,
+        may_evict: &|_, _| true,
+        leaving: &uids(&leaving),
+        is_passed: &|other| other.as_str() == "less",
+    };
+    ledger.find_room(&request)
+}
+
+fn on(node: &str, victims: &[&str]) -> Option<(String, Vec<String>)> {
+    Some((node.to_owned(), victims.iter().map(|victim| (*victim).to_owned()).collect()))
+}
+
+#[test]
+fn the_node_that_loses_least_makes_room_among_those_of_the_last_call() {
+    let ledger = bed();
+    bind(&ledger, "a", ("n", "A"), 900_000, 5);
+    bind(&ledger, "b", ("n", "B"), 900_000, 6);
+    bind(&ledger, "c", ("m", "C"), 500_000, 1);
+    bind(&ledger, "d", ("m", "C"), 400_000, 7);
+    assert_eq!(ledger.lowest_priority(), Some(1));
+    assert_eq!(found(&ledger, 500_000, &["m", "n"], &[]), on("m", &["c"]), "the lowest priority");
+    assert_eq!(found(&ledger, 500_000, &["n"], &[]), on("n", &["a"]), "as the call named it");
+    assert_eq!(found(&ledger, 800_000, &["m", "n"], &[]), on("n", &["a"]), "5 is below 7");
+    assert_eq!(found(&ledger, 500_000, &[], &[]), None, "no call has named a node");
+    ledger.see_unschedulable(&NodeName::new("m"), true);
+    assert_eq!(found(&ledger, 500_000, &["m", "n"], &[]), on("n", &["a"]));
+}
+
+#[test]
+fn what_is_kept_stays_and_is_counted_once() {
+    let ledger = bed();
+    bind(&ledger, "a", ("n", "A"), 900_000, 0);
+    bind(&ledger, "b", ("n", "B"), 1_000_000, 20);
+    let first = found_with(&ledger, 500_000, &["n"], &[], &[]).unwrap();
+    let (is_kept, _) = ledger.keep_found(&uid("first"), &first);
+    assert!(is_kept);
+    assert_eq!(free(&ledger), [0, 0]);
+    let second = found_with(&ledger, 500_000, &["n"], &[], &["a"]).unwrap();
+    assert!(second.victims.is_empty(), "half of the GPU is left when `a` has gone");
+    assert_eq!(found_with(&ledger, 600_000, &["n"], &[], &["a"]), None);
+    // A less important pod loses its standing hold to a more important one.
+    ledger.stand_down(&uid("first"));
+    let (is_kept, _) = ledger.keep_found(&uid("less"), &first);
+    assert!(is_kept);
+    let third = found_with(&ledger, 600_000, &["n"], &[], &["a"]).unwrap();
+    assert_eq!(third.passed, [uid("less")]);
+    ledger.keep_found(&uid("p"), &third);
+    assert_eq!(ledger.standing_nodes().keys().cloned().collect::<Vec<_>>(), [uid("p")]);
+    ledger.end_pod(&uid("p"), Timestamp::START);
+    assert_eq!(ledger.keep_found(&uid("p"), &third), (false, vec![]), "it has ended");
+    ledger.audit().unwrap();
+}
+
+#[test]
+fn a_plan_of_kube_scheduler_counts_only_for_less_important_pods() {
+    let ledger = bed();
+    bind(&ledger, "a", ("m", "C"), 600_000, 1);
+    bind(&ledger, "b", ("m", "C"), 400_000, 2);
+    bind_plain(&ledger, "low", 1);
+    bind_plain(&ledger, "high", 10);
+    let plan = |pods: &[&str], millionths| found(&ledger, millionths, &[], &[("m", pods)]);
+    assert_eq!(plan(&["low"], 500_000), on("m", &["a", "low"]), "both are needed");
+    assert_eq!(plan(&["a"], 500_000), on("m", &["a"]), "one is enough");
+    assert_eq!(plan(&["b"], 500_000), on("m", &["a", "b"]));
+    assert_eq!(plan(&["high"], 500_000), None, "equally important");
+    assert_eq!(plan(&["gone"], 500_000), on("m", &["a"]), "a pod that has gone");
+    assert_eq!(found(&ledger, 500_000, &["m"], &[("m", &["low"])]), on("m", &["a"]));
+}

@@ -1,0 +1,297 @@
+//! The pods for which room is being made, and what the threads that know of them say to the loop that
+//! decides. Verbs note what kube-scheduler plans, and ask where a pod may go; writers say how
+//! evictions ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::{HostAmount, Timestamp};
+use crate::ledger::suggest::preemption::PlannedVictims;
+use crate::model::reservation::PodRef;
+
+/// Most pods whose plans are kept, and most nodes of each; kube-scheduler plans for few at a time.
+const MOST_PLANS: usize = 1_000;
+const MOST_NODES: usize = 200;
+
+/// Most pods without a GPU whose refusals are remembered; kube-scheduler tries others again later.
+const MOST_REFUSED: usize = 10_000;
+
+/// kube-scheduler plans again when something changes, and after five minutes at the latest.
+const PLAN_LASTS: Duration = Duration::from_secs(300);
+
+/// How the evictions for a pod ended before the first pod was asked to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Budgets forbid it for these pods now.
+    Protected(BTreeSet<PodUid>),
+    /// gpupack has no right to evict.
+    Denied,
+    /// The API server did not answer, or the pod cannot be written.
+    Failed,
+}
+
+/// Room that is kept for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Room {
+    node: NodeName,
+    priority: i32,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// As it becomes free.
+    Kept,
+    /// It is being made.
+    Made,
+    /// A pod was asked to go for it. From then on the pod waits for this room.
+    Asked,
+}
+
+/// A pod without a GPU that was refused because room is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRefused {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its CPU and host memory.
+    pub host: HostAmount,
+    /// The nodes that refused it.
+    pub nodes: Vec<NodeName>,
+}
+
+#[derive(Default)]
+struct Known {
+    plans: BTreeMap<PodUid, (Timestamp, Arc<PlannedVictims>)>,
+    rooms: BTreeMap<PodUid, Room>,
+    ended: Vec<(PodUid, Ended)>,
+    /// Pods without a GPU that would take what is kept of a host, and the nodes that refused them.
+    refused: BTreeMap<PodUid, HostRefused>,
+    /// Pods for which an earlier process was making room; `None` once this one goes on with it.
+    before: Option<BTreeSet<PodUid>>,
+}
+
+/// The pods for which room is being made.
+pub struct Preemptors {
+    known: Mutex<Known>,
+}
+
+impl Default for Preemptors {
+    fn default() -> Self {
+        let known = Known { before: Some(BTreeSet::new()), ..Known::default() };
+        Self { known: Mutex::new(known) }
+    }
+}
+
+impl Preemptors {
+    /// Notes which pods kube-scheduler would evict for a pod, per node.
+    pub fn plan(&self, uid: &PodUid, mut plan: PlannedVictims, now: Timestamp) {
+        let mut known = self.known.lock();
+        while plan.len() > MOST_NODES {
+            plan.pop_last();
+        }
+        known.plans.retain(|_, (at, _)| now.since(*at) < PLAN_LASTS);
+        known.plans.insert(uid.clone(), (now, Arc::new(plan)));
+        // Callers may make up pods: those that were named last stay.
+        if known.plans.len() > MOST_PLANS
+            && let Some(oldest) =
+                known.plans.iter().min_by_key(|(_, (at, _))| *at).map(|(uid, _)| uid.clone())
+        {
+            known.plans.remove(&oldest);
+        }
+    }
+
+    /// The plan for a pod.
+    pub fn planned(&self, uid: &PodUid, now: Timestamp) -> Option<Arc<PlannedVictims>> {
+        let known = self.known.lock();
+        let (at, plan) = known.plans.get(uid)?;
+        (now.since(*at) < PLAN_LASTS).then(|| Arc::clone(plan))
+    }
+
+    /// Notes that room is kept for a pod on a node, as it becomes free.
+    pub(crate) fn keep(&self, uid: &PodUid, node: NodeName, priority: i32) {
+        let room = Room { node, priority, stage: Stage::Kept };
+        self.known.lock().rooms.insert(uid.clone(), room);
+    }
+
+    /// Notes that room is being made for a pod on a node.
+    pub(crate) fn begin(&self, uid: &PodUid, node: NodeName, priority: i32) {
+        let mut known = self.known.lock();
+        known.plans.remove(uid);
+        known.rooms.insert(uid.clone(), Room { node, priority, stage: Stage::Made });
+    }
+
+    /// Notes that pods are asked to go for it. Returns whether that is still wanted.
+    pub fn ask(&self, uid: &PodUid) -> bool {
+        let mut known = self.known.lock();
+        let room = known.rooms.get_mut(uid).filter(|room| room.stage != Stage::Kept);
+        room.map(|room| room.stage = Stage::Asked).is_some()
+    }
+
+    /// Whether room is being made for the pod.
+    pub fn has(&self, uid: &PodUid) -> bool {
+        self.known.lock().rooms.get(uid).is_some_and(|room| room.stage != Stage::Kept)
+    }
+
+    /// Notes that no room is kept for the pod any more. Returns whether pods were asked to go for it.
+    pub(crate) fn end(&self, uid: &PodUid) -> bool {
+        self.known.lock().rooms.remove(uid).is_some_and(|room| room.stage == Stage::Asked)
+    }
+
+    /// Notes how the evictions for a pod ended.
+    pub fn ended(&self, uid: &PodUid, ended: Ended) {
+        self.known.lock().ended.push((uid.clone(), ended));
+    }
+
+    pub(crate) fn take_ended(&self) -> Vec<(PodUid, Ended)> {
+        std::mem::take(&mut self.known.lock().ended)
+    }
+
+    /// Whether pods were asked to go for this one.
+    pub fn is_asked(&self, uid: &PodUid) -> bool {
+        self.known.lock().rooms.get(uid).is_some_and(|room| room.stage == Stage::Asked)
+    }
+
+    /// The nodes with room that is kept for pods that are at least this important.
+    pub fn nodes_above(&self, priority: i32) -> BTreeSet<NodeName> {
+        let known = self.known.lock();
+        let rooms = known.rooms.values().filter(|room| room.priority >= priority);
+        rooms.map(|room| room.node.clone()).collect()
+    }
+
+    /// Notes which nodes refused a pod without a GPU; none: it is no longer refused.
+    pub fn refuse_host(&self, refused: HostRefused) {
+        let mut known = self.known.lock();
+        if refused.nodes.is_empty() {
+            known.refused.remove(&refused.pod.uid);
+        } else if known.refused.len() < MOST_REFUSED {
+            known.refused.insert(refused.pod.uid.clone(), refused);
+        }
+    }
+
+    /// Removes the pods for which this is true on some of their nodes, and returns them.
+    pub(crate) fn take_refused(
+        &self,
+        is_open: impl Fn(&NodeName, HostAmount) -> bool,
+    ) -> Vec<PodRef> {
+        let mut known = self.known.lock();
+        let open = known
+            .refused
+            .extract_if(.., |_, refused| refused.nodes.iter().any(|it| is_open(it, refused.host)));
+        open.map(|(_, refused)| refused.pod).collect()
+    }
+
+    /// Notes whether an earlier process was making room for a waiting pod.
+    pub fn see_earlier(&self, uid: &PodUid, is_noted: bool) {
+        if let Some(before) = &mut self.known.lock().before {
+            match is_noted {
+                true => before.insert(uid.clone()),
+                false => before.remove(uid),
+            };
+        }
+    }
+
+    /// Whether there is room of an earlier process with which this one has yet to go on.
+    pub fn has_earlier(&self) -> bool {
+        self.known.lock().before.as_ref().is_some_and(|before| !before.is_empty())
+    }
+
+    /// The pods for which an earlier process was making room, until [`Preemptors::lead`].
+    pub(crate) fn earlier(&self) -> BTreeSet<PodUid> {
+        self.known.lock().before.clone().unwrap_or_default()
+    }
+
+    /// Notes that this process decides, and goes on with the rooms of earlier ones.
+    pub(crate) fn lead(&self) {
+        self.known.lock().before = None;
+    }
+
+    /// Forgets a pod that is bound or gone.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut known = self.known.lock();
+        known.plans.remove(uid);
+        if let Some(before) = &mut known.before {
+            before.remove(uid);
+        }
+    }
+
+    /// Forgets that a pod without a GPU was refused.
+    pub fn forget_refused(&self, uid: &PodUid) {
+        self.known.lock().refused.remove(uid);
+    }
+
+    /// Forgets all: another process decides. What it begins is noted.
+    pub(crate) fn follow(&self, earlier: impl Iterator<Item = PodUid>) {
+        *self.known.lock() = Known { before: Some(earlier.collect()), ..Known::default() };
+    }
+
+    /// Whether this process decides, as far as it knows.
+    pub(crate) fn is_following(&self) -> bool {
+        self.known.lock().before.is_some()
+    }
+
+    /// How many entries it has.
+    pub fn count(&self) -> usize {
+        let known = self.known.lock();
+        let before = known.before.as_ref().map_or(0, BTreeSet::len);
+        known.plans.len() + known.refused.len() + known.rooms.len() + known.ended.len() + before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::fixture::uid;
+
+    #[test]
+    fn plans_are_bounded_and_end() {
+        let preemptors = Preemptors::default();
+        let node = |at: usize| (NodeName::new(format!("{at:04}")), BTreeSet::new());
+        let plan: PlannedVictims = (0..MOST_NODES + 5).map(node).collect();
+        let at = Timestamp::from_millis;
+        for pod in 0..MOST_PLANS + 5 {
+            let millis = u64::try_from(pod).unwrap();
+            preemptors.plan(&uid(&format!("p{pod}")), plan.clone(), at(millis));
+        }
+        assert_eq!(preemptors.count(), MOST_PLANS);
+        assert_eq!(preemptors.planned(&uid("p4"), at(2_000)), None, "the oldest has gone");
+        let planned = preemptors.planned(&uid("p7"), at(300_006)).unwrap();
+        assert_eq!(planned.len(), MOST_NODES);
+        assert_eq!(preemptors.planned(&uid("p7"), at(300_007)), None);
+        preemptors.plan(&uid("late"), plan, at(400_000));
+        assert_eq!(preemptors.count(), 1);
+    }
+
+    #[test]
+    fn a_pod_waits_for_its_room_once_others_are_asked_to_go() {
+        let (preemptors, p) = (Preemptors::default(), uid("p"));
+        assert!(!preemptors.ask(&p), "nothing was begun");
+        preemptors.keep(&p, NodeName::new("n"), 7);
+        assert!(!preemptors.ask(&p) && !preemptors.has(&p));
+        preemptors.begin(&p, NodeName::new("n"), 7);
+        assert!(!preemptors.is_asked(&p));
+        assert!(preemptors.ask(&p) && preemptors.is_asked(&p));
+        assert_eq!(preemptors.nodes_above(7), BTreeSet::from([NodeName::new("n")]));
+        assert!(preemptors.nodes_above(8).is_empty());
+        preemptors.end(&p);
+        assert!(!preemptors.ask(&p) && !preemptors.has(&p) && preemptors.count() == 0);
+    }
+
+    #[test]
+    fn room_of_an_earlier_process_is_taken_over_once() {
+        let (preemptors, p) = (Preemptors::default(), uid("p"));
+        preemptors.see_earlier(&p, true);
+        assert!(preemptors.has_earlier());
+        assert_eq!(preemptors.earlier(), BTreeSet::from([p.clone()]));
+        preemptors.lead();
+        preemptors.see_earlier(&p, true); // its own note
+        assert!(!preemptors.has_earlier() && preemptors.earlier().is_empty());
+        preemptors.follow([p.clone()].into_iter());
+        assert!(preemptors.has_earlier());
+        preemptors.see_earlier(&p, false);
+        assert!(!preemptors.has_earlier(), "it has given up");
+    }
+}

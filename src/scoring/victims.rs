@@ -1,0 +1,279 @@
+//! Which pods a node would have to lose so that a more important one fits there.
+//!
+//! First the highest priority among them is made as low as possible, then their number, then what
+//! they have in sum. Of small sets the best is found for certain.
+
+use std::collections::BTreeSet;
+
+use crate::hardware::device::PodUid;
+use crate::hardware::units::{Demand, HostAmount, Share};
+use crate::model::device_state::{HoldRule, StandingHold};
+use crate::model::fit::{CompiledRequest, HostRule, fit_host};
+use crate::model::node_state::NodeState;
+use crate::model::reservation::{Reservation, ReservationState, Tenure};
+use crate::mutation::{Mutation, mutated};
+use crate::scoring::lacking::lacking;
+use crate::scoring::plan;
+
+/// Sets of pods that are tried on one node, beyond the first one found.
+const MOST_SETS: usize = 20_000;
+
+/// Room that a node would have without some pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomToMake {
+    /// How much would be lost: the less the better.
+    pub loss: Loss,
+    /// The pods to evict, by UID. None if the room will be free anyway.
+    pub victims: BTreeSet<PodUid>,
+    /// The room.
+    pub hold: StandingHold,
+}
+
+/// What evictions cost; the first difference decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Loss {
+    /// The highest priority of a victim.
+    pub priority: Option<i32>,
+    /// The number of victims.
+    pub count: usize,
+    /// What they have of devices, in sum.
+    pub share: Share,
+}
+
+/// For whom room is to be made.
+pub struct Preemptor<'a> {
+    /// Its request.
+    pub compiled: &'a CompiledRequest,
+    /// Its priority. Only less important pods are victims.
+    pub priority: i32,
+    /// Pods that are not to be evicted now, and others that are.
+    pub may_evict: &'a dyn Fn(&PodUid, Tenure) -> bool,
+}
+
+/// A pod that may be evicted.
+struct Tenant<'a> {
+    uid: &'a PodUid,
+    tenure: Tenure,
+    held: &'a Reservation,
+}
+
+impl Tenant<'_> {
+    fn share(&self) -> Share {
+        let shares = self.held.placement.devices.iter().map(|placed| placed.demand.share);
+        Share::from_millionths(shares.map(Share::millionths).sum())
+    }
+}
+
+/// The pods that `node` would have to lose, beside those that leave anyway: `gone`, pods that are
+/// ending, and pods that drain. Holds on `node` count as taken.
+///
+/// `None` if the request would not fit even without all less important pods.
+pub fn room_to_make(
+    node: &NodeState,
+    preemptor: &Preemptor<'_>,
+    gone: &BTreeSet<PodUid>,
+) -> Option<RoomToMake> {
+    node.placeable().ok()?;
+    let mut left = node.clone();
+    let leaves = |(uid, held): &(&PodUid, &Reservation)| {
+        let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
+        let drains = matches!(held.state, ReservationState::Draining { .. });
+        is_ending || drains || gone.contains(*uid)
+    };
+    node.reservations().iter().filter(leaves).for_each(|(uid, _)| _ = left.remove(uid));
+    gone.iter().for_each(|uid| _ = left.remove(uid));
+    let may_go = |(uid, held): (&'_ PodUid, &'_ Reservation)| {
+        let tenure = held.tenure.filter(|_| held.state == ReservationState::Confirmed)?;
+        let is_equal = tenure.priority == preemptor.priority && mutated(Mutation::PreemptsEqual);
+        let is_less = tenure.priority < preemptor.priority || is_equal;
+        (is_less && (preemptor.may_evict)(uid, tenure)).then_some(tenure)
+    };
+    let before = left.clone();
+    let tenants = before
+        .reservations()
+        .iter()
+        .filter_map(|(uid, held)| may_go((uid, held)).map(|tenure| Tenant { uid, tenure, held }));
+    let mut tenants: Vec<Tenant<'_>> = tenants.collect();
+    // The least important first; of equal ones the youngest.
+    tenants.sort_by_key(|tenant| {
+        let Tenure { priority, started_unix_seconds, .. } = tenant.tenure;
+        (priority, std::cmp::Reverse(started_unix_seconds), tenant.uid)
+    });
+    let search = Search { node: &before, compiled: preemptor.compiled, tenants };
+    let chosen = search.best()?;
+    let victims: BTreeSet<PodUid> =
+        chosen.iter().map(|at| search.tenants[*at].uid.clone()).collect();
+    victims.iter().for_each(|uid| _ = left.remove(uid));
+    let (lacks, hold) = lacking(&left, preemptor.compiled)?;
+    (lacks == 0).then(|| RoomToMake { loss: search.loss(&chosen), victims, hold })
+}
+
+struct Search<'a> {
+    node: &'a NodeState,
+    compiled: &'a CompiledRequest,
+    /// The least important first.
+    tenants: Vec<Tenant<'a>>,
+}
+
+impl Search<'_> {
+    /// Positions of the best victims, in order.
+    fn best(&self) -> Option<Vec<usize>> {
+        if self.fits_without(&[]) {
+            return Some(Vec::new());
+        }
+        let few = self.few_priorities()?;
+        let mut best = self.give_back((0..few).collect());
+        // A smaller set of the same priorities, or one of as many pods that have less.
+        let devices = self.devices();
+        let is_of_use = |at: &usize| {
+            let mut placed = self.tenants[*at].held.placement.devices.iter();
+            placed.any(|placed| devices.iter().any(|device| device.id == placed.id))
+                || !self.has_host()
+        };
+        let useful: Vec<usize> = (0..few).filter(is_of_use).collect();
+        let mut tried = 0;
+        for count in 1..=best.len() {
+            let mut found: Option<Vec<usize>> = None;
+            let mut sets = Sets::new(useful.len(), count);
+            while let Some(set) = sets.next() {
+                tried += 1;
+                if tried > MOST_SETS {
+                    return Some(found.unwrap_or(best));
+                }
+                let set: Vec<usize> = set.iter().map(|at| useful[*at]).collect();
+                // Of equal losses the youngest, which are in front.
+                let order = |set: &Vec<usize>| (self.loss(set), set.clone());
+                let is_better = || order(&set) < order(found.as_ref().unwrap_or(&best));
+                if self.may_be_enough(&set, &devices) && is_better() && self.fits_without(&set) {
+                    found = Some(set);
+                }
+            }
+            if let Some(found) = found {
+                best = found;
+                break;
+            }
+        }
+        Some(best)
+    }
+
+    /// How many of the tenants have at most the lowest priority without which it fits.
+    fn few_priorities(&self) -> Option<usize> {
+        let mut ends: Vec<usize> = Vec::new();
+        for (at, tenant) in self.tenants.iter().enumerate() {
+            let is_last = self
+                .tenants
+                .get(at + 1)
+                .is_none_or(|next| next.tenure.priority != tenant.tenure.priority);
+            ends.extend(is_last.then_some(at + 1));
+        }
+        let fits = |end: &usize| self.fits_without(&(0..*end).collect::<Vec<_>>());
+        let last = *ends.last()?;
+        if !fits(&last) {
+            return None;
+        }
+        // To lose more pods never makes less room.
+        let first = ends.partition_point(|end| !fits(end));
+        ends.get(first).copied()
+    }
+
+    /// Leaves out what need not go: the most important first, and of equal ones the largest.
+    fn give_back(&self, mut all: Vec<usize>) -> Vec<usize> {
+        let mut order = all.clone();
+        order.sort_by_key(|at| {
+            let tenant = &self.tenants[*at];
+            (std::cmp::Reverse(tenant.tenure.priority), tenant.share(), *at)
+        });
+        for at in order {
+            let without: Vec<usize> = all.iter().copied().filter(|other| *other != at).collect();
+            if self.fits_without(&without) {
+                all = without;
+            }
+        }
+        all
+    }
+
+    fn fits_without(&self, gone: &[usize]) -> bool {
+        plan::fits_without(self.node, self.compiled, gone.iter().map(|at| self.tenants[*at].uid))
+    }
+
+    fn loss(&self, victims: &[usize]) -> Loss {
+        let tenants = || victims.iter().map(|at| &self.tenants[*at]);
+        Loss {
+            priority: tenants().map(|tenant| tenant.tenure.priority).max(),
+            count: victims.len(),
+            share: Share::from_millionths(tenants().map(|it| it.share().millionths()).sum()),
+        }
+    }
+
+    fn has_host(&self) -> bool {
+        fit_host(self.compiled, self.node.host_room(HoldRule::Respected)).is_ok()
+    }
+
+    /// What is free of each device that could serve the request, and what it would take there.
+    fn devices(&self) -> Vec<Open> {
+        let devices = self.node.devices().iter().filter(|device| device.is_placeable());
+        let open = devices.filter_map(|device| {
+            let demand = self.compiled.demand_on(device.class()).ok()?;
+            Some(Open { id: device.device().id.clone(), free: device.free(), demand })
+        });
+        open.collect()
+    }
+
+    /// Whether the amounts alone would be enough: quick, and never wrong when it says no.
+    fn may_be_enough(&self, set: &[usize], devices: &[Open]) -> bool {
+        let tenants = || set.iter().map(|at| self.tenants[*at].held);
+        let has_room = |open: &&Open| {
+            let placed = tenants().flat_map(|held| &held.placement.devices);
+            let left = placed.filter(|placed| placed.id == open.id).map(|placed| placed.demand);
+            let free = left.into_iter().try_fold(open.free, Demand::checked_add);
+            free.is_none_or(|free| {
+                free.memory >= open.demand.memory && free.share >= open.demand.share
+            })
+        };
+        let host = || {
+            let mut hosts = tenants().map(|held| held.host);
+            let free = self.node.host_room(HoldRule::Respected);
+            let free = hosts.try_fold(free, HostAmount::checked_add);
+            free.is_none_or(|free| fit_host(self.compiled, free).is_ok())
+        };
+        let is_checked = self.compiled.host_rule == HostRule::Checked;
+        devices.iter().filter(has_room).count() >= self.compiled.count() && (!is_checked || host())
+    }
+}
+
+/// A device that could serve a request.
+struct Open {
+    id: crate::hardware::device::DeviceId,
+    free: Demand,
+    demand: Demand,
+}
+
+/// All sets of `count` of the first `of` numbers, in order.
+struct Sets {
+    of: usize,
+    next: Option<Vec<usize>>,
+}
+
+impl Sets {
+    fn new(of: usize, count: usize) -> Self {
+        Self { of, next: (count <= of).then(|| (0..count).collect()) }
+    }
+
+    fn next(&mut self) -> Option<Vec<usize>> {
+        let set = self.next.take()?;
+        let mut next = set.clone();
+        let count = next.len();
+        let may_grow = |at: &usize| next[*at] + 1 + (count - 1 - at) < self.of;
+        if let Some(at) = (0..count).rev().find(may_grow) {
+            let from = next[at] + 1;
+            for (behind, number) in next[at..].iter_mut().zip(from..) {
+                *behind = number;
+            }
+            self.next = Some(next);
+        }
+        Some(set)
+    }
+}
+
+#[cfg(test)]
+mod tests;

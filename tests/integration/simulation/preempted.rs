@@ -1,0 +1,83 @@
+//! What is promised of evictions for more important pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpupack::kube_api::request::room_note::RoomNote;
+
+/// A process evicts no second set of pods for one that it could not bind within this time.
+const PAUSE: u64 = 50_000;
+
+/// What one process asked to go for a pod.
+struct Asked {
+    life: u64,
+    at: u64,
+    victims: BTreeSet<String>,
+    /// Whether one of them was evicted.
+    is_evicted: bool,
+    /// Whether the pod has the note.
+    is_open: bool,
+}
+
+/// For which pods others were asked to go.
+#[derive(Default)]
+pub(super) struct Preempted {
+    /// By the UID of the important pod.
+    asked: BTreeMap<String, Asked>,
+    /// The highest priority for which each pod was asked to go.
+    by_victim: BTreeMap<String, i64>,
+    /// Evictions.
+    pub(super) count: u64,
+}
+
+impl Preempted {
+    /// Whether a pod of this priority was asked to go, for a more important one.
+    pub(super) fn may_evict(&self, victim: &str, priority: i64) -> bool {
+        self.by_victim.get(victim).is_some_and(|highest| *highest > priority)
+    }
+
+    /// Notes that a pod is evicted.
+    pub(super) fn evicted(&mut self, victim: &str) {
+        self.count += 1;
+        let asked = self.asked.values_mut().filter(|asked| asked.victims.contains(victim));
+        asked.for_each(|asked| asked.is_evicted = true);
+    }
+
+    /// Notes what a process writes on the important pod.
+    pub(super) fn note(
+        &mut self,
+        life: u64,
+        (holder, priority): (&str, i64),
+        note: Option<RoomNote>,
+        now: u64,
+    ) -> Result<(), String> {
+        let Some(note) = note else {
+            if let Some(asked) = self.asked.get_mut(holder) {
+                asked.is_open = false;
+            }
+            return Ok(());
+        };
+        let victims: BTreeSet<String> = note.victims.iter().map(ToString::to_string).collect();
+        if let Some(before) =
+            self.asked.get(holder).filter(|it| it.is_open && it.is_evicted && it.victims != victims)
+        {
+            let Asked { at, victims: earlier, life: by, .. } = before;
+            return Err(format!(
+                "{victims:?} are to go for {holder}, while {earlier:?} are, as process {by} noted at {at} ms"
+            ));
+        }
+        let before = self.asked.get(holder).filter(|it| it.life == life && it.is_evicted);
+        if let Some(before) = before.filter(|it| now < it.at + PAUSE && it.victims != victims) {
+            let Asked { at, victims: earlier, .. } = before;
+            return Err(format!(
+                "{victims:?} are to go for {holder}, and {earlier:?} went for it since {at} ms"
+            ));
+        }
+        for victim in &victims {
+            let highest = self.by_victim.entry(victim.clone()).or_insert(priority);
+            *highest = priority.max(*highest);
+        }
+        let asked = Asked { life, at: now, victims, is_evicted: false, is_open: true };
+        self.asked.insert(holder.to_owned(), asked);
+        Ok(())
+    }
+}

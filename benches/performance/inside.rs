@@ -1,14 +1,21 @@
 //! What is measured inside one process, without HTTP.
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupack::clock::Clock;
 use gpupack::control::shared::app::App;
-use gpupack::hardware::units::{MemMib, Share, Timestamp};
+use gpupack::hardware::pool::ConfiguredIsolation;
+use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
+use gpupack::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState, Tenure};
 use gpupack::server::api::reports;
 use gpupack::sim::chart::draw::Curve;
 
@@ -29,6 +36,10 @@ pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
          pause",
         "≤ 100 µs more",
     );
+    let mut room = Row::new(
+        "which pods to evict for all 8 GPUs of a node, and for half of a GPU if all are full",
+        "≤ 50 ms",
+    );
     let mut curve = Curve { label: "decision".to_owned(), points: Vec::new() };
     for &nodes in sizes {
         eprintln!("inside: {nodes} nodes");
@@ -41,8 +52,9 @@ pub(crate) fn measure(sizes: &[usize]) -> (Vec<Row>, Vec<Curve>) {
         new.measured.push((nodes, shown(new_shape(clock, &cluster))));
         report.measured.push((nodes, shown(reported(clock, nodes))));
         query.measured.push((nodes, beside_reports(clock, nodes)));
+        room.measured.push((nodes, make_room(clock, &cluster)));
     }
-    (vec![decision, new, reserve, report, query], vec![curve])
+    (vec![decision, new, reserve, report, query, room], vec![curve])
 }
 
 fn decide(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
@@ -86,6 +98,79 @@ fn new_shape(clock: Clock, Cluster { ledger, names }: &Cluster) -> f64 {
         let query = requests(GpuRequest::one(size), Policy::Fragmentation);
         black_box(ledger.answers(black_box(&query), names));
     })
+}
+
+/// The search for victims, in the cluster as it is and in one whose GPUs are all full.
+fn make_room(clock: Clock, Cluster { ledger, names }: &Cluster) -> String {
+    let placed = ledger.nodes().into_iter().flat_map(|node| {
+        let held: Vec<Reservation> = node.reservations().values().cloned().collect();
+        held
+    });
+    let placed: Vec<Reservation> = placed.collect();
+    for (at, held) in (0..).zip(&placed) {
+        ledger.see_pod(&bound(held, at % 7), Timestamp::START);
+    }
+    let none = PlannedVictims::new();
+    let named = ledger.named_nodes(names.iter());
+    let search = |gpu: GpuRequest| {
+        let query = requests(gpu, Policy::Fragmentation);
+        let request = RoomRequest {
+            uid: &pod("important").uid,
+            query: &query,
+            priority: 1_000,
+            named: Some(&named),
+            planned: &none,
+            may_evict: &|_, _| true,
+            leaving: &BTreeSet::new(),
+            is_passed: &|_| false,
+        };
+        median_us(clock, 11, || {
+            let found = black_box(ledger.find_room(black_box(&request)));
+            assert!(found.is_some_and(|found| !found.victims.is_empty()));
+        })
+    };
+    let all = GpuRequest::several(Amount::Whole, NonZeroU32::new(8).expect("eight"));
+    let took_all = search(all);
+    fill(ledger);
+    let half = GpuRequest::one(Amount::Fraction(Share::from_millionths(500_000)));
+    format!("{}, {}", shown(took_all), shown(search(half)))
+}
+
+/// Gives what is free of each GPU to one pod.
+fn fill(ledger: &Ledger) {
+    for node in ledger.nodes() {
+        for device in node.devices() {
+            let (id, free) = (device.device().id.clone(), device.free());
+            let placement = Placement {
+                node: node.name().clone(),
+                devices: vec![PlacedDevice { id: id.clone(), demand: free }],
+                isolation: ConfiguredIsolation::None,
+            };
+            let held = Reservation {
+                pod: pod(&format!("fills-{id}")),
+                placement,
+                host: HostAmount::ZERO,
+                state: ReservationState::Confirmed,
+                request: None,
+                tenure: None,
+            };
+            ledger.see_pod(&bound(&held, 3), Timestamp::START);
+        }
+    }
+}
+
+fn bound(held: &Reservation, priority: i32) -> PodFact {
+    PodFact {
+        pod: held.pod.clone(),
+        node: Some(held.placement.node.clone()),
+        host: held.host,
+        is_terminal: false,
+        wants_gpu: true,
+        request: held.request.clone(),
+        placement: Some(held.placement.clone()),
+        bound_by_us: true,
+        tenure: Tenure { priority, ..Tenure::default() },
+    }
 }
 
 /// Reports of one node in one session.

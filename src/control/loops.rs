@@ -16,7 +16,7 @@ use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::requeue;
 use crate::control::pods::teams;
-use crate::control::room::make_room::{forget_note, make_room, wake};
+use crate::control::room::make_room::{forget_note, make_room, note_kept, wake};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
@@ -142,9 +142,8 @@ async fn standing(app: &Arc<App>) {
             let facts = (&worker.waiting, &worker.preemptors, &*worker.ledger);
             let earlier = worker.earlier_rooms();
             let mut resumed = Step::default();
-            let is_forgotten = earlier.is_empty() || mutated(Mutation::RoomNotResumed);
-            if rules.preemption.enabled && !is_forgotten {
-                resumed = holds.resume(&earlier, facts, times.0);
+            if !earlier.is_empty() && !mutated(Mutation::RoomNotResumed) {
+                resumed = holds.resume(&earlier, facts, (rules, times.0, times.1));
             }
             worker.preemptors.lead();
             let step = holds.step(facts, rules, times);
@@ -171,6 +170,7 @@ fn carry_out(app: &Arc<App>, step: Step) {
     for (pod, node) in step.given_up {
         tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
     }
+    step.noted.into_iter().for_each(|(pod, node)| note_kept(app, pod, node));
     step.open_hosts.into_iter().for_each(|pod| wake(app, pod));
     step.abandoned.into_iter().for_each(|pod| forget_note(app, pod));
     step.evict.into_iter().for_each(|order| make_room(app, order));

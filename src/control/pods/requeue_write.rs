@@ -81,6 +81,15 @@ pub(crate) enum Note<'a> {
 }
 
 impl Note<'_> {
+    /// Whether it is still true, where room is kept on this node for the pod.
+    fn holds(&self, node: Option<&NodeName>) -> bool {
+        match self {
+            Self::None => true,
+            Self::Room(note) => node == Some(&note.node),
+            Self::NoRoom => node.is_none(),
+        }
+    }
+
     /// The value of [`HOLD`]; the outer `None` leaves it as it is.
     fn value(&self) -> Option<Option<String>> {
         match self {
@@ -113,8 +122,8 @@ pub(crate) async fn write_own(
         if app.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod
         }
-        if matches!(note, Note::NoRoom) && app.preemptors.has(uid) {
-            return PatchOutcome::Conflict; // room is being made again, with a note of its own
+        if !note.holds(app.preemptors.node(uid).as_ref()) {
+            return PatchOutcome::Conflict; // another note follows
         }
         let is_later = app.fenced(cluster, &seen) == Ordering::Greater;
         if is_later && !mutated(Mutation::RequeueOverFence) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::control::pods::requeue_write::{Note, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
@@ -32,6 +32,17 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
         if let Some(ended) = evict_all(&worker, &order).await {
             worker.preemptors.ended(&uid, ended);
         }
+    });
+}
+
+/// Notes on a pod that room is kept for it, so that a later process goes on with it.
+pub(crate) fn note_kept(app: &Arc<App>, pod: WaitingPod, node: NodeName) {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let Truth::Cluster(cluster) = &worker.truth else { return };
+        let note = RoomNote { node, victims: BTreeSet::new() };
+        let outcome = write_own(&worker, cluster, &pod, &Note::Room(&note)).await;
+        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "room is kept for it");
     });
 }
 

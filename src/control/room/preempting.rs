@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
-use crate::control::room::standing::{Facts, Held, RoomOrder, StandingHolds, Step};
+use crate::control::room::standing::{Facts, Held, RoomOrder, StandingHolds, StandingRules, Step};
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
@@ -40,13 +40,24 @@ impl StandingHolds {
         &mut self,
         earlier: &[(PodUid, RoomNote)],
         facts: Facts<'_>,
-        now: Timestamp,
+        (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
     ) -> Step {
         let (waiting, preemptors, ledger) = facts;
         let mut step = Step::default();
-        for (uid, note) in earlier {
-            let Some(state) = waiting.pod(uid) else { continue };
-            let pod = state.waiting;
+        let noted =
+            earlier.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
+        let mut noted: Vec<(WaitingPod, &RoomNote)> = noted.collect();
+        noted.sort_by(|(a, _), (b, _)| a.order().cmp(&b.order()));
+        for (pod, note) in noted {
+            let uid = &pod.pod.uid;
+            if note.victims.is_empty() {
+                self.stand_again(&pod, &note.node, facts, (rules, now, unix_seconds), &mut step);
+                continue;
+            }
+            if !rules.preemption.enabled {
+                step.abandoned.push(pod);
+                continue;
+            }
             let noted = |uid: &PodUid, _: Tenure| note.victims.contains(uid);
             let (none, leaving) = (PlannedVictims::new(), self.leaving());
             let may_evict: &dyn Fn(&PodUid, Tenure) -> bool =
@@ -61,13 +72,11 @@ impl StandingHolds {
                 leaving: &leaving,
                 is_passed: &|_| false,
             };
-            match ledger.find_room_again(&note.node, &request) {
-                Some(found) => {
-                    if self.begin(&pod, found, facts, true, now, &mut step) {
-                        preemptors.ask(uid);
-                    }
-                }
-                None => step.abandoned.push(pod),
+            let found = ledger.find_room_again(&note.node, &request);
+            if found.is_some_and(|found| self.begin(&pod, found, facts, true, now, &mut step)) {
+                preemptors.ask(uid);
+            } else {
+                step.abandoned.push(pod);
             }
         }
         step

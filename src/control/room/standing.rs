@@ -119,13 +119,15 @@ pub struct Step {
     pub ready: Vec<(NodeName, WaitingPod)>,
     /// Pods that got a standing hold, and where.
     pub begun: Vec<(PodRef, Standing)>,
+    /// Pods for which room is kept on this node, with no eviction, from now on.
+    pub noted: Vec<(WaitingPod, NodeName)>,
     /// Pods that lost it although they wait: nothing bound them, or nothing more became free.
     pub given_up: Vec<(PodRef, NodeName)>,
     /// Pods without a GPU whose node keeps nothing of its host any more that they would take.
     pub open_hosts: Vec<PodRef>,
     /// Pods for which others are to be evicted.
     pub evict: Vec<RoomOrder>,
-    /// Pods for which room is not made any more, although pods may have been evicted.
+    /// Pods for which room is not kept any more.
     pub abandoned: Vec<WaitingPod>,
     /// What this means for others.
     pub events: Vec<LedgerEvent>,
@@ -364,7 +366,7 @@ impl StandingHolds {
         step.events.extend(events);
         let Some(standing) = standing else {
             self.held.remove(uid);
-            preemptors.end(uid);
+            step.abandon(uid, waiting, preemptors);
             return true;
         };
         let others = self.held.extract_if(.., |other, held| {
@@ -372,7 +374,7 @@ impl StandingHolds {
         });
         let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
         for other in &others {
-            preemptors.end(other);
+            step.abandon(other, waiting, preemptors);
             step.events.extend(ledger.stand_down(other));
         }
         let before = self.held.get(uid);
@@ -387,7 +389,9 @@ impl StandingHolds {
             victims: None,
         };
         let is_new = self.held.insert(uid.clone(), held).is_none();
-        preemptors.keep(uid, standing.node.clone(), pod.priority);
+        if preemptors.keep(uid, standing.node.clone(), pod.priority) {
+            step.noted.push((pod.clone(), standing.node.clone()));
+        }
         if standing.lacks == 0 {
             step.tell(uid, standing.node.clone(), waiting, ledger);
         }
@@ -395,6 +399,41 @@ impl StandingHolds {
             step.begun.push((pod.pod.clone(), standing));
         }
         true
+    }
+
+    /// Goes on with a standing hold that an earlier process made for one that still waits long enough.
+    pub(crate) fn stand_again(
+        &mut self,
+        pod: &WaitingPod,
+        node: &NodeName,
+        (waiting, preemptors, ledger): Facts<'_>,
+        (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
+        step: &mut Step,
+    ) {
+        let uid = &pod.pod.uid;
+        let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
+        let is_old = pod.created_unix_seconds <= unix_seconds.saturating_sub(after);
+        let sizes = ledger.pool_sizes(&pod.query);
+        let may = |pool: &PoolName| {
+            let is_taken = self.held.values().any(|held| held.pool == *pool && !held.is_made());
+            !is_taken && may_keep(&sizes, pool, rules.at_most, &pod.query)
+        };
+        let (mut standing, mut events) = (None, Vec::new());
+        if is_old && !rules.after.is_zero() {
+            (standing, events) = ledger.stand_again(uid, &pod.query, node, may);
+        }
+        step.events.extend(events);
+        let Some(standing) = standing else {
+            return step.abandoned.push(pod.clone());
+        };
+        let least = (standing.lacks, now);
+        let (query, priority, pool) = (pod.query.clone(), pod.priority, standing.pool.clone());
+        let held = Held { query, priority, pool, ready: None, least, victims: None };
+        self.held.insert(uid.clone(), held);
+        preemptors.keep(uid, standing.node.clone(), pod.priority);
+        if standing.lacks == 0 {
+            step.tell(uid, standing.node, waiting, ledger);
+        }
     }
 
     /// Ends standing holds of less important pods in whose room the pod fits now.

@@ -364,7 +364,8 @@ impl App {
     /// forwards calls, needs the ledger alone.
     pub fn readiness(&self) -> Readiness {
         let readiness = self.ledger_readiness();
-        let has_earlier = || self.config.preemption.enabled && self.preemptors.has_earlier();
+        let is_kept = self.config.preemption.enabled || !self.config.standing_hold_after.is_zero();
+        let has_earlier = || is_kept && self.preemptors.has_earlier();
         match readiness == Readiness::Ready && self.has_begun() && has_earlier() {
             true => Readiness::NotListed,
             false => readiness,

@@ -40,6 +40,8 @@ struct Room {
     node: NodeName,
     priority: i32,
     stage: Stage,
+    /// Whether a note on the pod may say so.
+    is_noted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,24 +113,33 @@ impl Preemptors {
         (now.since(*at) < PLAN_LASTS).then(|| Arc::clone(plan))
     }
 
-    /// Notes that room is kept for a pod on a node, as it becomes free.
-    pub(crate) fn keep(&self, uid: &PodUid, node: NodeName, priority: i32) {
-        let room = Room { node, priority, stage: Stage::Kept };
-        self.known.lock().rooms.insert(uid.clone(), room);
+    /// Notes that room is kept for a pod on a node, as it becomes free. Returns whether it was not on
+    /// this node before.
+    pub(crate) fn keep(&self, uid: &PodUid, node: NodeName, priority: i32) -> bool {
+        let room = Room { node, priority, stage: Stage::Kept, is_noted: true };
+        let before = self.known.lock().rooms.insert(uid.clone(), room.clone());
+        before.is_none_or(|before| before.node != room.node)
     }
 
     /// Notes that room is being made for a pod on a node.
     pub(crate) fn begin(&self, uid: &PodUid, node: NodeName, priority: i32) {
         let mut known = self.known.lock();
         known.plans.remove(uid);
-        known.rooms.insert(uid.clone(), Room { node, priority, stage: Stage::Made });
+        let is_noted = known.rooms.get(uid).is_some_and(|before| before.is_noted);
+        let room = Room { node, priority, stage: Stage::Made, is_noted };
+        known.rooms.insert(uid.clone(), room);
     }
 
     /// Notes that pods are asked to go for it. Returns whether that is still wanted.
     pub fn ask(&self, uid: &PodUid) -> bool {
         let mut known = self.known.lock();
         let room = known.rooms.get_mut(uid).filter(|room| room.stage != Stage::Kept);
-        room.map(|room| room.stage = Stage::Asked).is_some()
+        room.map(|room| (room.stage, room.is_noted) = (Stage::Asked, true)).is_some()
+    }
+
+    /// The node where room is kept for the pod.
+    pub(crate) fn node(&self, uid: &PodUid) -> Option<NodeName> {
+        self.known.lock().rooms.get(uid).map(|room| room.node.clone())
     }
 
     /// Whether room is being made for the pod.
@@ -136,9 +147,9 @@ impl Preemptors {
         self.known.lock().rooms.get(uid).is_some_and(|room| room.stage != Stage::Kept)
     }
 
-    /// Notes that no room is kept for the pod any more. Returns whether pods were asked to go for it.
+    /// Notes that no room is kept for the pod any more. Returns whether a note on the pod may say so.
     pub(crate) fn end(&self, uid: &PodUid) -> bool {
-        self.known.lock().rooms.remove(uid).is_some_and(|room| room.stage == Stage::Asked)
+        self.known.lock().rooms.remove(uid).is_some_and(|room| room.is_noted)
     }
 
     /// Notes how the evictions for a pod ended.

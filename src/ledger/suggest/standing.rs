@@ -174,6 +174,29 @@ impl Ledger {
         (kept.map(|(node, pool)| Standing { node, pool, lacks }), events)
     }
 
+    /// Keeps room for a pod on this node, as an earlier process did. `None` if it would not fit there, or
+    /// if its pool is not open.
+    pub fn stand_again(
+        &self,
+        uid: &PodUid,
+        query: &PlacementRequest,
+        node: &NodeName,
+        is_open: impl Fn(&PoolName) -> bool,
+    ) -> (Option<Standing>, Vec<LedgerEvent>) {
+        let _stays = self.stay();
+        let mut events = Vec::new();
+        let classes = self.cluster().classes.clone();
+        let compiled = query.compile(&classes);
+        let Some(at) = self.position(node.as_str()) else { return (None, events) };
+        let node_state = self.node_entry(at).read().clone();
+        let may = node_state.is_of_classes(classes.count()) && is_open(node_state.pool());
+        let Some((lacks, hold)) = may.then(|| lacking(&node_state, &compiled)).flatten() else {
+            return (None, events);
+        };
+        let kept = self.keep_room(uid, at, hold, &mut events);
+        (kept.map(|(node, pool)| Standing { node, pool, lacks }), events)
+    }
+
     /// Keeps room on a node for a pod that is on none. Returns where, if it is kept.
     pub(crate) fn keep_room(
         &self,

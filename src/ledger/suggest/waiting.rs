@@ -436,7 +436,7 @@ impl WaitingPods {
     /// All waiting pods that the watch shows, the most important and then oldest first.
     pub fn all(&self) -> Vec<WaitingState> {
         let mut all: Vec<_> = self.pods().shown().cloned().collect();
-        all.sort_by(|a, b| order(&a.waiting).cmp(&order(&b.waiting)));
+        all.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         all
     }
 
@@ -453,12 +453,12 @@ impl WaitingPods {
         for state in pods.shown().filter(|state| may(state)) {
             let line = (&state.waiting.query, state.named.as_ref().map(Arc::as_ptr));
             let first = firsts.entry(line).or_insert(state);
-            if order(&state.waiting) < order(&first.waiting) {
+            if state.waiting.order() < first.waiting.order() {
                 *first = state;
             }
         }
         let mut firsts: Vec<WaitingState> = firsts.into_values().cloned().collect();
-        firsts.sort_by(|a, b| order(&a.waiting).cmp(&order(&b.waiting)));
+        firsts.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         firsts
     }
 
@@ -485,9 +485,11 @@ impl WaitingPods {
     }
 }
 
-/// Smaller first: higher priority, then older, then by UID.
-fn order(waiting: &WaitingPod) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
-    (std::cmp::Reverse(waiting.priority), waiting.created_unix_seconds, &waiting.pod.uid)
+impl WaitingPod {
+    /// Its place in a line, smaller first: higher priority, then older, then by UID.
+    pub(crate) fn order(&self) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
+        (std::cmp::Reverse(self.priority), self.created_unix_seconds, &self.pod.uid)
+    }
 }
 
 /// A requeue whose next call is still to come, or is being answered.

@@ -87,6 +87,14 @@ impl Bed {
         self.holds.step(facts, rules, (self.now, wall))
     }
 
+    fn standing_rules(&self) -> StandingRules {
+        StandingRules { after: Duration::ZERO, at_most: Share::WHOLE, preemption: self.rules }
+    }
+
+    fn times(&self) -> (StandingRules, Timestamp, i64) {
+        (self.standing_rules(), self.now, 1_000)
+    }
+
     /// What is to be evicted this much later: for which pod, where, and which pods.
     fn orders_after(&mut self, seconds: u64) -> Vec<String> {
         let step = self.step_after(seconds);
@@ -235,7 +243,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
         let mut bed = Bed::full();
         bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
         let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
-        let step = bed.holds.resume(&[(uid("p"), note(victims))], facts, bed.now);
+        let step = bed.holds.resume(&[(uid("p"), note(victims))], facts, bed.times());
         assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), expected, "{victims:?}");
         assert_eq!(bed.preemptors.is_asked(&uid("p")), !expected.is_empty());
         assert_eq!(step.abandoned.len(), usize::from(expected.is_empty()));
@@ -256,7 +264,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     bed.ledger.report("n", &last, bed.now).unwrap();
     bed.waiting.see(Bed::waiting_pod("p", 1_000_000, 10), bed.now);
     let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
-    let step = bed.holds.resume(&[(uid("p"), note(&["gone"]))], facts, bed.now);
+    let step = bed.holds.resume(&[(uid("p"), note(&["gone"]))], facts, bed.times());
     assert_eq!((step.evict, step.abandoned), (vec![], vec![]));
     assert!(bed.preemptors.is_asked(&uid("p")));
     assert_eq!(free(&bed.ledger), [0, 0], "kept");
@@ -264,6 +272,6 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     let mut bed = Bed::full();
     bed.waiting.see(Bed::waiting_pod("p", 500_000, 0), bed.now);
     let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
-    let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.now);
+    let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.times());
     assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
 }

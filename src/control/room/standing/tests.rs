@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid};
 use crate::model::rejection::Rejection;
 
@@ -253,4 +254,28 @@ fn room_of_which_nothing_more_becomes_free_is_given_up() {
     bed.step_after(1);
     bed.step_after(60);
     assert_eq!(bed.kept(), vec![], "the second pause is longer");
+}
+
+#[test]
+fn a_later_process_keeps_the_room_of_an_earlier_one() {
+    let note = |node: &str| RoomNote { node: NodeName::new(node), victims: BTreeSet::new() };
+    let mut bed = Bed::half_full();
+    bed.bind("d", "n", "A", 300_000); // B and C lack less
+    bed.refused("large", (1_000_000, 60, 0), &["m", "n"]);
+    bed.refused("other", (1_000_000, 70, 0), &["m", "n"]);
+    bed.refused("young", (1_000_000, 50, 9), &["m", "n"]);
+    let noted = [("large", "n"), ("young", "m"), ("other", "n")];
+    let noted: Vec<_> = noted.iter().map(|(name, node)| (uid(name), note(node))).collect();
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let step = bed.holds.resume(&noted, facts, (rules(), bed.now, 1_000));
+    assert_eq!(
+        bed.kept(),
+        pairs(&[("other", "n")]),
+        "one of a pool, by age; `young` has not waited"
+    );
+    let lost: Vec<&str> = step.abandoned.iter().map(|pod| &*pod.name).collect();
+    assert_eq!(lost, ["young", "large"], "their notes go");
+    bed.step_after(0);
+    assert_eq!(bed.kept(), pairs(&[("other", "n")]), "and it stays");
+    assert!(bed.preemptors.end(&uid("other")), "its note goes when it ends");
 }

@@ -140,6 +140,7 @@ pub mod ledger {
         pub mod standing;
         pub mod preemption;
         pub mod preemptors;
+        pub mod together;
         pub mod search;
         pub(crate) mod suggestions;
     }
@@ -318,6 +319,7 @@ pub mod control {
     pub mod room {
         pub mod standing;
         pub(crate) mod preempting;
+        pub(crate) mod groups;
         pub(crate) mod make_room;
     }
 

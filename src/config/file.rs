@@ -135,6 +135,9 @@ pub struct Config {
     /// Most devices of a pool that are kept for it; one always may be.
     #[serde(deserialize_with = "requests::share")]
     pub standing_hold_at_most: Share,
+    /// How long room for all pods of a group is kept until they are bound.
+    #[serde(rename = "group_timeout_seconds", deserialize_with = "seconds::<5, 3_600, _>")]
+    pub group_timeout: Duration,
     /// Age of the last report from which a node is not reporting; at least two heartbeats of an agent.
     #[serde(rename = "report_stale_seconds", deserialize_with = "seconds::<10, 3_600, _>")]
     pub stale_after: Duration,
@@ -209,6 +212,7 @@ impl Default for Config {
             hold_for: Duration::from_secs(10),
             standing_hold_after: Duration::from_secs(60),
             standing_hold_at_most: Share::from_millionths(250_000),
+            group_timeout: Duration::from_secs(60),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
             drain_limit: Duration::from_secs(30),

@@ -111,8 +111,7 @@ async fn beside(app: &Arc<App>, look: fn(&App)) {
 async fn standing(app: &Arc<App>) {
     let (after, at_most) = (app.config.standing_hold_after, app.config.standing_hold_at_most);
     let preemption = app.config.preemption;
-    let is_off = after.is_zero() && !preemption.enabled;
-    if is_off || matches!(app.truth, Truth::Ledger) {
+    if matches!(app.truth, Truth::Ledger) {
         return;
     }
     if !preemption.enabled {
@@ -120,7 +119,8 @@ async fn standing(app: &Arc<App>) {
             "no pod is evicted for more important GPU pods: `preemption.enabled` is false"
         );
     }
-    let rules = StandingRules { after, at_most, preemption };
+    let group_timeout = app.config.group_timeout;
+    let rules = StandingRules { after, at_most, preemption, group_timeout };
     let mut next = app.outside.every(TICK);
     let mut holds = StandingHolds::default();
     loop {
@@ -139,7 +139,8 @@ async fn standing(app: &Arc<App>) {
         let work = move || {
             let wall = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
             let times = (worker.clock.now(), wall);
-            let facts = (&worker.waiting, &worker.preemptors, &*worker.ledger);
+            let facts =
+                (&worker.waiting, &worker.preemptors, &*worker.ledger, &worker.bound_groups);
             let earlier = worker.earlier_rooms();
             let mut resumed = Step::default();
             if !earlier.is_empty() && !mutated(Mutation::RoomNotResumed) {

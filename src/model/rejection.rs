@@ -73,6 +73,8 @@ pub enum Rejection {
     },
     /// Less important pods are evicted for the pod on another node.
     RoomElsewhere,
+    /// The pods of its group are not all there, or there is no room for all of them.
+    GroupWaits,
     /// What the node has left of CPU and host memory is kept for a more important pod.
     HostKept,
     /// The node has too little CPU left.
@@ -136,7 +138,7 @@ const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not rep
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 24] = [
+    pub const LABELS: [&'static str; 25] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -161,6 +163,7 @@ impl Rejection {
         "small_share",
         "room_elsewhere",
         "host_kept",
+        "group_waits",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -258,6 +261,13 @@ impl Rejection {
                 Row::of(22, Obstacle::Room, 22, "room is being made for the pod on another node")
                     .met_by_room()
             }
+            Self::GroupWaits => Row::of(
+                24,
+                Obstacle::Room,
+                22,
+                "its group is not complete or does not fit as a whole",
+            )
+            .met_by_room(),
             Self::HostKept => {
                 Row::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")
                     .met_by_room()

@@ -14,6 +14,18 @@ use crate::model::rejection::Rejection;
 /// Most devices that one pod may request on one node.
 pub const MAX_DEVICES_PER_POD: u32 = 64;
 
+/// Most pods of a group.
+pub const MAX_GROUP: u32 = 256;
+
+/// A group of pods that start together or not at all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodGroup {
+    /// Its name, within the namespace.
+    pub name: Arc<str>,
+    /// How many pods it has.
+    pub size: u32,
+}
+
 /// How much of each device a pod requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Amount {

@@ -54,6 +54,10 @@ impl Sink for App {
         {
             self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
         }
+        if let Some(group) = pod.group.as_ref().filter(|_| pod.node.is_some()) {
+            let key = (pod.namespace.as_str().into(), group.name.clone());
+            self.bound_groups.see(&pod.pod.uid, key);
+        }
         if pod.start_failure.is_none() {
             self.start_failures.remove(&pod.pod.uid);
         }
@@ -96,6 +100,7 @@ impl Sink for App {
     fn pod_ended(&self, uid: &PodUid) {
         self.start_failures.remove(uid);
         self.edits.forget(uid);
+        self.bound_groups.forget(uid);
         self.forget_waiting(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);

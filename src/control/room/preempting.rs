@@ -42,7 +42,7 @@ impl StandingHolds {
         facts: Facts<'_>,
         (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
     ) -> Step {
-        let (waiting, preemptors, ledger) = facts;
+        let (waiting, preemptors, ledger, _) = facts;
         let mut step = Step::default();
         let noted =
             earlier.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
@@ -50,6 +50,10 @@ impl StandingHolds {
         noted.sort_by(|(a, _), (b, _)| a.order().cmp(&b.order()));
         for (pod, note) in noted {
             let uid = &pod.pod.uid;
+            if pod.group.is_some() {
+                step.abandoned.push(pod); // all of its group, or none
+                continue;
+            }
             if note.victims.is_empty() {
                 self.stand_again(&pod, &note.node, facts, (rules, now, unix_seconds), &mut step);
                 continue;
@@ -90,7 +94,7 @@ impl StandingHolds {
         (now, unix_seconds): (Timestamp, i64),
         step: &mut Step,
     ) {
-        let (waiting, preemptors, ledger) = facts;
+        let (waiting, preemptors, ledger, _) = facts;
         self.settle_ended(facts, now, step);
         let evictions = &mut self.evictions;
         evictions.protected.retain(|_, until| *until > now);
@@ -107,6 +111,7 @@ impl StandingHolds {
             let lacks_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
             let is_refused = || named.is_some() && pod.created_unix_seconds <= created_by;
             pod.may_preempt
+                && pod.group.is_none()
                 && ((is_refused() && lacks_room()) || preemptors.planned(uid, now).is_some())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
@@ -148,7 +153,7 @@ impl StandingHolds {
     /// Takes in how evictions ended before the first pod went.
     fn settle_ended(
         &mut self,
-        (waiting, preemptors, ledger): Facts<'_>,
+        (waiting, preemptors, ledger, _): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) {
@@ -181,7 +186,7 @@ impl StandingHolds {
     fn search(
         &self,
         WaitingState { waiting: pod, named, .. }: &WaitingState,
-        (_, preemptors, ledger): Facts<'_>,
+        (_, preemptors, ledger, _): Facts<'_>,
         rules: PreemptionConfig,
         (now, unix_seconds): (Timestamp, i64),
     ) -> Option<FoundRoom> {
@@ -196,7 +201,8 @@ impl StandingHolds {
             is_free(victim) && tenure.started_unix_seconds <= started_by
         };
         let is_less = |other: &PodUid| {
-            self.held.get(other).is_some_and(|held| held.priority() < pod.priority)
+            let held = self.held.get(other);
+            held.is_some_and(|held| held.may_be_passed() && held.priority() < pod.priority)
         };
         let leaving = self.leaving();
         let request = RoomRequest {
@@ -217,7 +223,7 @@ impl StandingHolds {
         &mut self,
         pod: &WaitingPod,
         found: FoundRoom,
-        (waiting, preemptors, ledger): Facts<'_>,
+        (waiting, preemptors, ledger, _): Facts<'_>,
         is_begun: bool,
         now: Timestamp,
         step: &mut Step,

@@ -16,6 +16,7 @@ use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::requeue::NamedNodes;
 use crate::ledger::suggest::standing::Standing;
+use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::event::LedgerEvent;
 use crate::model::reservation::PodRef;
@@ -67,6 +68,8 @@ pub(crate) struct Held {
     least: (u64, Timestamp),
     /// The pods that are evicted for it; `None` if it waits for what becomes free.
     pub(crate) victims: Option<BTreeSet<PodUid>>,
+    /// Until when all pods of its group are to be bound, if it is in one.
+    until: Option<Timestamp>,
 }
 
 impl Held {
@@ -79,7 +82,27 @@ impl Held {
             ready: None,
             least: (u64::MAX, now),
             victims: Some(found.victims.iter().map(|victim| victim.uid.clone()).collect()),
+            until: None,
         }
+    }
+
+    /// The hold of a pod that starts with its group.
+    pub(crate) fn of_group(
+        pod: &WaitingPod,
+        found: &FoundRoom,
+        (now, until): (Timestamp, Timestamp),
+    ) -> Self {
+        Self { victims: None, until: Some(until), ..Self::made(pod, found, now) }
+    }
+
+    /// Whether it is that of the first of a line.
+    fn is_standing(&self) -> bool {
+        self.victims.is_none() && self.until.is_none()
+    }
+
+    /// Whether a more important pod may have its room.
+    pub(crate) fn may_be_passed(&self) -> bool {
+        self.until.is_none()
     }
 
     /// The priority of its pod.
@@ -94,7 +117,7 @@ impl Held {
 }
 
 /// What the choice depends on.
-pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger);
+pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger, &'a BoundGroups);
 
 /// What is remembered of evictions.
 #[derive(Default)]
@@ -182,6 +205,8 @@ pub struct StandingRules {
     pub at_most: Share,
     /// When room is made.
     pub preemption: PreemptionConfig,
+    /// How long the room for a group is kept until all of its pods are bound.
+    pub group_timeout: Duration,
 }
 
 impl StandingHolds {
@@ -193,7 +218,7 @@ impl StandingHolds {
         rules: StandingRules,
         (now, unix_seconds): (Timestamp, i64),
     ) -> Step {
-        let (waiting, preemptors, ledger) = facts;
+        let (waiting, preemptors, ledger, _) = facts;
         let mut step = Step::default();
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         let held = std::mem::take(&mut self.held);
@@ -203,6 +228,7 @@ impl StandingHolds {
                 None => step.abandon(&uid, waiting, preemptors),
             }
         }
+        self.start_groups(facts, rules.group_timeout, now, &mut step);
         if rules.preemption.enabled {
             self.make_room(facts, rules.preemption, (now, unix_seconds), &mut step);
         }
@@ -225,15 +251,19 @@ impl StandingHolds {
         (now, unix_seconds): (Timestamp, i64),
         step: &mut Step,
     ) {
-        let (waiting, _, ledger) = facts;
+        let (waiting, _, ledger, _) = facts;
         let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
         let created_by = unix_seconds.saturating_sub(after);
         let firsts = waiting.firsts(|state| {
             let pod = &state.waiting;
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
             let is_paused = || self.is_paused(&pod.pod.uid, now);
-            let is_made = || self.held.get(&pod.pod.uid).is_some_and(Held::is_made);
-            pod.created_unix_seconds <= created_by && waits_for_room() && !is_paused() && !is_made()
+            let has_other = || self.held.get(&pod.pod.uid).is_some_and(|held| !held.is_standing());
+            pod.created_unix_seconds <= created_by
+                && waits_for_room()
+                && !is_paused()
+                && pod.group.is_none()
+                && !has_other()
         });
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
@@ -278,7 +308,9 @@ impl StandingHolds {
         }
         let is_ready = ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
-        let is_late = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
+        let is_over = held.until.is_some_and(|until| until <= now);
+        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
+        let is_late = is_over || held.until.is_none() && is_unbound;
         let stuck_after = match &held.victims {
             None => STUCK_AFTER,
             Some(victims) if victims.iter().any(|uid| ledger.has_pod(uid)) => MADE_WITHIN,
@@ -333,22 +365,23 @@ impl StandingHolds {
         &mut self,
         first: &WaitingState,
         (all, at_most): (&BTreeSet<PoolName>, Share),
-        (waiting, preemptors, ledger): Facts<'_>,
+        facts: Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) -> bool {
+        let (waiting, preemptors, ledger, _) = facts;
         let WaitingState { waiting: pod, named, .. } = first;
         let uid = &pod.pod.uid;
         let named = named.as_deref();
         if self.is_paused(uid, now) {
             return false; // it has just made way
         }
-        self.make_way(pod, named, (waiting, preemptors, ledger), now, step);
+        self.make_way(pod, named, facts, now, step);
         let taken: BTreeSet<&PoolName> = self
             .held
             .iter()
             .filter(|(other, held)| *other != uid && held.priority >= pod.priority)
-            .filter(|(_, held)| !held.is_made())
+            .filter(|(_, held)| held.is_standing())
             .map(|(_, held)| &held.pool)
             .collect();
         let open: BTreeSet<PoolName> =
@@ -370,7 +403,7 @@ impl StandingHolds {
             return true;
         };
         let others = self.held.extract_if(.., |other, held| {
-            other != uid && held.pool == standing.pool && !held.is_made()
+            other != uid && held.pool == standing.pool && held.is_standing()
         });
         let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
         for other in &others {
@@ -387,6 +420,7 @@ impl StandingHolds {
             ready,
             least,
             victims: None,
+            until: None,
         };
         let is_new = self.held.insert(uid.clone(), held).is_none();
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
@@ -406,7 +440,7 @@ impl StandingHolds {
         &mut self,
         pod: &WaitingPod,
         node: &NodeName,
-        (waiting, preemptors, ledger): Facts<'_>,
+        (waiting, preemptors, ledger, _): Facts<'_>,
         (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
         step: &mut Step,
     ) {
@@ -415,7 +449,7 @@ impl StandingHolds {
         let is_old = pod.created_unix_seconds <= unix_seconds.saturating_sub(after);
         let sizes = ledger.pool_sizes(&pod.query);
         let may = |pool: &PoolName| {
-            let is_taken = self.held.values().any(|held| held.pool == *pool && !held.is_made());
+            let is_taken = self.held.values().any(|held| held.pool == *pool && held.is_standing());
             !is_taken && may_keep(&sizes, pool, rules.at_most, &pod.query)
         };
         let (mut standing, mut events) = (None, Vec::new());
@@ -428,7 +462,7 @@ impl StandingHolds {
         };
         let least = (standing.lacks, now);
         let (query, priority, pool) = (pod.query.clone(), pod.priority, standing.pool.clone());
-        let held = Held { query, priority, pool, ready: None, least, victims: None };
+        let held = Held { query, priority, pool, ready: None, least, victims: None, until: None };
         self.held.insert(uid.clone(), held);
         preemptors.keep(uid, standing.node.clone(), pod.priority);
         if standing.lacks == 0 {
@@ -441,12 +475,13 @@ impl StandingHolds {
         &mut self,
         pod: &WaitingPod,
         named: Option<&NamedNodes>,
-        (waiting, preemptors, ledger): Facts<'_>,
+        (waiting, preemptors, ledger, _): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) {
         let ends = self.held.iter().filter(|(other, held)| {
             held.priority < pod.priority
+                && held.may_be_passed()
                 && ledger.fits_in_room_of(other, &pod.query, named).is_some()
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();

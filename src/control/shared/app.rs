@@ -37,6 +37,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::standing::Standing;
+use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
@@ -79,6 +80,8 @@ pub struct App {
     pub waiting: WaitingPods,
     /// The pods for which room is being made.
     pub preemptors: Preemptors,
+    /// The pods of groups that are bound.
+    pub bound_groups: BoundGroups,
     /// The same pods as the API server shows them: what a Binding needs. With an API server,
     /// nothing that a verb's caller says gets here.
     pub pending: DashMap<PodUid, Arc<SeenPod>>,
@@ -152,6 +155,7 @@ impl App {
             ledger,
             waiting,
             preemptors: Preemptors::default(),
+            bound_groups: BoundGroups::default(),
             pending: DashMap::new(),
             without_gpu: DashSet::new(),
             gated: DashMap::new(),
@@ -211,6 +215,7 @@ impl App {
             priority: pod.priority,
             may_preempt: pod.may_preempt,
             created_unix_seconds: pod.created_unix_seconds,
+            group: pod.group.clone(),
         }
     }
 
@@ -341,6 +346,7 @@ impl App {
         let own = [
             ("waiting", self.waiting.count()),
             ("preemptors", self.preemptors.count()),
+            ("bound groups", self.bound_groups.count()),
             ("pending", self.pending.len()),
             ("without a GPU", self.without_gpu.len()),
             ("fences of other processes", self.other_fences.count()),
@@ -364,9 +370,7 @@ impl App {
     /// forwards calls, needs the ledger alone.
     pub fn readiness(&self) -> Readiness {
         let readiness = self.ledger_readiness();
-        let is_kept = self.config.preemption.enabled || !self.config.standing_hold_after.is_zero();
-        let has_earlier = || is_kept && self.preemptors.has_earlier();
-        match readiness == Readiness::Ready && self.has_begun() && has_earlier() {
+        match readiness == Readiness::Ready && self.has_begun() && self.preemptors.has_earlier() {
             true => Readiness::NotListed,
             false => readiness,
         }

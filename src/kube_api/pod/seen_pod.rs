@@ -15,7 +15,7 @@ use crate::kube_api::containers::injection::takes_devices;
 use crate::kube_api::pod::host::host_amount;
 use crate::kube_api::pod::pod_fields::PodFields;
 use crate::kube_api::pod::start_failure::StartFailure;
-use crate::kube_api::request::annotations::parse_request;
+use crate::kube_api::request::annotations::{parse_group, parse_request};
 use crate::kube_api::request::other_keys::{OtherKey, check, other_keys};
 use crate::kube_api::request::placement::{
     FENCE, FenceWriter, HOLD, PLACED_PREFIX, PlacementError, decode, fence_digest,
@@ -28,7 +28,7 @@ use crate::kube_api::request::resources::{
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
-use crate::model::request::GpuRequest;
+use crate::model::request::{GpuRequest, PodGroup};
 use crate::model::reservation::{Placement, PodRef, Tenure};
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
@@ -71,6 +71,8 @@ pub struct SeenPod {
     pub host: HostAmount,
     /// Its GPU request; `None` for a pod that requests no GPU.
     pub request: Result<Option<GpuRequest>, RequestError>,
+    /// The group of pods with which it starts; `None` also if that is not valid.
+    pub group: Option<PodGroup>,
     /// Its keys that concern GPUs of another scheduler.
     pub other_keys: Vec<OtherKey>,
     /// What its markers say, in the order of [`MARKERS`].
@@ -182,6 +184,7 @@ impl SeenPod {
             scheduler_name: scheduler.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()),
             host: spec.map_or(HostAmount::ZERO, host_amount),
             request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            group: parse_group(annotations).ok().flatten(),
             other_keys: other_keys(annotations, &containers),
             markers: markers_of(&containers),
             takes_devices: spec.is_some_and(takes_devices),

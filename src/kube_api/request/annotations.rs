@@ -26,7 +26,7 @@ use crate::kube_api::request::values::{
     device_count, fraction, isolation, mebibytes, models, policy, quantity,
 };
 use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, PodGroup};
 
 /// A share of one GPU.
 pub const FRACTION: &str = "gpu-fraction";
@@ -52,6 +52,12 @@ pub const MODEL: &str = "gpupack.dev/gpu-model";
 pub const POLICY: &str = "gpupack.dev/policy";
 /// Weakest accepted isolation.
 pub const ISOLATION: &str = "gpupack.dev/isolation";
+/// The group of pods that start together.
+pub const GROUP: &str = "gpupack.dev/group";
+/// The number of its pods.
+pub const GROUP_SIZE: &str = "gpupack.dev/group-size";
+/// Our own annotations.
+const OWN_KEYS: [&str; 5] = [MODEL, POLICY, ISOLATION, GROUP, GROUP_SIZE];
 /// Prefix of NVIDIA's annotations for a container: `nvidia.com/container.<c>.gpu-memory.request`.
 const CONTAINER_PREFIX: &str = "nvidia.com/container.";
 const CONTAINER_REQUEST: &str = "request";
@@ -72,8 +78,8 @@ const BARE_KEYS: [&str; 8] = [
 ];
 const KNOWN_BARE_KEYS: &str = "`gpu-fraction`, `gpu-memory`, `gpu-fraction.limit`, \
     `gpu-memory.limit`, `gpu-fraction-num-devices` and `gpu-fraction-container-name`";
-const KNOWN_OWN_KEYS: &str =
-    "`gpupack.dev/gpu-model`, `gpupack.dev/policy` and `gpupack.dev/isolation`";
+const KNOWN_OWN_KEYS: &str = "`gpupack.dev/gpu-model`, `gpupack.dev/policy`, \
+    `gpupack.dev/isolation`, `gpupack.dev/group` and `gpupack.dev/group-size`";
 const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory.request` and \
     `nvidia.com/container.<container>.gpu-memory.limit`";
 
@@ -100,6 +106,7 @@ pub fn parse_request(
             return Ok(None);
         }
     };
+    parse_group(annotations)?;
     not_longer("container name", request.container.as_deref().unwrap_or_default(), MAX_CONTAINER)?;
     Ok(Some(GpuRequest {
         models: keys.models()?,
@@ -107,6 +114,32 @@ pub fn parse_request(
         policy: keys.policy()?,
         ..request
     }))
+}
+
+/// The group of a pod, if it is in one.
+///
+/// # Errors
+/// [`RequestError::Group`].
+pub fn parse_group(
+    annotations: &BTreeMap<String, String>,
+) -> Result<Option<PodGroup>, RequestError> {
+    let text = |key| annotations.get(key).map(String::as_str);
+    let (name, size) = (text(GROUP), text(GROUP_SIZE));
+    if name.is_none() && size.is_none() {
+        return Ok(None);
+    }
+    let is_legal = |name: &str| {
+        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (1..=63).contains(&name.len()) && name.bytes().all(legal)
+    };
+    let count = size.and_then(|size| size.parse().ok()).filter(|it| (2..=MAX_GROUP).contains(it));
+    match (name.filter(|name| is_legal(name)), count) {
+        (Some(name), Some(size)) => Ok(Some(PodGroup { name: name.into(), size })),
+        _ => Err(RequestError::Group {
+            name: shown(name.unwrap_or_default()),
+            size: shown(size.unwrap_or_default()),
+        }),
+    }
 }
 
 /// A parsed annotation, with its text for messages.
@@ -148,7 +181,7 @@ impl<'a> Keys<'a> {
     fn refuse_unknown(&self) -> Result<(), RequestError> {
         let unknown = |key: &str, known| Err(RequestError::UnknownKey { key: shown(key), known });
         for key in self.annotations.keys().map(String::as_str) {
-            if key.starts_with(OWN_PREFIX) && ![MODEL, POLICY, ISOLATION].contains(&key) {
+            if key.starts_with(OWN_PREFIX) && !OWN_KEYS.contains(&key) {
                 return unknown(key, KNOWN_OWN_KEYS);
             }
             let bare = key.starts_with(FRACTION) || key.starts_with(MEMORY);
@@ -290,7 +323,7 @@ impl<'a> Keys<'a> {
 
     /// Refuses every annotation that qualifies a request, on a pod without one.
     fn refuse_orphans(&self) -> Result<(), RequestError> {
-        for key in BARE_KEYS.into_iter().chain([MODEL, POLICY, ISOLATION]) {
+        for key in BARE_KEYS.into_iter().chain(OWN_KEYS) {
             self.refuse_orphan(key)?;
         }
         Ok(())

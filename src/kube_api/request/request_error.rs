@@ -122,6 +122,18 @@ pub enum RequestError {
         /// Its value.
         value: String,
     },
+    /// A group of pods without a valid name or size.
+    #[error(
+        "annotations `gpupack.dev/group` and `gpupack.dev/group-size` are `{name}` and `{size}`: set both, \
+         a name of up to 63 lower-case letters, digits and `-`, and a number of pods from 2 to {most}",
+        most = crate::model::request::MAX_GROUP
+    )]
+    Group {
+        /// The name.
+        name: String,
+        /// The size.
+        size: String,
+    },
     /// A limit below the request.
     #[error(
         "annotation `{key}` is `{value}`, less than the request of `{request}`: raise the limit to \
@@ -320,6 +332,7 @@ impl RequestError {
             Self::Model { .. } => "model",
             Self::Policy { .. } => "policy",
             Self::Isolation { .. } => "isolation",
+            Self::Group { .. } => "group",
             Self::LimitBelowRequest { .. } => "limit_below_request",
             Self::LimitStyle { .. } => "limit_style",
             Self::Orphan { .. } => "orphan",
@@ -357,6 +370,7 @@ impl RequestError {
             Self::Model { .. } => "GPU request refused: the model filter names no model",
             Self::Policy { .. } => "GPU request refused: the policy is unknown",
             Self::Isolation { .. } => "GPU request refused: the isolation is unknown",
+            Self::Group { .. } => "GPU request refused: name or size of its group is invalid",
             Self::LimitBelowRequest { .. } => "GPU request refused: a limit is below its request",
             Self::LimitStyle { .. } => "GPU request refused: a limit has no request of its style",
             Self::Orphan { .. } => "GPU request refused: a key qualifies a request that is missing",

@@ -97,7 +97,7 @@ impl Ledger {
         }
         targets.sort();
         targets.truncate(TRIES);
-        let mut board = Board { ledger: self, node_table: &node_table, changed: BTreeMap::new() };
+        let mut board = Board::new(self, &node_table);
         let mut found = Vec::new();
         for (_, node, device, at, pods) in targets {
             if found.len() == count {
@@ -119,7 +119,7 @@ impl Ledger {
         pods: &BTreeSet<PodUid>,
         at: usize,
     ) -> Option<Relocation> {
-        let mut board = Board { ledger: self, node_table, changed: BTreeMap::new() };
+        let mut board = Board::new(self, node_table);
         let leaving = board.take_out(at, pods)?;
         let placement = board.place_on(at, query)?;
         board.allocate(at, guest(placement.clone(), query));
@@ -129,7 +129,7 @@ impl Ledger {
 }
 
 /// The waiting pod with its placement, for the state of a proposal only.
-fn guest(placement: Placement, query: &PlacementRequest) -> Reservation {
+pub(crate) fn guest(placement: Placement, query: &PlacementRequest) -> Reservation {
     Reservation {
         pod: PodRef { uid: PodUid::new("the waiting pod"), name: "the waiting pod".into() },
         placement,
@@ -141,14 +141,19 @@ fn guest(placement: Placement, query: &PlacementRequest) -> Reservation {
 }
 
 /// The state of the nodes as it would be after some moves.
-struct Board<'a> {
+pub(crate) struct Board<'a> {
     ledger: &'a Ledger,
     node_table: &'a [Arc<NodeEntry>],
     changed: BTreeMap<usize, NodeState>,
 }
 
-impl Board<'_> {
-    fn node_state(&mut self, at: usize) -> &mut NodeState {
+impl<'a> Board<'a> {
+    /// The nodes as they are.
+    pub(crate) fn new(ledger: &'a Ledger, node_table: &'a [Arc<NodeEntry>]) -> Self {
+        Self { ledger, node_table, changed: BTreeMap::new() }
+    }
+
+    pub(crate) fn node_state(&mut self, at: usize) -> &mut NodeState {
         self.changed.entry(at).or_insert_with(|| self.node_table[at].read().clone())
     }
 
@@ -163,7 +168,7 @@ impl Board<'_> {
         Some(taken)
     }
 
-    fn place_on(&mut self, at: usize, query: &PlacementRequest) -> Option<Placement> {
+    pub(crate) fn place_on(&mut self, at: usize, query: &PlacementRequest) -> Option<Placement> {
         let (place, _) = self.evaluate(at, query)?;
         Some(plan::placement(self.node_state(at), &place))
     }
@@ -181,7 +186,7 @@ impl Board<'_> {
         Some((place, cost))
     }
 
-    fn allocate(&mut self, at: usize, reservation: Reservation) {
+    pub(crate) fn allocate(&mut self, at: usize, reservation: Reservation) {
         self.node_state(at).allocate(reservation);
     }
 
@@ -205,7 +210,7 @@ impl Board<'_> {
                 host_rule: HostRule::Checked,
                 strategy: strategy.clone(),
             };
-            let at = self.best(&query, &is_welcome)?;
+            let at = self.best(&query, |_| true, &is_welcome)?;
             let to = self.place_on(at, &query)?;
             self.allocate(at, Reservation { placement: to.clone(), ..held.clone() });
             moves.push(Move { pod: held.pod, from: held.placement, to });
@@ -213,17 +218,20 @@ impl Board<'_> {
         Some(moves)
     }
 
-    /// The best node for a pod: kept answers for unchanged nodes, fresh ones for the rest.
-    fn best(
+    /// The best node for a pod, of those where it may go: kept answers for unchanged nodes, fresh ones
+    /// for the rest.
+    pub(crate) fn best(
         &mut self,
         query: &PlacementRequest,
+        may: impl Fn(usize) -> bool,
         is_welcome: impl Fn(Cost) -> bool,
     ) -> Option<usize> {
-        let changed: Vec<usize> = self.changed.keys().copied().collect();
+        let changed: Vec<usize> = self.changed.keys().copied().filter(|at| may(*at)).collect();
         let here = changed.iter().filter_map(|at| Some((self.evaluate(*at, query)?.1, *at)));
         let here: Vec<(Cost, usize)> = here.collect();
         // A node may have come since the board was made.
-        let is_named = |at: usize| at < self.node_table.len() && !changed.contains(&at);
+        let is_changed = |at: usize| self.changed.contains_key(&at);
+        let is_named = |at: usize| at < self.node_table.len() && !is_changed(at) && may(at);
         let elsewhere = self.ledger.ranked(query, is_named);
         let all = here.into_iter().chain(elsewhere).filter(|(cost, _)| is_welcome(*cost));
         let name = |at: usize| &self.node_table[at].name;

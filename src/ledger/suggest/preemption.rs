@@ -55,8 +55,8 @@ pub struct FoundRoom {
     pub victims: Vec<PodRef>,
     /// Other pods whose standing hold on the node ends for it.
     pub passed: Vec<PodUid>,
-    at: usize,
-    hold: StandingHold,
+    pub(crate) at: usize,
+    pub(crate) hold: StandingHold,
 }
 
 impl Ledger {

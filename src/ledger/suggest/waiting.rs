@@ -17,6 +17,7 @@ use crate::hardware::units::Timestamp;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
+use crate::model::request::PodGroup;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
@@ -71,6 +72,8 @@ pub struct WaitingPod {
     pub may_preempt: bool,
     /// When it was created, in seconds since 1970.
     pub created_unix_seconds: i64,
+    /// The pods of its namespace with which it starts.
+    pub group: Option<PodGroup>,
 }
 
 /// A waiting pod and the result of its last call.

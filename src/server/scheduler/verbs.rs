@@ -176,9 +176,14 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         && app.is_known_to_wait(uid, query)
         && app.ledger.standing(uid, query).is_some()
         && app.ledger.fits_in_room_of(uid, query, None).is_none();
+    let waits_for_group = pod.group.is_some() && matches!(app.truth, Truth::Cluster(_));
+    let waits_for = match waits_for_room {
+        true => Some(Rejection::RoomElsewhere),
+        false => waits_for_group.then_some(Rejection::GroupWaits),
+    };
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
-        && !waits_for_room
+        && waits_for.is_none()
     {
         let choice = app.ledger.choose(query, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
@@ -192,9 +197,9 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     }
     let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
-    let answers: Vec<Option<Rejection>> = match waits_for_room {
-        true => vec![Some(Rejection::RoomElsewhere); names.len()],
-        false => app.ledger.answers(query, &names).into_iter().map(Result::err).collect(),
+    let answers: Vec<Option<Rejection>> = match waits_for {
+        Some(rejection) => vec![Some(rejection); names.len()],
+        None => app.ledger.answers(query, &names).into_iter().map(Result::err).collect(),
     };
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);

@@ -114,6 +114,14 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let is_gated = app.gated.contains_key(&waiting.pod.uid);
     let (verdict, blocked_by) = match closest {
         _ if is_gated => (GATED.to_owned(), Obstacle::KubeScheduler),
+        _ if waiting.group.is_some() => {
+            let group = waiting.group.as_ref();
+            let (name, size) = group.map_or(("", 0), |group| (&*group.name, group.size));
+            let text = format!(
+                "it starts with its group `{name}`: {size} pods must wait, and fit at the same time"
+            );
+            (text, Obstacle::Room)
+        }
         _ if !fits_on.is_empty() => {
             (wording::verdict(fits_on.len(), nodes.len(), closest), Obstacle::KubeScheduler)
         }

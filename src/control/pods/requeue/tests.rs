@@ -39,6 +39,7 @@ impl Bed {
             query: share_query(500_000),
             priority,
             may_preempt: true,
+            group: None,
             created_unix_seconds: age,
         }
     }

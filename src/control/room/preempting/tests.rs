@@ -9,6 +9,7 @@ use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, free, hello, ledger, pod, report, see_node, share_query, uid};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::suggest::preemptors::Preemptors;
+use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::WaitingPods;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
@@ -18,6 +19,7 @@ struct Bed {
     ledger: Ledger,
     waiting: WaitingPods,
     preemptors: Preemptors,
+    bound: BoundGroups,
     holds: StandingHolds,
     now: Timestamp,
     rules: PreemptionConfig,
@@ -32,6 +34,7 @@ impl Bed {
             ledger,
             waiting: WaitingPods::default(),
             preemptors: Preemptors::default(),
+            bound: BoundGroups::default(),
             holds: StandingHolds::default(),
             now: Timestamp::START,
             rules: PreemptionConfig::default(),
@@ -64,6 +67,7 @@ impl Bed {
             query: share_query(millionths),
             priority,
             may_preempt: true,
+            group: None,
             created_unix_seconds: 1_000,
         }
     }
@@ -81,14 +85,23 @@ impl Bed {
     fn step_after(&mut self, seconds: u64) -> Step {
         self.now = self.now.plus(Duration::from_secs(seconds));
         let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
-        let rules =
-            StandingRules { after: Duration::ZERO, at_most: Share::WHOLE, preemption: self.rules };
-        let facts = (&self.waiting, &self.preemptors, &self.ledger);
+        let rules = StandingRules {
+            after: Duration::ZERO,
+            at_most: Share::WHOLE,
+            preemption: self.rules,
+            group_timeout: Duration::from_secs(60),
+        };
+        let facts = (&self.waiting, &self.preemptors, &self.ledger, &self.bound);
         self.holds.step(facts, rules, (self.now, wall))
     }
 
     fn standing_rules(&self) -> StandingRules {
-        StandingRules { after: Duration::ZERO, at_most: Share::WHOLE, preemption: self.rules }
+        StandingRules {
+            after: Duration::ZERO,
+            at_most: Share::WHOLE,
+            preemption: self.rules,
+            group_timeout: Duration::from_secs(60),
+        }
     }
 
     fn times(&self) -> (StandingRules, Timestamp, i64) {
@@ -242,7 +255,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     ] {
         let mut bed = Bed::full();
         bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
-        let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+        let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
         let step = bed.holds.resume(&[(uid("p"), note(victims))], facts, bed.times());
         assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), expected, "{victims:?}");
         assert_eq!(bed.preemptors.is_asked(&uid("p")), !expected.is_empty());
@@ -263,7 +276,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     let last = NodeReport { uses, ..report("x", 7, 4, "A B") };
     bed.ledger.report("n", &last, bed.now).unwrap();
     bed.waiting.see(Bed::waiting_pod("p", 1_000_000, 10), bed.now);
-    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
     let step = bed.holds.resume(&[(uid("p"), note(&["gone"]))], facts, bed.times());
     assert_eq!((step.evict, step.abandoned), (vec![], vec![]));
     assert!(bed.preemptors.is_asked(&uid("p")));
@@ -271,7 +284,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     // A forged note evicts none that is as important.
     let mut bed = Bed::full();
     bed.waiting.see(Bed::waiting_pod("p", 500_000, 0), bed.now);
-    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
     let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.times());
     assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
 }

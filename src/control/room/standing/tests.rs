@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid};
+use crate::ledger::suggest::together::BoundGroups;
 use crate::model::rejection::Rejection;
 
 fn rules() -> StandingRules {
@@ -11,6 +12,7 @@ fn rules() -> StandingRules {
         after: Duration::from_secs(60),
         at_most: Share::from_millionths(500_000),
         preemption,
+        group_timeout: Duration::from_secs(60),
     }
 }
 
@@ -19,6 +21,7 @@ struct Bed {
     ledger: Ledger,
     waiting: WaitingPods,
     preemptors: Preemptors,
+    bound: BoundGroups,
     holds: StandingHolds,
     now: Timestamp,
 }
@@ -30,7 +33,8 @@ impl Bed {
         ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
         let (waiting, holds) = (WaitingPods::default(), StandingHolds::default());
         let preemptors = Preemptors::default();
-        Self { ledger, waiting, preemptors, holds, now: Timestamp::START }
+        let bound = BoundGroups::default();
+        Self { ledger, waiting, preemptors, bound, holds, now: Timestamp::START }
     }
 
     /// A pod `a`, `b`, `c` has half of each GPU.
@@ -55,6 +59,7 @@ impl Bed {
             query: share_query(millionths),
             priority,
             may_preempt: true,
+            group: None,
             created_unix_seconds: 1_000 - age,
         };
         self.waiting.see(pod.clone(), self.now);
@@ -68,7 +73,7 @@ impl Bed {
     fn step_after(&mut self, seconds: u64) -> Vec<(String, String)> {
         self.now = self.now.plus(Duration::from_secs(seconds));
         let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
-        let facts = (&self.waiting, &self.preemptors, &self.ledger);
+        let facts = (&self.waiting, &self.preemptors, &self.ledger, &self.bound);
         let step = self.holds.step(facts, rules(), (self.now, wall));
         let ready = step.ready.into_iter().map(|(node, pod)| {
             self.waiting.requeued(&pod.pod.uid, self.now);
@@ -266,7 +271,7 @@ fn a_later_process_keeps_the_room_of_an_earlier_one() {
     bed.refused("young", (1_000_000, 50, 9), &["m", "n"]);
     let noted = [("large", "n"), ("young", "m"), ("other", "n")];
     let noted: Vec<_> = noted.iter().map(|(name, node)| (uid(name), note(node))).collect();
-    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger);
+    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
     let step = bed.holds.resume(&noted, facts, (rules(), bed.now, 1_000));
     assert_eq!(
         bed.kept(),

@@ -10,6 +10,7 @@ fn named(name: &str) -> WaitingPod {
         query: share_query(500_000),
         priority: 0,
         may_preempt: true,
+        group: None,
         created_unix_seconds: 0,
     }
 }

@@ -122,6 +122,7 @@ fn make_room(clock: Clock, Cluster { ledger, names }: &Cluster) -> String {
             planned: &none,
             may_evict: &|_, _| true,
             leaving: &BTreeSet::new(),
+            leaving_is_gone: true,
             is_passed: &|_| false,
         };
         median_us(clock, 11, || {

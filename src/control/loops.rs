@@ -16,7 +16,7 @@ use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::requeue;
 use crate::control::pods::teams;
-use crate::control::room::make_room::{forget_note, make_room, note_kept, wake};
+use crate::control::room::make_room::{call_again, forget_note, make_room, note_kept, wake};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
@@ -172,6 +172,7 @@ fn carry_out(app: &Arc<App>, step: Step) {
         tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
     }
     step.noted.into_iter().for_each(|(pod, node)| note_kept(app, pod, node));
+    step.call_again.into_iter().for_each(|pod| call_again(app, pod));
     step.open_hosts.into_iter().for_each(|pod| wake(app, pod));
     step.abandoned.into_iter().for_each(|pod| forget_note(app, pod));
     step.evict.into_iter().for_each(|order| make_room(app, order));

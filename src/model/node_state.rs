@@ -167,6 +167,11 @@ impl NodeState {
             && !has(self.host_free())
     }
 
+    /// CPU and host memory that a pod could have here beside all holds, if all others left.
+    pub fn host_beside_holds(&self) -> HostAmount {
+        self.host_capacity.left_after(self.host_held)
+    }
+
     /// When the last report was received.
     pub fn last_report(&self) -> Option<Timestamp> {
         self.last_report

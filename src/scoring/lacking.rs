@@ -3,7 +3,7 @@
 //! How long pods run is not known, so nothing says which node has room first. The devices that lack
 //! least keep the least room idle meanwhile (EASY backfilling, Lifka 1995, in space).
 
-use crate::hardware::units::{Demand, Share};
+use crate::hardware::units::{Demand, HostAmount, Share};
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room, fit};
 use crate::model::node_state::NodeState;
@@ -14,6 +14,12 @@ use crate::scoring::plan::placed;
 /// least of it, and the room to keep there. `None` if the request would not fit if these were empty.
 pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, StandingHold)> {
     node.placeable().ok()?;
+    // Two holds that need the same CPU would stand in each other's way.
+    let host = node.host_beside_holds();
+    let is_known = node.host_capacity() != HostAmount::ZERO;
+    if is_known && (compiled.host.cpu > host.cpu || compiled.host.memory > host.memory) {
+        return None;
+    }
     let devices = node.devices().iter().zip(node.rooms(HoldRule::Respected)).enumerate();
     let lacking = devices.filter_map(|(at, (device, room))| {
         let (lacks, demand) = lacking_on(device, room, compiled)?;

@@ -3,6 +3,7 @@
 //! First the highest priority among them is made as low as possible, then their number, then what
 //! they have in sum. Of small sets the best is found for certain.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use crate::hardware::device::PodUid;
@@ -15,8 +16,8 @@ use crate::mutation::{Mutation, mutated};
 use crate::scoring::lacking::lacking;
 use crate::scoring::plan;
 
-/// Sets of pods that are tried on one node, beyond the first one found.
-const MOST_SETS: usize = 20_000;
+/// Sets of pods that one search tries, on all nodes together, beyond the first one found on each.
+pub const MOST_SETS: usize = 20_000;
 
 /// Room that a node would have without some pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,10 @@ pub struct Preemptor<'a> {
     pub priority: i32,
     /// Pods that are not to be evicted now, and others that are.
     pub may_evict: &'a dyn Fn(&PodUid, Tenure) -> bool,
+    /// Whether pods that are ending, and devices that drain, count as gone. They may take long.
+    pub leaving_is_gone: bool,
+    /// Sets that may still be tried: see [`MOST_SETS`].
+    pub sets: &'a Cell<usize>,
 }
 
 /// A pod that may be evicted.
@@ -76,16 +81,14 @@ pub fn room_to_make(
     node.placeable().ok()?;
     let mut left = node.clone();
     let leaves = |(uid, held): &(&PodUid, &Reservation)| {
-        let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
-        let drains = matches!(held.state, ReservationState::Draining { .. });
-        is_ending || drains || gone.contains(*uid)
+        (preemptor.leaving_is_gone && is_leaving(held)) || gone.contains(*uid)
     };
     node.reservations().iter().filter(leaves).for_each(|(uid, _)| _ = left.remove(uid));
     gone.iter().for_each(|uid| _ = left.remove(uid));
     let may_go = |(uid, held): (&'_ PodUid, &'_ Reservation)| {
         let tenure = held.tenure.filter(|_| held.state == ReservationState::Confirmed)?;
         let is_equal = tenure.priority == preemptor.priority && mutated(Mutation::PreemptsEqual);
-        let is_less = tenure.priority < preemptor.priority || is_equal;
+        let is_less = (tenure.priority < preemptor.priority || is_equal) && !tenure.is_ending;
         (is_less && (preemptor.may_evict)(uid, tenure)).then_some(tenure)
     };
     let before = left.clone();
@@ -99,7 +102,8 @@ pub fn room_to_make(
         let Tenure { priority, started_unix_seconds, .. } = tenant.tenure;
         (priority, std::cmp::Reverse(started_unix_seconds), tenant.uid)
     });
-    let search = Search { node: &before, compiled: preemptor.compiled, tenants };
+    let Preemptor { compiled, sets, .. } = preemptor;
+    let search = Search { node: &before, compiled, tenants, sets };
     let chosen = search.best()?;
     let victims: BTreeSet<PodUid> =
         chosen.iter().map(|at| search.tenants[*at].uid.clone()).collect();
@@ -113,6 +117,13 @@ struct Search<'a> {
     compiled: &'a CompiledRequest,
     /// The least important first.
     tenants: Vec<Tenant<'a>>,
+    sets: &'a Cell<usize>,
+}
+
+/// Whether a pod is ending, or its devices drain.
+pub(crate) fn is_leaving(held: &Reservation) -> bool {
+    held.tenure.is_some_and(|tenure| tenure.is_ending)
+        || matches!(held.state, ReservationState::Draining { .. })
 }
 
 impl Search<'_> {
@@ -131,15 +142,14 @@ impl Search<'_> {
                 || !self.has_host()
         };
         let useful: Vec<usize> = (0..few).filter(is_of_use).collect();
-        let mut tried = 0;
         for count in 1..=best.len() {
             let mut found: Option<Vec<usize>> = None;
             let mut sets = Sets::new(useful.len(), count);
             while let Some(set) = sets.next() {
-                tried += 1;
-                if tried > MOST_SETS {
+                let Some(left) = self.sets.get().checked_sub(1) else {
                     return Some(found.unwrap_or(best));
-                }
+                };
+                self.sets.set(left);
                 let set: Vec<usize> = set.iter().map(|at| useful[*at]).collect();
                 // Of equal losses the youngest, which are in front.
                 let order = |set: &Vec<usize>| (self.loss(set), set.clone());

@@ -21,6 +21,13 @@ use crate::model::reservation::PodRef;
 /// Pause before evictions that a budget forbids are tried again, once others have gone.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(10);
 
+/// Pause between two looks at a room on which this one relies.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How often budgets may forbid an eviction once others have gone. One budget may have allowed each of
+/// two evictions alone.
+const MOST_REFUSALS: u32 = 4;
+
 /// Pause before evictions are tried again whose outcome is not known.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -30,7 +37,7 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     app.outside.spawn(async move {
         let uid = order.pod.pod.uid.clone();
         if let Some(ended) = evict_all(&worker, &order).await {
-            worker.preemptors.ended(&uid, ended);
+            worker.preemptors.ended(&uid, order.number, ended);
         }
     });
 }
@@ -56,6 +63,16 @@ pub(crate) fn forget_note(app: &Arc<App>, pod: WaitingPod) {
     });
 }
 
+/// Makes kube-scheduler call again for a pod whose nodes are not known.
+pub(crate) fn call_again(app: &Arc<App>, pod: WaitingPod) {
+    let worker = Arc::clone(app);
+    app.outside.spawn(async move {
+        let Truth::Cluster(cluster) = &worker.truth else { return };
+        let outcome = write_own(&worker, cluster, &pod, &Note::None).await;
+        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "called again: its nodes are not known");
+    });
+}
+
 /// Makes kube-scheduler look at a pod without a GPU again.
 pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
     let worker = Arc::clone(app);
@@ -73,6 +90,14 @@ pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
 async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let Truth::Cluster(cluster) = &app.truth else { return None };
     let uid = &order.pod.pod.uid;
+    for (other, number) in &order.after {
+        while !app.preemptors.was_asked(other, *number).unwrap_or(true) {
+            app.outside.sleep(LOOK_AGAIN).await;
+        }
+        if app.preemptors.was_asked(other, *number).is_none() {
+            return Some(Ended::Again);
+        }
+    }
     if !order.is_begun {
         if let Some(ended) = try_all(app, cluster, order).await {
             return Some(ended);
@@ -91,10 +116,11 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     }
     let mut left: Vec<&PodRef> = order.victims.iter().collect();
     let mut is_any_gone = order.is_begun;
-    while app.preemptors.ask(uid) && app.leading.is_here() {
+    let mut refusals = 0;
+    while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
         for victim in std::mem::take(&mut left) {
-            if !app.preemptors.has(uid) {
+            if !app.preemptors.is_making(uid, order.number) {
                 return None;
             }
             match evict(app, cluster, victim, order).await {
@@ -106,9 +132,13 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
                 EvictOutcome::Blocked { .. } | EvictOutcome::Refused { .. } => blocked.push(victim),
             }
         }
+        refusals += u32::from(!blocked.is_empty());
+        let protected = || blocked.iter().map(|victim| victim.uid.clone()).collect();
         if !is_any_gone {
-            let protected = blocked.into_iter().map(|victim| victim.uid.clone());
-            return Some(Ended::Protected(protected.collect()));
+            return Some(Ended::Protected(protected()));
+        }
+        if refusals >= MOST_REFUSALS {
+            return Some(Ended::Partly(protected()));
         }
         let pause = if open.is_empty() { BLOCKED_PAUSE } else { OPEN_PAUSE };
         left = open.into_iter().chain(blocked).collect();

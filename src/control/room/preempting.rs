@@ -6,10 +6,13 @@
 //! same room.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
-use crate::control::room::standing::{Facts, Held, RoomOrder, StandingHolds, StandingRules, Step};
+use crate::control::room::standing::{
+    Evictions, Facts, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules, Step,
+};
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
@@ -24,8 +27,16 @@ const SEARCHES: usize = 16;
 /// A pod that a budget protects is not tried again for this long.
 const PROTECTED_FOR: Duration = Duration::from_secs(30);
 
-/// A pod for which no room can be made is not looked at again for this long.
+/// Nor for this long, if others went and it could not.
+const PARTLY_FOR: Duration = Duration::from_secs(600);
+
+/// A line for whose pods no room can be made is not looked at again for this long; each time for twice as
+/// long, up to the second.
 const IN_VAIN_FOR: Duration = Duration::from_secs(5);
+const LONGEST_IN_VAIN: Duration = Duration::from_secs(60);
+
+/// How long a pod waits for room that others leave anyway. They may take hours to end.
+const AWAITS_FOR: Duration = Duration::from_secs(60);
 
 /// How long nothing is evicted after the API server said that gpupack may not.
 const DENIED_FOR: Duration = Duration::from_secs(600);
@@ -42,7 +53,7 @@ impl StandingHolds {
         facts: Facts<'_>,
         (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
     ) -> Step {
-        let (waiting, preemptors, ledger, _) = facts;
+        let (waiting, _, ledger, _) = facts;
         let mut step = Step::default();
         let noted =
             earlier.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
@@ -58,8 +69,9 @@ impl StandingHolds {
                 self.stand_again(&pod, &note.node, facts, (rules, now, unix_seconds), &mut step);
                 continue;
             }
-            if !rules.preemption.enabled {
-                step.abandoned.push(pod);
+            let has_gone = |victim: &PodUid| !ledger.has_pod(victim) || ledger.is_leaving(victim);
+            if !rules.preemption.enabled || !note.victims.iter().any(has_gone) {
+                step.abandoned.push(pod); // none has gone: it begins as any other
                 continue;
             }
             let noted = |uid: &PodUid, _: Tenure| note.victims.contains(uid);
@@ -74,12 +86,13 @@ impl StandingHolds {
                 planned: &none,
                 may_evict,
                 leaving: &leaving,
+                leaving_is_gone: true,
                 is_passed: &|_| false,
             };
             let found = ledger.find_room_again(&note.node, &request);
-            if found.is_some_and(|found| self.begin(&pod, found, facts, true, now, &mut step)) {
-                preemptors.ask(uid);
-            } else {
+            let is_kept =
+                found.is_some_and(|found| self.begin(&pod, found, facts, true, now, &mut step));
+            if !is_kept {
                 step.abandoned.push(pod);
             }
         }
@@ -99,6 +112,9 @@ impl StandingHolds {
         let evictions = &mut self.evictions;
         evictions.protected.retain(|_, until| *until > now);
         evictions.in_vain.retain(|_, until| *until > now);
+        evictions.lines.retain(|_, it| now.since(it.until) < LONGEST_IN_VAIN);
+        evictions.awaits.retain(|uid, _| waiting.has(uid));
+        evictions.called.retain(|uid| waiting.has(uid));
         evictions.denied = evictions.denied.filter(|until| *until > now);
         if self.evictions.denied.is_some() {
             return;
@@ -106,16 +122,17 @@ impl StandingHolds {
         let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
         let created_by = unix_seconds.saturating_sub(after);
         let may = |holds: &Self, state: &WaitingState| {
-            let WaitingState { waiting: pod, named, .. } = state;
+            let pod = &state.waiting;
             let uid = &pod.pod.uid;
             let lacks_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
-            let is_refused = || named.is_some() && pod.created_unix_seconds <= created_by;
+            let is_refused = || state.is_answered && pod.created_unix_seconds <= created_by;
+            let is_planned = || preemptors.planned(uid, now).is_some();
             pod.may_preempt
                 && pod.group.is_none()
-                && ((is_refused() && lacks_room()) || preemptors.planned(uid, now).is_some())
+                && ((is_refused() && lacks_room()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
-                && !holds.evictions.in_vain.contains_key(uid)
+                && !holds.evictions.is_in_vain(state, is_planned(), now)
         };
         let mut lowest = None;
         let mut searches = 0;
@@ -123,30 +140,44 @@ impl StandingHolds {
             let firsts = waiting.firsts(|state| may(self, state));
             let mut is_found = false;
             for first in firsts {
-                let made = self.held.values().filter(|held| held.is_made()).count();
-                if searches >= SEARCHES || made >= rules.at_once {
+                let pod = &first.waiting;
+                let rooms = self.held.values().filter(|it| it.is_made());
+                // Rooms for less important pods are in the way of none.
+                let made = rooms.filter(|it| it.priority() >= pod.priority).count();
+                if searches >= SEARCHES {
                     return;
                 }
-                let lowest = *lowest.get_or_insert_with(|| ledger.lowest_priority());
-                let uid = &first.waiting.pod.uid;
-                let is_lowest = lowest.is_none_or(|lowest| first.waiting.priority <= lowest)
-                    && preemptors.planned(uid, now).is_none();
-                searches += usize::from(!is_lowest);
-                let found = if is_lowest {
-                    None
-                } else {
-                    self.search(&first, facts, rules, (now, unix_seconds))
-                };
-                is_found |= found.is_some_and(|found| {
-                    self.begin(&first.waiting, found, facts, false, now, step)
-                });
-                if !preemptors.has(uid) && self.evictions.in_vain.len() < MOST_REMEMBERED {
-                    self.evictions.in_vain.insert(uid.clone(), now.plus(IN_VAIN_FOR));
+                if made >= rules.at_once {
+                    continue;
                 }
+                let lowest = *lowest.get_or_insert_with(|| ledger.lowest_priority());
+                let is_planned = preemptors.planned(&pod.pod.uid, now).is_some();
+                let is_lowest = lowest.is_none_or(|lowest| pod.priority <= lowest) && !is_planned;
+                let mut is_kept = false;
+                if first.named.is_none() && !is_planned && !is_lowest {
+                    self.call_again(pod, step);
+                } else if !is_lowest {
+                    searches += 1;
+                    if let Some(found) = self.search(&first, facts, rules, (now, unix_seconds)) {
+                        is_kept = self.begin(pod, found, facts, false, now, step);
+                    }
+                }
+                if !is_kept {
+                    self.evictions.note_in_vain(&first, is_planned, now);
+                }
+                is_found |= is_kept;
             }
             if !is_found {
                 return;
             }
+        }
+    }
+
+    /// Has kube-scheduler call for a pod whose nodes this process does not know, once.
+    fn call_again(&mut self, pod: &WaitingPod, step: &mut Step) {
+        let called = &mut self.evictions.called;
+        if called.len() < MOST_REMEMBERED && called.insert(pod.pod.uid.clone()) {
+            step.call_again.push(pod.clone());
         }
     }
 
@@ -166,12 +197,12 @@ impl StandingHolds {
             step.events.extend(ledger.stand_down(&uid));
             step.abandon(&uid, waiting, preemptors);
             match ended {
-                Ended::Protected(pods) => {
-                    let room = MOST_REMEMBERED.saturating_sub(self.evictions.protected.len());
-                    let until = now.plus(PROTECTED_FOR);
-                    let pods = pods.into_iter().take(room).map(|pod| (pod, until));
-                    self.evictions.protected.extend(pods);
+                Ended::Protected(pods) => self.evictions.protect(pods, now.plus(PROTECTED_FOR)),
+                Ended::Partly(pods) => {
+                    self.evictions.protect(pods, now.plus(PARTLY_FOR));
+                    self.pause(&uid, now);
                 }
+                Ended::Again => {}
                 Ended::Denied => self.evictions.denied = Some(now.plus(DENIED_FOR)),
                 Ended::Failed => self.pause(&uid, now),
             }
@@ -184,7 +215,7 @@ impl StandingHolds {
     }
 
     fn search(
-        &self,
+        &mut self,
         WaitingState { waiting: pod, named, .. }: &WaitingState,
         (_, preemptors, ledger, _): Facts<'_>,
         rules: PreemptionConfig,
@@ -205,6 +236,7 @@ impl StandingHolds {
             held.is_some_and(|held| held.may_be_passed() && held.priority() < pod.priority)
         };
         let leaving = self.leaving();
+        let awaits = self.evictions.awaits.get(uid).copied();
         let request = RoomRequest {
             uid,
             query: &pod.query,
@@ -213,9 +245,16 @@ impl StandingHolds {
             planned: &planned,
             may_evict: &may_evict,
             leaving: &leaving,
+            leaving_is_gone: awaits.is_none_or(|since| now.since(since) < AWAITS_FOR),
             is_passed: &is_less,
         };
-        ledger.find_room(&request).filter(|found| found.victims.len() <= MOST_VICTIMS)
+        let found = ledger.find_room(&request)?;
+        if found.victims.is_empty() && found.passed.is_empty() {
+            // It is free, or will be: the pod is requeued then.
+            self.evictions.awaits.entry(uid.clone()).or_insert(now);
+            return None;
+        }
+        (found.victims.len() <= MOST_VICTIMS).then_some(found)
     }
 
     /// Keeps the room that was found, and orders the evictions. Returns whether it is kept.
@@ -234,17 +273,59 @@ impl StandingHolds {
         if !is_kept {
             return false;
         }
+        // What was evicted for less important ones is for this pod now.
+        let mut gone = BTreeSet::new();
         for other in &found.passed {
+            let victims = self.held.get(other).and_then(|held| held.victims.clone());
+            gone.extend(victims.into_iter().flatten().filter(|_| preemptors.is_asked(other)));
             self.pass(other, now);
             step.abandon(other, waiting, preemptors);
         }
-        self.held.insert(uid.clone(), Held::made(pod, &found, now));
-        preemptors.begin(uid, found.node.clone(), pod.priority);
+        let is_taken_over = !gone.is_empty();
+        gone.extend(found.victims.iter().map(|victim| victim.uid.clone()));
+        let after = preemptors.unasked_on(&found.node);
+        let number = preemptors.begin(uid, (found.node.clone(), pod.priority), gone.clone());
+        self.held.insert(uid.clone(), Held::made(pod, &found, gone, now));
+        if is_begun || is_taken_over && found.victims.is_empty() {
+            preemptors.ask(uid, number);
+        }
         let FoundRoom { node, victims, .. } = found;
         if !victims.is_empty() {
-            step.evict.push(RoomOrder { pod: pod.clone(), node, victims, is_begun });
+            let pod = pod.clone();
+            step.evict.push(RoomOrder { pod, number, node, victims, is_begun, after });
         }
         true
+    }
+}
+
+impl Evictions {
+    fn protect(&mut self, pods: BTreeSet<PodUid>, until: Timestamp) {
+        let room = MOST_REMEMBERED.saturating_sub(self.protected.len());
+        self.protected.extend(pods.into_iter().take(room).map(|pod| (pod, until)));
+    }
+
+    /// The line of a pod. A plan is for one pod.
+    fn line(state: &WaitingState, is_planned: bool) -> Line {
+        let named = state.named.as_ref().map_or(0, |named| Arc::as_ptr(named).addr());
+        let of = if is_planned { Err(state.waiting.pod.uid.clone()) } else { Ok(named) };
+        (state.waiting.query.clone(), of)
+    }
+
+    /// Whether no room could be made for a pod of this line, of this priority or above.
+    fn is_in_vain(&self, state: &WaitingState, is_planned: bool, now: Timestamp) -> bool {
+        let known = self.lines.get(&Self::line(state, is_planned));
+        known.is_some_and(|it| it.until > now && state.waiting.priority <= it.priority)
+    }
+
+    fn note_in_vain(&mut self, state: &WaitingState, is_planned: bool, now: Timestamp) {
+        let line = Self::line(state, is_planned);
+        let next = self.lines.get(&line).map_or(IN_VAIN_FOR, |it| it.next);
+        if self.lines.len() < MOST_REMEMBERED || self.lines.contains_key(&line) {
+            let priority = state.waiting.priority;
+            let (until, next) = (now.plus(next), (2 * next).min(LONGEST_IN_VAIN));
+            let _named = state.named.clone();
+            self.lines.insert(line, InVain { priority, until, next, _named });
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! what it requests, so a pool never has more than one request idle.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
@@ -74,14 +75,19 @@ pub(crate) struct Held {
 
 impl Held {
     /// The standing hold of a pod for which room is being made.
-    pub(crate) fn made(pod: &WaitingPod, found: &FoundRoom, now: Timestamp) -> Self {
+    pub(crate) fn made(
+        pod: &WaitingPod,
+        found: &FoundRoom,
+        victims: BTreeSet<PodUid>,
+        now: Timestamp,
+    ) -> Self {
         Self {
             query: pod.query.clone(),
             priority: pod.priority,
             pool: found.pool.clone(),
             ready: None,
             least: (u64::MAX, now),
-            victims: Some(found.victims.iter().map(|victim| victim.uid.clone()).collect()),
+            victims: Some(victims),
             until: None,
         }
     }
@@ -92,7 +98,7 @@ impl Held {
         found: &FoundRoom,
         (now, until): (Timestamp, Timestamp),
     ) -> Self {
-        Self { victims: None, until: Some(until), ..Self::made(pod, found, now) }
+        Self { victims: None, until: Some(until), ..Self::made(pod, found, BTreeSet::new(), now) }
     }
 
     /// Whether it is that of the first of a line.
@@ -119,13 +125,33 @@ impl Held {
 /// What the choice depends on.
 pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger, &'a BoundGroups);
 
+/// Pods with this request whose last call named the nodes at this address, or the pod of a plan.
+pub(crate) type Line = (PlacementRequest, Result<usize, PodUid>);
+
+/// That no room could be made for a pod of a line.
+pub(crate) struct InVain {
+    /// For this priority; a lower one cannot do better.
+    pub(crate) priority: i32,
+    pub(crate) until: Timestamp,
+    /// How long the next pause is.
+    pub(crate) next: Duration,
+    /// Keeps the address.
+    pub(crate) _named: Option<Arc<NamedNodes>>,
+}
+
 /// What is remembered of evictions.
 #[derive(Default)]
 pub(crate) struct Evictions {
     /// Pods that budgets protected lately, until then.
     pub(crate) protected: BTreeMap<PodUid, Timestamp>,
-    /// Pods for which no room could be made, until then.
+    /// Groups that did not fit, by their first pod, until then.
     pub(crate) in_vain: BTreeMap<PodUid, Timestamp>,
+    /// Lines for whose pods no room could be made.
+    pub(crate) lines: BTreeMap<Line, InVain>,
+    /// Pods for which pods that leave anyway would make room, since then.
+    pub(crate) awaits: BTreeMap<PodUid, Timestamp>,
+    /// Pods that this process has had called again, since no call for them named nodes.
+    pub(crate) called: BTreeSet<PodUid>,
     /// gpupack has no right to evict, as far as it knows until then.
     pub(crate) denied: Option<Timestamp>,
 }
@@ -146,6 +172,8 @@ pub struct Step {
     pub noted: Vec<(WaitingPod, NodeName)>,
     /// Pods that lost it although they wait: nothing bound them, or nothing more became free.
     pub given_up: Vec<(PodRef, NodeName)>,
+    /// Pods that kube-scheduler is to call again.
+    pub call_again: Vec<WaitingPod>,
     /// Pods without a GPU whose node keeps nothing of its host any more that they would take.
     pub open_hosts: Vec<PodRef>,
     /// Pods for which others are to be evicted.
@@ -161,12 +189,17 @@ pub struct Step {
 pub struct RoomOrder {
     /// The pod.
     pub pod: WaitingPod,
+    /// The number of the room.
+    pub number: u64,
     /// The node with the room.
     pub node: NodeName,
     /// The pods to evict.
     pub victims: Vec<PodRef>,
     /// Whether an earlier process may have evicted some of them.
     pub is_begun: bool,
+    /// Rooms on the same node that were found before, by pod and number, and whose victims were not asked
+    /// yet. This one relies on what they leave.
+    pub after: Vec<(PodUid, u64)>,
 }
 
 impl Step {
@@ -306,7 +339,9 @@ impl StandingHolds {
         if standing.lacks < held.least.0 {
             held.least = (standing.lacks, now);
         }
-        let is_ready = ledger.fits_in_room_of(uid, &held.query, None).is_some();
+        let mut victims = held.victims.iter().flatten();
+        let is_ready = !victims.any(|victim| ledger.has_pod(victim))
+            && ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_over = held.until.is_some_and(|until| until <= now);
         let is_unbound = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
@@ -345,7 +380,8 @@ impl StandingHolds {
     pub(crate) fn pass(&mut self, uid: &PodUid, now: Timestamp) {
         let held = self.held.remove(uid);
         // None is evicted for it soon again.
-        let pause = if held.is_some_and(|it| it.is_made()) { FIRST_PAUSE } else { MADE_WAY_FOR };
+        let pause =
+            if held.is_some_and(|it| !it.is_standing()) { FIRST_PAUSE } else { MADE_WAY_FOR };
         self.rest(uid, now.plus(pause), self.next_pause(uid));
     }
 

@@ -16,6 +16,7 @@ use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::plan;
+use crate::scoring::victims::is_leaving;
 use crate::waste::compiled_mix::CompiledMix;
 
 /// Why a reservation was not made.
@@ -180,6 +181,11 @@ impl Ledger {
     /// Whether a pod is on a node, bound or ending.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid)
+    }
+
+    /// Whether a pod with a reservation is ending, or its devices drain.
+    pub fn is_leaving(&self, uid: &PodUid) -> bool {
+        self.reservation(uid).is_some_and(|held| is_leaving(&held))
     }
 
     /// The node of a pod that is being bound with exactly this request.

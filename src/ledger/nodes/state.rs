@@ -314,9 +314,15 @@ impl Ledger {
     /// Ends the standing hold of a pod, if it has one.
     pub fn stand_down(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let Some(at) = self.standing.lock().remove(uid) else { return Vec::new() };
-        self.change_node(at, |node_state| {
+        let mut events = self.change_node(at, |node_state| {
             node_state.stand_down(uid);
-        })
+        });
+        // It may have kept nothing but CPU and host memory, for which there is no event.
+        let room = LedgerEvent::Room(self.node_entry(at).name.clone());
+        if !events.contains(&room) {
+            events.push(room);
+        }
+        events
     }
 
     /// Runs `body` with the position of the pod's hold, unless the pod is on a node or has ended.

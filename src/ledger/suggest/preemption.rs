@@ -1,5 +1,7 @@
 //! Where room can be made for a pod: the node that loses least by it, and which pods it would lose.
 
+use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
@@ -8,16 +10,19 @@ use crate::hardware::units::{Demand, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{NamedNodes, is_candidate};
-use crate::model::device_state::{DeviceState, StandingHold};
+use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
-use crate::model::fit::{CompiledRequest, HostRule};
+use crate::model::fit::{CompiledRequest, HostRule, fit_host};
 use crate::model::node_state::NodeState;
-use crate::model::reservation::{PodRef, Reservation, ReservationState, Tenure};
+use crate::model::reservation::{PodRef, Tenure};
 use crate::mutation::{Mutation, mutated};
-use crate::scoring::victims::{Loss, Preemptor, RoomToMake, room_to_make};
+use crate::scoring::lacking::lacking;
+use crate::scoring::plan;
+use crate::scoring::victims::{Loss, MOST_SETS, Preemptor, RoomToMake, is_leaving, room_to_make};
 
-/// Nodes that are looked at closely, those first that may lose the least important pods.
-const MOST_NODES: usize = 200;
+/// Nodes that are looked at closely, those first that may lose the least important pods: so many that
+/// could make room, and so many in all.
+const MOST_NODES: (usize, usize) = (200, 1_000);
 
 /// Pods that would leave a node, beside those that gpupack chooses: by UID.
 pub type PlannedVictims = BTreeMap<NodeName, BTreeSet<PodUid>>;
@@ -39,6 +44,8 @@ pub struct RoomRequest<'a> {
     pub may_evict: &'a dyn Fn(&PodUid, Tenure) -> bool,
     /// Pods that have been asked to go.
     pub leaving: &'a BTreeSet<PodUid>,
+    /// Whether pods that are ending, and devices that drain, count as gone.
+    pub leaving_is_gone: bool,
     /// Whether what a standing hold keeps for this pod counts as free.
     pub is_passed: &'a dyn Fn(&PodUid) -> bool,
 }
@@ -96,12 +103,17 @@ impl Ledger {
         }
         open.sort_by_key(|(bound, at, _)| (*bound, node_table.order(*at)));
         let mut best: Option<((Loss, u32), FoundRoom)> = None;
-        for (bound, at, planned) in open.into_iter().take(MOST_NODES) {
-            if best.as_ref().is_some_and(|((loss, _), _)| bound > loss.priority) {
+        let sets = Cell::new(MOST_SETS);
+        let mut could = 0;
+        for (bound, at, planned) in open.into_iter().take(MOST_NODES.1) {
+            let is_worse = best.as_ref().is_some_and(|((loss, _), _)| bound > loss.priority);
+            if is_worse || could >= MOST_NODES.0 {
                 break;
             }
             let node_state = node_table[at].read().clone();
-            if let Some((loss, found)) = room_on(at, &node_state, &compiled, request, planned) {
+            let on = (at, &node_state, &sets);
+            if let Some((loss, found)) = room_on(on, &compiled, request, planned) {
+                could += 1;
                 let order = (loss, node_table.order(at));
                 if best.as_ref().is_none_or(|(least, _)| order < *least) {
                     best = Some((order, found));
@@ -123,10 +135,11 @@ impl Ledger {
             return None;
         }
         let none = BTreeSet::new();
-        let found = room_on(at, &node_state, &compiled, request, &none);
+        let sets = Cell::new(MOST_SETS);
+        let found = room_on((at, &node_state, &sets), &compiled, request, &none);
         let found = found.or_else(|| {
             node_state.forget_unallocated_use();
-            room_on(at, &node_state, &compiled, request, &none)
+            room_on((at, &node_state, &sets), &compiled, request, &none)
         });
         found.map(|(_, found)| found)
     }
@@ -154,8 +167,7 @@ fn with_host(request: &RoomRequest<'_>, classes: &DeviceClasses) -> CompiledRequ
 
 /// Room on a copy of one node.
 fn room_on(
-    at: usize,
-    node: &NodeState,
+    (at, node, sets): (usize, &NodeState, &Cell<usize>),
     compiled: &CompiledRequest,
     request: &RoomRequest<'_>,
     planned: &BTreeSet<PodUid>,
@@ -163,52 +175,102 @@ fn room_on(
     let mut node = node.clone();
     node.release(request.uid);
     node.stand_down(request.uid);
-    let holders: Vec<PodUid> = node.standing_holds().keys().cloned().collect();
-    let passed: Vec<PodUid> =
-        holders.into_iter().filter(|other| (request.is_passed)(other)).collect();
-    passed.iter().for_each(|other| _ = node.stand_down(other));
-    let preemptor =
-        Preemptor { compiled, priority: request.priority, may_evict: request.may_evict };
+    let holders = node.standing_holds().iter().filter(|(other, _)| (request.is_passed)(other));
+    let passed: Vec<(PodUid, StandingHold)> =
+        holders.map(|(other, hold)| (other.clone(), hold.clone())).collect();
+    passed.iter().for_each(|(other, _)| _ = node.stand_down(other));
     // A plan is a claim of a caller: it counts only if these pods may be evicted.
+    let tenure = |uid: &PodUid| match node.reservation(uid) {
+        Some(held) => held.tenure,
+        None => node.others().get(uid).map(|other| other.tenure),
+    };
     let may_go = |uid: &PodUid| {
-        let of_other = || node.others().get(uid).map(|other| other.tenure);
-        let tenure = node.reservation(uid).map_or_else(of_other, |held| held.tenure);
-        tenure.is_some_and(|it| it.priority < request.priority && (request.may_evict)(uid, it))
+        let is_less = |it: &Tenure| it.priority < request.priority;
+        tenure(uid).filter(is_less).is_some_and(|it| (request.may_evict)(uid, it))
     };
     if !planned.iter().all(|uid| !node.has_pod(uid) || may_go(uid)) {
         return None;
     }
-    let gone: BTreeSet<PodUid> = planned.union(request.leaving).cloned().collect();
-    let RoomToMake { mut loss, victims, hold } = room_to_make(&node, &preemptor, &gone)?;
+    let preemptor = Preemptor {
+        compiled,
+        priority: request.priority,
+        may_evict: request.may_evict,
+        leaving_is_gone: request.leaving_is_gone,
+        sets,
+    };
+    let none = BTreeSet::new();
+    let leaving = if request.leaving_is_gone { request.leaving } else { &none };
+    let gone: BTreeSet<PodUid> = planned.union(leaving).cloned().collect();
+    let RoomToMake { mut loss, victims, mut hold } = room_to_make(&node, &preemptor, &gone)?;
     let still_runs = |uid: &&PodUid| {
-        let is_asked = request.leaving.contains(*uid) || is_leaving(node.reservation(uid));
+        let is_asked = leaving.contains(*uid) || node.reservation(uid).is_some_and(is_leaving);
         node.has_pod(uid) && !is_asked
     };
-    let victims: BTreeSet<&PodUid> =
-        victims.iter().chain(planned.iter().filter(still_runs)).collect();
+    let mut victims: BTreeSet<PodUid> =
+        victims.iter().chain(planned.iter().filter(still_runs)).cloned().collect();
+    let mut left = node.clone();
+    let leaves = node.reservations().iter().filter(|(_, held)| is_leaving(held));
+    let leaves = leaves.map(|(uid, _)| uid).filter(|_| request.leaving_is_gone);
+    leaves.chain(leaving).for_each(|uid| _ = left.remove(uid));
+    spare(&mut victims, planned, &left, compiled, &tenure);
+    victims.iter().for_each(|uid| _ = left.remove(uid));
+    let passed = without_beside(passed, &mut left, compiled, &mut hold);
     loss.count = victims.len();
-    let other = |uid: &PodUid| node.others().get(uid).map(|other| other.tenure);
-    let tenures = victims.iter().filter_map(|uid| match node.reservation(uid) {
-        Some(held) => held.tenure,
-        None => other(uid),
-    });
-    loss.priority = tenures.map(|tenure| tenure.priority).max().max(loss.priority);
-    let victims = victims.into_iter().map(|uid| pod_on(&node, uid)).collect();
+    let tenures = victims.iter().filter_map(tenure);
+    loss.priority = tenures.map(|tenure| tenure.priority).max();
+    let victims = victims.iter().map(|uid| pod_on(&node, uid)).collect();
     let (pool, name) = (node.pool().clone(), node.name().clone());
     Some((loss, FoundRoom { node: name, pool, victims, passed, at, hold }))
+}
+
+/// If CPU or memory explains a plan, those of its pods stay that need not go, the most important first.
+fn spare(
+    victims: &mut BTreeSet<PodUid>,
+    planned: &BTreeSet<PodUid>,
+    left: &NodeState,
+    compiled: &CompiledRequest,
+    tenure: &dyn Fn(&PodUid) -> Option<Tenure>,
+) {
+    if fit_host(compiled, left.host_room(HoldRule::Respected)).is_ok() {
+        return;
+    }
+    let mut planned: Vec<PodUid> =
+        victims.iter().filter(|uid| planned.contains(*uid)).cloned().collect();
+    planned.sort_by_key(|uid| Reverse(tenure(uid).map(|it| it.priority)));
+    for uid in planned {
+        let others = victims.iter().filter(|other| **other != uid);
+        if plan::fits_without(left, compiled, others) {
+            victims.remove(&uid);
+        }
+    }
+}
+
+/// The pods that lose their standing hold on a node that is `left`: not those beside which it fits. Room
+/// is found beside these.
+fn without_beside(
+    mut passed: Vec<(PodUid, StandingHold)>,
+    left: &mut NodeState,
+    compiled: &CompiledRequest,
+    hold: &mut StandingHold,
+) -> Vec<PodUid> {
+    passed.retain(|(other, kept)| {
+        left.stand(other.clone(), kept.clone());
+        let has_host = fit_host(compiled, left.host_room(HoldRule::Respected)).is_ok();
+        let beside = lacking(left, compiled).filter(|(lacks, _)| *lacks == 0 && has_host);
+        let Some((_, beside)) = beside else {
+            left.stand_down(other);
+            return true;
+        };
+        *hold = beside;
+        false
+    });
+    passed.into_iter().map(|(other, _)| other).collect()
 }
 
 fn pod_on(node: &NodeState, uid: &PodUid) -> PodRef {
     let other = || node.others().get(uid).map(|other| other.name.clone()).unwrap_or_default();
     let name = node.reservation(uid).map_or_else(other, |held| held.pod.name.clone());
     PodRef { uid: uid.clone(), name }
-}
-
-fn is_leaving(held: Option<&Reservation>) -> bool {
-    held.is_some_and(|held| {
-        matches!(held.state, ReservationState::Draining { .. })
-            || held.tenure.is_some_and(|tenure| tenure.is_ending)
-    })
 }
 
 /// The lowest priority that some victim must have at least, judged by amounts alone; `Some(None)` if
@@ -237,8 +299,8 @@ fn lowest_loss(
         left.extend(own.map(|placed| (None, placed.demand)));
         for (uid, held) in device.tenants() {
             let reservation = node.reservation(uid);
-            let is_asked = planned.contains(uid) || request.leaving.contains(uid);
-            if is_asked || is_leaving(reservation) {
+            let leaves = || request.leaving.contains(uid) || reservation.is_some_and(is_leaving);
+            if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
                 left.push((None, *held));
             } else if let Some(tenure) = reservation.and_then(|it| it.tenure)
                 && (tenure.priority < request.priority || mutated(Mutation::PreemptsEqual))

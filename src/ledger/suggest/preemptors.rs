@@ -17,15 +17,25 @@ use crate::model::reservation::PodRef;
 const MOST_PLANS: usize = 1_000;
 const MOST_NODES: usize = 200;
 
+/// Most plans for pods that the watch does not show yet.
+const MOST_UNSEEN: usize = 100;
+
+/// Most pods without a GPU that are woken at a time.
+const MOST_WOKEN: usize = 50;
+
 /// Most pods without a GPU whose refusals are remembered; kube-scheduler tries others again later.
 const MOST_REFUSED: usize = 10_000;
 
 /// kube-scheduler plans again when something changes, and after five minutes at the latest.
 const PLAN_LASTS: Duration = Duration::from_secs(300);
 
-/// How the evictions for a pod ended before the first pod was asked to go.
+/// How the evictions for a pod ended, if not all pods were asked to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
+    /// A room on the same node on which it relied is not made.
+    Again,
+    /// Some have gone, and budgets forbid it for these.
+    Partly(BTreeSet<PodUid>),
     /// Budgets forbid it for these pods now.
     Protected(BTreeSet<PodUid>),
     /// gpupack has no right to evict.
@@ -42,6 +52,16 @@ struct Room {
     stage: Stage,
     /// Whether a note on the pod may say so.
     is_noted: bool,
+    /// Different for each room that is made.
+    number: u64,
+    /// The pods that are to go for it.
+    victims: BTreeSet<PodUid>,
+}
+
+impl Room {
+    fn is_made(&self, number: u64) -> bool {
+        self.stage != Stage::Kept && self.number == number
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +85,20 @@ pub struct HostRefused {
     pub nodes: Vec<NodeName>,
 }
 
+/// What kube-scheduler would evict for a pod.
+struct Plan {
+    at: Timestamp,
+    victims: Arc<PlannedVictims>,
+    /// Whether the watch showed the pod then. Any caller can make up another.
+    is_shown: bool,
+}
+
 #[derive(Default)]
 struct Known {
-    plans: BTreeMap<PodUid, (Timestamp, Arc<PlannedVictims>)>,
+    plans: BTreeMap<PodUid, Plan>,
     rooms: BTreeMap<PodUid, Room>,
+    /// The number of rooms that were made.
+    numbers: u64,
     ended: Vec<(PodUid, Ended)>,
     /// Pods without a GPU that would take what is kept of a host, and the nodes that refused them.
     refused: BTreeMap<PodUid, HostRefused>,
@@ -90,51 +120,93 @@ impl Default for Preemptors {
 
 impl Preemptors {
     /// Notes which pods kube-scheduler would evict for a pod, per node.
-    pub fn plan(&self, uid: &PodUid, mut plan: PlannedVictims, now: Timestamp) {
+    pub fn plan(&self, uid: &PodUid, mut plan: PlannedVictims, is_shown: bool, now: Timestamp) {
         let mut known = self.known.lock();
         while plan.len() > MOST_NODES {
             plan.pop_last();
         }
-        known.plans.retain(|_, (at, _)| now.since(*at) < PLAN_LASTS);
-        known.plans.insert(uid.clone(), (now, Arc::new(plan)));
-        // Callers may make up pods: those that were named last stay.
-        if known.plans.len() > MOST_PLANS
-            && let Some(oldest) =
-                known.plans.iter().min_by_key(|(_, (at, _))| *at).map(|(uid, _)| uid.clone())
-        {
-            known.plans.remove(&oldest);
+        let plans = &mut known.plans;
+        plans.retain(|_, plan| now.since(plan.at) < PLAN_LASTS);
+        plans.insert(uid.clone(), Plan { at: now, victims: Arc::new(plan), is_shown });
+        for (of, most) in [(false, MOST_UNSEEN), (true, MOST_PLANS)] {
+            let of = |plans: &BTreeMap<PodUid, Plan>| {
+                let plans = plans.iter().filter(|(_, plan)| plan.is_shown == of);
+                let all: Vec<(Timestamp, PodUid)> =
+                    plans.map(|(uid, plan)| (plan.at, uid.clone())).collect();
+                all
+            };
+            let mut all = of(plans);
+            if all.len() > most {
+                all.sort();
+                plans.remove(&all[0].1); // those that were named last stay
+            }
         }
     }
 
     /// The plan for a pod.
     pub fn planned(&self, uid: &PodUid, now: Timestamp) -> Option<Arc<PlannedVictims>> {
         let known = self.known.lock();
-        let (at, plan) = known.plans.get(uid)?;
-        (now.since(*at) < PLAN_LASTS).then(|| Arc::clone(plan))
+        let plan = known.plans.get(uid)?;
+        (now.since(plan.at) < PLAN_LASTS).then(|| Arc::clone(&plan.victims))
     }
 
     /// Notes that room is kept for a pod on a node, as it becomes free. Returns whether it was not on
     /// this node before.
     pub(crate) fn keep(&self, uid: &PodUid, node: NodeName, priority: i32) -> bool {
-        let room = Room { node, priority, stage: Stage::Kept, is_noted: true };
-        let before = self.known.lock().rooms.insert(uid.clone(), room.clone());
-        before.is_none_or(|before| before.node != room.node)
+        let victims = BTreeSet::new();
+        let stage = Stage::Kept;
+        let room = Room { node: node.clone(), priority, stage, is_noted: true, number: 0, victims };
+        let before = self.known.lock().rooms.insert(uid.clone(), room);
+        before.is_none_or(|before| before.node != node)
     }
 
-    /// Notes that room is being made for a pod on a node.
-    pub(crate) fn begin(&self, uid: &PodUid, node: NodeName, priority: i32) {
-        let mut known = self.known.lock();
-        known.plans.remove(uid);
+    /// Notes that room is being made for a pod on a node, and gives it a number.
+    pub(crate) fn begin(
+        &self,
+        uid: &PodUid,
+        (node, priority): (NodeName, i32),
+        victims: BTreeSet<PodUid>,
+    ) -> u64 {
+        let known = &mut *self.known.lock();
+        known.numbers += 1;
+        let number = known.numbers;
         let is_noted = known.rooms.get(uid).is_some_and(|before| before.is_noted);
-        let room = Room { node, priority, stage: Stage::Made, is_noted };
+        let room = Room { node, priority, stage: Stage::Made, is_noted, number, victims };
         known.rooms.insert(uid.clone(), room);
+        number
     }
 
     /// Notes that pods are asked to go for it. Returns whether that is still wanted.
-    pub fn ask(&self, uid: &PodUid) -> bool {
+    pub fn ask(&self, uid: &PodUid, number: u64) -> bool {
         let mut known = self.known.lock();
-        let room = known.rooms.get_mut(uid).filter(|room| room.stage != Stage::Kept);
+        let room = known.rooms.get_mut(uid).filter(|room| room.is_made(number));
         room.map(|room| (room.stage, room.is_noted) = (Stage::Asked, true)).is_some()
+    }
+
+    /// Whether this room is still being made for the pod.
+    pub fn is_making(&self, uid: &PodUid, number: u64) -> bool {
+        self.known.lock().rooms.get(uid).is_some_and(|room| room.is_made(number))
+    }
+
+    /// The rooms on a node whose victims were not asked yet, by pod and number.
+    pub(crate) fn unasked_on(&self, node: &NodeName) -> Vec<(PodUid, u64)> {
+        let known = self.known.lock();
+        let rooms =
+            known.rooms.iter().filter(|(_, it)| it.stage == Stage::Made && it.node == *node);
+        rooms.map(|(uid, room)| (uid.clone(), room.number)).collect()
+    }
+
+    /// Whether the victims of this room were asked; `None` if it is not made any more.
+    pub(crate) fn was_asked(&self, uid: &PodUid, number: u64) -> Option<bool> {
+        let known = self.known.lock();
+        let room = known.rooms.get(uid).filter(|room| room.is_made(number))?;
+        Some(room.stage == Stage::Asked)
+    }
+
+    /// The pods that were asked to go for this one.
+    pub fn victims(&self, uid: &PodUid) -> BTreeSet<PodUid> {
+        let known = self.known.lock();
+        known.rooms.get(uid).map(|room| room.victims.clone()).unwrap_or_default()
     }
 
     /// The node where room is kept for the pod.
@@ -153,8 +225,11 @@ impl Preemptors {
     }
 
     /// Notes how the evictions for a pod ended.
-    pub fn ended(&self, uid: &PodUid, ended: Ended) {
-        self.known.lock().ended.push((uid.clone(), ended));
+    pub fn ended(&self, uid: &PodUid, number: u64, ended: Ended) {
+        let known = &mut *self.known.lock();
+        if known.rooms.get(uid).is_some_and(|room| room.is_made(number)) {
+            known.ended.push((uid.clone(), ended));
+        }
     }
 
     pub(crate) fn take_ended(&self) -> Vec<(PodUid, Ended)> {
@@ -192,7 +267,7 @@ impl Preemptors {
         let open = known
             .refused
             .extract_if(.., |_, refused| refused.nodes.iter().any(|it| is_open(it, refused.host)));
-        open.map(|(_, refused)| refused.pod).collect()
+        open.map(|(_, refused)| refused.pod).take(MOST_WOKEN).collect()
     }
 
     /// Notes whether an earlier process was making room for a waiting pod.
@@ -224,6 +299,7 @@ impl Preemptors {
     pub fn forget(&self, uid: &PodUid) {
         let mut known = self.known.lock();
         known.plans.remove(uid);
+        known.rooms.remove(uid);
         if let Some(before) = &mut known.before {
             before.remove(uid);
         }
@@ -265,30 +341,42 @@ mod tests {
         let at = Timestamp::from_millis;
         for pod in 0..MOST_PLANS + 5 {
             let millis = u64::try_from(pod).unwrap();
-            preemptors.plan(&uid(&format!("p{pod}")), plan.clone(), at(millis));
+            preemptors.plan(&uid(&format!("p{pod}")), plan.clone(), true, at(millis));
         }
         assert_eq!(preemptors.count(), MOST_PLANS);
         assert_eq!(preemptors.planned(&uid("p4"), at(2_000)), None, "the oldest has gone");
         let planned = preemptors.planned(&uid("p7"), at(300_006)).unwrap();
         assert_eq!(planned.len(), MOST_NODES);
         assert_eq!(preemptors.planned(&uid("p7"), at(300_007)), None);
-        preemptors.plan(&uid("late"), plan, at(400_000));
+        for pod in 0..MOST_UNSEEN + 5 {
+            preemptors.plan(&uid(&format!("made-up-{pod}")), plan.clone(), false, at(9_000));
+        }
+        assert_eq!(preemptors.count(), MOST_PLANS + MOST_UNSEEN, "they displace no others");
+        preemptors.plan(&uid("late"), plan, true, at(400_000));
         assert_eq!(preemptors.count(), 1);
     }
 
     #[test]
     fn a_pod_waits_for_its_room_once_others_are_asked_to_go() {
         let (preemptors, p) = (Preemptors::default(), uid("p"));
-        assert!(!preemptors.ask(&p), "nothing was begun");
+        assert!(!preemptors.ask(&p, 1), "nothing was begun");
         preemptors.keep(&p, NodeName::new("n"), 7);
-        assert!(!preemptors.ask(&p) && !preemptors.has(&p));
-        preemptors.begin(&p, NodeName::new("n"), 7);
+        assert!(!preemptors.ask(&p, 0) && !preemptors.has(&p));
+        let begin = || preemptors.begin(&p, (NodeName::new("n"), 7), BTreeSet::from([uid("v")]));
+        let number = begin();
         assert!(!preemptors.is_asked(&p));
-        assert!(preemptors.ask(&p) && preemptors.is_asked(&p));
+        assert!(preemptors.ask(&p, number) && preemptors.is_asked(&p));
+        assert_eq!(preemptors.victims(&p), BTreeSet::from([uid("v")]));
         assert_eq!(preemptors.nodes_above(7), BTreeSet::from([NodeName::new("n")]));
         assert!(preemptors.nodes_above(8).is_empty());
-        preemptors.end(&p);
-        assert!(!preemptors.ask(&p) && !preemptors.has(&p) && preemptors.count() == 0);
+        assert!(preemptors.end(&p), "a note says so");
+        assert!(!preemptors.ask(&p, number) && !preemptors.has(&p) && preemptors.count() == 0);
+        let next = begin();
+        assert!(!preemptors.ask(&p, number) && preemptors.is_making(&p, next));
+        preemptors.ended(&p, number, Ended::Failed);
+        assert_eq!(preemptors.take_ended(), [], "of an earlier room");
+        preemptors.forget(&p);
+        assert!(!preemptors.is_making(&p, next), "it is bound or gone");
     }
 
     #[test]

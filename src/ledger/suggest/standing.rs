@@ -119,6 +119,11 @@ impl Ledger {
         self.standing.lock().len()
     }
 
+    /// Whether there is such a node.
+    pub fn knows(&self, node: &str) -> bool {
+        self.position(node).is_some()
+    }
+
     /// The node, as calls name it.
     pub(crate) fn arrival(&self, node: &str) -> Option<Arrival> {
         let at = self.position(node)?;

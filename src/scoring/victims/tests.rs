@@ -37,7 +37,14 @@ fn all(_: &PodUid, _: Tenure) -> bool {
 fn victims(tenants: &[Some3], request: &str) -> Option<Vec<String>> {
     let (node, classes) = with(tenants);
     let compiled = compiled_request(request, &classes);
-    let preemptor = Preemptor { compiled: &compiled, priority: 10, may_evict: &all };
+    let sets = Cell::new(MOST_SETS);
+    let preemptor = Preemptor {
+        compiled: &compiled,
+        priority: 10,
+        may_evict: &all,
+        leaving_is_gone: true,
+        sets: &sets,
+    };
     let room = room_to_make(&node, &preemptor, &BTreeSet::new())?;
     assert_eq!(room.loss.count, room.victims.len());
     Some(room.victims.iter().map(ToString::to_string).collect())
@@ -82,7 +89,14 @@ fn pods_that_leave_anyway_cost_nothing_and_others_may_be_protected() {
     let compiled = compiled_request("fraction=0.5", &classes);
     let no_b = |uid: &PodUid, _: Tenure| uid.as_str() != "1";
     let find = |node: &NodeState, gone: &[&str], may: &dyn Fn(&PodUid, Tenure) -> bool| {
-        let preemptor = Preemptor { compiled: &compiled, priority: 10, may_evict: may };
+        let sets = Cell::new(MOST_SETS);
+        let preemptor = Preemptor {
+            compiled: &compiled,
+            priority: 10,
+            may_evict: may,
+            leaving_is_gone: true,
+            sets: &sets,
+        };
         let gone = gone.iter().map(|uid| PodUid::new(*uid)).collect();
         let room = room_to_make(node, &preemptor, &gone)?;
         let on = room.hold.placement.devices[0].id.to_string();
@@ -155,7 +169,8 @@ proptest! {
     ) {
         let (node, classes) = with(&tenants);
         let compiled = compiled_request(request, &classes);
-        let preemptor = Preemptor { compiled: &compiled, priority: 10, may_evict: &all };
+        let sets = Cell::new(MOST_SETS);
+        let preemptor = Preemptor { compiled: &compiled, priority: 10, may_evict: &all, leaving_is_gone: true, sets: &sets };
         let room = room_to_make(&node, &preemptor, &BTreeSet::new());
         let found = room.as_ref().map(|room| (room.loss.priority, room.loss.count));
         prop_assert_eq!(found, brute_force(&node, &compiled, &tenants));

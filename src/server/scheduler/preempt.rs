@@ -193,12 +193,15 @@ fn note_plan(app: &App, pod: &SeenPod, victims: &BTreeMap<String, MetaVictims>) 
         return;
     }
     let allowed = victims.iter().filter(|(_, on_node)| on_node.pdb_violations == 0);
-    let plan = allowed.map(|(node, on_node)| {
+    // Only of what the ledger knows: a caller may write anything.
+    let known = allowed.filter(|(node, _)| app.ledger.knows(node));
+    let plan = known.map(|(node, on_node)| {
         let pods = on_node.pods.iter().map(|pod| PodUid::new(pod.uid.as_str()));
-        (NodeName::new(node.as_str()), pods.collect::<BTreeSet<PodUid>>())
+        let pods: BTreeSet<PodUid> = pods.filter(|pod| app.ledger.has_pod(pod)).collect();
+        (NodeName::new(node.as_str()), pods)
     });
     let plan: PlannedVictims = plan.filter(|(_, pods)| pods.len() <= MOST_VICTIMS_KEPT).collect();
-    app.preemptors.plan(uid, plan, app.clock.now());
+    app.preemptors.plan(uid, plan, app.is_shown_waiting(uid), app.clock.now());
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! score, as unscored ones lose ties. It does not call prioritize for a single node, so filter
 //! makes the hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::control::shared::app::{App, Truth};
@@ -134,7 +134,8 @@ fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection
         }
         if app.without_gpu.contains(&pod.pod.uid) {
             let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
-            let nodes = refused.map(|(name, _)| NodeName::new(*name)).collect();
+            let nodes: BTreeSet<NodeName> = refused.map(|(name, _)| NodeName::new(*name)).collect(); // a caller may repeat one
+            let nodes = nodes.into_iter().collect();
             app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), host: pod.host, nodes });
         }
     }
@@ -159,10 +160,11 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
     // Its Binding may still succeed there, and its own reservation would count against it.
     let assumed_on = || app.ledger.assumed_on(uid, query).filter(is_named);
-    // Room was kept for it, and now all of it is free.
+    // Room was kept for it, and now all of it is free. What victims have of the host may not be.
+    let has_victims = app.preemptors.victims(uid).iter().any(|it| app.ledger.has_pod(it));
     let kept_on = || {
         let is_it = |node: &NodeName| app.is_known_to_wait(uid, query) && is_named(node);
-        app.ledger.fits_in_room_of(uid, query, None).filter(is_it)
+        app.ledger.fits_in_room_of(uid, query, None).filter(|node| is_it(node) && !has_victims)
     };
     let own = assumed_on().filter(|_| !mutated(Mutation::OwnRoomCounts));
     if let Some(own) = own.or_else(|| kept_on().filter(|_| !mutated(Mutation::StandingUnseen))) {
@@ -175,7 +177,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     let waits_for_room = app.preemptors.is_asked(uid)
         && app.is_known_to_wait(uid, query)
         && app.ledger.standing(uid, query).is_some()
-        && app.ledger.fits_in_room_of(uid, query, None).is_none();
+        && (has_victims || app.ledger.fits_in_room_of(uid, query, None).is_none());
     let waits_for_group = pod.group.is_some() && matches!(app.truth, Truth::Cluster(_));
     let waits_for = match waits_for_room {
         true => Some(Rejection::RoomElsewhere),
@@ -404,7 +406,7 @@ mod tests {
         seen.sort_unstable();
         assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
         assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));
-        let distinct: std::collections::BTreeSet<_> = scores.iter().collect();
+        let distinct: BTreeSet<_> = scores.iter().collect();
         assert_eq!(distinct.len(), 51, "0 to 49, and the best");
     }
 }

@@ -50,7 +50,8 @@ impl Preempted {
         note: Option<RoomNote>,
         now: u64,
     ) -> Result<(), String> {
-        let Some(note) = note else {
+        // Without victims, room is kept as it becomes free.
+        let Some(note) = note.filter(|note| !note.victims.is_empty()) else {
             if let Some(asked) = self.asked.get_mut(holder) {
                 asked.is_open = false;
             }

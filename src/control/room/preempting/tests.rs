@@ -114,6 +114,16 @@ impl Bed {
         step.evict.iter().map(shown).collect()
     }
 
+    /// The first pod was asked to go for this one.
+    fn ask(&self, name: &str) -> bool {
+        (1..99).any(|number| self.preemptors.ask(&uid(name), number))
+    }
+
+    fn ended(&self, name: &str, ended: Ended) {
+        let number = (1..99).find(|number| self.preemptors.is_making(&uid(name), *number));
+        self.preemptors.ended(&uid(name), number.unwrap(), ended);
+    }
+
     /// The pod ends, and its processes are gone.
     fn end(&mut self, name: &str, sequence: u64) {
         self.ledger.end_pod(&uid(name), self.now);
@@ -136,7 +146,7 @@ fn the_least_important_goes_and_its_room_is_kept_until_the_pod_is_bound() {
     assert_eq!(bed.orders_after(1), [""; 0], "it has waited for one second");
     assert_eq!(bed.orders_after(1), ["p n: a"]);
     assert!(bed.preemptors.has(&uid("p")) && !bed.preemptors.is_asked(&uid("p")));
-    assert!(bed.preemptors.ask(&uid("p")));
+    assert!(bed.ask("p"));
     for _ in 0..20 {
         assert_eq!(bed.orders_after(5), [""; 0], "draining is waited for");
     }
@@ -185,14 +195,14 @@ fn what_a_budget_protects_stays_and_others_are_tried() {
     let mut bed = Bed::full();
     bed.refused(Bed::waiting_pod("p", 500_000, 10));
     assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.preemptors.ended(&uid("p"), Ended::Protected(BTreeSet::from([uid("a")])));
+    bed.ended("p", Ended::Protected(BTreeSet::from([uid("a")])));
     assert_eq!(bed.orders_after(1), ["p n: b"]);
-    bed.preemptors.ended(&uid("p"), Ended::Denied);
+    bed.ended("p", Ended::Denied);
     assert_eq!(bed.orders_after(1), [""; 0]);
     assert!(!bed.preemptors.has(&uid("p")) && bed.ledger.standing_count() == 0);
     assert_eq!(bed.orders_after(598), [""; 0], "it has no right");
     assert_eq!(bed.orders_after(2), ["p n: a"], "the budget is looked at again");
-    bed.preemptors.ended(&uid("p"), Ended::Failed);
+    bed.ended("p", Ended::Failed);
     assert_eq!(bed.orders_after(59), [""; 0]);
     assert_eq!(bed.orders_after(60), ["p n: a"]);
 }
@@ -202,7 +212,7 @@ fn a_pod_that_is_not_bound_gets_no_second_set_of_victims_for_a_while() {
     let mut bed = Bed::full();
     bed.refused(Bed::waiting_pod("p", 500_000, 10));
     assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.preemptors.ask(&uid("p"));
+    bed.ask("p");
     bed.end("a", 2);
     assert_eq!(bed.step_after(1).ready.len(), 1);
     bed.bind("thief", "n", "A", 500_000, 0); // of another scheduler
@@ -218,7 +228,7 @@ fn a_more_important_pod_takes_the_room_over() {
     let mut bed = Bed::full();
     bed.refused(Bed::waiting_pod("p", 500_000, 10));
     assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.preemptors.ask(&uid("p"));
+    bed.ask("p");
     bed.refused(Bed::waiting_pod("higher", 500_000, 20));
     let step = bed.step_after(1);
     assert_eq!(step.evict, [], "`a` has been asked to go");
@@ -232,11 +242,11 @@ fn a_plan_of_kube_scheduler_is_carried_out_without_a_filter_call() {
     bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
     assert_eq!(bed.orders_after(5), [""; 0]);
     let plan = PlannedVictims::from([(NodeName::new("m"), BTreeSet::from([uid("d")]))]);
-    bed.preemptors.plan(&uid("p"), plan.clone(), bed.now);
+    bed.preemptors.plan(&uid("p"), plan.clone(), true, bed.now);
     assert_eq!(bed.orders_after(5), ["p m: d"]);
     let mut bed = Bed::full();
     bed.waiting.see(Bed::waiting_pod("p", 500_000, 3), bed.now);
-    bed.preemptors.plan(&uid("p"), plan, bed.now);
+    bed.preemptors.plan(&uid("p"), plan, true, bed.now);
     assert_eq!(bed.orders_after(5), [""; 0], "`d` is as important");
 }
 
@@ -247,8 +257,8 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
         victims: victims.iter().map(|name| uid(name)).collect(),
     };
     for (victims, expected) in [
-        (&["a"][..], vec!["p n: a again"]),
-        (&["a", "b"], vec!["p n: a again"]), // one is enough
+        (&["a"][..], vec![]), // nothing has happened
+        (&["a", "gone"], vec!["p n: a again"]),
         (&["gone", "b"], vec!["p n: b again"]),
         (&["gone"], vec![]), // nothing that it may evict
         (&["d"], vec![]),    // on another node
@@ -287,4 +297,84 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
     let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.times());
     assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
+}
+
+#[test]
+fn room_that_others_leave_anyway_is_waited_for_and_not_forever() {
+    let mut bed = Bed::full();
+    let ending = Tenure { priority: 30, started_unix_seconds: 1_000, is_ending: true };
+    let fact = PodFact { tenure: ending, ..bound("d", "m", "C", 1_000_000) };
+    bed.ledger.see_pod(&fact, bed.now);
+    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    for _ in 0..6 {
+        assert_eq!(bed.orders_after(10), [""; 0], "`d` is about to end");
+        assert_eq!(bed.ledger.standing_count(), 0, "and nothing is kept there");
+    }
+    assert_eq!(bed.orders_after(60), ["p n: a"], "it takes too long");
+}
+
+#[test]
+fn pods_without_hope_keep_no_other_from_its_room() {
+    let mut bed = Bed::full();
+    for at in 0..100 {
+        // As important as all that is large enough, each with a request of its own.
+        bed.refused(Bed::waiting_pod(&format!("hopeless-{at}"), 900_000 + at, 1));
+        bed.refused(Bed::waiting_pod(&format!("behind-{at}"), 900_000 + at, 1));
+    }
+    bed.refused(Bed::waiting_pod("small", 300_000, 1));
+    let mut orders = Vec::new();
+    for _ in 0..30 {
+        orders.extend(bed.orders_after(1));
+    }
+    assert_eq!(orders, ["small n: a"]);
+}
+
+#[test]
+fn rooms_of_less_important_pods_do_not_count_for_more_important_ones() {
+    let mut bed = Bed::full();
+    bed.rules.at_once = 1;
+    bed.refused(Bed::waiting_pod("low", 500_000, 1));
+    bed.refused(Bed::waiting_pod("also-low", 400_000, 1));
+    assert_eq!(bed.orders_after(5), ["also-low n: a"]);
+    bed.refused(Bed::waiting_pod("high", 1_000_000, 10));
+    assert_eq!(bed.orders_after(1), ["high n: c"]);
+}
+
+#[test]
+fn a_budget_that_let_only_some_go_is_not_tried_again_soon() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 1_000_000, 2));
+    assert_eq!(bed.orders_after(2), ["p n: a b"]);
+    bed.ended("p", Ended::Partly(BTreeSet::from([uid("b")])));
+    for _ in 0..9 {
+        assert_eq!(bed.orders_after(60), [""; 0], "`b` is protected");
+    }
+    assert_eq!(bed.orders_after(120), ["p n: a b"]);
+}
+
+#[test]
+fn a_room_that_relies_on_another_names_it() {
+    let mut bed = Bed::full();
+    bed.refused(Bed::waiting_pod("p", 300_000, 10));
+    bed.refused(Bed::waiting_pod("q", 500_000, 10));
+    let step = bed.step_after(2);
+    assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), ["p n: a", "q n: b"]);
+    let after: Vec<usize> = step.evict.iter().map(|order| order.after.len()).collect();
+    assert_eq!(after, [0, 1]);
+    assert_eq!(bed.preemptors.was_asked(&uid("p"), step.evict[1].after[0].1), Some(false));
+    bed.ended("p", Ended::Protected(BTreeSet::from([uid("a")])));
+    bed.step_after(1);
+    assert_eq!(bed.preemptors.was_asked(&uid("p"), step.evict[1].after[0].1), None);
+}
+
+#[test]
+fn a_pod_whose_nodes_are_not_known_is_called_again_once() {
+    let mut bed = Bed::full();
+    let pod = Bed::waiting_pod("p", 500_000, 10);
+    bed.waiting.see(pod.clone(), bed.now);
+    bed.waiting.begin_call(pod, bed.now);
+    let short = Rejection::Share { short: Share::from_millionths(1) };
+    bed.waiting.refuse(&uid("p"), BTreeMap::from([(short, 2)]), None);
+    let calls: Vec<usize> = (0..3).map(|_| bed.step_after(10).call_again.len()).collect();
+    assert_eq!(calls, [1, 0, 0]);
 }

@@ -65,6 +65,7 @@ fn found_with(
         planned: &planned,
         may_evict: &|_, _| true,
         leaving: &uids(&leaving),
+        leaving_is_gone: true,
         is_passed: &|other| other.as_str() == "less",
     };
     ledger.find_room(&request)
@@ -129,4 +130,46 @@ fn a_plan_of_kube_scheduler_counts_only_for_less_important_pods() {
     assert_eq!(plan(&["high"], 500_000), None, "equally important");
     assert_eq!(plan(&["gone"], 500_000), on("m", &["a"]), "a pod that has gone");
     assert_eq!(found(&ledger, 500_000, &["m"], &[("m", &["low"])]), on("m", &["a"]));
+}
+
+#[test]
+fn a_pod_of_a_plan_stays_if_its_cpu_is_not_needed() {
+    let ledger = bed();
+    let host = |cpu| HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::new(1_000) };
+    ledger.see_node(&NodeName::new("m"), host(6_000), PoolName::new(""));
+    let of = |name: &str, fact: PodFact, cpu, priority| {
+        let fact = PodFact { host: host(cpu), tenure: tenure(priority), ..fact };
+        ledger.see_pod(
+            &PodFact { host: HostAmount { memory: MemMib::new(1), ..fact.host }, ..fact },
+            Timestamp::START,
+        );
+        uid(name)
+    };
+    let plain = |name: &str| PodFact {
+        wants_gpu: false,
+        request: None,
+        placement: None,
+        ..bound(name, "m", "C", 1)
+    };
+    of("gpu", bound("gpu", "m", "C", 1_000_000), 4_000, 1);
+    of("plain", plain("plain"), 2_000, 1);
+    let named = PlannedVictims::from([(NodeName::new("m"), BTreeSet::from([uid("plain")]))]);
+    let query = PlacementRequest {
+        host: HostAmount { memory: MemMib::new(1), ..host(3_000) },
+        ..share_query(500_000)
+    };
+    let request = RoomRequest {
+        uid: &uid("p"),
+        query: &query,
+        priority: 10,
+        named: None,
+        planned: &named,
+        may_evict: &|_, _| true,
+        leaving: &BTreeSet::new(),
+        leaving_is_gone: true,
+        is_passed: &|_| false,
+    };
+    let found = ledger.find_room(&request).unwrap();
+    let victims: Vec<&str> = found.victims.iter().map(|victim| &*victim.name).collect();
+    assert_eq!(victims, ["gpu"], "its CPU is enough");
 }

@@ -157,6 +157,10 @@ mutations! {
     UninformedTrusted,
     /// What the last leader named is not fenced.
     KnownUnfenced,
+    /// A take-over does not wait for reports of nodes where a pod may have run unseen.
+    UnseenRunForgotten,
+    /// A pod that a fence has found bound is not listed again, although it may be gone since.
+    LateFenceBelieved,
     /// A leader gives the Lease away while its binds go on.
     HandsOverAtOnce,
 }

@@ -101,7 +101,7 @@ pub struct DeviceState {
     pub(crate) unallocated_use: MemMib,
     /// Use beyond what is allocated, also within the tolerance.
     outside: MemMib,
-    /// Whether no report has named it yet; processes of pods that ended before may use it.
+    /// Whether a report has yet to name it: processes of pods that ended before may use it.
     pub(crate) is_unread: bool,
     /// Whether a report has listed its processes.
     is_listed: bool,
@@ -216,7 +216,7 @@ impl DeviceState {
         self.device.kind != DeviceKind::MigParent && self.health == Health::Healthy
     }
 
-    /// Whether no report has named it yet. Nothing is free on it until one does.
+    /// Whether a report has yet to name it. Nothing is free on it until one does.
     pub fn is_unread(&self) -> bool {
         self.is_unread
     }

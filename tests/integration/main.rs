@@ -50,6 +50,7 @@ mod cluster_api {
     mod forged;
     mod kept;
     mod overlapping;
+    mod taking_over;
     mod waiting;
     mod writer;
 }

@@ -27,6 +27,7 @@ mod requests;
 mod scheduler;
 mod scheduling;
 mod settings;
+mod standing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -111,7 +112,7 @@ enum What {
     /// A process is killed.
     Crash { life: u64 },
     /// A process is frozen, and replaced.
-    Freeze { life: u64 },
+    Freeze { life: u64, at_least: u64 },
     /// A frozen process goes on.
     Thaw { life: u64 },
     /// A process that was replaced while it was frozen ends.
@@ -120,6 +121,14 @@ enum What {
     Stop { life: u64 },
     /// A process that got SIGTERM ends.
     Stopped { life: u64 },
+    /// A follower hears nothing from now on.
+    Deafens,
+    /// The containers of a pod end.
+    Ended { uid: String },
+    /// A leader ends, and so do some of the pods that were bound lately.
+    LeaderEnds { life: u64, since: u64 },
+    /// Somebody deletes a pod by force.
+    Removed { uid: String },
     /// Patches of a pod are no longer refused.
     Allowed { uid: String },
 }
@@ -386,11 +395,15 @@ impl World {
             What::Chaos => self.chaos(),
             What::Start { to } => self.start(to),
             What::Crash { life } => self.crash(life),
-            What::Freeze { life } => self.freeze(life, true),
+            What::Freeze { life, at_least } => self.freeze(life, true, at_least),
             What::Thaw { life } => self.thaw(life),
             What::Buried { life } => self.bury(life),
             What::Stop { life } => self.stop(life),
             What::Stopped { life } => self.stopped(life),
+            What::Deafens => self.deafen(),
+            What::Ended { uid } => self.end_pod(&uid),
+            What::LeaderEnds { life, since } => self.leader_ends(life, since),
+            What::Removed { uid } => self.api.remove(&uid),
             What::Allowed { uid } => _ = self.api.denied.remove(&uid),
         }
     }

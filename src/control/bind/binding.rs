@@ -294,7 +294,7 @@ async fn decide(
         Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),
     };
     for _ in 0..ATTEMPTS {
-        let announced = announce(app, cluster, &pod).await;
+        let announced = announce(call, cluster, &pod).await;
         let checked = announced.and_then(|()| call.check_time()).and_then(|()| Ok(target(&pod)?));
         let target = match checked {
             Ok(target) => target,
@@ -337,13 +337,14 @@ async fn decide(
 
 /// Makes sure that a successor of this leader knows that a Binding may be on its way. Nothing is
 /// allocated before this process has fenced those of others.
-async fn announce(app: &App, cluster: &ClusterTruth, pod: &SeenPod) -> Result<(), BindError> {
+async fn announce(call: &Call<'_>, cluster: &ClusterTruth, pod: &SeenPod) -> Result<(), BindError> {
+    let Call { app, args, .. } = call;
     if pod.request == Ok(None) {
         return Ok(());
     }
     if cluster.replica.is_some() {
         let key = PodKey::of(&pod.pod)?;
-        app.in_flight.announce(NamedPod::new(&key, &pod.pod.uid)).await;
+        app.in_flight.announce(NamedPod::new(&key, &pod.pod.uid, &args.node)).await;
     }
     if app.is_fenced() { Ok(()) } else { Err(BindError::WarmingUp) }
 }

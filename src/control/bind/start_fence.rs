@@ -43,6 +43,9 @@ pub(crate) enum Scope {
     },
 }
 
+/// A pod to fence, and what the last leader said of it.
+type Pending = (PodRef, Option<NamedPod>);
+
 /// Fences every Binding that an earlier process may have left on its way, before the first call is
 /// answered. A Binding names the version of its pod, and a write to the pod ends that version. If a
 /// pod cannot be written, time has to pass instead. Without the fence, room that such a Binding
@@ -65,15 +68,19 @@ pub(crate) async fn fence(app: &Arc<App>, scope: Scope) -> bool {
             tracing::error!("pods could not be listed: this replica cannot lead");
             return false;
         }
+        // Pods may have run unseen that the list no longer has.
+        app.ledger.wait_for_reports(None);
     }
     while !app.ledger.is_listed() {
         app.outside.sleep(LOOK_EVERY).await;
     }
-    let mut pending: Vec<PodRef> = match &scope {
+    let mut pending: Vec<Pending> = match &scope {
         // Also pods whose request is refused now: an earlier process may have accepted it.
-        Scope::All => app.pending.iter().map(|pod| pod.pod.clone()).collect(),
+        Scope::All => app.pending.iter().map(|pod| (pod.pod.clone(), None)).collect(),
         Scope::Known { .. } if mutated(Mutation::KnownUnfenced) => Vec::new(),
-        Scope::Known { bindings, .. } => bindings.iter().map(NamedPod::pod).collect(),
+        Scope::Known { bindings, .. } => {
+            bindings.iter().map(|pod| (pod.pod(), Some(pod.clone()))).collect()
+        }
     };
     pending.sort(); // in an order that can be replayed
     let count = pending.len();
@@ -114,17 +121,31 @@ fn take_over(app: &App, holds: Vec<HeldPod>) {
 }
 /// Fences a waiting pod at the start. True if no Binding of an earlier run can succeed any more.
 /// One that succeeded meanwhile is in the ledger by then.
-async fn fence_waiting(app: &App, cluster: &ClusterTruth, pod: &PodRef, value: &str) -> bool {
+async fn fence_waiting(
+    app: &App,
+    cluster: &ClusterTruth,
+    (pod, named): &Pending,
+    value: &str,
+) -> bool {
     let Ok(key) = PodKey::of(pod) else { return true };
+    let lists = app.lists.count();
     match cluster.writer.fence_pod(&key, &pod.uid, None, value).await {
         Fenced::Waiting { .. } => true,
         Fenced::Gone => {
             app.settle_pod(&pod.uid); // the watch is late
+            let named = named.as_ref().filter(|_| app.ledger.reservation(&pod.uid).is_none());
+            if let Some(NamedPod { node, .. }) = named {
+                app.ledger.wait_for_reports(node.as_deref()); // it may have run unseen
+            }
             true
         }
         Fenced::Bound { pod } => {
             if !mutated(Mutation::BoundAtStartUnseen) {
                 app.see_bound(&pod);
+            }
+            let is_late = lists.is_none() || app.lists.count() != lists;
+            if is_late && !mutated(Mutation::LateFenceBelieved) {
+                app.lists.want(); // the last one may lack it, so that nothing would say that it ends
             }
             true
         }

@@ -40,7 +40,8 @@ static LOGGED: LogLimit = LogLimit::new();
 /// Sends messages to a follower until one is not answered.
 async fn inform(app: &App, replica: &Replica, term: u64, follower: &str) {
     let _informs = Informs(app, follower);
-    while let Some((address, number, bindings)) = app.in_flight.news_for(follower) {
+    let is_over = |uid: &PodUid| app.ledger.is_over(uid);
+    while let Some((address, number, bindings)) = app.in_flight.news_for(follower, is_over) {
         let secret = replica.secret.clone();
         let to = follower.to_owned();
         let message = Message { term, secret, to, bindings, holds: holds(app) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::control::bind::edits::see_written;
 use crate::control::shared::app::{App, Truth};
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watch::Sink;
@@ -18,6 +18,10 @@ impl App {
         let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
         let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
         let events = self.ledger.see_pod(&fact, self.clock.now());
+        if self.ledger.is_over(&seen.pod.uid) {
+            // It may have run unseen, and its processes may not have ended.
+            self.ledger.wait_for_reports(seen.node.as_ref().map(NodeName::as_str));
+        }
         self.outbox.push(events);
         if !seen.is_terminal {
             Sink::pod(self, seen);

@@ -71,6 +71,9 @@ pub struct NamedPod {
     pub name: String,
     /// Its UID.
     pub uid: String,
+    /// The node that it may be bound to; none from a leader of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// A pod for which room is kept.
@@ -97,9 +100,9 @@ pub struct Join {
 }
 
 impl NamedPod {
-    pub(crate) fn new(key: &PodKey, uid: &PodUid) -> Self {
+    pub(crate) fn new(key: &PodKey, uid: &PodUid, node: &str) -> Self {
         let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
-        Self { namespace, name, uid: uid.to_string() }
+        Self { namespace, name, uid: uid.to_string(), node: Some(node.to_owned()) }
     }
 
     /// The pod as the ledger names it.
@@ -220,13 +223,18 @@ impl InFlight {
     }
 
     /// What a follower has yet to hear: its address, the number up to which it will know all, and
-    /// the pods. `None` if it is lost.
-    pub(crate) fn news_for(&self, replica: &str) -> Option<(String, u64, Vec<NamedPod>)> {
+    /// the pods. `None` if it is lost. A pod that `is_over` has left nothing behind.
+    pub(crate) fn news_for(
+        &self,
+        replica: &str,
+        is_over: impl Fn(&PodUid) -> bool,
+    ) -> Option<(String, u64, Vec<NamedPod>)> {
         let table = self.table.lock();
         let follower = table.followers.get(replica).filter(|it| it.stage != Stage::Lost)?;
         let mut pods: Vec<NamedPod> = table.pods.values().cloned().collect();
         if follower.stage != Stage::Named && !mutated(Mutation::RecentUntold) {
-            pods.extend(table.recent.iter().map(|(_, pod)| pod.clone()));
+            let recent = table.recent.iter().map(|(_, pod)| pod);
+            pods.extend(recent.filter(|pod| !is_over(&PodUid::new(&*pod.uid))).cloned());
         }
         Some((follower.address.clone(), table.number, pods))
     }
@@ -392,7 +400,8 @@ mod tests {
     const START: Timestamp = Timestamp::START;
 
     fn pod(uid: &str) -> NamedPod {
-        NamedPod { namespace: "a".to_owned(), name: uid.to_owned(), uid: uid.to_owned() }
+        let node = Some("n1".to_owned());
+        NamedPod { namespace: "a".to_owned(), name: uid.to_owned(), uid: uid.to_owned(), node }
     }
 
     #[test]
@@ -401,13 +410,13 @@ mod tests {
         assert!(leader.announce(pod("alone")).now_or_never().is_some());
         assert!(leader.join("b", "http://b", START) && !leader.join("b", "http://b", START));
         assert!(leader.announce(pod("1")).now_or_never().is_some(), "it may not be alive");
-        let (_, number, pods) = leader.news_for("b").unwrap();
+        let (_, number, pods) = leader.news_for("b", |_| false).unwrap();
         assert_eq!(pods, [pod("1"), pod("alone")]);
         leader.join("late", "http://late", START);
         assert!(leader.announce(pod("1b")).now_or_never().is_some());
         leader.knows("b", number);
         assert!(leader.is_to_be_written().now_or_never().is_none(), "it does not know that one");
-        let (_, number, pods) = leader.news_for("b").unwrap();
+        let (_, number, pods) = leader.news_for("b", |_| false).unwrap();
         assert_eq!(pods, [pod("1"), pod("1b"), pod("alone")]);
         leader.knows("b", number);
         leader.lost("late", START);
@@ -428,7 +437,7 @@ mod tests {
             leader.written(&[]);
             assert!(waits.as_mut().now_or_never().is_some());
         }
-        assert!(leader.news_for("b").is_none());
+        assert!(leader.news_for("b", |_| false).is_none());
         let at = Timestamp::from_millis;
         assert!(!leader.join("b", "http://b", at(1_999)), "it would delay each Binding again");
         assert!(leader.join("b", "http://b", at(2_000)));
@@ -445,14 +454,17 @@ mod tests {
         leader.ended(&PodUid::new("1b"), START);
         assert_eq!(leader.count(), 2);
         assert!(leader.join("c", "http://c", START));
-        let pods = leader.news_for("c").unwrap().2;
+        let pods = leader.news_for("c", |_| false).unwrap().2;
         assert_eq!(
             pods,
             [pod("2"), pod("alone"), pod("1"), pod("1b")],
             "the watch of `c` may be behind"
         );
+        let is_over = |uid: &PodUid| uid.as_str() == "1";
+        let pods = leader.news_for("c", is_over).unwrap().2;
+        assert_eq!(pods, [pod("2"), pod("alone"), pod("1b")], "it has left nothing behind");
         leader.ended(&PodUid::new("2"), Timestamp::from_millis(60_000));
-        assert_eq!(leader.news_for("c").unwrap().2, [pod("alone"), pod("2")]);
+        assert_eq!(leader.news_for("c", |_| false).unwrap().2, [pod("alone"), pod("2")]);
     }
 
     #[test]

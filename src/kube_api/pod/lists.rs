@@ -19,12 +19,15 @@ struct Numbers {
     begun: u64,
     /// The newest list that is complete.
     complete: u64,
+    /// How many lists have begun, also those that were not wanted, and whether one goes on.
+    count: u64,
+    is_listing: bool,
 }
 
 impl Default for Numbers {
     /// The first list is wanted.
     fn default() -> Self {
-        Self { wanted: 1, begun: 0, complete: 0 }
+        Self { wanted: 1, begun: 0, complete: 0, count: 0, is_listing: false }
     }
 }
 
@@ -36,12 +39,22 @@ impl Lists {
 
     /// Notes that a list begins, and returns its number.
     pub fn begin(&self) -> u64 {
-        self.change(|it| it.begun = it.wanted).begun
+        let begins = |it: &mut Numbers| {
+            (it.begun, it.count, it.is_listing) = (it.wanted, it.count + 1, true);
+        };
+        self.change(begins).begun
     }
 
     /// Notes that a list is complete.
     pub fn complete(&self, number: u64) {
-        self.change(|it| it.complete = it.complete.max(number));
+        self.change(|it| (it.complete, it.is_listing) = (it.complete.max(number), false));
+    }
+
+    /// How many lists there were; `None` while one goes on. What was read before a list may be older
+    /// than what it has shown.
+    pub fn count(&self) -> Option<u64> {
+        let Numbers { count, is_listing, .. } = self.numbers();
+        (!is_listing).then_some(count)
     }
 
     /// Whether the list of this number, or a newer one, is complete.
@@ -106,7 +119,11 @@ mod tests {
         lists.complete(first);
         assert!(lists.completed(wanted).now_or_never().is_none());
         let second = lists.begin();
+        assert_eq!(lists.count(), None, "one goes on");
         lists.complete(second);
         assert!(lists.completed(wanted).now_or_never().is_some());
+        let third = lists.begin();
+        lists.complete(third);
+        assert_eq!((third, lists.count()), (second, Some(3)), "the third was not wanted");
     }
 }

@@ -197,6 +197,11 @@ impl Ledger {
         events
     }
 
+    /// Whether a pod has ended and left nothing behind: its devices are free.
+    pub fn is_over(&self, uid: &PodUid) -> bool {
+        self.reservation(uid).is_none() && self.ended().contains(uid)
+    }
+
     /// Notes that pods and nodes have been listed completely.
     pub fn set_listed(&self, now: Timestamp) {
         if !self.is_listed.swap(true, Ordering::AcqRel) {

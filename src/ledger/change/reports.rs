@@ -212,6 +212,22 @@ impl Ledger {
         })
     }
 
+    /// Gives new pods nothing of the devices of a node, or of all nodes, until its next report: a pod
+    /// may have run there that this ledger never had, and its processes may not have ended.
+    pub fn wait_for_reports(&self, node: Option<&str>) {
+        if mutated(Mutation::UnseenRunForgotten) {
+            return;
+        }
+        let _stays = self.stay();
+        let present: Vec<usize> = match node {
+            Some(name) => self.position(name).into_iter().collect(),
+            None => self.node_table().present().collect(),
+        };
+        for at in present {
+            self.node_entry(at).change(|node_state| node_state.wait_for_use(&[]));
+        }
+    }
+
     /// Replaces a node's inventory. A device moves here from another node only if that one is
     /// deleted or silent.
     fn take_inventory(

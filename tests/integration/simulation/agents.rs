@@ -105,7 +105,8 @@ impl World {
     }
 
     fn report_to(&mut self, node: usize, agent: usize, to: usize) {
-        let Some(life) = self.replicas[to].as_ref().map(|replica| replica.life) else { return };
+        let Some(replica) = &self.replicas[to] else { return };
+        let (life, is_deaf) = (replica.life, self.now < replica.deaf_until);
         if self.nodes[node].agents[agent].links[to].is_sent {
             return; // it waits for the reply
         }
@@ -117,7 +118,7 @@ impl World {
         let is_lie = body.contains("\"lie\"");
         let from = From { node, agent, to, run, sequence, attempt, session, is_lie };
         self.after(TIMEOUT, What::Replied { from: from.clone(), reply: None });
-        if self.hits(Fault::ReportLoss, 5) {
+        if self.hits(Fault::ReportLoss, 5) || is_deaf {
             return;
         }
         let late = if self.hits(Fault::ReportDelay, 4) { 15_000 } else { 30 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gpupack::hardware::device::{NodeName, PodUid};
-use gpupack::hardware::units::Timestamp;
+use gpupack::hardware::units::{MemMib, Timestamp};
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::{Reservation, ReservationState};
@@ -51,7 +51,7 @@ impl World {
             self.check_devices()?;
         }
         for replica in self.replicas.iter().flatten().chain(&self.overlapping) {
-            let is_caught_up = replica.is_listed && replica.seen == length;
+            let is_caught_up = replica.is_listed && replica.seen == length && !replica.is_list_due;
             if is_caught_up && (replica.checked != length || is_turn) {
                 self.check_ledger(replica)?;
             }
@@ -63,7 +63,6 @@ impl World {
             replica.checked = replica.seen;
             if is_turn {
                 check_holds(replica, now)?;
-                check_standing(replica)?;
             }
             if is_audited {
                 replica.app.ledger.audit().map_err(|faults| format!("{faults:?}"))?;
@@ -72,7 +71,7 @@ impl World {
                 }
             }
         }
-        Ok(())
+        if is_turn { self.check_standing() } else { Ok(()) }
     }
 
     /// Before a process answers the first call, it knows each pod that is bound, also those that were
@@ -94,6 +93,36 @@ impl World {
             if !pod.takes.is_empty() && pod.bound + MEANWHILE < self.now && !is_known() {
                 let (node, bound) = (&pod.node, pod.bound);
                 return Err(format!("ready without {uid}, bound to {node:?} at {bound} ms"));
+            }
+        }
+        let replica = self.replicas[at].as_ref();
+        replica.map_or(Ok(()), |replica| self.check_unseen(replica))
+    }
+
+    /// Then nothing is free of a device where a pod still runs that the process never knew, before a
+    /// report says what runs there.
+    fn check_unseen(&self, replica: &Replica) -> Result<(), String> {
+        let led = replica.started + replica.app.leads_since().millis();
+        let heard = |node: &str| {
+            let at = self.nodes.iter().position(|it| it.name == node);
+            at.and_then(|at| replica.heard.get(&at)).copied().unwrap_or_default()
+        };
+        for (uid, process) in self.processes.iter().filter(|(_, process)| process.bound < led) {
+            let is_held = replica.app.ledger.reservation(&PodUid::new(uid.as_str())).is_some();
+            let Some(node) = replica.app.ledger.node(&process.node).filter(|_| !is_held) else {
+                continue;
+            };
+            let free = node.devices().iter().filter(|it| it.free().memory > MemMib::ZERO);
+            let mut free = free.map(|device| device.device().id.as_str().to_owned());
+            let is_unseen = |id: &String| {
+                let is_shown = replica.shown.contains_key(&(uid.clone(), id.clone()));
+                process.uses(id) && !is_shown && heard(&process.node) < led
+            };
+            if let Some(id) = free.find(is_unseen) {
+                return Err(format!(
+                    "{id} is free for process {}, and {uid} runs there unseen",
+                    replica.life
+                ));
             }
         }
         Ok(())
@@ -336,26 +365,4 @@ fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
         }
     });
     broken.map_or(Ok(()), Err)
-}
-
-/// Room is kept for one pod of a pool at most (all nodes are of one pool), beside those for which room
-/// is made, and only where it runs no risk: the pod waits as far as this process knows.
-fn check_standing(replica: &Replica) -> Result<(), String> {
-    let ledger = &replica.app.ledger;
-    let standing = ledger.standing_nodes();
-    if standing.keys().filter(|uid| !replica.app.preemptors.has(uid)).count() > 1 {
-        return Err(format!("room is kept for several pods: {standing:?}"));
-    }
-    let mut on_nodes = BTreeMap::new();
-    ledger.look_at_each(|node| {
-        let kept = node.standing_holds().keys();
-        on_nodes.extend(kept.map(|uid| (uid.clone(), node.name().clone())));
-    });
-    if on_nodes != standing {
-        return Err(format!("room is kept on {on_nodes:?}, and noted for {standing:?}"));
-    }
-    match standing.keys().find(|uid| ledger.reservation(uid).is_some()) {
-        Some(uid) => Err(format!("room is kept for {uid}, which has some")),
-        None => Ok(()),
-    }
 }

@@ -54,6 +54,8 @@ faults! {
     Relist,
     /// The watch of a process shows nothing for up to a minute and a half.
     StuckWatch,
+    /// A follower hears nothing of pods and nodes for a while, and the leader may end meanwhile.
+    Deaf,
     /// kube-scheduler restarts.
     SchedulerRestart,
     /// Answers to kube-scheduler are lost.
@@ -115,6 +117,11 @@ impl World {
         self.disturbed_until = self.disturbed_until.max(self.now + time);
     }
 
+    /// Whether nothing else happens now.
+    pub(super) fn is_resting(&self) -> bool {
+        self.now < self.asleep_until
+    }
+
     /// Lets nothing else happen for a while in half of the seeds: much that happens would hide a fault.
     pub(super) fn rest(&mut self, time: u64) {
         if self.settings.has_rests && self.rng.random_range(0..2) == 0 {
@@ -126,7 +133,7 @@ impl World {
         if !self.is_faulty() {
             return;
         }
-        if self.now < self.asleep_until {
+        if self.is_resting() {
             return self.after(self.asleep_until - self.now, What::Chaos);
         }
         let is_focused = self.settings.rate > 1;
@@ -149,6 +156,7 @@ impl World {
             Fault::Replacement,
             Fault::ClockStep,
             Fault::StuckWatch,
+            Fault::Deaf,
         ];
         let is_possible = |kind: &Fault| !is_focused || self.settings.faults.contains(kind);
         let kinds: Vec<Fault> = kinds.into_iter().filter(is_possible).collect();
@@ -161,8 +169,8 @@ impl World {
         self.disturb(20_000);
         match kind {
             Fault::Crash => self.kill(self.serving(), time * 5),
-            Fault::Freeze => self.freeze(self.serving_life(), false),
-            Fault::Overlap => self.freeze(self.serving_life(), true),
+            Fault::Freeze => self.freeze(self.serving_life(), false, 0),
+            Fault::Overlap => self.freeze(self.serving_life(), true, 0),
             Fault::Stop => self.stop(self.serving_life()),
             Fault::Denial => self.deny_any(),
             Fault::Outage => self.outage_until = self.now + time * 8,
@@ -180,6 +188,7 @@ impl World {
             Fault::SecondAgent => self.second_agent(node),
             Fault::ClockStep => self.set_wall_clock(),
             Fault::StuckWatch => self.stick_watch(time * 90),
+            Fault::Deaf => self.empty_and_deafen(),
             Fault::Lie => self.nodes[node].lies_until = self.now + time * 10,
             _ => self.replace_gpu(node),
         }
@@ -193,6 +202,69 @@ impl World {
             replica.stuck_until = until;
         }
         self.disturb(until - self.now + 20_000);
+    }
+
+    /// Some pods end while kube-scheduler restarts. When it is back, and binds others in their room, a
+    /// follower hears nothing of it.
+    fn empty_and_deafen(&mut self) {
+        if !self.has(Fault::SchedulerRestart) {
+            return self.deafen();
+        }
+        let placed = self.api.pods.iter().filter(|(_, pod)| pod.is_placed());
+        let placed: Vec<String> = placed.map(|(uid, _)| uid.clone()).collect();
+        let ended: Vec<String> = placed.choose_multiple(&mut self.rng, 6).cloned().collect();
+        ended.into_iter().for_each(|uid| self.end_pod(&uid));
+        let time = self.rng.random_range(2_000..6_000);
+        (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, time));
+        self.after(time, What::Deafens);
+        self.disturb(time + 20_000);
+    }
+
+    /// The containers of a pod end.
+    pub(super) fn end_pod(&mut self, uid: &str) {
+        if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.is_placed()) {
+            pod.is_terminal = true;
+            self.api.changed(uid);
+        }
+    }
+
+    /// No report reaches a follower, and its watch shows nothing. Half of the time the leader ends
+    /// meanwhile.
+    pub(super) fn deafen(&mut self) {
+        let leader = self.serving();
+        let before = self.rng.random_range(500..3_000);
+        let time = before + self.rng.random_range(2_000..8_000);
+        let until = self.settings.faults_for.min(self.now + time);
+        let followers: Vec<usize> = (0..self.replicas.len()).filter(|at| *at != leader).collect();
+        let Some(at) = followers.choose(&mut self.rng).copied() else { return };
+        let Some(replica) = &mut self.replicas[at] else { return };
+        (replica.stuck_until, replica.deaf_until) = (until, until);
+        if self.rng.random_range(0..2) == 0 {
+            let life = self.serving_life();
+            self.after(before, What::LeaderEnds { life, since: self.now });
+        }
+        self.disturb(time + 20_000);
+    }
+
+    /// A leader is killed, or gets SIGTERM. Some of the pods that were bound lately end or are gone
+    /// before the next one leads.
+    pub(super) fn leader_ends(&mut self, life: u64, since: u64) {
+        let new = self.api.pods.iter().filter(|(_, pod)| pod.is_placed() && pod.bound >= since);
+        let new: Vec<String> = new.map(|(uid, _)| uid.clone()).collect();
+        let is_killed = self.rng.random_range(0..2) == 0;
+        let most = if is_killed { 4_000 } else { 1_000 };
+        for uid in new {
+            let (time, kind) = (self.rng.random_range(0..most), self.rng.random_range(0..3));
+            match kind {
+                0 if self.has(Fault::Force) => self.after(time, What::Removed { uid }),
+                1 => self.after(time, What::Ended { uid }),
+                _ => {}
+            }
+        }
+        match is_killed {
+            true => self.crash(life),
+            false => self.stop(life),
+        }
     }
 
     /// Sets the wall clock of a machine: to the right time, or to another one.
@@ -234,8 +306,9 @@ impl World {
     }
 
     /// SIGSTOP, and SIGCONT later. With `is_replaced`, another process starts meanwhile.
-    pub(super) fn freeze(&mut self, life: u64, is_replaced: bool) {
-        let (time, start) = (self.rng.random_range(100..15_000), self.rng.random_range(100..4_000));
+    pub(super) fn freeze(&mut self, life: u64, is_replaced: bool, at_least: u64) {
+        let time = self.rng.random_range(at_least.max(100)..15_000);
+        let start = self.rng.random_range(100..4_000);
         let now = self.now;
         let at = self.replicas.iter().position(|it| it.as_ref().is_some_and(|it| it.life == life));
         let Some(at) = at else { return };

@@ -12,6 +12,14 @@ pub(super) struct Process {
     pub(super) devices: Vec<(String, u64)>,
     /// When they end, once their pod does.
     pub(super) ends: Option<u64>,
+    /// When their pod was bound.
+    pub(super) bound: u64,
+}
+
+impl Process {
+    pub(super) fn uses(&self, device: &str) -> bool {
+        self.devices.iter().any(|(id, _)| id == device)
+    }
 }
 
 impl World {
@@ -60,10 +68,10 @@ impl World {
         let used = |mib: u64| mib * percent / 100 + if overuses { 500 } else { 0 };
         let devices: Vec<_> =
             pod.takes.iter().map(|(id, mib, _)| (id.clone(), used(*mib))).collect();
-        let node = pod.node.clone().unwrap_or_default();
+        let (node, bound) = (pod.node.clone().unwrap_or_default(), pod.bound);
         if overuses {
             self.excused.extend(devices.iter().map(|(id, _)| id.clone()));
         }
-        self.processes.insert(uid.to_owned(), Process { node, devices, ends: None });
+        self.processes.insert(uid.to_owned(), Process { node, devices, ends: None, bound });
     }
 }

@@ -51,6 +51,12 @@ pub(super) struct Open {
     told: BTreeMap<u64, BTreeSet<(u64, String)>>,
 }
 
+/// The name that the pod with this UID was created with.
+fn name_of(uid: &str) -> Option<String> {
+    let number: u64 = uid.rsplit('-').next()?.parse().ok()?;
+    Some(format!("web-{}", number % NAMES))
+}
+
 struct About {
     uid: Option<String>,
     is_binding: bool,
@@ -70,6 +76,7 @@ impl World {
         }
         let named = body["metadata"]["uid"].as_str().map(str::to_owned);
         let uid = named.or_else(|| self.api.uid_of(path)); // names are used again
+        let uid = uid.or_else(|| self.open_of(life, path));
         let is_binding = path.ends_with("/binding") && body["metadata"]["annotations"].is_object();
         if self.replicas.len() > 1 && is_write && !is_lease && uid.is_some() {
             let until = self.open.terms.get(&life).copied().unwrap_or_default();
@@ -88,6 +95,39 @@ impl World {
         }
         let about = About { uid, is_binding, is_write, sent: self.now };
         self.open.requests.insert((life, id), about);
+    }
+
+    /// The pod of an open Binding that a request is about, which is gone.
+    fn open_of(&self, life: u64, path: &str) -> Option<String> {
+        let mut open = self.open.bindings.keys().filter(|(of, _)| *of == life);
+        let is_it = |(_, uid): &&(u64, String)| {
+            name_of(uid).is_some_and(|name| path.ends_with(&format!("/{name}")))
+        };
+        open.find(is_it).map(|(_, uid)| uid.clone())
+    }
+
+    /// Before the process takes an answer: the pod of its open Binding that is gone by this answer.
+    pub(super) fn gone_of(
+        &self,
+        life: u64,
+        id: CallId,
+        answer: &Result<Answer, Lost>,
+    ) -> Option<String> {
+        let uid = self.open.requests.get(&(life, id))?.uid.clone()?;
+        let binding = self.open.bindings.get(&(life, uid.clone()))?;
+        let is_gone = answer.as_ref().is_ok_and(|answer| answer.status == 404);
+        (is_gone && binding.call != id).then_some(uid)
+    }
+
+    /// The Binding of a pod that is gone may have succeeded before: what it has stays taken while it
+    /// runs.
+    pub(super) fn check_gone(&self, life: u64, uid: &str) -> Result<(), String> {
+        let Some(replica) = self.process(life).filter(|it| !it.is_frozen) else { return Ok(()) };
+        let is_held = replica.app.ledger.reservation(&PodUid::new(uid)).is_some();
+        if is_held || !self.processes.contains_key(uid) {
+            return Ok(());
+        }
+        Err(format!("process {life} frees the room of {uid}, which is gone and runs"))
     }
 
     /// A leader that stops lets its binds end before it gives the Lease away, for a second.
@@ -159,6 +199,7 @@ impl World {
         let about = self.open.requests.get(&(life, id));
         let number = uid.rsplit('-').next().and_then(|number| number.parse().ok());
         about.is_some_and(|about| about.is_write)
+            || self.open.bindings.contains_key(&(life, uid.to_owned()))
             || number.is_some_and(|number: u64| number < NAMES)
     }
 

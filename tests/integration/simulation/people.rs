@@ -25,7 +25,7 @@ impl World {
         if self.now > self.settings.faults_for + QUIET_FOR / 2 {
             return;
         }
-        if self.now < self.asleep_until {
+        if self.is_resting() {
             return self.after(self.asleep_until - self.now, What::Users);
         }
         let pause = if self.is_faulty() && !self.settings.is_calm { 400 } else { 2_000 };
@@ -107,11 +107,25 @@ impl World {
         let percent = if is_late { 60 } else { 15 };
         if self.hits(Fault::Lag, percent) {
             // kube-scheduler calls before the extender's watch shows the pod.
-            let (until, at) = (self.now + 3_000, self.serving());
+            let (until, at) = (self.now + 5_000, self.serving());
             self.replicas[at].iter_mut().for_each(|it| it.stuck_until = it.stuck_until.max(until));
-            self.disturb(5_000);
+            self.disturb(7_000);
             self.rest(20_000); // nothing else makes kube-scheduler look at the pod again
+            if is_late && self.rng.random_range(0..2) == 0 {
+                // Room appears before that, and is for no other pod.
+                let soon = self.now + self.rng.random_range(100..1_000);
+                let over = self.processes.values_mut().filter(|process| process.ends.is_some());
+                over.for_each(|process| process.ends = Some(soon));
+                self.leave_waiting(&uid);
+            }
         }
+    }
+
+    /// All other pods that wait are removed, so that no other one can use the next room.
+    pub(super) fn leave_waiting(&mut self, uid: &str) {
+        let others = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
+        let others: Vec<String> = others.map(|(other, _)| other.clone()).collect();
+        others.iter().filter(|other| **other != uid).for_each(|other| self.api.remove(other));
     }
 
     /// Calls and edits that no client should make.

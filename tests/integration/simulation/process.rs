@@ -104,12 +104,7 @@ impl World {
         let life = self.lives;
         let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
         let evicts = self.settings.faults.contains(&Fault::Eviction);
-        // Seconds after which room is kept for the first pod of a line; zero: never.
-        let standing_after = match self.settings.seed % 3 {
-            0 => 0,
-            1 => 2,
-            _ => 10,
-        };
+        let standing_after = self.standing_after();
         let preempts = self.settings.preempts;
         let place = (self.replicas.len() > 1).then_some(to);
         self.replicas[to] =

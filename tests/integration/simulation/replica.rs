@@ -98,6 +98,12 @@ pub(super) struct Replica {
     pub(super) frozen: u64,
     /// Until then its watch of pods shows nothing.
     pub(super) stuck_until: u64,
+    /// Until then no report reaches it.
+    pub(super) deaf_until: u64,
+    /// The pods for which room was kept until they are bound.
+    pub(super) stood: BTreeSet<String>,
+    /// For which pod no room is kept although it is first in line, and since when.
+    pub(super) unkept: Option<(String, u64)>,
     pub(super) started: u64,
     time: &'static SimulatedTime,
     running: loops::Running,
@@ -171,6 +177,9 @@ impl Replica {
             old: BTreeSet::new(),
             frozen: 0,
             stuck_until: 0,
+            deaf_until: 0,
+            stood: BTreeSet::new(),
+            unkept: None,
             started: now,
             time,
             running,

@@ -26,6 +26,9 @@ const BINDS_FOR: u64 = 10_000;
 /// The longest time that an answer takes.
 const SLOW: u64 = 1_500;
 
+/// How long a process is frozen at least, so that another one binds a pod of its Binding meanwhile.
+const LONG: u64 = 8_000;
+
 /// How long a request that is lost may delay a requeue: its timeout, and the next attempt.
 const REQUEST_LOST: u64 = 9_000;
 
@@ -59,7 +62,9 @@ impl World {
         let is_write = request.method() != "GET";
         let soon = self.rng.random_range(0..8);
         let mut is_held = false; // by the network, longer than the process lives
-        if is_write && self.hits(Fault::Crash, 2) {
+        if self.is_resting() {
+            // The process lives on.
+        } else if is_write && self.hits(Fault::Crash, 2) {
             is_held = self.hits(Fault::Delay, 70);
             self.after(soon, What::Crash { life });
             if let Some(uid) = self.api.uid_of(request.uri().path())
@@ -68,7 +73,7 @@ impl World {
                 self.deny(uid); // so that the next process cannot fence it
             }
         } else if is_write && self.hits(Fault::Overlap, 1) {
-            self.after(soon, What::Freeze { life });
+            self.after(soon, What::Freeze { life, at_least: 0 });
         } else if is_write && self.hits(Fault::Stop, 1) {
             self.after(soon, What::Stop { life });
         }
@@ -85,11 +90,7 @@ impl World {
             // It failed. Half of the time no other pod can use the room.
             let uid = self.api.uid_of(&path);
             if self.rng.random_range(0..2) == 0 {
-                let others = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
-                let others = others.map(|(other, _)| other.clone());
-                let others: Vec<String> =
-                    others.filter(|other| Some(other) != uid.as_ref()).collect();
-                others.iter().for_each(|other| self.api.remove(other));
+                self.leave_waiting(uid.as_deref().unwrap_or_default());
             }
             self.rest(30_000);
         }
@@ -103,6 +104,7 @@ impl World {
         let refused = if is_refused { 30 } else { 6 };
         let is_binding = request.uri().path().ends_with("/binding");
         let uid = self.api.uid_of(request.uri().path()).filter(|_| is_binding);
+        let bound = uid.clone();
         let request = |answers| What::Request { life, id, request: Sent(request), answers };
         if let Some(uid) = uid
             && self.hits(Fault::Denial, 3)
@@ -123,6 +125,10 @@ impl World {
             }
             return;
         }
+        if is_binding && self.hits(Fault::Overlap, 5) {
+            self.replace_within(life);
+            return self.after(within, lost(Lost::Timeout));
+        }
         if self.now < self.outage_until && self.is_faulty() {
             self.disturb(REQUEST_LOST);
             let time = if self.rng.random_range(0..2) == 0 { within } else { way };
@@ -136,6 +142,12 @@ impl World {
             self.disturb(REQUEST_LOST); // it arrives, and no answer comes
             self.after(within, lost(Lost::Timeout));
             self.after(way, request(Answers::Never));
+            if is_binding && self.hits(Fault::Force, 30) {
+                // It is bound, runs, and is gone, before the process learns any of it.
+                self.stick(life, within + 2_000);
+                let time = way + self.rng.random_range(500..within);
+                bound.into_iter().for_each(|uid| self.after(time, What::Removed { uid }));
+            }
         } else if self.hits(Fault::Loss, 3) {
             self.disturb(REQUEST_LOST);
             let fault = "connection reset".to_owned();
@@ -160,6 +172,23 @@ impl World {
         }
     }
 
+    /// A Binding never arrives, and its process is frozen. kube-scheduler begins again, and calls the
+    /// process that takes its place. The first one knows nothing of that when it goes on.
+    fn replace_within(&mut self, life: u64) {
+        self.disturb(REQUEST_LOST);
+        self.after(0, What::Freeze { life, at_least: LONG });
+        self.stick(life, 20_000);
+        if self.has(Fault::SchedulerRestart) {
+            (0..self.schedulers.len()).for_each(|by| self.restart_scheduler(by, 0));
+        }
+    }
+
+    /// The watch of a process shows nothing for this time.
+    fn stick(&mut self, life: u64, time: u64) {
+        let until = self.now + time;
+        self.process_mut(life).into_iter().for_each(|replica| replica.stuck_until = until);
+    }
+
     /// A request reaches the API server.
     pub(super) fn request(
         &mut self,
@@ -170,14 +199,14 @@ impl World {
     ) {
         let is_read = request.method() == "GET";
         let uid = self.api.uid_of(request.uri().path());
-        if !is_read && self.hits(Fault::Conflict, 3) {
+        if !is_read && !self.is_resting() && self.hits(Fault::Conflict, 3) {
             if let Some(pod) = uid.as_ref().and_then(|uid| self.api.pods.get_mut(uid)) {
                 let version = pod.version.to_string();
                 pod.annotations.insert("example.com/seen".to_owned(), version);
             }
             uid.iter().for_each(|uid| self.api.changed(uid));
             if request.uri().path().ends_with("/binding") && self.hits(Fault::Overlap, 10) {
-                self.after(0, What::Freeze { life }); // the answer comes when another one has fenced
+                self.after(0, What::Freeze { life, at_least: 0 }); // the answer comes when another one has fenced
             }
         }
         if !matches!(answers, Answers::Status(_)) {
@@ -208,20 +237,31 @@ impl World {
         }
         if answers != Answers::Never {
             let answer = Ok(Answer { status: code, body: Some(body.into_bytes()), date: None });
-            let is_gone = code == 200 && self.is_removed_now(uid.as_deref());
+            let is_gone = code == 200 && self.is_removed_now(life, uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
-            let way = self.rng.random_range(0..if is_slow { SLOW } else { 5 });
+            let way = match (is_gone, is_slow) {
+                (true, _) => self.rng.random_range(SLOW / 5..3 * SLOW),
+                (false, true) => self.rng.random_range(0..SLOW),
+                (false, false) => self.rng.random_range(0..5),
+            };
             self.after(way, What::Answer { life, id, answer });
         }
     }
 
-    /// Somebody removes a pod that a request has just found bound.
-    fn is_removed_now(&mut self, uid: Option<&str>) -> bool {
+    /// Somebody removes a pod that a request has just found bound. The watch of the process shows that
+    /// before the answer comes, or begins again with a list without the pod.
+    fn is_removed_now(&mut self, life: u64, uid: Option<&str>) -> bool {
         let is_bound = |uid: &&str| self.api.pods.get(*uid).is_some_and(Pod::is_placed);
         let Some(uid) = uid.filter(is_bound) else { return false };
         let is_removed = self.hits(Fault::Force, if self.settings.has_rests { 60 } else { 20 });
         if is_removed {
             self.api.remove(uid);
+            self.stick(life, 0);
+            self.process_mut(life).into_iter().for_each(|replica| replica.deaf_until = 0);
+            if self.hits(Fault::Relist, 50) {
+                let time = self.rng.random_range(5..100);
+                self.after(time, What::Listed { life });
+            }
         }
         is_removed
     }
@@ -232,9 +272,13 @@ impl World {
         let pod: Value = serde_json::from_slice(body.unwrap_or_default()).unwrap_or_default();
         let uid = PodUid::new(pod["metadata"]["uid"].as_str().unwrap_or_default());
         let is_about = self.is_about(life, id, uid.as_str());
+        let gone = self.gone_of(life, id, &answer);
         self.note_answer(life, id, &answer);
         let was_waiting = self.process(life).is_some_and(|it| it.app.is_shown_waiting(&uid));
         self.step(life, Event::Answered { id, answer });
+        if let Err(broken) = gone.map_or(Ok(()), |uid| self.check_gone(life, &uid)) {
+            self.broke(broken);
+        }
         if is_about
             && was_waiting
             && let Err(broken) = self.check_answer(life, &pod)

@@ -352,3 +352,21 @@ fn a_cluster_has_a_limited_number_of_models_and_known_ones_are_always_accepted()
     say(&nodes[full], &hello("y", 1, "C")).unwrap();
     assert!(ledger.answers(&share_query(500_000), &nodes).iter().all(Result::is_ok));
 }
+
+#[test]
+fn nothing_is_free_on_a_node_that_a_report_is_waited_for() {
+    let ledger = ledger("A B");
+    for node in [Some("n"), None] {
+        ledger.wait_for_reports(node);
+        assert_eq!(free(&ledger), [0, 0], "{node:?}");
+        say(&ledger, &report("x", 7, 1, "A B")).unwrap();
+        assert_eq!(free(&ledger), [0, 0], "that one is older");
+        let sequence = if node.is_some() { 2 } else { 4 };
+        let receipt = say(&ledger, &report("x", 7, sequence, "A")).unwrap();
+        assert_eq!(receipt.events, [LedgerEvent::Room(NodeName::new("n"))]);
+        assert_eq!(free(&ledger), [1000, 0], "it does not name the other GPU");
+        say(&ledger, &report("x", 7, sequence + 1, "A B")).unwrap();
+        ledger.wait_for_reports(Some("unknown"));
+        assert_eq!(free(&ledger), [1000, 1000]);
+    }
+}

@@ -1,0 +1,254 @@
+//! A replica takes over from a leader, pods of which ran and ended before its own watch showed them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::cli::serve::extender::settings;
+use gpupack::clock::{Clock, SimulatedTime};
+use gpupack::config::file::Config;
+use gpupack::control::lead::informing::take_message;
+use gpupack::control::loops;
+use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::control::shared::in_flight::{Message, NamedPod};
+use gpupack::control::shared::leader::{Addresses, Replica};
+use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
+use gpupack::kube_api::write::events::notices;
+use gpupack::kube_api::write::lease::LeaseName;
+use gpupack::kube_api::write::target::PodKey;
+use gpupack::kube_api::write::term::Term;
+use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::reading::Readiness;
+use gpupack::server::api::reports;
+use gpupack::step::outside::{Action, Answer, Event, Outside};
+use serde_json::{Value, json};
+
+use crate::harness::api_server::{Fake, TIMEOUT};
+
+const NODES: [&str; 2] = ["n1", "n2"];
+
+/// A follower of two nodes with a GPU each, and the API server around it.
+struct Bed {
+    time: &'static SimulatedTime,
+    now: u64,
+    app: Arc<App>,
+    _running: loops::Running,
+    _runtime: tokio::runtime::Runtime,
+    lease: Value,
+    /// Status and body of the answer to the fence of a pod.
+    on_fence: (u16, Value),
+    /// Whether pods are listed between the fence and its answer.
+    is_listed_meanwhile: bool,
+}
+
+impl Bed {
+    /// The Lease names the follower as informed, or it does not. Steps run outside of a task of tokio,
+    /// which would have a budget.
+    fn new(is_informed: bool, on_fence: (u16, Value)) -> Self {
+        let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(1_000_000)));
+        let (clock, config) = (Clock::simulated(time), Config::default());
+        let address = "http://replica-2:8080".to_owned();
+        let own = Replica {
+            identity: Replica::identity("gpupack-1", 2),
+            pod: PodKey::new("gpu-system", "gpupack-1").unwrap(),
+            lease: LeaseName { namespace: "gpu-system".to_owned(), name: "gpupack".to_owned() },
+            holds_for: Duration::from_secs(3),
+            addresses: Addresses { verbs: address.clone(), page: address },
+            secret: "secret-2".to_owned(),
+        };
+        let informed = if is_informed { own.identity.clone() } else { String::new() };
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "gpupack", "namespace": "gpu-system", "resourceVersion": "1",
+                "annotations": {"gpupack.dev/address": "http://replica-1:8080",
+                    "gpupack.dev/page-address": "http://replica-1:8080",
+                    "gpupack.dev/handed-over": "0", "gpupack.dev/informed": informed,
+                    "gpupack.dev/secret": "secret-1", "gpupack.dev/term": "7"}},
+            "spec": {"holderIdentity": Replica::identity("gpupack-0", 1),
+                "leaseDurationSeconds": 3, "leaseTransitions": 1,
+                "acquireTime": "2026-01-01T00:00:00.000000Z",
+                "renewTime": "2026-01-01T00:00:00.000000Z"}});
+        let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, Term::none(clock, 2));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let client = {
+            let _entered = runtime.enter();
+            Fake::with_pod().client()
+        };
+        let (notices, _) = notices(client, "replica-1".to_owned(), 1, TIMEOUT);
+        let truth = ClusterTruth { writer, notices, replica: Some(own) };
+        let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
+        let truth = Truth::Cluster(Box::new(truth));
+        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let running = loops::start(&app);
+        let mut bed = Self {
+            time,
+            now: 0,
+            app,
+            _running: running,
+            _runtime: runtime,
+            lease,
+            on_fence,
+            is_listed_meanwhile: false,
+        };
+        for name in NODES {
+            bed.app.ledger.see_node(&NodeName::new(name), HostAmount::ZERO, PoolName::new(""));
+        }
+        bed.list();
+        bed.app.ledger.set_listed(bed.app.clock.now());
+        NODES.iter().for_each(|name| bed.report(name));
+        bed.pass(100); // it reads the Lease
+        bed
+    }
+
+    /// A list of pods, which has none.
+    fn list(&self) {
+        self.app.lists.complete(self.app.lists.begin());
+    }
+
+    /// The first report of an agent run.
+    fn report(&self, node: &str) {
+        let id = format!("GPU-{node}");
+        let report = json!({"apiVersion": "gpupack.dev/v1alpha1",
+            "agent": format!("agent-{}", self.now), "sequence": 1,
+            "inventory": [{"id": id, "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+                "reservedMib": 0, "kind": "Gpu", "healthy": true}],
+            "devices": [{"id": id, "usedMib": 0, "healthy": true, "processes": []}]});
+        let (status, _) = reports::answer(&self.app, node, report.to_string().as_bytes());
+        assert!(status.is_success(), "{status}");
+    }
+
+    /// The leader names a pod whose Binding may be on its way.
+    fn told(&self, node: Option<&str>) {
+        let Truth::Cluster(cluster) = &self.app.truth else { return };
+        let node = node.map(str::to_owned);
+        let named = |name: &str| NamedPod {
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            uid: "u1".to_owned(),
+            node: node.clone(),
+        };
+        let message = || Message {
+            term: 7,
+            secret: "secret-1".to_owned(),
+            to: Replica::identity("gpupack-1", 2),
+            bindings: vec![named("infer")],
+            holds: Vec::new(),
+        };
+        assert!(!take_message(&self.app, cluster, message()), "its list began before");
+        self.list();
+        assert!(take_message(&self.app, cluster, message()));
+    }
+
+    /// Lets time pass in steps of 50 ms.
+    fn pass(&mut self, time: u64) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += 50;
+            let now = Timestamp::from_millis(self.now);
+            self.time.set(now);
+            let mut actions = self.app.outside.step(Event::Changed, now);
+            while let Some(action) = actions.pop() {
+                let event = match action {
+                    Action::Work(work) => {
+                        work();
+                        Event::Changed
+                    }
+                    Action::Call { id, request, .. } => {
+                        let (status, body) = self.answer(&request);
+                        let body = Some(body.to_string().into_bytes());
+                        Event::Answered { id, answer: Ok(Answer { status, body, date: None }) }
+                    }
+                };
+                actions.extend(self.app.outside.step(event, now));
+            }
+            if self.app.lists.is_wanted() && self.app.leading.is_here() {
+                self.list();
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &hyper::Request<Vec<u8>>) -> (u16, Value) {
+        let path = request.uri().path();
+        match request.method().as_str() {
+            "PUT" => {
+                self.lease = serde_json::from_slice(request.body()).unwrap();
+                self.lease["metadata"]["resourceVersion"] = json!(self.now.to_string());
+                (200, self.lease.clone())
+            }
+            "GET" if path.contains("/leases/") => (200, self.lease.clone()),
+            "PATCH" if path.ends_with("/pods/infer") => {
+                if self.is_listed_meanwhile {
+                    self.list();
+                }
+                self.on_fence.clone()
+            }
+            _ => (404, json!({})),
+        }
+    }
+
+    /// Which nodes have something free.
+    fn free(&self) -> Vec<&'static str> {
+        let is_free = |name: &&&str| {
+            let node = self.app.ledger.node(name).unwrap();
+            node.devices().iter().any(|device| device.free().memory > MemMib::ZERO)
+        };
+        NODES.iter().filter(is_free).copied().collect()
+    }
+
+    /// The leader does not renew the Lease any more. Which nodes have something free when this
+    /// replica leads.
+    fn takes_over(&mut self) -> Vec<&'static str> {
+        assert_eq!(self.free(), NODES);
+        self.pass(4_500);
+        assert!(self.app.leading.is_here());
+        assert_eq!(self.app.readiness(), Readiness::Ready);
+        self.free()
+    }
+}
+
+fn pod(node: Option<&str>, phase: &str) -> Value {
+    json!({"metadata": {"uid": "u1", "namespace": "team", "name": "infer", "resourceVersion": "9",
+            "annotations": {"gpu-fraction": "0.5"}},
+        "spec": {"schedulerName": "gpupack", "nodeName": node, "containers": [{"name": "main"}]},
+        "status": {"phase": phase}})
+}
+
+#[test]
+fn a_node_where_a_pod_may_have_run_unseen_takes_pods_after_its_next_report() {
+    let gone = (404, json!({}));
+    for (on_fence, named, free) in [
+        (gone.clone(), Some("n1"), &["n2"][..]),
+        (gone, None, &[]), // by a leader of an earlier version
+        ((200, pod(Some("n1"), "Succeeded")), Some("n1"), &["n2"]),
+        ((200, pod(None, "Pending")), Some("n1"), &NODES),
+    ] {
+        let what = format!("{on_fence:?} {named:?}");
+        let mut bed = Bed::new(true, on_fence);
+        bed.told(named);
+        assert_eq!(bed.takes_over(), free, "{what}");
+        NODES.iter().for_each(|name| bed.report(name));
+        assert_eq!(bed.free(), NODES, "{what}");
+    }
+}
+
+#[test]
+fn a_replica_that_takes_over_uninformed_waits_for_a_report_of_each_node() {
+    let mut bed = Bed::new(false, (404, json!({})));
+    assert_eq!(bed.takes_over(), [""; 0]);
+    bed.report("n2");
+    assert_eq!(bed.free(), ["n2"]);
+}
+
+/// The list has no such pod: it is gone since it was fenced, and the watch will not say so.
+#[test]
+fn pods_are_listed_again_if_a_list_came_before_the_answer_to_a_fence() {
+    for is_listed_meanwhile in [false, true] {
+        let mut bed = Bed::new(true, (200, pod(Some("n1"), "Running")));
+        bed.told(Some("n1"));
+        bed.is_listed_meanwhile = is_listed_meanwhile;
+        let before = bed.app.lists.count();
+        bed.takes_over();
+        let lists = bed.app.lists.count().zip(before).map(|(now, before)| now - before);
+        assert_eq!(lists, Some(if is_listed_meanwhile { 2 } else { 0 }));
+    }
+}

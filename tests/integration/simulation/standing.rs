@@ -1,0 +1,94 @@
+//! Room that is kept for the first pod of a line: for whom, and that there is some.
+
+use std::collections::BTreeMap;
+
+use gpupack::ledger::query::reading::Readiness;
+use gpupack::ledger::suggest::waiting::WaitingState;
+use gpupack::model::node_state::NodeReporting;
+
+use super::replica::Replica;
+use super::{GPU_MIB, World};
+
+/// Without a fault, the first pod of a line gets room within this time. It is looked for each second,
+/// and one that made way for another pod pauses for 5 s.
+const KEPT_WITHIN: u64 = 8_000;
+
+impl World {
+    /// Seconds after which room is kept for the first pod of a line; zero: never.
+    pub(super) fn standing_after(&self) -> u64 {
+        match self.settings.seed % 3 {
+            0 => 0,
+            1 => 2,
+            _ => 10,
+        }
+    }
+
+    /// Room is kept for one pod of a pool at most (all nodes are of one pool), and only where it runs
+    /// no risk: the pod waits as far as this process knows. If none is kept, no pod is first in line
+    /// that never had any.
+    pub(super) fn check_standing(&mut self) -> Result<(), String> {
+        let (now, after) = (self.now, self.standing_after());
+        let is_calm = now > self.disturbed_until
+            && self.nodes.iter().all(|node| node.gpus.iter().all(|gpu| gpu.mib == GPU_MIB));
+        for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
+            check_kept(replica)?;
+            let first = if is_calm && after > 0 { unkept(replica, after) } else { None };
+            let since = replica.unkept.take().filter(|(uid, _)| first.as_ref() == Some(uid));
+            replica.unkept = since.or_else(|| first.map(|uid| (uid, now)));
+            if let Some((uid, since)) = &replica.unkept
+                && now > since + KEPT_WITHIN
+            {
+                return Err(format!("no room is kept for {uid}, first in line since {since} ms"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_kept(replica: &mut Replica) -> Result<(), String> {
+    let ledger = &replica.app.ledger;
+    let standing = ledger.standing_nodes();
+    if standing.keys().filter(|uid| !replica.app.preemptors.has(uid)).count() > 1 {
+        return Err(format!("room is kept for several pods: {standing:?}"));
+    }
+    let mut on_nodes = BTreeMap::new();
+    ledger.look_at_each(|node| {
+        let kept = node.standing_holds().keys();
+        on_nodes.extend(kept.map(|uid| (uid.clone(), node.name().clone())));
+    });
+    if on_nodes != standing {
+        return Err(format!("room is kept on {on_nodes:?}, and noted for {standing:?}"));
+    }
+    replica.stood.extend(standing.keys().map(|uid| uid.as_str().to_owned()));
+    match standing.keys().find(|uid| ledger.reservation(uid).is_some()) {
+        Some(uid) => Err(format!("room is kept for {uid}, which has some")),
+        None => Ok(()),
+    }
+}
+
+/// The pod that is first in line, if no room is kept for any pod, and this one never had some.
+fn unkept(replica: &Replica, after: u64) -> Option<String> {
+    let (app, ledger) = (&replica.app, &replica.app.ledger);
+    let is_ready =
+        !replica.is_frozen && app.leading.is_here() && app.readiness() == Readiness::Ready;
+    if !is_ready || !ledger.standing_nodes().is_empty() {
+        return None;
+    }
+    let mut are_well = true;
+    ledger.look_at_each(|node| {
+        let mut devices = node.devices().iter();
+        are_well &= node.state() == NodeReporting::Reporting
+            && devices.all(|device| device.is_placeable() && !device.is_unread());
+    });
+    let created_by = app.clock.unix_seconds().saturating_sub(after);
+    let firsts = app.waiting.firsts(|state: &WaitingState| {
+        let pod = &state.waiting;
+        let is_single = pod.query.gpu.as_ref().is_some_and(|gpu| gpu.count.get() == 1);
+        let is_old = u64::try_from(pod.created_unix_seconds).is_ok_and(|at| at <= created_by);
+        let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
+        is_single && is_old && waits_for_room()
+    });
+    let first = firsts.first().filter(|_| are_well)?;
+    let uid = first.waiting.pod.uid.as_str().to_owned();
+    (!replica.stood.contains(&uid)).then_some(uid)
+}

@@ -20,8 +20,8 @@ use crate::scoring::lacking::lacking;
 use crate::scoring::plan;
 use crate::scoring::victims::{Loss, MOST_SETS, Preemptor, RoomToMake, is_leaving, room_to_make};
 
-/// Nodes that are looked at closely, those first that may lose the least important pods: so many that
-/// could make room, and so many in all.
+/// Nodes that are looked at closely, those first that may lose the least important pods: most of those
+/// that could make room, and most in all.
 const MOST_NODES: (usize, usize) = (200, 1_000);
 
 /// Pods that would leave a node, beside those that gpupack chooses: by UID.

@@ -12,7 +12,7 @@ impl WaitingState {
     /// refused, or if its next call is due anyway.
     pub(crate) fn candidate(&self) -> Option<Candidate> {
         let is_due = |requeue: &Requeue| !matches!(requeue.stage, Stage::Called(_));
-        // A pod of a group is told when there is room for all of them.
+        // A pod of a group is requeued when there is room for all of them.
         let is_alone = self.waiting.group.is_none();
         let waits = self.is_watched && self.refused.is_some() && is_alone;
         if !waits || self.requeue.as_ref().is_some_and(is_due) {

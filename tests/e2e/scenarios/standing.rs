@@ -11,7 +11,7 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_within};
-use crate::watching::is_bound;
+use crate::watching::{Pods, is_bound};
 
 /// `standing_hold_after_seconds`; zero shows how it is without.
 const AFTER: usize = 5;
@@ -21,6 +21,9 @@ const RUN_FOR: std::ops::Range<u64> = 3_000..9_000;
 
 /// Small pods that wait at any time.
 const WAITING: usize = 8;
+
+/// For a group, from its last pod or from room for it to the last bind.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Between the end of a pod and the end of its drain, and then its bind.
 const MARGIN: Duration = Duration::from_secs(8);
@@ -131,4 +134,47 @@ impl Stream {
     fn used(&self) -> f64 {
         self.allocated.0 / f64::from(self.allocated.1.max(1))
     }
+}
+
+#[test]
+fn of_two_groups_that_do_not_fit_together_one_starts_as_a_whole() {
+    scenario_within("groups", Duration::from_secs(120), |bed| async move {
+        let setup = Setup::of(Fleet::new().with("groups", 2, (4, A100)));
+        let stage = bed.stage(setup).await;
+        let member = |group: &str, at: usize| {
+            PodPlan::fraction(format!("{group}-{at}"), "1")
+                .annotated("gpupack.dev/group", group)
+                .annotated("gpupack.dev/group-size", "5")
+        };
+        // One of each at a time, as controllers make them; the last ones later.
+        let all = (0..4).flat_map(|at| [member("one", at), member("two", at)]);
+        stage.cluster.add_pods(&all.collect::<Vec<_>>()).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let early = stage.watching.ask(|pods| pods.values().any(|seen| seen.bound.is_some()));
+        assert!(!early, "no group is complete");
+        stage.cluster.add_pods(&[member("one", 4), member("two", 4)]).await;
+        let bound_of = |pods: &Pods, group: &str| {
+            let of = |name: &&String| name.contains(&format!("/{group}-"));
+            let bound = pods.iter().filter(|(name, seen)| of(name) && seen.bound.is_some());
+            bound.count()
+        };
+        let is_one_whole = |pods: &Pods| bound_of(pods, "one") == 5 || bound_of(pods, "two") == 5;
+        let took = stage.watching.until("a whole group", LIMIT, is_one_whole).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let (one, two) = stage.watching.ask(|pods| (bound_of(pods, "one"), bound_of(pods, "two")));
+        assert_eq!(one.min(two), 0, "{one} and {two} are bound");
+        let (first, second) = if one == 5 { ("one", "two") } else { ("two", "one") };
+        for at in 0..5 {
+            stage.cluster.delete_pod(&format!("{first}-{at}")).await;
+        }
+        let is_other_whole = |pods: &Pods| bound_of(pods, second) == 5;
+        let then = stage.watching.until("the other group", LIMIT, is_other_whole).await;
+        stage.figure(&format!(
+            "two groups of five whole GPUs on eight: one is bound after {} ms, and none of the other; \
+             that {} ms after the first has gone",
+            clock::ms(took),
+            clock::ms(then)
+        ));
+        stage.judge().await;
+    });
 }

@@ -120,6 +120,17 @@ pub struct SimulateArgs {
     #[arg(long, requires = "times")]
     pub queue: bool,
 
+    /// Keep room for the first waiting pod once it has waited so long, in mean lifetimes under churn, else
+    /// in seconds: a standing hold.
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "queue",
+        allow_negative_numbers = true,
+        value_parser = time
+    )]
+    pub standing_hold_after: Option<f64>,
+
     /// Move at most this many running pods, 1 to 3, for one that fits nowhere.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub moves: u8,
@@ -164,6 +175,12 @@ pub enum Output {
     Json,
     /// One row per policy and seed; the same bytes for the same input.
     Csv,
+}
+
+/// A time that is not below zero, and less than any replay lasts.
+fn time(text: &str) -> Result<f64, String> {
+    let time = text.parse::<f64>().ok().filter(|time| (0.0..1e9).contains(time));
+    time.ok_or_else(|| "expected a number from 0 to 1,000,000,000".to_owned())
 }
 
 fn policies() -> impl TypedValueParser<Value = SimPolicy> {
@@ -273,7 +290,7 @@ fn played(
     overflow: Overflow,
     how: &str,
 ) -> Result<(String, Album), SimulateError> {
-    let results = experiment.timed(times, overflow)?;
+    let results = experiment.timed(times, overflow, args.standing_hold_after)?;
     let album = Album::new(results.iter().map(|result| time_charts(result, overflow)));
     let report = TimedReport::new(experiment.title(how), results, overflow);
     let text = match args.output {

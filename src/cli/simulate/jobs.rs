@@ -164,6 +164,7 @@ impl Experiment {
         &self,
         times: Times,
         overflow: Overflow,
+        standing_after: Option<f64>,
     ) -> Result<Vec<Results<TimedRun>>, SimulateError> {
         self.on_all_cores(&self.policies, |job, bar| {
             let (nodes, pods) = (self.nodes.clone(), job.trace.pods.to_vec());
@@ -172,8 +173,10 @@ impl Experiment {
                 Times::Own(pace) => timeline(nodes, pods, pace, self.order, job.seed),
             }?;
             let steps = bar.steps(workload.schedule.arrivals.len());
+            let unit = workload.schedule.unit;
+            let after = standing_after.map(|after| unit.to_ticks(after));
             let most = self.most_moves;
-            Ok(replay_timed(&workload, job.policy, job.seed, overflow, most, steps)?)
+            Ok(replay_timed(&workload, job.policy, job.seed, overflow, (most, after), steps)?)
         })
     }
 

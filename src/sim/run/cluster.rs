@@ -248,6 +248,25 @@ impl SimCluster {
         is_free.then(|| self.reserve(arrival, pod, rank, &query))
     }
 
+    /// Keeps room for a waiting pod where it lacks least, on all nodes or on the one that has just
+    /// changed. Returns its seat once all of that is free.
+    pub(crate) fn stand(
+        &mut self,
+        arrival: usize,
+        pod: &TracePod,
+        changed: Option<usize>,
+    ) -> Option<Seat> {
+        let (uid, query) = (uid(arrival), self.query(pod));
+        let named = changed.map(|changed| {
+            let kept = self.ledger.standing_nodes().get(&uid).map(ToString::to_string);
+            let names = kept.into_iter().chain([self.agents[changed].agent.clone()]);
+            self.ledger.named_nodes(names)
+        });
+        self.ledger.stand(&uid, &query, named.as_ref(), |_| true);
+        let node = self.ledger.fits_in_room_of(&uid, &query, None)?;
+        Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
+    }
+
     fn query(&mut self, pod: &TracePod) -> PlacementRequest {
         let strategy = self.policy.strategy(|| self.chance.next_u64());
         query_of(pod, strategy)

@@ -183,7 +183,9 @@ pub fn replay(
     Ok(run)
 }
 
-/// Replays `workload` at its times under `policy`. After every arrival `progress` is called with
+/// Replays `workload` at its times under `policy`, with at most `most_moves` moves for a pod. With
+/// `standing_after`, in ticks, room is kept for the first of the waiting pods that has waited so
+/// long (a standing hold). After every arrival `progress` is called with
 /// their number.
 ///
 /// # Errors
@@ -193,13 +195,14 @@ pub fn replay_timed(
     policy: SimPolicy,
     seed: i64,
     overflow: Overflow,
-    most_moves: usize,
+    (most_moves, standing_after): (usize, Option<u64>),
     progress: impl FnMut(usize),
 ) -> Result<TimedRun, ReportRefusal> {
     let TimedWorkload { nodes, pods, schedule } = workload;
     let cluster = SimCluster::new(nodes, pods, policy, seed, most_moves)?;
     let account = Account::new(schedule.window.clone());
     let mut replay = Replay::new(cluster, pods, schedule, overflow, account);
+    replay.standing_after = standing_after;
     replay.play(progress);
     let waiting = replay.queue.all().map(|arrival| {
         let arrival = schedule.arrivals[arrival];
@@ -246,6 +249,10 @@ struct Replay<'w, W> {
     /// The pods that will end, the next one on top: time, arrival, seat.
     ends: BinaryHeap<Reverse<(u64, usize, Seat)>>,
     queue: Queue,
+    /// How long a pod waits until room is kept for it; `None`: none ever is.
+    standing_after: Option<u64>,
+    /// The waiting pod for which room is kept.
+    head: Option<(usize, usize)>,
 }
 
 impl<'w, W: Watcher> Replay<'w, W> {
@@ -257,7 +264,8 @@ impl<'w, W: Watcher> Replay<'w, W> {
         watcher: W,
     ) -> Self {
         let queue = Queue::new(if overflow == Overflow::Queued { pods } else { &[] });
-        Self { cluster, pods, schedule, overflow, watcher, ends: BinaryHeap::new(), queue }
+        let (ends, standing_after, head) = (BinaryHeap::new(), None, None);
+        Self { cluster, pods, schedule, overflow, watcher, ends, queue, standing_after, head }
     }
 
     fn play(&mut self, mut progress: impl FnMut(usize)) {
@@ -301,6 +309,33 @@ impl<'w, W: Watcher> Replay<'w, W> {
             let node = self.cluster.end(index, seat);
             self.watcher.end(&self.pods[self.schedule.arrivals[index].pod], seat);
             self.fill(node, at);
+            self.stand(node, at);
+        }
+    }
+
+    /// Keeps what becomes free for the first of the waiting pods, by priority and then by age, that has
+    /// waited long enough.
+    fn stand(&mut self, changed: usize, now: u64) {
+        let Some(after) = self.standing_after else { return };
+        loop {
+            let has_waited = |index: usize| now - self.schedule.arrivals[index].at >= after;
+            let fronts = self.queue.fronts();
+            let of_head = |(_, index, line): &(_, usize, usize)| Some((*index, *line)) == self.head;
+            let is_new = !fronts.iter().any(of_head);
+            if is_new {
+                let next = fronts.iter().find(|(_, index, _)| has_waited(*index));
+                self.head = next.map(|(_, index, line)| (*index, *line));
+            }
+            let Some((index, line)) = self.head else { return };
+            let pod = &self.pods[self.schedule.arrivals[index].pod];
+            let Some(seat) = self.cluster.stand(index, pod, (!is_new).then_some(changed)) else {
+                return;
+            };
+            self.head = None;
+            self.watcher.wait_over(pod);
+            self.start(index, seat, now);
+            self.queue.leave(line);
+            self.fill(seat.node, now);
         }
     }
 

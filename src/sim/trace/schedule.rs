@@ -73,6 +73,13 @@ impl TimeUnit {
         }
     }
 
+    /// A time in this unit, not below zero, in ticks.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+    pub fn to_ticks(self, time: f64) -> u64 {
+        (time * self.ticks() as f64).round() as u64
+    }
+
     /// A time in ticks in this unit.
     #[must_use]
     pub fn from_ticks(self, ticks: u64) -> f64 {

@@ -94,6 +94,16 @@ fn a_node_with_too_many_gpus_is_rejected() {
 /// A replay with times on these nodes. A pod is `at stays cpu_milli num_gpu gpu_milli models`; all
 /// is measured.
 fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, Vec<NodeState>) {
+    timed_with(nodes, pods, overflow, None)
+}
+
+/// The same with standing holds.
+fn timed_with(
+    nodes: &[TraceNode],
+    pods: &[&str],
+    overflow: Overflow,
+    standing_after: Option<u64>,
+) -> (TimedRun, Vec<NodeState>) {
     let times = |text: &str| {
         let mut parts = text.splitn(3, ' ');
         let mut time = || parts.next().unwrap().parse::<u64>().unwrap();
@@ -115,12 +125,14 @@ fn timed(nodes: &[TraceNode], pods: &[&str], overflow: Overflow) -> (TimedRun, V
     let cluster = SimCluster::new(nodes, &pods, SimPolicy::Fgd, 1, 0).unwrap();
     let account = Account::new(schedule.window.clone());
     let mut replay = Replay::new(cluster, &pods, &schedule, overflow, account);
+    replay.standing_after = standing_after;
     replay.play(|_| {});
     replay.cluster.ledger().audit().unwrap();
     let node_state = replay.cluster.ledger().nodes();
     let nodes = nodes.to_vec();
     let workload = TimedWorkload { nodes, pods: pods.clone(), schedule: schedule.clone() };
-    (replay_timed(&workload, SimPolicy::Fgd, 1, overflow, 0, |_| {}).unwrap(), node_state)
+    let run = replay_timed(&workload, SimPolicy::Fgd, 1, overflow, (0, standing_after), |_| {});
+    (run.unwrap(), node_state)
 }
 
 /// One GPU, three pods that need all of it at 0, 10 and 20, each for 40.
@@ -162,6 +174,26 @@ fn the_oldest_fitting_pod_is_first_and_larger_ones_do_not_block_it() {
     let (run, node_state) = timed(&nodes, &pods, Overflow::Queued);
     assert_eq!((run.all.still_waiting, run.all.waits.max), (1, 94));
     assert_eq!(node_state[0].reservations().len(), 2);
+}
+
+#[test]
+fn room_is_kept_for_the_first_that_has_waited_long_enough() {
+    let nodes = [node("a", 2, "T4")];
+    // Small pods take each half that becomes free, until room is kept for the pod of two GPUs.
+    let pods: Vec<String> = (0..12).map(|at| format!("{} 20 0 1 1000", 5 * at)).collect();
+    let mut pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    pods.push("61 20 0 2 1000");
+    pods.sort_by_key(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap());
+    let early = "3 20 0 2 1000";
+    pods.insert(1, early);
+    let several = |standing_after| {
+        let (run, _) = timed_with(&nodes, &pods, Overflow::Queued, standing_after);
+        let several = run.by_class.into_iter().find(|(class, _)| *class == PodClass::Several);
+        let figures = several.unwrap().1;
+        (figures.waits.p50, figures.waits.max, figures.still_waiting)
+    };
+    let (never, soon) = (several(None), several(Some(10)));
+    assert_eq!((never.2, soon.2), (2, 1), "of two, still waiting at the end: {never:?}, {soon:?}");
 }
 
 /// The same file through the reader, so that it may have optional columns.
@@ -281,7 +313,8 @@ fn the_cluster_is_sampled_evenly_and_only_within_the_window() {
     };
     let nodes = vec![node("a", 2, "T4")];
     let workload = TimedWorkload { nodes, pods: vec![pod(0, "0 1 1000")], schedule };
-    let run = replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, 0, |_| {}).unwrap();
+    let run =
+        replay_timed(&workload, SimPolicy::BestFit, 1, Overflow::Lost, (0, None), |_| {}).unwrap();
     assert_eq!((run.all.arrivals, run.all.blocked), (1, 1));
     assert_eq!(run.all.allocation.millionths(), 500_000, "both GPUs from 400 to 600");
     let at: Vec<u64> = run.moments.iter().map(|moment| moment.at).collect();

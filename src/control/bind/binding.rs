@@ -93,7 +93,14 @@ impl Call<'_> {
         if mutated(Mutation::UnpassedBind) {
             return Ok(());
         }
-        check_passed(app, &pod.pod.uid, &self.args.node)
+        check_passed(app, &pod.pod.uid, &self.args.node)?;
+        // The room of all of its group is kept until it is bound.
+        let uid = &pod.pod.uid;
+        let has_room = || app.ledger.has_standing(uid) || app.ledger.reservation(uid).is_some();
+        match pod.group.is_none() || has_room() {
+            true => Ok(()),
+            false => Err(BindError::NotPassed),
+        }
     }
 }
 

@@ -29,6 +29,16 @@ impl App {
     }
 }
 
+impl App {
+    /// Notes a pod that counts for its group: one that is bound, or has done its work.
+    fn see_member(&self, pod: &SeenPod) {
+        if let Some(group) = &pod.group {
+            let key = (pod.namespace.as_str().into(), group.name.clone());
+            self.bound_groups.see(&pod.pod.uid, key);
+        }
+    }
+}
+
 impl Sink for App {
     fn events(&self, events: Vec<LedgerEvent>) {
         self.outbox.push(events);
@@ -58,9 +68,9 @@ impl Sink for App {
         {
             self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
         }
-        if let Some(group) = pod.group.as_ref().filter(|_| pod.node.is_some()) {
-            let key = (pod.namespace.as_str().into(), group.name.clone());
-            self.bound_groups.see(&pod.pod.uid, key);
+        match pod.node.is_some() && !pod.is_deleting {
+            true => self.see_member(pod),
+            false => self.bound_groups.forget(&pod.pod.uid),
         }
         if pod.start_failure.is_none() {
             self.start_failures.remove(&pod.pod.uid);
@@ -108,6 +118,10 @@ impl Sink for App {
         self.forget_waiting(uid);
         self.settle_pod(uid);
         self.unseen_binds.remove(uid);
+    }
+
+    fn pod_succeeded(&self, pod: &SeenPod) {
+        self.see_member(pod);
     }
 
     fn watched(&self, resource: &'static str, is_failure: bool) {

@@ -6,15 +6,19 @@ use std::time::Duration;
 use crate::control::room::standing::{Facts, Held, StandingHolds, Step};
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::together::GroupKey;
-use crate::ledger::suggest::waiting::WaitingState;
+use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use crate::model::fit::HostRule;
 
 /// Pods of groups for which one step looks at all nodes.
 const SEARCHES: usize = 512;
 
-/// A group that does not fit is not looked at again for this long.
+/// A group that does not fit is not looked at again for this long; each time for twice as long, up to the
+/// second.
 const IN_VAIN_FOR: Duration = Duration::from_secs(3);
+const LONGEST_IN_VAIN: Duration = Duration::from_secs(60);
 
 impl StandingHolds {
     /// Keeps room for the groups whose pods all wait, if there is room for all of them.
@@ -26,6 +30,7 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let (waiting, _, ledger, bound) = facts;
+        self.evictions.groups.retain(|_, it| now.since(it.0) < LONGEST_IN_VAIN);
         let mut groups: BTreeMap<GroupKey, Vec<WaitingState>> = BTreeMap::new();
         waiting.look_at_each(|state| {
             if let Some(group) = &state.waiting.group {
@@ -44,10 +49,16 @@ impl StandingHolds {
             let size = first.group.as_ref().map_or(0, |group| group.size);
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let needed = size.saturating_sub(bound.count_of(&key)).max(1);
+            let in_vain = self.evictions.groups.get(&key).copied();
+            if in_vain.is_some_and(|(until, _)| until > now) {
+                continue;
+            }
+            for state in pods.iter().filter(|it| it.named.is_none() && it.is_answered) {
+                self.call_again(&state.waiting, step);
+            }
             let rests = |state: &WaitingState| {
                 let uid = &state.waiting.pod.uid;
-                let is_in_vain = self.evictions.in_vain.get(uid).is_some_and(|until| *until > now);
-                self.held.contains_key(uid) || self.is_paused(uid, now) || is_in_vain
+                self.held.contains_key(uid) || self.is_paused(uid, now)
             };
             let is_called = |state: &WaitingState| state.named.is_some() && state.is_answered;
             if pods.iter().any(rests) || pods.iter().filter(|it| is_called(it)).count() < needed {
@@ -59,17 +70,17 @@ impl StandingHolds {
             }
             pods.retain(is_called);
             pods.truncate(needed);
-            match ledger.fit_together(&pods) {
-                Some(found) => self.start(&pods, &found, facts, (now, now.plus(timeout)), step),
-                None => {
-                    let uid = pods[0].waiting.pod.uid.clone();
-                    self.evictions.in_vain.insert(uid, now.plus(IN_VAIN_FOR));
-                }
+            let found = ledger.fit_together(&pods);
+            let times = (now, now.plus(timeout));
+            if !found.is_some_and(|found| self.start(&pods, &found, facts, times, step)) {
+                let pause = in_vain.map_or(IN_VAIN_FOR, |(_, next)| next);
+                let next = (2 * pause).min(LONGEST_IN_VAIN);
+                self.evictions.groups.insert(key, (now.plus(pause), next));
             }
         }
     }
 
-    /// Keeps the room of all pods, or of none.
+    /// Keeps the room of all pods, or of none. Returns whether it is kept.
     fn start(
         &mut self,
         pods: &[WaitingState],
@@ -77,15 +88,19 @@ impl StandingHolds {
         (_, preemptors, ledger, _): Facts<'_>,
         times: (Timestamp, Timestamp),
         step: &mut Step,
-    ) {
-        for (at, (uid, room)) in found.iter().enumerate() {
-            let (is_kept, events) = ledger.keep_found(uid, room);
-            step.events.extend(events);
-            if !is_kept {
-                let kept = found[..at].iter();
-                step.events.extend(kept.flat_map(|(other, _)| ledger.stand_down(other)));
-                return;
-            }
+    ) -> bool {
+        for (uid, room) in found {
+            step.events.extend(ledger.keep_found(uid, room).1);
+        }
+        // Others may have taken some of it since it was found. From now on none can.
+        let is_free = |state: &WaitingState| {
+            let WaitingPod { pod, query, .. } = &state.waiting;
+            let query = PlacementRequest { host_rule: HostRule::Checked, ..query.clone() };
+            ledger.fits_in_room_of(&pod.uid, &query, None).is_some()
+        };
+        if !pods.iter().all(is_free) {
+            step.events.extend(found.iter().flat_map(|(uid, _)| ledger.give_up_room(uid)));
+            return false;
         }
         for state in pods {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
@@ -94,6 +109,7 @@ impl StandingHolds {
             preemptors.keep(uid, room.node.clone(), pod.priority);
             step.noted.push((pod.clone(), room.node.clone())); // this makes kube-scheduler look
         }
+        true
     }
 }
 

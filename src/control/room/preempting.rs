@@ -17,7 +17,7 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
-use crate::ledger::suggest::preemptors::Ended;
+use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::reservation::Tenure;
 
@@ -53,7 +53,7 @@ impl StandingHolds {
         facts: Facts<'_>,
         (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
     ) -> Step {
-        let (waiting, _, ledger, _) = facts;
+        let (waiting, preemptors, ledger, bound) = facts;
         let mut step = Step::default();
         let noted =
             earlier.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
@@ -61,8 +61,21 @@ impl StandingHolds {
         noted.sort_by(|(a, _), (b, _)| a.order().cmp(&b.order()));
         for (pod, note) in noted {
             let uid = &pod.pod.uid;
-            if pod.group.is_some() {
-                step.abandoned.push(pod); // all of its group, or none
+            if let Some(group) = &pod.group {
+                // Others of it run already: it goes on. Else all of it, or none.
+                let key = (pod.namespace.as_str().into(), group.name.clone());
+                let query = &pod.query;
+                let kept = (bound.count_of(&key) > 0)
+                    .then(|| ledger.stand_again(uid, query, &note.node, |_| true));
+                let (standing, events) = kept.unwrap_or_default();
+                step.events.extend(events);
+                let Some(standing) = standing else {
+                    step.abandoned.push(pod);
+                    continue;
+                };
+                let until = now.plus(rules.group_timeout);
+                preemptors.keep(uid, standing.node.clone(), pod.priority);
+                self.held.insert(uid.clone(), Held::again(&pod, &standing, (now, until)));
                 continue;
             }
             if note.victims.is_empty() {
@@ -75,7 +88,7 @@ impl StandingHolds {
                 continue;
             }
             let noted = |uid: &PodUid, _: Tenure| note.victims.contains(uid);
-            let (none, leaving) = (PlannedVictims::new(), self.leaving());
+            let (none, leaving) = (PlannedVictims::new(), self.leaving(preemptors, pod.priority));
             let may_evict: &dyn Fn(&PodUid, Tenure) -> bool =
                 if pod.may_preempt { &noted } else { &|_, _| false };
             let request = RoomRequest {
@@ -111,10 +124,8 @@ impl StandingHolds {
         self.settle_ended(facts, now, step);
         let evictions = &mut self.evictions;
         evictions.protected.retain(|_, until| *until > now);
-        evictions.in_vain.retain(|_, until| *until > now);
         evictions.lines.retain(|_, it| now.since(it.until) < LONGEST_IN_VAIN);
         evictions.awaits.retain(|uid, _| waiting.has(uid));
-        evictions.called.retain(|uid| waiting.has(uid));
         evictions.denied = evictions.denied.filter(|until| *until > now);
         if self.evictions.denied.is_some() {
             return;
@@ -174,7 +185,7 @@ impl StandingHolds {
     }
 
     /// Has kube-scheduler call for a pod whose nodes this process does not know, once.
-    fn call_again(&mut self, pod: &WaitingPod, step: &mut Step) {
+    pub(crate) fn call_again(&mut self, pod: &WaitingPod, step: &mut Step) {
         let called = &mut self.evictions.called;
         if called.len() < MOST_REMEMBERED && called.insert(pod.pod.uid.clone()) {
             step.call_again.push(pod.clone());
@@ -194,7 +205,7 @@ impl StandingHolds {
                 self.held.insert(uid, held);
                 continue;
             }
-            step.events.extend(ledger.stand_down(&uid));
+            step.events.extend(ledger.give_up_room(&uid));
             step.abandon(&uid, waiting, preemptors);
             match ended {
                 Ended::Protected(pods) => self.evictions.protect(pods, now.plus(PROTECTED_FOR)),
@@ -209,9 +220,14 @@ impl StandingHolds {
         }
     }
 
-    /// The pods that have been asked to go, or are about to be.
-    fn leaving(&self) -> BTreeSet<PodUid> {
-        self.held.values().filter_map(|held| held.victims.as_ref()).flatten().cloned().collect()
+    /// The pods that have been asked to go, or are about to be: not for a room that a pod of this priority
+    /// may take over, before they are asked.
+    fn leaving(&self, preemptors: &Preemptors, priority: i32) -> BTreeSet<PodUid> {
+        let stays = |(uid, held): &(&PodUid, &Held)| {
+            held.priority() >= priority || preemptors.is_asked(uid)
+        };
+        let rooms = self.held.iter().filter(stays);
+        rooms.filter_map(|(_, held)| held.victims.as_ref()).flatten().cloned().collect()
     }
 
     fn search(
@@ -235,7 +251,7 @@ impl StandingHolds {
             let held = self.held.get(other);
             held.is_some_and(|held| held.may_be_passed() && held.priority() < pod.priority)
         };
-        let leaving = self.leaving();
+        let leaving = self.leaving(preemptors, pod.priority);
         let awaits = self.evictions.awaits.get(uid).copied();
         let request = RoomRequest {
             uid,
@@ -281,12 +297,11 @@ impl StandingHolds {
             self.pass(other, now);
             step.abandon(other, waiting, preemptors);
         }
-        let is_taken_over = !gone.is_empty();
         gone.extend(found.victims.iter().map(|victim| victim.uid.clone()));
         let after = preemptors.unasked_on(&found.node);
         let number = preemptors.begin(uid, (found.node.clone(), pod.priority), gone.clone());
         self.held.insert(uid.clone(), Held::made(pod, &found, gone, now));
-        if is_begun || is_taken_over && found.victims.is_empty() {
+        if is_begun || found.victims.is_empty() {
             preemptors.ask(uid, number);
         }
         let FoundRoom { node, victims, .. } = found;

@@ -17,7 +17,7 @@ use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::requeue::NamedNodes;
 use crate::ledger::suggest::standing::Standing;
-use crate::ledger::suggest::together::BoundGroups;
+use crate::ledger::suggest::together::{BoundGroups, GroupKey};
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::event::LedgerEvent;
 use crate::model::reservation::PodRef;
@@ -101,6 +101,23 @@ impl Held {
         Self { victims: None, until: Some(until), ..Self::made(pod, found, BTreeSet::new(), now) }
     }
 
+    /// The same of a later process.
+    pub(crate) fn again(
+        pod: &WaitingPod,
+        standing: &Standing,
+        (now, until): (Timestamp, Timestamp),
+    ) -> Self {
+        Self {
+            query: pod.query.clone(),
+            priority: pod.priority,
+            pool: standing.pool.clone(),
+            ready: None,
+            least: (standing.lacks, now),
+            victims: None,
+            until: Some(until),
+        }
+    }
+
     /// Whether it is that of the first of a line.
     fn is_standing(&self) -> bool {
         self.victims.is_none() && self.until.is_none()
@@ -144,8 +161,8 @@ pub(crate) struct InVain {
 pub(crate) struct Evictions {
     /// Pods that budgets protected lately, until then.
     pub(crate) protected: BTreeMap<PodUid, Timestamp>,
-    /// Groups that did not fit, by their first pod, until then.
-    pub(crate) in_vain: BTreeMap<PodUid, Timestamp>,
+    /// Groups that did not fit: until when they are not looked at, and the next pause.
+    pub(crate) groups: BTreeMap<GroupKey, (Timestamp, Duration)>,
     /// Lines for whose pods no room could be made.
     pub(crate) lines: BTreeMap<Line, InVain>,
     /// Pods for which pods that leave anyway would make room, since then.
@@ -261,6 +278,7 @@ impl StandingHolds {
                 None => step.abandon(&uid, waiting, preemptors),
             }
         }
+        self.evictions.called.retain(|uid| waiting.has(uid));
         self.start_groups(facts, rules.group_timeout, now, &mut step);
         if rules.preemption.enabled {
             self.make_room(facts, rules.preemption, (now, unix_seconds), &mut step);
@@ -329,7 +347,7 @@ impl StandingHolds {
             if mutated(Mutation::StandingStays) {
                 return Some(held);
             }
-            step.events.extend(ledger.stand_down(uid)); // bound, gone, changed, or an ill device
+            step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device
             if held.is_made() && waiting.has(uid) && !mutated(Mutation::SecondVictims) {
                 self.pause(uid, now);
             }
@@ -357,7 +375,7 @@ impl StandingHolds {
                 self.pause(uid, now);
             }
             step.given_up.push((state.waiting.pod.clone(), standing.node));
-            step.events.extend(ledger.stand_down(uid));
+            step.events.extend(ledger.give_up_room(uid));
             return None;
         }
         if is_ready {
@@ -444,7 +462,7 @@ impl StandingHolds {
         let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
         for other in &others {
             step.abandon(other, waiting, preemptors);
-            step.events.extend(ledger.stand_down(other));
+            step.events.extend(ledger.give_up_room(other));
         }
         let before = self.held.get(uid);
         let ready = before.and_then(|held| held.ready);
@@ -522,7 +540,7 @@ impl StandingHolds {
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();
         for other in ends {
-            step.events.extend(ledger.stand_down(&other));
+            step.events.extend(ledger.give_up_room(&other));
             step.abandon(&other, waiting, preemptors);
             self.pass(&other, now);
         }

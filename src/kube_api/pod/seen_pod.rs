@@ -88,6 +88,8 @@ pub struct SeenPod {
     pub start_failure: Option<StartFailure>,
     /// Whether it has ended: all its containers have stopped and none will start again.
     pub is_terminal: bool,
+    /// Whether it has ended with success.
+    pub has_succeeded: bool,
     /// Whether its deletion was requested. It may still run and hold its GPU.
     pub is_deleting: bool,
     /// Whether a scheduling gate prevents its scheduling.
@@ -193,6 +195,7 @@ impl SeenPod {
             node,
             start_failure: StartFailure::of(pod),
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
+            has_succeeded: phase == Some("Succeeded"),
             is_deleting: metadata.deletion_timestamp.is_some(),
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),

@@ -50,6 +50,9 @@ pub trait Sink: Send + Sync {
     /// A pod is deleted or has ended.
     fn pod_ended(&self, uid: &PodUid);
 
+    /// A pod has ended with success, and is not deleted yet; [`Sink::pod_ended`] was called.
+    fn pod_succeeded(&self, _pod: &SeenPod) {}
+
     /// The watch of `pods` or `nodes` received something, or failed and starts again.
     fn watched(&self, resource: &'static str, is_failure: bool);
 }
@@ -258,6 +261,9 @@ impl PodWatch {
         let events = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);
+            if seen.has_succeeded {
+                self.sink.pod_succeeded(seen);
+            }
         } else {
             self.sink.pod(seen);
         }

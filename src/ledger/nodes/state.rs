@@ -314,14 +314,18 @@ impl Ledger {
     /// Ends the standing hold of a pod, if it has one.
     pub fn stand_down(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let Some(at) = self.standing.lock().remove(uid) else { return Vec::new() };
-        let mut events = self.change_node(at, |node_state| {
+        self.change_node(at, |node_state| {
             node_state.stand_down(uid);
-        });
-        // It may have kept nothing but CPU and host memory, for which there is no event.
-        let room = LedgerEvent::Room(self.node_entry(at).name.clone());
-        if !events.contains(&room) {
-            events.push(room);
-        }
+        })
+    }
+
+    /// The same for a pod that goes on waiting. The room event comes also if nothing but CPU and host
+    /// memory was kept, for which there is no other.
+    pub fn give_up_room(&self, uid: &PodUid) -> Vec<LedgerEvent> {
+        let node = self.standing_nodes().remove(uid);
+        let mut events = self.stand_down(uid);
+        let room = node.map(LedgerEvent::Room).filter(|room| !events.contains(room));
+        events.extend(room);
         events
     }
 

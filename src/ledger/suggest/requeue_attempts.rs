@@ -12,10 +12,7 @@ impl WaitingState {
     /// refused, or if its next call is due anyway.
     pub(crate) fn candidate(&self) -> Option<Candidate> {
         let is_due = |requeue: &Requeue| !matches!(requeue.stage, Stage::Called(_));
-        // A pod of a group is requeued when there is room for all of them.
-        let is_alone = self.waiting.group.is_none();
-        let waits = self.is_watched && self.refused.is_some() && is_alone;
-        if !waits || self.requeue.as_ref().is_some_and(is_due) {
+        if !self.is_watched || self.refused.is_none() || self.requeue.as_ref().is_some_and(is_due) {
             return None;
         }
         let WaitingPod { pod, query, priority, created_unix_seconds, .. } = &self.waiting;
@@ -24,6 +21,13 @@ impl WaitingState {
             query: query.clone(),
             named: self.named.clone(),
         })
+    }
+}
+
+impl WaitingState {
+    /// The same; `None` also for a pod of a group, which is requeued when there is room for all of it.
+    pub(crate) fn single_candidate(&self) -> Option<Candidate> {
+        self.candidate().filter(|_| self.waiting.group.is_none())
     }
 }
 
@@ -36,7 +40,7 @@ impl WaitingPods {
         let is_answered = |uid: &PodUid| by_uid.get(uid).is_none_or(|state| state.is_answered);
         let taken = late.extract_if(.., |uid| is_answered(uid)).take(most);
         let taken: Vec<PodUid> = taken.collect();
-        let candidate = |uid| by_uid.get(uid).and_then(WaitingState::candidate);
+        let candidate = |uid| by_uid.get(uid).and_then(WaitingState::single_candidate);
         let candidates = taken.iter().filter_map(candidate);
         let groups = candidates.map(|candidate| candidate.into_group().1).collect();
         (!taken.is_empty()).then_some(groups)

@@ -56,6 +56,11 @@ impl Ledger {
         standing.into_iter().map(node_of).collect()
     }
 
+    /// Whether a pod has a standing hold.
+    pub fn has_standing(&self, uid: &PodUid) -> bool {
+        self.standing.lock().contains_key(uid)
+    }
+
     /// Whether a pod with these host amounts would take what standing holds keep of a node's host.
     pub fn takes_kept_host(&self, node: &str, host: HostAmount) -> bool {
         let at = self.position(node);

@@ -52,7 +52,7 @@ impl Ledger {
 /// Namespace and name of a group.
 pub type GroupKey = (Arc<str>, Arc<str>);
 
-/// The pods of groups that are bound and have not ended.
+/// The pods of groups that are bound and not ending, or have ended with success.
 #[derive(Default)]
 pub struct BoundGroups {
     known: Mutex<Members>,

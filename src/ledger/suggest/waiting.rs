@@ -406,7 +406,7 @@ impl WaitingPods {
         while changes.len() < most
             && let Some(uid) = pods.changed.pop_first()
         {
-            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::candidate);
+            let candidate = pods.by_uid.get(&uid).and_then(WaitingState::single_candidate);
             changes.push((uid, candidate));
         }
         Some((changes, pods.changed.is_empty()))

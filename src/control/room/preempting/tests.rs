@@ -337,7 +337,7 @@ fn rooms_of_less_important_pods_do_not_count_for_more_important_ones() {
     bed.refused(Bed::waiting_pod("also-low", 400_000, 1));
     assert_eq!(bed.orders_after(5), ["also-low n: a"]);
     bed.refused(Bed::waiting_pod("high", 1_000_000, 10));
-    assert_eq!(bed.orders_after(1), ["high n: b"], "also in the place of the first");
+    assert_eq!(bed.orders_after(1), ["high n: a b"], "`a` was not asked yet");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Evicts pods for a more important one: dry runs first, then a note on the pod, then the evictions.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use crate::control::pods::requeue_write::{Note, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{NodeName, PodUid};
+use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
@@ -80,8 +82,15 @@ pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
         let (Truth::Cluster(cluster), Ok(key)) = (&worker.truth, PodKey::of(&pod)) else { return };
         let now = (worker.clock.unix_seconds(), worker.clock.now().millis());
         let value = format!("requeue-{}-{}", now.0, now.1);
-        // Without a placement no Binding is fenced by it that another process relies on.
-        let outcome = cluster.writer.write_fence(&key, &pod.uid, None, &value).await;
+        let Ok(Some(read)) = cluster.writer.read_back(&key).await else { return };
+        let seen = SeenPod::from_api(&read);
+        // The fence of a later process stays.
+        let is_own = cluster.writer.fenced(&seen) != Ordering::Greater;
+        if seen.pod.uid != pod.uid || seen.node.is_some() || !is_own {
+            return;
+        }
+        let version = Some(&*seen.resource_version);
+        let outcome = cluster.writer.write_fence(&key, &pod.uid, version, &value).await;
         tracing::debug!(pod_uid = %pod.uid, ?outcome, "nothing of its node is kept any more");
     });
 }

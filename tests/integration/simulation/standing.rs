@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpupack::hardware::device::PodUid;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::ledger::suggest::waiting::WaitingState;
 use gpupack::model::node_state::NodeReporting;
@@ -48,7 +49,10 @@ impl World {
 fn check_kept(replica: &mut Replica) -> Result<(), String> {
     let ledger = &replica.app.ledger;
     let standing = ledger.standing_nodes();
-    if standing.keys().filter(|uid| !replica.app.preemptors.has(uid)).count() > 1 {
+    // The room of a pod that is bound or gone ends with the next look, a second later.
+    let app = &replica.app;
+    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && app.waiting.has(uid);
+    if standing.keys().filter(is_first).count() > 1 {
         return Err(format!("room is kept for several pods: {standing:?}"));
     }
     let mut on_nodes = BTreeMap::new();

@@ -321,6 +321,8 @@ pub mod control {
         pub(crate) mod preempting;
         pub(crate) mod groups;
         pub(crate) mod make_room;
+        #[cfg(test)]
+        pub(crate) mod fixture;
     }
 
     /// Which replica leads.

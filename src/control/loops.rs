@@ -1,5 +1,6 @@
 //! The loops of the control core: ticks, requeues, settled Bindings, evictions, audits.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,13 @@ use crate::control::lead::election::electing;
 use crate::control::pods::ledger_events::tell;
 use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
-use crate::control::pods::requeue_write::requeue;
+use crate::control::pods::requeue_write::{Note, requeue};
 use crate::control::pods::teams;
-use crate::control::room::make_room::{call_again, forget_note, make_room, note_kept, wake};
+use crate::control::room::make_room::{make_room, wake, write_note};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
+use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::query::reading::Readiness;
 use crate::mutation::{Mutation, mutated};
 
@@ -171,10 +173,12 @@ fn carry_out(app: &Arc<App>, step: Step) {
     for (pod, node) in step.given_up {
         tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
     }
-    step.noted.into_iter().for_each(|(pod, node)| note_kept(app, pod, node));
-    step.call_again.into_iter().for_each(|pod| call_again(app, pod));
+    for (pod, node) in step.noted {
+        write_note(app, pod, Note::Room(RoomNote { node, victims: BTreeSet::new() }));
+    }
+    step.call_again.into_iter().for_each(|pod| write_note(app, pod, Note::None));
     step.open_hosts.into_iter().for_each(|pod| wake(app, pod));
-    step.abandoned.into_iter().for_each(|pod| forget_note(app, pod));
+    step.abandoned.into_iter().for_each(|pod| write_note(app, pod, Note::NoRoom));
     step.evict.into_iter().for_each(|order| make_room(app, order));
 }
 

@@ -8,6 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
@@ -140,6 +141,19 @@ impl Cluster {
             assert!(clock::now() < until, "admission does not know the class {name}: {error}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// A disruption budget that lets nobody evict the pod of this name. No controller works out its status.
+    pub(crate) async fn add_budget(&self, name: &str) -> Api<PodDisruptionBudget> {
+        let object = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
+        });
+        let object: PodDisruptionBudget =
+            serde_json::from_value(object).expect("a valid disruption budget");
+        let budgets = Api::namespaced(self.client.clone(), &self.namespace);
+        budgets.create(&PostParams::default(), &object).await.expect("a new budget");
+        budgets
     }
 
     /// Deletes one pod immediately, as if its kubelet had ended it.

@@ -10,6 +10,7 @@ use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watch::Sink;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::change::facts::PodFact;
+use crate::ledger::suggest::together::group_key;
 use crate::model::event::LedgerEvent;
 
 impl App {
@@ -33,8 +34,7 @@ impl App {
     /// Notes a pod that counts for its group: one that is bound, or has done its work.
     fn see_member(&self, pod: &SeenPod) {
         if let Some(group) = &pod.group {
-            let key = (pod.namespace.as_str().into(), group.name.clone());
-            self.bound_groups.see(&pod.pod.uid, key);
+            self.bound_groups.see(&pod.pod.uid, group_key(&pod.namespace, group));
         }
     }
 }

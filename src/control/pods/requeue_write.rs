@@ -71,16 +71,17 @@ pub(crate) fn requeue(app: &Arc<App>, node: NodeName, pod: WaitingPod) {
 }
 
 /// What is written beside.
-pub(crate) enum Note<'a> {
+#[derive(Debug)]
+pub(crate) enum Note {
     /// Nothing.
     None,
     /// Room is being made for the pod.
-    Room(&'a RoomNote),
+    Room(RoomNote),
     /// No room is being made for it any more.
     NoRoom,
 }
 
-impl Note<'_> {
+impl Note {
     /// Whether it is still true, where room is kept on this node for the pod.
     fn holds(&self, node: Option<&NodeName>) -> bool {
         match self {
@@ -100,13 +101,18 @@ impl Note<'_> {
     }
 }
 
+/// A value that no other requeue of this pod has.
+pub(crate) fn requeue_value(app: &App) -> String {
+    format!("requeue-{}-{}", app.clock.unix_seconds(), app.clock.now().millis())
+}
+
 /// Requeues a waiting pod, but never in a version that another process may own. A process that
 /// started later relies on its own write being seen, and this write would hide it.
 pub(crate) async fn write_own(
     app: &App,
     cluster: &ClusterTruth,
     pod: &WaitingPod,
-    note: &Note<'_>,
+    note: &Note,
 ) -> PatchOutcome {
     let uid = &pod.pod.uid;
     let refused = |code, message: String| PatchOutcome::Refused { code, message };
@@ -117,7 +123,7 @@ pub(crate) async fn write_own(
     let Some(mut seen) = app.pending.get(uid).map(|pod| Arc::clone(&pod)) else {
         return PatchOutcome::Gone; // it was bound meanwhile
     };
-    let value = format!("requeue-{}-{}", app.clock.unix_seconds(), app.clock.now().millis());
+    let value = requeue_value(app);
     for _ in 0..REQUEUE_ATTEMPTS {
         if app.is_stopping() {
             return refused(503, BindError::Stopping.to_string()); // the next process fences the pod

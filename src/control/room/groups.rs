@@ -8,7 +8,7 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
-use crate::ledger::suggest::together::GroupKey;
+use crate::ledger::suggest::together::{GroupKey, group_key};
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::fit::HostRule;
 
@@ -34,7 +34,7 @@ impl StandingHolds {
         let mut groups: BTreeMap<GroupKey, Vec<WaitingState>> = BTreeMap::new();
         waiting.look_at_each(|state| {
             if let Some(group) = &state.waiting.group {
-                let key = (state.waiting.namespace.as_str().into(), group.name.clone());
+                let key = group_key(&state.waiting.namespace, group);
                 groups.entry(key).or_default().push(state.clone());
             }
         });

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::pods::requeue_write::{Note, write_own};
+use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::NoticeReason;
@@ -44,34 +44,13 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     });
 }
 
-/// Notes on a pod that room is kept for it, so that a later process goes on with it.
-pub(crate) fn note_kept(app: &Arc<App>, pod: WaitingPod, node: NodeName) {
+/// Writes a note on a waiting pod, in a task of its own. kube-scheduler looks at the pod again.
+pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
         let Truth::Cluster(cluster) = &worker.truth else { return };
-        let note = RoomNote { node, victims: BTreeSet::new() };
-        let outcome = write_own(&worker, cluster, &pod, &Note::Room(&note)).await;
-        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "room is kept for it");
-    });
-}
-
-/// Removes the note of a pod for which no room is made any more.
-pub(crate) fn forget_note(app: &Arc<App>, pod: WaitingPod) {
-    let worker = Arc::clone(app);
-    app.outside.spawn(async move {
-        let Truth::Cluster(cluster) = &worker.truth else { return };
-        let outcome = write_own(&worker, cluster, &pod, &Note::NoRoom).await;
-        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "no room is made for it any more");
-    });
-}
-
-/// Makes kube-scheduler call again for a pod whose nodes are not known.
-pub(crate) fn call_again(app: &Arc<App>, pod: WaitingPod) {
-    let worker = Arc::clone(app);
-    app.outside.spawn(async move {
-        let Truth::Cluster(cluster) = &worker.truth else { return };
-        let outcome = write_own(&worker, cluster, &pod, &Note::None).await;
-        tracing::debug!(pod_uid = %pod.pod.uid, ?outcome, "called again: its nodes are not known");
+        let outcome = write_own(&worker, cluster, &pod, &note).await;
+        tracing::debug!(pod_uid = %pod.pod.uid, ?note, ?outcome, "a note on a waiting pod");
     });
 }
 
@@ -80,8 +59,7 @@ pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
         let (Truth::Cluster(cluster), Ok(key)) = (&worker.truth, PodKey::of(&pod)) else { return };
-        let now = (worker.clock.unix_seconds(), worker.clock.now().millis());
-        let value = format!("requeue-{}-{}", now.0, now.1);
+        let value = requeue_value(&worker);
         let Ok(Some(read)) = cluster.writer.read_back(&key).await else { return };
         let seen = SeenPod::from_api(&read);
         // The fence of a later process stays.
@@ -113,7 +91,7 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         }
         let victims = order.victims.iter().map(|victim| victim.uid.clone()).collect();
         let note = RoomNote { node: order.node.clone(), victims };
-        match write_own(app, cluster, &order.pod, &Note::Room(&note)).await {
+        match write_own(app, cluster, &order.pod, &Note::Room(note)).await {
             PatchOutcome::Patched { .. } => {}
             PatchOutcome::Gone => return None, // the loop sees it
             outcome => {

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::standing::{
-    Evictions, Facts, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules, Step,
+    Evictions, Facts, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules, Step, earlier,
 };
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
+use crate::ledger::suggest::together::group_key;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::reservation::Tenure;
 
@@ -49,33 +50,23 @@ impl StandingHolds {
     /// Returns what is to be done.
     pub fn resume(
         &mut self,
-        earlier: &[(PodUid, RoomNote)],
+        noted: &[(PodUid, RoomNote)],
         facts: Facts<'_>,
         (rules, now, unix_seconds): (StandingRules, Timestamp, i64),
     ) -> Step {
         let (waiting, preemptors, ledger, bound) = facts;
         let mut step = Step::default();
-        let noted =
-            earlier.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
+        let noted = noted.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
         let mut noted: Vec<(WaitingPod, &RoomNote)> = noted.collect();
         noted.sort_by(|(a, _), (b, _)| a.order().cmp(&b.order()));
         for (pod, note) in noted {
             let uid = &pod.pod.uid;
             if let Some(group) = &pod.group {
                 // Others of it run already: it goes on. Else all of it, or none.
-                let key = (pod.namespace.as_str().into(), group.name.clone());
-                let query = &pod.query;
-                let kept = (bound.count_of(&key) > 0)
-                    .then(|| ledger.stand_again(uid, query, &note.node, |_| true));
-                let (standing, events) = kept.unwrap_or_default();
-                step.events.extend(events);
-                let Some(standing) = standing else {
-                    step.abandoned.push(pod);
-                    continue;
-                };
-                let until = now.plus(rules.group_timeout);
-                preemptors.keep(uid, standing.node.clone(), pod.priority);
-                self.held.insert(uid.clone(), Held::again(&pod, &standing, (now, until)));
+                let again = (bound.count_of(&group_key(&pod.namespace, group)) > 0)
+                    .then(|| ledger.stand_again(uid, &pod.query, &note.node, |_| true));
+                let until = Some(now.plus(rules.group_timeout));
+                self.go_on(&pod, again, until, preemptors, now, &mut step);
                 continue;
             }
             if note.victims.is_empty() {
@@ -130,8 +121,7 @@ impl StandingHolds {
         if self.evictions.denied.is_some() {
             return;
         }
-        let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
-        let created_by = unix_seconds.saturating_sub(after);
+        let created_by = earlier(unix_seconds, rules.after);
         let may = |holds: &Self, state: &WaitingState| {
             let pod = &state.waiting;
             let uid = &pod.pod.uid;
@@ -242,8 +232,7 @@ impl StandingHolds {
         let is_free = |victim: &PodUid| !self.evictions.protected.contains_key(victim);
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
-        let protect = i64::try_from(rules.protect.as_secs()).unwrap_or(i64::MAX);
-        let started_by = unix_seconds.saturating_sub(protect);
+        let started_by = earlier(unix_seconds, rules.protect);
         let may_evict = |victim: &PodUid, tenure: Tenure| {
             is_free(victim) && tenure.started_unix_seconds <= started_by
         };

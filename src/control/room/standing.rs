@@ -54,7 +54,6 @@ const MADE_WITHIN: Duration = Duration::from_secs(600);
 pub struct StandingHolds {
     pub(crate) held: BTreeMap<PodUid, Held>,
     pauses: BTreeMap<PodUid, Pause>,
-    /// What is remembered of evictions.
     pub(crate) evictions: Evictions,
 }
 
@@ -74,6 +73,11 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    fn new(pod: &WaitingPod, pool: PoolName, least: (u64, Timestamp)) -> Self {
+        let (query, priority) = (pod.query.clone(), pod.priority);
+        Self { query, priority, pool, ready: None, least, victims: None, until: None }
+    }
+
     /// The standing hold of a pod for which room is being made.
     pub(crate) fn made(
         pod: &WaitingPod,
@@ -81,15 +85,8 @@ impl Held {
         victims: BTreeSet<PodUid>,
         now: Timestamp,
     ) -> Self {
-        Self {
-            query: pod.query.clone(),
-            priority: pod.priority,
-            pool: found.pool.clone(),
-            ready: None,
-            least: (u64::MAX, now),
-            victims: Some(victims),
-            until: None,
-        }
+        let least = (u64::MAX, now);
+        Self { victims: Some(victims), ..Self::new(pod, found.pool.clone(), least) }
     }
 
     /// The hold of a pod that starts with its group.
@@ -98,24 +95,8 @@ impl Held {
         found: &FoundRoom,
         (now, until): (Timestamp, Timestamp),
     ) -> Self {
-        Self { victims: None, until: Some(until), ..Self::made(pod, found, BTreeSet::new(), now) }
-    }
-
-    /// The same of a later process.
-    pub(crate) fn again(
-        pod: &WaitingPod,
-        standing: &Standing,
-        (now, until): (Timestamp, Timestamp),
-    ) -> Self {
-        Self {
-            query: pod.query.clone(),
-            priority: pod.priority,
-            pool: standing.pool.clone(),
-            ready: None,
-            least: (standing.lacks, now),
-            victims: None,
-            until: Some(until),
-        }
+        let least = (u64::MAX, now);
+        Self { until: Some(until), ..Self::new(pod, found.pool.clone(), least) }
     }
 
     /// Whether it is that of the first of a line.
@@ -156,7 +137,7 @@ pub(crate) struct InVain {
     pub(crate) _named: Option<Arc<NamedNodes>>,
 }
 
-/// What is remembered of evictions.
+/// What is remembered of pods for which room was made, or could not be.
 #[derive(Default)]
 pub(crate) struct Evictions {
     /// Pods that budgets protected lately, until then.
@@ -303,8 +284,7 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let (waiting, _, ledger, _) = facts;
-        let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
-        let created_by = unix_seconds.saturating_sub(after);
+        let created_by = earlier(unix_seconds, rules.after);
         let firsts = waiting.firsts(|state| {
             let pod = &state.waiting;
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
@@ -357,16 +337,15 @@ impl StandingHolds {
         if standing.lacks < held.least.0 {
             held.least = (standing.lacks, now);
         }
-        let mut victims = held.victims.iter().flatten();
-        let is_ready = !victims.any(|victim| ledger.has_pod(victim))
-            && ledger.fits_in_room_of(uid, &held.query, None).is_some();
+        let is_any_there = held.victims.iter().flatten().any(|victim| ledger.has_pod(victim));
+        let is_ready = !is_any_there && ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_over = held.until.is_some_and(|until| until <= now);
         let is_unbound = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
         let is_late = is_over || held.until.is_none() && is_unbound;
         let stuck_after = match &held.victims {
             None => STUCK_AFTER,
-            Some(victims) if victims.iter().any(|uid| ledger.has_pod(uid)) => MADE_WITHIN,
+            Some(_) if is_any_there => MADE_WITHIN,
             Some(_) => BOUND_WITHIN, // they have gone, and others have the room
         };
         let is_stuck = !is_ready && now.since(held.least.1) >= stuck_after;
@@ -467,15 +446,7 @@ impl StandingHolds {
         let before = self.held.get(uid);
         let ready = before.and_then(|held| held.ready);
         let least = before.map_or((standing.lacks, now), |held| held.least);
-        let held = Held {
-            query: pod.query.clone(),
-            priority: pod.priority,
-            pool: standing.pool.clone(),
-            ready,
-            least,
-            victims: None,
-            until: None,
-        };
+        let held = Held { ready, ..Held::new(pod, standing.pool.clone(), least) };
         let is_new = self.held.insert(uid.clone(), held).is_none();
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
             step.noted.push((pod.clone(), standing.node.clone()));
@@ -499,29 +470,42 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let uid = &pod.pod.uid;
-        let after = i64::try_from(rules.after.as_secs()).unwrap_or(i64::MAX);
-        let is_old = pod.created_unix_seconds <= unix_seconds.saturating_sub(after);
+        let is_old = pod.created_unix_seconds <= earlier(unix_seconds, rules.after);
         let sizes = ledger.pool_sizes(&pod.query);
         let may = |pool: &PoolName| {
             let is_taken = self.held.values().any(|held| held.pool == *pool && held.is_standing());
             !is_taken && may_keep(&sizes, pool, rules.at_most, &pod.query)
         };
-        let (mut standing, mut events) = (None, Vec::new());
-        if is_old && !rules.after.is_zero() {
-            (standing, events) = ledger.stand_again(uid, &pod.query, node, may);
-        }
-        step.events.extend(events);
-        let Some(standing) = standing else {
-            return step.abandoned.push(pod.clone());
-        };
-        let least = (standing.lacks, now);
-        let (query, priority, pool) = (pod.query.clone(), pod.priority, standing.pool.clone());
-        let held = Held { query, priority, pool, ready: None, least, victims: None, until: None };
-        self.held.insert(uid.clone(), held);
-        preemptors.keep(uid, standing.node.clone(), pod.priority);
-        if standing.lacks == 0 {
+        let again = (is_old && !rules.after.is_zero())
+            .then(|| ledger.stand_again(uid, &pod.query, node, may));
+        let standing = self.go_on(pod, again, None, preemptors, now, step);
+        if let Some(standing) = standing.filter(|it| it.lacks == 0) {
             step.tell(uid, standing.node, waiting, ledger);
         }
+    }
+
+    /// Takes over room that the ledger keeps `again`, with nothing to evict for it. If it keeps none, the
+    /// note goes. `until`: when the room of a group ends.
+    pub(crate) fn go_on(
+        &mut self,
+        pod: &WaitingPod,
+        again: Option<(Option<Standing>, Vec<LedgerEvent>)>,
+        until: Option<Timestamp>,
+        preemptors: &Preemptors,
+        now: Timestamp,
+        step: &mut Step,
+    ) -> Option<Standing> {
+        let (standing, events) = again.unwrap_or_default();
+        step.events.extend(events);
+        let Some(standing) = standing else {
+            step.abandoned.push(pod.clone());
+            return None;
+        };
+        let least = (standing.lacks, now);
+        let held = Held { until, ..Held::new(pod, standing.pool.clone(), least) };
+        self.held.insert(pod.pod.uid.clone(), held);
+        preemptors.keep(&pod.pod.uid, standing.node.clone(), pod.priority);
+        Some(standing)
     }
 
     /// Ends standing holds of less important pods in whose room the pod fits now.
@@ -545,6 +529,11 @@ impl StandingHolds {
             self.pass(&other, now);
         }
     }
+}
+
+/// The time on the wall clock this much earlier.
+pub(crate) fn earlier(unix_seconds: i64, by: Duration) -> i64 {
+    unix_seconds.saturating_sub(i64::try_from(by.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// Whether a pool is large enough to keep what a request takes.

@@ -16,7 +16,7 @@ use crate::ledger::suggest::requeue::{NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::device_state::StandingHold;
 use crate::model::fit::HostRule;
-use crate::model::request::Amount;
+use crate::model::request::{Amount, PodGroup};
 use crate::model::reservation::{PodRef, Reservation};
 
 impl Ledger {
@@ -51,6 +51,11 @@ impl Ledger {
 
 /// Namespace and name of a group.
 pub type GroupKey = (Arc<str>, Arc<str>);
+
+/// The key of a group in a namespace.
+pub(crate) fn group_key(namespace: &str, group: &PodGroup) -> GroupKey {
+    (namespace.into(), group.name.clone())
+}
 
 /// The pods of groups that are bound and not ending, or have ended with success.
 #[derive(Default)]

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
-use serde_json::{Value, json};
+use kube::api::DeleteParams;
+use serde_json::json;
 
 use crate::clock;
 use crate::fleet::{A100, Fleet};
@@ -84,7 +82,7 @@ fn the_guard_evicts_over_limit_pods_on_request_and_no_others() {
         manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
         let stage = bed.stage(setup).await;
         // A disruption budget without a computed status allows no eviction of running pods.
-        let budgets = budget(&stage, "greedy").await;
+        let budgets = stage.cluster.add_budget("greedy").await;
         let started = clock::now();
         shared(&stage).await;
         stage.cluster.set_phase("greedy", "Running").await;
@@ -94,7 +92,7 @@ fn the_guard_evicts_over_limit_pods_on_request_and_no_others() {
         }
         assert!(is_there(&stage, "greedy"), "a disruption budget was ignored");
         stage.figure("a disruption budget prevents the eviction of an over-limit pod");
-        budgets.delete("budget", &DeleteParams::default()).await.expect("it is there");
+        budgets.delete("greedy", &DeleteParams::default()).await.expect("it is there");
         let reported = event(&stage, "greedy", "GpuEvicted").await;
         assert!(reported.contains("65056 MiB") && reported.contains("32528 MiB"), "{reported}");
         assert!(!is_there(&stage, "greedy"));
@@ -105,17 +103,4 @@ fn the_guard_evicts_over_limit_pods_on_request_and_no_others() {
         assert!(evictions(&stage, "failed").await < 0.5);
         stage.judge().await;
     });
-}
-
-/// A budget that covers all pods of the namespace; there is no controller that would work it out.
-async fn budget(stage: &Stage, name: &str) -> Api<PodDisruptionBudget> {
-    let object: Value = json!({
-        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "budget"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
-    });
-    let object: PodDisruptionBudget =
-        serde_json::from_value(object).expect("a valid disruption budget");
-    let budgets = Api::namespaced(stage.cluster.client.clone(), &stage.cluster.namespace);
-    budgets.create(&PostParams::default(), &object).await.expect("a new budget");
-    budgets
 }

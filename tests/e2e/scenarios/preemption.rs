@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use crate::clock;
@@ -232,7 +230,8 @@ fn budgets_and_policies_are_respected() {
         for name in ["low-0", "low-1"] {
             stage.cluster.set_phase(name, "Running").await; // budgets are about pods that run
         }
-        let budgets = [budget(&stage, "low-0").await, budget(&stage, "low-1").await];
+        let budgets = stage.cluster.add_budget("low-0").await;
+        stage.cluster.add_budget("low-1").await;
         let never = PodPlan::fraction("never", "0.5").important("e2e-never");
         let high = PodPlan::fraction("high", "0.9").important("e2e-high");
         stage.cluster.add_pods(&[high, never]).await;
@@ -243,7 +242,7 @@ fn budgets_and_policies_are_respected() {
             gone.len()
         ));
         assert!(gone.is_empty() && blocked >= 2.0, "{gone:?}, {blocked}");
-        let removed = budgets[0].delete("low-0", &DeleteParams::default()).await;
+        let removed = budgets.delete("low-0", &DeleteParams::default()).await;
         removed.expect("it is there");
         stage
             .watching
@@ -294,19 +293,6 @@ async fn bound_in(stage: &Stage, plans: &[PodPlan]) -> Duration {
 async fn preempted(stage: &Stage, outcome: &str) -> f64 {
     let label = format!("outcome=\"{outcome}\"");
     stage.extender.metric("gpupack_preemptions_total", &label).await
-}
-
-/// A budget that lets no disruption of the pod of this name happen.
-async fn budget(stage: &Stage, name: &str) -> Api<PodDisruptionBudget> {
-    let object: Value = json!({
-        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
-    });
-    let object: PodDisruptionBudget =
-        serde_json::from_value(object).expect("a valid disruption budget");
-    let budgets = Api::namespaced(stage.cluster.client.clone(), &stage.cluster.namespace);
-    budgets.create(&PostParams::default(), &object).await.expect("a new budget");
-    budgets
 }
 
 fn setup(prefix: &str, plan: SchedulerPlan, settings: Value) -> Setup {

@@ -1,135 +1,47 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::control::room::standing::StandingRules;
+use crate::control::room::fixture::{ALL, Bed, waiting_pod};
 use crate::hardware::device::{DeviceId, NodeName};
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::fixture::{bound, free, hello, ledger, pod, report, see_node, share_query, uid};
-use crate::ledger::nodes::state::Ledger;
-use crate::ledger::suggest::preemptors::Preemptors;
-use crate::ledger::suggest::together::BoundGroups;
-use crate::ledger::suggest::waiting::WaitingPods;
+use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
 
-/// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C), and pods that wait.
-struct Bed {
-    ledger: Ledger,
-    waiting: WaitingPods,
-    preemptors: Preemptors,
-    bound: BoundGroups,
-    holds: StandingHolds,
-    now: Timestamp,
-    rules: PreemptionConfig,
+/// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
+/// each is its position.
+fn full() -> Bed {
+    let bed = Bed::new(Duration::ZERO);
+    let all = [("a", "n", "A", 500_000), ("b", "n", "A", 500_000), ("c", "n", "B", 1_000_000)];
+    let all = all.into_iter().chain([("d", "m", "C", 1_000_000)]);
+    for (priority, (name, node, device, millionths)) in (0..).zip(all) {
+        bed.bind(name, node, device, millionths, priority);
+    }
+    bed
 }
 
-impl Bed {
-    fn new() -> Self {
-        let ledger = ledger("A B");
-        see_node(&ledger, "m");
-        ledger.report("m", &hello("y", 1, "C"), Timestamp::START).unwrap();
-        Self {
-            ledger,
-            waiting: WaitingPods::default(),
-            preemptors: Preemptors::default(),
-            bound: BoundGroups::default(),
-            holds: StandingHolds::default(),
-            now: Timestamp::START,
-            rules: PreemptionConfig::default(),
-        }
-    }
+/// What is to be evicted this much later: for which pod, where, and which pods.
+fn orders_after(bed: &mut Bed, seconds: u64) -> Vec<String> {
+    bed.step_after(seconds).evict.iter().map(shown).collect()
+}
 
-    /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
-    /// each is its position.
-    fn full() -> Self {
-        let bed = Self::new();
-        let all = [("a", "n", "A", 500_000), ("b", "n", "A", 500_000), ("c", "n", "B", 1_000_000)];
-        let all = all.into_iter().chain([("d", "m", "C", 1_000_000)]);
-        for (priority, (name, node, device, millionths)) in (0..).zip(all) {
-            bed.bind(name, node, device, millionths, priority);
-        }
-        bed
-    }
+/// The first pod was asked to go for this one.
+fn ask(bed: &Bed, name: &str) -> bool {
+    (1..99).any(|number| bed.preemptors.ask(&uid(name), number))
+}
 
-    fn bind(&self, name: &str, node: &str, device: &str, millionths: u64, priority: i32) {
-        let tenure = Tenure { priority, started_unix_seconds: 1_000, is_ending: false };
-        let fact = PodFact { tenure, ..bound(name, node, device, millionths) };
-        self.ledger.see_pod(&fact, self.now);
-    }
+fn ended(bed: &Bed, name: &str, ended: Ended) {
+    let number = (1..99).find(|number| bed.preemptors.is_making(&uid(name), *number));
+    bed.preemptors.ended(&uid(name), number.unwrap(), ended);
+}
 
-    fn waiting_pod(name: &str, millionths: u64, priority: i32) -> WaitingPod {
-        WaitingPod {
-            pod: pod(name),
-            namespace: "team".to_owned(),
-            name: name.to_owned(),
-            query: share_query(millionths),
-            priority,
-            may_preempt: true,
-            group: None,
-            created_unix_seconds: 1_000,
-        }
-    }
-
-    /// The pod was refused on all nodes.
-    fn refused(&self, pod: WaitingPod) {
-        let uid = pod.pod.uid.clone();
-        self.waiting.see(pod.clone(), self.now);
-        self.waiting.begin_call(pod, self.now);
-        let short = Rejection::Share { short: Share::from_millionths(1) };
-        let named = self.ledger.named_nodes(["m", "n"].iter());
-        self.waiting.refuse(&uid, BTreeMap::from([(short, 2)]), Some(named));
-    }
-
-    fn step_after(&mut self, seconds: u64) -> Step {
-        self.now = self.now.plus(Duration::from_secs(seconds));
-        let wall = 1_000 + i64::try_from(self.now.millis() / 1_000).unwrap();
-        let rules = StandingRules {
-            after: Duration::ZERO,
-            at_most: Share::WHOLE,
-            preemption: self.rules,
-            group_timeout: Duration::from_secs(60),
-        };
-        let facts = (&self.waiting, &self.preemptors, &self.ledger, &self.bound);
-        self.holds.step(facts, rules, (self.now, wall))
-    }
-
-    fn standing_rules(&self) -> StandingRules {
-        StandingRules {
-            after: Duration::ZERO,
-            at_most: Share::WHOLE,
-            preemption: self.rules,
-            group_timeout: Duration::from_secs(60),
-        }
-    }
-
-    fn times(&self) -> (StandingRules, Timestamp, i64) {
-        (self.standing_rules(), self.now, 1_000)
-    }
-
-    /// What is to be evicted this much later: for which pod, where, and which pods.
-    fn orders_after(&mut self, seconds: u64) -> Vec<String> {
-        let step = self.step_after(seconds);
-        step.evict.iter().map(shown).collect()
-    }
-
-    /// The first pod was asked to go for this one.
-    fn ask(&self, name: &str) -> bool {
-        (1..99).any(|number| self.preemptors.ask(&uid(name), number))
-    }
-
-    fn ended(&self, name: &str, ended: Ended) {
-        let number = (1..99).find(|number| self.preemptors.is_making(&uid(name), *number));
-        self.preemptors.ended(&uid(name), number.unwrap(), ended);
-    }
-
-    /// The pod ends, and its processes are gone.
-    fn end(&mut self, name: &str, sequence: u64) {
-        self.ledger.end_pod(&uid(name), self.now);
-        for sequence in [sequence, sequence + 1] {
-            self.ledger.report("n", &report("x", 7, sequence, "A B"), self.now).unwrap();
-        }
+/// The pod ends, and its processes are gone.
+fn end(bed: &mut Bed, name: &str, sequence: u64) {
+    bed.ledger.end_pod(&uid(name), bed.now);
+    for sequence in [sequence, sequence + 1] {
+        bed.ledger.report("n", &report("x", 7, sequence, "A B"), bed.now).unwrap();
     }
 }
 
@@ -141,16 +53,16 @@ fn shown(order: &RoomOrder) -> String {
 
 #[test]
 fn the_least_important_goes_and_its_room_is_kept_until_the_pod_is_bound() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
-    assert_eq!(bed.orders_after(1), [""; 0], "it has waited for one second");
-    assert_eq!(bed.orders_after(1), ["p n: a"]);
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 1), [""; 0], "it has waited for one second");
+    assert_eq!(orders_after(&mut bed, 1), ["p n: a"]);
     assert!(bed.preemptors.has(&uid("p")) && !bed.preemptors.is_asked(&uid("p")));
-    assert!(bed.ask("p"));
+    assert!(ask(&bed, "p"));
     for _ in 0..20 {
-        assert_eq!(bed.orders_after(5), [""; 0], "draining is waited for");
+        assert_eq!(orders_after(&mut bed, 5), [""; 0], "draining is waited for");
     }
-    bed.end("a", 2);
+    end(&mut bed, "a", 2);
     assert_eq!(free(&bed.ledger), [0, 0], "kept");
     let step = bed.step_after(1);
     assert_eq!(step.ready.iter().map(|(_, pod)| &*pod.name).collect::<Vec<_>>(), ["p"]);
@@ -164,72 +76,72 @@ fn the_least_important_goes_and_its_room_is_kept_until_the_pod_is_bound() {
 
 #[test]
 fn none_goes_for_a_pod_that_may_not_preempt_or_is_not_more_important() {
-    let mut bed = Bed::full();
-    bed.refused(WaitingPod { may_preempt: false, ..Bed::waiting_pod("never", 500_000, 10) });
-    bed.refused(Bed::waiting_pod("equal", 500_000, 0));
-    bed.refused(Bed::waiting_pod("large", 1_000_000, 1));
-    assert_eq!(bed.orders_after(10), [""; 0]);
-    bed.rules = PreemptionConfig { protect: Duration::from_secs(60), ..bed.rules };
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
-    assert_eq!(bed.orders_after(40), [""; 0], "all run for 50 seconds");
-    assert_eq!(bed.orders_after(10), ["p n: a"]);
+    let mut bed = full();
+    bed.refused(WaitingPod { may_preempt: false, ..waiting_pod("never", 500_000, 10) }, ALL);
+    bed.refused(waiting_pod("equal", 500_000, 0), ALL);
+    bed.refused(waiting_pod("large", 1_000_000, 1), ALL);
+    assert_eq!(orders_after(&mut bed, 10), [""; 0]);
+    bed.rules.preemption.protect = Duration::from_secs(60);
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 40), [""; 0], "all run for 50 seconds");
+    assert_eq!(orders_after(&mut bed, 10), ["p n: a"]);
 }
 
 #[test]
 fn several_pods_get_different_rooms_at_once_up_to_the_limit() {
-    let mut bed = Bed::full();
+    let mut bed = full();
     for name in ["p", "q", "r"] {
-        bed.refused(Bed::waiting_pod(name, 500_000, 10));
+        bed.refused(waiting_pod(name, 500_000, 10), ALL);
     }
-    bed.rules.at_once = 2;
-    assert_eq!(bed.orders_after(5), ["p n: a", "q n: b"]);
-    bed.rules.at_once = 8;
-    assert_eq!(bed.orders_after(1), ["r n: c"]);
+    bed.rules.preemption.at_once = 2;
+    assert_eq!(orders_after(&mut bed, 5), ["p n: a", "q n: b"]);
+    bed.rules.preemption.at_once = 8;
+    assert_eq!(orders_after(&mut bed, 1), ["r n: c"]);
     // A less important one sees none of that as free.
-    bed.refused(Bed::waiting_pod("s", 600_000, 3));
-    assert_eq!(bed.orders_after(10), [""; 0], "`d` is as important");
+    bed.refused(waiting_pod("s", 600_000, 3), ALL);
+    assert_eq!(orders_after(&mut bed, 10), [""; 0], "`d` is as important");
 }
 
 #[test]
 fn what_a_budget_protects_stays_and_others_are_tried() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
-    assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.ended("p", Ended::Protected(BTreeSet::from([uid("a")])));
-    assert_eq!(bed.orders_after(1), ["p n: b"]);
-    bed.ended("p", Ended::Denied);
-    assert_eq!(bed.orders_after(1), [""; 0]);
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
+    ended(&bed, "p", Ended::Protected(BTreeSet::from([uid("a")])));
+    assert_eq!(orders_after(&mut bed, 1), ["p n: b"]);
+    ended(&bed, "p", Ended::Denied);
+    assert_eq!(orders_after(&mut bed, 1), [""; 0]);
     assert!(!bed.preemptors.has(&uid("p")) && bed.ledger.standing_count() == 0);
-    assert_eq!(bed.orders_after(598), [""; 0], "it has no right");
-    assert_eq!(bed.orders_after(2), ["p n: a"], "the budget is looked at again");
-    bed.ended("p", Ended::Failed);
-    assert_eq!(bed.orders_after(59), [""; 0]);
-    assert_eq!(bed.orders_after(60), ["p n: a"]);
+    assert_eq!(orders_after(&mut bed, 598), [""; 0], "it has no right");
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"], "the budget is looked at again");
+    ended(&bed, "p", Ended::Failed);
+    assert_eq!(orders_after(&mut bed, 59), [""; 0]);
+    assert_eq!(orders_after(&mut bed, 60), ["p n: a"]);
 }
 
 #[test]
 fn a_pod_that_is_not_bound_gets_no_second_set_of_victims_for_a_while() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
-    assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.ask("p");
-    bed.end("a", 2);
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
+    ask(&bed, "p");
+    end(&mut bed, "a", 2);
     assert_eq!(bed.step_after(1).ready.len(), 1);
     bed.bind("thief", "n", "A", 500_000, 0); // of another scheduler
     let step = bed.step_after(600);
     assert_eq!(step.evict, [], "what the thief has is not evicted for this hold");
     assert_eq!((step.given_up.len(), step.abandoned.len()), (1, 1));
-    assert_eq!(bed.orders_after(59), [""; 0]);
-    assert_eq!(bed.orders_after(1), ["p n: thief"], "only after a pause");
+    assert_eq!(orders_after(&mut bed, 59), [""; 0]);
+    assert_eq!(orders_after(&mut bed, 1), ["p n: thief"], "only after a pause");
 }
 
 #[test]
 fn a_more_important_pod_takes_the_room_over() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
-    assert_eq!(bed.orders_after(2), ["p n: a"]);
-    bed.ask("p");
-    bed.refused(Bed::waiting_pod("higher", 500_000, 20));
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
+    ask(&bed, "p");
+    bed.refused(waiting_pod("higher", 500_000, 20), ALL);
     let step = bed.step_after(1);
     assert_eq!(step.evict, [], "`a` has been asked to go");
     assert_eq!(step.abandoned.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["p"]);
@@ -238,16 +150,16 @@ fn a_more_important_pod_takes_the_room_over() {
 
 #[test]
 fn a_plan_of_kube_scheduler_is_carried_out_without_a_filter_call() {
-    let mut bed = Bed::full();
-    bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
-    assert_eq!(bed.orders_after(5), [""; 0]);
+    let mut bed = full();
+    bed.waiting.see(waiting_pod("p", 500_000, 10), bed.now);
+    assert_eq!(orders_after(&mut bed, 5), [""; 0]);
     let plan = PlannedVictims::from([(NodeName::new("m"), BTreeSet::from([uid("d")]))]);
     bed.preemptors.plan(&uid("p"), plan.clone(), true, bed.now);
-    assert_eq!(bed.orders_after(5), ["p m: d"]);
-    let mut bed = Bed::full();
-    bed.waiting.see(Bed::waiting_pod("p", 500_000, 3), bed.now);
+    assert_eq!(orders_after(&mut bed, 5), ["p m: d"]);
+    let mut bed = full();
+    bed.waiting.see(waiting_pod("p", 500_000, 3), bed.now);
     bed.preemptors.plan(&uid("p"), plan, true, bed.now);
-    assert_eq!(bed.orders_after(5), [""; 0], "`d` is as important");
+    assert_eq!(orders_after(&mut bed, 5), [""; 0], "`d` is as important");
 }
 
 #[test]
@@ -263,16 +175,15 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
         (&["gone"], vec![]), // nothing that it may evict
         (&["d"], vec![]),    // on another node
     ] {
-        let mut bed = Bed::full();
-        bed.waiting.see(Bed::waiting_pod("p", 500_000, 10), bed.now);
-        let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
-        let step = bed.holds.resume(&[(uid("p"), note(victims))], facts, bed.times());
+        let mut bed = full();
+        bed.waiting.see(waiting_pod("p", 500_000, 10), bed.now);
+        let step = bed.resume(&[(uid("p"), note(victims))]);
         assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), expected, "{victims:?}");
         assert_eq!(bed.preemptors.is_asked(&uid("p")), !expected.is_empty());
         assert_eq!(step.abandoned.len(), usize::from(expected.is_empty()));
     }
     // The victim has gone, and its processes run on.
-    let mut bed = Bed::full();
+    let mut bed = full();
     bed.ledger.end_pod(&uid("a"), bed.now);
     bed.ledger.end_pod(&uid("b"), bed.now);
     bed.ledger.report("n", &report("x", 7, 2, "A B"), bed.now).unwrap();
@@ -285,92 +196,90 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     let uses = vec![leftover, DeviceUse::idle(DeviceId::new("B").unwrap())];
     let last = NodeReport { uses, ..report("x", 7, 4, "A B") };
     bed.ledger.report("n", &last, bed.now).unwrap();
-    bed.waiting.see(Bed::waiting_pod("p", 1_000_000, 10), bed.now);
-    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
-    let step = bed.holds.resume(&[(uid("p"), note(&["gone"]))], facts, bed.times());
+    bed.waiting.see(waiting_pod("p", 1_000_000, 10), bed.now);
+    let step = bed.resume(&[(uid("p"), note(&["gone"]))]);
     assert_eq!((step.evict, step.abandoned), (vec![], vec![]));
     assert!(bed.preemptors.is_asked(&uid("p")));
     assert_eq!(free(&bed.ledger), [0, 0], "kept");
     // A forged note evicts none that is as important.
-    let mut bed = Bed::full();
-    bed.waiting.see(Bed::waiting_pod("p", 500_000, 0), bed.now);
-    let facts = (&bed.waiting, &bed.preemptors, &bed.ledger, &bed.bound);
-    let step = bed.holds.resume(&[(uid("p"), note(&["a", "b", "c"]))], facts, bed.times());
+    let mut bed = full();
+    bed.waiting.see(waiting_pod("p", 500_000, 0), bed.now);
+    let step = bed.resume(&[(uid("p"), note(&["a", "b", "c"]))]);
     assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
 }
 
 #[test]
 fn room_that_others_leave_anyway_is_waited_for_and_not_forever() {
-    let mut bed = Bed::full();
+    let mut bed = full();
     let ending = Tenure { priority: 30, started_unix_seconds: 1_000, is_ending: true };
     let fact = PodFact { tenure: ending, ..bound("d", "m", "C", 1_000_000) };
     bed.ledger.see_pod(&fact, bed.now);
-    bed.refused(Bed::waiting_pod("p", 500_000, 10));
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
     for _ in 0..6 {
-        assert_eq!(bed.orders_after(10), [""; 0], "`d` is about to end");
+        assert_eq!(orders_after(&mut bed, 10), [""; 0], "`d` is about to end");
         assert_eq!(bed.ledger.standing_count(), 0, "and nothing is kept there");
     }
-    assert_eq!(bed.orders_after(60), ["p n: a"], "it takes too long");
+    assert_eq!(orders_after(&mut bed, 60), ["p n: a"], "it takes too long");
 }
 
 #[test]
 fn pods_without_hope_keep_no_other_from_its_room() {
-    let mut bed = Bed::full();
+    let mut bed = full();
     for at in 0..100 {
         // As important as all that is large enough, each with a request of its own.
-        bed.refused(Bed::waiting_pod(&format!("hopeless-{at}"), 900_000 + at, 1));
-        bed.refused(Bed::waiting_pod(&format!("behind-{at}"), 900_000 + at, 1));
+        bed.refused(waiting_pod(&format!("hopeless-{at}"), 900_000 + at, 1), ALL);
+        bed.refused(waiting_pod(&format!("behind-{at}"), 900_000 + at, 1), ALL);
     }
-    bed.refused(Bed::waiting_pod("small", 300_000, 1));
+    bed.refused(waiting_pod("small", 300_000, 1), ALL);
     let mut orders = Vec::new();
     for _ in 0..30 {
-        orders.extend(bed.orders_after(1));
+        orders.extend(orders_after(&mut bed, 1));
     }
     assert_eq!(orders, ["small n: a"]);
 }
 
 #[test]
 fn rooms_of_less_important_pods_do_not_count_for_more_important_ones() {
-    let mut bed = Bed::full();
-    bed.rules.at_once = 1;
-    bed.refused(Bed::waiting_pod("low", 500_000, 1));
-    bed.refused(Bed::waiting_pod("also-low", 400_000, 1));
-    assert_eq!(bed.orders_after(5), ["also-low n: a"]);
-    bed.refused(Bed::waiting_pod("high", 1_000_000, 10));
-    assert_eq!(bed.orders_after(1), ["high n: a b"], "`a` was not asked yet");
+    let mut bed = full();
+    bed.rules.preemption.at_once = 1;
+    bed.refused(waiting_pod("low", 500_000, 1), ALL);
+    bed.refused(waiting_pod("also-low", 400_000, 1), ALL);
+    assert_eq!(orders_after(&mut bed, 5), ["also-low n: a"]);
+    bed.refused(waiting_pod("high", 1_000_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 1), ["high n: a b"], "`a` was not asked yet");
 }
 
 #[test]
 fn a_budget_that_let_only_some_go_is_not_tried_again_soon() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 1_000_000, 2));
-    assert_eq!(bed.orders_after(2), ["p n: a b"]);
-    bed.ended("p", Ended::Partly(BTreeSet::from([uid("b")])));
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 1_000_000, 2), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a b"]);
+    ended(&bed, "p", Ended::Partly(BTreeSet::from([uid("b")])));
     for _ in 0..9 {
-        assert_eq!(bed.orders_after(60), [""; 0], "`b` is protected");
+        assert_eq!(orders_after(&mut bed, 60), [""; 0], "`b` is protected");
     }
-    assert_eq!(bed.orders_after(120), ["p n: a b"]);
+    assert_eq!(orders_after(&mut bed, 120), ["p n: a b"]);
 }
 
 #[test]
 fn a_room_that_relies_on_another_names_it() {
-    let mut bed = Bed::full();
-    bed.refused(Bed::waiting_pod("p", 300_000, 10));
-    bed.refused(Bed::waiting_pod("q", 500_000, 10));
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 300_000, 10), ALL);
+    bed.refused(waiting_pod("q", 500_000, 10), ALL);
     let step = bed.step_after(2);
     assert_eq!(step.evict.iter().map(shown).collect::<Vec<_>>(), ["p n: a", "q n: b"]);
     let after: Vec<usize> = step.evict.iter().map(|order| order.after.len()).collect();
     assert_eq!(after, [0, 1]);
     assert_eq!(bed.preemptors.was_asked(&uid("p"), step.evict[1].after[0].1), Some(false));
-    bed.ended("p", Ended::Protected(BTreeSet::from([uid("a")])));
+    ended(&bed, "p", Ended::Protected(BTreeSet::from([uid("a")])));
     bed.step_after(1);
     assert_eq!(bed.preemptors.was_asked(&uid("p"), step.evict[1].after[0].1), None);
 }
 
 #[test]
 fn a_pod_whose_nodes_are_not_known_is_called_again_once() {
-    let mut bed = Bed::full();
-    let pod = Bed::waiting_pod("p", 500_000, 10);
+    let mut bed = full();
+    let pod = waiting_pod("p", 500_000, 10);
     bed.waiting.see(pod.clone(), bed.now);
     bed.waiting.begin_call(pod, bed.now);
     let short = Rejection::Share { short: Share::from_millionths(1) };

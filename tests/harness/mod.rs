@@ -20,6 +20,9 @@ pub(crate) mod api_server;
 /// An API server with any objects.
 pub(crate) mod objects;
 
+/// The log of one test.
+pub(crate) mod log;
+
 /// One after another, for tests that measure.
 pub(crate) mod turns;
 

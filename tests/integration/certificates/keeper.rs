@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpupack::certificates::{CertificateFiles, Certificates};
@@ -25,6 +24,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
 
+use crate::harness::log::Log;
 use crate::harness::objects::{Objects, WriteFault};
 
 const CA: &str = "/api/v1/namespaces/gpu-system/secrets/gpupack-ca";
@@ -477,29 +477,11 @@ async fn a_clock_that_is_far_from_the_api_servers_replaces_nothing() {
     check(&objects, START + 85 * 86_400);
 }
 
-/// What is written to a log, for the test that reads it.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no test panics while it writes").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn a_fault_is_logged_when_it_begins_and_tried_again_with_growing_pauses() {
-    let log = Log::default();
-    let written = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
-    let _logged = tracing::subscriber::set_default(subscriber);
+    let log = Log::new();
     let warnings = |part: &str| {
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let text = log.text();
         text.lines().filter(|line| line.contains("WARN") && line.contains(part)).count()
     };
     let objects = installed();

@@ -1,9 +1,10 @@
 //! The other routes as agents, operators and browsers meet them: reports, state, explain, metrics, page.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::harness::extender::{Bed, data, hello, is_declared, listeners, pod, read};
+use crate::harness::log::Log;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use gpupack::api::advice::Advice;
@@ -87,29 +88,11 @@ async fn implausible_reports_have_their_status_and_change_nothing() {
     assert_eq!(bed.state().await, before);
 }
 
-/// What is logged while it is the subscriber's writer.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no test panics while it writes").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn no_client_floods_the_log() {
     const ROUNDS: usize = 100;
     let bed = Bed::warm().await;
-    let log = Log::default();
-    let written = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
-    let _logged = tracing::subscriber::set_default(subscriber);
+    let log = Log::new();
     let (_running, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
     let webhook = webhook::router(Arc::new(Admission::new(WebhookConfig::default(), Vec::new())));
@@ -133,7 +116,7 @@ async fn no_client_floods_the_log() {
         assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     }
     tokio::time::sleep(Duration::from_millis(200)).await; // for the events
-    let lines = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines = log.text();
     assert!(lines.contains("left_out"), "{lines}");
     for part in ["report refused", "impossible MIG instance", "not an admission review"] {
         let count = lines.lines().filter(|line| line.contains(part)).count();

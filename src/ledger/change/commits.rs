@@ -96,8 +96,7 @@ impl Ledger {
                         assume(node_state, pod, &compiled, query, &cluster.compiled, now)
                     })
                     .map_err(ReserveError::Rejection)?;
-                self.release(&pod.uid);
-                let mut events = self.stand_down(&pod.uid);
+                let mut events = self.let_go(&pod.uid);
                 events.extend(stood_here.then(|| LedgerEvent::Room(node_entry.name.clone())));
                 free.insert(at);
                 Ok((placement, events))

@@ -136,8 +136,7 @@ impl Ledger {
             return vec![edited()];
         }
         let before = std::mem::replace(&mut *held_at, at);
-        let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
-        events.extend(self.stand_down(uid));
+        let mut events = self.let_go(uid);
         if before != at {
             events.extend(self.change_node(before, |node_state| {
                 node_state.remove(uid);
@@ -181,8 +180,7 @@ impl Ledger {
     pub fn end_pod(&self, uid: &PodUid, now: Timestamp) -> Vec<LedgerEvent> {
         self.ended().remember(uid);
         let entry = self.pods.entry(uid.clone());
-        let mut events = self.release(uid).into_iter().collect::<Vec<_>>();
-        events.extend(self.stand_down(uid));
+        let mut events = self.let_go(uid);
         let Entry::Occupied(held) = entry else { return events };
         let at = *held.get();
         let mut is_gone = false;

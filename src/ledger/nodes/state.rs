@@ -319,8 +319,16 @@ impl Ledger {
         })
     }
 
-    /// The same for a pod that goes on waiting. The room event comes also if nothing but CPU and host
-    /// memory was kept, for which there is no other.
+    /// Ends all that is kept for a pod, and returns the events of the room that appears. The standing hold
+    /// ends first: it takes nothing beside a hold on the same node.
+    pub(crate) fn let_go(&self, uid: &PodUid) -> Vec<LedgerEvent> {
+        let mut events = self.stand_down(uid);
+        events.extend(self.release(uid));
+        events
+    }
+
+    /// Ends the standing hold of a pod that goes on waiting. The room event comes also if nothing
+    /// but CPU and host memory was kept, for which there is no other.
     pub fn give_up_room(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let node = self.standing_nodes().remove(uid);
         let mut events = self.stand_down(uid);

@@ -178,9 +178,13 @@ impl Ledger {
         if let Some(now) = now.filter(|now| stays(now) && current.is_some_and(may_go)) {
             return (Some(now), Vec::new());
         }
-        let mut events = self.stand_down(uid);
-        let Some(Best { lacks, at, hold }) = best else { return (None, events) };
+        let Some(Best { lacks, at, hold }) = best else { return (None, self.stand_down(uid)) };
+        // On the same node one change replaces the other, so that only what grew in all is reported.
+        let mut events = if current == Some(at) { Vec::new() } else { self.stand_down(uid) };
         let kept = self.keep_room(uid, at, hold, &mut events);
+        if kept.is_none() {
+            events.extend(self.stand_down(uid));
+        }
         (kept.map(|(node, pool)| Standing { node, pool, lacks }), events)
     }
 

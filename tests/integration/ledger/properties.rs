@@ -9,7 +9,7 @@ mod sharing;
 use std::collections::BTreeMap;
 
 use crate::harness::histories::{Event, NODES, Player, history, query};
-use crate::harness::ledger::pod;
+use crate::harness::ledger::{fraction, pod, request_of};
 use gpupack::hardware::device::NodeName;
 use gpupack::hardware::units::{Demand, MemMib, Timestamp};
 use gpupack::ledger::change::commits::ReserveError;
@@ -189,6 +189,35 @@ fn check_events(
     Ok(())
 }
 
+/// A kept room that is replaced on its node frees nothing in between.
+#[test]
+fn a_larger_kept_room_on_the_same_node_is_no_room() {
+    let mut player = Player::new();
+    for share in [100_000, 333_330] {
+        let event = Event::Stand(6, request_of(fraction(share), 1, Default::default()));
+        let before = player.ledger.nodes();
+        let events = player.play(&event).unwrap();
+        check_events(&before, &player.ledger.nodes(), &events, &event).unwrap();
+        assert_eq!(events, []);
+        assert_eq!(player.ledger.standing_count(), 1);
+    }
+}
+
+/// The standing hold of a pod that has a hold on the same node takes nothing there, so it frees nothing.
+#[test]
+fn what_is_kept_twice_is_room_once() {
+    let mut player = Player::new();
+    let request = |share| request_of(fraction(share), 1, Default::default());
+    let without_gpu = PlacementRequest { gpu: None, ..request(1) };
+    for event in
+        [Event::Stand(6, request(500_000)), Event::Hold(6, 0, without_gpu), Event::BoundBare(6, 0)]
+    {
+        let before = player.ledger.nodes();
+        let events = player.play(&event).unwrap();
+        check_events(&before, &player.ledger.nodes(), &events, &event).unwrap();
+    }
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -285,7 +314,7 @@ proptest! {
         for event in &history {
             player.play(event);
         }
-        let query = PlacementRequest { gpu: None, ..crate::harness::ledger::request_of(crate::harness::ledger::fraction(1), 1, Default::default()) };
+        let query = PlacementRequest { gpu: None, ..request_of(fraction(1), 1, Default::default()) };
         for (node, answer) in NODES.iter().zip(player.ledger.answers(&query, &NODES)) {
             let is_known = player.ledger.node(node).is_some();
             prop_assert_eq!(answer.err(), (!is_known).then_some(Rejection::UnknownNode));

@@ -287,7 +287,7 @@ pub mod control {
         pub mod other_fences;
         pub mod outbox;
         pub mod passed;
-        pub mod team_names;
+        pub mod priority_classes;
         pub mod app;
         pub(crate) mod log_limit;
     }
@@ -311,7 +311,7 @@ pub mod control {
         pub(crate) mod reasons;
         pub mod requeue;
         pub(crate) mod requeue_write;
-        pub mod teams;
+        pub mod chargeback;
         pub(crate) mod ledger_events;
     }
 

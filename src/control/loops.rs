@@ -12,11 +12,11 @@ use tokio::sync::oneshot;
 use crate::control::bind::edits::restoring;
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::lead::election::electing;
+use crate::control::pods::chargeback::account;
 use crate::control::pods::ledger_events::tell;
 use crate::control::pods::memory_guard::guarding;
 use crate::control::pods::requeue::RequeueLoop;
 use crate::control::pods::requeue_write::{Note, requeue};
-use crate::control::pods::teams;
 use crate::control::room::make_room::{make_room, wake, write_note};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
@@ -28,7 +28,7 @@ use crate::mutation::{Mutation, mutated};
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Ticks between two accounts of what teams hold.
+/// Ticks between two accounts of what namespaces hold.
 const ACCOUNT_EVERY: u64 = 5;
 
 /// Ticks between two audits of the whole ledger.
@@ -89,7 +89,7 @@ async fn ticks(app: &Arc<App>) {
         app.doubt_fits();
         app.take_over_waiting();
         if tick.is_multiple_of(ACCOUNT_EVERY) {
-            beside(app, teams::account).await;
+            beside(app, account).await;
         }
         if tick.is_multiple_of(AUDIT_EVERY) {
             beside(app, audit).await;

@@ -1,4 +1,4 @@
-//! Families of the demand: waiting pods, time to placement, and what teams hold and use.
+//! Families of the demand: waiting pods, time to placement, and what accounts hold and use.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +38,9 @@ pub struct Queue {
     pub oldest: BTreeMap<Option<&'static str>, u64>,
 }
 
-/// What a team held and used since the last call: millionths of a GPU, and MiB, times milliseconds.
+/// What an account held and used since the last call: millionths of a GPU, and MiB, times milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TeamUse {
+pub struct AccountUse {
     /// Allocated share.
     pub share_allocated: u128,
     /// Share in which kernels ran, as far as known.
@@ -215,7 +215,7 @@ impl DemandFamilies {
     }
 
     /// Adds what the pods of a namespace and priority class held and used.
-    pub(crate) fn used(&self, namespace: &str, class: &str, used: TeamUse) {
+    pub(crate) fn used(&self, namespace: &str, class: &str, used: AccountUse) {
         let mut names = self.names.lock();
         let namespace = names.0.label(namespace, MOST_NAMESPACES);
         let class = names.1.label(class, MOST_CLASSES);

@@ -11,7 +11,7 @@ use prometheus::{
 
 use crate::hardware::device::PoolName;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::metrics::demand::{Bearable, DemandFamilies, Queue, TeamUse, Waste};
+use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, Waste};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
@@ -247,7 +247,7 @@ impl Metrics {
     }
 
     /// Adds what the pods of a namespace and priority class held and used since the last call.
-    pub fn used(&self, namespace: &str, priority_class: &str, used: TeamUse) {
+    pub fn used(&self, namespace: &str, priority_class: &str, used: AccountUse) {
         self.demand.used(namespace, priority_class, used);
     }
 

@@ -12,7 +12,7 @@ use gpupack::api::condition::DeviceFault;
 use gpupack::api::state::DeviceKind;
 use gpupack::config::file::Config;
 use gpupack::hardware::device::{ModelName, PoolName};
-use gpupack::metrics::demand::{Bearable, Queue, TeamUse, Waste};
+use gpupack::metrics::demand::{AccountUse, Bearable, Queue, Waste};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::registry::Metrics;
 use gpupack::report::wire::{
@@ -349,7 +349,7 @@ fn every_metric_family_is_documented() {
     let metrics = Metrics::new();
     let kinds = [((ModelName::new("T4"), PoolName::new("")), Figures::default())].into();
     metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
-    metrics.used("team", "", TeamUse::default());
+    metrics.used("team", "", AccountUse::default());
     metrics.set_waste(&[("team".to_owned(), Waste::default())].into());
     let bearable = Bearable { by_memory: 1, by_load: None };
     metrics.set_bearable(&[(PoolName::new(""), bearable)].into());

@@ -117,7 +117,7 @@ impl App {
         if matches!(self.truth, Truth::Ledger) {
             self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
         }
-        self.teams.see(pod);
+        self.classes.see(pod);
         self.ledger.learn(uid.clone(), query);
     }
 

@@ -62,7 +62,7 @@ impl Sink for App {
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
         see_written(self, pod);
-        self.teams.see(pod);
+        self.classes.see(pod);
         if pod.node.is_some()
             && let Some((_, accepted)) = self.unseen_binds.remove(&pod.pod.uid)
         {

@@ -20,7 +20,7 @@ use crate::control::shared::leader::{Leader, Leading, Replica};
 use crate::control::shared::other_fences::OtherFences;
 use crate::control::shared::outbox::Outbox;
 use crate::control::shared::passed::PassedPods;
-use crate::control::shared::team_names::Teams;
+use crate::control::shared::priority_classes::PriorityClasses;
 use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{MemMib, Share, Timestamp};
@@ -98,8 +98,8 @@ pub struct App {
     pub other_fences: OtherFences,
     /// What *filter* passed in the last 15 minutes.
     pub passed: PassedPods,
-    /// The teams of the pods that hold something.
-    pub teams: Teams,
+    /// The priority classes of the pods that hold something.
+    pub classes: PriorityClasses,
     /// Bindings that the watch has not shown yet, with the precise time when each was posted.
     pub unseen_binds: DashMap<PodUid, Duration>,
     /// The clock.
@@ -163,7 +163,7 @@ impl App {
             binds: BindLocks::default(),
             other_fences: OtherFences::default(),
             passed: PassedPods::default(),
-            teams: Teams::default(),
+            classes: PriorityClasses::default(),
             unseen_binds: DashMap::new(),
             clock,
             outside,
@@ -354,7 +354,7 @@ impl App {
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
             ("unseen binds", self.unseen_binds.len()),
-            ("teams", self.teams.count()),
+            ("priority classes", self.classes.count()),
             ("edits", self.edits.count()),
             ("written annotations", self.edits.written_count()),
             ("reasons", self.reasons.count()),

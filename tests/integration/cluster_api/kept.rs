@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupack::control::pods::teams;
+use gpupack::control::pods::chargeback;
 use gpupack::control::shared::app::App;
 use gpupack::control::shared::passed::Verdict;
 use gpupack::hardware::device::PodUid;
@@ -95,7 +95,7 @@ async fn lives(bed: &Bed, pods: std::ops::Range<u64>) {
     }
     let uids: Vec<String> = running.iter().map(ToString::to_string).collect();
     report(bed, 10 * pods.start + 2, &uids).await;
-    teams::account(&bed.app);
+    chargeback::account(&bed.app);
     for uid in &running {
         bed.app.outbox.push(bed.app.ledger.end_pod(uid, bed.app.clock.now()));
         bed.app.pod_ended(uid);
@@ -165,7 +165,7 @@ async fn state_of_ended_pods_is_bounded_in_every_table() {
         lives(&bed, first..first + 50).await;
     }
     bed.app.ledger.tick(Timestamp::from_millis(bed.app.clock.now().millis() + 600_000));
-    teams::account(&bed.app);
+    chargeback::account(&bed.app);
     bed.app.forget_unseen();
     let bounds = [
         ("nodes", 1),

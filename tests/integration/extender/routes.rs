@@ -17,7 +17,7 @@ use gpupack::api::search::SearchResults;
 use gpupack::api::state::State;
 use gpupack::api::waiting::WaitingPodList;
 use gpupack::config::webhook::WebhookConfig;
-use gpupack::control::pods::teams::account;
+use gpupack::control::pods::chargeback::account;
 use gpupack::kube_api::admission::rules::Admission;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;

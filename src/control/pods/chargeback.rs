@@ -1,4 +1,4 @@
-//! What each team (namespace and priority class) is allocated and uses over time, for chargeback.
+//! What each account (namespace and priority class) is allocated and uses over time, for chargeback.
 //!
 //! The ledger is sampled every few seconds, and each sample counts for the time since the last one.
 //! A pod that comes and goes in between does not count. The other errors even out on average.
@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::control::shared::app::App;
-use crate::control::shared::team_names::Team;
+use crate::control::shared::priority_classes::Account;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
-use crate::metrics::demand::TeamUse;
+use crate::metrics::demand::AccountUse;
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
@@ -21,23 +21,23 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Counts what is held and used for the time since the last look.
 pub fn account(app: &App) {
     let now = app.clock.now();
-    let last = app.teams.last.lock().replace(now);
+    let last = app.classes.last.lock().replace(now);
     let Some(last) = last else { return };
     let millis = now.since(last).min(LONGEST).as_millis();
-    let mut teams: BTreeMap<Team, TeamUse> = BTreeMap::new();
+    let mut accounts: BTreeMap<Account, AccountUse> = BTreeMap::new();
     let mut holders = BTreeSet::new();
     app.ledger.look_into_each(|node, details| {
         for device_state in
             node.devices().iter().filter(|device_state| !device_state.tenants().is_empty())
         {
-            count(app, (node, device_state, details), millis, &mut teams, &mut holders);
+            count(app, (node, device_state, details), millis, &mut accounts, &mut holders);
         }
     });
-    app.teams.classes.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
+    app.classes.of_pods.retain(|uid, _| holders.contains(uid) || app.waiting.has(uid));
     if !app.leading.is_here() {
         return; // the replica that leads counts
     }
-    for ((namespace, class), used) in teams {
+    for ((namespace, class), used) in accounts {
         app.metrics.used(&namespace, &class, used);
     }
 }
@@ -48,7 +48,7 @@ fn count(
     app: &App,
     (node, device_state, details): (&NodeState, &DeviceState, &NodeDetails),
     millis: u128,
-    teams: &mut BTreeMap<Team, TeamUse>,
+    accounts: &mut BTreeMap<Account, AccountUse>,
     holders: &mut BTreeSet<PodUid>,
 ) {
     let seen = details.usage_samples.on(&device_state.device().id);
@@ -58,14 +58,15 @@ fn count(
         .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
     for (uid, held) in device_state.tenants() {
         let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
-        let team = teams.entry((namespace.to_owned(), app.teams.class_of(uid))).or_default();
+        let account =
+            accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
         let share = u128::from(held.share.millionths());
-        team.share_allocated += share * millis;
-        team.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
-        team.memory_allocated += u128::from(held.memory.mib()) * millis;
+        account.share_allocated += share * millis;
+        account.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
+        account.memory_allocated += u128::from(held.memory.mib()) * millis;
         let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
-        team.memory_used += u128::from(used) * millis;
-        if app.teams.classes.contains_key(uid) {
+        account.memory_used += u128::from(used) * millis;
+        if app.classes.of_pods.contains_key(uid) {
             holders.insert(uid.clone());
         }
     }

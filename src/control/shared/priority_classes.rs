@@ -1,4 +1,4 @@
-//! The teams of the pods that hold something.
+//! The priority classes of the pods that hold something.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 
 /// A namespace and a priority class; the latter is empty if a pod has none.
-pub(crate) type Team = (String, Arc<str>);
+pub(crate) type Account = (String, Arc<str>);
 
 /// Priority classes of pods, and when the ledger was sampled last.
 #[derive(Default)]
-pub struct Teams {
-    pub(crate) classes: DashMap<PodUid, Arc<str>>,
+pub struct PriorityClasses {
+    pub(crate) of_pods: DashMap<PodUid, Arc<str>>,
     pub(crate) last: Mutex<Option<Timestamp>>,
 }
 
-impl Teams {
+impl PriorityClasses {
     /// Notes the priority class of a pod that requests a GPU.
     pub fn see(&self, pod: &SeenPod) {
         if pod.request != Ok(None) && !pod.priority_class.is_empty() {
             let class = || Arc::from(pod.priority_class.as_str());
-            self.classes.entry(pod.pod.uid.clone()).or_insert_with(class);
+            self.of_pods.entry(pod.pod.uid.clone()).or_insert_with(class);
         }
     }
 
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
-        self.classes.len()
+        self.of_pods.len()
     }
 
     pub(crate) fn class_of(&self, uid: &PodUid) -> Arc<str> {
-        self.classes.get(uid).map_or_else(|| Arc::from(""), |class| Arc::clone(&class))
+        self.of_pods.get(uid).map_or_else(|| Arc::from(""), |class| Arc::clone(&class))
     }
 }

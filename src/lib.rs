@@ -45,6 +45,7 @@ pub mod model {
     pub mod policy;
     pub mod request;
     pub mod charge;
+    pub mod team;
     pub mod fit;
     pub mod reservation;
     pub mod device_state;
@@ -105,6 +106,7 @@ pub mod ledger {
         pub(crate) mod answer_cache;
         pub mod narrowing;
         pub mod per_node;
+        pub mod teams;
         pub mod state;
     }
 
@@ -320,6 +322,7 @@ pub mod control {
         pub mod standing;
         pub(crate) mod preempting;
         pub(crate) mod groups;
+        pub(crate) mod team_limits;
         pub(crate) mod make_room;
         #[cfg(test)]
         pub(crate) mod fixture;

@@ -79,6 +79,8 @@ mutations! {
     HoldForMadeUp,
     /// Room is held again and again for a pod that is never bound.
     HoldsUnlimited,
+    /// A team gets more than it may have.
+    TeamLimitUnchecked,
     /// Pods are evicted for one that is only as important.
     PreemptsEqual,
     /// A process forgets the room that an earlier one was making.

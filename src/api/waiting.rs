@@ -94,6 +94,8 @@ pub enum Obstacle {
     Cpu,
     /// Room that is kept for a pod.
     Room,
+    /// What its team may have.
+    Team,
     /// A node fits, or the pod has scheduling gates: kube-scheduler decides.
     KubeScheduler,
     /// The request itself: it is refused.

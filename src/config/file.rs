@@ -19,7 +19,7 @@ use crate::config::guard::{GuardConfig, PreemptionConfig};
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pools;
-use crate::config::quota::QuotaConfig;
+use crate::config::quota::{QuotaConfig, SharesConfig};
 use crate::config::requests::{self, RequestRules};
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
@@ -178,6 +178,9 @@ pub struct Config {
     /// What GPU pods count against quotas.
     #[garde(dive)]
     pub quota: QuotaConfig,
+    /// What teams may have.
+    #[garde(dive)]
+    pub shares: SharesConfig,
     /// The admission webhook.
     #[garde(dive)]
     pub webhook: WebhookConfig,
@@ -228,6 +231,7 @@ impl Default for Config {
             guard: GuardConfig::default(),
             advice: AdviceConfig::default(),
             quota: QuotaConfig::default(),
+            shares: SharesConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }

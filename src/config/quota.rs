@@ -1,15 +1,19 @@
-//! The section `quota` of the configuration: what GPU pods count against quotas of their namespaces.
+//! The sections `quota` and `shares` of the configuration: what GPU pods count against quotas of their
+//! namespaces, and what teams may have of the GPUs.
 
 use std::collections::BTreeMap;
 
 use garde::Validate;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_yaml_ng::Value;
 
-use crate::config::requests::share;
-use crate::config::values::{mib, some_mib};
+use crate::config::requests::{decimal, share};
+use crate::config::values::{label, mib, some_mib};
 use crate::hardware::device::words;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::charge::ModelPrice;
+use crate::model::team::{TeamRules, TeamShare};
 
 /// Checked section `quota`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
@@ -79,6 +83,88 @@ fn below(reference: MemMib) -> impl FnOnce(&BTreeMap<String, PriceKeys>, &()) ->
     }
 }
 
+/// Most GPUs that a team may have; more than any cluster has.
+const MOST: Share = Share::from_millionths(1_000_000 * Share::WHOLE.millionths());
+
+/// Checked section `shares`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Validate)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
+#[garde(allow_unvalidated)]
+pub struct SharesConfig {
+    /// The label of namespaces whose value is the team; empty: each namespace is a team.
+    #[garde(custom(key_or_empty))]
+    pub label: String,
+    /// What each team may have, by its name.
+    #[garde(custom(named))]
+    pub teams: BTreeMap<String, ShareKeys>,
+    /// What each other team may have.
+    #[garde(custom(ordered("others")))]
+    pub others: ShareKeys,
+}
+
+/// The keys of one team.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "it must be a mapping of keys to values")]
+pub struct ShareKeys {
+    /// GPUs that it gets back from over-quota pods of others.
+    #[serde(deserialize_with = "gpus")]
+    guaranteed: Share,
+    /// Most GPUs that it has; as many as there are if `None`.
+    #[serde(deserialize_with = "some_gpus")]
+    at_most: Option<Share>,
+}
+
+impl SharesConfig {
+    /// What teams may have; `None` if nothing is said.
+    pub fn rules(&self) -> Option<TeamRules> {
+        let of = |keys: ShareKeys| TeamShare { guaranteed: keys.guaranteed, at_most: keys.at_most };
+        (*self != Self::default()).then(|| TeamRules {
+            label: self.label.clone(),
+            teams: self.teams.iter().map(|(team, keys)| (team.clone(), of(*keys))).collect(),
+            others: of(self.others),
+        })
+    }
+}
+
+fn gpus<'de, D: Deserializer<'de>>(from: D) -> Result<Share, D::Error> {
+    let gpus = some_gpus(from)?;
+    Ok(gpus.unwrap_or_default())
+}
+
+fn some_gpus<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Share>, D::Error> {
+    let text = match Value::deserialize(from)? {
+        Value::Null => return Ok(None),
+        Value::Number(number) => number.to_string(),
+        other => other.as_str().unwrap_or_default().to_owned(),
+    };
+    let gpus = decimal(&text).filter(|gpus| *gpus <= MOST);
+    gpus.map(Some).ok_or_else(|| {
+        D::Error::custom(
+            "it must be a number of GPUs up to 1000000 with at most 5 decimals, such as `8` or `0.5`",
+        )
+    })
+}
+
+fn key_or_empty(key: &str, (): &()) -> garde::Result {
+    if key.is_empty() { Ok(()) } else { label(key, &()) }
+}
+
+fn named(teams: &BTreeMap<String, ShareKeys>, (): &()) -> garde::Result {
+    if teams.keys().any(String::is_empty) {
+        return Err(garde::Error::new("a team must have a name"));
+    }
+    teams.iter().try_for_each(|(team, keys)| ordered(team)(keys, &()))
+}
+
+fn ordered(team: &str) -> impl FnOnce(&ShareKeys, &()) -> garde::Result {
+    move |keys, ()| match keys.at_most {
+        Some(at_most) if at_most < keys.guaranteed => Err(garde::Error::new(format!(
+            "`at_most` of `{team}` must be at least its `guaranteed`"
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +205,43 @@ mod tests {
         ] {
             let fault = Config::from_yaml(&format!("quota: {{{keys}}}")).unwrap_err().to_string();
             assert!(fault.contains(part) && fault.contains("`quota."), "{keys}: {fault}");
+        }
+    }
+
+    #[test]
+    fn every_key_of_shares_is_read() {
+        let text = "shares: {label: example.com/team, teams: {vision: {guaranteed: 8, at_most: '16.5'}, \
+            speech: {}}, others: {guaranteed: 0.25}}";
+        let rules = Config::from_yaml(text).unwrap().shares.rules().unwrap();
+        let share = |guaranteed, at_most: Option<u64>| TeamShare {
+            guaranteed: Share::from_millionths(guaranteed),
+            at_most: at_most.map(Share::from_millionths),
+        };
+        assert_eq!(rules.label, "example.com/team");
+        assert_eq!(rules.of("vision"), share(8_000_000, Some(16_500_000)));
+        assert_eq!(rules.of("speech"), share(0, None));
+        assert_eq!(rules.of("another"), share(250_000, None));
+        assert_eq!(rules.guaranteed(), Share::from_millionths(8_000_000));
+        assert!(keys_of("shares").iter().all(|key| text.contains(&format!("{key}:"))));
+        for nothing in ["shares:", "shares: {}", "shares: {others: {guaranteed: 0}}"] {
+            assert_eq!(Config::from_yaml(nothing).unwrap().shares.rules(), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn faults_of_shares_name_the_key() {
+        for (keys, part) in [
+            ("label: 'a b'", "the key of a label"),
+            ("teams: {a: {guaranteed: -1}}", "a number of GPUs"),
+            ("teams: {a: {guaranteed: 0.123456}}", "at most 5 decimals"),
+            ("teams: {a: {guaranteed: 3, at_most: 2}}", "`at_most` of `a`"),
+            ("teams: {'': {guaranteed: 3}}", "must have a name"),
+            ("others: {guaranteed: 3, at_most: 2}", "`at_most` of `others`"),
+            ("others: {at_least: 3}", "unknown field"),
+            ("weights: {}", "unknown field"),
+        ] {
+            let fault = Config::from_yaml(&format!("shares: {{{keys}}}")).unwrap_err().to_string();
+            assert!(fault.contains(part) && fault.contains("`shares."), "{keys}: {fault}");
         }
     }
 }

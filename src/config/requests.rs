@@ -74,7 +74,7 @@ pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Share, D::Erro
 }
 
 /// The exact share of a decimal with at most five decimals.
-fn decimal(text: &str) -> Option<Share> {
+pub(crate) fn decimal(text: &str) -> Option<Share> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     if decimals.len() > 5 || whole.is_empty() || !is_digits(whole) || !is_digits(decimals) {

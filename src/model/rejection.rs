@@ -75,6 +75,8 @@ pub enum Rejection {
     RoomElsewhere,
     /// The pods of its group are not all there, or there is no room for all of them.
     GroupWaits,
+    /// Its team has as much as it may have, or would have more with this pod.
+    TeamLimit,
     /// What the node has left of CPU and host memory is kept for a more important pod.
     HostKept,
     /// The node has too little CPU left.
@@ -138,7 +140,7 @@ const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not rep
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 25] = [
+    pub const LABELS: [&'static str; 26] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -164,6 +166,7 @@ impl Rejection {
         "room_elsewhere",
         "host_kept",
         "group_waits",
+        "team_limit",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -268,6 +271,10 @@ impl Rejection {
                 "its group is not complete or does not fit as a whole",
             )
             .met_by_room(),
+            Self::TeamLimit => Row::of(25, Obstacle::Team, 22, "GPU limit of the team reached")
+                .suggest(
+                    "end pods of the team, or raise its `at_most` in the configuration's `shares`",
+                ),
             Self::HostKept => {
                 Row::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")
                     .met_by_room()

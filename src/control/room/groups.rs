@@ -98,7 +98,7 @@ impl StandingHolds {
             let query = PlacementRequest { host_rule: HostRule::Checked, ..query.clone() };
             ledger.fits_in_room_of(&pod.uid, &query, None).is_some()
         };
-        if !pods.iter().all(is_free) {
+        if !pods.iter().all(|state| is_free(state) && ledger.count_kept(&state.waiting)) {
             step.events.extend(found.iter().flat_map(|(uid, _)| ledger.give_up_room(uid)));
             return false;
         }

@@ -66,7 +66,7 @@ impl StandingHolds {
                 let again = (bound.count_of(&group_key(&pod.namespace, group)) > 0)
                     .then(|| ledger.stand_again(uid, &pod.query, &note.node, |_| true));
                 let until = Some(now.plus(rules.group_timeout));
-                self.go_on(&pod, again, until, preemptors, now, &mut step);
+                self.go_on(&pod, again, until, (preemptors, ledger), now, &mut step);
                 continue;
             }
             if note.victims.is_empty() {
@@ -275,7 +275,8 @@ impl StandingHolds {
         let uid = &pod.pod.uid;
         let (is_kept, events) = ledger.keep_found(uid, &found);
         step.events.extend(events);
-        if !is_kept {
+        if !is_kept || !ledger.count_kept(pod) {
+            step.events.extend(ledger.stand_down(uid));
             return false;
         }
         // What was evicted for less important ones is for this pod now.

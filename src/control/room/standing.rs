@@ -54,6 +54,8 @@ const MADE_WITHIN: Duration = Duration::from_secs(600);
 pub struct StandingHolds {
     pub(crate) held: BTreeMap<PodUid, Held>,
     pauses: BTreeMap<PodUid, Pause>,
+    /// Pods whose team was at its limit and that were called again: the call that found that, and when.
+    pub(crate) team_calls: BTreeMap<PodUid, (Timestamp, Timestamp)>,
     pub(crate) evictions: Evictions,
 }
 
@@ -260,6 +262,7 @@ impl StandingHolds {
             }
         }
         self.evictions.called.retain(|uid| waiting.has(uid));
+        self.call_teams(facts, now, &mut step);
         self.start_groups(facts, rules.group_timeout, now, &mut step);
         if rules.preemption.enabled {
             self.make_room(facts, rules.preemption, (now, unix_seconds), &mut step);
@@ -430,7 +433,8 @@ impl StandingHolds {
         }
         let (standing, events) = ledger.stand(uid, &pod.query, named, may);
         step.events.extend(events);
-        let Some(standing) = standing else {
+        let Some(standing) = standing.filter(|_| ledger.count_kept(pod)) else {
+            step.events.extend(ledger.stand_down(uid));
             self.held.remove(uid);
             step.abandon(uid, waiting, preemptors);
             return true;
@@ -478,7 +482,7 @@ impl StandingHolds {
         };
         let again = (is_old && !rules.after.is_zero())
             .then(|| ledger.stand_again(uid, &pod.query, node, may));
-        let standing = self.go_on(pod, again, None, preemptors, now, step);
+        let standing = self.go_on(pod, again, None, (preemptors, ledger), now, step);
         if let Some(standing) = standing.filter(|it| it.lacks == 0) {
             step.tell(uid, standing.node, waiting, ledger);
         }
@@ -491,13 +495,14 @@ impl StandingHolds {
         pod: &WaitingPod,
         again: Option<(Option<Standing>, Vec<LedgerEvent>)>,
         until: Option<Timestamp>,
-        preemptors: &Preemptors,
+        (preemptors, ledger): (&Preemptors, &Ledger),
         now: Timestamp,
         step: &mut Step,
     ) -> Option<Standing> {
         let (standing, events) = again.unwrap_or_default();
         step.events.extend(events);
-        let Some(standing) = standing else {
+        let Some(standing) = standing.filter(|_| ledger.count_kept(pod)) else {
+            step.events.extend(ledger.stand_down(&pod.pod.uid));
             step.abandoned.push(pod.clone());
             return None;
         };

@@ -150,6 +150,9 @@ impl App {
             Truth::Cluster(cluster) => (WaitingPods::default(), cluster.writer.outside().clone()),
             Truth::Ledger => (WaitingPods::without_watch(), Outside::new(clock)),
         };
+        if let Some(rules) = config.shares.rules() {
+            ledger.teams.rule(rules, config.request_rules().prices);
+        }
         let has_replicas = matches!(&truth, Truth::Cluster(cluster) if cluster.replica.is_some());
         Self {
             ledger,
@@ -355,6 +358,7 @@ impl App {
             ("binds", self.binds.count()),
             ("unseen binds", self.unseen_binds.len()),
             ("priority classes", self.classes.count()),
+            ("pods of teams", self.ledger.teams.count()),
             ("edits", self.edits.count()),
             ("written annotations", self.edits.written_count()),
             ("reasons", self.reasons.count()),

@@ -89,13 +89,20 @@ impl Ledger {
                 None => Err(ReserveError::Ended), // bound as a pod without a placement of gpupack
             },
             Entry::Vacant(free) => {
+                let may_have = |gpu| self.teams.admit(&pod.uid, pod.namespace(), gpu, false);
+                if !query.gpu.as_ref().is_none_or(may_have) {
+                    return Err(ReserveError::Rejection(Rejection::TeamLimit));
+                }
                 let mut stood_here = false;
                 let placement = node_entry
                     .change(|node_state| {
                         stood_here = node_state.standing_holds().contains_key(&pod.uid);
                         assume(node_state, pod, &compiled, query, &cluster.compiled, now)
                     })
-                    .map_err(ReserveError::Rejection)?;
+                    .map_err(|rejection| {
+                        self.teams.forget(&pod.uid);
+                        ReserveError::Rejection(rejection)
+                    })?;
                 let mut events = self.let_go(&pod.uid);
                 events.extend(stood_here.then(|| LedgerEvent::Room(node_entry.name.clone())));
                 free.insert(at);
@@ -147,6 +154,7 @@ impl Ledger {
         });
         if is_gone {
             held.remove();
+            self.teams.forget(uid);
         }
         events
     }

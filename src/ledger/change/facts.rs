@@ -165,6 +165,7 @@ impl Ledger {
                     node_state.allocate_host(uid.clone(), other);
                 }
             }
+            self.teams.see(uid, node_state.reservation(uid));
             is_placed = node_state.reservation(uid).is_some();
         }));
         if is_edited {
@@ -190,6 +191,7 @@ impl Ledger {
         }));
         if is_gone {
             held.remove();
+            self.teams.forget(uid);
             self.recycle(at);
         }
         events

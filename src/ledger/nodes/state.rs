@@ -30,6 +30,7 @@ use crate::ledger::nodes::changes::{Changes, Ended, Session};
 use crate::ledger::nodes::node_entry::{NodeEntry, Shared};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
 use crate::ledger::nodes::table::{NodeTable, VERSION_OF_VACANT};
+use crate::ledger::nodes::teams::Teams;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
@@ -125,6 +126,8 @@ pub struct Ledger {
     /// Standing holds, one for each pool with a line. Taken before the state of a node.
     pub(crate) standing: Mutex<BTreeMap<PodUid, usize>>,
     pub(crate) owners: DashMap<DeviceId, usize>,
+    /// What teams have. It may be locked under anything, and nothing under it.
+    pub teams: Teams,
     /// Numbers of failure domains, from one on.
     pub(crate) domains: Mutex<BTreeMap<String, u32>>,
     cluster: RwLock<ClusterModel>,
@@ -162,6 +165,7 @@ impl Ledger {
             holds: DashMap::new(),
             standing: Mutex::default(),
             owners: DashMap::new(),
+            teams: Teams::default(),
             domains: Mutex::default(),
             cluster: RwLock::new(ClusterModel {
                 classes,
@@ -314,6 +318,7 @@ impl Ledger {
     /// Ends the standing hold of a pod, if it has one.
     pub fn stand_down(&self, uid: &PodUid) -> Vec<LedgerEvent> {
         let Some(at) = self.standing.lock().remove(uid) else { return Vec::new() };
+        self.teams.let_go(uid);
         self.change_node(at, |node_state| {
             node_state.stand_down(uid);
         })
@@ -354,7 +359,10 @@ impl Ledger {
     pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
         let node_entry = self.node_entry(at);
         for uid in ended {
-            self.pods.remove_if(uid, |_, held| *held == at && !node_entry.read().has_pod(uid));
+            let is_gone = |held: &usize| *held == at && !node_entry.read().has_pod(uid);
+            if self.pods.remove_if(uid, |_, held| is_gone(held)).is_some() {
+                self.teams.forget(uid);
+            }
             let is_held = || node_entry.read().holds().contains_key(uid);
             self.holds.remove_if(uid, |_, held| *held == at && !is_held());
         }

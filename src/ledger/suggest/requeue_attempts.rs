@@ -6,13 +6,18 @@ use crate::ledger::suggest::requeue::{Arrival, Candidate, Group};
 use crate::ledger::suggest::waiting::{
     Pods, Progress, Requeue, Stage, WaitingPod, WaitingPods, WaitingState,
 };
+use crate::model::rejection::Rejection;
 
 impl WaitingState {
-    /// The pod as one that can be requeued; `None` if the watch does not show it, if it was not
-    /// refused, or if its next call is due anyway.
+    /// The pod as one that can be requeued for room; `None` if the watch does not show it, if it was
+    /// not refused, if its team has as much as it may have, or if its next call is due anyway.
     pub(crate) fn candidate(&self) -> Option<Candidate> {
         let is_due = |requeue: &Requeue| !matches!(requeue.stage, Stage::Called(_));
-        if !self.is_watched || self.refused.is_none() || self.requeue.as_ref().is_some_and(is_due) {
+        if !self.is_watched
+            || self.refused.is_none()
+            || self.is_at_team_limit()
+            || self.requeue.as_ref().is_some_and(is_due)
+        {
             return None;
         }
         let WaitingPod { pod, query, priority, created_unix_seconds, .. } = &self.waiting;
@@ -21,6 +26,12 @@ impl WaitingState {
             query: query.clone(),
             named: self.named.clone(),
         })
+    }
+
+    /// Whether its last call found its team at its limit.
+    pub(crate) fn is_at_team_limit(&self) -> bool {
+        let refused = self.refused.as_ref();
+        refused.is_some_and(|refused| refused.contains_key(&Rejection::TeamLimit))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
+use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::NodeState;
@@ -54,6 +55,14 @@ impl Ledger {
         let standing = self.standing.lock().clone();
         let node_of = |(uid, at): (PodUid, usize)| (uid, self.node_entry(at).name.clone());
         standing.into_iter().map(node_of).collect()
+    }
+
+    /// Counts the room that is kept for a pod for its team. `false` if the team may not have as much: then
+    /// no room is to be kept.
+    pub fn count_kept(&self, pod: &WaitingPod) -> bool {
+        let uid = &pod.pod.uid;
+        let may_have = |gpu| self.teams.admit(uid, &pod.namespace, gpu, true);
+        pod.query.gpu.as_ref().is_none_or(may_have)
     }
 
     /// Whether a pod has a standing hold.

@@ -109,8 +109,12 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     match &args.nodes {
         NodesArg::Objects(objects) => {
-            let answers = template::answers(app, &query, objects);
-            let answers: Vec<_> = answers.into_iter().map(Result::err).collect();
+            let answers: Vec<Option<Rejection>> = match at_team_limit(app, pod, &query) {
+                Some(rejection) => vec![Some(rejection); objects.len()],
+                None => {
+                    template::answers(app, &query, objects).into_iter().map(Result::err).collect()
+                }
+            };
             let names = names();
             let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
@@ -152,6 +156,13 @@ fn query_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementR
     app.query(pod).filter(is_judged)
 }
 
+/// The rejection of a pod whose team may not have what it requests.
+fn at_team_limit(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<Rejection> {
+    let may_have = |gpu| app.ledger.teams.may_have(&pod.pod.uid, &pod.namespace, gpu);
+    let is_open = query.gpu.as_ref().is_none_or(may_have) || mutated(Mutation::TeamLimitUnchecked);
+    (!is_open).then_some(Rejection::TeamLimit)
+}
+
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
 fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
@@ -179,9 +190,10 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         && app.ledger.standing(uid, query).is_some()
         && (has_victims || app.ledger.fits_in_room_of(uid, query, None).is_none());
     let waits_for_group = pod.group.is_some() && matches!(app.truth, Truth::Cluster(_));
-    let waits_for = match waits_for_room {
-        true => Some(Rejection::RoomElsewhere),
-        false => waits_for_group.then_some(Rejection::GroupWaits),
+    let waits_for = match (waits_for_room, waits_for_group) {
+        (true, _) => Some(Rejection::RoomElsewhere),
+        (false, true) => Some(Rejection::GroupWaits),
+        (false, false) => at_team_limit(app, pod, query),
     };
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM

@@ -1,0 +1,75 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::control::room::fixture::{ALL, Bed, waiting_pod};
+use crate::hardware::units::Share;
+use crate::ledger::fixture::uid;
+use crate::model::charge::Prices;
+use crate::model::rejection::Rejection;
+use crate::model::team::{TeamRules, TeamShare};
+
+/// The team of all pods may have one GPU.
+fn bed() -> Bed {
+    let bed = Bed::new(Duration::ZERO);
+    let others = TeamShare { guaranteed: Share::ZERO, at_most: Some(Share::WHOLE) };
+    bed.ledger.teams.rule(TeamRules { others, ..TeamRules::default() }, Prices::default());
+    bed
+}
+
+fn limited(bed: &Bed, name: &str, millionths: u64, priority: i32) {
+    let pod = waiting_pod(name, millionths, priority);
+    bed.waiting.see(pod.clone(), bed.now);
+    call(bed, name, millionths, priority);
+}
+
+fn call(bed: &Bed, name: &str, millionths: u64, priority: i32) {
+    bed.waiting.begin_call(waiting_pod(name, millionths, priority), bed.now);
+    let named = bed.ledger.named_nodes(ALL.iter());
+    bed.waiting.refuse(&uid(name), BTreeMap::from([(Rejection::TeamLimit, 2)]), Some(named));
+}
+
+fn called(bed: &mut Bed, seconds: u64) -> Vec<String> {
+    let step = bed.step_after(seconds);
+    step.call_again.into_iter().map(|pod| pod.name).collect()
+}
+
+#[test]
+fn the_first_pods_that_a_team_may_have_are_called_once() {
+    let mut bed = bed();
+    bed.bind("team/x", "n", "A", 600_000, 0);
+    bed.bind("team/y", "n", "B", 400_000, 0);
+    limited(&bed, "p", 500_000, 0);
+    limited(&bed, "q", 300_000, 0);
+    limited(&bed, "important", 300_000, 5);
+    assert_eq!(called(&mut bed, 1), [""; 0], "it is at its limit");
+    bed.ledger.end_pod(&uid("team/y"), bed.now);
+    assert_eq!(called(&mut bed, 31), [""; 0], "it drains until the next tick");
+    bed.ledger.tick(bed.now);
+    assert_eq!(called(&mut bed, 1), ["important"], "`q` does not pass `p`");
+    assert_eq!(called(&mut bed, 1), [""; 0]);
+    assert_eq!(called(&mut bed, 10), ["important"], "no call came");
+    call(&bed, "important", 300_000, 5);
+    assert_eq!(called(&mut bed, 1), ["important"], "it was refused again");
+    bed.ledger.end_pod(&uid("team/x"), bed.now);
+    bed.ledger.tick(bed.now.plus(Duration::from_secs(31)));
+    bed.waiting.remove(&uid("important"));
+    assert_eq!(called(&mut bed, 32), ["p", "q"], "both have room together");
+}
+
+#[test]
+fn no_room_is_kept_that_the_team_may_not_have() {
+    let mut bed = bed();
+    bed.rules.after = Duration::from_secs(5);
+    for (pod, node, device) in [("other/x", "n", "A"), ("other/y", "n", "B"), ("other/z", "m", "C")] {
+        bed.bind(pod, node, device, 600_000, 0);
+    }
+    let gpu = waiting_pod("x", 600_000, 0).query.gpu.unwrap();
+    assert!(bed.ledger.teams.admit(&uid("x"), "team", &gpu, true));
+    bed.refused(waiting_pod("p", 500_000, 0), ALL);
+    bed.step_after(6);
+    assert_eq!(bed.kept(), []);
+    bed.ledger.teams.let_go(&uid("x"));
+    bed.step_after(1);
+    assert_eq!(bed.kept().len(), 1);
+    assert_eq!(bed.ledger.teams.left("team"), Some(500_000));
+}

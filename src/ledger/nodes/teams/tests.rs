@@ -1,0 +1,151 @@
+use super::*;
+use crate::hardware::units::Timestamp;
+use crate::ledger::change::commits::ReserveError;
+use crate::ledger::change::facts::PodFact;
+use crate::ledger::fixture::{bound, ledger, seconds, share_query, uid};
+use crate::ledger::nodes::state::Ledger;
+use crate::model::rejection::Rejection;
+use crate::model::reservation::{PodRef, Tenure};
+
+fn pod(namespace: &str, name: &str) -> PodRef {
+    PodRef { uid: uid(name), name: format!("{namespace}/{name}").into() }
+}
+
+/// Two GPUs on node `n`; `a` has 0.5 of a GPU guaranteed and at most 1, others nothing guaranteed.
+fn cluster(label: &str) -> Ledger {
+    let ledger = ledger("A B");
+    let share = |guaranteed, at_most: Option<u64>| TeamShare {
+        guaranteed: Share::from_millionths(guaranteed),
+        at_most: at_most.map(Share::from_millionths),
+    };
+    let teams = BTreeMap::from([("a".to_owned(), share(500_000, Some(1_000_000)))]);
+    let rules = TeamRules { label: label.to_owned(), teams, others: share(0, None) };
+    ledger.teams.rule(rules, Prices::default());
+    ledger
+}
+
+fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i32, i64)) {
+    let (priority, started_unix_seconds) = order;
+    let tenure = Tenure { priority, started_unix_seconds, is_ending: false };
+    let device = if millionths > 500_000 { "A" } else { "B" };
+    let fact =
+        PodFact { pod: pod(namespace, name), tenure, ..bound(name, "n", device, millionths) };
+    ledger.see_pod(&fact, Timestamp::START);
+}
+
+fn used(ledger: &Ledger, team: &str) -> (u64, u64, usize) {
+    let all = ledger.teams.all();
+    let found = all.iter().find(|it| &*it.name == team).unwrap();
+    (found.used.millionths(), found.over_quota.millionths(), found.pods)
+}
+
+#[test]
+fn a_team_gets_no_more_than_its_limit() {
+    let ledger = cluster("");
+    let half = share_query(500_000);
+    let reserve = |name: &str| ledger.reserve(&pod("a", name), "n", &half, Timestamp::START);
+    reserve("p").unwrap();
+    reserve("p").unwrap();
+    reserve("q").unwrap();
+    let gpu = half.gpu.as_ref().unwrap();
+    assert!(
+        !ledger.teams.may_have(&uid("r"), "a", gpu) && ledger.teams.may_have(&uid("p"), "a", gpu)
+    );
+    assert_eq!(reserve("r"), Err(ReserveError::Rejection(Rejection::TeamLimit)));
+    assert_eq!(used(&ledger, "a"), (1_000_000, 500_000, 2));
+    ledger.forget(&uid("p"));
+    reserve("r").unwrap();
+    ledger.reserve(&pod("b", "s"), "n", &half, Timestamp::START).unwrap();
+    assert_eq!(ledger.teams.left("a"), Some(0));
+    assert_eq!(ledger.teams.left("b"), None);
+}
+
+#[test]
+fn what_does_not_fit_on_the_node_is_not_counted() {
+    let ledger = cluster("");
+    see(&ledger, "b", "x", 1_000_000, (0, 1));
+    see(&ledger, "b", "y", 500_000, (0, 2));
+    let most = share_query(600_000);
+    let refused = ledger.reserve(&pod("a", "p"), "n", &most, Timestamp::START);
+    assert!(
+        matches!(refused, Err(ReserveError::Rejection(Rejection::Memory { .. }))),
+        "{refused:?}"
+    );
+    assert_eq!(ledger.teams.left("a"), Some(1_000_000));
+}
+
+#[test]
+fn a_pod_counts_until_its_devices_are_free() {
+    let ledger = cluster("");
+    see(&ledger, "a", "p", 500_000, (0, 1));
+    assert_eq!(ledger.teams.left("a"), Some(500_000));
+    ledger.end_pod(&uid("p"), Timestamp::START);
+    assert_eq!(ledger.teams.left("a"), Some(500_000), "they drain");
+    ledger.tick(seconds(31));
+    assert_eq!(ledger.teams.left("a"), Some(1_000_000));
+    assert_eq!(ledger.teams.count(), 0);
+}
+
+#[test]
+fn the_least_important_and_youngest_are_over_quota() {
+    let ledger = cluster("");
+    see(&ledger, "a", "old", 250_000, (0, 1));
+    see(&ledger, "a", "young", 250_000, (0, 9));
+    assert!(ledger.teams.over_quota().pods.is_empty());
+    see(&ledger, "a", "important", 1_000_000, (7, 9));
+    assert_eq!(ledger.teams.over_quota().pods.len(), 3, "it alone is more than is guaranteed");
+    ledger.end_pod(&uid("important"), Timestamp::START);
+    ledger.tick(seconds(31));
+    see(&ledger, "a", "middle", 250_000, (0, 5));
+    see(&ledger, "b", "other", 250_000, (1_000, 1));
+    let over = ledger.teams.over_quota();
+    assert_eq!(over.pods, BTreeSet::from([uid("other"), uid("young")]));
+    assert_eq!(used(&ledger, "a"), (750_000, 250_000, 3));
+    let gpu = |millionths| share_query(millionths).gpu.unwrap();
+    assert!(!ledger.teams.is_guaranteed(&uid("new"), "a", &gpu(100_000)));
+    assert!(!ledger.teams.is_guaranteed(&uid("new"), "b", &gpu(100_000)));
+    ledger.end_pod(&uid("young"), Timestamp::START);
+    ledger.end_pod(&uid("old"), Timestamp::START);
+    ledger.tick(seconds(62));
+    assert!(ledger.teams.is_guaranteed(&uid("new"), "a", &gpu(250_000)));
+}
+
+#[test]
+fn kept_room_counts_until_it_ends() {
+    let ledger = cluster("");
+    let gpu = share_query(1_000_000).gpu.unwrap();
+    let (p, q) = (uid("p"), uid("q"));
+    assert!(ledger.teams.admit(&p, "a", &gpu, true));
+    assert!(!ledger.teams.admit(&q, "a", &gpu, true) && ledger.teams.may_have(&p, "a", &gpu));
+    ledger.teams.let_go(&p);
+    assert!(ledger.teams.admit(&q, "a", &gpu, true));
+    ledger.reserve(&pod("a", "q"), "n", &share_query(1_000_000), Timestamp::START).unwrap();
+    ledger.teams.let_go(&q);
+    assert_eq!(ledger.teams.left("a"), Some(0), "it is placed now");
+}
+
+#[test]
+fn a_label_makes_one_team_of_several_namespaces() {
+    let ledger = cluster("example.com/team");
+    ledger.teams.see_label("x", Some("a"));
+    ledger.teams.see_label("y", Some("a"));
+    see(&ledger, "x", "p", 500_000, (0, 1));
+    see(&ledger, "y", "q", 250_000, (0, 2));
+    assert_eq!(ledger.teams.left("y"), Some(250_000));
+    assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("q")]));
+    see(&ledger, "z", "r", 250_000, (0, 3));
+    assert_eq!(used(&ledger, "z"), (250_000, 250_000, 1), "a team of its own");
+    ledger.teams.see_label("y", None);
+    assert_eq!(ledger.teams.left("x"), Some(500_000));
+}
+
+#[test]
+fn without_rules_nothing_is_counted() {
+    let ledger = ledger("A B");
+    see(&ledger, "a", "p", 500_000, (0, 1));
+    let gpu = share_query(1_000_000).gpu.unwrap();
+    assert!(ledger.teams.may_have(&uid("q"), "a", &gpu));
+    assert!(!ledger.teams.is_guaranteed(&uid("q"), "a", &gpu));
+    assert_eq!((ledger.teams.count(), ledger.teams.all().len()), (0, 0));
+    assert_eq!(ledger.teams.over_quota(), OverQuota::default());
+}

@@ -81,6 +81,8 @@ mutations! {
     HoldsUnlimited,
     /// A team gets more than it may have.
     TeamLimitUnchecked,
+    /// Pods within what is guaranteed to their team are evicted for pods of other teams.
+    GuaranteeIgnored,
     /// Pods are evicted for one that is only as important.
     PreemptsEqual,
     /// A process forgets the room that an earlier one was making.

@@ -16,6 +16,7 @@ use gpupack::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState, Tenure};
+use gpupack::scoring::victims::less_important;
 use gpupack::server::api::reports;
 use gpupack::sim::chart::draw::Curve;
 
@@ -117,10 +118,9 @@ fn make_room(clock: Clock, Cluster { ledger, names }: &Cluster) -> String {
         let request = RoomRequest {
             uid: &pod("important").uid,
             query: &query,
-            priority: 1_000,
             named: Some(&named),
             planned: &none,
-            may_evict: &|_, _| true,
+            victim: &less_important(1_000),
             leaving: &BTreeSet::new(),
             leaving_is_gone: true,
             is_passed: &|_| false,

@@ -1,6 +1,6 @@
 //! Which pods a node would have to lose so that a more important one fits there.
 //!
-//! First the highest priority among them is made as low as possible, then their number, then what
+//! First the most important of them is made as unimportant as possible, then their number, then what
 //! they have in sum. Of small sets the best is found for certain.
 
 use std::cell::Cell;
@@ -30,11 +30,31 @@ pub struct RoomToMake {
     pub hold: StandingHold,
 }
 
+/// How important a pod is as a victim; the least important go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Importance {
+    /// Whether it is within what is guaranteed to its team, if that counts.
+    pub is_guaranteed: bool,
+    /// Its priority.
+    pub priority: i32,
+}
+
+/// Says how important a pod is; `None` if it may not be evicted.
+pub type Victims<'a> = dyn Fn(&PodUid, Tenure) -> Option<Importance> + 'a;
+
+/// The pods with a lower priority than this.
+pub fn less_important(than: i32) -> impl Fn(&PodUid, Tenure) -> Option<Importance> {
+    move |_, Tenure { priority, .. }| {
+        let is_less = priority < than || (priority == than && mutated(Mutation::PreemptsEqual));
+        is_less.then_some(Importance { is_guaranteed: true, priority })
+    }
+}
+
 /// What evictions cost; the first difference decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Loss {
-    /// The highest priority of a victim.
-    pub priority: Option<i32>,
+    /// The most important victim.
+    pub highest: Option<Importance>,
     /// The number of victims.
     pub count: usize,
     /// What they have of devices, in sum.
@@ -45,10 +65,8 @@ pub struct Loss {
 pub struct Preemptor<'a> {
     /// Its request.
     pub compiled: &'a CompiledRequest,
-    /// Its priority. Only less important pods are victims.
-    pub priority: i32,
-    /// Pods that are not to be evicted now, and others that are.
-    pub may_evict: &'a dyn Fn(&PodUid, Tenure) -> bool,
+    /// How important a pod is; `None` if it is not to be evicted for this one.
+    pub victim: &'a Victims<'a>,
     /// Whether pods that are ending, and devices that drain, count as gone. They may take long.
     pub leaving_is_gone: bool,
     /// Sets that may still be tried: see [`MOST_SETS`].
@@ -59,6 +77,7 @@ pub struct Preemptor<'a> {
 struct Tenant<'a> {
     uid: &'a PodUid,
     tenure: Tenure,
+    importance: Importance,
     held: &'a Reservation,
 }
 
@@ -72,7 +91,7 @@ impl Tenant<'_> {
 /// The pods that `node` would have to lose, beside those that leave anyway: `gone`, pods that are
 /// ending, and pods that drain. Holds on `node` count as taken.
 ///
-/// `None` if the request would not fit even without all less important pods.
+/// `None` if the request would not fit even without all pods that may be evicted.
 pub fn room_to_make(
     node: &NodeState,
     preemptor: &Preemptor<'_>,
@@ -85,22 +104,12 @@ pub fn room_to_make(
     };
     node.reservations().iter().filter(leaves).for_each(|(uid, _)| _ = left.remove(uid));
     gone.iter().for_each(|uid| _ = left.remove(uid));
-    let may_go = |(uid, held): (&'_ PodUid, &'_ Reservation)| {
-        let tenure = held.tenure.filter(|_| held.state == ReservationState::Confirmed)?;
-        let is_equal = tenure.priority == preemptor.priority && mutated(Mutation::PreemptsEqual);
-        let is_less = (tenure.priority < preemptor.priority || is_equal) && !tenure.is_ending;
-        (is_less && (preemptor.may_evict)(uid, tenure)).then_some(tenure)
-    };
     let before = left.clone();
-    let tenants = before
-        .reservations()
-        .iter()
-        .filter_map(|(uid, held)| may_go((uid, held)).map(|tenure| Tenant { uid, tenure, held }));
+    let tenants = before.reservations().iter().filter_map(|pod| may_go(preemptor, pod));
     let mut tenants: Vec<Tenant<'_>> = tenants.collect();
     // The least important first; of equal ones the youngest.
     tenants.sort_by_key(|tenant| {
-        let Tenure { priority, started_unix_seconds, .. } = tenant.tenure;
-        (priority, std::cmp::Reverse(started_unix_seconds), tenant.uid)
+        (tenant.importance, std::cmp::Reverse(tenant.tenure.started_unix_seconds), tenant.uid)
     });
     let Preemptor { compiled, sets, .. } = preemptor;
     let search = Search { node: &before, compiled, tenants, sets };
@@ -110,6 +119,16 @@ pub fn room_to_make(
     victims.iter().for_each(|uid| _ = left.remove(uid));
     let (lacks, hold) = lacking(&left, preemptor.compiled)?;
     (lacks == 0).then(|| RoomToMake { loss: search.loss(&chosen), victims, hold })
+}
+
+/// A pod with what it has, if it may be evicted.
+fn may_go<'a>(
+    preemptor: &Preemptor<'_>,
+    (uid, held): (&'a PodUid, &'a Reservation),
+) -> Option<Tenant<'a>> {
+    let tenure = held.tenure.filter(|_| held.state == ReservationState::Confirmed)?;
+    let importance = (preemptor.victim)(uid, tenure).filter(|_| !tenure.is_ending)?;
+    Some(Tenant { uid, tenure, importance, held })
 }
 
 struct Search<'a> {
@@ -170,10 +189,8 @@ impl Search<'_> {
     fn few_priorities(&self) -> Option<usize> {
         let mut ends: Vec<usize> = Vec::new();
         for (at, tenant) in self.tenants.iter().enumerate() {
-            let is_last = self
-                .tenants
-                .get(at + 1)
-                .is_none_or(|next| next.tenure.priority != tenant.tenure.priority);
+            let is_last =
+                self.tenants.get(at + 1).is_none_or(|next| next.importance != tenant.importance);
             ends.extend(is_last.then_some(at + 1));
         }
         let fits = |end: &usize| self.fits_without(&(0..*end).collect::<Vec<_>>());
@@ -191,7 +208,7 @@ impl Search<'_> {
         let mut order = all.clone();
         order.sort_by_key(|at| {
             let tenant = &self.tenants[*at];
-            (std::cmp::Reverse(tenant.tenure.priority), tenant.share(), *at)
+            (std::cmp::Reverse(tenant.importance), tenant.share(), *at)
         });
         for at in order {
             let without: Vec<usize> = all.iter().copied().filter(|other| *other != at).collect();
@@ -209,7 +226,7 @@ impl Search<'_> {
     fn loss(&self, victims: &[usize]) -> Loss {
         let tenants = || victims.iter().map(|at| &self.tenants[*at]);
         Loss {
-            priority: tenants().map(|tenant| tenant.tenure.priority).max(),
+            highest: tenants().map(|tenant| tenant.importance).max(),
             count: victims.len(),
             share: Share::from_millionths(tenants().map(|it| it.share().millionths()).sum()),
         }

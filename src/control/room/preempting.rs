@@ -16,6 +16,7 @@ use crate::control::room::standing::{
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
+use crate::ledger::nodes::teams::OverQuota;
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::together::group_key;
@@ -78,17 +79,18 @@ impl StandingHolds {
                 step.abandoned.push(pod); // none has gone: it begins as any other
                 continue;
             }
-            let noted = |uid: &PodUid, _: Tenure| note.victims.contains(uid);
+            let (over, of) = (ledger.teams.over_quota(), ledger.team_pod(&pod));
+            let victim = |uid: &PodUid, tenure: Tenure| {
+                let is_noted = pod.may_preempt && note.victims.contains(uid);
+                over.victim(&of, uid, tenure).filter(|_| is_noted)
+            };
             let (none, leaving) = (PlannedVictims::new(), self.leaving(preemptors, pod.priority));
-            let may_evict: &dyn Fn(&PodUid, Tenure) -> bool =
-                if pod.may_preempt { &noted } else { &|_, _| false };
             let request = RoomRequest {
                 uid,
                 query: &pod.query,
-                priority: pod.priority,
                 named: None,
                 planned: &none,
-                may_evict,
+                victim: &victim,
                 leaving: &leaving,
                 leaving_is_gone: true,
                 is_passed: &|_| false,
@@ -122,6 +124,7 @@ impl StandingHolds {
             return;
         }
         let created_by = earlier(unix_seconds, rules.after);
+        let has_teams = ledger.teams.rules().is_some();
         let may = |holds: &Self, state: &WaitingState| {
             let pod = &state.waiting;
             let uid = &pod.pod.uid;
@@ -133,12 +136,13 @@ impl StandingHolds {
                 && ((is_refused() && lacks_room()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
-                && !holds.evictions.is_in_vain(state, is_planned(), now)
+                && !holds.evictions.is_in_vain(state, (is_planned(), has_teams), now)
         };
-        let mut lowest = None;
+        let (mut lowest, over) = (None, ledger.teams.over_quota());
+        let apart = |pod: &WaitingPod| over.is_on.then(|| pod.namespace.clone());
         let mut searches = 0;
         loop {
-            let firsts = waiting.firsts(|state| may(self, state));
+            let firsts = waiting.firsts_apart(|state| may(self, state), apart);
             let mut is_found = false;
             for first in firsts {
                 let pod = &first.waiting;
@@ -153,18 +157,22 @@ impl StandingHolds {
                 }
                 let lowest = *lowest.get_or_insert_with(|| ledger.lowest_priority());
                 let is_planned = preemptors.planned(&pod.pod.uid, now).is_some();
-                let is_lowest = lowest.is_none_or(|lowest| pod.priority <= lowest) && !is_planned;
+                let is_owed = || !over.pods.is_empty() && ledger.team_pod(pod).is_guaranteed;
+                let is_lowest =
+                    lowest.is_none_or(|lowest| pod.priority <= lowest) && !is_planned && !is_owed();
                 let mut is_kept = false;
                 if first.named.is_none() && !is_planned && !is_lowest {
                     self.call_again(pod, step);
                 } else if !is_lowest {
                     searches += 1;
-                    if let Some(found) = self.search(&first, facts, rules, (now, unix_seconds)) {
+                    if let Some(found) =
+                        self.search(&first, facts, (rules, &over), (now, unix_seconds))
+                    {
                         is_kept = self.begin(pod, found, facts, false, now, step);
                     }
                 }
                 if !is_kept {
-                    self.evictions.note_in_vain(&first, is_planned, now);
+                    self.evictions.note_in_vain(&first, (is_planned, over.is_on), now);
                 }
                 is_found |= is_kept;
             }
@@ -223,8 +231,8 @@ impl StandingHolds {
     fn search(
         &mut self,
         WaitingState { waiting: pod, named, .. }: &WaitingState,
-        (_, preemptors, ledger, _): Facts<'_>,
-        rules: PreemptionConfig,
+        (waiting, preemptors, ledger, _): Facts<'_>,
+        (rules, over): (PreemptionConfig, &OverQuota),
         (now, unix_seconds): (Timestamp, i64),
     ) -> Option<FoundRoom> {
         let uid = &pod.pod.uid;
@@ -233,22 +241,23 @@ impl StandingHolds {
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
         let started_by = earlier(unix_seconds, rules.protect);
-        let may_evict = |victim: &PodUid, tenure: Tenure| {
-            is_free(victim) && tenure.started_unix_seconds <= started_by
+        let of = ledger.team_pod(pod);
+        let victim = |uid: &PodUid, tenure: Tenure| {
+            let is_open = is_free(uid) && tenure.started_unix_seconds <= started_by;
+            over.victim(&of, uid, tenure).filter(|_| is_open)
         };
         let is_less = |other: &PodUid| {
             let held = self.held.get(other);
-            held.is_some_and(|held| held.may_be_passed() && held.priority() < pod.priority)
+            held.is_some_and(|held| held.may_be_passed_by(pod, other, waiting, ledger))
         };
         let leaving = self.leaving(preemptors, pod.priority);
         let awaits = self.evictions.awaits.get(uid).copied();
         let request = RoomRequest {
             uid,
             query: &pod.query,
-            priority: pod.priority,
             named: named.as_deref(),
             planned: &planned,
-            may_evict: &may_evict,
+            victim: &victim,
             leaving: &leaving,
             leaving_is_gone: awaits.is_none_or(|since| now.since(since) < AWAITS_FOR),
             is_passed: &is_less,
@@ -310,20 +319,21 @@ impl Evictions {
     }
 
     /// The line of a pod. A plan is for one pod.
-    fn line(state: &WaitingState, is_planned: bool) -> Line {
+    fn line(state: &WaitingState, (is_planned, has_teams): (bool, bool)) -> Line {
         let named = state.named.as_ref().map_or(0, |named| Arc::as_ptr(named).addr());
         let of = if is_planned { Err(state.waiting.pod.uid.clone()) } else { Ok(named) };
-        (state.waiting.query.clone(), of)
+        let namespace = has_teams.then(|| state.waiting.namespace.clone());
+        (state.waiting.query.clone(), of, namespace)
     }
 
     /// Whether no room could be made for a pod of this line, of this priority or above.
-    fn is_in_vain(&self, state: &WaitingState, is_planned: bool, now: Timestamp) -> bool {
-        let known = self.lines.get(&Self::line(state, is_planned));
+    fn is_in_vain(&self, state: &WaitingState, of: (bool, bool), now: Timestamp) -> bool {
+        let known = self.lines.get(&Self::line(state, of));
         known.is_some_and(|it| it.until > now && state.waiting.priority <= it.priority)
     }
 
-    fn note_in_vain(&mut self, state: &WaitingState, is_planned: bool, now: Timestamp) {
-        let line = Self::line(state, is_planned);
+    fn note_in_vain(&mut self, state: &WaitingState, of: (bool, bool), now: Timestamp) {
+        let line = Self::line(state, of);
         let next = self.lines.get(&line).map_or(IN_VAIN_FOR, |it| it.next);
         if self.lines.len() < MOST_REMEMBERED || self.lines.contains_key(&line) {
             let priority = state.waiting.priority;

@@ -106,9 +106,20 @@ impl Held {
         self.victims.is_none() && self.until.is_none()
     }
 
-    /// Whether a more important pod may have its room.
-    pub(crate) fn may_be_passed(&self) -> bool {
-        self.until.is_none()
+    /// Whether a more important pod may have its room. What is guaranteed to a team is for no other one.
+    pub(crate) fn may_be_passed_by(
+        &self,
+        pod: &WaitingPod,
+        own: &PodUid,
+        waiting: &WaitingPods,
+        ledger: &Ledger,
+    ) -> bool {
+        if self.until.is_some() || self.priority >= pod.priority {
+            return false;
+        }
+        let Some(own) = ledger.teams.rules().and_then(|_| waiting.pod(own)) else { return true };
+        let own = ledger.team_pod(&own.waiting);
+        !own.is_guaranteed || own.team == ledger.team_pod(pod).team
     }
 
     /// The priority of its pod.
@@ -125,8 +136,9 @@ impl Held {
 /// What the choice depends on.
 pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger, &'a BoundGroups);
 
-/// Pods with this request whose last call named the nodes at this address, or the pod of a plan.
-pub(crate) type Line = (PlacementRequest, Result<usize, PodUid>);
+/// Pods with this request whose last call named the nodes at this address, or the pod of a plan; where
+/// teams have shares, of this namespace.
+pub(crate) type Line = (PlacementRequest, Result<usize, PodUid>, Option<String>);
 
 /// That no room could be made for a pod of a line.
 pub(crate) struct InVain {
@@ -288,7 +300,7 @@ impl StandingHolds {
     ) {
         let (waiting, _, ledger, _) = facts;
         let created_by = earlier(unix_seconds, rules.after);
-        let firsts = waiting.firsts(|state| {
+        let may = |state: &WaitingState| {
             let pod = &state.waiting;
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
             let is_paused = || self.is_paused(&pod.pod.uid, now);
@@ -298,7 +310,8 @@ impl StandingHolds {
                 && !is_paused()
                 && pod.group.is_none()
                 && !has_other()
-        });
+        };
+        let firsts = waiting.firsts(may);
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
         for first in &firsts {
@@ -523,8 +536,7 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let ends = self.held.iter().filter(|(other, held)| {
-            held.priority < pod.priority
-                && held.may_be_passed()
+            held.may_be_passed_by(pod, other, waiting, ledger)
                 && ledger.fits_in_room_of(other, &pod.query, named).is_some()
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();

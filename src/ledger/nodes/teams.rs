@@ -14,9 +14,10 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
 use crate::model::charge::Prices;
 use crate::model::request::GpuRequest;
-use crate::model::reservation::Reservation;
+use crate::model::reservation::{Reservation, Tenure};
 use crate::model::team::{TeamRules, TeamShare};
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::victims::{Importance, less_important};
 
 /// The name of a team: a namespace, or a value of a label.
 pub type TeamName = Arc<str>;
@@ -228,6 +229,37 @@ pub struct OverQuota {
     pub pods: BTreeSet<PodUid>,
     /// The teams of all pods.
     pub teams: BTreeMap<PodUid, TeamName>,
+}
+
+/// A pod for which others may be evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TeamPod {
+    /// Its team.
+    pub team: TeamName,
+    /// Its priority.
+    pub priority: i32,
+    /// Whether its team stays within what is guaranteed to it with this pod.
+    pub is_guaranteed: bool,
+}
+
+impl OverQuota {
+    /// How important a pod is as a victim for another one; `None` if it is not to be evicted for it.
+    ///
+    /// Within a team priority alone decides. Of other teams only over-quota pods are victims, whatever
+    /// their priority, and only for a pod that is guaranteed. Pods that request no GPU count for no team.
+    pub fn victim(&self, preemptor: &TeamPod, uid: &PodUid, tenure: Tenure) -> Option<Importance> {
+        let by_priority = less_important(preemptor.priority)(uid, tenure);
+        let is_guaranteed = !self.pods.contains(uid);
+        let importance = Importance { is_guaranteed, priority: tenure.priority };
+        match self.teams.get(uid) {
+            None => by_priority,
+            Some(team) if *team == preemptor.team => by_priority.map(|_| importance),
+            Some(_) => {
+                let is_owed = preemptor.is_guaranteed && !is_guaranteed;
+                (is_owed || mutated(Mutation::GuaranteeIgnored)).then_some(importance)
+            }
+        }
+    }
 }
 
 /// A pod among those of its team: its order, where an unknown one is the last.

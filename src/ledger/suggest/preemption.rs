@@ -14,11 +14,12 @@ use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::{CompiledRequest, HostRule, fit_host};
 use crate::model::node_state::NodeState;
-use crate::model::reservation::{PodRef, Tenure};
-use crate::mutation::{Mutation, mutated};
+use crate::model::reservation::PodRef;
 use crate::scoring::lacking::lacking;
 use crate::scoring::plan;
-use crate::scoring::victims::{Loss, MOST_SETS, Preemptor, RoomToMake, is_leaving, room_to_make};
+use crate::scoring::victims::{
+    Importance, Loss, MOST_SETS, Preemptor, RoomToMake, Victims, is_leaving, room_to_make,
+};
 
 /// Nodes that are looked at closely, those first that may lose the least important pods: most of those
 /// that could make room, and most in all.
@@ -33,15 +34,13 @@ pub struct RoomRequest<'a> {
     pub uid: &'a PodUid,
     /// Its request.
     pub query: &'a PlacementRequest,
-    /// Its priority.
-    pub priority: i32,
     /// The nodes of its last *filter* call; `None` if there was none. kube-scheduler accepts them as
     /// they are.
     pub named: Option<&'a NamedNodes>,
     /// The nodes that kube-scheduler would accept without some pods, and these pods.
     pub planned: &'a PlannedVictims,
-    /// Whether a less important pod may be evicted now.
-    pub may_evict: &'a dyn Fn(&PodUid, Tenure) -> bool,
+    /// How important a pod is; `None` if it is not to be evicted for this one.
+    pub victim: &'a Victims<'a>,
     /// Pods that have been asked to go.
     pub leaving: &'a BTreeSet<PodUid>,
     /// Whether pods that are ending, and devices that drain, count as gone.
@@ -85,7 +84,7 @@ impl Ledger {
         let (node_table, classes) = (self.node_table(), self.cluster().classes.clone());
         let compiled = with_host(request, &classes);
         let none = BTreeSet::new();
-        let mut open: Vec<(Option<i32>, usize, &BTreeSet<PodUid>)> = Vec::new();
+        let mut open: Vec<(Option<Importance>, usize, &BTreeSet<PodUid>)> = Vec::new();
         for (at, node_entry) in node_table.iter().enumerate() {
             let planned = request.planned.get(&node_entry.name);
             let is_named = request.named.is_some_and(|it| is_candidate(at, node_entry, Some(it)));
@@ -106,7 +105,7 @@ impl Ledger {
         let sets = Cell::new(MOST_SETS);
         let mut could = 0;
         for (bound, at, planned) in open.into_iter().take(MOST_NODES.1) {
-            let is_worse = best.as_ref().is_some_and(|((loss, _), _)| bound > loss.priority);
+            let is_worse = best.as_ref().is_some_and(|((loss, _), _)| bound > loss.highest);
             if is_worse || could >= MOST_NODES.0 {
                 break;
             }
@@ -184,17 +183,13 @@ fn room_on(
         Some(held) => held.tenure,
         None => node.others().get(uid).map(|other| other.tenure),
     };
-    let may_go = |uid: &PodUid| {
-        let is_less = |it: &Tenure| it.priority < request.priority;
-        tenure(uid).filter(is_less).is_some_and(|it| (request.may_evict)(uid, it))
-    };
-    if !planned.iter().all(|uid| !node.has_pod(uid) || may_go(uid)) {
+    let importance = |uid: &PodUid| tenure(uid).and_then(|it| (request.victim)(uid, it));
+    if !planned.iter().all(|uid| !node.has_pod(uid) || importance(uid).is_some()) {
         return None;
     }
     let preemptor = Preemptor {
         compiled,
-        priority: request.priority,
-        may_evict: request.may_evict,
+        victim: request.victim,
         leaving_is_gone: request.leaving_is_gone,
         sets,
     };
@@ -212,12 +207,11 @@ fn room_on(
     let leaves = node.reservations().iter().filter(|(_, held)| is_leaving(held));
     let leaves = leaves.map(|(uid, _)| uid).filter(|_| request.leaving_is_gone);
     leaves.chain(leaving).for_each(|uid| _ = left.remove(uid));
-    spare(&mut victims, planned, &left, compiled, &tenure);
+    spare(&mut victims, planned, &left, compiled, &importance);
     victims.iter().for_each(|uid| _ = left.remove(uid));
     let passed = without_beside(passed, &mut left, compiled, &mut hold);
     loss.count = victims.len();
-    let tenures = victims.iter().filter_map(tenure);
-    loss.priority = tenures.map(|tenure| tenure.priority).max();
+    loss.highest = victims.iter().filter_map(importance).max();
     let victims = victims.iter().map(|uid| pod_on(&node, uid)).collect();
     let (pool, name) = (node.pool().clone(), node.name().clone());
     Some((loss, FoundRoom { node: name, pool, victims, passed, at, hold }))
@@ -229,14 +223,14 @@ fn spare(
     planned: &BTreeSet<PodUid>,
     left: &NodeState,
     compiled: &CompiledRequest,
-    tenure: &dyn Fn(&PodUid) -> Option<Tenure>,
+    importance: &dyn Fn(&PodUid) -> Option<Importance>,
 ) {
     if fit_host(compiled, left.host_room(HoldRule::Respected)).is_ok() {
         return;
     }
     let mut planned: Vec<PodUid> =
         victims.iter().filter(|uid| planned.contains(*uid)).cloned().collect();
-    planned.sort_by_key(|uid| Reverse(tenure(uid).map(|it| it.priority)));
+    planned.sort_by_key(|uid| Reverse(importance(uid)));
     for uid in planned {
         let others = victims.iter().filter(|other| **other != uid);
         if plan::fits_without(left, compiled, others) {
@@ -273,14 +267,14 @@ fn pod_on(node: &NodeState, uid: &PodUid) -> PodRef {
     PodRef { uid: uid.clone(), name }
 }
 
-/// The lowest priority that some victim must have at least, judged by amounts alone; `Some(None)` if
+/// How important some victim must be at least, judged by amounts alone; `Some(None)` if
 /// none may be needed. `None` if nothing helps. Takes no copy of the node.
 fn lowest_loss(
     node: &NodeState,
     compiled: &CompiledRequest,
     request: &RoomRequest<'_>,
     planned: &BTreeSet<PodUid>,
-) -> Option<Option<i32>> {
+) -> Option<Option<Importance>> {
     node.placeable().ok()?;
     let kept: Vec<&StandingHold> = node
         .standing_holds()
@@ -293,7 +287,7 @@ fn lowest_loss(
         if !device.is_placeable() {
             return None;
         }
-        let mut left: Vec<(Option<i32>, Demand)> = Vec::new();
+        let mut left: Vec<(Option<Importance>, Demand)> = Vec::new();
         let own = kept.iter().flat_map(|hold| &hold.placement.devices);
         let own = own.filter(|placed| placed.id == device.device().id);
         left.extend(own.map(|placed| (None, placed.demand)));
@@ -303,27 +297,26 @@ fn lowest_loss(
             if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
                 left.push((None, *held));
             } else if let Some(tenure) = reservation.and_then(|it| it.tenure)
-                && (tenure.priority < request.priority || mutated(Mutation::PreemptsEqual))
-                && (request.may_evict)(uid, tenure)
+                && let Some(importance) = (request.victim)(uid, tenure)
             {
-                left.push((Some(tenure.priority), *held));
+                left.push((Some(importance), *held));
             }
         }
         left.sort();
         let mut free = device.free();
         let has = |free: Demand| free.share >= demand.share && free.memory >= demand.memory;
         let mut lowest = has(free).then_some(None);
-        for (priority, held) in left {
+        for (importance, held) in left {
             if lowest.is_some() {
                 break;
             }
             let whole = Demand { share: Share::WHOLE, memory: device.capacity().memory };
             free = free.checked_add(held).unwrap_or(whole);
-            lowest = has(free).then_some(priority);
+            lowest = has(free).then_some(importance);
         }
         lowest
     };
-    let mut lowest: Vec<Option<i32>> = node.devices().iter().filter_map(on_device).collect();
+    let mut lowest: Vec<Option<Importance>> = node.devices().iter().filter_map(on_device).collect();
     lowest.sort();
     lowest.get(compiled.count().checked_sub(1)?).copied()
 }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
@@ -63,6 +64,13 @@ impl Ledger {
         let uid = &pod.pod.uid;
         let may_have = |gpu| self.teams.admit(uid, &pod.namespace, gpu, true);
         pod.query.gpu.as_ref().is_none_or(may_have)
+    }
+
+    /// A waiting pod as one for which others may be evicted.
+    pub(crate) fn team_pod(&self, pod: &WaitingPod) -> TeamPod {
+        let of = |gpu| self.teams.is_guaranteed(&pod.pod.uid, &pod.namespace, gpu);
+        let is_guaranteed = pod.query.gpu.as_ref().is_some_and(of);
+        TeamPod { team: self.teams.team_of(&pod.namespace), priority: pod.priority, is_guaranteed }
     }
 
     /// Whether a pod has a standing hold.

@@ -451,10 +451,20 @@ impl WaitingPods {
     /// The first pod of each line, the most important and then oldest first: of the pods for which
     /// `may` is true and whose requests, and nodes of the last call, are the same.
     pub fn firsts(&self, may: impl Fn(&WaitingState) -> bool) -> Vec<WaitingState> {
+        self.firsts_apart(may, |_| ())
+    }
+
+    /// The same, with a line of its own for each value of `apart`.
+    pub(crate) fn firsts_apart<T: Ord>(
+        &self,
+        may: impl Fn(&WaitingState) -> bool,
+        apart: impl Fn(&WaitingPod) -> T,
+    ) -> Vec<WaitingState> {
         let pods = self.pods();
         let mut firsts: BTreeMap<_, &WaitingState> = BTreeMap::new();
         for state in pods.shown().filter(|state| may(state)) {
-            let line = (&state.waiting.query, state.named.as_ref().map(Arc::as_ptr));
+            let named = state.named.as_ref().map(Arc::as_ptr);
+            let line = (&state.waiting.query, named, apart(&state.waiting));
             let first = firsts.entry(line).or_insert(state);
             if state.waiting.order() < first.waiting.order() {
                 *first = state;

@@ -29,8 +29,8 @@ fn with(tenants: &[Some3]) -> (NodeState, crate::hardware::device_class::DeviceC
     (node, classes)
 }
 
-fn all(_: &PodUid, _: Tenure) -> bool {
-    true
+fn all(uid: &PodUid, tenure: Tenure) -> Option<Importance> {
+    less_important(10)(uid, tenure)
 }
 
 /// The victims on such a node of a pod with priority 10.
@@ -38,13 +38,8 @@ fn victims(tenants: &[Some3], request: &str) -> Option<Vec<String>> {
     let (node, classes) = with(tenants);
     let compiled = compiled_request(request, &classes);
     let sets = Cell::new(MOST_SETS);
-    let preemptor = Preemptor {
-        compiled: &compiled,
-        priority: 10,
-        may_evict: &all,
-        leaving_is_gone: true,
-        sets: &sets,
-    };
+    let preemptor =
+        Preemptor { compiled: &compiled, victim: &all, leaving_is_gone: true, sets: &sets };
     let room = room_to_make(&node, &preemptor, &BTreeSet::new())?;
     assert_eq!(room.loss.count, room.victims.len());
     Some(room.victims.iter().map(ToString::to_string).collect())
@@ -87,16 +82,11 @@ fn the_least_important_go_and_no_more_than_needed() {
 fn pods_that_leave_anyway_cost_nothing_and_others_may_be_protected() {
     let (mut node, classes) = with(&[(vec!["A"], 600_000, 0), (vec!["B"], 600_000, 0)]);
     let compiled = compiled_request("fraction=0.5", &classes);
-    let no_b = |uid: &PodUid, _: Tenure| uid.as_str() != "1";
-    let find = |node: &NodeState, gone: &[&str], may: &dyn Fn(&PodUid, Tenure) -> bool| {
+    let no_b = |uid: &PodUid, it: Tenure| all(uid, it).filter(|_| uid.as_str() != "1");
+    let find = |node: &NodeState, gone: &[&str], may: &Victims<'_>| {
         let sets = Cell::new(MOST_SETS);
-        let preemptor = Preemptor {
-            compiled: &compiled,
-            priority: 10,
-            may_evict: may,
-            leaving_is_gone: true,
-            sets: &sets,
-        };
+        let preemptor =
+            Preemptor { compiled: &compiled, victim: may, leaving_is_gone: true, sets: &sets };
         let gone = gone.iter().map(|uid| PodUid::new(*uid)).collect();
         let room = room_to_make(node, &preemptor, &gone)?;
         let on = room.hold.placement.devices[0].id.to_string();
@@ -104,13 +94,13 @@ fn pods_that_leave_anyway_cost_nothing_and_others_may_be_protected() {
     };
     let victim = |name: &str, on: &str| Some((vec![name.to_owned()], on.to_owned()));
     assert_eq!(find(&node, &[], &no_b), victim("0", "A"));
-    assert_eq!(find(&node, &[], &|_, _| false), None);
+    assert_eq!(find(&node, &[], &|_, _| None), None);
     assert_eq!(find(&node, &["1"], &all), Some((vec![], "B".to_owned())));
     let drains = |node: &mut NodeState| {
         assert!(!node.drain(&PodUid::new("1"), crate::hardware::units::Timestamp::START));
     };
     drains(&mut node);
-    assert_eq!(find(&node, &[], &|_, _| false), Some((vec![], "B".to_owned())));
+    assert_eq!(find(&node, &[], &|_, _| None), Some((vec![], "B".to_owned())));
     let unknown =
         Reservation { tenure: None, ..node.reservation(&PodUid::new("0")).unwrap().clone() };
     node.allocate(unknown);
@@ -170,9 +160,9 @@ proptest! {
         let (node, classes) = with(&tenants);
         let compiled = compiled_request(request, &classes);
         let sets = Cell::new(MOST_SETS);
-        let preemptor = Preemptor { compiled: &compiled, priority: 10, may_evict: &all, leaving_is_gone: true, sets: &sets };
+        let preemptor = Preemptor { compiled: &compiled, victim: &all, leaving_is_gone: true, sets: &sets };
         let room = room_to_make(&node, &preemptor, &BTreeSet::new());
-        let found = room.as_ref().map(|room| (room.loss.priority, room.loss.count));
+        let found = room.as_ref().map(|room| (room.loss.highest.map(|highest| highest.priority), room.loss.count));
         prop_assert_eq!(found, brute_force(&node, &compiled, &tenants));
         if let Some(room) = room {
             prop_assert!(plan::fits_without(&node, &compiled, &room.victims));

@@ -7,8 +7,10 @@ use crate::hardware::units::{MemMib, Share};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
+use crate::model::charge::Prices;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
+use crate::model::team::{TeamRules, TeamShare};
 
 /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
 /// each is its position.
@@ -286,4 +288,90 @@ fn a_pod_whose_nodes_are_not_known_is_called_again_once() {
     bed.waiting.refuse(&uid("p"), BTreeMap::from([(short, 2)]), None);
     let calls: Vec<usize> = (0..3).map(|_| bed.step_after(10).call_again.len()).collect();
     assert_eq!(calls, [1, 0, 0]);
+}
+
+/// 1.5 GPUs are guaranteed to the team of the waiting pods, 1 to `other`, and none to any other one.
+fn with_teams(bed: &Bed) {
+    let share =
+        |millionths| TeamShare { guaranteed: Share::from_millionths(millionths), at_most: None };
+    let teams = [("team", share(1_500_000)), ("other", share(1_000_000))];
+    let teams = teams.map(|(name, share)| (name.to_owned(), share)).into();
+    bed.ledger.teams.rule(TeamRules { teams, ..TeamRules::default() }, Prices::default());
+}
+
+#[test]
+fn a_team_gets_back_what_is_guaranteed_to_it_at_any_priority() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    bed.bind("other/first", "n", "A", 1_000_000, 3);
+    bed.bind("other/over", "n", "B", 1_000_000, 2);
+    bed.bind("none/over", "m", "C", 1_000_000, 1_000);
+    bed.refused(waiting_pod("p", 500_000, 0), ALL);
+    assert_eq!(
+        orders_after(&mut bed, 2),
+        ["p n: other/over"],
+        "the least important over-quota pod"
+    );
+    bed.refused(waiting_pod("q", 1_000_000, 0), ALL);
+    assert_eq!(orders_after(&mut bed, 1), ["q m: none/over"]);
+    bed.refused(waiting_pod("r", 500_000, 2_000), ALL);
+    assert_eq!(
+        orders_after(&mut bed, 9),
+        [""; 0],
+        "`first` is guaranteed, and the team has its share"
+    );
+}
+
+#[test]
+fn an_over_quota_pod_evicts_none_of_another_team() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("none/a", "n", "A"), ("none/b", "n", "B"), ("team/c", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 1);
+    }
+    let over = WaitingPod { namespace: "none".to_owned(), ..waiting_pod("p", 1_000_000, 9) };
+    bed.refused(over, ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: none/a"], "within its team priority decides");
+    bed.refused(waiting_pod("large", 1_000_000, 9), ALL);
+    assert_eq!(orders_after(&mut bed, 1), ["large m: team/c"], "it would be over quota");
+    bed.refused(waiting_pod("small", 500_000, 0), ALL);
+    bed.refused(waiting_pod("same", 500_000, 0), ALL);
+    assert_eq!(orders_after(&mut bed, 9), [""; 0], "the room for `large` counts");
+}
+
+#[test]
+fn room_that_is_guaranteed_is_not_passed_on_to_another_team() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("x/a", "n", "A"), ("x/b", "n", "B"), ("x/c", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 1);
+    }
+    bed.refused(waiting_pod("p", 1_000_000, 0), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p m: x/c"]);
+    let other = WaitingPod { namespace: "x".to_owned(), ..waiting_pod("q", 1_000_000, 9) };
+    bed.refused(other, &["m"]);
+    assert_eq!(orders_after(&mut bed, 9), [""; 0]);
+}
+
+#[test]
+fn a_pod_of_a_team_goes_on_with_the_over_quota_pods_that_went_for_it() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("x/a", "n", "A"), ("x/b", "n", "B"), ("x/c", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 7);
+    }
+    bed.refused(waiting_pod("p", 1_000_000, 0), ALL);
+    bed.ledger.end_pod(&uid("x/c"), bed.now);
+    let note = RoomNote { node: NodeName::new("m"), victims: BTreeSet::from([uid("x/c")]) };
+    let step = bed.resume(&[(uid("p"), note)]);
+    assert!(step.abandoned.is_empty() && step.evict.is_empty(), "{step:?}");
+    assert_eq!(bed.kept(), [("p".to_owned(), "m".to_owned())]);
+    let note = RoomNote { node: NodeName::new("n"), victims: BTreeSet::from([uid("x/a")]) };
+    bed.refused(waiting_pod("q", 1_000_000, 0), ALL);
+    bed.ledger.end_pod(&uid("x/a"), bed.now);
+    let step = bed.resume(&[(uid("q"), note)]);
+    assert!(
+        step.evict.is_empty(),
+        "the guarantee is used up, and a note orders no eviction: {step:?}"
+    );
 }

@@ -60,7 +60,8 @@ fn the_first_pods_that_a_team_may_have_are_called_once() {
 fn no_room_is_kept_that_the_team_may_not_have() {
     let mut bed = bed();
     bed.rules.after = Duration::from_secs(5);
-    for (pod, node, device) in [("other/x", "n", "A"), ("other/y", "n", "B"), ("other/z", "m", "C")] {
+    for (pod, node, device) in [("other/x", "n", "A"), ("other/y", "n", "B"), ("other/z", "m", "C")]
+    {
         bed.bind(pod, node, device, 600_000, 0);
     }
     let gpu = waiting_pod("x", 600_000, 0).query.gpu.unwrap();

@@ -2,6 +2,8 @@ use super::*;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, free, hello, ledger, see_node, share_query, uid};
+use crate::model::reservation::Tenure;
+use crate::scoring::victims::less_important;
 
 /// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C).
 fn bed() -> Ledger {
@@ -60,10 +62,9 @@ fn found_with(
     let request = RoomRequest {
         uid: &uid("p"),
         query: &share_query(millionths),
-        priority: 10,
         named: named.as_ref(),
         planned: &planned,
-        may_evict: &|_, _| true,
+        victim: &less_important(10),
         leaving: &uids(&leaving),
         leaving_is_gone: true,
         is_passed: &|other| other.as_str() == "less",
@@ -161,10 +162,9 @@ fn a_pod_of_a_plan_stays_if_its_cpu_is_not_needed() {
     let request = RoomRequest {
         uid: &uid("p"),
         query: &query,
-        priority: 10,
         named: None,
         planned: &named,
-        may_evict: &|_, _| true,
+        victim: &less_important(10),
         leaving: &BTreeSet::new(),
         leaving_is_gone: true,
         is_passed: &|_| false,

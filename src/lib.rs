@@ -233,6 +233,7 @@ pub mod kube_api {
         pub mod seen_pod;
         pub mod list;
         pub mod watched;
+        pub(crate) mod namespaces;
         pub mod lists;
         pub mod watch;
     }
@@ -376,6 +377,7 @@ pub mod server {
         pub mod advice;
         pub(crate) mod pods;
         pub mod waiting;
+        pub(crate) mod teams;
         pub mod explain;
         pub(crate) mod fits;
         pub(crate) mod devices;

@@ -43,6 +43,7 @@ kinds! {
     NodeListKind: NodeList,
     DeviceListKind: DeviceList,
     TenantListKind: TenantList,
+    TeamListKind: TeamList,
     DemoSummaryKind: DemoSummary,
     DiagnosisKind: Diagnosis,
 }

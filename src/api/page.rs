@@ -1,4 +1,4 @@
-//! `GET /v1/summary` and `GET /v1/events`: what the page shows, and what is new since.
+//! `GET /v1/summary` and `GET /v1/events`: what the page shows, and what is new since. `GET /v1/teams`.
 //!
 //! There are up to 40,000 GPUs, so the cells of the map are lists of numbers, not objects. The
 //! server keeps the cells of nodes as JSON and writes them as the `N` of [`Summary`].
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind};
+use crate::api::kind::{ApiVersion, SummaryDeltaKind, SummaryKind, TeamListKind};
 use crate::api::state::{NodeReporting, Packing};
 use crate::api::waiting::WaitingPod;
 
@@ -97,6 +97,41 @@ pub struct Figures {
     pub longest_wait_seconds: u64,
     /// The first 100 of them, by priority, then the oldest first.
     pub waiting_pods: Vec<WaitingPod>,
+    /// The first 100 teams by name. None unless the configuration gives shares to teams.
+    pub teams: Vec<Team>,
+}
+
+/// What one team has of the GPUs. A pod counts as its markers do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Team {
+    /// The name: a namespace, or a value of the label of the configuration.
+    pub team: String,
+    /// What is guaranteed to it, in millionths of a GPU.
+    pub guaranteed_millionths: u64,
+    /// Most that it may have; left out if there is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_most_millionths: Option<u64>,
+    /// What its pods have, with room that is kept for them.
+    pub used_millionths: u64,
+    /// What its over-quota pods have: these may be evicted for what is guaranteed to other teams.
+    pub over_quota_millionths: u64,
+    /// Its pods that have or keep GPUs.
+    pub pods: usize,
+    /// Its pods that fitted on no node at the last try.
+    pub waiting: usize,
+}
+
+/// The teams, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TeamList {
+    /// Version of this body.
+    pub api_version: ApiVersion,
+    /// `TeamList`.
+    pub kind: TeamListKind,
+    /// The teams.
+    pub items: Vec<Team>,
 }
 
 /// Whether the extender answers kube-scheduler.

@@ -62,6 +62,23 @@ pub struct Waste {
     pub memory: MemMib,
 }
 
+/// What a team may have and has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TeamFigures {
+    /// Its name.
+    pub name: String,
+    /// What is guaranteed to it.
+    pub guaranteed: Share,
+    /// Most that it may have.
+    pub at_most: Option<Share>,
+    /// What it has.
+    pub used: Share,
+    /// What its over-quota pods have.
+    pub over_quota: Share,
+    /// Its waiting pods.
+    pub waiting: u64,
+}
+
 /// Slots into which each GPU of a pool could be cut for its tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bearable {
@@ -93,6 +110,8 @@ pub(crate) struct DemandFamilies {
     reclaimable_share: GaugeVec,
     reclaimable: GaugeVec,
     bearable: IntGaugeVec,
+    team: GaugeVec,
+    team_waiting: IntGaugeVec,
     names: Mutex<(Names, Names)>,
 }
 
@@ -183,6 +202,16 @@ impl DemandFamilies {
                 "Slots per GPU such that 95 % of a pool's tenants would have found enough in one.",
                 &["pool", "limit"],
             ),
+            team: make.gauges(
+                "gpupack_team_gpus",
+                "What teams may have and have of the GPUs, where the configuration says.",
+                &["team", "kind"],
+            ),
+            team_waiting: make.int_gauges(
+                "gpupack_team_waiting_pods",
+                "GPU pods of a team that fit no node at the last attempt.",
+                &["team"],
+            ),
             names: Mutex::default(),
         };
         sizes().for_each(|size| drop(families.placement.with_label_values(&[size])));
@@ -249,6 +278,27 @@ impl DemandFamilies {
             self.idle_share.with_label_values(&[namespace]).set(ratio(waste.idle));
             self.reclaimable_share.with_label_values(&[namespace]).set(ratio(waste.share));
             self.reclaimable.with_label_values(&[namespace]).set(bytes(waste.memory));
+        }
+    }
+
+    /// Sets what each team may have and has. Teams beyond the first 200 by name share their series.
+    pub(crate) fn show_teams(&self, teams: &[TeamFigures]) {
+        self.team.reset();
+        self.team_waiting.reset();
+        for (at, team) in teams.iter().enumerate() {
+            let name = if at < MOST_NAMESPACES { team.name.as_str() } else { OTHER };
+            let amounts = [
+                ("guaranteed", Some(team.guaranteed)),
+                ("at_most", team.at_most),
+                ("used", Some(team.used)),
+                ("over_quota", Some(team.over_quota)),
+            ];
+            for (kind, amount) in amounts {
+                if let Some(amount) = amount {
+                    self.team.with_label_values(&[name, kind]).add(ratio(amount));
+                }
+            }
+            self.team_waiting.with_label_values(&[name]).add(count(team.waiting));
         }
     }
 

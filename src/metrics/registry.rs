@@ -11,7 +11,7 @@ use prometheus::{
 
 use crate::hardware::device::PoolName;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, Waste};
+use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, TeamFigures, Waste};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
@@ -383,6 +383,11 @@ impl Metrics {
     /// Sets what each namespace holds and does not need.
     pub fn set_waste(&self, teams: &BTreeMap<String, Waste>) {
         self.demand.show_waste(teams);
+    }
+
+    /// Sets what each team may have and has.
+    pub fn set_teams(&self, teams: &[TeamFigures]) {
+        self.demand.show_teams(teams);
     }
 
     /// Sets the slots per GPU that each pool could be cut into.

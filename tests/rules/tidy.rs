@@ -12,7 +12,7 @@ use gpupack::api::condition::DeviceFault;
 use gpupack::api::state::DeviceKind;
 use gpupack::config::file::Config;
 use gpupack::hardware::device::{ModelName, PoolName};
-use gpupack::metrics::demand::{AccountUse, Bearable, Queue, Waste};
+use gpupack::metrics::demand::{AccountUse, Bearable, Queue, TeamFigures, Waste};
 use gpupack::metrics::fleet::Fleet;
 use gpupack::metrics::registry::Metrics;
 use gpupack::report::wire::{
@@ -333,6 +333,10 @@ fn every_configuration_key_is_documented() {
         ("advice: {unknown: 1}", "advice."),
         ("webhook: {unknown: 1}", "webhook."),
         ("pools: {a: {unknown: 1}}", "pools.<pool>."),
+        ("preemption: {unknown: 1}", "preemption."),
+        ("quota: {unknown: 1}", "quota."),
+        ("shares: {unknown: 1}", "shares."),
+        ("shares: {teams: {a: {unknown: 1}}}", "shares.teams.<team>."),
     ] {
         let faults = Config::from_yaml(section).expect_err("no key has this name").to_string();
         let (_, known) = faults.split_once("expected ").expect("the fault names all keys");
@@ -351,6 +355,7 @@ fn every_metric_family_is_documented() {
     metrics.set_fleet(&Fleet { kinds, ..Fleet::default() }, &Queue::default());
     metrics.used("team", "", AccountUse::default());
     metrics.set_waste(&[("team".to_owned(), Waste::default())].into());
+    metrics.set_teams(&[TeamFigures::default()]);
     let bearable = Bearable { by_memory: 1, by_load: None };
     metrics.set_bearable(&[(PoolName::new(""), bearable)].into());
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");

@@ -1,4 +1,4 @@
-//! `gpupack top`: what each node, GPU and tenant has, holds and uses now.
+//! `gpupack top`: what each node, GPU, tenant and team has, holds and uses now.
 
 use std::cmp::Reverse;
 use std::io;
@@ -6,11 +6,13 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::de::DeserializeOwned;
 
 use crate::api::commands::{DeviceItem, TenantItem};
+use crate::api::page::{Team, TeamList};
 use crate::api::state::{Node, State};
 use crate::cli::base::connect;
-use crate::cli::base::connect::{Server, ServerArgs, is_name};
+use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{LookArgs, Output, colored, print, table};
 use crate::cli::top::rows::Row;
@@ -59,14 +61,30 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
+    /// Teams: what each may have of the GPUs, and what it has
+    #[command(visible_alias = "team")]
+    Teams {
+        /// Order of the rows
+        #[arg(long, value_enum, default_value_t, value_name = "COLUMN")]
+        sort_by: TeamOrder,
+        #[command(flatten)]
+        shown: Shown,
+    },
 }
 
-/// Flags of all three.
+/// Flags of all that show nodes.
 #[derive(Debug, Args)]
 struct Common {
     /// Only this node
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    #[command(flatten)]
+    shown: Shown,
+}
+
+/// Flags of all.
+#[derive(Debug, Args)]
+struct Shown {
     /// Show it again and again, in place on a terminal
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
         value_parser = clap::value_parser!(u64).range(1..=3_600))]
@@ -126,6 +144,19 @@ enum TenantOrder {
     Node,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum TeamOrder {
+    /// By name
+    #[default]
+    Name,
+    /// The most GPUs first
+    Used,
+    /// The most GPUs of over-quota pods first
+    OverQuota,
+    /// The most waiting pods first
+    Waiting,
+}
+
 /// Runs `gpupack top`.
 ///
 /// # Errors
@@ -140,23 +171,39 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
             What::Tenants { namespace, sort_by, common, .. } => {
                 common.show(|nodes| tenant_rows(nodes, namespace.as_deref(), *sort_by)).await
             }
+            What::Teams { sort_by, shown } => {
+                let rows = |list: TeamList| team_rows(list.items, *sort_by);
+                shown.show("/v1/teams", rows).await
+            }
         }
     })
 }
 
 impl Common {
-    /// Shows the rows once, or again and again until the output is closed.
+    /// Shows the rows of nodes.
     async fn show<R: Row>(&self, rows: impl Fn(Vec<Node>) -> Vec<R>) -> Result<(), Failure> {
         if let Some(node) = self.node.as_ref().filter(|node| !is_name(node)) {
             return Err(Failure::usage(format!("`{node}` is not a valid node name")));
         }
+        let query = self.node.as_ref().map(|node| format!("?node={node}")).unwrap_or_default();
+        self.shown.show(&format!("/v1/state{query}"), |state: State| rows(state.nodes)).await
+    }
+}
+
+impl Shown {
+    /// Shows the rows of an answer once, or again and again until the output is closed.
+    async fn show<A: DeserializeOwned, R: Row>(
+        &self,
+        path: &str,
+        rows: impl Fn(A) -> Vec<R>,
+    ) -> Result<(), Failure> {
         let server = self.server.connect().await?;
         let in_place = io::stdout().is_terminal() && self.look.output == Output::Table;
         let mut is_first = true;
         loop {
-            match self.nodes(&server).await {
-                Ok(nodes) => {
-                    let text = self.text(rows(nodes), in_place)?;
+            match server.ask::<A>(path).await {
+                Ok(answer) => {
+                    let text = self.text(rows(answer), in_place)?;
                     // To the upper left corner, and clear from there to the end.
                     let again = if in_place && self.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
                     if !print(&(again.to_owned() + &text)) {
@@ -172,11 +219,6 @@ impl Common {
             is_first = false;
             tokio::time::sleep(Duration::from_secs(seconds)).await;
         }
-    }
-
-    async fn nodes(&self, server: &Server) -> Result<Vec<Node>, Failure> {
-        let query = self.node.as_ref().map(|node| format!("?node={node}")).unwrap_or_default();
-        Ok(server.ask::<State>(&format!("/v1/state{query}")).await?.nodes)
     }
 
     fn text<R: Row>(&self, rows: Vec<R>, in_place: bool) -> Result<String, Failure> {
@@ -240,6 +282,19 @@ fn gpu_rows(nodes: Vec<Node>, order: GpuOrder) -> Vec<DeviceItem> {
             GpuOrder::Used => device.used_mib.unwrap_or(0),
             GpuOrder::Free => device.free.share_millionths,
             GpuOrder::Tenants => u64::try_from(device.tenants.len()).unwrap_or(u64::MAX),
+        })
+    });
+    rows
+}
+
+fn team_rows(mut rows: Vec<Team>, order: TeamOrder) -> Vec<Team> {
+    rows.sort_by(|a, b| a.team.cmp(&b.team));
+    rows.sort_by_key(|team| {
+        Reverse(match order {
+            TeamOrder::Name => 0,
+            TeamOrder::Used => team.used_millionths,
+            TeamOrder::OverQuota => team.over_quota_millionths,
+            TeamOrder::Waiting => u64::try_from(team.waiting).unwrap_or(u64::MAX),
         })
     });
     rows

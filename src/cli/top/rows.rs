@@ -1,7 +1,8 @@
-//! The rows of `gpupack top`: cells of nodes, GPUs and tenants.
+//! The rows of `gpupack top`: cells of nodes, GPUs, tenants and teams.
 
 use crate::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
-use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TenantListKind};
+use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TeamListKind, TenantListKind};
+use crate::api::page::{Team, TeamList};
 use crate::api::state::{DeviceKind, Health, Node, NodeReporting, PodState, Tenant};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{Mood, json};
@@ -208,6 +209,51 @@ fn percent(part: u64, whole: u64) -> String {
         _ => {
             let rounded = (u128::from(part) * 100 + u128::from(whole) / 2) / u128::from(whole);
             format!("{rounded}%")
+        }
+    }
+}
+
+impl Row for Team {
+    const TITLES: &'static [&'static str] =
+        &["TEAM", "GUARANTEED", "AT-MOST", "USED", "OVER-QUOTA", "PODS", "WAITING", "STATE"];
+    const RIGHT: &'static [usize] = &[1, 2, 3, 4, 5, 6];
+
+    fn cells(&self, _no_unicode: bool) -> Vec<String> {
+        let at_most = self.at_most_millionths.map_or_else(|| "-".to_owned(), share);
+        vec![
+            self.team.clone(),
+            share(self.guaranteed_millionths),
+            at_most,
+            share(self.used_millionths),
+            share(self.over_quota_millionths),
+            self.pods.to_string(),
+            self.waiting.to_string(),
+            self.state().to_owned(),
+        ]
+    }
+
+    fn mood(&self) -> Mood {
+        if self.is_owed() { Mood::Odd } else { Mood::Good }
+    }
+
+    fn json(items: Vec<Self>) -> Result<String, Failure> {
+        json(&TeamList { api_version: ApiVersion::default(), kind: TeamListKind::default(), items })
+    }
+}
+
+impl Team {
+    /// Whether its pods wait although it has less than is guaranteed to it.
+    fn is_owed(&self) -> bool {
+        self.waiting > 0 && self.used_millionths < self.guaranteed_millionths
+    }
+
+    fn state(&self) -> &'static str {
+        let is_full = self.at_most_millionths.is_some_and(|most| self.used_millionths >= most);
+        match (self.is_owed(), is_full, self.over_quota_millionths > 0) {
+            (true, ..) => "BelowGuarantee",
+            (_, true, _) => "AtLimit",
+            (.., true) => "OverQuota",
+            (false, false, false) => "ok",
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::control::room::standing::{Facts, StandingHolds, Step};
 use crate::hardware::units::Timestamp;
 use crate::ledger::suggest::waiting::WaitingState;
 
-/// A call that does not come within this time is asked for again.
+/// A pod whose call does not come within this time is called again.
 const CALLED_WITHIN: Duration = Duration::from_secs(10);
 
 impl StandingHolds {

@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::MemMib;
 use crate::kube_api::pod::lists::Lists;
+use crate::kube_api::pod::namespaces::{NamespaceFacts, NamespaceWatch};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watched::{Facts, NodeFacts, Watched};
@@ -53,7 +54,7 @@ pub trait Sink: Send + Sync {
     /// A pod has ended with success, and is not deleted yet; [`Sink::pod_ended`] was called.
     fn pod_succeeded(&self, _pod: &SeenPod) {}
 
-    /// The watch of `pods` or `nodes` received something, or failed and starts again.
+    /// The watch of `pods`, `nodes` or `namespaces` received something, or failed and starts again.
     fn watched(&self, resource: &'static str, is_failure: bool);
 }
 
@@ -66,7 +67,8 @@ pub struct NodeLabels {
     pub domain: String,
 }
 
-/// Watches pods and nodes until `stop`. The ledger counts as listed when both lists are complete.
+/// Watches pods and nodes until `stop`, and namespaces if a label of theirs names teams. The ledger
+/// counts as listed when all lists are complete.
 pub async fn run(
     client: Client,
     ledger: Arc<Ledger>,
@@ -79,10 +81,14 @@ pub async fn run(
     let (nodes_listed, is_nodes_listed) = watch::channel(false);
     let mut pods = PodWatch::new(Arc::clone(&ledger), Arc::clone(&sink), clock);
     let mut nodes = NodeWatch::new(Arc::clone(&ledger), Arc::clone(&sink), labels);
-    let both_listed = async {
+    let mut namespaces = NamespaceWatch::new(&ledger);
+    let (namespaces_listed, mut are_namespaces_listed) = watch::channel(namespaces.is_none());
+    let all_listed = async {
         let mut is_listed = is_nodes_listed;
         lists.completed(1).await;
-        if is_listed.wait_for(|is_listed| *is_listed).await.is_err() {
+        if is_listed.wait_for(|is_listed| *is_listed).await.is_err()
+            || are_namespaces_listed.wait_for(|is_listed| *is_listed).await.is_err()
+        {
             return;
         }
         tracing::info!("pods and nodes are listed");
@@ -91,12 +97,24 @@ pub async fn run(
     let mut stop = stop;
     tokio::select! {
         () = follow_pods(client.clone(), &*sink, &lists, |event| pods.take(event)) => {}
-        () = follow("nodes", client, &*sink, |event| {
+        () = follow("nodes", client.clone(), &*sink, |event| {
             if nodes.take(event) {
                 nodes_listed.send_replace(true);
             }
         }) => {}
-        () = async { both_listed.await; std::future::pending::<()>().await } => {}
+        () = async {
+            let Some(namespaces) = &mut namespaces else { return std::future::pending().await };
+            follow("namespaces", client.clone(), &*sink, |event| match event {
+                WatchEvent::ListBegins => namespaces.begin(),
+                WatchEvent::<NamespaceFacts>::Seen(namespace) => namespaces.see(namespace),
+                WatchEvent::Deleted(namespace) => namespaces.lose(&namespace.name),
+                WatchEvent::ListEnds => {
+                    namespaces.end();
+                    namespaces_listed.send_replace(true);
+                }
+            }).await;
+        } => {}
+        () = async { all_listed.await; std::future::pending::<()>().await } => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }

@@ -35,6 +35,8 @@ pub struct TeamUse {
     pub over_quota: Share,
     /// Its pods.
     pub pods: usize,
+    /// Its namespaces, as far as they are known.
+    pub namespaces: BTreeSet<Arc<str>>,
 }
 
 /// What all teams have.
@@ -191,14 +193,24 @@ impl Teams {
         found
     }
 
-    /// What each team has that is named or has pods, by name.
-    pub fn all(&self) -> Vec<TeamUse> {
+    /// What each team has that is named, or has pods or one of these namespaces, by name.
+    pub fn all(&self, also: impl Iterator<Item = Arc<str>>) -> Vec<TeamUse> {
         let Some((rules, _)) = self.rules.get() else { return Vec::new() };
         let over = self.over_quota();
         let known = self.known.lock();
         let mut teams = known.by_team(rules);
-        for team in rules.teams.keys() {
-            teams.entry(team.as_str().into()).or_default();
+        let mut namespaces: BTreeMap<TeamName, BTreeSet<Arc<str>>> = BTreeMap::new();
+        let named = rules.teams.keys().map(|team| Arc::from(team.as_str()));
+        let labeled = known.labels.keys().cloned();
+        for namespace in known.used.keys().cloned().chain(labeled).chain(also) {
+            let team = known.team_of(&namespace, Some(rules));
+            namespaces.entry(team).or_default().insert(namespace);
+        }
+        for team in named.clone().filter(|_| rules.label.is_empty()) {
+            namespaces.entry(Arc::clone(&team)).or_default().insert(team);
+        }
+        for team in named.chain(namespaces.keys().cloned()) {
+            teams.entry(team).or_default();
         }
         let sum = |charges: &mut dyn Iterator<Item = u64>| Share::from_millionths(charges.sum());
         let team_use = |(name, pods): (TeamName, Vec<Place<'_>>)| TeamUse {
@@ -209,6 +221,7 @@ impl Teams {
                 .filter(|(_, uid, _)| over.pods.contains(*uid))
                 .map(|(.., counted)| counted.charge)),
             pods: pods.len(),
+            namespaces: namespaces.get(&name).cloned().unwrap_or_default(),
             name,
         };
         teams.into_iter().map(team_use).collect()

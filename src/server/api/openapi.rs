@@ -30,6 +30,7 @@ use crate::server::page::{routes, stream};
         queries::state,
         queries::explain,
         queries::waiting_pods,
+        queries::teams,
         queries::moves,
         queries::advise,
         routes::summary,

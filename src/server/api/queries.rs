@@ -13,6 +13,7 @@ use crate::api::advice::{Advice, AdviseQuery};
 use crate::api::error::Error;
 use crate::api::explain::{ExplainQuery, Explanation};
 use crate::api::moves::MoveProposals;
+use crate::api::page::TeamList;
 use crate::api::state::{State as LedgerState, StateQuery};
 use crate::api::waiting::{WaitingPodList, WaitingQuery};
 use crate::control::pods::proposals;
@@ -23,7 +24,7 @@ use crate::server::page::routes;
 use crate::server::page::service::{Service, look, look_with_permit, permit_of, too_long};
 use crate::server::views::explain::explain_named;
 use crate::server::views::viewer::Viewer;
-use crate::server::views::{advice, inspect, waiting};
+use crate::server::views::{advice, inspect, teams as team_views, waiting};
 
 /// Routes of the queries by the page and the command line. They change nothing.
 pub(crate) fn routes() -> Router<Service> {
@@ -31,6 +32,7 @@ pub(crate) fn routes() -> Router<Service> {
         .route("/v1/state", get(state))
         .route("/v1/explain", get(explain))
         .route("/v1/waiting", get(waiting_pods))
+        .route("/v1/teams", get(teams))
         .route("/v1/moves", get(moves))
         .route("/v1/advise", get(advise))
         .merge(routes::routes())
@@ -76,6 +78,19 @@ pub(crate) async fn scrape(
     look: impl FnOnce(&App) -> Vec<u8> + Send + 'static,
 ) -> Result<Vec<u8>, Response> {
     look_with_permit(&SCRAPES, app, look).await
+}
+
+/// What each team has of the GPUs, and what it may have. Empty unless the configuration gives shares to
+/// teams.
+#[utoipa::path(get, path = "/v1/teams", operation_id = "listTeams", tag = "people", responses(
+    (status = 200, description = "The teams of which the caller sees a namespace.", body = TeamList),
+))]
+pub(crate) async fn teams(
+    State(service): State<Service>,
+    Extension(viewer): Extension<Viewer>,
+) -> Response {
+    let found = look(&service.app, move |app| team_views::list(app, &viewer)).await;
+    found.map_or_else(|refused| refused, |found| encoded(&found))
 }
 
 /// Moves of running pods that would make room for waiting pods, or empty a GPU while none waits.

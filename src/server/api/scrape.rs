@@ -4,16 +4,18 @@ use std::fmt::Write;
 
 use parking_lot::Mutex;
 
+use crate::api::page::Team;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::units::Share;
 use crate::ledger::query::reading::Readiness;
-use crate::metrics::demand::{Bearable, Queue};
+use crate::metrics::demand::{Bearable, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
 use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
-use crate::server::views::advice;
+use crate::server::views::viewer::Viewer;
+use crate::server::views::{advice, teams};
 use crate::usage::samples::Outside;
 
 /// One scrape at a time: each sets the gauges of the fleet again.
@@ -41,12 +43,27 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     };
     let (teams, pools) = advice::waste(app);
     app.metrics.set_waste(&teams);
+    app.metrics.set_teams(&team_figures(app));
     let bearable = pools.into_iter().map(|(pool, advice)| {
         (pool, Bearable { by_memory: advice.by_memory, by_load: advice.by_load })
     });
     app.metrics.set_bearable(&bearable.collect());
     app.metrics.set_fleet(&fleet, &queue(app));
     app.metrics.text()
+}
+
+/// What each team may have and has.
+fn team_figures(app: &App) -> Vec<TeamFigures> {
+    let share = Share::from_millionths;
+    let figures = |team: Team| TeamFigures {
+        guaranteed: share(team.guaranteed_millionths),
+        at_most: team.at_most_millionths.map(share),
+        used: share(team.used_millionths),
+        over_quota: share(team.over_quota_millionths),
+        waiting: u64::try_from(team.waiting).unwrap_or(u64::MAX),
+        name: team.team,
+    };
+    teams::teams(app, &Viewer::All).into_iter().map(figures).collect()
 }
 
 /// Sets the figures of the service itself. Returns how many nodes report.

@@ -1,22 +1,30 @@
 //! The figures of the page: how well the cluster is packed, and which pods wait.
 
 use crate::api::page;
-use crate::api::page::Figures;
+use crate::api::page::{Figures, Team};
 use crate::api::waiting::WaitingPod;
 use crate::control::shared::app::App;
 use crate::ledger::query::reading::Readiness;
 use crate::protocol::messages::to_json;
 use crate::server::views::inspect;
+use crate::server::views::teams::teams;
 use crate::server::views::viewer::Viewer;
 use crate::server::views::waiting;
 use crate::server::views::waiting::since;
 
-/// Waiting pods in the list: those with the highest priority, then the oldest.
+/// Teams, and waiting pods, in the list: those with the highest priority, then the oldest.
 const NAMED: usize = 100;
 
 /// The waiting pods that a viewer sees.
 pub(crate) fn waiting_of(app: &App, viewer: &Viewer) -> Vec<WaitingPod> {
     waiting::refused(app, NAMED, viewer)
+}
+
+/// The teams that a viewer sees.
+pub(crate) fn teams_of(app: &App, viewer: &Viewer) -> Vec<Team> {
+    let mut teams = teams(app, viewer);
+    teams.truncate(NAMED);
+    teams
 }
 
 /// The current figures: O(nodes + waiting pods).
@@ -43,6 +51,7 @@ pub(crate) fn figures(app: &App) -> Figures {
         waiting,
         longest_wait_seconds: longest,
         waiting_pods: waiting_of(app, &Viewer::All),
+        teams: teams_of(app, &Viewer::All),
     }
 }
 

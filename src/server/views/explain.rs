@@ -15,12 +15,16 @@ use crate::hardware::device_class::DeviceClass;
 use crate::hardware::units::Share;
 use crate::ledger::query::queries::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::ledger::suggest::waiting::WaitingState;
+use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
 use crate::server::views::viewer::Viewer;
 use crate::server::views::waiting::{Queues, since};
+
+/// What is said of an over-quota pod.
+const OVER_QUOTA: &str =
+    "; its team has more than is guaranteed to it, so it may be evicted for a pod of another team";
 
 /// Most nodes listed in an explanation.
 const NAMED: usize = 20;
@@ -63,15 +67,17 @@ pub fn explain_named(
         node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
     });
     let (node, held) = held?;
+    let is_over = app.ledger.teams.over_quota().pods.contains(&held.pod.uid);
     let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({:?}){}{}",
+            "placed on node {}, {} ({:?}){}{}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
+            if is_over { OVER_QUOTA } else { "" },
             excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
         ),
@@ -105,7 +111,9 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
     viewer.hide_moves(&mut moves);
     let sees = |namespace: &str| viewer.sees(namespace);
-    let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty());
+    let limit = at_team_limit(app, waiting);
+    let limited = limit.iter().map(|_| Rejection::TeamLimit);
+    let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty()).chain(limited);
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
         let rejection = answer.err()?;
         let (name, reason) = ((*name).to_owned(), rejection.reason().to_owned());
@@ -113,6 +121,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     });
     let is_gated = app.gated.contains_key(&waiting.pod.uid);
     let (verdict, blocked_by) = match closest {
+        _ if limit.is_some() => (limit.clone().unwrap_or_default(), Obstacle::Team),
         _ if is_gated => (GATED.to_owned(), Obstacle::KubeScheduler),
         _ if waiting.group.is_some() => {
             let group = waiting.group.as_ref();
@@ -154,6 +163,21 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         fits_on: fits_on.into_iter().take(NAMED).collect(),
         ..Explanation::default()
     }
+}
+
+/// What is said of a pod whose team may not have what it requests.
+fn at_team_limit(app: &App, waiting: &WaitingPod) -> Option<String> {
+    let (gpu, teams) = (waiting.query.gpu.as_ref()?, &app.ledger.teams);
+    let left = teams.left(&waiting.namespace)?;
+    if teams.may_have(&waiting.pod.uid, &waiting.namespace, gpu) {
+        return None;
+    }
+    let team = teams.team_of(&waiting.namespace);
+    let (left, charge) = (Share::from_millionths(left), teams.charge(gpu));
+    Some(format!(
+        "its team `{team}` may have {left} GPUs more, and this pod counts {charge}: it waits until pods of \
+         the team end"
+    ))
 }
 
 /// Refusing nodes grouped by their GPUs and reason, the closest first.

@@ -1,7 +1,7 @@
 // The text parts: the headline, the waiting pods, the table of GPUs, the search results.
 import { because, button, by, clock, count, fetchJson, gib, gpus, make, number, percent, setText, share, span } from "./words.js";
 import { allocated, deviceName, devices, faults, fleet, isFitting, tally, teamName } from "./fleet.js";
-import { reclaimable } from "./waste.js";
+import { drawing, reclaimable } from "./waste.js";
 
 const ROWS = 50;
 
@@ -86,6 +86,37 @@ export function showWaiting(open) {
   setText(by("nobody"), figures.readiness === "Ready" ? "No pod waits for a GPU." : "It is not known yet which pods wait: gpupack is starting.");
   const unnamed = figures.waiting - figures.waitingPods.length;
   setText(by("waiting-note"), unnamed > 0 ? "the first " + figures.waitingPods.length + " of " + number.format(figures.waiting) + " by priority and age" : "by priority, then age");
+}
+
+// --- teams --------------------------------------------------------------------------------------
+
+let teamsKey = "";
+const amount = (millionths) => (millionths / 1e6).toLocaleString("en", { maximumFractionDigits: 2 });
+
+// What is guaranteed as a pale bar, what the team has as a dark bar in it, and a line at its limit.
+function teamBar(team, most) {
+  const wide = (millionths) => 100 * millionths / most;
+  const rects = [["held", 0, wide(team.guaranteedMillionths), 0, 10], ["used", 0, wide(team.usedMillionths), 3, 4]];
+  if (team.atMostMillionths !== undefined) rects.push(["enough", wide(team.atMostMillionths) - 1.5, 1.5, 0, 10]);
+  return drawing(rects);
+}
+
+export function showTeams() {
+  const teams = fleet.figures.teams, key = JSON.stringify(teams);
+  by("teams-section").hidden = teams.length === 0;
+  if (key === teamsKey) return;
+  teamsKey = key;
+  const most = Math.max(1, ...teams.map((team) => Math.max(team.guaranteedMillionths, team.usedMillionths, team.atMostMillionths ?? 0)));
+  by("teams").tBodies[0].replaceChildren(...teams.map((team) => {
+    const row = make("tr"), drawn = make("td", undefined, "bar"), isOwed = team.waiting > 0 && team.usedMillionths < team.guaranteedMillionths;
+    drawn.append(teamBar(team, most));
+    row.append(make("td", team.team, "wide"), make("td", amount(team.guaranteedMillionths), "n"),
+      make("td", team.atMostMillionths === undefined ? "no limit" : amount(team.atMostMillionths), "n"), make("td", amount(team.usedMillionths), "n"),
+      make("td", amount(team.overQuotaMillionths), "n"), make("td", number.format(team.pods), "n"), make("td", number.format(team.waiting), isOwed ? "n warn" : "n"), drawn);
+    return row;
+  }));
+  const over = teams.reduce((sum, team) => sum + team.overQuotaMillionths, 0);
+  setText(by("teams-note"), "in GPUs; " + (over ? amount(over) + " over quota: a team within its guarantee may get these back" : "no team is over quota") + ". The line is the limit.");
 }
 
 // --- the table of GPUs ------------------------------------------------------------------------

@@ -19,7 +19,8 @@ function said(advice) {
     (advice.wastefulPods ? gib(advice.reclaimable.memoryMib) + " of GPU memory and " + gpus(advice.reclaimable.shareMillionths) + " GPUs of compute" + part + " could be given back." : "No pod holds much more than it uses.");
 }
 
-function drawing(rects) {
+// A small horizontal picture of rectangles: class, x, width, y, height, of 100 by 10.
+export function drawing(rects) {
   const box = make("div", undefined, "meter"), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   for (const [key, value] of Object.entries({ "aria-hidden": "true", preserveAspectRatio: "none", viewBox: "0 0 100 10" })) svg.setAttribute(key, value);
   for (const [name, x, width, y, height] of rects) {

@@ -1,9 +1,10 @@
 //! Which pods a node would have to lose so that a more important one fits there.
 //!
 //! First the most important of them is made as unimportant as possible, then their number, then what
-//! they have in sum. Of small sets the best is found for certain.
+//! they have in sum, then how long they have run. Of small sets the best is found for certain.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::hardware::device::PodUid;
@@ -59,6 +60,8 @@ pub struct Loss {
     pub count: usize,
     /// What they have of devices, in sum.
     pub share: Share,
+    /// When they started, in seconds since 1970 and in sum: the less they have done, the better.
+    pub started: Reverse<i64>,
 }
 
 /// For whom room is to be made.
@@ -109,7 +112,7 @@ pub fn room_to_make(
     let mut tenants: Vec<Tenant<'_>> = tenants.collect();
     // The least important first; of equal ones the youngest.
     tenants.sort_by_key(|tenant| {
-        (tenant.importance, std::cmp::Reverse(tenant.tenure.started_unix_seconds), tenant.uid)
+        (tenant.importance, Reverse(tenant.tenure.started_unix_seconds), tenant.uid)
     });
     let Preemptor { compiled, sets, .. } = preemptor;
     let search = Search { node: &before, compiled, tenants, sets };
@@ -208,7 +211,7 @@ impl Search<'_> {
         let mut order = all.clone();
         order.sort_by_key(|at| {
             let tenant = &self.tenants[*at];
-            (std::cmp::Reverse(tenant.importance), tenant.share(), *at)
+            (Reverse(tenant.importance), tenant.share(), *at)
         });
         for at in order {
             let without: Vec<usize> = all.iter().copied().filter(|other| *other != at).collect();
@@ -225,10 +228,12 @@ impl Search<'_> {
 
     fn loss(&self, victims: &[usize]) -> Loss {
         let tenants = || victims.iter().map(|at| &self.tenants[*at]);
+        let started = tenants().map(|tenant| tenant.tenure.started_unix_seconds);
         Loss {
             highest: tenants().map(|tenant| tenant.importance).max(),
             count: victims.len(),
             share: Share::from_millionths(tenants().map(|it| it.share().millionths()).sum()),
+            started: Reverse(started.fold(0, i64::saturating_add)),
         }
     }
 

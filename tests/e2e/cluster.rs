@@ -13,7 +13,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock;
 use crate::fleet::{Fleet, FleetNode};
@@ -72,6 +72,22 @@ impl Cluster {
         {
             remove(&bindings, &binding.metadata.name.unwrap_or_default()).await;
         }
+    }
+
+    /// The same cluster, seen from another namespace with these labels.
+    pub(crate) async fn beside(&self, namespace: &str, labels: Value) -> Self {
+        self.namespace_created(namespace).await;
+        let cluster = Self { namespace: namespace.to_owned(), ..self.clone() };
+        cluster.label(labels).await;
+        cluster
+    }
+
+    /// Changes labels of the namespace.
+    pub(crate) async fn label(&self, labels: Value) {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+        let patched = api.patch(&self.namespace, &PatchParams::default(), &patch).await;
+        patched.expect("the namespace is there");
     }
 
     async fn namespace_created(&self, name: &str) {

@@ -38,6 +38,7 @@ mod runtime;
 mod sharing;
 mod standing;
 mod taints;
+mod teams;
 mod throughput;
 mod upgrade;
 mod walk;

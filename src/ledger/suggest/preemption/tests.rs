@@ -173,3 +173,20 @@ fn a_pod_of_a_plan_stays_if_its_cpu_is_not_needed() {
     let victims: Vec<&str> = found.victims.iter().map(|victim| &*victim.name).collect();
     assert_eq!(victims, ["gpu"], "its CPU is enough");
 }
+
+#[test]
+fn of_equal_nodes_the_one_whose_pods_ran_for_the_shortest_time_loses_them() {
+    for (ages, expected) in
+        [([1, 2, 3], ("m", "c")), ([1, 3, 2], ("n", "b")), ([3, 2, 1], ("n", "a"))]
+    {
+        let ledger = bed();
+        let places = [("a", "n", "A"), ("b", "n", "B"), ("c", "m", "C")];
+        for ((name, node, device), started_unix_seconds) in places.into_iter().zip(ages) {
+            let tenure = Tenure { started_unix_seconds, ..tenure(1) };
+            let fact = PodFact { tenure, ..bound(name, node, device, 1_000_000) };
+            ledger.see_pod(&fact, Timestamp::START);
+        }
+        let (node, victim) = expected;
+        assert_eq!(found(&ledger, 500_000, &["m", "n"], &[]), on(node, &[victim]), "{ages:?}");
+    }
+}

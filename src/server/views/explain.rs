@@ -139,17 +139,9 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
             closest.map_or(Obstacle::Node, Rejection::obstacle),
         ),
     };
-    let kept = app.ledger.standing(&waiting.pod.uid, query).map(|standing| {
-        let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
-        let why = match app.preemptors.has(&waiting.pod.uid) {
-            true => "less important pods leave",
-            false => "it is the first of its line",
-        };
-        format!("; {why}, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
-    });
     Explanation {
         pod: waiting.pod.to_string(),
-        verdict: verdict + &kept.unwrap_or_default(),
+        verdict: verdict + &kept_room(app, waiting),
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
         blocked_by: Some(blocked_by),
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
@@ -163,6 +155,18 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         fits_on: fits_on.into_iter().take(NAMED).collect(),
         ..Explanation::default()
     }
+}
+
+/// What is said of room that is kept for a pod.
+fn kept_room(app: &App, waiting: &WaitingPod) -> String {
+    let uid = &waiting.pod.uid;
+    let Some(standing) = app.ledger.standing(uid, &waiting.query) else { return String::new() };
+    let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
+    let why = match app.preemptors.has(uid) {
+        true => "other pods leave",
+        false => "it is the first of its line",
+    };
+    format!("; {why}, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
 }
 
 /// What is said of a pod whose team may not have what it requests.

@@ -377,7 +377,7 @@ pub mod server {
         pub mod advice;
         pub(crate) mod pods;
         pub mod waiting;
-        pub(crate) mod teams;
+        pub mod teams;
         pub mod explain;
         pub(crate) mod fits;
         pub(crate) mod devices;

@@ -21,8 +21,12 @@ use crate::control::room::make_room::{make_room, wake, write_note};
 use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
+use crate::hardware::device::DeviceKind;
+use crate::hardware::units::Share;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::query::reading::Readiness;
+use crate::model::device_state::DeviceState;
+use crate::model::team::TeamRules;
 use crate::mutation::{Mutation, mutated};
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
@@ -79,7 +83,7 @@ pub fn start(app: &Arc<App>) -> Running {
 
 async fn ticks(app: &Arc<App>) {
     let mut next = app.outside.every(TICK);
-    let mut was_ready = false;
+    let (mut was_ready, mut warned) = (false, None);
     for tick in 0_u64.. {
         next.tick().await;
         let now = app.clock.now();
@@ -93,6 +97,7 @@ async fn ticks(app: &Arc<App>) {
         }
         if tick.is_multiple_of(AUDIT_EVERY) {
             beside(app, audit).await;
+            warn_of_guarantees(app, &mut warned);
         }
         let is_ready = app.readiness() == Readiness::Ready;
         if is_ready != was_ready {
@@ -199,6 +204,22 @@ fn audit(app: &App) {
     for fault in faults {
         tracing::error!(%fault, "the ledger's own arithmetic is broken, please report this");
     }
+}
+
+/// Warns once if more is guaranteed to teams than there is.
+fn warn_of_guarantees(app: &App, warned: &mut Option<u64>) {
+    let Some(guaranteed) = app.ledger.teams.rules().map(TeamRules::guaranteed) else { return };
+    let mut gpus = 0_u64;
+    app.ledger.look_at_each(|node| {
+        let is_gpu =
+            |device: &&DeviceState| !matches!(device.device().kind, DeviceKind::MigInstance { .. });
+        gpus += node.devices().iter().filter(is_gpu).map(|_| 1).sum::<u64>();
+    });
+    let is_too_much = guaranteed.millionths() > gpus.saturating_mul(Share::WHOLE.millionths());
+    if is_too_much && app.ledger.is_listed() && *warned != Some(gpus) {
+        tracing::warn!(%guaranteed, gpus, "more GPUs are guaranteed to teams than the cluster has: see `shares` in the configuration");
+    }
+    *warned = is_too_much.then_some(gpus);
 }
 
 async fn events(app: &Arc<App>) {

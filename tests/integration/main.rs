@@ -31,6 +31,7 @@ mod extender {
     mod protocol;
     mod requeues;
     mod routes;
+    mod teams;
     mod webhook_tls;
 }
 

@@ -37,6 +37,6 @@ pub(crate) fn teams(app: &App, viewer: &Viewer) -> Vec<Team> {
 }
 
 /// The same as a list.
-pub(crate) fn list(app: &App, viewer: &Viewer) -> TeamList {
+pub fn list(app: &App, viewer: &Viewer) -> TeamList {
     TeamList { items: teams(app, viewer), ..TeamList::default() }
 }

@@ -115,6 +115,13 @@ pub struct ShareKeys {
 }
 
 impl SharesConfig {
+    /// Shares of teams by namespace.
+    pub fn of(teams: impl Iterator<Item = (String, TeamShare)>) -> Self {
+        let keys = |TeamShare { guaranteed, at_most }| ShareKeys { guaranteed, at_most };
+        let teams = teams.map(|(team, share)| (team, keys(share))).collect();
+        Self { teams, ..Self::default() }
+    }
+
     /// What teams may have; `None` if nothing is said.
     pub fn rules(&self) -> Option<TeamRules> {
         let of = |keys: ShareKeys| TeamShare { guaranteed: keys.guaranteed, at_most: keys.at_most };

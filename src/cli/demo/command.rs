@@ -27,12 +27,13 @@ use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::plain::Output;
 use crate::cli::demo::drive::{Arrivals, Drive, Figures};
-use crate::cli::demo::pods::pools;
+use crate::cli::demo::pods::{pools, shares};
 use crate::cli::demo::scheduler::Scheduler;
 use crate::cli::demo::summary;
 use crate::cli::demo::summary::progress;
 use crate::clock::Clock;
 use crate::config::file::Config;
+use crate::config::quota::SharesConfig;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::PoolRules;
@@ -97,6 +98,9 @@ pub struct DemoArgs {
     /// instances, and send pods that request them; for three nodes and more
     #[arg(long)]
     pools: bool,
+    /// Guarantee GPUs to teams, and limit what one of them may have
+    #[arg(long)]
+    teams: bool,
     /// Address to listen on [default: a free port of the loopback interface]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
@@ -220,7 +224,10 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
 /// An extender without an API server: its ledger is the truth, and knows the fleet's nodes.
 fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     let pools = if args.pools { pools() } else { PoolRules::default() };
-    let config = Config { listen, pools, stale_after: STALE_AFTER, ..Config::default() };
+    let gpus = u64::from(args.nodes) * u64::from(args.gpus_per_node);
+    let shares = if args.teams { shares(gpus) } else { SharesConfig::default() };
+    let stale_after = STALE_AFTER;
+    let config = Config { listen, pools, shares, stale_after, ..Config::default() };
     let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
     App::new(ledger, clock, config, Truth::Ledger)

@@ -6,8 +6,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
+use crate::config::quota::SharesConfig;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::units::Share;
+use crate::model::team::TeamShare;
 
 /// A Pod object of several KB, with `@…@` for the values that differ.
 const TEMPLATE: &str = include_str!("pod.json.in");
@@ -122,6 +125,18 @@ const ODD: [Kind; 6] = [
     kind("misspelt", 1, r#","gpu-fractions":"0.5""#, (1_000, 4_096)),
     kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, (1_000, 4_096)),
 ];
+
+/// What the teams may have of so many GPUs: two thirds of what they use in the mean are guaranteed, and
+/// the smallest team may have no more than that.
+pub(crate) fn shares(gpus: u64) -> SharesConfig {
+    let share = |(name, weight): (&str, u32)| {
+        let part = gpus * u64::from(weight) * Share::WHOLE.millionths() / 150;
+        let guaranteed = Share::from_millionths(part / 500_000 * 500_000);
+        let at_most = (name == "notebooks").then_some(guaranteed.max(Share::WHOLE));
+        (name.to_owned(), TeamShare { guaranteed, at_most })
+    };
+    SharesConfig::of(TEAMS.into_iter().map(share))
+}
 
 /// Slots of GPUs in one pool, shared MIG instances in the other.
 pub(crate) fn pools() -> PoolRules {

@@ -292,9 +292,8 @@ impl StandingHolds {
         let mut gone = BTreeSet::new();
         for other in &found.passed {
             let victims = self.held.get(other).and_then(|held| held.victims.clone());
-            gone.extend(victims.into_iter().flatten().filter(|_| preemptors.is_asked(other)));
-            self.pass(other, now);
-            step.abandon(other, waiting, preemptors);
+            let was_asked = self.pass(other, (waiting, preemptors), now, step);
+            gone.extend(victims.into_iter().flatten().filter(|_| was_asked));
         }
         gone.extend(found.victims.iter().map(|victim| victim.uid.clone()));
         let after = preemptors.unasked_on(&found.node);

@@ -215,13 +215,20 @@ pub struct RoomOrder {
 }
 
 impl Step {
-    /// Notes that no room is kept for a pod any more.
-    pub(crate) fn abandon(&mut self, uid: &PodUid, waiting: &WaitingPods, preemptors: &Preemptors) {
-        if preemptors.end(uid)
+    /// Notes that no room is kept for a pod any more. Returns whether a pod was asked to go for it.
+    pub(crate) fn abandon(
+        &mut self,
+        uid: &PodUid,
+        waiting: &WaitingPods,
+        preemptors: &Preemptors,
+    ) -> bool {
+        let ended = preemptors.end(uid);
+        if ended.is_noted
             && let Some(state) = waiting.pod(uid)
         {
             self.abandoned.push(state.waiting);
         }
+        ended.was_asked
     }
 
     /// Lets kube-scheduler look at a pod whose room is free, unless it is about to.
@@ -270,7 +277,7 @@ impl StandingHolds {
         for (uid, held) in held {
             match self.keep(&uid, held, waiting, ledger, now, &mut step) {
                 Some(held) => _ = self.held.insert(uid, held),
-                None => step.abandon(&uid, waiting, preemptors),
+                None => _ = step.abandon(&uid, waiting, preemptors),
             }
         }
         self.evictions.called.retain(|uid| waiting.has(uid));
@@ -282,6 +289,8 @@ impl StandingHolds {
         if !rules.after.is_zero() {
             self.give_all(facts, rules, (now, unix_seconds), &mut step);
         }
+        // A more important pod may have taken over the room since. Its victims are not asked.
+        step.evict.retain(|order| preemptors.is_making(&order.pod.pod.uid, order.number));
         // The note of the new room replaces that of the old one.
         let is_ordered = |pod: &WaitingPod| step.evict.iter().any(|order| order.pod.pod == pod.pod);
         step.abandoned.retain(|pod| !is_ordered(pod));
@@ -389,13 +398,21 @@ impl StandingHolds {
         self.pauses.get(uid).map_or(FIRST_PAUSE, |pause| pause.next)
     }
 
-    /// Ends the standing hold of a less important pod for a more important one.
-    pub(crate) fn pass(&mut self, uid: &PodUid, now: Timestamp) {
-        let held = self.held.remove(uid);
-        // None is evicted for it soon again.
-        let pause =
-            if held.is_some_and(|it| !it.is_standing()) { FIRST_PAUSE } else { MADE_WAY_FOR };
+    /// Ends the room of a less important pod for a more important one. Returns whether a pod was asked
+    /// to go for it.
+    pub(crate) fn pass(
+        &mut self,
+        uid: &PodUid,
+        (waiting, preemptors): (&WaitingPods, &Preemptors),
+        now: Timestamp,
+        step: &mut Step,
+    ) -> bool {
+        self.held.remove(uid);
+        let was_asked = step.abandon(uid, waiting, preemptors);
+        // No second set of pods goes for it soon.
+        let pause = if was_asked { FIRST_PAUSE } else { MADE_WAY_FOR };
         self.rest(uid, now.plus(pause), self.next_pause(uid));
+        was_asked
     }
 
     fn rest(&mut self, uid: &PodUid, until: Timestamp, next: Duration) {
@@ -542,8 +559,7 @@ impl StandingHolds {
         let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();
         for other in ends {
             step.events.extend(ledger.give_up_room(&other));
-            step.abandon(&other, waiting, preemptors);
-            self.pass(&other, now);
+            self.pass(&other, (waiting, preemptors), now, step);
         }
     }
 }

@@ -74,6 +74,15 @@ enum Stage {
     Asked,
 }
 
+/// Room that is not kept any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndedRoom {
+    /// Whether a note on its pod may say that it is kept.
+    pub(crate) is_noted: bool,
+    /// Whether a pod was asked to go for it.
+    pub(crate) was_asked: bool,
+}
+
 /// A pod without a GPU that was refused because room is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRefused {
@@ -219,9 +228,13 @@ impl Preemptors {
         self.known.lock().rooms.get(uid).is_some_and(|room| room.stage != Stage::Kept)
     }
 
-    /// Notes that no room is kept for the pod any more. Returns whether a note on the pod may say so.
-    pub(crate) fn end(&self, uid: &PodUid) -> bool {
-        self.known.lock().rooms.remove(uid).is_some_and(|room| room.is_noted)
+    /// Notes that no room is kept for the pod any more. Returns what was so until now.
+    pub(crate) fn end(&self, uid: &PodUid) -> EndedRoom {
+        let room = self.known.lock().rooms.remove(uid);
+        room.map_or_else(EndedRoom::default, |Room { is_noted, stage, .. }| EndedRoom {
+            is_noted,
+            was_asked: stage == Stage::Asked,
+        })
     }
 
     /// Notes how the evictions for a pod ended.
@@ -369,7 +382,8 @@ mod tests {
         assert_eq!(preemptors.victims(&p), BTreeSet::from([uid("v")]));
         assert_eq!(preemptors.nodes_above(7), BTreeSet::from([NodeName::new("n")]));
         assert!(preemptors.nodes_above(8).is_empty());
-        assert!(preemptors.end(&p), "a note says so");
+        let ended = EndedRoom { is_noted: true, was_asked: true };
+        assert_eq!((preemptors.end(&p), preemptors.end(&p)), (ended, EndedRoom::default()));
         assert!(!preemptors.ask(&p, number) && !preemptors.has(&p) && preemptors.count() == 0);
         let next = begin();
         assert!(!preemptors.ask(&p, number) && preemptors.is_making(&p, next));

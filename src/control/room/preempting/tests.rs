@@ -151,6 +151,33 @@ fn a_more_important_pod_takes_the_room_over() {
 }
 
 #[test]
+fn a_pod_whose_room_was_taken_over_pauses_for_long_only_if_another_was_asked_to_go() {
+    for (is_asked, pause) in [(false, 5), (true, 60)] {
+        let mut bed = full();
+        bed.refused(waiting_pod("p", 500_000, 10), ALL);
+        assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
+        assert!(!is_asked || ask(&bed, "p"));
+        bed.refused(waiting_pod("higher", 500_000, 20), ALL);
+        let again: &[&str] = if is_asked { &[] } else { &["higher n: a"] };
+        assert_eq!(orders_after(&mut bed, 1), again);
+        assert_eq!(orders_after(&mut bed, pause - 1), [""; 0]);
+        assert_eq!(orders_after(&mut bed, 1), ["p n: b"], "after {pause} s");
+    }
+}
+
+#[test]
+fn none_goes_for_room_that_a_more_important_pod_takes_over_at_once() {
+    let mut bed = full();
+    bed.rules.after = Duration::from_secs(1);
+    end(&mut bed, "b", 2);
+    bed.refused(waiting_pod("p", 1_000_000, 10), ALL);
+    bed.refused(waiting_pod("higher", 400_000, 20), ALL); // it fits, and is not called again yet
+    assert_eq!(orders_after(&mut bed, 2), [""; 0]);
+    assert_eq!(bed.kept(), [("higher".to_owned(), "n".to_owned())]);
+    assert_eq!(orders_after(&mut bed, 5), ["p n: c"], "a short pause later");
+}
+
+#[test]
 fn a_plan_of_kube_scheduler_is_carried_out_without_a_filter_call() {
     let mut bed = full();
     bed.waiting.see(waiting_pod("p", 500_000, 10), bed.now);

@@ -233,5 +233,5 @@ fn a_later_process_keeps_the_room_of_an_earlier_one() {
     assert_eq!(lost, ["young", "large"], "their notes go");
     requeued_after(&mut bed, 0);
     assert_eq!(bed.kept(), pairs(&[("other", "n")]), "and it stays");
-    assert!(bed.preemptors.end(&uid("other")), "its note goes when it ends");
+    assert!(bed.preemptors.end(&uid("other")).is_noted, "its note goes when it ends");
 }

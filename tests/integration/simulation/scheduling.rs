@@ -24,6 +24,12 @@ fn filter_body(pod: &str, nodes: &[impl serde::Serialize]) -> String {
     format!(r#"{{"NodeNames":{},"Nodes":null,"Pod":{pod}}}"#, json!(nodes))
 }
 
+/// The nodes that a call names.
+fn named_nodes(body: &str) -> BTreeSet<String> {
+    let mut call: Value = serde_json::from_str(body).expect("JSON");
+    serde_json::from_value(call["NodeNames"].take()).expect("names")
+}
+
 impl World {
     /// Lets a kube-scheduler go on after this time, or earlier.
     pub(super) fn plan_schedule(&mut self, by: usize, time: u64) {
@@ -96,7 +102,9 @@ impl World {
         if let Some(names) = answer["NodeNames"].as_array() {
             let names = names.iter().filter_map(Value::as_str).map(str::to_owned);
             let names: BTreeSet<String> = names.collect();
-            let is_kept = |node: &String| !body.contains(&**node) || names.contains(node);
+            // The pod's own annotations may name other nodes.
+            let named = named_nodes(body);
+            let is_kept = |node: &String| !named.contains(node) || names.contains(node);
             if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
                 broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
             }

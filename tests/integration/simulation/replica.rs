@@ -92,6 +92,8 @@ pub(super) struct Replica {
     pub(super) shown: BTreeMap<(String, String), u64>,
     /// The devices that a report has named.
     pub(super) read: BTreeSet<String>,
+    /// The nodes of the last call of *filter* about each pod.
+    pub(super) named: BTreeMap<String, BTreeSet<String>>,
     /// Reports that were sent while it was frozen: node, run and attempt.
     pub(super) old: BTreeSet<(usize, u64, u64)>,
     /// Since when it is frozen.
@@ -174,6 +176,7 @@ impl Replica {
             last: BTreeMap::new(),
             shown: BTreeMap::new(),
             read: BTreeSet::new(),
+            named: BTreeMap::new(),
             old: BTreeSet::new(),
             frozen: 0,
             stuck_until: 0,

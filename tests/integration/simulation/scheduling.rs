@@ -108,6 +108,7 @@ impl World {
             if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
                 broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
             }
+            replica.named.insert(caller.uid.clone(), named);
             replica.passed.entry(caller.uid.clone()).or_default().extend(names.iter().cloned());
             if body.contains("\"gpu-") {
                 broken = broken.or(self.check_passed(life, &caller.uid, &names).err());

@@ -1,6 +1,6 @@
 //! Room that is kept for the first pod of a line: for whom, and that there is some.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::hardware::device::PodUid;
 use gpupack::ledger::query::reading::Readiness;
@@ -31,9 +31,11 @@ impl World {
         let (now, after) = (self.now, self.standing_after());
         let is_calm = now > self.disturbed_until
             && self.nodes.iter().all(|node| node.gpus.iter().all(|gpu| gpu.mib == GPU_MIB));
+        let open = self.nodes.iter().filter(|node| !node.is_cordoned);
+        let open: BTreeSet<&str> = open.map(|node| &*node.name).collect();
         for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
             check_kept(replica)?;
-            let first = if is_calm && after > 0 { unkept(replica, after) } else { None };
+            let first = if is_calm && after > 0 { unkept(replica, after, &open) } else { None };
             let since = replica.unkept.take().filter(|(uid, _)| first.as_ref() == Some(uid));
             replica.unkept = since.or_else(|| first.map(|uid| (uid, now)));
             if let Some((uid, since)) = &replica.unkept
@@ -70,8 +72,9 @@ fn check_kept(replica: &mut Replica) -> Result<(), String> {
     }
 }
 
-/// The pod that is first in line, if no room is kept for any pod, and this one never had some.
-fn unkept(replica: &Replica, after: u64) -> Option<String> {
+/// The pod that is first in line, if no room is kept for any pod, and this one never had some. No room
+/// is kept where the last call for the pod did not name the node, or where no pod may go.
+fn unkept(replica: &Replica, after: u64, open: &BTreeSet<&str>) -> Option<String> {
     let (app, ledger) = (&replica.app, &replica.app.ledger);
     let is_ready =
         !replica.is_frozen && app.leading.is_here() && app.readiness() == Readiness::Ready;
@@ -92,7 +95,11 @@ fn unkept(replica: &Replica, after: u64) -> Option<String> {
         let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
         is_single && is_old && waits_for_room()
     });
-    let first = firsts.first().filter(|_| are_well)?;
+    let may_go = |state: &&WaitingState| {
+        let named = replica.named.get(state.waiting.pod.uid.as_str());
+        open.iter().any(|node| named.is_none_or(|named| named.contains(*node)))
+    };
+    let first = firsts.iter().find(may_go).filter(|_| are_well)?;
     let uid = first.waiting.pod.uid.as_str().to_owned();
     (!replica.stood.contains(&uid)).then_some(uid)
 }

@@ -34,6 +34,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use gpupack::hardware::device::PodUid;
 use gpupack::step::outside::{Answer, CallId, Event, Lost};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -247,8 +248,8 @@ struct World {
     checked: usize,
     /// Since when nothing is tried although a pod that waits would fit.
     unused_since: Option<u64>,
-    /// Since when without faults some pod waits that fits.
-    fits_since: Option<u64>,
+    /// Since when without faults each pod waits that fits.
+    fits_since: BTreeMap<PodUid, u64>,
     looks_again: u64,
     /// The first promise that was broken.
     broken: Option<String>,
@@ -294,7 +295,7 @@ impl World {
             asleep_until: 0,
             checked: 0,
             unused_since: None,
-            fits_since: None,
+            fits_since: BTreeMap::new(),
             looks_again: 0,
             broken: None,
             is_traced,

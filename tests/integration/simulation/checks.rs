@@ -237,54 +237,67 @@ impl World {
         if let Some(pod) = self.api.pods.values().find(edited) {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
         }
-        match (self.waits_and_fits(replica), self.fits_since) {
-            (Some(found), Some(since)) if self.now - since > TRIED_WITHIN => {
-                Err(format!("since {since} ms {found}"))
-            }
-            _ => Ok(()),
+        let is_late = |uid: &PodUid| {
+            self.fits_since.get(uid).is_some_and(|since| self.now - since > TRIED_WITHIN)
+        };
+        match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {
+            Some((uid, node)) => Err(format!(
+                "since {} ms {}",
+                self.fits_since[&uid],
+                self.waits_and_fits(&uid, node)
+            )),
+            None => Ok(()),
         }
     }
 
-    /// A pod that waits and fits on a node that kube-scheduler would choose.
-    fn waits_and_fits(&self, replica: &Replica) -> Option<String> {
-        for (uid, pod) in &self.api.pods {
-            let is_hidden = self.tried_until.get(uid).is_some_and(|until| self.now < *until);
-            if pod.node.is_some() || pod.is_deleting || is_hidden || is_later(replica, pod) {
-                continue;
-            }
+    /// The pods that wait and fit on a node that kube-scheduler would choose, each with that node.
+    fn waiting_that_fit(&self, replica: &Replica) -> impl Iterator<Item = (PodUid, &Node)> {
+        let waiting = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
+        waiting.filter_map(|(uid, pod)| {
             let uid = PodUid::new(uid.as_str());
-            if !replica.app.is_shown_waiting(&uid) {
-                continue;
-            }
-            if replica.app.preemptors.is_asked(&uid) && !self.is_room_free(replica, &uid, pod) {
-                continue; // pods have been asked to go for it, so it goes nowhere else
-            }
-            let seen = &self.api.change(pod).seen;
-            let query = replica.app.query(seen);
-            let ledger = &replica.app.ledger;
-            let above = replica.app.preemptors.nodes_above(seen.priority);
-            let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
-            let fitting = query.as_ref().map(|query| ledger.fitting(query));
-            let kept = query.and_then(|query| ledger.fits_in_room_of(&uid, &query, None));
-            let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
-            let fits = |node: &&Node| match &fitting {
-                Some(fitting) => {
-                    fitting.iter().any(|(name, _)| name.as_str() == node.name) || is_kept(node)
-                }
-                // No GPU: only what is kept of a host may be in its way.
-                None => {
-                    !(above.contains(node.name.as_str())
-                        && ledger.takes_kept_host(&node.name, seen.host))
-                }
-            };
-            let suits =
-                |node: &&Node| node.suits(pod) && Node::has_cpus(self.cpus_taken(&node.name), pod);
-            if let Some(node) = self.nodes.iter().filter(suits).find(fits) {
-                let summary: Vec<_> = self.schedulers.iter().map(|it| it.summary()).collect();
-                return Some(format!("{uid} waits and fits on {}: {summary:#?}", node.name));
-            }
+            let node = self.node_for(replica, &uid, pod)?;
+            Some((uid, node))
+        })
+    }
+
+    fn waits_and_fits(&self, uid: &PodUid, node: &Node) -> String {
+        let summary: Vec<_> = self.schedulers.iter().map(|it| it.summary()).collect();
+        format!("{uid} waits and fits on {}: {summary:#?}", node.name)
+    }
+
+    /// A node that kube-scheduler would choose for a pod without one, and where it fits.
+    fn node_for(&self, replica: &Replica, uid: &PodUid, pod: &Pod) -> Option<&Node> {
+        let is_hidden = self.tried_until.get(uid.as_str()).is_some_and(|until| self.now < *until);
+        if pod.is_deleting || is_hidden || is_later(replica, pod) {
+            return None;
         }
-        None
+        if !replica.app.is_shown_waiting(uid) {
+            return None;
+        }
+        if replica.app.preemptors.is_asked(uid) && !self.is_room_free(replica, uid, pod) {
+            return None; // pods have been asked to go for it, so it goes nowhere else
+        }
+        let seen = &self.api.change(pod).seen;
+        let query = replica.app.query(seen);
+        let ledger = &replica.app.ledger;
+        let above = replica.app.preemptors.nodes_above(seen.priority);
+        let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
+        let fitting = query.as_ref().map(|query| ledger.fitting(query));
+        let kept = query.and_then(|query| ledger.fits_in_room_of(uid, &query, None));
+        let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
+        let fits = |node: &&Node| match &fitting {
+            Some(fitting) => {
+                fitting.iter().any(|(name, _)| name.as_str() == node.name) || is_kept(node)
+            }
+            // No GPU: only what is kept of a host may be in its way.
+            None => {
+                !(above.contains(node.name.as_str())
+                    && ledger.takes_kept_host(&node.name, seen.host))
+            }
+        };
+        let suits =
+            |node: &&Node| node.suits(pod) && Node::has_cpus(self.cpus_taken(&node.name), pod);
+        self.nodes.iter().filter(suits).find(fits)
     }
 
     /// Whether all of the room that is kept for a pod is free.
@@ -302,8 +315,10 @@ impl World {
         self.looks_again = self.now + 250;
         if self.now >= self.settings.faults_for {
             let replica = self.replicas[self.serving()].as_ref();
-            let is_found = replica.is_some_and(|replica| self.waits_and_fits(replica).is_some());
-            self.fits_since = is_found.then(|| self.fits_since.unwrap_or(self.now));
+            let fitting = replica.into_iter().flat_map(|replica| self.waiting_that_fit(replica));
+            // Of each pod: when one gets the room kept for it, that of another may become free.
+            let since = |uid: &PodUid| self.fits_since.get(uid).copied().unwrap_or(self.now);
+            self.fits_since = fitting.map(|(uid, _)| (uid.clone(), since(&uid))).collect();
         }
         let is_disturbed = self.now < self.disturbed_until;
         let replica = self.replicas[self.serving()].as_ref();
@@ -314,15 +329,18 @@ impl World {
                 && replica.app.readiness() == Readiness::Ready;
             is_ready && is_idle && !is_disturbed
         });
-        let Some(found) = replica.and_then(|replica| self.waits_and_fits(replica)) else {
+        let Some((uid, node)) = replica.and_then(|replica| self.waiting_that_fit(replica).next())
+        else {
             self.unused_since = None;
             return Ok(());
         };
-        let since = *self.unused_since.get_or_insert(self.now);
-        if self.now - since <= USED_WITHIN {
-            return Ok(());
+        let since = self.unused_since.unwrap_or(self.now);
+        if self.now - since > USED_WITHIN {
+            let found = self.waits_and_fits(&uid, node);
+            return Err(format!("for {} ms nothing was tried, but {found}", self.now - since));
         }
-        Err(format!("for {} ms nothing was tried, but {found}", self.now - since))
+        self.unused_since = Some(since);
+        Ok(())
     }
 
     /// When nothing is left to happen.

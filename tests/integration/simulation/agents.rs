@@ -56,6 +56,7 @@ pub(super) struct From {
     /// The session that it names.
     session: Option<u64>,
     is_lie: bool,
+    sent: u64,
 }
 
 impl From {
@@ -116,7 +117,8 @@ impl World {
         (link.is_sent, link.attempts) = (true, link.attempts + 1);
         let Link { session, sequence, attempts: attempt, .. } = *link;
         let is_lie = body.contains("\"lie\"");
-        let from = From { node, agent, to, run, sequence, attempt, session, is_lie };
+        let sent = self.now;
+        let from = From { node, agent, to, run, sequence, attempt, session, is_lie, sent };
         self.after(TIMEOUT, What::Replied { from: from.clone(), reply: None });
         if self.hits(Fault::ReportLoss, 5) || is_deaf {
             return;
@@ -248,7 +250,7 @@ impl World {
             }
         }
         if is_new && reply["outcome"] == "Accepted" {
-            replica.note_shown(body, now);
+            replica.note_shown(body, from.sent, now);
             if replica.old.contains(&(from.node, from.run, from.attempt)) {
                 broken = Some(format!("report {} of before a freeze was taken", from.sequence));
             }

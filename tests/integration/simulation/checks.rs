@@ -116,7 +116,10 @@ impl World {
             let mut free = free.map(|device| device.device().id.as_str().to_owned());
             let is_unseen = |id: &String| {
                 let is_shown = replica.shown.contains_key(&(uid.clone(), id.clone()));
-                process.uses(id) && !is_shown && heard(&process.node) < led
+                // Also one of before says what is used, if it was sent while the pod ran. It may lack the
+                // list of processes, as may one that comes later.
+                let is_read = replica.sampled.get(id).is_some_and(|at| process.started <= *at);
+                process.uses(id) && !is_shown && !is_read && heard(&process.node) < led
             };
             if let Some(id) = free.find(is_unseen) {
                 return Err(format!(

@@ -14,6 +14,7 @@ pub(super) struct Process {
     pub(super) ends: Option<u64>,
     /// When their pod was bound.
     pub(super) bound: u64,
+    pub(super) started: u64,
 }
 
 impl Process {
@@ -72,6 +73,9 @@ impl World {
         if overuses {
             self.excused.extend(devices.iter().map(|(id, _)| id.clone()));
         }
-        self.processes.insert(uid.to_owned(), Process { node, devices, ends: None, bound });
+        self.processes.insert(
+            uid.to_owned(),
+            Process { node, devices, ends: None, bound, started: self.now },
+        );
     }
 }

@@ -90,8 +90,8 @@ pub(super) struct Replica {
     pub(super) last: BTreeMap<(usize, u64), u64>,
     /// Since when reports show processes of a pod on a device.
     pub(super) shown: BTreeMap<(String, String), u64>,
-    /// The devices that a report has named.
-    pub(super) read: BTreeSet<String>,
+    /// The devices that a report has named, and when the newest of these was sent.
+    pub(super) sampled: BTreeMap<String, u64>,
     /// The nodes of the last call of *filter* about each pod.
     pub(super) named: BTreeMap<String, BTreeSet<String>>,
     /// Reports that were sent while it was frozen: node, run and attempt.
@@ -175,7 +175,7 @@ impl Replica {
             owners: BTreeMap::new(),
             last: BTreeMap::new(),
             shown: BTreeMap::new(),
-            read: BTreeSet::new(),
+            sampled: BTreeMap::new(),
             named: BTreeMap::new(),
             old: BTreeSet::new(),
             frozen: 0,
@@ -242,12 +242,13 @@ impl Replica {
         drains
     }
 
-    /// Notes which processes a report shows.
-    pub(super) fn note_shown(&mut self, report: &str, now: u64) {
+    /// Notes which processes a report shows that was sent then.
+    pub(super) fn note_shown(&mut self, report: &str, sent: u64, now: u64) {
         let report: Value = serde_json::from_str(report).unwrap_or_default();
         for device in report["devices"].as_array().into_iter().flatten() {
             let id = device["id"].as_str().unwrap_or_default();
-            self.read.insert(id.to_owned());
+            let newest = self.sampled.entry(id.to_owned()).or_default();
+            *newest = sent.max(*newest);
             let Some(processes) = device["processes"].as_array() else { continue };
             let pods = processes.iter().filter_map(|process| process["podUid"].as_str());
             let pods: BTreeSet<&str> = pods.collect();

@@ -392,7 +392,7 @@ impl World {
         let called = replica.calls.get(uid).copied().unwrap_or_default();
         for device in placement["devices"].as_array().into_iter().flatten() {
             let (id, mib) = (device["id"].as_str().unwrap_or_default(), device["mib"].as_u64());
-            if !replica.read.contains(id) {
+            if !replica.sampled.contains_key(id) {
                 return Err(format!("{uid} gets {id}, which no report has named"));
             }
             let is_left = |((other, on), since): &(&(String, String), &u64)| {

@@ -157,8 +157,8 @@ fn key_or_empty(key: &str, (): &()) -> garde::Result {
 }
 
 fn named(teams: &BTreeMap<String, ShareKeys>, (): &()) -> garde::Result {
-    if teams.keys().any(String::is_empty) {
-        return Err(garde::Error::new("a team must have a name"));
+    if teams.keys().any(|team| team.is_empty() || team.contains('/')) {
+        return Err(garde::Error::new("a team must have a name without a slash"));
     }
     teams.iter().try_for_each(|(team, keys)| ordered(team)(keys, &()))
 }
@@ -242,7 +242,7 @@ mod tests {
             ("teams: {a: {guaranteed: -1}}", "a number of GPUs"),
             ("teams: {a: {guaranteed: 0.123456}}", "at most 5 decimals"),
             ("teams: {a: {guaranteed: 3, at_most: 2}}", "`at_most` of `a`"),
-            ("teams: {'': {guaranteed: 3}}", "must have a name"),
+            ("teams: {'': {guaranteed: 3}}", "must have a name without a slash"),
             ("others: {guaranteed: 3, at_most: 2}", "`at_most` of `others`"),
             ("others: {at_least: 3}", "unknown field"),
             ("weights: {}", "unknown field"),

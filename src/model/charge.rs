@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{MigProfile, words};
+use crate::hardware::device::{MigProfile, ModelName, words};
 use crate::hardware::mig::{GEOMETRIES, Geometry};
 use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -62,6 +62,16 @@ impl Prices {
     /// Whether models differ in weight.
     pub fn are_weighted(&self) -> bool {
         self.models.iter().any(|price| price.weight != Share::WHOLE)
+    }
+
+    /// What a whole GPU of this model is worth, in GPUs of the reference.
+    pub fn weight_of(&self, model: &ModelName) -> Share {
+        let name = words(model.as_str());
+        let is_of = |price: &&ModelPrice| {
+            let model = words(&price.model);
+            !model.is_empty() && name.windows(model.len()).any(|run| *run == model)
+        };
+        self.models.iter().find(is_of).map_or(Share::WHOLE, |price| price.weight)
     }
 
     /// What `request` counts.

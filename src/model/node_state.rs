@@ -563,6 +563,12 @@ pub enum AuditError {
         /// The node.
         node: NodeName,
     },
+    /// What a team has.
+    #[error("pod `{pod}` counts for its team and has nothing, or has devices and does not count")]
+    Team {
+        /// The pod.
+        pod: PodUid,
+    },
 }
 
 /// How long a list that shows a process of an ended pod counts at least: the time of six lists.

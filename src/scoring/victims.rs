@@ -40,12 +40,12 @@ pub struct Importance {
     pub priority: i32,
 }
 
-/// Says how important a pod is; `None` if it may not be evicted.
-pub type Victims<'a> = dyn Fn(&PodUid, Tenure) -> Option<Importance> + 'a;
+/// Says how important a pod is, which has GPUs or not; `None` if it may not be evicted.
+pub type Victims<'a> = dyn Fn(&PodUid, Tenure, bool) -> Option<Importance> + 'a;
 
 /// The pods with a lower priority than this.
-pub fn less_important(than: i32) -> impl Fn(&PodUid, Tenure) -> Option<Importance> {
-    move |_, Tenure { priority, .. }| {
+pub fn less_important(than: i32) -> impl Fn(&PodUid, Tenure, bool) -> Option<Importance> {
+    move |_, Tenure { priority, .. }, _| {
         let is_less = priority < than || (priority == than && mutated(Mutation::PreemptsEqual));
         is_less.then_some(Importance { is_guaranteed: true, priority })
     }
@@ -130,7 +130,7 @@ fn may_go<'a>(
     (uid, held): (&'a PodUid, &'a Reservation),
 ) -> Option<Tenant<'a>> {
     let tenure = held.tenure.filter(|_| held.state == ReservationState::Confirmed)?;
-    let importance = (preemptor.victim)(uid, tenure).filter(|_| !tenure.is_ending)?;
+    let importance = (preemptor.victim)(uid, tenure, true).filter(|_| !tenure.is_ending)?;
     Some(Tenant { uid, tenure, importance, held })
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::control::room::standing::{Facts, Held, StandingHolds, Step};
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::together::{GroupKey, group_key};
@@ -64,6 +65,9 @@ impl StandingHolds {
             if pods.iter().any(rests) || pods.iter().filter(|it| is_called(it)).count() < needed {
                 continue;
             }
+            if !may_have_all(&pods, needed, ledger) {
+                continue;
+            }
             searches += needed;
             if searches > SEARCHES && searches > needed {
                 return; // the next step goes on
@@ -111,6 +115,15 @@ impl StandingHolds {
         }
         true
     }
+}
+
+/// Whether their teams may have what the first pods of a group request together.
+fn may_have_all(pods: &[WaitingState], count: usize, ledger: &Ledger) -> bool {
+    let first = pods.first().map(|state| &state.waiting);
+    let Some(left) = first.and_then(|pod| ledger.teams.left(&pod.namespace)) else { return true };
+    let charges = pods.iter().take(count).filter_map(|state| state.waiting.query.gpu.as_ref());
+    let sum: u64 = charges.map(|gpu| ledger.teams.charge(gpu).millionths()).sum();
+    sum <= left
 }
 
 #[cfg(test)]

@@ -106,9 +106,15 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let mut refusals = 0;
     while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
+        let over = app.ledger.teams.over_quota();
         for victim in std::mem::take(&mut left) {
             if !app.preemptors.is_making(uid, order.number) {
                 return None;
+            }
+            // Its team may have less now than it had when this was decided.
+            if order.owed.contains(&victim.uid) && !over.pods.contains(&victim.uid) {
+                blocked.push(victim);
+                continue;
             }
             match evict(app, cluster, victim, order).await {
                 EvictOutcome::Evicted | EvictOutcome::Gone => is_any_gone = true,
@@ -183,11 +189,17 @@ async fn evict(
     let (pod, node) = (&order.pod.pod, &order.node);
     let result = match &outcome {
         EvictOutcome::Evicted => {
-            tracing::info!(pod_uid = %victim.uid, %victim, %node, preemptor = %pod, "evicted for a more important pod");
-            let note = format!(
-                "evicted from node {node}: a pod of priority {} needs its GPU room",
-                order.pod.priority
-            );
+            tracing::info!(pod_uid = %victim.uid, %victim, %node, preemptor = %pod, "evicted for another pod");
+            let note = match order.owed.contains(&victim.uid) {
+                true => format!(
+                    "evicted from node {node}: its team has more GPUs than are guaranteed to it, and another \
+                     team needs what is guaranteed"
+                ),
+                false => format!(
+                    "evicted from node {node}: a pod of priority {} needs its GPU room",
+                    order.pod.priority
+                ),
+            };
             app.tell(victim, NoticeReason::GpuPreempted, note);
             EvictionResult::Evicted
         }
@@ -209,10 +221,11 @@ async fn evict(
     outcome
 }
 
-fn tell_preemptor(app: &App, RoomOrder { pod, node, victims, .. }: &RoomOrder) {
+fn tell_preemptor(app: &App, RoomOrder { pod, node, victims, owed, .. }: &RoomOrder) {
+    let what = if owed.is_empty() { "less important" } else { "over-quota" };
     let note = match victims.len() {
-        1 => format!("1 less important pod is evicted from node {node} for it"),
-        count => format!("{count} less important pods are evicted from node {node} for it"),
+        1 => format!("1 {what} pod is evicted from node {node} for it"),
+        count => format!("{count} {what} pods are evicted from node {node} for it"),
     };
     app.tell(&pod.pod, NoticeReason::GpuRoomMade, note);
 }

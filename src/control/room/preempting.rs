@@ -16,7 +16,6 @@ use crate::control::room::standing::{
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
-use crate::ledger::nodes::teams::OverQuota;
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::together::group_key;
@@ -80,9 +79,9 @@ impl StandingHolds {
                 continue;
             }
             let (over, of) = (ledger.teams.over_quota(), ledger.team_pod(&pod));
-            let victim = |uid: &PodUid, tenure: Tenure| {
+            let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
                 let is_noted = pod.may_preempt && note.victims.contains(uid);
-                over.victim(&of, uid, tenure).filter(|_| is_noted)
+                over.victim(&of, uid, tenure, has_gpu).filter(|_| is_noted)
             };
             let (none, leaving) = (PlannedVictims::new(), self.leaving(preemptors, pod.priority));
             let request = RoomRequest {
@@ -125,6 +124,10 @@ impl StandingHolds {
         }
         let created_by = earlier(unix_seconds, rules.after);
         let has_teams = ledger.teams.rules().is_some();
+        let team = |pod: &WaitingPod| {
+            has_teams.then(|| (pod.namespace.clone(), ledger.team_pod(pod).is_guaranteed))
+        };
+        let is_guaranteed = |pod: &WaitingPod| has_teams && ledger.team_pod(pod).is_guaranteed;
         let may = |holds: &Self, state: &WaitingState| {
             let pod = &state.waiting;
             let uid = &pod.pod.uid;
@@ -136,19 +139,24 @@ impl StandingHolds {
                 && ((is_refused() && lacks_room()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
-                && !holds.evictions.is_in_vain(state, (is_planned(), has_teams), now)
+                && !holds.evictions.is_in_vain(state, (is_planned(), team(pod)), now)
+                && ledger.team_may_have(pod)
         };
-        let (mut lowest, over) = (None, ledger.teams.over_quota());
-        let apart = |pod: &WaitingPod| over.is_on.then(|| pod.namespace.clone());
-        let mut searches = 0;
+        let (mut lowest, mut searches) = (None, 0);
         loop {
-            let firsts = waiting.firsts_apart(|state| may(self, state), apart);
+            let mut firsts = waiting.firsts_apart(|state| may(self, state), team);
+            firsts.sort_by_key(|first| !is_guaranteed(&first.waiting));
             let mut is_found = false;
             for first in firsts {
                 let pod = &first.waiting;
-                let rooms = self.held.values().filter(|it| it.is_made());
-                // Rooms for less important pods are in the way of none.
-                let made = rooms.filter(|it| it.priority() >= pod.priority).count();
+                // Rooms for less important pods are in the way of none, nor is any in the way of what is
+                // guaranteed.
+                let is_owed = is_guaranteed(pod);
+                let counts = |(other, held): &(&PodUid, &Held)| match is_owed {
+                    true => waiting.pod(other).is_some_and(|it| is_guaranteed(&it.waiting)),
+                    false => held.priority() >= pod.priority,
+                };
+                let made = self.held.iter().filter(|(_, it)| it.is_made()).filter(counts).count();
                 if searches >= SEARCHES {
                     return;
                 }
@@ -157,22 +165,19 @@ impl StandingHolds {
                 }
                 let lowest = *lowest.get_or_insert_with(|| ledger.lowest_priority());
                 let is_planned = preemptors.planned(&pod.pod.uid, now).is_some();
-                let is_owed = || !over.pods.is_empty() && ledger.team_pod(pod).is_guaranteed;
                 let is_lowest =
-                    lowest.is_none_or(|lowest| pod.priority <= lowest) && !is_planned && !is_owed();
+                    lowest.is_none_or(|lowest| pod.priority <= lowest) && !is_planned && !is_owed;
                 let mut is_kept = false;
                 if first.named.is_none() && !is_planned && !is_lowest {
                     self.call_again(pod, step);
                 } else if !is_lowest {
                     searches += 1;
-                    if let Some(found) =
-                        self.search(&first, facts, (rules, &over), (now, unix_seconds))
-                    {
+                    if let Some(found) = self.search(&first, facts, rules, (now, unix_seconds)) {
                         is_kept = self.begin(pod, found, facts, false, now, step);
                     }
                 }
                 if !is_kept {
-                    self.evictions.note_in_vain(&first, (is_planned, over.is_on), now);
+                    self.evictions.note_in_vain(&first, (is_planned, team(pod)), now);
                 }
                 is_found |= is_kept;
             }
@@ -232,7 +237,7 @@ impl StandingHolds {
         &mut self,
         WaitingState { waiting: pod, named, .. }: &WaitingState,
         (waiting, preemptors, ledger, _): Facts<'_>,
-        (rules, over): (PreemptionConfig, &OverQuota),
+        rules: PreemptionConfig,
         (now, unix_seconds): (Timestamp, i64),
     ) -> Option<FoundRoom> {
         let uid = &pod.pod.uid;
@@ -241,10 +246,10 @@ impl StandingHolds {
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
         let started_by = earlier(unix_seconds, rules.protect);
-        let of = ledger.team_pod(pod);
-        let victim = |uid: &PodUid, tenure: Tenure| {
+        let (of, over) = (ledger.team_pod(pod), ledger.teams.over_quota());
+        let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
             let is_open = is_free(uid) && tenure.started_unix_seconds <= started_by;
-            over.victim(&of, uid, tenure).filter(|_| is_open)
+            over.victim(&of, uid, tenure, has_gpu).filter(|_| is_open)
         };
         let is_less = |other: &PodUid| {
             let held = self.held.get(other);
@@ -282,6 +287,10 @@ impl StandingHolds {
         step: &mut Step,
     ) -> bool {
         let uid = &pod.pod.uid;
+        if !ledger.team_may_have(pod) {
+            return false;
+        }
+        let (of, over) = (ledger.team_pod(pod), ledger.teams.over_quota());
         let (is_kept, events) = ledger.keep_found(uid, &found);
         step.events.extend(events);
         if !is_kept || !ledger.count_kept(pod) {
@@ -304,8 +313,10 @@ impl StandingHolds {
         }
         let FoundRoom { node, victims, .. } = found;
         if !victims.is_empty() {
+            let owed = victims.iter().map(|victim| &victim.uid);
+            let owed = owed.filter(|uid| over.is_owed_by(uid, &of)).cloned().collect();
             let pod = pod.clone();
-            step.evict.push(RoomOrder { pod, number, node, victims, is_begun, after });
+            step.evict.push(RoomOrder { pod, number, node, victims, owed, is_begun, after });
         }
         true
     }
@@ -318,20 +329,29 @@ impl Evictions {
     }
 
     /// The line of a pod. A plan is for one pod.
-    fn line(state: &WaitingState, (is_planned, has_teams): (bool, bool)) -> Line {
+    fn line(state: &WaitingState, (is_planned, team): (bool, Option<(String, bool)>)) -> Line {
         let named = state.named.as_ref().map_or(0, |named| Arc::as_ptr(named).addr());
         let of = if is_planned { Err(state.waiting.pod.uid.clone()) } else { Ok(named) };
-        let namespace = has_teams.then(|| state.waiting.namespace.clone());
-        (state.waiting.query.clone(), of, namespace)
+        (state.waiting.query.clone(), of, team)
     }
 
     /// Whether no room could be made for a pod of this line, of this priority or above.
-    fn is_in_vain(&self, state: &WaitingState, of: (bool, bool), now: Timestamp) -> bool {
+    fn is_in_vain(
+        &self,
+        state: &WaitingState,
+        of: (bool, Option<(String, bool)>),
+        now: Timestamp,
+    ) -> bool {
         let known = self.lines.get(&Self::line(state, of));
         known.is_some_and(|it| it.until > now && state.waiting.priority <= it.priority)
     }
 
-    fn note_in_vain(&mut self, state: &WaitingState, of: (bool, bool), now: Timestamp) {
+    fn note_in_vain(
+        &mut self,
+        state: &WaitingState,
+        of: (bool, Option<(String, bool)>),
+        now: Timestamp,
+    ) {
         let line = Self::line(state, of);
         let next = self.lines.get(&line).map_or(IN_VAIN_FOR, |it| it.next);
         if self.lines.len() < MOST_REMEMBERED || self.lines.contains_key(&line) {

@@ -54,9 +54,21 @@ const MADE_WITHIN: Duration = Duration::from_secs(600);
 pub struct StandingHolds {
     pub(crate) held: BTreeMap<PodUid, Held>,
     pauses: BTreeMap<PodUid, Pause>,
-    /// Pods whose team was at its limit and that were called again: the call that found that, and when.
-    pub(crate) team_calls: BTreeMap<PodUid, (Timestamp, Timestamp)>,
+    /// Pods whose team was at its limit and that were called again.
+    pub(crate) team_calls: BTreeMap<PodUid, TeamCall>,
     pub(crate) evictions: Evictions,
+}
+
+/// A pod that was called again when its team could have more.
+pub(crate) struct TeamCall {
+    /// When its last call began, which found the team at its limit.
+    pub(crate) call: Timestamp,
+    /// Until when the next call is waited for.
+    pub(crate) until: Timestamp,
+    /// How long that is.
+    pub(crate) pause: Duration,
+    /// Whether it did not come in time before.
+    pub(crate) is_late: bool,
 }
 
 /// A standing hold.
@@ -106,7 +118,9 @@ impl Held {
         self.victims.is_none() && self.until.is_none()
     }
 
-    /// Whether a more important pod may have its room. What is guaranteed to a team is for no other one.
+    /// Whether another pod may have its room: a more important one. Between teams nothing goes that is
+    /// guaranteed, or that pods of the team make room for; of the rest, a guaranteed pod may have it at any
+    /// priority.
     pub(crate) fn may_be_passed_by(
         &self,
         pod: &WaitingPod,
@@ -114,12 +128,16 @@ impl Held {
         waiting: &WaitingPods,
         ledger: &Ledger,
     ) -> bool {
-        if self.until.is_some() || self.priority >= pod.priority {
+        if self.until.is_some() {
             return false;
         }
-        let Some(own) = ledger.teams.rules().and_then(|_| waiting.pod(own)) else { return true };
-        let own = ledger.team_pod(&own.waiting);
-        !own.is_guaranteed || own.team == ledger.team_pod(pod).team
+        let is_less = self.priority < pod.priority;
+        let Some(own) = ledger.teams.rules().and_then(|_| waiting.pod(own)) else { return is_less };
+        let (own, pod) = (ledger.team_pod(&own.waiting), ledger.team_pod(pod));
+        match own.team == pod.team {
+            true => is_less,
+            false => !own.is_guaranteed && !self.is_made() && (is_less || pod.is_guaranteed),
+        }
     }
 
     /// The priority of its pod.
@@ -137,8 +155,8 @@ impl Held {
 pub(crate) type Facts<'a> = (&'a WaitingPods, &'a Preemptors, &'a Ledger, &'a BoundGroups);
 
 /// Pods with this request whose last call named the nodes at this address, or the pod of a plan; where
-/// teams have shares, of this namespace.
-pub(crate) type Line = (PlacementRequest, Result<usize, PodUid>, Option<String>);
+/// teams have shares, of this namespace, within what is guaranteed or not.
+pub(crate) type Line = (PlacementRequest, Result<usize, PodUid>, Option<(String, bool)>);
 
 /// That no room could be made for a pod of a line.
 pub(crate) struct InVain {
@@ -207,6 +225,8 @@ pub struct RoomOrder {
     pub node: NodeName,
     /// The pods to evict.
     pub victims: Vec<PodRef>,
+    /// Those of them that go only because they are over the quota of another team.
+    pub owed: BTreeSet<PodUid>,
     /// Whether an earlier process may have evicted some of them.
     pub is_begun: bool,
     /// Rooms on the same node that were found before, by pod and number, and whose victims were not asked
@@ -316,6 +336,7 @@ impl StandingHolds {
             let has_other = || self.held.get(&pod.pod.uid).is_some_and(|held| !held.is_standing());
             pod.created_unix_seconds <= created_by
                 && waits_for_room()
+                && ledger.team_may_have(pod)
                 && !is_paused()
                 && pod.group.is_none()
                 && !has_other()
@@ -446,8 +467,8 @@ impl StandingHolds {
         let taken: BTreeSet<&PoolName> = self
             .held
             .iter()
-            .filter(|(other, held)| *other != uid && held.priority >= pod.priority)
-            .filter(|(_, held)| held.is_standing())
+            .filter(|(other, held)| *other != uid && held.is_standing())
+            .filter(|(other, held)| !held.may_be_passed_by(pod, other, waiting, ledger))
             .map(|(_, held)| &held.pool)
             .collect();
         let open: BTreeSet<PoolName> =

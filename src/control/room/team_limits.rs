@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::control::room::standing::{Facts, StandingHolds, Step};
+use crate::control::room::standing::{Facts, StandingHolds, Step, TeamCall};
 use crate::hardware::units::Timestamp;
 use crate::ledger::suggest::waiting::WaitingState;
 
-/// A pod whose call does not come within this time is called again.
+/// A pod whose call does not come within this time is called again; each time after twice as long, up to the
+/// second.
 const CALLED_WITHIN: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(300);
 
 impl StandingHolds {
-    /// Has kube-scheduler call for the pods whose team was at its limit and is not any more: of each team
-    /// the first ones that it may have together.
+    /// Has kube-scheduler call for the pods whose team was at its limit and may have them now: of each team
+    /// those that it may have together, the most important and oldest first.
     pub(crate) fn call_teams(
         &mut self,
         (waiting, _, ledger, _): Facts<'_>,
@@ -34,22 +36,29 @@ impl StandingHolds {
         for state in limited {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
             let Some(gpu) = &pod.query.gpu else { continue };
+            let known = self.team_calls.get(uid).filter(|known| known.call == state.called_at);
+            if known.is_some_and(|known| now < known.until && known.is_late) {
+                continue;
+            }
             let team = ledger.teams.team_of(&pod.namespace);
             let left = left.entry(team).or_insert_with(|| ledger.teams.left(&pod.namespace));
             let charge = ledger.teams.charge(gpu).millionths();
-            let Some(rest) = left.map_or(Some(u64::MAX), |left| left.checked_sub(charge)) else {
-                *left = Some(0); // smaller pods behind it do not pass it
+            if !ledger.team_may_have(pod) || left.is_some_and(|left| left < charge) {
                 continue;
-            };
-            *left = left.map(|_| rest);
-            let called = self.team_calls.get(uid);
-            let is_called = called.is_some_and(|(call, since)| {
-                *call == state.called_at && now.since(*since) < CALLED_WITHIN
-            });
-            if !is_called {
-                self.team_calls.insert(uid.clone(), (state.called_at, now));
-                step.call_again.push(pod.clone());
             }
+            if known.is_none_or(|known| known.until <= now) {
+                // Other filters of kube-scheduler may leave no node, and then no call comes. Such a pod is
+                // in the way of none.
+                let is_late = known.is_some();
+                let pause = known.map_or(CALLED_WITHIN, |known| (2 * known.pause).min(LONGEST));
+                let (call, until) = (state.called_at, now.plus(pause));
+                self.team_calls.insert(uid.clone(), TeamCall { call, until, pause, is_late });
+                step.call_again.push(pod.clone());
+                if is_late {
+                    continue;
+                }
+            }
+            *left = left.map(|left| left - charge);
         }
     }
 }

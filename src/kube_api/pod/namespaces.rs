@@ -52,7 +52,7 @@ impl NamespaceWatch {
     /// A namespace of the list, or one that is new or has changed.
     pub(crate) fn see(&mut self, namespace: NamespaceFacts) {
         let team = namespace.labels.get(&self.label).filter(|team| !team.is_empty());
-        self.ledger.teams.see_label(&namespace.name, team.map(String::as_str));
+        self.ledger.teams.see_namespace(&namespace.name, team.map(String::as_str));
         self.known.insert(namespace.name.clone());
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(namespace.name);
@@ -62,7 +62,7 @@ impl NamespaceWatch {
     /// A namespace is gone.
     pub(crate) fn lose(&mut self, name: &str) {
         self.known.remove(name);
-        self.ledger.teams.see_label(name, None);
+        self.ledger.teams.lose_namespace(name);
     }
 
     /// The list is complete: what was not in it is gone.
@@ -104,12 +104,12 @@ mod tests {
         watch.end();
         assert_eq!(team(&watch), "vision");
         watch.see(namespace("a", &[("example.com/team", "")]));
-        assert_eq!(team(&watch), "a");
+        assert_eq!(team(&watch), "namespace/a");
         watch.see(namespace("a", &[("example.com/team", "speech")]));
         assert_eq!(team(&watch), "speech");
         watch.begin();
         watch.see(namespace("b", &[]));
         watch.end();
-        assert_eq!(team(&watch), "a", "it was not listed any more");
+        assert_eq!(team(&watch), "namespace/a", "it was not listed any more");
     }
 }

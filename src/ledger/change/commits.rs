@@ -89,20 +89,19 @@ impl Ledger {
                 None => Err(ReserveError::Ended), // bound as a pod without a placement of gpupack
             },
             Entry::Vacant(free) => {
-                let may_have = |gpu| self.teams.admit(&pod.uid, pod.namespace(), gpu, false);
-                if !query.gpu.as_ref().is_none_or(may_have) {
-                    return Err(ReserveError::Rejection(Rejection::TeamLimit));
-                }
                 let mut stood_here = false;
                 let placement = node_entry
                     .change(|node_state| {
                         stood_here = node_state.standing_holds().contains_key(&pod.uid);
-                        assume(node_state, pod, &compiled, query, &cluster.compiled, now)
+                        let may_have = |node_state: &NodeState, placement: &Placement| {
+                            let gpu = query.gpu.as_ref();
+                            let charge = self.teams.placed_charge(node_state, placement, gpu);
+                            self.teams.admit(&pod.uid, pod.namespace(), charge)
+                        };
+                        let mix = &cluster.compiled;
+                        assume(node_state, pod, &compiled, query, (mix, now), &may_have)
                     })
-                    .map_err(|rejection| {
-                        self.teams.forget(&pod.uid);
-                        ReserveError::Rejection(rejection)
-                    })?;
+                    .map_err(ReserveError::Rejection)?;
                 let mut events = self.let_go(&pod.uid);
                 events.extend(stood_here.then(|| LedgerEvent::Room(node_entry.name.clone())));
                 free.insert(at);
@@ -153,8 +152,8 @@ impl Ledger {
             is_gone = (may_go || mutated(Mutation::ConfirmedForgotten)) && node_state.remove(uid);
         });
         if is_gone {
-            held.remove();
             self.teams.forget(uid);
+            held.remove();
         }
         events
     }
@@ -208,13 +207,17 @@ fn assume(
     pod: &PodRef,
     compiled: &CompiledRequest,
     query: &PlacementRequest,
-    mix: &CompiledMix,
-    now: Timestamp,
+    (mix, now): (&CompiledMix, Timestamp),
+    may_have: &dyn Fn(&NodeState, &Placement) -> bool,
 ) -> Result<Placement, Rejection> {
     let hold = node_state.release(&pod.uid);
     let standing = node_state.stand_down(&pod.uid);
     let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
-    let placement = place(node_state, compiled, query, mix, on_hold).inspect_err(|_| {
+    let placed = place(node_state, compiled, query, mix, on_hold).and_then(|placement| {
+        // The last check: from here on it counts.
+        may_have(node_state, &placement).then_some(placement).ok_or(Rejection::TeamLimit)
+    });
+    let placement = placed.inspect_err(|_| {
         if let Some(hold) = hold {
             node_state.hold(pod.uid.clone(), hold);
         }

@@ -165,7 +165,7 @@ impl Ledger {
                     node_state.allocate_host(uid.clone(), other);
                 }
             }
-            self.teams.see(uid, node_state.reservation(uid));
+            self.teams.see(uid, node_state);
             is_placed = node_state.reservation(uid).is_some();
         }));
         if is_edited {
@@ -187,11 +187,12 @@ impl Ledger {
         let mut is_gone = false;
         events.extend(self.change_node(at, |node_state| {
             node_state.drain(uid, now);
+            self.teams.see(uid, node_state);
             is_gone = !node_state.has_pod(uid);
         }));
         if is_gone {
-            held.remove();
             self.teams.forget(uid);
+            held.remove();
             self.recycle(at);
         }
         events

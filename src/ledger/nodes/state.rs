@@ -359,10 +359,13 @@ impl Ledger {
     pub(crate) fn drop_index(&self, at: usize, ended: &[PodUid]) {
         let node_entry = self.node_entry(at);
         for uid in ended {
-            let is_gone = |held: &usize| *held == at && !node_entry.read().has_pod(uid);
-            if self.pods.remove_if(uid, |_, held| is_gone(held)).is_some() {
-                self.teams.forget(uid);
-            }
+            self.pods.remove_if(uid, |_, held| {
+                let is_gone = *held == at && !node_entry.read().has_pod(uid);
+                if is_gone {
+                    self.teams.forget(uid);
+                }
+                is_gone
+            });
             let is_held = || node_entry.read().holds().contains_key(uid);
             self.holds.remove_if(uid, |_, held| *held == at && !is_held());
         }

@@ -1,8 +1,9 @@
 //! What each team has of the GPUs, counted by what its pods request.
 //!
-//! A pod counts from the bind until its devices are free, and while room is kept for it. What is checked
-//! against a limit and what is counted is one step under one lock, so that no two binds of a team get
-//! past its limit together.
+//! A pod counts from the bind until its devices are free, and while room is kept for it: what its request
+//! counts against quotas, and at least the part of the GPUs that it gets. What is checked against a limit
+//! and what is counted is one step under one lock, so that no two binds of a team get past its limit
+//! together.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,16 +11,18 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{DeviceKind, PodUid};
 use crate::hardware::units::Share;
 use crate::model::charge::Prices;
+use crate::model::node_state::NodeState;
 use crate::model::request::GpuRequest;
-use crate::model::reservation::{Reservation, Tenure};
+use crate::model::reservation::{Placement, Reservation, Tenure};
 use crate::model::team::{TeamRules, TeamShare};
 use crate::mutation::{Mutation, mutated};
-use crate::scoring::victims::{Importance, less_important};
+use crate::scoring::victims::{Importance, is_leaving, less_important};
 
-/// The name of a team: a namespace, or a value of a label.
+/// The name of a team: a namespace; or a value of a label, or `namespace/NAME` for a namespace that has
+/// none. No value of a label has a slash.
 pub type TeamName = Arc<str>;
 
 /// What one team has.
@@ -51,17 +54,20 @@ struct Known {
     pods: BTreeMap<PodUid, Counted>,
     /// What the pods of each namespace count.
     used: BTreeMap<Arc<str>, u64>,
-    /// The value of the label of each namespace that has it.
-    labels: BTreeMap<Arc<str>, TeamName>,
+    /// The value of the label of each namespace that was seen; `None` if it has none.
+    labels: BTreeMap<Arc<str>, Option<TeamName>>,
 }
 
+/// The order in which the pods of a team fill what is guaranteed to it: the most important first, then the
+/// oldest. `None` is the last: of a pod that is not bound yet, or that is leaving.
+type Order = Option<(Reverse<i32>, i64)>;
+
 /// A pod that counts.
+#[derive(Clone)]
 struct Counted {
     namespace: Arc<str>,
     charge: u64,
-    /// The order in which the pods of a team fill what is guaranteed to it: the most important first,
-    /// then the oldest. Of a pod that is not bound yet it is unknown, and so it is the last.
-    order: Option<(Reverse<i32>, i64)>,
+    order: Order,
     /// Whether only room is kept for it.
     is_kept: bool,
 }
@@ -77,10 +83,37 @@ impl Teams {
         self.rules.get().map(|(rules, _)| rules)
     }
 
-    /// What a pod with this request counts.
+    /// What a pod with this request counts, before it has a place.
     pub fn charge(&self, request: &GpuRequest) -> Share {
         let charge = self.rules.get().map_or(0, |(_, prices)| prices.charge(request).equivalents);
         Share::from_millionths(charge)
+    }
+
+    /// What a pod counts that is placed on this node.
+    pub(crate) fn placed_charge(
+        &self,
+        node: &NodeState,
+        placement: &Placement,
+        request: Option<&GpuRequest>,
+    ) -> Share {
+        let Some((_, prices)) = self.rules.get() else { return Share::ZERO };
+        let parts = placement.devices.iter().map(|placed| {
+            let mut devices = node.devices().iter();
+            let known = devices.find(|device| device.device().id == placed.id);
+            let Some(device) = known else { return placed.demand.share.millionths() };
+            // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
+            if matches!(device.device().kind, DeviceKind::MigInstance { .. }) && request.is_some() {
+                return 0;
+            }
+            let whole = u128::from(device.capacity().memory.mib().max(1));
+            let of_memory = u128::from(placed.demand.memory.mib()) * 1_000_000 / whole;
+            let share = u128::from(placed.demand.share.millionths()).max(of_memory);
+            let weight = prices.weight_of(&device.device().model).millionths();
+            let weighed = share.min(1_000_000) * u128::from(weight) / 1_000_000;
+            u64::try_from(weighed).unwrap_or(u64::MAX)
+        });
+        let placed = Share::from_millionths(parts.sum());
+        request.map_or(Share::ZERO, |request| self.charge(request)).max(placed)
     }
 
     /// The team of a namespace.
@@ -88,13 +121,14 @@ impl Teams {
         self.known.lock().team_of(namespace, self.rules())
     }
 
-    /// Notes the value of the label of a namespace; `None` if it has none, or is gone.
-    pub fn see_label(&self, namespace: &str, team: Option<&str>) {
-        let labels = &mut self.known.lock().labels;
-        match team {
-            Some(team) => _ = labels.insert(namespace.into(), team.into()),
-            None => _ = labels.remove(namespace),
-        }
+    /// Notes the value of the label of a namespace that is there; `None` if it has none.
+    pub fn see_namespace(&self, namespace: &str, team: Option<&str>) {
+        self.known.lock().labels.insert(namespace.into(), team.map(Arc::from));
+    }
+
+    /// Notes that a namespace is gone.
+    pub fn lose_namespace(&self, namespace: &str) {
+        self.known.lock().labels.remove(namespace);
     }
 
     /// Whether a team may have what this pod requests. What the pod itself counts already is left out.
@@ -120,40 +154,42 @@ impl Teams {
         Some(at_most.millionths().saturating_sub(known.used_by(&team, namespace, rules)))
     }
 
-    /// Counts a pod, for which room is kept or which is about to be bound, if its team may have it.
-    /// Returns whether it may.
-    pub fn admit(
-        &self,
-        uid: &PodUid,
-        namespace: &str,
-        request: &GpuRequest,
-        is_kept: bool,
-    ) -> bool {
+    /// Counts a pod that is about to be bound, if its team may have as much. Returns whether it may.
+    pub(crate) fn admit(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
+        self.count_if(uid, namespace, charge, false)
+    }
+
+    /// Counts the room that is kept for a pod, if its team may have as much. Returns whether it may.
+    pub(crate) fn admit_kept(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
+        self.count_if(uid, namespace, self.charge(request), true)
+    }
+
+    fn count_if(&self, uid: &PodUid, namespace: &str, charge: Share, is_kept: bool) -> bool {
         let Some((rules, _)) = self.rules.get() else { return true };
-        let charge = self.charge(request).millionths();
+        let charge = charge.millionths();
         let mut known = self.known.lock();
-        let fits = known.fits(rules, (uid, namespace, charge), |share| share.at_most);
-        if fits || mutated(Mutation::TeamLimitUnchecked) {
+        let fits = known.fits(rules, (uid, namespace, charge), |share| share.at_most)
+            || mutated(Mutation::TeamLimitUnchecked);
+        if fits {
             let namespace = namespace.into();
             known.count(uid, Counted { namespace, charge, order: None, is_kept });
         }
-        fits || mutated(Mutation::TeamLimitUnchecked)
+        fits
     }
 
-    /// Counts a pod as its reservation says; without one it does not count.
-    pub(crate) fn see(&self, uid: &PodUid, held: Option<&Reservation>) {
+    /// Counts a pod as its reservation on this node says; without one it does not count.
+    pub(crate) fn see(&self, uid: &PodUid, node: &NodeState) {
         if self.rules.get().is_none() {
             return;
         }
-        let Some(held) = held else { return self.forget(uid) };
-        let charge = match &held.request {
-            Some(request) => self.charge(request).millionths(),
-            None => held.placement.devices.iter().map(|it| it.demand.share.millionths()).sum(),
+        let Some(held) = node.reservation(uid) else { return self.forget(uid) };
+        let charge = self.placed_charge(node, &held.placement, held.request.as_deref());
+        let counted = Counted {
+            namespace: held.pod.namespace().into(),
+            charge: charge.millionths(),
+            order: order(held),
+            is_kept: false,
         };
-        let order =
-            held.tenure.map(|tenure| (Reverse(tenure.priority), tenure.started_unix_seconds));
-        let namespace = held.pod.namespace().into();
-        let counted = Counted { namespace, charge, order, is_kept: false };
         self.known.lock().count(uid, counted);
     }
 
@@ -177,17 +213,16 @@ impl Teams {
     /// The pods that do not fit into what is guaranteed to their teams, and the team of each pod.
     pub fn over_quota(&self) -> OverQuota {
         let Some((rules, _)) = self.rules.get() else { return OverQuota::default() };
-        let known = self.known.lock();
         let mut found = OverQuota { is_on: true, ..OverQuota::default() };
-        for (team, pods) in known.by_team(rules) {
+        for (team, pods) in self.by_team(rules) {
             let mut left = rules.of(&team).guaranteed.millionths();
-            for (_, uid, counted) in pods {
-                let fits = left.checked_sub(counted.charge);
-                left = fits.unwrap_or(0);
-                if fits.is_none() {
-                    found.pods.insert(uid.clone());
+            for (_, uid, counted, is_seen) in pods {
+                match left.checked_sub(counted.charge) {
+                    Some(rest) => left = rest,
+                    None if is_seen => _ = found.pods.insert(uid.clone()),
+                    None => {}
                 }
-                found.teams.insert(uid.clone(), Arc::clone(&team));
+                found.teams.insert(uid, Arc::clone(&team));
             }
         }
         found
@@ -197,14 +232,17 @@ impl Teams {
     pub fn all(&self, also: impl Iterator<Item = Arc<str>>) -> Vec<TeamUse> {
         let Some((rules, _)) = self.rules.get() else { return Vec::new() };
         let over = self.over_quota();
-        let known = self.known.lock();
-        let mut teams = known.by_team(rules);
+        let mut teams = self.by_team(rules);
         let mut namespaces: BTreeMap<TeamName, BTreeSet<Arc<str>>> = BTreeMap::new();
         let named = rules.teams.keys().map(|team| Arc::from(team.as_str()));
-        let labeled = known.labels.keys().cloned();
-        for namespace in known.used.keys().cloned().chain(labeled).chain(also) {
-            let team = known.team_of(&namespace, Some(rules));
-            namespaces.entry(team).or_default().insert(namespace);
+        {
+            let known = self.known.lock();
+            let labeled = known.labels.iter().filter(|(_, team)| team.is_some());
+            let labeled = labeled.map(|(namespace, _)| Arc::clone(namespace));
+            for namespace in known.used.keys().cloned().chain(labeled).chain(also) {
+                let team = known.team_of(&namespace, Some(rules));
+                namespaces.entry(team).or_default().insert(namespace);
+            }
         }
         for team in named.clone().filter(|_| rules.label.is_empty()) {
             namespaces.entry(Arc::clone(&team)).or_default().insert(team);
@@ -213,18 +251,47 @@ impl Teams {
             teams.entry(team).or_default();
         }
         let sum = |charges: &mut dyn Iterator<Item = u64>| Share::from_millionths(charges.sum());
-        let team_use = |(name, pods): (TeamName, Vec<Place<'_>>)| TeamUse {
-            share: rules.of(&name),
-            used: sum(&mut pods.iter().map(|(.., counted)| counted.charge)),
-            over_quota: sum(&mut pods
-                .iter()
-                .filter(|(_, uid, _)| over.pods.contains(*uid))
-                .map(|(.., counted)| counted.charge)),
-            pods: pods.len(),
-            namespaces: namespaces.get(&name).cloned().unwrap_or_default(),
-            name,
+        let team_use = |(name, pods): (TeamName, Vec<Place>)| {
+            let of_over = pods.iter().filter(|(_, uid, ..)| over.pods.contains(uid));
+            TeamUse {
+                share: rules.of(&name),
+                used: sum(&mut pods.iter().map(|(_, _, counted, _)| counted.charge)),
+                over_quota: sum(&mut of_over.map(|(_, _, counted, _)| counted.charge)),
+                pods: pods.len(),
+                namespaces: namespaces.get(&name).cloned().unwrap_or_default(),
+                name,
+            }
         };
         teams.into_iter().map(team_use).collect()
+    }
+
+    /// The pods of each team, in their order. Others may count meanwhile: it is sorted without the lock.
+    fn by_team(&self, rules: &TeamRules) -> BTreeMap<TeamName, Vec<Place>> {
+        let mut teams: BTreeMap<TeamName, Vec<Place>> = BTreeMap::new();
+        {
+            let known = self.known.lock();
+            for (uid, counted) in &known.pods {
+                let team = known.team_of(&counted.namespace, Some(rules));
+                let order = (counted.order.is_none(), counted.order);
+                let is_seen = known.is_seen(&counted.namespace, rules);
+                let place = (order, uid.clone(), counted.clone(), is_seen);
+                teams.entry(team).or_default().push(place);
+            }
+        }
+        teams.values_mut().for_each(|pods| {
+            pods.sort_by(|(a, one, ..), (b, other, ..)| (a, one).cmp(&(b, other)));
+        });
+        teams
+    }
+
+    /// The pods that count.
+    pub(crate) fn counted(&self) -> Vec<PodUid> {
+        self.known.lock().pods.keys().cloned().collect()
+    }
+
+    /// Whether a pod counts.
+    pub(crate) fn counts(&self, uid: &PodUid) -> bool {
+        self.known.lock().pods.contains_key(uid)
     }
 
     /// How many pods are counted.
@@ -259,12 +326,19 @@ impl OverQuota {
     /// How important a pod is as a victim for another one; `None` if it is not to be evicted for it.
     ///
     /// Within a team priority alone decides. Of other teams only over-quota pods are victims, whatever
-    /// their priority, and only for a pod that is guaranteed. Pods that request no GPU count for no team.
-    pub fn victim(&self, preemptor: &TeamPod, uid: &PodUid, tenure: Tenure) -> Option<Importance> {
-        let by_priority = less_important(preemptor.priority)(uid, tenure);
+    /// their priority, and only for a pod that is guaranteed. Pods that have no GPU count for no team.
+    pub fn victim(
+        &self,
+        preemptor: &TeamPod,
+        uid: &PodUid,
+        tenure: Tenure,
+        has_gpu: bool,
+    ) -> Option<Importance> {
+        let by_priority = less_important(preemptor.priority)(uid, tenure, has_gpu);
         let is_guaranteed = !self.pods.contains(uid);
         let importance = Importance { is_guaranteed, priority: tenure.priority };
         match self.teams.get(uid) {
+            None if self.is_on && has_gpu => None, // it came after this was found
             None => by_priority,
             Some(team) if *team == preemptor.team => by_priority.map(|_| importance),
             Some(_) => {
@@ -273,30 +347,50 @@ impl OverQuota {
             }
         }
     }
+
+    /// Whether a pod goes only because it is over the quota of its team, which is not this one.
+    pub fn is_owed_by(&self, uid: &PodUid, preemptor: &TeamPod) -> bool {
+        self.teams.get(uid).is_some_and(|team| *team != preemptor.team)
+    }
 }
 
-/// A pod among those of its team: its order, where an unknown one is the last.
-type Place<'a> = ((bool, Option<(Reverse<i32>, i64)>), &'a PodUid, &'a Counted);
+/// A pod among those of its team: its order, and whether its namespace was seen.
+type Place = ((bool, Order), PodUid, Counted, bool);
+
+fn order(held: &Reservation) -> Order {
+    let tenure = held.tenure.filter(|_| !is_leaving(held));
+    tenure.map(|tenure| (Reverse(tenure.priority), tenure.started_unix_seconds))
+}
 
 impl Known {
     fn team_of(&self, namespace: &str, rules: Option<&TeamRules>) -> TeamName {
-        let is_labeled = rules.is_some_and(|rules| !rules.label.is_empty());
-        let label = self.labels.get(namespace).filter(|_| is_labeled);
-        label.map_or_else(|| namespace.into(), Arc::clone)
+        if rules.is_none_or(|rules| rules.label.is_empty()) {
+            return namespace.into();
+        }
+        let label = self.labels.get(namespace).and_then(Option::as_ref);
+        label.map_or_else(|| format!("namespace/{namespace}").into(), Arc::clone)
     }
 
-    /// Whether a pod fits into a limit of its team.
+    /// Whether the team of a namespace is known.
+    fn is_seen(&self, namespace: &str, rules: &TeamRules) -> bool {
+        rules.label.is_empty() || self.labels.contains_key(namespace)
+    }
+
+    /// Whether a pod fits into a limit of its team; not while the team is unknown.
     fn fits(
         &self,
         rules: &TeamRules,
         (uid, namespace, charge): (&PodUid, &str, u64),
         limit: impl FnOnce(TeamShare) -> Option<Share>,
     ) -> bool {
+        if !self.is_seen(namespace, rules) {
+            return false;
+        }
         let team = self.team_of(namespace, Some(rules));
         let Some(limit) = limit(rules.of(&team)) else { return true };
-        let of_team = |namespace: &str| self.team_of(namespace, Some(rules)) == team;
         let used = self.used_by(&team, namespace, rules);
-        let own = self.pods.get(uid).filter(|counted| of_team(&counted.namespace));
+        let own = self.pods.get(uid);
+        let own = own.filter(|counted| self.team_of(&counted.namespace, Some(rules)) == team);
         let others = used.saturating_sub(own.map_or(0, |counted| counted.charge));
         others.saturating_add(charge) <= limit.millionths()
     }
@@ -324,18 +418,6 @@ impl Known {
                 self.used.remove(&namespace);
             }
         }
-    }
-
-    /// The pods of each team, in their order.
-    fn by_team(&self, rules: &TeamRules) -> BTreeMap<TeamName, Vec<Place<'_>>> {
-        let mut teams: BTreeMap<TeamName, Vec<Place<'_>>> = BTreeMap::new();
-        for (uid, counted) in &self.pods {
-            let team = self.team_of(&counted.namespace, Some(rules));
-            let order = (counted.order.is_none(), counted.order);
-            teams.entry(team).or_default().push((order, uid, counted));
-        }
-        teams.values_mut().for_each(|pods| pods.sort_by_key(|(order, uid, _)| (*order, *uid)));
-        teams
     }
 }
 

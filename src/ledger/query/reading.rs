@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use dashmap::Entry;
 use dashmap::mapref::multiple::RefMulti;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
@@ -213,11 +214,32 @@ impl Ledger {
     /// # Errors
     /// One [`AuditError`] per node whose sums differ.
     pub fn audit(&self) -> Result<(), Vec<AuditError>> {
-        let faults: Vec<_> = self
+        let mut faults: Vec<_> = self
             .node_table()
             .iter()
             .filter_map(|node_entry| node_entry.read().audit().err())
             .collect();
+        faults.extend(self.audit_teams());
         if faults.is_empty() { Ok(()) } else { Err(faults) }
+    }
+
+    /// The pods that count for their team although they have nothing, or have something and do not.
+    fn audit_teams(&self) -> Vec<AuditError> {
+        if self.teams.rules().is_none() {
+            return Vec::new();
+        }
+        let mut faults = Vec::new();
+        for uid in self.teams.counted() {
+            let Entry::Vacant(_held) = self.pods.entry(uid.clone()) else { continue };
+            let has_room = self.standing.lock().contains_key(&uid);
+            if !has_room && self.teams.counts(&uid) {
+                faults.push(AuditError::Team { pod: uid });
+            }
+        }
+        self.look_at_each(|node_state| {
+            let held = node_state.reservations().keys().filter(|uid| !self.teams.counts(uid));
+            faults.extend(held.map(|uid| AuditError::Team { pod: uid.clone() }));
+        });
+        faults
     }
 }

@@ -183,7 +183,10 @@ fn room_on(
         Some(held) => held.tenure,
         None => node.others().get(uid).map(|other| other.tenure),
     };
-    let importance = |uid: &PodUid| tenure(uid).and_then(|it| (request.victim)(uid, it));
+    let importance = |uid: &PodUid| {
+        let has_gpu = node.reservation(uid).is_some();
+        tenure(uid).and_then(|it| (request.victim)(uid, it, has_gpu))
+    };
     if !planned.iter().all(|uid| !node.has_pod(uid) || importance(uid).is_some()) {
         return None;
     }
@@ -297,7 +300,7 @@ fn lowest_loss(
             if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
                 left.push((None, *held));
             } else if let Some(tenure) = reservation.and_then(|it| it.tenure)
-                && let Some(importance) = (request.victim)(uid, tenure)
+                && let Some(importance) = (request.victim)(uid, tenure, true)
             {
                 left.push((Some(importance), *held));
             }

@@ -58,11 +58,18 @@ impl Ledger {
         standing.into_iter().map(node_of).collect()
     }
 
-    /// Counts the room that is kept for a pod for its team. `false` if the team may not have as much: then
-    /// no room is to be kept.
+    /// Counts the room that is kept for a pod for its team. `false` if the team may not have as much, or if
+    /// the pod does not wait any more: then no room is to be kept.
     pub fn count_kept(&self, pod: &WaitingPod) -> bool {
         let uid = &pod.pod.uid;
-        let may_have = |gpu| self.teams.admit(uid, &pod.namespace, gpu, true);
+        let may_have = |gpu| self.teams.admit_kept(uid, &pod.namespace, gpu);
+        // A pod that ends meanwhile would count for ever.
+        self.while_unallocated(uid, |_| pod.query.gpu.as_ref().is_none_or(may_have))
+    }
+
+    /// Whether the team of a waiting pod may have what it requests.
+    pub(crate) fn team_may_have(&self, pod: &WaitingPod) -> bool {
+        let may_have = |gpu| self.teams.may_have(&pod.pod.uid, &pod.namespace, gpu);
         pod.query.gpu.as_ref().is_none_or(may_have)
     }
 

@@ -282,6 +282,9 @@ impl WaitingPods {
             }
         }
         let requeued = pods.change(&uid, |state| {
+            if state.is_at_team_limit() {
+                state.refused = None; // what that said is old now
+            }
             state.refused.get_or_insert_default();
             (state.named, state.called_at, state.is_answered) = (None, now, false);
             let requeue = state.requeue.take()?;

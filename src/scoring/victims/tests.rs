@@ -29,8 +29,8 @@ fn with(tenants: &[Some3]) -> (NodeState, crate::hardware::device_class::DeviceC
     (node, classes)
 }
 
-fn all(uid: &PodUid, tenure: Tenure) -> Option<Importance> {
-    less_important(10)(uid, tenure)
+fn all(uid: &PodUid, tenure: Tenure, has_gpu: bool) -> Option<Importance> {
+    less_important(10)(uid, tenure, has_gpu)
 }
 
 /// The victims on such a node of a pod with priority 10.
@@ -82,7 +82,9 @@ fn the_least_important_go_and_no_more_than_needed() {
 fn pods_that_leave_anyway_cost_nothing_and_others_may_be_protected() {
     let (mut node, classes) = with(&[(vec!["A"], 600_000, 0), (vec!["B"], 600_000, 0)]);
     let compiled = compiled_request("fraction=0.5", &classes);
-    let no_b = |uid: &PodUid, it: Tenure| all(uid, it).filter(|_| uid.as_str() != "1");
+    let no_b = |uid: &PodUid, it: Tenure, has_gpu: bool| {
+        all(uid, it, has_gpu).filter(|_| uid.as_str() != "1")
+    };
     let find = |node: &NodeState, gone: &[&str], may: &Victims<'_>| {
         let sets = Cell::new(MOST_SETS);
         let preemptor =
@@ -94,13 +96,13 @@ fn pods_that_leave_anyway_cost_nothing_and_others_may_be_protected() {
     };
     let victim = |name: &str, on: &str| Some((vec![name.to_owned()], on.to_owned()));
     assert_eq!(find(&node, &[], &no_b), victim("0", "A"));
-    assert_eq!(find(&node, &[], &|_, _| None), None);
+    assert_eq!(find(&node, &[], &|_, _, _| None), None);
     assert_eq!(find(&node, &["1"], &all), Some((vec![], "B".to_owned())));
     let drains = |node: &mut NodeState| {
         assert!(!node.drain(&PodUid::new("1"), crate::hardware::units::Timestamp::START));
     };
     drains(&mut node);
-    assert_eq!(find(&node, &[], &|_, _| None), Some((vec![], "B".to_owned())));
+    assert_eq!(find(&node, &[], &|_, _, _| None), Some((vec![], "B".to_owned())));
     let unknown =
         Reservation { tenure: None, ..node.reservation(&PodUid::new("0")).unwrap().clone() };
     node.allocate(unknown);

@@ -50,7 +50,8 @@ const NARROW_FROM: usize = 100;
 const NODES_BEYOND: usize = 1_000;
 
 /// Answer to a call that comes too early. Constant, like every text that kube-scheduler may show.
-const WARMING_UP: &str = "gpupack is warming up: pods, nodes or agent reports are not complete yet";
+const WARMING_UP: &str =
+    "gpupack is warming up: pods, nodes, namespaces or agent reports are not complete yet";
 
 /// Reads a body. It may name at most twice the known nodes plus `NODES_BEYOND`, since the watch
 /// may be behind and an autoscaler sends nodes that do not exist. Before nodes are listed their

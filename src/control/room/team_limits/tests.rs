@@ -4,8 +4,10 @@ use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
 use crate::hardware::units::Share;
 use crate::ledger::fixture::uid;
+use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::charge::Prices;
 use crate::model::rejection::Rejection;
+use crate::model::request::PodGroup;
 use crate::model::team::{TeamRules, TeamShare};
 
 /// The team of all pods may have one GPU.
@@ -34,10 +36,11 @@ fn called(bed: &mut Bed, seconds: u64) -> Vec<String> {
 }
 
 #[test]
-fn the_first_pods_that_a_team_may_have_are_called_once() {
+fn the_pods_that_a_team_may_have_are_called_once() {
     let mut bed = bed();
     bed.bind("team/x", "n", "A", 600_000, 0);
     bed.bind("team/y", "n", "B", 400_000, 0);
+    limited(&bed, "never", 1_100_000, 9);
     limited(&bed, "p", 500_000, 0);
     limited(&bed, "q", 300_000, 0);
     limited(&bed, "important", 300_000, 5);
@@ -45,15 +48,42 @@ fn the_first_pods_that_a_team_may_have_are_called_once() {
     bed.ledger.end_pod(&uid("team/y"), bed.now);
     assert_eq!(called(&mut bed, 31), [""; 0], "it drains until the next tick");
     bed.ledger.tick(bed.now);
-    assert_eq!(called(&mut bed, 1), ["important"], "`q` does not pass `p`");
+    assert_eq!(called(&mut bed, 1), ["important"], "`q` does not fit beside it");
     assert_eq!(called(&mut bed, 1), [""; 0]);
-    assert_eq!(called(&mut bed, 10), ["important"], "no call came");
+    assert_eq!(called(&mut bed, 10), ["important", "q"], "no call came: it is in the way of none");
+    assert_eq!(called(&mut bed, 10), ["q"], "and called again later each time");
+    assert_eq!(called(&mut bed, 10), ["important"]);
     call(&bed, "important", 300_000, 5);
     assert_eq!(called(&mut bed, 1), ["important"], "it was refused again");
     bed.ledger.end_pod(&uid("team/x"), bed.now);
     bed.ledger.tick(bed.now.plus(Duration::from_secs(31)));
     bed.waiting.remove(&uid("important"));
+    call(&bed, "q", 300_000, 0);
     assert_eq!(called(&mut bed, 32), ["p", "q"], "both have room together");
+}
+
+#[test]
+fn a_group_that_its_team_may_not_have_is_not_looked_for() {
+    let mut bed = bed();
+    for at in 0..2 {
+        let group = PodGroup { name: "g".into(), size: 2 };
+        let pod = WaitingPod { group: Some(group), ..waiting_pod(&format!("g-{at}"), 600_000, 0) };
+        bed.refused(pod, ALL);
+    }
+    let step = bed.step_after(5);
+    assert!(step.events.is_empty() && bed.kept().is_empty(), "{step:?}");
+    let mut bed = Bed::new(Duration::ZERO);
+    let others =
+        TeamShare { guaranteed: Share::ZERO, at_most: Some(Share::from_millionths(1_200_000)) };
+    bed.ledger.teams.rule(TeamRules { others, ..TeamRules::default() }, Prices::default());
+    for at in 0..2 {
+        let group = PodGroup { name: "g".into(), size: 2 };
+        let pod = WaitingPod { group: Some(group), ..waiting_pod(&format!("g-{at}"), 600_000, 0) };
+        bed.refused(pod, ALL);
+    }
+    bed.step_after(5);
+    assert_eq!(bed.kept().len(), 2);
+    assert_eq!(bed.ledger.teams.left("team"), Some(0));
 }
 
 #[test]
@@ -65,7 +95,7 @@ fn no_room_is_kept_that_the_team_may_not_have() {
         bed.bind(pod, node, device, 600_000, 0);
     }
     let gpu = waiting_pod("x", 600_000, 0).query.gpu.unwrap();
-    assert!(bed.ledger.teams.admit(&uid("x"), "team", &gpu, true));
+    assert!(bed.ledger.teams.admit_kept(&uid("x"), "team", &gpu));
     bed.refused(waiting_pod("p", 500_000, 0), ALL);
     bed.step_after(6);
     assert_eq!(bed.kept(), []);

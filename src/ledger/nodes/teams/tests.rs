@@ -1,10 +1,12 @@
 use super::*;
-use crate::hardware::units::Timestamp;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, ledger, seconds, share_query, uid};
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::queries::PlacementRequest;
 use crate::model::rejection::Rejection;
+use crate::model::request::Amount;
 use crate::model::reservation::{PodRef, Tenure};
 
 fn pod(namespace: &str, name: &str) -> PodRef {
@@ -93,7 +95,11 @@ fn the_least_important_and_youngest_are_over_quota() {
     see(&ledger, "a", "young", 250_000, (0, 9));
     assert!(ledger.teams.over_quota().pods.is_empty());
     see(&ledger, "a", "important", 1_000_000, (7, 9));
-    assert_eq!(ledger.teams.over_quota().pods.len(), 3, "it alone is more than is guaranteed");
+    assert_eq!(
+        ledger.teams.over_quota().pods,
+        BTreeSet::from([uid("important")]),
+        "it does not fit"
+    );
     ledger.end_pod(&uid("important"), Timestamp::START);
     ledger.tick(seconds(31));
     see(&ledger, "a", "middle", 250_000, (0, 5));
@@ -115,10 +121,10 @@ fn kept_room_counts_until_it_ends() {
     let ledger = cluster("");
     let gpu = share_query(1_000_000).gpu.unwrap();
     let (p, q) = (uid("p"), uid("q"));
-    assert!(ledger.teams.admit(&p, "a", &gpu, true));
-    assert!(!ledger.teams.admit(&q, "a", &gpu, true) && ledger.teams.may_have(&p, "a", &gpu));
+    assert!(ledger.teams.admit_kept(&p, "a", &gpu));
+    assert!(!ledger.teams.admit_kept(&q, "a", &gpu) && ledger.teams.may_have(&p, "a", &gpu));
     ledger.teams.let_go(&p);
-    assert!(ledger.teams.admit(&q, "a", &gpu, true));
+    assert!(ledger.teams.admit_kept(&q, "a", &gpu));
     ledger.reserve(&pod("a", "q"), "n", &share_query(1_000_000), Timestamp::START).unwrap();
     ledger.teams.let_go(&q);
     assert_eq!(ledger.teams.left("a"), Some(0), "it is placed now");
@@ -127,15 +133,23 @@ fn kept_room_counts_until_it_ends() {
 #[test]
 fn a_label_makes_one_team_of_several_namespaces() {
     let ledger = cluster("example.com/team");
-    ledger.teams.see_label("x", Some("a"));
-    ledger.teams.see_label("y", Some("a"));
+    ledger.teams.see_namespace("x", Some("a"));
+    ledger.teams.see_namespace("y", Some("a"));
     see(&ledger, "x", "p", 500_000, (0, 1));
     see(&ledger, "y", "q", 250_000, (0, 2));
     assert_eq!(ledger.teams.left("y"), Some(250_000));
     assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("q")]));
-    see(&ledger, "z", "r", 250_000, (0, 3));
-    assert_eq!(used(&ledger, "z"), (250_000, 250_000, 1), "a team of its own");
-    ledger.teams.see_label("y", None);
+    ledger.teams.see_namespace("a", None);
+    see(&ledger, "a", "r", 250_000, (0, 3));
+    assert_eq!(used(&ledger, "namespace/a"), (250_000, 250_000, 1), "a team of its own");
+    let gpu = share_query(100_000).gpu.unwrap();
+    assert!(!ledger.teams.may_have(&uid("new"), "unseen", &gpu), "its team is not known");
+    see(&ledger, "unseen", "s", 100_000, (0, 4));
+    assert!(!ledger.teams.over_quota().pods.contains(&uid("s")), "nor may it be evicted");
+    ledger.teams.see_namespace("unseen", None);
+    assert!(ledger.teams.may_have(&uid("new"), "unseen", &gpu));
+    assert!(ledger.teams.over_quota().pods.contains(&uid("s")));
+    ledger.teams.see_namespace("y", None);
     assert_eq!(ledger.teams.left("x"), Some(500_000));
 }
 
@@ -148,4 +162,47 @@ fn without_rules_nothing_is_counted() {
     assert!(!ledger.teams.is_guaranteed(&uid("q"), "a", &gpu));
     assert_eq!((ledger.teams.count(), ledger.teams.all(["x".into()].into_iter()).len()), (0, 0));
     assert_eq!(ledger.teams.over_quota(), OverQuota::default());
+}
+
+#[test]
+fn pods_that_leave_are_the_last_that_fill_the_guarantee() {
+    let ledger = cluster("");
+    see(&ledger, "a", "old", 250_000, (9, 1));
+    see(&ledger, "a", "young", 250_000, (0, 5));
+    see(&ledger, "a", "new", 250_000, (0, 9));
+    assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("new")]));
+    ledger.end_pod(&uid("old"), Timestamp::START);
+    assert_eq!(ledger.teams.over_quota().pods, BTreeSet::from([uid("old")]), "its devices drain");
+    assert_eq!(used(&ledger, "a"), (750_000, 250_000, 3));
+}
+
+#[test]
+fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
+    let ledger = cluster("");
+    let gpu =
+        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
+    let query = PlacementRequest { gpu: Some(gpu.clone()), ..share_query(1) };
+    assert!(ledger.teams.charge(&gpu) < Share::from_millionths(10_000), "of 80 GiB");
+    let reserve = |name: &str| ledger.reserve(&pod("a", name), "n", &query, Timestamp::START);
+    reserve("p").unwrap();
+    assert_eq!(ledger.teams.left("a"), Some(400_000), "600 of 1,000 MiB");
+    assert_eq!(reserve("q"), Err(ReserveError::Rejection(Rejection::TeamLimit)));
+    assert_eq!(ledger.node("n").unwrap().reservations().len(), 1);
+    ledger.forget(&uid("p"));
+    reserve("q").unwrap();
+    ledger.audit().unwrap();
+}
+
+#[test]
+fn an_audit_finds_what_counts_and_is_not_there() {
+    let ledger = cluster("");
+    see(&ledger, "a", "p", 250_000, (0, 1));
+    ledger.audit().unwrap();
+    ledger.teams.forget(&uid("p"));
+    let gpu = share_query(100_000).gpu.unwrap();
+    assert!(ledger.teams.admit_kept(&uid("leaked"), "a", &gpu));
+    let faults = ledger.audit().unwrap_err();
+    let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(faults.len(), 2, "{faults:?}");
+    assert!(faults[0].contains("`leaked`") && faults[1].contains("`p`"), "{faults:?}");
 }

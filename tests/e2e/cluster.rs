@@ -161,9 +161,14 @@ impl Cluster {
 
     /// A disruption budget that lets nobody evict the pod of this name. No controller works out its status.
     pub(crate) async fn add_budget(&self, name: &str) -> Api<PodDisruptionBudget> {
+        self.add_budget_of(name, name).await
+    }
+
+    /// The same with a name of its own.
+    pub(crate) async fn add_budget_of(&self, name: &str, pod: &str) -> Api<PodDisruptionBudget> {
         let object = json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": name}}},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e/pod": pod}}},
         });
         let object: PodDisruptionBudget =
             serde_json::from_value(object).expect("a valid disruption budget");

@@ -13,7 +13,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
-use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::outcome::{Cause, PatchOutcome};
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::suggest::preemptors::Ended;
 use crate::ledger::suggest::waiting::WaitingPod;
@@ -153,7 +153,9 @@ async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option
         };
         match cluster.writer.evict(&key, &victim.uid, Run::Dry).await {
             EvictOutcome::Evicted | EvictOutcome::Gone => {}
-            EvictOutcome::Blocked { message } => {
+            // It has several budgets: the API server evicts no such pod, and answers 500.
+            EvictOutcome::Undecided { cause: Cause::Status { code: 500, message } }
+            | EvictOutcome::Blocked { message } => {
                 tracing::info!(pod_uid = %victim.uid, pod = %victim, message, "not evicted: protected by a budget");
                 app.metrics.preempted(EvictionResult::Blocked);
                 protected.insert(victim.uid.clone());

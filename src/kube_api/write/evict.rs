@@ -14,7 +14,7 @@ use crate::kube_api::write::writer::{ApiWriter, is_definite, pods};
 pub enum EvictOutcome {
     /// The API server ends the pod.
     Evicted,
-    /// A disruption budget forbids it now, the pod has several, or the API server limits requests (429).
+    /// A disruption budget forbids it now, or the API server limits requests (429).
     Blocked {
         /// The API server's message.
         message: String,
@@ -52,12 +52,7 @@ impl ApiWriter {
             Err(cause) => return EvictOutcome::Undecided { cause },
         };
         match reply.status {
-            // The API server answers 201 with a failure in the body, in a dry run as well, if a pod has more
-            // than one disruption budget: it evicts no such pod.
-            200..=299 => match reply.failure() {
-                None => EvictOutcome::Evicted,
-                Some(message) => EvictOutcome::Blocked { message },
-            },
+            200..=299 => EvictOutcome::Evicted,
             404 | 409 => EvictOutcome::Gone,
             429 => EvictOutcome::Blocked { message: reply.message() },
             code if is_definite(code) => EvictOutcome::Refused { code, message: reply.message() },

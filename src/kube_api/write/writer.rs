@@ -316,13 +316,6 @@ impl Answer {
         message.chars().take(512).collect()
     }
 
-    /// The message of a failure in the body, whatever the status of the reply.
-    pub(crate) fn failure(&self) -> Option<String> {
-        let body = self.body.as_deref().unwrap_or_default();
-        let status = serde_json::from_slice::<Status>(body).ok()?;
-        (status.status.as_deref() == Some("Failure")).then(|| self.message())
-    }
-
     pub(crate) fn cause(&self) -> Cause {
         Cause::Status { code: self.status, message: self.message() }
     }

@@ -255,6 +255,40 @@ fn budgets_and_policies_are_respected() {
     });
 }
 
+/// The API server evicts no pod with two budgets, and answers 500.
+#[test]
+fn a_pod_with_two_budgets_stays_and_another_goes() {
+    scenario("two-budgets", |bed| async move {
+        let stage = bed.stage(setup_of(Fleet::new().with("two-budgets", 2, (1, A100)))).await;
+        prepare(&stage).await;
+        let low = |name| PodPlan::fraction(name, "0.9").important("e2e-low");
+        stage.cluster.add_pods(&[low("older")]).await;
+        stage.watching.until_bound(1, LIMIT).await;
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        stage.cluster.add_pods(&[low("younger")]).await;
+        stage.watching.until_bound(2, LIMIT).await;
+        for name in ["older", "younger"] {
+            stage.cluster.set_phase(name, "Running").await;
+        }
+        stage.cluster.add_budget_of("one", "younger").await;
+        stage.cluster.add_budget_of("other", "younger").await;
+        stage.cluster.add_pods(&[PodPlan::fraction("high", "0.9").important("e2e-high")]).await;
+        let until = |pods: &Pods| is_bound(pods, "high");
+        let took = stage.watching.until("the important one bound", LIMIT, until).await;
+        assert_eq!(
+            stage.watching.ask(evicted),
+            ["older"],
+            "the younger one would be the first choice"
+        );
+        assert!(preempted(&stage, "blocked").await >= 1.0);
+        stage.figure(&format!(
+            "a pod with two budgets is left alone, and another one goes: bound after {} ms",
+            clock::ms(took)
+        ));
+        stage.judge().await;
+    });
+}
+
 #[test]
 fn nothing_is_evicted_without_the_right_and_the_log_says_so() {
     scenario("no-right", |bed| async move {

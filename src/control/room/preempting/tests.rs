@@ -402,3 +402,77 @@ fn a_pod_of_a_team_goes_on_with_the_over_quota_pods_that_went_for_it() {
         "the guarantee is used up, and a note orders no eviction: {step:?}"
     );
 }
+
+#[test]
+fn rooms_of_other_teams_are_not_in_the_way_of_what_is_guaranteed() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("x/a", "n", "A"), ("x/b", "n", "B"), ("x/c", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 1);
+    }
+    bed.rules.preemption.at_once = 1;
+    let own = WaitingPod { namespace: "x".to_owned(), ..waiting_pod("q", 1_000_000, 9) };
+    bed.refused(own, ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["q m: x/c"], "of its own team");
+    bed.refused(waiting_pod("p", 1_000_000, 0), ALL);
+    assert_eq!(orders_after(&mut bed, 1), ["p n: x/a"], "one at once for what is guaranteed");
+    bed.refused(waiting_pod("r", 500_000, 0), ALL);
+    assert_eq!(orders_after(&mut bed, 9), [""; 0], "and no more");
+}
+
+#[test]
+fn room_that_pods_of_a_team_leave_is_for_no_other_team() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("team/a", "n", "A"), ("other/b", "n", "B"), ("none/c", "m", "C")]
+    {
+        bed.bind(name, node, device, 1_000_000, 0);
+    }
+    bed.refused(waiting_pod("q", 1_000_000, 5), &["n"]);
+    assert_eq!(orders_after(&mut bed, 2), ["q n: team/a"], "within the team priority decides");
+    assert!(ask(&bed, "q"));
+    bed.ledger.end_pod(&uid("team/a"), bed.now);
+    let over = WaitingPod { namespace: "none".to_owned(), ..waiting_pod("h", 1_000_000, 9) };
+    bed.refused(over, &["n"]);
+    assert_eq!(orders_after(&mut bed, 9), [""; 0]);
+    assert_eq!(bed.kept(), [("q".to_owned(), "n".to_owned())]);
+}
+
+#[test]
+fn what_is_guaranteed_passes_room_that_is_kept_for_over_quota_pods() {
+    let mut bed = Bed::new(Duration::from_secs(5));
+    with_teams(&bed);
+    for (name, node, device) in [("other/a", "n", "A"), ("y/b", "n", "B"), ("z/c", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 0);
+    }
+    let first = WaitingPod {
+        namespace: "none".to_owned(),
+        may_preempt: false,
+        ..waiting_pod("first", 1_000_000, 9)
+    };
+    bed.refused(first, &["m"]);
+    bed.step_after(6);
+    assert_eq!(bed.kept(), [("first".to_owned(), "m".to_owned())]);
+    bed.refused(waiting_pod("p", 1_000_000, 0), &["m"]);
+    assert_eq!(orders_after(&mut bed, 1), ["p m: z/c"]);
+    assert_eq!(bed.kept(), [("p".to_owned(), "m".to_owned())]);
+}
+
+#[test]
+fn a_team_that_falls_below_its_guarantee_is_looked_at_at_once() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in [("team/a", "n", "A"), ("team/b", "n", "B"), ("x/c", "m", "C")] {
+        bed.bind(name, node, device, 750_000, 0);
+    }
+    bed.refused(waiting_pod("p", 750_000, 0), ALL);
+    for _ in 0..6 {
+        assert_eq!(orders_after(&mut bed, 10), [""; 0], "it has its guarantee");
+    }
+    bed.ledger.end_pod(&uid("team/a"), bed.now);
+    for sequence in [2, 3] {
+        bed.ledger.report("n", &report("x", 7, sequence, "A B"), bed.now).unwrap();
+    }
+    bed.bind("y/a", "n", "A", 750_000, 9);
+    assert_eq!(orders_after(&mut bed, 1), ["p m: x/c"]);
+}

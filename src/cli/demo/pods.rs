@@ -126,8 +126,8 @@ const ODD: [Kind; 6] = [
     kind("orphan", 1, r#","gpu-fraction.limit":"0.5""#, (1_000, 4_096)),
 ];
 
-/// What the teams may have of so many GPUs: two thirds of what they use in the mean are guaranteed, and
-/// the smallest team may have no more than that.
+/// What the teams may have of this number of GPUs: two thirds of what they use on average are guaranteed,
+/// and the smallest team may have no more than that.
 pub(crate) fn shares(gpus: u64) -> SharesConfig {
     let share = |(name, weight): (&str, u32)| {
         let part = gpus * u64::from(weight) * Share::WHOLE.millionths() / 150;

@@ -19,7 +19,7 @@ use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::together::group_key;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::reservation::Tenure;
 
 /// Pods for which one step searches all nodes.
@@ -149,14 +149,8 @@ impl StandingHolds {
             let mut is_found = false;
             for first in firsts {
                 let pod = &first.waiting;
-                // Rooms for less important pods are in the way of none, nor is any in the way of what is
-                // guaranteed.
                 let is_owed = is_guaranteed(pod);
-                let counts = |(other, held): &(&PodUid, &Held)| match is_owed {
-                    true => waiting.pod(other).is_some_and(|it| is_guaranteed(&it.waiting)),
-                    false => held.priority() >= pod.priority,
-                };
-                let made = self.held.iter().filter(|(_, it)| it.is_made()).filter(counts).count();
+                let made = self.rooms_made(pod, is_owed.then_some(&is_guaranteed), waiting);
                 if searches >= SEARCHES {
                     return;
                 }
@@ -185,6 +179,21 @@ impl StandingHolds {
                 return;
             }
         }
+    }
+
+    /// How many rooms are being made before that of a pod. Those for less important pods are in the way of
+    /// none; only those of other guaranteed pods are in the way of one that is guaranteed.
+    fn rooms_made(
+        &self,
+        pod: &WaitingPod,
+        is_guaranteed: Option<&dyn Fn(&WaitingPod) -> bool>,
+        waiting: &WaitingPods,
+    ) -> usize {
+        let counts = |(other, held): &(&PodUid, &Held)| match is_guaranteed {
+            Some(is_it) => waiting.pod(other).is_some_and(|state| is_it(&state.waiting)),
+            None => held.priority() >= pod.priority,
+        };
+        self.held.iter().filter(|(_, held)| held.is_made()).filter(counts).count()
     }
 
     /// Has kube-scheduler call for a pod whose nodes this process does not know, once.

@@ -174,11 +174,7 @@ impl Ledger {
         if !is_repeated {
             if let Some(inventory) = &report.inventory {
                 events.extend(self.take_inventory(at, inventory)?);
-                // What part of a GPU its pods have may be known only now.
-                node_entry.look(|_, node_state| {
-                    let held = node_state.reservations().keys();
-                    held.for_each(|uid| self.teams.see(uid, node_state));
-                });
+                node_entry.look(|_, node_state| self.teams.see_all(node_state));
             }
             let (freed, reported) = node_entry.change_if(|node_state| {
                 let before = StateBefore::of(node_state);

@@ -193,6 +193,11 @@ impl Teams {
         self.known.lock().count(uid, counted);
     }
 
+    /// Counts the pods of a node again: what part of a GPU they have may be known only now.
+    pub(crate) fn see_all(&self, node: &NodeState) {
+        node.reservations().keys().for_each(|uid| self.see(uid, node));
+    }
+
     /// Counts a pod no more: it is not placed, or its devices are free.
     pub(crate) fn forget(&self, uid: &PodUid) {
         if self.rules.get().is_some() {

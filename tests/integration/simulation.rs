@@ -28,6 +28,7 @@ mod scheduler;
 mod scheduling;
 mod settings;
 mod standing;
+mod teams;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -50,6 +51,7 @@ use preempted::Preempted;
 use replica::Replica;
 use scheduler::Scheduler;
 use settings::Settings;
+use teams::OverLately;
 
 /// Most replicas of the extender. Reports go to all of them, calls to the one that leads.
 const MOST_REPLICAS: usize = 3;
@@ -235,6 +237,7 @@ struct World {
     excused: BTreeSet<String>,
     /// What was evicted for more important pods.
     preempted: Preempted,
+    over_lately: OverLately,
     created: u64,
     replaced: u64,
     outage_until: u64,
@@ -287,6 +290,7 @@ impl World {
             claimed: BTreeSet::new(),
             excused: BTreeSet::new(),
             preempted: Preempted::default(),
+            over_lately: OverLately::default(),
             created: 0,
             replaced: 0,
             outage_until: 0,

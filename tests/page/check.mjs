@@ -296,7 +296,7 @@ await step("a stopped server is told, and one that is back is found", async () =
 await step("nothing went wrong on the way", async () => assert.deepEqual(faults, []));
 await context.close();
 await stop(demo);
-demo = await startDemo(port, [...FLAGS, "--pools"], 300_000);
+demo = await startDemo(port, [...FLAGS, "--pools", "--teams"], 300_000);
 await step("MIG instances are counted beside the GPUs, and the marks are explained", async () => {
   const { page, faults, context } = await open(browser, demo.base, "light");
   assert.match(await text(page, "#fleet-note"), /6 nodes, 48 GPUs, 32 MIG instances\. A bar is a GPU or a MIG instance/);
@@ -313,6 +313,20 @@ await step("MIG instances are counted beside the GPUs, and the marks are explain
   await axe(page, "MIG");
   assert.deepEqual(faults, []);
   await context.close();
+});
+await step("teams are listed with what they may have and have", async () => {
+  for (const scheme of ["light", "dark"]) {
+    const { page, faults, context } = await open(browser, demo.base, scheme);
+    await until("the teams", async () => (await page.locator("#teams tbody tr").count()) === 8);
+    const [batch] = await page.locator("#teams tbody tr").allInnerTexts();
+    assert.match(batch, /^batch\s+[\d.]+\s+no limit\s+[\d.]+\s+[\d.]+\s+\d+\s+\d+/);
+    assert.match(await text(page, "#teams-note"), /over quota/);
+    assert.equal(await page.locator("#teams .meter .enough").count(), 1, "one team has a limit");
+    await axe(page, "teams, " + scheme);
+    await shot(page, "teams-" + scheme);
+    assert.deepEqual(faults, []);
+    await context.close();
+  }
 });
 await stop(demo);
 await step("a cluster without pods says so", async () => {

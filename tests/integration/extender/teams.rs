@@ -1,5 +1,7 @@
 //! What teams may have: refusals, what is shown of them, and to whom.
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -16,6 +16,8 @@ pub(super) type Take = (String, u64, u64);
 #[derive(Clone, Debug)]
 pub(super) struct Template {
     pub(super) name: String,
+    /// Its namespace.
+    pub(super) team: &'static str,
     pub(super) scheduler: &'static str,
     pub(super) priority: i64,
     pub(super) cpu: u64,
@@ -75,9 +77,9 @@ impl Pod {
     }
 
     fn json(&self, uid: &str) -> Value {
-        let Template { name, scheduler, priority, cpu, .. } = &self.of;
+        let Template { name, team, scheduler, priority, cpu, .. } = &self.of;
         let mut metadata = json!({
-            "namespace": "team", "name": name, "uid": uid,
+            "namespace": team, "name": name, "uid": uid,
             "resourceVersion": self.version.to_string(), "annotations": self.annotations,
             "creationTimestamp": format!("2026-01-01T{:02}:{:02}:{:02}Z", self.created / 3_600_000,
                 self.created / 60_000 % 60, self.created / 1_000 % 60),
@@ -190,7 +192,7 @@ impl Api {
 
     /// The UID of the pod that a request is about.
     pub(super) fn uid_of(&self, path: &str) -> Option<String> {
-        let name = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').next()?;
+        let name = path.split('/').nth(6)?;
         self.pods.iter().find(|(_, pod)| pod.of.name == name).map(|(uid, _)| uid.clone())
     }
 
@@ -202,7 +204,7 @@ impl Api {
             return self.answer_lease(request.method().as_str(), body);
         }
         let Some(uid) = self.uid_of(&path) else { return refusal(404, "pods not found") };
-        let kind = path.trim_start_matches("/api/v1/namespaces/team/pods/").split('/').nth(1);
+        let kind = path.split('/').nth(7);
         match (request.method().as_str(), kind) {
             ("GET", None) => (200, self.change(&self.pods[&uid]).text.clone()),
             ("PATCH", None) => self.patch(&uid, &body),

@@ -49,6 +49,10 @@ impl World {
         let is_turn = self.events.is_multiple_of(COMPARE_EVERY);
         if is_news || is_turn {
             self.check_devices()?;
+            if self.settings.has_teams {
+                self.check_limits()?;
+                self.note_over_quota();
+            }
         }
         for replica in self.replicas.iter().flatten().chain(&self.overlapping) {
             let is_caught_up = replica.is_listed && replica.seen == length && !replica.is_list_due;
@@ -283,6 +287,10 @@ impl World {
         let seen = &self.api.change(pod).seen;
         let query = replica.app.query(seen);
         let ledger = &replica.app.ledger;
+        let gpu = query.as_ref().and_then(|query| query.gpu.as_ref());
+        if !gpu.is_none_or(|gpu| ledger.teams.may_have(uid, pod.of.team, gpu)) {
+            return None;
+        }
         let above = replica.app.preemptors.nodes_above(seen.priority);
         let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
         let fitting = query.as_ref().map(|query| ledger.fitting(query));

@@ -9,6 +9,7 @@ use super::api::{PLACEMENT, Template};
 use super::faults::Fault;
 use super::nodes::ZONES;
 use super::scheduler::PROFILES;
+use super::teams::TEAMS;
 use super::{Caller, GPU_MIB, QUIET_FOR, What, World};
 
 /// Names that are used again, as those of a StatefulSet.
@@ -88,8 +89,13 @@ impl World {
         let annotations: BTreeMap<String, String> =
             request.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
         let zone = ZONES.choose(&mut self.rng).copied();
+        let team = match self.settings.has_teams {
+            true => *TEAMS.choose(&mut self.rng).expect("some"),
+            false => TEAMS[0],
+        };
         let of = Template {
             name,
+            team,
             scheduler: match self.rng.random_range(0..3) {
                 0 => self.schedulers[self.schedulers.len() - 1].name,
                 _ => PROFILES[0],

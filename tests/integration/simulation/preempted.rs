@@ -35,6 +35,11 @@ impl Preempted {
         self.by_victim.get(victim).is_some_and(|highest| *highest > priority)
     }
 
+    /// Notes that a pod may be evicted whatever its priority.
+    pub(super) fn owe(&mut self, victim: &str) {
+        self.by_victim.insert(victim.to_owned(), i64::MAX);
+    }
+
     /// Notes that a pod is evicted.
     pub(super) fn evicted(&mut self, victim: &str) {
         self.count += 1;

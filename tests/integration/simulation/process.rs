@@ -105,10 +105,15 @@ impl World {
         let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
         let evicts = self.settings.faults.contains(&Fault::Eviction);
         let standing_after = self.standing_after();
-        let preempts = self.settings.preempts;
+        let (preempts, has_teams) = (self.settings.preempts, self.settings.has_teams);
         let place = (self.replicas.len() > 1).then_some(to);
-        self.replicas[to] =
-            Some(Replica::start(life, self.now, ahead, (evicts, standing_after, preempts), place));
+        self.replicas[to] = Some(Replica::start(
+            life,
+            self.now,
+            ahead,
+            (evicts, standing_after, preempts, has_teams),
+            place,
+        ));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
         self.step(life, Event::Changed);

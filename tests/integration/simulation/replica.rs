@@ -27,6 +27,7 @@ use serde_json::Value;
 use super::What;
 use super::leading;
 use super::scheduler::PROFILES;
+use super::teams;
 
 /// The wall clock when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
@@ -118,7 +119,7 @@ impl Replica {
         life: u64,
         now: u64,
         ahead: i64,
-        (evicts, standing_after, preempts): (bool, u64, bool),
+        (evicts, standing_after, preempts, has_teams): (bool, u64, bool, bool),
         place: Option<usize>,
     ) -> Self {
         let unix = (BEGAN + now / 1_000).saturating_add_signed(ahead);
@@ -129,6 +130,9 @@ impl Replica {
         config.guard.evict = evicts;
         config.preemption.enabled = preempts;
         config.standing_hold_after = Duration::from_secs(standing_after);
+        if has_teams {
+            teams::configure(&mut config);
+        }
         config.scheduler_names = PROFILES.map(str::to_owned).into();
         let outside = Outside::new(clock);
         let replica = place.map(|place| leading::replica(place, life));

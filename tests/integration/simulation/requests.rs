@@ -338,6 +338,7 @@ impl World {
         {
             let note = note.as_str().and_then(RoomNote::read);
             let (holder, priority) = (uid.unwrap_or_default(), pod.of.priority);
+            self.note_victims(holder, note.as_ref());
             let noted = self.preempted.note(life, (holder, priority), note, self.now);
             noted.err().into_iter().for_each(|broken| self.broke(broken));
         }

@@ -84,6 +84,8 @@ pub(super) struct Settings {
     pub(super) has_extremes: bool,
     /// Whether the operator lets gpupack evict pods for more important ones.
     pub(super) preempts: bool,
+    /// Whether teams have shares.
+    pub(super) has_teams: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -110,6 +112,7 @@ impl Settings {
         let (is_calm, has_rests) = (seed % 3 == 1 && !is_focused, seed / 4 % 2 == 1);
         Self {
             preempts: seed.is_multiple_of(2),
+            has_teams: seed % 4 == 2,
             seed,
             faults,
             nodes: 4,

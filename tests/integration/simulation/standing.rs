@@ -29,12 +29,16 @@ impl World {
     /// that never had any.
     pub(super) fn check_standing(&mut self) -> Result<(), String> {
         let (now, after) = (self.now, self.standing_after());
-        let is_calm = now > self.disturbed_until
+        // What is guaranteed to a team goes before the first of a line.
+        let is_calm = !self.settings.has_teams
+            && now > self.disturbed_until
             && self.nodes.iter().all(|node| node.gpus.iter().all(|gpu| gpu.mib == GPU_MIB));
         let open = self.nodes.iter().filter(|node| !node.is_cordoned);
         let open: BTreeSet<&str> = open.map(|node| &*node.name).collect();
+        let waiting = self.api.pods.iter().filter(|(_, pod)| pod.node.is_none());
+        let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| PodUid::new(uid.as_str())).collect();
         for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
-            check_kept(replica)?;
+            check_kept(replica, &waiting)?;
             let first = if is_calm && after > 0 { unkept(replica, after, &open) } else { None };
             let since = replica.unkept.take().filter(|(uid, _)| first.as_ref() == Some(uid));
             replica.unkept = since.or_else(|| first.map(|uid| (uid, now)));
@@ -48,14 +52,19 @@ impl World {
     }
 }
 
-fn check_kept(replica: &mut Replica) -> Result<(), String> {
+fn check_kept(replica: &mut Replica, waiting: &BTreeSet<PodUid>) -> Result<(), String> {
     let ledger = &replica.app.ledger;
     let standing = ledger.standing_nodes();
-    // The room of a pod that is bound or gone ends with the next look, a second later.
+    // The room of a pod that is bound or gone ends with the next look, a second later. A late watch may
+    // show meanwhile that it waits.
     let app = &replica.app;
-    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && app.waiting.has(uid);
+    let waits = |uid: &PodUid| app.waiting.has(uid) && waiting.contains(uid);
+    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && waits(uid);
     if standing.keys().filter(is_first).count() > 1 {
-        return Err(format!("room is kept for several pods: {standing:?}"));
+        let (life, leads) = (replica.life, app.leading.is_here());
+        return Err(format!(
+            "process {life}, which leads: {leads}, keeps room for several pods: {standing:?}"
+        ));
     }
     let mut on_nodes = BTreeMap::new();
     ledger.look_at_each(|node| {

@@ -97,8 +97,36 @@ pub struct Figures {
     pub longest_wait_seconds: u64,
     /// The first 100 of them, by priority, then the oldest first.
     pub waiting_pods: Vec<WaitingPod>,
+    /// Room that is kept for waiting pods, the first 100 by their order.
+    pub kept_rooms: Vec<KeptRoom>,
     /// The first 100 teams by name. None unless the configuration gives shares to teams.
     pub teams: Vec<Team>,
+}
+
+/// Room that is kept for a waiting pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptRoom {
+    /// The pod, as `namespace/name`.
+    pub pod: String,
+    /// The node with the room.
+    pub node: String,
+    /// Why it is kept.
+    pub reason: KeptReason,
+    /// What of its devices is still in use, in millionths of a device, in sum. The pod is bound once
+    /// that is zero.
+    pub lacks_millionths: u64,
+}
+
+/// Why room is kept for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum KeptReason {
+    /// The pod is the first of a line.
+    FirstOfLine,
+    /// Other pods are evicted for it.
+    PodsLeave,
+    /// It starts together with its group.
+    Group,
 }
 
 /// What one team has of the GPUs. A pod counts as its markers do.

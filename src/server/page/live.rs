@@ -21,7 +21,7 @@ use crate::hardware::units::Timestamp;
 use crate::model::node_state::NodeState;
 use crate::protocol::messages::to_json;
 use crate::server::page::cells::{Legend, Sight, node_cell};
-use crate::server::page::summary::{ageless, figures, teams_of, waiting_of};
+use crate::server::page::summary::{ageless, figures, kept_rooms_of, teams_of, waiting_of};
 use crate::server::page::trend::{POINT_EVERY, Trend, point};
 use crate::server::views::viewer::Viewer;
 use crate::usage::node_details::NodeDetails;
@@ -227,6 +227,7 @@ impl<'a> Seen<'a> {
         let mut figures = Cow::Borrowed(&self.map.figures);
         if *self.viewer != Viewer::All {
             figures.to_mut().waiting_pods = waiting_of(self.app, self.viewer);
+            figures.to_mut().kept_rooms = kept_rooms_of(self.app, self.viewer);
             figures.to_mut().teams = teams_of(self.app, self.viewer);
         }
         figures

@@ -1,10 +1,11 @@
 //! The figures of the page: how well the cluster is packed, and which pods wait.
 
 use crate::api::page;
-use crate::api::page::{Figures, Team};
+use crate::api::page::{Figures, KeptReason, KeptRoom, Team};
 use crate::api::waiting::WaitingPod;
 use crate::control::shared::app::App;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::waiting as ledger;
 use crate::protocol::messages::to_json;
 use crate::server::views::inspect;
 use crate::server::views::teams::teams;
@@ -12,12 +13,37 @@ use crate::server::views::viewer::Viewer;
 use crate::server::views::waiting;
 use crate::server::views::waiting::since;
 
-/// Teams, and waiting pods, in the list: those with the highest priority, then the oldest.
+/// Teams, rooms and waiting pods in the list: those with the highest priority, then the oldest.
 const NAMED: usize = 100;
 
 /// The waiting pods that a viewer sees.
 pub(crate) fn waiting_of(app: &App, viewer: &Viewer) -> Vec<WaitingPod> {
     waiting::refused(app, NAMED, viewer)
+}
+
+/// The room that is kept for waiting pods that a viewer sees, in their order.
+pub fn kept_rooms_of(app: &App, viewer: &Viewer) -> Vec<KeptRoom> {
+    let kept = app.ledger.standing_nodes().into_keys();
+    let waiting = kept.filter_map(|uid| Some(app.waiting.pod(&uid)?.waiting));
+    let mut waiting: Vec<ledger::WaitingPod> =
+        waiting.filter(|pod| viewer.sees(&pod.namespace)).collect();
+    waiting.sort_by(|a, b| a.order().cmp(&b.order()));
+    let rooms = waiting.iter().filter_map(|pod| {
+        let uid = &pod.pod.uid;
+        let standing = app.ledger.standing(uid, &pod.query)?;
+        let reason = match (&pod.group, app.preemptors.has(uid)) {
+            (Some(_), _) => KeptReason::Group,
+            (None, true) => KeptReason::PodsLeave,
+            (None, false) => KeptReason::FirstOfLine,
+        };
+        Some(KeptRoom {
+            pod: pod.pod.to_string(),
+            node: standing.node.to_string(),
+            reason,
+            lacks_millionths: standing.lacks,
+        })
+    });
+    rooms.take(NAMED).collect()
 }
 
 /// The teams that a viewer sees.
@@ -51,6 +77,7 @@ pub(crate) fn figures(app: &App) -> Figures {
         waiting,
         longest_wait_seconds: longest,
         waiting_pods: waiting_of(app, &Viewer::All),
+        kept_rooms: kept_rooms_of(app, &Viewer::All),
         teams: teams_of(app, &Viewer::All),
     }
 }

@@ -4,6 +4,7 @@ import { allocated, deviceName, devices, faults, fleet, isFitting, tally, teamNa
 import { drawing, reclaimable } from "./waste.js";
 
 const ROWS = 50;
+const amount = (millionths) => (millionths / 1e6).toLocaleString("en", { maximumFractionDigits: 2 });
 
 // --- headline ---------------------------------------------------------------------------------
 
@@ -88,10 +89,29 @@ export function showWaiting(open) {
   setText(by("waiting-note"), unnamed > 0 ? "the first " + figures.waitingPods.length + " of " + number.format(figures.waiting) + " by priority and age" : "by priority, then age");
 }
 
+// --- kept room --------------------------------------------------------------------------------
+
+const KEPT = { FirstOfLine: "it has waited longest in its line", PodsLeave: "other pods leave for it", Group: "its group starts together" };
+let roomsKey = "";
+
+// `open` is called with a chosen pod.
+export function showRooms(open) {
+  const rooms = fleet.figures.keptRooms, key = JSON.stringify(rooms);
+  by("rooms-section").hidden = rooms.length === 0;
+  if (key === roomsKey) return;
+  roomsKey = key;
+  by("rooms").tBodies[0].replaceChildren(...rooms.map((room) => {
+    const row = make("tr"), name = make("td", undefined, "wide");
+    name.append(button(room.pod, () => open(room.pod), "plain"));
+    const lacks = room.lacksMillionths ? amount(room.lacksMillionths) + " GPUs" : "nothing: the pod is about to be bound";
+    row.append(name, make("td", room.node, "wide"), make("td", lacks, "n"), make("td", KEPT[room.reason] ?? room.reason, "wide"));
+    return row;
+  }));
+}
+
 // --- teams --------------------------------------------------------------------------------------
 
 let teamsKey = "";
-const amount = (millionths) => (millionths / 1e6).toLocaleString("en", { maximumFractionDigits: 2 });
 
 // What is guaranteed as a pale bar, what the team has as a dark bar in it, and a line at its limit.
 function teamBar(team, most) {

@@ -227,6 +227,7 @@ function showState(kind, words, fault) {
   if (fleet.figures) {
     lists.showTiles(showSorted);
     lists.showWaiting(openPod);
+    lists.showRooms(openPod);
     lists.showTeams();
   }
 }

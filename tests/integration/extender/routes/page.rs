@@ -1,15 +1,20 @@
 //! Requests of the page, as a browser makes them: files, snapshot, events, the request for highlights,
 //! search; good and bad input.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
-use gpupack::api::page::SummaryDelta;
+use gpupack::api::page::{KeptReason, Summary, SummaryDelta};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::server::api::background;
 use gpupack::server::api::server::serve;
 use gpupack::server::page::live;
+use gpupack::server::page::summary::kept_rooms_of;
+use gpupack::server::views::viewer::Viewer;
 use http_body_util::BodyExt;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -390,4 +395,38 @@ async fn a_listening_browser_does_not_delay_shutdown() {
     stop.send_replace(true);
     let ended = tokio::time::timeout(Duration::from_secs(5), serving).await;
     ended.expect("it ends in time").unwrap();
+}
+
+#[tokio::test]
+async fn room_that_is_kept_is_listed_for_those_who_see_the_pod() {
+    let bed = Bed::warm().await;
+    let call = |name: &str| {
+        let pod = pod(name, json!({"gpu-fraction": "1"}));
+        json!({"Pod": pod, "NodeNames": ["gpu-a", "gpu-b", "gpu-c"]})
+    };
+    let query_of = |name: &str| {
+        let seen = SeenPod::from_json(&call(name)["Pod"].to_string()).expect("a pod");
+        (bed.app.query(&seen).expect("a request"), seen)
+    };
+    for (at, node) in ["gpu-a", "gpu-b", "gpu-b", "gpu-c"].into_iter().enumerate() {
+        let (query, seen) = query_of(&format!("runs-{at}"));
+        let now = bed.app.clock.now();
+        bed.app.ledger.reserve(&seen.pod, node, &query, now).expect("an empty GPU");
+    }
+    bed.post("/v1/filter", call("waits").to_string()).await;
+    let (query, seen) = query_of("waits");
+    let standing = bed.app.ledger.stand(&seen.pod.uid, &query, None, |_| true).0;
+    let standing = standing.expect("some node could have it");
+    let (_, summary) = bed.get("/v1/summary").await;
+    let summary: Summary<'_> = serde_json::from_str(&summary).expect("a summary");
+    let [room] = &summary.figures.kept_rooms[..] else { panic!("{:?}", summary.figures) };
+    assert_eq!((&*room.pod, &*room.node), ("team/waits", standing.node.as_str()));
+    assert_eq!((room.reason, room.lacks_millionths), (KeptReason::FirstOfLine, 1_000_000));
+    let viewer = |namespace: &str| {
+        let namespaces = BTreeSet::from([namespace.to_owned()]);
+        Viewer::Namespaces(Arc::new(namespaces))
+    };
+    for (namespace, count) in [("team", 1), ("other", 0)] {
+        assert_eq!(kept_rooms_of(&bed.app, &viewer(namespace)).len(), count, "{namespace}");
+    }
 }

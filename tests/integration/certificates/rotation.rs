@@ -272,7 +272,8 @@ impl World {
         panic!("writer {writer} has always more to do: {:?}", self.ca);
     }
 
-    /// The operator has until the deadline, and at least a pass must succeed now and then.
+    /// kube-scheduler is started again until the deadline, by its Deployment or by the operator (an alert
+    /// says so before), and at least a pass must succeed now and then.
     fn wait(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += 1;
@@ -281,9 +282,7 @@ impl World {
             }
             let read = Read { others: self.others.clone(), ca: Some(self.ca.clone()) };
             let deadline = self.seen(&read).restart_by(&self.rules);
-            if self.started_by == StartedBy::Operator
-                && deadline.is_some_and(|deadline| self.now + LAG + 1 >= deadline.0)
-            {
+            if deadline.is_some_and(|deadline| self.now + LAG + 1 >= deadline.0) {
                 self.restart();
             }
             self.note();

@@ -186,7 +186,7 @@ fn up(amount: u64, times: u64, parts: u64) -> u64 {
 
 /// Share and memory of a MIG instance, by the name of its profile; `None` if it has none of the
 /// form `<slices>g.<GB>gb`.
-fn of_instance(profile: &MigProfile) -> Option<(u64, u64)> {
+pub(crate) fn of_instance(profile: &MigProfile) -> Option<(u64, u64)> {
     let (slices, rest) = profile.as_str().split_once("g.")?;
     let (gigabytes, _) = rest.split_once("gb")?;
     let slices: NonZeroU32 = slices.parse().ok()?;

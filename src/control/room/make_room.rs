@@ -106,13 +106,16 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let mut refusals = 0;
     while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
-        let over = app.ledger.teams.over_quota();
+        let is_owed = order.owed.is_empty() || app.ledger.team_pod(&order.pod).is_guaranteed;
+        let over = (!order.owed.is_empty()).then(|| app.ledger.teams.over_quota());
         for victim in std::mem::take(&mut left) {
             if !app.preemptors.is_making(uid, order.number) {
                 return None;
             }
-            // Its team may have less now than it had when this was decided.
-            if order.owed.contains(&victim.uid) && !over.pods.contains(&victim.uid) {
+            // The teams may have more or less now than they had when this was decided.
+            let is_over = over.as_ref().is_none_or(|over| over.pods.contains(&victim.uid));
+            let is_there = app.ledger.has_pod(&victim.uid);
+            if order.owed.contains(&victim.uid) && is_there && !(is_over && is_owed) {
                 blocked.push(victim);
                 continue;
             }

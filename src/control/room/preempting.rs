@@ -16,6 +16,7 @@ use crate::control::room::standing::{
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
+use crate::ledger::nodes::teams::OverQuota;
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::together::group_key;
@@ -95,8 +96,8 @@ impl StandingHolds {
                 is_passed: &|_| false,
             };
             let found = ledger.find_room_again(&note.node, &request);
-            let is_kept =
-                found.is_some_and(|found| self.begin(&pod, found, facts, true, now, &mut step));
+            let is_kept = found
+                .is_some_and(|found| self.begin(&pod, found, facts, (true, &over), now, &mut step));
             if !is_kept {
                 step.abandoned.push(pod);
             }
@@ -144,6 +145,7 @@ impl StandingHolds {
         };
         let (mut lowest, mut searches) = (None, 0);
         loop {
+            let over = ledger.teams.over_quota();
             let mut firsts = waiting.firsts_apart(|state| may(self, state), team);
             firsts.sort_by_key(|first| !is_guaranteed(&first.waiting));
             let mut is_found = false;
@@ -166,8 +168,10 @@ impl StandingHolds {
                     self.call_again(pod, step);
                 } else if !is_lowest {
                     searches += 1;
-                    if let Some(found) = self.search(&first, facts, rules, (now, unix_seconds)) {
-                        is_kept = self.begin(pod, found, facts, false, now, step);
+                    if let Some(found) =
+                        self.search(&first, facts, (rules, &over), (now, unix_seconds))
+                    {
+                        is_kept = self.begin(pod, found, facts, (false, &over), now, step);
                     }
                 }
                 if !is_kept {
@@ -246,7 +250,7 @@ impl StandingHolds {
         &mut self,
         WaitingState { waiting: pod, named, .. }: &WaitingState,
         (waiting, preemptors, ledger, _): Facts<'_>,
-        rules: PreemptionConfig,
+        (rules, over): (PreemptionConfig, &OverQuota),
         (now, unix_seconds): (Timestamp, i64),
     ) -> Option<FoundRoom> {
         let uid = &pod.pod.uid;
@@ -255,7 +259,7 @@ impl StandingHolds {
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
         let started_by = earlier(unix_seconds, rules.protect);
-        let (of, over) = (ledger.team_pod(pod), ledger.teams.over_quota());
+        let of = ledger.team_pod(pod);
         let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
             let is_open = is_free(uid) && tenure.started_unix_seconds <= started_by;
             over.victim(&of, uid, tenure, has_gpu).filter(|_| is_open)
@@ -291,15 +295,21 @@ impl StandingHolds {
         pod: &WaitingPod,
         found: FoundRoom,
         (waiting, preemptors, ledger, _): Facts<'_>,
-        is_begun: bool,
+        (is_begun, over): (bool, &OverQuota),
         now: Timestamp,
         step: &mut Step,
     ) -> bool {
         let uid = &pod.pod.uid;
-        if !ledger.team_may_have(pod) {
+        let of = ledger.team_pod(pod);
+        let victims = found.victims.iter().map(|victim| &victim.uid);
+        let owed: BTreeSet<PodUid> =
+            victims.filter(|uid| over.is_owed_by(uid, &of)).cloned().collect();
+        // It may count more there than its request does alone.
+        let charge = ledger.room_charge(pod, &found);
+        let is_owed = owed.is_empty() || ledger.teams.guarantees(uid, &pod.namespace, charge);
+        if !is_owed || !ledger.teams.fits_limit(uid, &pod.namespace, charge) {
             return false;
         }
-        let (of, over) = (ledger.team_pod(pod), ledger.teams.over_quota());
         let (is_kept, events) = ledger.keep_found(uid, &found);
         step.events.extend(events);
         if !is_kept || !ledger.count_kept(pod) {
@@ -322,8 +332,6 @@ impl StandingHolds {
         }
         let FoundRoom { node, victims, .. } = found;
         if !victims.is_empty() {
-            let owed = victims.iter().map(|victim| &victim.uid);
-            let owed = owed.filter(|uid| over.is_owed_by(uid, &of)).cloned().collect();
             let pod = pod.clone();
             step.evict.push(RoomOrder { pod, number, node, victims, owed, is_begun, after });
         }

@@ -118,9 +118,8 @@ impl Held {
         self.victims.is_none() && self.until.is_none()
     }
 
-    /// Whether another pod may have its room: a more important one. Between teams nothing goes that is
-    /// guaranteed, or that pods of the team make room for; of the rest, a guaranteed pod may have it at any
-    /// priority.
+    /// Whether another pod may have its room: a more important one; where teams have shares, first one that
+    /// is guaranteed. Room that pods of a team leave is for no other team.
     pub(crate) fn may_be_passed_by(
         &self,
         pod: &WaitingPod,
@@ -133,11 +132,10 @@ impl Held {
         }
         let is_less = self.priority < pod.priority;
         let Some(own) = ledger.teams.rules().and_then(|_| waiting.pod(own)) else { return is_less };
+        // One order for all, or rooms would go round in a circle.
         let (own, pod) = (ledger.team_pod(&own.waiting), ledger.team_pod(pod));
-        match own.team == pod.team {
-            true => is_less,
-            false => !own.is_guaranteed && !self.is_made() && (is_less || pod.is_guaranteed),
-        }
+        let is_less = (own.is_guaranteed, own.priority) < (pod.is_guaranteed, pod.priority);
+        is_less && (own.team == pod.team || !self.is_made())
     }
 
     /// The priority of its pod.
@@ -341,7 +339,11 @@ impl StandingHolds {
                 && pod.group.is_none()
                 && !has_other()
         };
-        let firsts = waiting.firsts(may);
+        let has_teams = ledger.teams.rules().is_some();
+        let team = |pod: &WaitingPod| {
+            has_teams.then(|| (pod.namespace.clone(), ledger.team_pod(pod).is_guaranteed))
+        };
+        let firsts = waiting.firsts_apart(may, team);
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
         for first in &firsts {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::hardware::device::{DeviceKind, PodUid};
 use crate::hardware::units::Share;
-use crate::model::charge::Prices;
+use crate::model::charge::{Prices, of_instance};
 use crate::model::node_state::NodeState;
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, Reservation, Tenure};
@@ -51,9 +51,13 @@ pub struct Teams {
 
 #[derive(Default)]
 struct Known {
+    /// Whether a label names the teams.
+    is_labeled: bool,
     pods: BTreeMap<PodUid, Counted>,
     /// What the pods of each namespace count.
     used: BTreeMap<Arc<str>, u64>,
+    /// The same of each team.
+    by_team: BTreeMap<TeamName, u64>,
     /// The value of the label of each namespace that was seen; `None` if it has none.
     labels: BTreeMap<Arc<str>, Option<TeamName>>,
 }
@@ -75,6 +79,7 @@ struct Counted {
 impl Teams {
     /// Sets what teams may have. It cannot be changed.
     pub fn rule(&self, rules: TeamRules, prices: Prices) {
+        self.known.lock().is_labeled = !rules.label.is_empty();
         drop(self.rules.set((rules, prices)));
     }
 
@@ -100,17 +105,23 @@ impl Teams {
         let parts = placement.devices.iter().map(|placed| {
             let mut devices = node.devices().iter();
             let known = devices.find(|device| device.device().id == placed.id);
-            let Some(device) = known else { return placed.demand.share.millionths() };
+            // An agent that has not reported yet says nothing of it.
+            let Some(device) = known else {
+                return if request.is_some() { 0 } else { placed.demand.share.millionths() };
+            };
+            let weight = prices.weight_of(&device.device().model).millionths();
+            let weighed = |share: u64| {
+                let weighed = u128::from(share) * u128::from(weight) / 1_000_000;
+                u64::try_from(weighed).unwrap_or(u64::MAX)
+            };
             // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
-            if matches!(device.device().kind, DeviceKind::MigInstance { .. }) && request.is_some() {
-                return 0;
+            if let DeviceKind::MigInstance { profile, .. } = &device.device().kind {
+                return weighed(of_instance(profile).map_or(1_000_000, |(share, _)| share));
             }
             let whole = u128::from(device.capacity().memory.mib().max(1));
             let of_memory = u128::from(placed.demand.memory.mib()) * 1_000_000 / whole;
             let share = u128::from(placed.demand.share.millionths()).max(of_memory);
-            let weight = prices.weight_of(&device.device().model).millionths();
-            let weighed = share.min(1_000_000) * u128::from(weight) / 1_000_000;
-            u64::try_from(weighed).unwrap_or(u64::MAX)
+            weighed(u64::try_from(share).unwrap_or(u64::MAX).min(1_000_000))
         });
         let placed = Share::from_millionths(parts.sum());
         request.map_or(Share::ZERO, |request| self.charge(request)).max(placed)
@@ -118,40 +129,54 @@ impl Teams {
 
     /// The team of a namespace.
     pub fn team_of(&self, namespace: &str) -> TeamName {
-        self.known.lock().team_of(namespace, self.rules())
+        self.known.lock().team_of(namespace)
     }
 
     /// Notes the value of the label of a namespace that is there; `None` if it has none.
     pub fn see_namespace(&self, namespace: &str, team: Option<&str>) {
-        self.known.lock().labels.insert(namespace.into(), team.map(Arc::from));
+        self.known.lock().label(namespace, |labels| {
+            labels.insert(namespace.into(), team.map(Arc::from));
+        });
     }
 
     /// Notes that a namespace is gone.
     pub fn lose_namespace(&self, namespace: &str) {
-        self.known.lock().labels.remove(namespace);
+        self.known.lock().label(namespace, |labels| {
+            labels.remove(namespace);
+        });
     }
 
     /// Whether a team may have what this pod requests. What the pod itself counts already is left out.
     pub fn may_have(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
-        let Some((rules, _)) = self.rules.get() else { return true };
-        let charge = self.charge(request).millionths();
-        self.known.lock().fits(rules, (uid, namespace, charge), |share| share.at_most)
+        self.fits_limit(uid, namespace, self.charge(request))
     }
 
     /// Whether a team stays within what is guaranteed to it with what this pod requests.
     pub fn is_guaranteed(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
+        self.guarantees(uid, namespace, self.charge(request))
+    }
+
+    /// Whether a team may have as much.
+    pub(crate) fn fits_limit(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
+        let Some((rules, _)) = self.rules.get() else { return true };
+        let pod = (uid, namespace, charge.millionths());
+        self.known.lock().fits(rules, pod, |share| share.at_most)
+    }
+
+    /// Whether a team stays within what is guaranteed to it with as much.
+    pub(crate) fn guarantees(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
         let Some((rules, _)) = self.rules.get() else { return false };
-        let charge = self.charge(request).millionths();
-        self.known.lock().fits(rules, (uid, namespace, charge), |it| Some(it.guaranteed))
+        let pod = (uid, namespace, charge.millionths());
+        self.known.lock().fits(rules, pod, |it| Some(it.guaranteed))
     }
 
     /// What the team of a namespace may have more than it has, in millionths of a GPU; `None`: no limit.
     pub fn left(&self, namespace: &str) -> Option<u64> {
         let (rules, _) = self.rules.get()?;
         let known = self.known.lock();
-        let team = known.team_of(namespace, Some(rules));
+        let team = known.team_of(namespace);
         let at_most = rules.of(&team).at_most?;
-        Some(at_most.millionths().saturating_sub(known.used_by(&team, namespace, rules)))
+        Some(at_most.millionths().saturating_sub(known.used_by(&team)))
     }
 
     /// Counts a pod that is about to be bound, if its team may have as much. Returns whether it may.
@@ -160,8 +185,8 @@ impl Teams {
     }
 
     /// Counts the room that is kept for a pod, if its team may have as much. Returns whether it may.
-    pub(crate) fn admit_kept(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
-        self.count_if(uid, namespace, self.charge(request), true)
+    pub(crate) fn admit_kept(&self, uid: &PodUid, namespace: &str, charge: Share) -> bool {
+        self.count_if(uid, namespace, charge, true)
     }
 
     fn count_if(&self, uid: &PodUid, namespace: &str, charge: Share, is_kept: bool) -> bool {
@@ -219,7 +244,7 @@ impl Teams {
     pub fn over_quota(&self) -> OverQuota {
         let Some((rules, _)) = self.rules.get() else { return OverQuota::default() };
         let mut found = OverQuota { is_on: true, ..OverQuota::default() };
-        for (team, pods) in self.by_team(rules) {
+        for (team, pods) in self.by_team() {
             let mut left = rules.of(&team).guaranteed.millionths();
             for (_, uid, counted, is_seen) in pods {
                 match left.checked_sub(counted.charge) {
@@ -237,7 +262,7 @@ impl Teams {
     pub fn all(&self, also: impl Iterator<Item = Arc<str>>) -> Vec<TeamUse> {
         let Some((rules, _)) = self.rules.get() else { return Vec::new() };
         let over = self.over_quota();
-        let mut teams = self.by_team(rules);
+        let mut teams = self.by_team();
         let mut namespaces: BTreeMap<TeamName, BTreeSet<Arc<str>>> = BTreeMap::new();
         let named = rules.teams.keys().map(|team| Arc::from(team.as_str()));
         {
@@ -245,7 +270,7 @@ impl Teams {
             let labeled = known.labels.iter().filter(|(_, team)| team.is_some());
             let labeled = labeled.map(|(namespace, _)| Arc::clone(namespace));
             for namespace in known.used.keys().cloned().chain(labeled).chain(also) {
-                let team = known.team_of(&namespace, Some(rules));
+                let team = known.team_of(&namespace);
                 namespaces.entry(team).or_default().insert(namespace);
             }
         }
@@ -271,14 +296,14 @@ impl Teams {
     }
 
     /// The pods of each team, in their order. Others may count meanwhile: it is sorted without the lock.
-    fn by_team(&self, rules: &TeamRules) -> BTreeMap<TeamName, Vec<Place>> {
+    fn by_team(&self) -> BTreeMap<TeamName, Vec<Place>> {
         let mut teams: BTreeMap<TeamName, Vec<Place>> = BTreeMap::new();
         {
             let known = self.known.lock();
             for (uid, counted) in &known.pods {
-                let team = known.team_of(&counted.namespace, Some(rules));
+                let team = known.team_of(&counted.namespace);
                 let order = (counted.order.is_none(), counted.order);
-                let is_seen = known.is_seen(&counted.namespace, rules);
+                let is_seen = known.is_seen(&counted.namespace);
                 let place = (order, uid.clone(), counted.clone(), is_seen);
                 teams.entry(team).or_default().push(place);
             }
@@ -368,8 +393,8 @@ fn order(held: &Reservation) -> Order {
 }
 
 impl Known {
-    fn team_of(&self, namespace: &str, rules: Option<&TeamRules>) -> TeamName {
-        if rules.is_none_or(|rules| rules.label.is_empty()) {
+    fn team_of(&self, namespace: &str) -> TeamName {
+        if !self.is_labeled {
             return namespace.into();
         }
         let label = self.labels.get(namespace).and_then(Option::as_ref);
@@ -377,8 +402,36 @@ impl Known {
     }
 
     /// Whether the team of a namespace is known.
-    fn is_seen(&self, namespace: &str, rules: &TeamRules) -> bool {
-        rules.label.is_empty() || self.labels.contains_key(namespace)
+    fn is_seen(&self, namespace: &str) -> bool {
+        !self.is_labeled || self.labels.contains_key(namespace)
+    }
+
+    /// Changes the label of a namespace, and takes what its pods count along.
+    fn label(
+        &mut self,
+        namespace: &str,
+        change: impl FnOnce(&mut BTreeMap<Arc<str>, Option<TeamName>>),
+    ) {
+        let used = self.used.get(namespace).copied().unwrap_or(0);
+        self.take_off(namespace, used);
+        change(&mut self.labels);
+        self.add(namespace, used);
+    }
+
+    fn add(&mut self, namespace: &str, charge: u64) {
+        if charge > 0 {
+            *self.by_team.entry(self.team_of(namespace)).or_default() += charge;
+        }
+    }
+
+    fn take_off(&mut self, namespace: &str, charge: u64) {
+        let team = self.team_of(namespace);
+        if let Some(used) = self.by_team.get_mut(&team) {
+            *used = used.saturating_sub(charge);
+            if *used == 0 {
+                self.by_team.remove(&team);
+            }
+        }
     }
 
     /// Whether a pod fits into a limit of its team; not while the team is unknown.
@@ -388,35 +441,31 @@ impl Known {
         (uid, namespace, charge): (&PodUid, &str, u64),
         limit: impl FnOnce(TeamShare) -> Option<Share>,
     ) -> bool {
-        if !self.is_seen(namespace, rules) {
+        if !self.is_seen(namespace) {
             return false;
         }
-        let team = self.team_of(namespace, Some(rules));
+        let team = self.team_of(namespace);
         let Some(limit) = limit(rules.of(&team)) else { return true };
-        let used = self.used_by(&team, namespace, rules);
-        let own = self.pods.get(uid);
-        let own = own.filter(|counted| self.team_of(&counted.namespace, Some(rules)) == team);
-        let others = used.saturating_sub(own.map_or(0, |counted| counted.charge));
+        let own = self.pods.get(uid).filter(|counted| self.team_of(&counted.namespace) == team);
+        let others = self.used_by(&team).saturating_sub(own.map_or(0, |counted| counted.charge));
         others.saturating_add(charge) <= limit.millionths()
     }
 
-    /// What the team of a namespace has.
-    fn used_by(&self, team: &TeamName, namespace: &str, rules: &TeamRules) -> u64 {
-        if rules.label.is_empty() {
-            return self.used.get(namespace).copied().unwrap_or(0);
-        }
-        let is_its = |namespace: &str| self.team_of(namespace, Some(rules)) == *team;
-        self.used.iter().filter(|(namespace, _)| is_its(namespace)).map(|(_, used)| used).sum()
+    /// What a team has.
+    fn used_by(&self, team: &TeamName) -> u64 {
+        self.by_team.get(team).copied().unwrap_or(0)
     }
 
     fn count(&mut self, uid: &PodUid, counted: Counted) {
         self.forget(uid);
+        self.add(&counted.namespace, counted.charge);
         *self.used.entry(Arc::clone(&counted.namespace)).or_default() += counted.charge;
         self.pods.insert(uid.clone(), counted);
     }
 
     fn forget(&mut self, uid: &PodUid) {
         let Some(Counted { namespace, charge, .. }) = self.pods.remove(uid) else { return };
+        self.take_off(&namespace, charge);
         if let Some(used) = self.used.get_mut(&namespace) {
             *used = used.saturating_sub(charge);
             if *used == 0 {

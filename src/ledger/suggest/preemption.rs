@@ -10,6 +10,7 @@ use crate::hardware::units::{Demand, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{NamedNodes, is_candidate};
+use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::{CompiledRequest, HostRule, fit_host};
@@ -141,6 +142,14 @@ impl Ledger {
             room_on((at, &node_state, &sets), &compiled, request, &none)
         });
         found.map(|(_, found)| found)
+    }
+
+    /// What a pod would count with this room.
+    pub(crate) fn room_charge(&self, pod: &WaitingPod, found: &FoundRoom) -> Share {
+        let _stays = self.stay();
+        let node_entry = self.node_entry(found.at);
+        let node_state = node_entry.read();
+        self.teams.placed_charge(&node_state, &found.hold.placement, pod.query.gpu.as_ref())
     }
 
     /// Keeps the room that was found for the pod, as it becomes free. Its earlier standing hold

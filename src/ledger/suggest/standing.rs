@@ -62,9 +62,17 @@ impl Ledger {
     /// the pod does not wait any more: then no room is to be kept.
     pub fn count_kept(&self, pod: &WaitingPod) -> bool {
         let uid = &pod.pod.uid;
-        let may_have = |gpu| self.teams.admit_kept(uid, &pod.namespace, gpu);
-        // A pod that ends meanwhile would count for ever.
-        self.while_unallocated(uid, |_| pod.query.gpu.as_ref().is_none_or(may_have))
+        // A pod that ends meanwhile, or loses its room, would count for ever.
+        self.while_unallocated(uid, |_| {
+            let Some(at) = self.standing.lock().get(uid).copied() else { return false };
+            let node_entry = self.node_entry(at);
+            let charge = {
+                let node_state = node_entry.read();
+                let Some(hold) = node_state.standing_holds().get(uid) else { return false };
+                self.teams.placed_charge(&node_state, &hold.placement, pod.query.gpu.as_ref())
+            };
+            self.teams.admit_kept(uid, &pod.namespace, charge)
+        })
     }
 
     /// Whether the team of a waiting pod may have what it requests.

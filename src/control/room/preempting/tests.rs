@@ -10,6 +10,7 @@ use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
 use crate::model::charge::Prices;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
+use crate::model::request::Amount;
 use crate::model::team::{TeamRules, TeamShare};
 
 /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
@@ -475,4 +476,27 @@ fn a_team_that_falls_below_its_guarantee_is_looked_at_at_once() {
     }
     bed.bind("y/a", "n", "A", 750_000, 9);
     assert_eq!(orders_after(&mut bed, 1), ["p m: x/c"]);
+}
+
+#[test]
+fn none_goes_for_a_pod_that_would_count_more_than_is_guaranteed_once_it_is_placed() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    bed.bind("team/own", "m", "C", 1_000_000, 0);
+    for (name, device) in [("none/a", "A"), ("none/b", "B")] {
+        bed.bind(name, "n", device, 1_000_000, 0);
+    }
+    let memory = |mib| {
+        let mut pod = waiting_pod("p", 1, 0);
+        let gpu = pod.query.gpu.as_mut().unwrap();
+        gpu.amount = Amount::Memory(MemMib::new(mib));
+        pod
+    };
+    // Of a GPU of 80 GiB this is little; of one of 1,000 MiB it is 0.6.
+    bed.refused(memory(600), ALL);
+    assert_eq!(orders_after(&mut bed, 2), [""; 0], "1.6 GPUs, and 1.5 are guaranteed");
+    bed.waiting.remove(&uid("p"));
+    bed.refused(memory(500), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: none/a"]);
+    assert_eq!(bed.ledger.teams.all(std::iter::empty())[2].used, Share::from_millionths(1_500_000));
 }

@@ -94,8 +94,7 @@ fn no_room_is_kept_that_the_team_may_not_have() {
     {
         bed.bind(pod, node, device, 600_000, 0);
     }
-    let gpu = waiting_pod("x", 600_000, 0).query.gpu.unwrap();
-    assert!(bed.ledger.teams.admit_kept(&uid("x"), "team", &gpu));
+    assert!(bed.ledger.teams.admit_kept(&uid("x"), "team", Share::from_millionths(600_000)));
     bed.refused(waiting_pod("p", 500_000, 0), ALL);
     bed.step_after(6);
     assert_eq!(bed.kept(), []);

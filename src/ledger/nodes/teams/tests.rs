@@ -121,10 +121,12 @@ fn kept_room_counts_until_it_ends() {
     let ledger = cluster("");
     let gpu = share_query(1_000_000).gpu.unwrap();
     let (p, q) = (uid("p"), uid("q"));
-    assert!(ledger.teams.admit_kept(&p, "a", &gpu));
-    assert!(!ledger.teams.admit_kept(&q, "a", &gpu) && ledger.teams.may_have(&p, "a", &gpu));
+    assert!(ledger.teams.admit_kept(&p, "a", Share::WHOLE));
+    assert!(
+        !ledger.teams.admit_kept(&q, "a", Share::WHOLE) && ledger.teams.may_have(&p, "a", &gpu)
+    );
     ledger.teams.let_go(&p);
-    assert!(ledger.teams.admit_kept(&q, "a", &gpu));
+    assert!(ledger.teams.admit_kept(&q, "a", Share::WHOLE));
     ledger.reserve(&pod("a", "q"), "n", &share_query(1_000_000), Timestamp::START).unwrap();
     ledger.teams.let_go(&q);
     assert_eq!(ledger.teams.left("a"), Some(0), "it is placed now");
@@ -199,10 +201,29 @@ fn an_audit_finds_what_counts_and_is_not_there() {
     see(&ledger, "a", "p", 250_000, (0, 1));
     ledger.audit().unwrap();
     ledger.teams.forget(&uid("p"));
-    let gpu = share_query(100_000).gpu.unwrap();
-    assert!(ledger.teams.admit_kept(&uid("leaked"), "a", &gpu));
+    assert!(ledger.teams.admit_kept(&uid("leaked"), "a", Share::from_millionths(100_000)));
     let faults = ledger.audit().unwrap_err();
     let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
     assert_eq!(faults.len(), 2, "{faults:?}");
     assert!(faults[0].contains("`leaked`") && faults[1].contains("`p`"), "{faults:?}");
+}
+
+#[test]
+fn a_device_that_is_not_reported_counts_as_the_request_alone() {
+    let ledger = cluster("");
+    crate::ledger::fixture::see_node(&ledger, "m");
+    let gpu =
+        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
+    let fact = PodFact {
+        pod: pod("a", "p"),
+        request: Some(Arc::new(gpu.clone())),
+        ..bound("p", "m", "GPU-x", 1_000_000)
+    };
+    ledger.see_pod(&fact, Timestamp::START);
+    let charge = ledger.teams.charge(&gpu).millionths();
+    assert_eq!(ledger.teams.left("a"), Some(1_000_000 - charge));
+    let hello = crate::ledger::fixture::hello("y", 1, "GPU-x");
+    ledger.report("m", &hello, Timestamp::START).unwrap();
+    assert_eq!(ledger.teams.left("a"), Some(0), "it has all of the GPU");
+    ledger.audit().unwrap();
 }

@@ -16,6 +16,7 @@ use crate::control::room::standing::{
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
+use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::OverQuota;
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
@@ -124,11 +125,6 @@ impl StandingHolds {
             return;
         }
         let created_by = earlier(unix_seconds, rules.after);
-        let has_teams = ledger.teams.rules().is_some();
-        let team = |pod: &WaitingPod| {
-            has_teams.then(|| (pod.namespace.clone(), ledger.team_pod(pod).is_guaranteed))
-        };
-        let is_guaranteed = |pod: &WaitingPod| has_teams && ledger.team_pod(pod).is_guaranteed;
         let may = |holds: &Self, state: &WaitingState| {
             let pod = &state.waiting;
             let uid = &pod.pod.uid;
@@ -140,19 +136,23 @@ impl StandingHolds {
                 && ((is_refused() && lacks_room()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
-                && !holds.evictions.is_in_vain(state, (is_planned(), team(pod)), now)
+                && !holds.evictions.is_in_vain(state, (is_planned(), ledger.team_line(pod)), now)
                 && ledger.team_may_have(pod)
         };
         let (mut lowest, mut searches) = (None, 0);
         loop {
+            let mut firsts =
+                waiting.firsts_apart(|state| may(self, state), |pod| ledger.team_line(pod));
+            if firsts.is_empty() {
+                return;
+            }
             let over = ledger.teams.over_quota();
-            let mut firsts = waiting.firsts_apart(|state| may(self, state), team);
-            firsts.sort_by_key(|first| !is_guaranteed(&first.waiting));
+            firsts.sort_by_key(|first| !ledger.team_pod(&first.waiting).is_guaranteed);
             let mut is_found = false;
             for first in firsts {
                 let pod = &first.waiting;
-                let is_owed = is_guaranteed(pod);
-                let made = self.rooms_made(pod, is_owed.then_some(&is_guaranteed), waiting);
+                let is_owed = ledger.team_pod(pod).is_guaranteed;
+                let made = self.rooms_made(pod, is_owed, waiting, ledger);
                 if searches >= SEARCHES {
                     return;
                 }
@@ -175,7 +175,7 @@ impl StandingHolds {
                     }
                 }
                 if !is_kept {
-                    self.evictions.note_in_vain(&first, (is_planned, team(pod)), now);
+                    self.evictions.note_in_vain(&first, (is_planned, ledger.team_line(pod)), now);
                 }
                 is_found |= is_kept;
             }
@@ -190,12 +190,16 @@ impl StandingHolds {
     fn rooms_made(
         &self,
         pod: &WaitingPod,
-        is_guaranteed: Option<&dyn Fn(&WaitingPod) -> bool>,
+        is_owed: bool,
         waiting: &WaitingPods,
+        ledger: &Ledger,
     ) -> usize {
-        let counts = |(other, held): &(&PodUid, &Held)| match is_guaranteed {
-            Some(is_it) => waiting.pod(other).is_some_and(|state| is_it(&state.waiting)),
-            None => held.priority() >= pod.priority,
+        let is_guaranteed = |other: &PodUid| {
+            waiting.pod(other).is_some_and(|other| ledger.team_pod(&other.waiting).is_guaranteed)
+        };
+        let counts = |(other, held): &(&PodUid, &Held)| match is_owed {
+            true => is_guaranteed(other),
+            false => held.priority() >= pod.priority,
         };
         self.held.iter().filter(|(_, held)| held.is_made()).filter(counts).count()
     }

@@ -339,11 +339,7 @@ impl StandingHolds {
                 && pod.group.is_none()
                 && !has_other()
         };
-        let has_teams = ledger.teams.rules().is_some();
-        let team = |pod: &WaitingPod| {
-            has_teams.then(|| (pod.namespace.clone(), ledger.team_pod(pod).is_guaranteed))
-        };
-        let firsts = waiting.firsts_apart(may, team);
+        let firsts = waiting.firsts_apart(may, |pod| ledger.team_line(pod));
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
         let mut searches = 0;
         for first in &firsts {

@@ -243,26 +243,14 @@ impl Teams {
     /// The pods that do not fit into what is guaranteed to their teams, and the team of each pod.
     pub fn over_quota(&self) -> OverQuota {
         let Some((rules, _)) = self.rules.get() else { return OverQuota::default() };
-        let mut found = OverQuota { is_on: true, ..OverQuota::default() };
-        for (team, pods) in self.by_team() {
-            let mut left = rules.of(&team).guaranteed.millionths();
-            for (_, uid, counted, is_seen) in pods {
-                match left.checked_sub(counted.charge) {
-                    Some(rest) => left = rest,
-                    None if is_seen => _ = found.pods.insert(uid.clone()),
-                    None => {}
-                }
-                found.teams.insert(uid, Arc::clone(&team));
-            }
-        }
-        found
+        OverQuota::of(rules, &self.by_team())
     }
 
     /// What each team has that is named, or has pods or one of these namespaces, by name.
     pub fn all(&self, also: impl Iterator<Item = Arc<str>>) -> Vec<TeamUse> {
         let Some((rules, _)) = self.rules.get() else { return Vec::new() };
-        let over = self.over_quota();
         let mut teams = self.by_team();
+        let over = OverQuota::of(rules, &teams);
         let mut namespaces: BTreeMap<TeamName, BTreeSet<Arc<str>>> = BTreeMap::new();
         let named = rules.teams.keys().map(|team| Arc::from(team.as_str()));
         {
@@ -353,6 +341,23 @@ pub struct TeamPod {
 }
 
 impl OverQuota {
+    /// Finds them among the pods of each team, which are in their order.
+    fn of(rules: &TeamRules, teams: &BTreeMap<TeamName, Vec<Place>>) -> Self {
+        let mut found = Self { is_on: true, ..Self::default() };
+        for (team, pods) in teams {
+            let mut left = rules.of(team).guaranteed.millionths();
+            for (_, uid, counted, is_seen) in pods {
+                match left.checked_sub(counted.charge) {
+                    Some(rest) => left = rest,
+                    None if *is_seen => _ = found.pods.insert(uid.clone()),
+                    None => {}
+                }
+                found.teams.insert(uid.clone(), Arc::clone(team));
+            }
+        }
+        found
+    }
+
     /// How important a pod is as a victim for another one; `None` if it is not to be evicted for it.
     ///
     /// Within a team priority alone decides. Of other teams only over-quota pods are victims, whatever

@@ -88,6 +88,13 @@ impl Ledger {
         TeamPod { team: self.teams.team_of(&pod.namespace), priority: pod.priority, is_guaranteed }
     }
 
+    /// What sets the line of a waiting pod apart where teams have shares: its namespace, and whether it is
+    /// guaranteed. `None` if nothing is said of teams.
+    pub(crate) fn team_line(&self, pod: &WaitingPod) -> Option<(String, bool)> {
+        self.teams.rules()?;
+        Some((pod.namespace.clone(), self.team_pod(pod).is_guaranteed))
+    }
+
     /// Whether a pod has a standing hold.
     pub fn has_standing(&self, uid: &PodUid) -> bool {
         self.standing.lock().contains_key(uid)

@@ -7,6 +7,7 @@ use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
+use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use crate::api::advice::{Advice, AdviseQuery};
@@ -80,6 +81,14 @@ pub(crate) async fn scrape(
     look_with_permit(&SCRAPES, app, look).await
 }
 
+/// Answers with what `view` shows of the app.
+async fn seen<T: Serialize + Send + 'static>(
+    app: &Arc<App>,
+    view: impl FnOnce(&App) -> T + Send + 'static,
+) -> Response {
+    look(app, view).await.map_or_else(|refused| refused, |found| encoded(&found))
+}
+
 /// What each team has of the GPUs, and what it may have. Empty unless the configuration gives shares to
 /// teams.
 #[utoipa::path(get, path = "/v1/teams", operation_id = "listTeams", tag = "people", responses(
@@ -89,8 +98,7 @@ pub(crate) async fn teams(
     State(service): State<Service>,
     Extension(viewer): Extension<Viewer>,
 ) -> Response {
-    let found = look(&service.app, move |app| team_views::list(app, &viewer)).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
+    seen(&service.app, move |app| team_views::list(app, &viewer)).await
 }
 
 /// Moves of running pods that would make room for waiting pods, or empty a GPU while none waits.
@@ -103,12 +111,12 @@ pub(crate) async fn moves(
     State(service): State<Service>,
     Extension(viewer): Extension<Viewer>,
 ) -> Response {
-    let found = look(&service.app, move |app| {
+    seen(&service.app, move |app| {
         let mut found = proposals::proposals(app, &|namespace| viewer.sees(namespace));
         viewer.hide_proposals(&mut found);
         found
-    });
-    found.await.map_or_else(|refused| refused, |found| encoded(&found))
+    })
+    .await
 }
 
 /// Which pods hold GPUs without need, what request would have been enough, and how finely each pool
@@ -125,8 +133,7 @@ pub(crate) async fn advise(
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
     }
-    let found = look(&service.app, move |app| advice::advise(app, &query, &viewer)).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
+    seen(&service.app, move |app| advice::advise(app, &query, &viewer)).await
 }
 
 /// The pods that wait: those with a refused request first, then by priority and age, those with
@@ -146,8 +153,7 @@ pub(crate) async fn waiting_pods(
     if is_long(query.namespace.as_deref()) {
         return too_long("namespace", LONGEST_NAMESPACE);
     }
-    let found = look(&service.app, move |app| waiting::waiting(app, &query, &viewer)).await;
-    found.map_or_else(|refused| refused, |found| encoded(&found))
+    seen(&service.app, move |app| waiting::waiting(app, &query, &viewer)).await
 }
 
 /// Why a pod waits and what would help, by the current ledger; or where it is placed.

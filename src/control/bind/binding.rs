@@ -184,13 +184,15 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         (None, Truth::Ledger) if !is_ready => return Err(BindError::WarmingUp),
         (None, _) => read_pod(app, args).await?,
     };
+    let node = NodeName::new(args.node.as_str());
+    if let Some(bound_to) = &pod.node {
+        see_other_binding(app, &pod);
+        return if *bound_to == node { Ok(()) } else { Err(BindError::BoundElsewhere) };
+    }
     if let Err(error) = &pod.request {
         return Err(BindError::Request(error.reason()));
     }
-    let node = NodeName::new(args.node.as_str());
-    if pod.node.is_none() {
-        call.check_passed(&pod)?;
-    }
+    call.check_passed(&pod)?;
     let Some(query) = app.query(&pod) else {
         if !is_ready && mutated(Mutation::PlainPodWaits) {
             return Err(BindError::WarmingUp);

@@ -10,7 +10,7 @@ use dashmap::{DashMap, DashSet};
 
 use crate::clock::Clock;
 use crate::config::file::Config;
-use crate::config::requests::RequestRules;
+use crate::config::pods::requests::RequestRules;
 use crate::config::webhook::MemoryLimit;
 use crate::control::shared::bind_locks::BindLocks;
 use crate::control::shared::edited::Edits;

@@ -388,6 +388,21 @@ async fn a_pod_without_a_gpu_is_bound_while_warming_up() {
 }
 
 #[tokio::test]
+async fn a_pod_that_bind_finds_bound_is_taken_in_at_once() {
+    // Another process bound it; this one was frozen, and its watch has not shown it.
+    for (called_with, is_bound_there) in [("n1", true), ("n2", false)] {
+        let fake = Fake::with_pod();
+        let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+        bed.app.set_fenced();
+        fake.bed(|bed| bed.bind(&other_binding("u1")));
+        let error = bed.bind_to(called_with).await;
+        assert_eq!(error.is_empty(), is_bound_there, "{called_with}: {error}");
+        assert_eq!(bed.state(), Some(ReservationState::Confirmed), "{called_with}");
+        assert_eq!(requests(&fake, "/binding") + requests(&fake, "PATCH"), 0, "nothing is written");
+    }
+}
+
+#[tokio::test]
 async fn a_pod_being_bound_still_fits_where_its_room_is_held() {
     let fake = Fake::with_pod();
     let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.6"})).await;

@@ -177,8 +177,11 @@ pub mod config {
     pub mod lease;
     pub mod webhook;
     pub mod pools;
-    pub mod requests;
-    pub mod quota;
+    /// What pods may request, and what that counts.
+    pub mod pods {
+        pub mod requests;
+        pub mod quota;
+    }
     pub mod file;
 }
 

@@ -18,9 +18,9 @@ use crate::config::certificates::CertificatesConfig;
 use crate::config::guard::{GuardConfig, PreemptionConfig};
 use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
+use crate::config::pods::quota::{QuotaConfig, SharesConfig};
+use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pools;
-use crate::config::quota::{QuotaConfig, SharesConfig};
-use crate::config::requests::{self, RequestRules};
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
 };

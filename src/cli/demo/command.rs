@@ -33,7 +33,7 @@ use crate::cli::demo::summary;
 use crate::cli::demo::summary::progress;
 use crate::clock::Clock;
 use crate::config::file::Config;
-use crate::config::quota::SharesConfig;
+use crate::config::pods::quota::SharesConfig;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::PoolRules;

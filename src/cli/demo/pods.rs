@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
-use crate::config::quota::SharesConfig;
+use crate::config::pods::quota::SharesConfig;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Share;

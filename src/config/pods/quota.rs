@@ -8,7 +8,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_yaml_ng::Value;
 
-use crate::config::requests::{decimal, share};
+use crate::config::pods::requests::{decimal, share};
 use crate::config::values::{label, mib, some_mib};
 use crate::hardware::device::words;
 use crate::hardware::units::{MemMib, Share};

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::causes::shown_long;
 use crate::config::allowed::NVIDIA_CLASSES;
-use crate::config::requests::RequestRules;
+use crate::config::pods::requests::RequestRules;
 use crate::config::webhook::{MemoryLimit, TemplatePath, Unmanaged, WebhookConfig};
 use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
 use crate::kube_api::admission::review::{

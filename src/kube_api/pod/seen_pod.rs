@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::causes::shown_long;
-use crate::config::requests::RequestRules;
+use crate::config::pods::requests::RequestRules;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::HostAmount;
 use crate::kube_api::containers::injection::takes_devices;

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::requests::{RequestRules, is_like};
+use crate::config::pods::requests::{RequestRules, is_like};
 use crate::hardware::units::Share;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::{RequestError, shown};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::api::fit::{Fit, Fragmentation};
 use crate::api::kind::{ApiVersion, FitKind, FragmentationKind};
-use crate::config::requests::RequestRules;
+use crate::config::pods::requests::RequestRules;
 use crate::control::pods::wording::in_words;
 use crate::control::shared::app::App;
 use crate::hardware::units::HostAmount;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::config::file::Config;
-use gpupack::config::quota::SharesConfig;
+use gpupack::config::pods::quota::SharesConfig;
 use gpupack::hardware::units::{MemMib, Share};
 use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::model::reservation::{Reservation, ReservationState};

@@ -46,6 +46,7 @@ pub mod model {
     pub mod request;
     pub mod charge;
     pub mod team;
+    pub mod workload;
     pub mod fit;
     pub mod reservation;
     pub mod device_state;
@@ -181,6 +182,7 @@ pub mod config {
     pub mod pods {
         pub mod requests;
         pub mod quota;
+        pub mod workloads;
     }
     pub mod file;
 }
@@ -214,6 +216,7 @@ pub mod kube_api {
         pub mod annotations;
         pub mod bounded;
         pub mod other_keys;
+        pub mod usable;
         pub mod placement;
         pub mod room_note;
         pub mod written;

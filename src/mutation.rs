@@ -83,6 +83,8 @@ mutations! {
     TeamLimitUnchecked,
     /// Pods within what is guaranteed to their team are evicted for pods of other teams.
     GuaranteeIgnored,
+    /// Pods are evicted that their class of workloads protects.
+    ProtectionIgnored,
     /// Pods are evicted for one that is only as important.
     PreemptsEqual,
     /// A process forgets the room that an earlier one was making.

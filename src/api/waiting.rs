@@ -74,6 +74,8 @@ pub enum Obstacle {
     Gpu,
     /// No device is of the requested kind.
     Kind,
+    /// The pods of the namespace may use no pool that has nodes.
+    Pool,
     /// No GPU is of an allowed model.
     Model,
     /// No device has the required isolation.

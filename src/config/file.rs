@@ -2,6 +2,7 @@
 //!
 //! All faults are listed at once. Unknown keys are refused, so that no typo is silently ignored.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -20,6 +21,7 @@ use crate::config::identity::{AgentsConfig, TlsConfig};
 use crate::config::lease::LeaseConfig;
 use crate::config::pods::quota::{QuotaConfig, SharesConfig};
 use crate::config::pods::requests::{self, RequestRules};
+use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
 use crate::config::pools;
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
@@ -181,6 +183,12 @@ pub struct Config {
     /// What teams may have.
     #[garde(dive)]
     pub shares: SharesConfig,
+    /// Classes of workloads, by name.
+    #[garde(custom(distinct))]
+    pub workloads: BTreeMap<String, WorkloadKeys>,
+    /// What pods of a namespace may use.
+    #[garde(custom(known(&self.workloads)))]
+    pub access: AccessConfig,
     /// The admission webhook.
     #[garde(dive)]
     pub webhook: WebhookConfig,
@@ -232,6 +240,8 @@ impl Default for Config {
             advice: AdviceConfig::default(),
             quota: QuotaConfig::default(),
             shares: SharesConfig::default(),
+            workloads: BTreeMap::new(),
+            access: AccessConfig::default(),
             webhook: WebhookConfig::default(),
         }
     }
@@ -337,6 +347,8 @@ impl Config {
                 replicas: self.pools.iter().filter_map(|(_, rule)| rule.replicas).collect(),
             },
             needs_markers: self.quota.required,
+            workloads: workloads(&self.workloads),
+            access: self.access.rules(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! A device is a GPU or a MIG instance of one. A GPU in MIG mode is in the inventory too, but has
 //! no tenants itself: its instances have.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -289,6 +290,22 @@ impl ModelFilter {
                 !wanted.is_empty() && product.windows(wanted.len()).any(|run| run == wanted)
             })
         }
+    }
+}
+
+/// Pools whose nodes a pod may use; by default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolFilter(Option<Arc<BTreeSet<PoolName>>>);
+
+impl PoolFilter {
+    /// Accepts these pools alone.
+    pub fn only(pools: BTreeSet<PoolName>) -> Self {
+        Self(Some(Arc::new(pools)))
+    }
+
+    /// Whether nodes of this pool are accepted.
+    pub fn accepts(&self, pool: &PoolName) -> bool {
+        self.0.as_ref().is_none_or(|pools| pools.contains(pool))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::model::device_state::{
     BEYOND, CLEAN_REPORTS_TO_FREE, DeviceState, DeviceUse, Hold, HoldRule, StandingHold,
     Verification,
 };
-use crate::model::fit::Room;
+use crate::model::fit::{CompiledRequest, Room};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{OtherPod, PlacedDevice, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
@@ -197,6 +197,18 @@ impl NodeState {
             NodeReporting::Gone => Err(Rejection::NodeGone),
             NodeReporting::Reporting if self.devices.is_empty() => Err(Rejection::NoDevices),
             NodeReporting::Reporting => Ok(()),
+        }
+    }
+
+    /// The rejection of the node itself, for this request.
+    ///
+    /// # Errors
+    /// As [`placeable`](Self::placeable), and if the request may not use the node's pool.
+    pub fn placeable_for(&self, compiled: &CompiledRequest) -> Result<(), Rejection> {
+        self.placeable()?;
+        match &compiled.gpu {
+            Some(request) if !request.pools.accepts(&self.pool) => Err(Rejection::Pool),
+            Some(_) | None => Ok(()),
         }
     }
 

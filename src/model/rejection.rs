@@ -21,6 +21,8 @@ pub enum Rejection {
     NotReporting,
     /// The node has no device at all.
     NoDevices,
+    /// Pods of the namespace may not use the node's pool.
+    Pool,
     /// No device of a model that the pod accepts.
     Model,
     /// No device of the requested kind (GPU, or MIG instance of that profile).
@@ -140,7 +142,7 @@ const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not rep
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 26] = [
+    pub const LABELS: [&'static str; 27] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -167,6 +169,7 @@ impl Rejection {
         "host_kept",
         "group_waits",
         "team_limit",
+        "pool",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -184,6 +187,8 @@ impl Rejection {
                 Row::of(3, Obstacle::Agent, 3, "GPU agent not reporting").suggest(CHECK_THE_AGENT)
             }
             Self::NoDevices => Row::of(4, Obstacle::Gpu, 4, "no GPU on the node"),
+            Self::Pool => Row::of(26, Obstacle::Pool, 4, "pool not allowed for the namespace")
+                .suggest("allow the pool for the namespace in the configuration's `access`"),
             Self::Kind => Row::of(6, Obstacle::Kind, 5, "no device of the requested kind"),
             Self::Model => Row::of(5, Obstacle::Model, 6, "no GPU of an allowed model"),
             Self::NoReplicas => {

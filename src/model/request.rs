@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::hardware::device::{MigProfile, ModelFilter};
+use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
@@ -83,6 +83,19 @@ pub struct GpuRequest {
     pub container: Option<Arc<str>>,
     /// Least memory of a part of a device, a rule of the operator; zero without the rule.
     pub min_memory: MemMib,
+    /// The pools that it may use, a rule of the operator for its namespace.
+    pub pools: PoolFilter,
+}
+
+impl Isolation {
+    /// Its name in annotations and in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Memory => "memory",
+            Self::Hardware => "hardware",
+        }
+    }
 }
 
 impl GpuRequest {
@@ -102,6 +115,7 @@ impl GpuRequest {
             policy: None,
             container: None,
             min_memory: MemMib::ZERO,
+            pools: PoolFilter::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, Timestamp};
 use crate::model::request::GpuRequest;
+use crate::model::workload::Protection;
 
 /// A pod: its UID, which decides, and its name, which is only shown.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,6 +86,8 @@ pub struct Tenure {
     pub started_unix_seconds: i64,
     /// Whether its deletion was requested: its room will be free.
     pub is_ending: bool,
+    /// What protects it from evictions for others, if its workload class says so.
+    pub protection: Option<Protection>,
 }
 
 /// What one pod has on one node.

@@ -13,7 +13,7 @@ use crate::scoring::plan::placed;
 /// What a node lacks of a request, in millionths of a device, summed over the devices that lack
 /// least of it, and the room to keep there. `None` if the request would not fit if these were empty.
 pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, StandingHold)> {
-    node.placeable().ok()?;
+    node.placeable_for(compiled).ok()?;
     // Two holds that need the same CPU would stand in each other's way.
     let host = node.host_beside_holds();
     let is_known = node.host_capacity() != HostAmount::ZERO;
@@ -43,7 +43,7 @@ pub fn lacks_there(
     compiled: &CompiledRequest,
     held: &StandingHold,
 ) -> Option<u64> {
-    node.placeable().ok()?;
+    node.placeable_for(compiled).ok()?;
     let devices = || node.devices().iter().zip(node.rooms(HoldRule::Respected));
     let lacks = held.placement.devices.iter().map(|placed| {
         let (device, room) = devices().find(|(device, _)| device.device().id == placed.id)?;

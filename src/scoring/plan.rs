@@ -97,7 +97,7 @@ fn fits_on(
 ) -> Result<Fits, Rejection> {
     let mut fits = Fits::new();
     if compiled.count() > 0 {
-        node.placeable()?;
+        node.placeable_for(compiled)?;
         fits = fitting_devices(compiled, node.rooms(holds))?;
     }
     fit_host(compiled, node.host_room(holds))?;
@@ -183,7 +183,7 @@ pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Plac
     };
     placement.node == *node.name()
         && placement.devices.len() == compiled.count()
-        && (compiled.count() == 0 || node.placeable().is_ok())
+        && (compiled.count() == 0 || node.placeable_for(compiled).is_ok())
         && fit_host(compiled, node.host_room(HoldRule::Ignored)).is_ok()
         && placement.devices.iter().all(fits)
         && isolation(node, &placement.devices) == placement.isolation

@@ -100,7 +100,7 @@ pub fn room_to_make(
     preemptor: &Preemptor<'_>,
     gone: &BTreeSet<PodUid>,
 ) -> Option<RoomToMake> {
-    node.placeable().ok()?;
+    node.placeable_for(preemptor.compiled).ok()?;
     let mut left = node.clone();
     let leaves = |(uid, held): &(&PodUid, &Reservation)| {
         (preemptor.leaving_is_gone && is_leaving(held)) || gone.contains(*uid)

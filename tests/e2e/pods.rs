@@ -25,6 +25,7 @@ pub(crate) struct PodPlan {
     untracked: bool,
     class: Option<String>,
     annotations: BTreeMap<String, String>,
+    labels: BTreeMap<String, String>,
     limits: BTreeMap<String, String>,
     cpu: &'static str,
 }
@@ -40,6 +41,7 @@ impl PodPlan {
             untracked: false,
             class: None,
             annotations: BTreeMap::new(),
+            labels: BTreeMap::new(),
             limits: BTreeMap::new(),
             cpu: "10m",
         }
@@ -58,6 +60,12 @@ impl PodPlan {
     /// Adds an annotation.
     pub(crate) fn annotated(mut self, key: &str, value: &str) -> Self {
         self.annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Adds a label.
+    pub(crate) fn labelled(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
@@ -122,6 +130,7 @@ impl PodPlan {
     /// The object. Its container requests 10m CPU if not told otherwise, so that CPU never decides.
     pub(crate) fn to_pod(&self) -> Pod {
         let mut labels = BTreeMap::from([("e2e/pod", self.name.as_str())]);
+        labels.extend(self.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())));
         if self.untracked {
             labels.insert(UNTRACKED, "true");
         }

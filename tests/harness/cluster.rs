@@ -109,6 +109,7 @@ impl FakeCluster {
         );
         fake.list("/apis/events.k8s.io/v1/events", &[]);
         fake.list("/api/v1/resourcequotas", &[]);
+        fake.list("/apis/scheduling.k8s.io/v1/priorityclasses", &[]);
         fake.list("/apis/resource.k8s.io/v1/resourceslices", &[]);
         let service = json!({"spec": {"clusterIPs": ["10.96.0.7"]}});
         fake.answer("/api/v1/namespaces/gpu-system/services/gpupack", 200, &service);

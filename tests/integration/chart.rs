@@ -244,6 +244,8 @@ fn values_with_faults_are_refused() {
         ("monitoring.podMonitor=true", "agents.metrics"),
         ("agents.namespace.name=gpu-system", "a namespace of their own"),
         ("priorityClass.create=true", "system-"),
+        ("workloads.enabled=true,config.workloads.train.policy=spread", "workloads.classes"),
+        ("workloads.classes.train=100", "/workloads/classes/train"),
         ("networkPolicies.enabled=true", "networkPolicies.apiServerCidrs"),
         (
             "networkPolicies.enabled=true,inPlace=true,apiService.enabled=false",
@@ -262,6 +264,38 @@ fn values_with_faults_are_refused() {
         let refused = rendered("default", &["--set", values]).expect_err(values);
         assert!(refused.contains(part), "{values}: {refused}");
     }
+}
+
+#[test]
+fn classes_of_workloads_are_priority_classes_and_configuration() {
+    if !has_helm("classes of workloads") {
+        return;
+    }
+    let own = "workloads.enabled=true,workloads.classes.batch.priority=-5,\
+               workloads.classes.batch.priority_class=low,workloads.classes.plain.policy=binpack";
+    let objects = rendered("default", &["--set", own]).unwrap();
+    let config = configuration(&objects);
+    let made: BTreeMap<&str, i64> = objects
+        .iter()
+        .filter(|object| object["kind"] == "PriorityClass")
+        .map(|it| (it["metadata"]["name"].as_str().unwrap(), it["value"].as_i64().unwrap()))
+        .collect();
+    let named: BTreeMap<String, i64> = config
+        .workloads
+        .iter()
+        .filter_map(|(name, keys)| Some((keys.class(name), i64::from(keys.priority?))))
+        .collect();
+    assert_eq!(
+        named.iter().map(|(name, value)| (&**name, *value)).collect::<BTreeMap<_, _>>(),
+        made
+    );
+    let all =
+        [("gpupack-notebook", 200), ("gpupack-serve", 300), ("gpupack-train", 100), ("low", -5)];
+    assert_eq!(made, BTreeMap::from(all));
+    assert!(config.workloads.contains_key("plain"), "its PriorityClass is made by others");
+    let objects = rendered("default", &[]).unwrap();
+    assert!(objects.iter().all(|object| object["kind"] != "PriorityClass"));
+    assert!(configuration(&objects).workloads.is_empty());
 }
 
 #[test]

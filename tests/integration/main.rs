@@ -33,6 +33,7 @@ mod extender {
     mod routes;
     mod teams;
     mod webhook_tls;
+    mod workloads;
 }
 
 /// The programs and queries in the recipes of `deploy/recipes`.

@@ -11,6 +11,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::version::Info;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::Value;
@@ -32,7 +33,7 @@ use crate::cli::doctor::rights::{self, Places};
 use crate::cli::doctor::scheduler::{Expected, of_file};
 use crate::cli::doctor::webhook::{
     Trials, configured, devices_policy, dry_run, own, quotas, runtime_classes, start_failures,
-    templates, trial,
+    templates, trial, workload_classes,
 };
 use crate::config::file::Config;
 use crate::config::identity::TlsConfig;
@@ -350,13 +351,19 @@ async fn runtime(plan: &Plan<'_>, parts: &Parts, fleet: &Fleet) -> Findings {
         let keys = it.spec.and_then(|spec| spec.hard).unwrap_or_default().into_keys();
         (format!("{}/{}", place.unwrap_or_default(), name.unwrap_or_default()), keys.collect())
     };
+    let class =
+        |it: PriorityClass| (it.metadata.name.unwrap_or_default(), it.value.unwrap_or_default());
     let (events, all_quotas) = (rights::events(), rights::quotas());
-    let (events, all_quotas) = tokio::join!(
+    let all_classes = rights::priority_classes();
+    let (events, all_quotas, all_classes) = tokio::join!(
         plan.reader.list(&events, "&fieldSelector=reason%3DGpuStartFailed", event),
         plan.reader.list(&all_quotas, "", quota),
+        plan.reader.list(&all_classes, "", class),
     );
     found.push(start_failures(&events));
     found.push(quotas(&all_quotas));
+    let all_classes = all_classes.map(BTreeMap::from_iter);
+    found.push(workload_classes(parts.config.as_ref(), &all_classes));
     found
 }
 

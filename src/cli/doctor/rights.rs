@@ -39,6 +39,11 @@ pub(crate) fn quotas() -> Target {
     Target::all("", "v1", "resourcequotas")
 }
 
+/// All PriorityClasses.
+pub(crate) fn priority_classes() -> Target {
+    Target::all("scheduling.k8s.io", "v1", "priorityclasses")
+}
+
 /// All events.
 pub(crate) fn events() -> Target {
     Target::all("events.k8s.io", "v1", "events")
@@ -121,6 +126,7 @@ pub(crate) fn needed(places: &Places) -> Vec<Target> {
         resource_slices(),
         events(),
         quotas(),
+        priority_classes(),
         secret(places, "gpupack-webhook-tls"),
         secret(places, "gpupack-extender-tls"),
     ]

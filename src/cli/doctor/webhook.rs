@@ -1,7 +1,7 @@
 //! Whether the admission webhook is asked, about the right pods, and does what it should; what
 //! containers and quotas need.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, ValidatingAdmissionPolicy};
 use serde_json::{Value, json};
@@ -435,6 +435,45 @@ pub(crate) fn quotas(quotas: &Read<Vec<(String, Vec<String>)>>) -> Check {
         format!("{theirs} counts no fraction of a GPU: {}", names(&blind)),
         "add requests.gpupack.dev/gpu-share, in millionths of a GPU (docs/requests.md), unless only \
          kubelet's GPU pods are meant",
+    )
+}
+
+/// The PriorityClasses, by name and value, that the classes of workloads in the configuration need.
+pub(crate) fn workload_classes(
+    config: Option<&Config>,
+    classes: &Read<BTreeMap<String, i32>>,
+) -> Check {
+    let of = Of("workload classes");
+    let Some(config) = config else {
+        return of
+            .not_checked("which there are is not known", "see the check `extender configuration`");
+    };
+    if config.workloads.is_empty() {
+        return of.ok("none are configured");
+    }
+    let classes = match classes {
+        Ok(classes) => classes,
+        Err(why) => return of.unread("PriorityClasses", why),
+    };
+    let wrong = config.workloads.iter().filter_map(|(name, keys)| {
+        let class = keys.class(name);
+        match (classes.get(&class), keys.priority) {
+            (None, _) => Some(format!("{class} does not exist")),
+            (Some(found), Some(said)) if *found != said => {
+                Some(format!("{class} has the value {found}, not {said}"))
+            }
+            (Some(_), _) => None,
+        }
+    });
+    let wrong: Vec<String> = wrong.collect();
+    if wrong.is_empty() {
+        let all: Vec<&String> = config.workloads.keys().collect();
+        return of.ok(format!("the PriorityClasses of {} exist", names(&all)));
+    }
+    of.problem(
+        format!("PriorityClasses: {}", names(&wrong)),
+        "create them: pods whose label chooses such a class are refused, or get another priority than \
+         `workloads` says. A value cannot be changed: delete the class first",
     )
 }
 

@@ -60,6 +60,7 @@ pub(crate) const fn words(obstacle: Obstacle) -> &'static str {
         Obstacle::Agent => "agent",
         Obstacle::Gpu => "GPU",
         Obstacle::Kind => "kind",
+        Obstacle::Pool => "pool",
         Obstacle::Model => "model",
         Obstacle::Isolation => "isolation",
         Obstacle::Memory => "memory",

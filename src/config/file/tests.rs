@@ -2,12 +2,10 @@ use super::*;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 
-/// All keys of a section, from the fault of one that it does not have.
+/// All keys of a section, from the fault of one that it does not have. `a.b` is a section of a section.
 pub(crate) fn keys_of(section: &str) -> Vec<String> {
-    let text = match section {
-        "" => "unknown: 1".to_owned(),
-        section => format!("{section}: {{unknown: 1}}"),
-    };
+    let parts = section.rsplit('.').filter(|part| !part.is_empty());
+    let text = parts.fold("{unknown: 1}".to_owned(), |text, part| format!("{{{part}: {text}}}"));
     let faults = Config::from_yaml(&text).unwrap_err().to_string();
     let (_, keys) = faults.split_once("expected ").unwrap();
     let keys: Vec<String> = keys.split('`').skip(1).step_by(2).map(str::to_owned).collect();
@@ -28,7 +26,7 @@ fn every_key_is_read() {
         pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
         other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\ngroup_timeout_seconds: 9\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
         drain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
-        log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nwebhook:\npage_listen: 0.0.0.0:8\n\
+        log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nworkloads:\naccess:\nwebhook:\npage_listen: 0.0.0.0:8\n\
         agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\ncertificates: {}\nagents:\n\
         allowed_hosts: [A.example]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
     let halves = PoolRule {
@@ -79,6 +77,8 @@ fn every_key_is_read() {
         advice: AdviceConfig::default(),
         quota: QuotaConfig::default(),
         shares: SharesConfig::default(),
+        workloads: BTreeMap::new(),
+        access: AccessConfig::default(),
         webhook: WebhookConfig::default(),
     };
     assert_eq!(Config::from_yaml(text).unwrap(), expected);

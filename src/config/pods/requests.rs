@@ -7,6 +7,7 @@ use serde_yaml_ng::Value;
 use crate::config::values::each;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::charge::Prices;
+use crate::model::workload::{AccessRules, Workloads};
 
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,10 @@ pub struct RequestRules {
     pub prices: Prices,
     /// Whether a waiting pod needs markers of at least what it counts.
     pub needs_markers: bool,
+    /// Classes of workloads.
+    pub workloads: Workloads,
+    /// What pods of each namespace may use.
+    pub access: AccessRules,
 }
 
 impl Default for RequestRules {
@@ -31,6 +36,8 @@ impl Default for RequestRules {
             max_limit: Share::WHOLE,
             prices: Prices::default(),
             needs_markers: false,
+            workloads: Workloads::default(),
+            access: AccessRules::default(),
         }
     }
 }

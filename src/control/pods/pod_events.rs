@@ -12,12 +12,13 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::suggest::together::group_key;
 use crate::model::event::LedgerEvent;
+use crate::model::request::GpuRequest;
+use crate::model::reservation::Tenure;
 
 impl App {
     /// Takes into the ledger a bound pod that was read before the watch shows it.
     pub fn see_bound(&self, seen: &SeenPod) {
-        let request = seen.request.as_ref().ok().cloned().flatten().map(Arc::new);
-        let fact = PodFact { bound_by_us: self.is_bound_by_us(seen), ..seen.fact(request) };
+        let fact = self.fact(seen, self.request(seen).map(Arc::new));
         let events = self.ledger.see_pod(&fact, self.clock.now());
         if self.ledger.is_over(&seen.pod.uid) {
             // It may have run unseen, and its processes may not have ended.
@@ -44,13 +45,21 @@ impl Sink for App {
         self.outbox.push(events);
     }
 
-    fn is_bound_by_us(&self, pod: &SeenPod) -> bool {
-        match &self.truth {
+    fn request(&self, pod: &SeenPod) -> Option<GpuRequest> {
+        self.ruled_request(pod)
+    }
+
+    fn fact(&self, pod: &SeenPod, request: Option<Arc<GpuRequest>>) -> PodFact {
+        let class = self.request_rules.workloads.of(&pod.priority_class);
+        let bound_by_us = match &self.truth {
             Truth::Cluster(cluster) => {
                 pod.fenced_by.is_some() && cluster.writer.fenced(pod).is_eq()
             }
             Truth::Ledger => true,
-        }
+        };
+        let fact = pod.fact(request);
+        let protection = class.and_then(|class| class.protection);
+        PodFact { bound_by_us, tenure: Tenure { protection, ..fact.tenure }, ..fact }
     }
 
     fn pod(&self, pod: &SeenPod) {

@@ -172,12 +172,7 @@ fn requesting(query: &PlacementRequest, lever: Lever, changed: &PlacementRequest
             format!("also accept the model {} in `gpupack.dev/gpu-model`", names.join(" or "))
         }
         Lever::Isolation => {
-            let accepted = match now.isolation {
-                Isolation::None => "none",
-                Isolation::Memory => "memory",
-                Isolation::Hardware => "hardware",
-            };
-            format!("accept `gpupack.dev/isolation: {accepted}`")
+            format!("accept `gpupack.dev/isolation: {}`", now.isolation.name())
         }
         Lever::Share
         | Lever::Memory

@@ -62,7 +62,8 @@ impl Bed {
         millionths: u64,
         priority: i32,
     ) {
-        let tenure = Tenure { priority, started_unix_seconds: 1_000, is_ending: false };
+        let tenure =
+            Tenure { priority, started_unix_seconds: 1_000, is_ending: false, protection: None };
         let fact = PodFact { tenure, ..bound(name, node, device, millionths) };
         self.ledger.see_pod(&fact, self.now);
     }

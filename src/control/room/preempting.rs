@@ -265,8 +265,14 @@ impl StandingHolds {
         let started_by = earlier(unix_seconds, rules.protect);
         let of = ledger.team_pod(pod);
         let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
-            let is_open = is_free(uid) && tenure.started_unix_seconds <= started_by;
-            over.victim(&of, uid, tenure, has_gpu).filter(|_| is_open)
+            let importance = over.victim(&of, uid, tenure, has_gpu)?;
+            let is_owed = over.is_owed_by(uid, &of);
+            let started = tenure.started_unix_seconds;
+            let is_protected = match tenure.protection {
+                Some(protection) => protection.holds(started, unix_seconds, is_owed),
+                None => started > started_by,
+            };
+            (is_free(uid) && !is_protected).then_some(importance)
         };
         let is_less = |other: &PodUid| {
             let held = self.held.get(other);

@@ -43,6 +43,7 @@ use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
 use crate::model::fit::HostRule;
 use crate::model::isolation::DriverLimits;
+use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, PodRef};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
@@ -194,10 +195,9 @@ impl App {
     /// The placement request of a pod; `None` if its GPU request is faulty. A pod without a GPU has
     /// one only in a demo, where gpupack itself checks CPU and host memory.
     pub fn query(&self, pod: &SeenPod) -> Option<PlacementRequest> {
-        let mut gpu = pod.request.as_ref().ok()?.clone();
-        if let Some(gpu) = &mut gpu {
-            gpu.min_memory = self.config.min_memory;
-        }
+        pod.request.as_ref().ok()?;
+        let ruled = |request| GpuRequest { min_memory: self.config.min_memory, ..request };
+        let gpu = self.ruled_request(pod).map(ruled);
         let host_rule = match self.truth {
             Truth::Cluster(_) if gpu.is_none() => return None,
             Truth::Cluster(_) => HostRule::Trusted,
@@ -206,6 +206,18 @@ impl App {
         let policy = gpu.as_ref().and_then(|gpu| gpu.policy).unwrap_or(self.config.policy);
         let strategy = Strategy::Policy(policy);
         Some(PlacementRequest { gpu, host: pod.host, host_rule, strategy })
+    }
+
+    /// What a pod requests, with the operator's rules for its namespace and class of workloads.
+    pub(crate) fn ruled_request(&self, pod: &SeenPod) -> Option<GpuRequest> {
+        let request = pod.request.as_ref().ok().and_then(Option::as_ref)?;
+        let rules = &self.request_rules;
+        let class = rules.workloads.of(&pod.priority_class);
+        Some(GpuRequest {
+            policy: request.policy.or_else(|| class?.policy),
+            pools: rules.access.of(&pod.namespace).pools.clone(),
+            ..request.clone()
+        })
     }
 
     /// The pod as one that waits with `query`.

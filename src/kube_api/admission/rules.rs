@@ -47,7 +47,9 @@ use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::kube_api::request::resources::{
     ContainerRequest, ShortMarker, WHOLE, has_request, markers, markers_of, only, short_marker,
 };
+use crate::kube_api::request::usable::{WORKLOAD, check_use, chosen};
 use crate::model::request::GpuRequest;
+use crate::model::workload::Workload;
 
 /// The subresource that adds containers to a running pod.
 const EPHEMERAL: &str = "ephemeralcontainers";
@@ -115,7 +117,7 @@ impl Admission {
             Asked::Pod(request) => {
                 let pod = request.object.as_ref().ok_or(missing)?;
                 let decided = match request.sub_resource.as_deref().unwrap_or_default() {
-                    "" => self.admit(pod, Subject::Pod),
+                    "" => self.admit(pod, Subject::Pod, namespace(&request)),
                     EPHEMERAL => self.admit_ephemeral(pod, request.old_object.as_ref()),
                     other => return Err(of_part(&request.resource.resource, other)),
                 };
@@ -127,7 +129,8 @@ impl Admission {
                 {
                     return Err(of_part(&request.resource.resource, part));
                 }
-                let decided = self.admit_templates(object, request.old_object.as_ref(), paths)?;
+                let (old, namespace) = (request.old_object.as_ref(), namespace(&request));
+                let decided = self.admit_templates(object, old, paths, namespace)?;
                 answer(&request, name_of(&request, &object.metadata), decided)
             }
         }
@@ -142,16 +145,17 @@ impl Admission {
         object: &DynamicObject,
         old: Option<&DynamicObject>,
         paths: &[TemplatePath],
+        namespace: &str,
     ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
         let before = old.map(|old| templates(&old.data, paths)).transpose()?.unwrap_or_default();
         let mut changes = Changes::default();
         for (place, template) in templates(&object.data, paths)? {
             if let Some(before) = before.get(&place)
-                && !self.admit_template(before)?.is_ok_and(|changes| changes.is_empty())
+                && !self.admit_template(before, namespace)?.is_ok_and(|changes| changes.is_empty())
             {
                 continue;
             }
-            match self.admit_template(template)? {
+            match self.admit_template(template, namespace)? {
                 Ok(more) => changes.append(more.within(&place, template)),
                 Err(error) => {
                     let place = shown(place.to_string().trim_start_matches('/'));
@@ -166,19 +170,25 @@ impl Admission {
     fn admit_template(
         &self,
         template: &Value,
+        namespace: &str,
     ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
         let read = PodTemplateSpec::deserialize(template);
         let template = read.map_err(|error| ReviewFault::Json { fault: shown_long(&error) })?;
         let metadata = template.metadata.unwrap_or_default();
         let pod = Pod { metadata, spec: template.spec, status: None };
-        Ok(self.admit(&pod, Subject::Template))
+        Ok(self.admit(&pod, Subject::Template, namespace))
     }
 
     /// The changes of a pod that is created, or of a template.
     ///
     /// # Errors
     /// [`AdmissionError`] if it is refused.
-    fn admit(&self, pod: &Pod, subject: Subject) -> Result<Changes, AdmissionError> {
+    fn admit(
+        &self,
+        pod: &Pod,
+        subject: Subject,
+        namespace: &str,
+    ) -> Result<Changes, AdmissionError> {
         let none = BTreeMap::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
         let labels = pod.metadata.labels.as_ref().unwrap_or(&none);
@@ -189,11 +199,32 @@ impl Admission {
                 if subject == Subject::Pod && is_counted_by_template(annotations, labels) {
                     self.refuse_uncounted(spec, &request)?;
                 }
-                self.complete(annotations, spec, &request)
+                let class = self.check_use(labels, spec, namespace, &request)?;
+                let mut changes = self.complete(annotations, spec, &request)?;
+                if let Some(class) = class {
+                    changes.prioritize(spec, &class.priority_class);
+                }
+                Ok(changes)
             }
             Tenant::Kubelet => self.leave_to_kubelet(spec),
             Tenant::Unmanaged => self.keep_out(annotations, spec),
         }
+    }
+
+    /// Refuses a pod that uses what its namespace may not use. Returns its class of workloads.
+    fn check_use(
+        &self,
+        labels: &BTreeMap<String, String>,
+        spec: &PodSpec,
+        namespace: &str,
+        request: &GpuRequest,
+    ) -> Result<Option<&Workload>, RequestError> {
+        let rules = &self.requests;
+        let named = spec.priority_class_name.as_deref().unwrap_or_default();
+        let label = labels.get(WORKLOAD).map(String::as_str);
+        let class = chosen(rules, label)?.or_else(|| rules.workloads.of(named));
+        check_use(rules, namespace, request, class)?;
+        Ok(class)
     }
 
     /// Refuses a pod that came with less than it counts.
@@ -461,6 +492,11 @@ fn answer<K: Resource>(
     let review = serde_json::to_vec(&response.into_review())
         .map_err(|error| unreadable(error.to_string()))?;
     Ok(Answer { review, object, refusal })
+}
+
+/// The namespace of what is reviewed.
+fn namespace<K: Resource>(request: &AdmissionRequest<K>) -> &str {
+    request.namespace.as_deref().unwrap_or_default()
 }
 
 /// The fault of a review of a part of an object that is not checked.

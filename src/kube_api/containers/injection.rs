@@ -340,6 +340,23 @@ impl Changes {
         }
     }
 
+    /// Gives a pod this PriorityClass. The API server writes the value of the class itself, and refuses
+    /// one that another class has left there.
+    pub(crate) fn prioritize(&mut self, spec: &PodSpec, class: &str) {
+        if spec.priority_class_name.as_deref() == Some(class) {
+            return;
+        }
+        self.set("priorityClassName", class);
+        let left = [
+            ("priority", spec.priority.is_some()),
+            ("preemptionPolicy", spec.preemption_policy.is_some()),
+        ];
+        for (field, _) in left.into_iter().filter(|(_, is_there)| *is_there) {
+            let path = PointerBuf::from_tokens(["spec", field]);
+            self.operations.push(PatchOperation::Remove(RemoveOperation { path }));
+        }
+    }
+
     /// Makes the marker resources of a container equal to `markers`, in its limits.
     pub(crate) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
         let none = BTreeMap::new();

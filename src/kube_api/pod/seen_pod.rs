@@ -26,6 +26,7 @@ use crate::kube_api::request::resources::{
     ContainerKind, ContainerRequest, MARKERS, ShortMarker, markers_of, short_marker,
 };
 use crate::kube_api::request::room_note::RoomNote;
+use crate::kube_api::request::usable::{WORKLOAD, check_use, workload_of};
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
 use crate::model::request::{GpuRequest, PodGroup};
@@ -73,6 +74,8 @@ pub struct SeenPod {
     pub request: Result<Option<GpuRequest>, RequestError>,
     /// The group of pods with which it starts; `None` also if that is not valid.
     pub group: Option<PodGroup>,
+    /// The class of workloads that its label names.
+    pub workload: Option<String>,
     /// Its keys that concern GPUs of another scheduler.
     pub other_keys: Vec<OtherKey>,
     /// What its markers say, in the order of [`MARKERS`].
@@ -187,6 +190,7 @@ impl SeenPod {
             host: spec.map_or(HostAmount::ZERO, host_amount),
             request: reserved.and_then(|()| parse_request(annotations, &containers)),
             group: parse_group(annotations).ok().flatten(),
+            workload: labels.get(WORKLOAD).cloned(),
             other_keys: other_keys(annotations, &containers),
             markers: markers_of(&containers),
             takes_devices: spec.is_some_and(takes_devices),
@@ -220,7 +224,8 @@ impl SeenPod {
     }
 
     /// The pod as a fact for the ledger, the same for every reader. `request` is the pod's own,
-    /// which equal pods may share. The pod alone does not say which process bound it.
+    /// which equal pods may share. The pod alone does not say which process bound it,
+    /// nor what the operator's rules are.
     pub fn fact(&self, request: Option<Arc<GpuRequest>>) -> PodFact {
         PodFact {
             pod: self.pod.clone(),
@@ -235,6 +240,7 @@ impl SeenPod {
                 priority: self.priority,
                 started_unix_seconds: self.started_unix_seconds,
                 is_ending: self.is_deleting,
+                protection: None,
             },
         }
     }
@@ -294,6 +300,13 @@ impl SeenPod {
                 return Some(RequestError::Marker { marker, has, needed });
             }
         }
+        if let Some(request) = request {
+            let class = workload_of(rules, self.workload.as_deref(), &self.priority_class);
+            let used = class.and_then(|class| check_use(rules, &self.namespace, request, class));
+            if let Err(error) = used {
+                return Some(error);
+            }
+        }
         // The cluster's own scheduler also serves pods that request nothing from gpupack.
         let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
         is_ours.then(|| check(rules, request, &self.other_keys).err()).flatten()
@@ -319,6 +332,7 @@ impl SeenPod {
             ("metadata.name", self.name.len(), LONGEST_NAME),
             ("metadata.resourceVersion", self.resource_version.len(), LONGEST_NAME),
             ("metadata.annotations", self.annotation_bytes, MOST_ANNOTATIONS),
+            ("metadata.labels", self.workload.as_ref().map_or(0, String::len), LONGEST_NAMESPACE),
             ("spec.nodeName", node(&self.node), LONGEST_NAME),
             ("spec.schedulerName", self.scheduler_name.len(), LONGEST_NAME),
             ("spec.priorityClassName", self.priority_class.len(), LONGEST_NAME),

@@ -38,8 +38,11 @@ pub trait Sink: Send + Sync {
     /// A change caused these events.
     fn events(&self, events: Vec<LedgerEvent>);
 
-    /// Whether this process wrote the Binding of a bound pod, as far as the pod shows.
-    fn is_bound_by_us(&self, pod: &SeenPod) -> bool;
+    /// What a pod requests, with the operator's rules for it.
+    fn request(&self, pod: &SeenPod) -> Option<GpuRequest>;
+
+    /// The pod as a fact for the ledger. `request` is the pod's own, which equal pods may share.
+    fn fact(&self, pod: &SeenPod, request: Option<Arc<GpuRequest>>) -> PodFact;
 
     /// A pod was seen; without a node it waits.
     fn pod(&self, pod: &SeenPod);
@@ -272,10 +275,8 @@ impl PodWatch {
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(seen.pod.uid.clone());
         }
-        let request = seen.request.as_ref().ok().and_then(Option::as_ref);
-        let bound_by_us = self.sink.is_bound_by_us(seen);
-        let fact = seen.fact(request.map(|request| self.shared(request)));
-        let fact = PodFact { bound_by_us, ..fact };
+        let request = self.sink.request(seen).map(|request| self.shared(&request));
+        let fact = self.sink.fact(seen, request);
         let events = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {
             self.sink.pod_ended(&seen.pod.uid);

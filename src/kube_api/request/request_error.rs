@@ -122,6 +122,42 @@ pub enum RequestError {
         /// Its value.
         value: String,
     },
+    /// A class of workloads that does not exist.
+    #[error("label `gpupack.dev/workload` is `{value}`: use {known}")]
+    Workload {
+        /// Its value.
+        value: String,
+        /// What to use instead.
+        known: String,
+    },
+    /// A class of workloads that is not that of the pod's `PriorityClass`.
+    #[error(
+        "label `gpupack.dev/workload` is `{value}`, but the pod has another PriorityClass than `{class}`: \
+         only the webhook follows the label, when a pod is created. Create the pod again with \
+         `priorityClassName: {class}`"
+    )]
+    WorkloadIgnored {
+        /// The value of the label.
+        value: String,
+        /// The `PriorityClass` of that class of workloads.
+        class: String,
+    },
+    /// What the operator does not allow in the namespace.
+    #[error(
+        "pods of the namespace `{namespace}` may not use the {what} `{value}`: for `{key}` use {allowed}"
+    )]
+    NotAllowed {
+        /// What kind of thing it is.
+        what: &'static str,
+        /// The one that the pod uses.
+        value: String,
+        /// The namespace.
+        namespace: String,
+        /// The annotation or label that chooses it.
+        key: &'static str,
+        /// What to use instead.
+        allowed: String,
+    },
     /// A group of pods without a valid name or size.
     #[error(
         "annotations `gpupack.dev/group` and `gpupack.dev/group-size` are `{name}` and `{size}`: set both, \
@@ -332,6 +368,9 @@ impl RequestError {
             Self::Model { .. } => "model",
             Self::Policy { .. } => "policy",
             Self::Isolation { .. } => "isolation",
+            Self::Workload { .. } => "workload",
+            Self::WorkloadIgnored { .. } => "workload_ignored",
+            Self::NotAllowed { .. } => "not_allowed",
             Self::Group { .. } => "group",
             Self::LimitBelowRequest { .. } => "limit_below_request",
             Self::LimitStyle { .. } => "limit_style",
@@ -370,6 +409,13 @@ impl RequestError {
             Self::Model { .. } => "GPU request refused: the model filter names no model",
             Self::Policy { .. } => "GPU request refused: the policy is unknown",
             Self::Isolation { .. } => "GPU request refused: the isolation is unknown",
+            Self::Workload { .. } => "GPU request refused: the class of workloads is unknown",
+            Self::WorkloadIgnored { .. } => {
+                "GPU request refused: its label chooses another class of workloads than it has"
+            }
+            Self::NotAllowed { .. } => {
+                "GPU request refused: it uses what is not allowed in its namespace"
+            }
             Self::Group { .. } => "GPU request refused: name or size of its group is invalid",
             Self::LimitBelowRequest { .. } => "GPU request refused: a limit is below its request",
             Self::LimitStyle { .. } => "GPU request refused: a limit has no request of its style",

@@ -69,7 +69,7 @@ impl Ledger {
             let compiled = query.compile(&cluster.classes);
             for (at, node_entry) in node_table.iter().enumerate() {
                 let node_state = node_entry.read();
-                if node_state.placeable().is_ok() {
+                if node_state.placeable_for(&compiled).is_ok() {
                     let found = clearings(&node_state, &compiled, most);
                     ways.extend(found.into_iter().map(|way| (way, &node_entry.name, at)));
                 }

@@ -287,7 +287,7 @@ fn lowest_loss(
     request: &RoomRequest<'_>,
     planned: &BTreeSet<PodUid>,
 ) -> Option<Option<Importance>> {
-    node.placeable().ok()?;
+    node.placeable_for(compiled).ok()?;
     let kept: Vec<&StandingHold> = node
         .standing_holds()
         .iter()

@@ -139,7 +139,9 @@ impl Ledger {
         let compiled = query.compile(&classes);
         let mut sizes = BTreeMap::new();
         self.look_at_each(|node_state| {
-            if node_state.placeable().is_err() || !node_state.is_of_classes(classes.count()) {
+            if node_state.placeable_for(&compiled).is_err()
+                || !node_state.is_of_classes(classes.count())
+            {
                 return;
             }
             let serves = |device: &&DeviceState| {

@@ -229,7 +229,7 @@ impl Search<'_> {
         let compiled = query.compile(&self.classes);
         let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
         for (name, node_state) in self.nodes() {
-            if node_state.placeable().is_err() {
+            if node_state.placeable_for(&compiled).is_err() {
                 continue;
             }
             // Sets of tenants are tried on a copy, so that the node is not locked meanwhile.
@@ -284,7 +284,7 @@ fn requesting(query: &PlacementRequest, request: GpuRequest) -> PlacementRequest
 
 /// Devices of this health on a node where the request would fit if they were healthy.
 fn would_serve(node: &NodeState, compiled: &CompiledRequest, health: Health) -> usize {
-    if compiled.count() == 0 || node.placeable().is_err() {
+    if compiled.count() == 0 || node.placeable_for(compiled).is_err() {
         return 0;
     }
     let fits_if_healthy = |room: &&Room| {

@@ -22,6 +22,7 @@ fn with(tenants: &[Some3]) -> (NodeState, crate::hardware::device_class::DeviceC
             priority: *priority,
             started_unix_seconds: i64::try_from(at).unwrap(),
             is_ending: false,
+            protection: None,
         };
         let placed = placed.collect();
         node.allocate(Reservation { tenure: Some(tenure), ..tenant(&at.to_string(), placed) });

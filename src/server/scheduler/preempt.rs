@@ -21,6 +21,7 @@ use crate::kube_api::request::bounded::Bounded;
 use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
 use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::metrics::labels::Outcome;
+use crate::model::workload::Protection;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
 use crate::protocol::messages::{VerbAnswer, to_json, utf8};
@@ -171,7 +172,11 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     match pod.request {
         Ok(None) => {
             let kept = app.preemptors.nodes_above(pod.priority);
-            victims.retain(|node, _| !kept.contains(&NodeName::new(node.as_str())));
+            victims.retain(|node, on_node| {
+                let mut pods = on_node.pods.iter();
+                !kept.contains(&NodeName::new(node.as_str()))
+                    && !pods.any(|pod| is_protected(app, pod.uid.as_str()))
+            });
         }
         _ if mutated(Mutation::PreemptsForGpu) => {}
         Ok(Some(_)) | Err(_) => {
@@ -182,6 +187,17 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let outcome = if victims.is_empty() { Outcome::Refused } else { Outcome::Ok };
     let result = ExtenderPreemptionResult { node_name_to_meta_victims: victims };
     Ok((to_json(&result), outcome))
+}
+
+/// Whether the class of workloads of a placed pod protects it now. gpupack alone knows that.
+fn is_protected(app: &App, uid: &str) -> bool {
+    let held = app.ledger.reservation(&PodUid::new(uid));
+    let tenure = held.and_then(|held| held.tenure);
+    tenure.is_some_and(|tenure| {
+        let now = i64::try_from(app.clock.unix_seconds()).unwrap_or(i64::MAX);
+        let holds = |it: Protection| it.holds(tenure.started_unix_seconds, now, false);
+        tenure.protection.is_some_and(holds)
+    })
 }
 
 /// Notes what kube-scheduler would evict for a waiting pod, on nodes where no budget forbids it.
@@ -209,7 +225,9 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::control::shared::app::Truth;
-    use crate::ledger::fixture::ledger;
+    use crate::ledger::change::facts::PodFact;
+    use crate::ledger::fixture::{bound, ledger};
+    use crate::model::reservation::Tenure;
 
     fn app() -> App {
         let config = crate::config::file::Config::default();
@@ -247,6 +265,30 @@ mod tests {
         }
         let none = format!(r#"{{"Pod":{PLAIN}}}"#);
         assert_eq!(answer(&none), (r#"{"NodeNameToMetaVictims":{}}"#.to_owned(), Outcome::Refused));
+    }
+
+    #[test]
+    fn nodes_are_left_out_whose_victims_a_class_of_workloads_protects() {
+        let app = app();
+        let protected = |name: &str, started_unix_seconds, protection| {
+            let tenure = Tenure { started_unix_seconds, protection, ..Tenure::default() };
+            let fact = PodFact { tenure, ..bound(name, "n", "A", 100_000) };
+            app.ledger.see_pod(&fact, app.clock.now());
+        };
+        let now = i64::try_from(app.clock.unix_seconds()).unwrap();
+        protected("always", now - 100, Some(Protection::Always));
+        protected("new", now, Some(Protection::Seconds(1_000)));
+        protected("old", now - 2_000, Some(Protection::Seconds(1_000)));
+        protected("other", now, None);
+        let victims = ["always", "new", "old", "other", "unknown"].map(|uid| {
+            format!(r#""of-{uid}":{{"Pods":[{{"UID":"other"}},{{"UID":"{uid}"}}],"NumPDBViolations":0}}"#)
+        });
+        let victims = victims.join(",");
+        let body = format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{{victims}}}}}"#);
+        let (json, _) = preempt(&app, body.as_bytes()).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let nodes = json["NodeNameToMetaVictims"].as_object().unwrap();
+        assert_eq!(nodes.keys().collect::<Vec<_>>(), ["of-old", "of-other", "of-unknown"]);
     }
 
     #[test]

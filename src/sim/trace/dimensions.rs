@@ -155,15 +155,6 @@ pub(crate) fn held_text((device, demand): &(DeviceAt, Demand)) -> String {
     format!("{device}:{}:{}", demand.memory.mib(), share_text(demand.share))
 }
 
-/// The name of an isolation that pods request.
-pub(crate) fn isolation_name(isolation: Isolation) -> &'static str {
-    match isolation {
-        Isolation::None => "none",
-        Isolation::Memory => "memory",
-        Isolation::Hardware => "hardware",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,8 +13,8 @@ use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, Isolation, Limit};
 use crate::sim::trace::dimensions::{
-    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement, device_memory, held,
-    isolation_name, milli_up, share,
+    DeviceAt, MoreOfNode, MoreOfPod, TraceInstance, TracePlacement, device_memory, held, milli_up,
+    share,
 };
 use crate::sim::trace::inventory::RowOfNode;
 use crate::sim::trace::table::{Column, Row, Table, TraceError};
@@ -477,7 +477,7 @@ impl PodColumns {
     fn isolation(&self, row: &Row<'_>) -> Result<Isolation, TraceError> {
         let all = [Isolation::None, Isolation::Memory, Isolation::Hardware];
         match given(row, self.isolation) {
-            Some((column, text)) => named(row, column, (text, &all), isolation_name),
+            Some((column, text)) => named(row, column, (text, &all), Isolation::name),
             None => Ok(Isolation::None),
         }
     }

@@ -6,9 +6,7 @@
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse};
 use crate::hardware::units::MemMib;
 use crate::model::request::{Amount, Isolation, Limit};
-use crate::sim::trace::dimensions::{
-    MoreOfNode, MoreOfPod, TracePlacement, held_text, isolation_name, share_text,
-};
+use crate::sim::trace::dimensions::{MoreOfNode, MoreOfPod, TracePlacement, held_text, share_text};
 use crate::sim::trace::read::{TraceNode, TracePod};
 
 /// Columns that every file has.
@@ -137,7 +135,7 @@ fn more_of_pod(more: &MoreOfPod) -> [String; 12] {
     };
     let isolation = match more.isolation {
         Isolation::None => "",
-        some @ (Isolation::Memory | Isolation::Hardware) => isolation_name(some),
+        some @ (Isolation::Memory | Isolation::Hardware) => some.name(),
     };
     let (limit, memory_limit) = match more.limit {
         Some(Limit::Fraction(share)) => (share_text(share), String::new()),

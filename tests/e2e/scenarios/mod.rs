@@ -42,3 +42,4 @@ mod teams;
 mod throughput;
 mod upgrade;
 mod walk;
+mod workloads;

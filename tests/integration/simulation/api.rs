@@ -9,6 +9,9 @@ use serde_json::{Map, Value, json};
 /// The annotation with devices and amounts.
 pub(super) const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
+/// A class of workloads whose pods are evicted for no other pod, unless they are over their team's quota.
+pub(super) const PROTECTED: &str = "protected";
+
 /// What a placement takes of a device: its id, MiB, and millionths.
 pub(super) type Take = (String, u64, u64);
 
@@ -20,6 +23,8 @@ pub(super) struct Template {
     pub(super) team: &'static str,
     pub(super) scheduler: &'static str,
     pub(super) priority: i64,
+    /// Whether its class of workloads is [`PROTECTED`].
+    pub(super) is_protected: bool,
     pub(super) cpu: u64,
     /// The only zone that it runs in.
     pub(super) zone: Option<&'static str>,
@@ -90,6 +95,9 @@ impl Pod {
         let resources = json!({"requests": {"cpu": cpu.to_string()}});
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
+        if self.of.is_protected {
+            spec["priorityClassName"] = format!("gpupack-{PROTECTED}").into();
+        }
         if let Some(node) = &self.node {
             spec["nodeName"] = node.as_str().into();
         }

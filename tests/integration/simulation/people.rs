@@ -101,6 +101,7 @@ impl World {
                 _ => PROFILES[0],
             },
             priority: self.rng.random_range(0..3),
+            is_protected: self.settings.has_classes && self.created.is_multiple_of(3),
             cpu: [1, 1, 2, 8].choose(&mut self.rng).copied().expect("some"),
             zone: zone.filter(|_| self.rng.random_range(0..4) == 0),
             tolerates: self.rng.random_range(0..3) > 0,

@@ -1,13 +1,19 @@
 //! Processes of the extender: their steps, lists and watches.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use gpupack::config::file::Config;
+use gpupack::config::pods::workloads::WorkloadKeys;
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
 
+use super::api::PROTECTED;
 use super::faults::Fault;
 use super::replica::Replica;
+use super::scheduler::PROFILES;
+use super::teams;
 use super::{What, Work, World};
 
 /// The answer to *bind* while a process starts.
@@ -103,20 +109,28 @@ impl World {
         self.disturb(10_000);
         let life = self.lives;
         let ahead = self.rng.random_range(0..3) + self.clocks_ahead[to];
-        let evicts = self.settings.faults.contains(&Fault::Eviction);
-        let standing_after = self.standing_after();
-        let (preempts, has_teams) = (self.settings.preempts, self.settings.has_teams);
         let place = (self.replicas.len() > 1).then_some(to);
-        self.replicas[to] = Some(Replica::start(
-            life,
-            self.now,
-            ahead,
-            (evicts, standing_after, preempts, has_teams),
-            place,
-        ));
+        self.replicas[to] = Some(Replica::start(life, self.now, ahead, self.config(), place));
         let time = self.rng.random_range(5..500);
         self.after(time, What::Listed { life });
         self.step(life, Event::Changed);
+    }
+
+    /// What the operator has configured.
+    fn config(&self) -> Config {
+        let mut config = Config::default();
+        config.guard.evict = self.settings.faults.contains(&Fault::Eviction);
+        config.preemption.enabled = self.settings.preempts;
+        config.standing_hold_after = Duration::from_secs(self.standing_after());
+        config.scheduler_names = PROFILES.map(str::to_owned).into();
+        if self.settings.has_teams {
+            teams::configure(&mut config);
+        }
+        if self.settings.has_classes {
+            let class = WorkloadKeys { preemptible: false, ..WorkloadKeys::default() };
+            config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
+        }
+        config
     }
 
     /// The lists of nodes and pods.

@@ -26,8 +26,6 @@ use serde_json::Value;
 
 use super::What;
 use super::leading;
-use super::scheduler::PROFILES;
-use super::teams;
 
 /// The wall clock when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
@@ -119,21 +117,13 @@ impl Replica {
         life: u64,
         now: u64,
         ahead: i64,
-        (evicts, standing_after, preempts, has_teams): (bool, u64, bool, bool),
+        config: Config,
         place: Option<usize>,
     ) -> Self {
         let unix = (BEGAN + now / 1_000).saturating_add_signed(ahead);
         // One simulation has few lives, so their clocks may stay forever.
         let time = Box::leak(Box::new(SimulatedTime::starting(unix)));
         let clock = Clock::simulated(time);
-        let mut config = Config::default();
-        config.guard.evict = evicts;
-        config.preemption.enabled = preempts;
-        config.standing_hold_after = Duration::from_secs(standing_after);
-        if has_teams {
-            teams::configure(&mut config);
-        }
-        config.scheduler_names = PROFILES.map(str::to_owned).into();
         let outside = Outside::new(clock);
         let replica = place.map(|place| leading::replica(place, life));
         let term = match place {

@@ -324,7 +324,8 @@ impl World {
             let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
             let is_over =
                 self.settings.faults.contains(&Fault::Eviction) && (pod.overuses() || is_excused);
-            let priority = pod.of.priority;
+            // Only as an over-quota pod one goes whose class protects it.
+            let priority = if pod.of.is_protected { i64::MAX - 1 } else { pod.of.priority };
             let is_asked = uid.is_some_and(|uid| self.preempted.may_evict(uid, priority));
             if !is_over && !is_asked && !is_dry_run(&body) {
                 self.broke(format!("{uid:?} is evicted, which was not requested"));

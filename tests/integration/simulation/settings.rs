@@ -86,6 +86,8 @@ pub(super) struct Settings {
     pub(super) preempts: bool,
     /// Whether teams have shares.
     pub(super) has_teams: bool,
+    /// Whether some pods have a class of workloads that protects them.
+    pub(super) has_classes: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -113,6 +115,7 @@ impl Settings {
         Self {
             preempts: seed.is_multiple_of(2),
             has_teams: seed % 4 == 2,
+            has_classes: seed % 6 == 4,
             seed,
             faults,
             nodes: 4,

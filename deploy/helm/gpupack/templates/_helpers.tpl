@@ -141,6 +141,13 @@ webhook:
 preemption: {{ mergeOverwrite (deepCopy (.Values.config.preemption | default dict)) (dict "enabled" false) | toJson }}
 {{- end }}
 {{- $config := ternary .Values.config (omit .Values.config "preemption") .Values.rbac.evict }}
+{{- if .Values.workloads.enabled }}
+{{- if .Values.config.workloads }}
+{{- fail "config.workloads: with workloads.enabled, set workloads.classes instead" }}
+{{- end }}
+# Classes of workloads, with the PriorityClasses of the chart.
+workloads: {{- toYaml .Values.workloads.classes | nindent 2 }}
+{{- end }}
 {{- with omit $config "allowed_hosts" "lease" "scheduler_names" "policy" "webhook" "certificates" }}
 {{ toYaml . }}
 {{- end }}

@@ -152,6 +152,27 @@ fn each_refusal_has_its_fix() {
 }
 
 #[test]
+fn classes_of_workloads_need_their_priority_classes() {
+    let config =
+        Config::from_yaml("workloads: {train: {priority: 100}, serve: {priority_class: high}}")
+            .unwrap();
+    let found = |all: &[(&str, i32)]| {
+        let all = all.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let check = workload_classes(Some(&config), &Ok(all));
+        (check.state, check.found)
+    };
+    assert_eq!(found(&[("gpupack-train", 100), ("high", -1)]).0, Good);
+    let (state, text) = found(&[("gpupack-train", 7)]);
+    assert_eq!(state, Problem);
+    for part in ["high does not exist", "gpupack-train has the value 7, not 100"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert_eq!(workload_classes(Some(&Config::default()), &forbidden()).state, Good);
+    assert_eq!(workload_classes(Some(&config), &forbidden()).state, NotChecked);
+    assert_eq!(workload_classes(None, &Ok(BTreeMap::new())).state, NotChecked);
+}
+
+#[test]
 fn classes_starts_and_quotas() {
     let class = |read| states(&runtime_classes(&[("nvidia", read)]));
     assert_eq!(class(Ok(())), [Good]);

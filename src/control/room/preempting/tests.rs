@@ -12,6 +12,7 @@ use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
 use crate::model::request::Amount;
 use crate::model::team::{TeamRules, TeamShare};
+use crate::model::workload::Protection;
 
 /// The GPUs are full: `a` and `b`, with half of A each, `c` with B, `d` with C. The priority of
 /// each is its position.
@@ -241,7 +242,8 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
 #[test]
 fn room_that_others_leave_anyway_is_waited_for_and_not_forever() {
     let mut bed = full();
-    let ending = Tenure { priority: 30, started_unix_seconds: 1_000, is_ending: true };
+    let ending =
+        Tenure { priority: 30, started_unix_seconds: 1_000, is_ending: true, protection: None };
     let fact = PodFact { tenure: ending, ..bound("d", "m", "C", 1_000_000) };
     bed.ledger.see_pod(&fact, bed.now);
     bed.refused(waiting_pod("p", 500_000, 10), ALL);
@@ -499,4 +501,50 @@ fn none_goes_for_a_pod_that_would_count_more_than_is_guaranteed_once_it_is_place
     bed.refused(memory(500), ALL);
     assert_eq!(orders_after(&mut bed, 2), ["p n: none/a"]);
     assert_eq!(bed.ledger.teams.all(std::iter::empty())[2].used, Share::from_millionths(1_500_000));
+}
+
+/// Binds a pod that is there already again, with this protection of its class of workloads.
+fn protect(bed: &Bed, (name, node, device): (&str, &str, &str), priority: i32, by: Protection) {
+    let protection = Some(by);
+    let tenure = Tenure { priority, started_unix_seconds: 1_000, is_ending: false, protection };
+    let reservation = bed.ledger.reservation(&uid(name)).unwrap();
+    let millionths = reservation.placement.devices[0].demand.share.millionths();
+    let fact = PodFact { tenure, ..bound(name, node, device, millionths) };
+    bed.ledger.see_pod(&fact, bed.now);
+}
+
+#[test]
+fn a_class_of_workloads_protects_its_pods_longer_or_shorter_than_others() {
+    let mut bed = full();
+    bed.rules.preemption.protect = Duration::from_secs(100);
+    protect(&bed, ("a", "n", "A"), 0, Protection::Always);
+    protect(&bed, ("b", "n", "A"), 1, Protection::Seconds(50));
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 40), [""; 0], "both stay");
+    assert_eq!(orders_after(&mut bed, 20), ["p n: b"], "its own time is over, and `a` stays");
+    let mut bed = full();
+    for (at, place) in
+        [("a", "n", "A"), ("b", "n", "A"), ("c", "n", "B"), ("d", "m", "C")].into_iter().enumerate()
+    {
+        protect(&bed, place, i32::try_from(at).unwrap(), Protection::Always);
+    }
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 1_000), [""; 0]);
+}
+
+#[test]
+fn a_class_that_is_never_evicted_keeps_nothing_that_is_guaranteed_to_another_team() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    for (name, node, device) in
+        [("none/over", "m", "C"), ("other/a", "n", "A"), ("team/b", "n", "B")]
+    {
+        bed.bind(name, node, device, 1_000_000, 1);
+        protect(&bed, (name, node, device), 1, Protection::Always);
+    }
+    bed.refused(waiting_pod("p", 500_000, 9), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p m: none/over"]);
+    // Within the team the class protects, and `other` has what is guaranteed to it.
+    bed.refused(waiting_pod("q", 1_000_000, 9), ALL);
+    assert_eq!(orders_after(&mut bed, 200), [""; 0]);
 }

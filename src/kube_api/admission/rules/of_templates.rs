@@ -230,3 +230,23 @@ fn a_pod_that_kueue_counted_for_less_is_refused() {
         assert!(stored(&shipped(), "jobs.batch", &job(&template(&bare))).is_ok(), "{keys}");
     }
 }
+
+#[test]
+fn templates_get_the_class_of_their_label_and_obey_the_rules_of_their_namespace() {
+    let text = "
+workloads: {train: {}}
+access: {namespaces: {team-a: {isolation: [none]}}}
+";
+    let requests = crate::config::file::Config::from_yaml(text).unwrap().request_rules();
+    let rules = shipped().under(requests);
+    let labelled = template(&half(|pod| {
+        pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "train"});
+    }));
+    let stored = stored(&rules, "jobs.batch", &job(&labelled)).unwrap();
+    assert_eq!(stored["spec"]["template"]["spec"]["priorityClassName"], "gpupack-train");
+    let apart = template(&half(|pod| {
+        pod["metadata"]["annotations"]["gpupack.dev/isolation"] = "hardware".into();
+    }));
+    let text = answered(&rules, &review_of("jobs.batch", &job(&apart), None)).unwrap_err();
+    assert!(text.contains("isolation `hardware`") && text.contains("use `none`"), "{text}");
+}

@@ -522,3 +522,66 @@ fn a_body_without_a_pod_review_is_an_error() {
         assert!(fault.contains(part) && fault.len() < 400, "{part}: {fault}");
     }
 }
+
+fn with_classes() -> Admission {
+    let text = "
+workloads: {train: {}, serve: {priority_class: high}}
+access: {namespaces: {team-a: {isolation: [none], policies: [spread], workloads: [train]}}}
+";
+    shipped().under(crate::config::file::Config::from_yaml(text).unwrap().request_rules())
+}
+
+#[test]
+fn a_label_chooses_the_class_of_workloads() {
+    let rules = with_classes();
+    let train = half(|pod| {
+        pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "train"});
+        // As the API server has completed it.
+        pod["spec"]["priorityClassName"] = "the-default".into();
+        pod["spec"]["priority"] = 7.into();
+        pod["spec"]["preemptionPolicy"] = "Never".into();
+    });
+    let spec = admitted(&rules, &train).unwrap()["spec"].take();
+    assert_eq!(spec["priorityClassName"], "gpupack-train");
+    assert!(spec.get("priority").is_none() && spec.get("preemptionPolicy").is_none());
+    // Completed again after the API server has written the value of the class.
+    let complete = half(|pod| {
+        pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "train"});
+        pod["spec"]["priorityClassName"] = "gpupack-train".into();
+        pod["spec"]["priority"] = 7.into();
+    });
+    assert_eq!(admitted(&rules, &complete).unwrap()["spec"]["priority"], 7);
+    let without = half(|pod| pod["spec"]["priorityClassName"] = "gpupack-train".into());
+    assert_eq!(admitted(&rules, &without).unwrap()["spec"]["priorityClassName"], "gpupack-train");
+    assert_eq!(admitted(&rules, &half(|_| ())).unwrap()["spec"].get("priorityClassName"), None);
+    let typo = half(|pod| pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "trian"}));
+    let text = admitted(&rules, &typo).unwrap_err();
+    assert_eq!(text, "label `gpupack.dev/workload` is `trian`: use `serve` or `train`");
+    let no_gpu = pod(json!({}), |pod| {
+        pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "trian"});
+    });
+    assert_eq!(admitted(&rules, &no_gpu), Ok(no_gpu), "it is no pod of gpupack");
+}
+
+#[test]
+fn what_the_namespace_may_not_use_is_refused() {
+    let rules = with_classes();
+    let with =
+        |key: &str, value: &str| half(|pod| pod["metadata"]["annotations"][key] = value.into());
+    for (pod, part) in [
+        (with("gpupack.dev/isolation", "memory"), "isolation `memory`"),
+        (with("gpupack.dev/policy", "binpack"), "policy `binpack`"),
+        (half(|pod| pod["spec"]["priorityClassName"] = "high".into()), "workload class `serve`"),
+        (
+            half(|pod| pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "serve"})),
+            "workload class `serve`",
+        ),
+    ] {
+        let text = admitted(&rules, &pod).unwrap_err();
+        assert!(text.contains("namespace `team-a` may not use") && text.contains(part), "{text}");
+        let mut elsewhere = review(&pod, "", None);
+        elsewhere["request"]["namespace"] = "team-b".into();
+        assert!(answered(&rules, &elsewhere).is_ok(), "{part}");
+    }
+    assert!(admitted(&rules, &with("gpupack.dev/policy", "spread")).is_ok());
+}

@@ -162,3 +162,31 @@ fn a_waiting_pod_needs_the_markers_of_its_request_where_quotas_require_them() {
     }
     assert_eq!(pod("0.75", json!({}), Some("n")), Ok(()), "it keeps what it got");
 }
+
+#[test]
+fn a_waiting_pod_needs_the_class_of_its_label_and_obeys_the_rules_of_its_namespace() {
+    let text = "
+workloads: {train: {}}
+access: {namespaces: {default: {isolation: [none]}}}
+";
+    let rules = crate::config::file::Config::from_yaml(text).unwrap().request_rules();
+    let judged = |change: fn(&mut Value), node: Option<&str>| {
+        let mut pod = json!({
+            "metadata": {"uid": "u", "namespace": "default", "name": "p",
+                "annotations": {"gpu-fraction": "0.5"}, "labels": {}},
+            "spec": {"nodeName": node, "containers": [{"name": "main"}]},
+        });
+        change(&mut pod);
+        let seen = SeenPod::judged(&serde_json::from_value(pod).unwrap(), &rules);
+        seen.request.map(|_| ()).map_err(|error| error.label())
+    };
+    let label =
+        |pod: &mut Value| pod["metadata"]["labels"] = json!({"gpupack.dev/workload": "train"});
+    let apart = |pod: &mut Value| {
+        pod["metadata"]["annotations"]["gpupack.dev/isolation"] = "memory".into();
+    };
+    assert_eq!(judged(|_| (), None), Ok(()));
+    assert_eq!(judged(label, None), Err("workload_ignored"), "it did not come through the webhook");
+    assert_eq!(judged(apart, None), Err("not_allowed"));
+    assert_eq!((judged(label, Some("n")), judged(apart, Some("n"))), (Ok(()), Ok(())), "it runs");
+}

@@ -28,7 +28,7 @@ fn cluster(label: &str) -> Ledger {
 
 fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i32, i64)) {
     let (priority, started_unix_seconds) = order;
-    let tenure = Tenure { priority, started_unix_seconds, is_ending: false };
+    let tenure = Tenure { priority, started_unix_seconds, is_ending: false, protection: None };
     let device = if millionths > 500_000 { "A" } else { "B" };
     let fact =
         PodFact { pod: pod(namespace, name), tenure, ..bound(name, "n", device, millionths) };

@@ -1,0 +1,198 @@
+//! What a pod may use in its namespace: isolation, policy and class of workloads. Pools are chosen with
+//! the node.
+
+use std::fmt::Display;
+
+use crate::config::pods::requests::RequestRules;
+use crate::kube_api::request::annotations::{ISOLATION, POLICY};
+use crate::kube_api::request::request_error::{RequestError, shown};
+use crate::model::request::GpuRequest;
+use crate::model::workload::Workload;
+
+/// The label that chooses the class of workloads of a new pod.
+pub const WORKLOAD: &str = "gpupack.dev/workload";
+
+/// The class that the label of a new pod chooses.
+///
+/// # Errors
+/// [`RequestError::Workload`] if there is no such class.
+pub fn chosen<'a>(
+    rules: &'a RequestRules,
+    label: Option<&str>,
+) -> Result<Option<&'a Workload>, RequestError> {
+    let Some(name) = label else { return Ok(None) };
+    match rules.workloads.named(name) {
+        Some(class) => Ok(Some(class)),
+        None => Err(RequestError::Workload {
+            value: shown(name),
+            known: one_of(rules.workloads.names(), "no label: no classes are configured"),
+        }),
+    }
+}
+
+/// The class of a pod that has this `PriorityClass`.
+///
+/// # Errors
+/// [`RequestError`] if the label chooses another one: it had no effect when the pod was created.
+pub fn workload_of<'a>(
+    rules: &'a RequestRules,
+    label: Option<&str>,
+    priority_class: &str,
+) -> Result<Option<&'a Workload>, RequestError> {
+    match chosen(rules, label)? {
+        Some(class) if class.priority_class != priority_class => {
+            Err(RequestError::WorkloadIgnored {
+                value: shown(&class.name),
+                class: class.priority_class.clone(),
+            })
+        }
+        _ => Ok(rules.workloads.of(priority_class)),
+    }
+}
+
+/// Refuses what pods of the namespace may not use.
+///
+/// # Errors
+/// [`RequestError::NotAllowed`].
+pub fn check_use(
+    rules: &RequestRules,
+    namespace: &str,
+    request: &GpuRequest,
+    class: Option<&Workload>,
+) -> Result<(), RequestError> {
+    let access = rules.access.of(namespace);
+    let refused = |what, value: &dyn Display, key, allowed| {
+        let (value, namespace) = (value.to_string(), shown(namespace));
+        Err(RequestError::NotAllowed { what, value, namespace, key, allowed })
+    };
+    if let Some(allowed) = &access.isolation
+        && !allowed.contains(&request.isolation)
+    {
+        let allowed = one_of(allowed.iter().map(|it| it.name()), NOTHING);
+        return refused("isolation", &request.isolation.name(), ISOLATION, allowed);
+    }
+    if let (Some(allowed), Some(policy)) = (&access.policies, request.policy)
+        && !allowed.contains(&policy)
+    {
+        let allowed = one_of(allowed.iter().map(|it| it.name()), "nothing, without the annotation");
+        return refused("policy", &policy, POLICY, allowed);
+    }
+    if let (Some(allowed), Some(class)) = (&access.workloads, class)
+        && !allowed.contains(&class.name)
+    {
+        let allowed =
+            one_of(allowed.iter().map(String::as_str), "none, without a class of workloads");
+        return refused("workload class", &class.name, WORKLOAD, allowed);
+    }
+    Ok(())
+}
+
+const NOTHING: &str = "none: the namespace may use no GPU";
+
+/// The names in backticks, or what to use if there are none.
+fn one_of<'a>(names: impl Iterator<Item = &'a str>, nothing: &str) -> String {
+    let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+    match names.split_last() {
+        None => nothing.to_owned(),
+        Some((last, [])) => last.clone(),
+        Some((last, first)) => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::Config;
+    use crate::hardware::units::Share;
+    use crate::model::policy::Policy;
+    use crate::model::request::{Amount, Isolation};
+
+    const RULES: &str = "
+workloads: {train: {}, serve: {priority_class: high}}
+access:
+  namespaces:
+    open: {}
+    apart: {isolation: [memory, hardware]}
+    none: {isolation: [], policies: [], workloads: []}
+  others: {isolation: [none, memory], policies: [spread], workloads: [train]}
+";
+
+    fn rules() -> RequestRules {
+        Config::from_yaml(RULES).unwrap().request_rules()
+    }
+
+    fn used(
+        namespace: &str,
+        isolation: Isolation,
+        policy: Option<Policy>,
+        class: Option<&str>,
+    ) -> Result<(), String> {
+        let rules = rules();
+        let amount = Amount::Fraction(Share::from_millionths(500_000));
+        let request = GpuRequest { isolation, policy, ..GpuRequest::one(amount) };
+        let class = class.map(|name| rules.workloads.named(name).unwrap());
+        check_use(&rules, namespace, &request, class).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_a_namespace_may_not_use_is_refused_with_what_it_may() {
+        let (none, spread) = (Isolation::None, Some(Policy::Spread));
+        assert_eq!(used("open", Isolation::Hardware, Some(Policy::BinPack), Some("serve")), Ok(()));
+        assert_eq!(used("other", Isolation::Memory, spread, Some("train")), Ok(()));
+        assert_eq!(
+            used("other", none, None, None),
+            Ok(()),
+            "that of the cluster is always allowed"
+        );
+        for (found, text) in [
+            (
+                used("other", Isolation::Hardware, None, None),
+                "pods of the namespace `other` may not use the isolation `hardware`: for \
+              `gpupack.dev/isolation` use `none` or `memory`",
+            ),
+            (
+                used("apart", none, None, None),
+                "pods of the namespace `apart` may not use the isolation `none`: for \
+              `gpupack.dev/isolation` use `memory` or `hardware`",
+            ),
+            (
+                used("other", none, Some(Policy::BinPack), None),
+                "pods of the namespace `other` may not use the policy `binpack`: for \
+              `gpupack.dev/policy` use `spread`",
+            ),
+            (
+                used("other", none, None, Some("serve")),
+                "pods of the namespace `other` may not use the workload class `serve`: for \
+              `gpupack.dev/workload` use `train`",
+            ),
+            (
+                used("none", none, None, None),
+                "pods of the namespace `none` may not use the isolation `none`: for \
+              `gpupack.dev/isolation` use none: the namespace may use no GPU",
+            ),
+        ] {
+            assert_eq!(found, Err(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_class_is_that_of_the_priority_class_and_the_label_must_agree() {
+        let rules = rules();
+        let of = |label, class| {
+            let found = workload_of(&rules, label, class);
+            found.map(|class| class.map(|class| class.name.clone())).map_err(|error| error.label())
+        };
+        let name = |name: &str| Ok(Some(name.to_owned()));
+        assert_eq!(of(None, ""), Ok(None));
+        assert_eq!(of(None, "other"), Ok(None));
+        assert_eq!(of(None, "high"), name("serve"), "without the label, too");
+        assert_eq!(of(Some("train"), "gpupack-train"), name("train"));
+        assert_eq!(of(Some("train"), "high"), Err("workload_ignored"));
+        assert_eq!(of(Some("train"), ""), Err("workload_ignored"));
+        assert_eq!(of(Some("trian"), "high"), Err("workload"));
+        let text = chosen(&rules, Some("trian")).unwrap_err().to_string();
+        assert_eq!(text, "label `gpupack.dev/workload` is `trian`: use `serve` or `train`");
+        let text = chosen(&RequestRules::default(), Some("train")).unwrap_err().to_string();
+        assert!(text.ends_with("use no label: no classes are configured"), "{text}");
+    }
+}

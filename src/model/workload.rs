@@ -16,18 +16,26 @@ use crate::mutation::{Mutation, mutated};
 pub enum Protection {
     /// It stays for this many seconds from its start.
     Seconds(u32),
-    /// It stays, but as an over-quota pod it goes for a team that is guaranteed its room.
+    /// It stays. As an over-quota pod, for a team that is guaranteed its room, it is protected as long as
+    /// a pod without a class.
     Always,
 }
 
 impl Protection {
-    /// Whether a pod that started then must stay now, both in seconds since 1970. `is_owed` says
-    /// whether it would go as an over-quota pod of another team.
-    pub fn holds(self, started: i64, now: i64, is_owed: bool) -> bool {
-        match self {
-            Self::Seconds(seconds) => now.saturating_sub(started) < i64::from(seconds),
-            Self::Always => !is_owed && !mutated(Mutation::ProtectionIgnored),
-        }
+    /// Whether a pod that started then must stay now, both in seconds since 1970. A pod without a class
+    /// stays for `default` seconds. `is_owed` says whether it would go as an over-quota pod of another team.
+    pub fn holds(
+        protection: Option<Self>,
+        (started, now): (i64, i64),
+        default: i64,
+        is_owed: bool,
+    ) -> bool {
+        let seconds = match protection {
+            Some(Self::Always) if !is_owed && !mutated(Mutation::ProtectionIgnored) => return true,
+            Some(Self::Seconds(seconds)) => i64::from(seconds),
+            Some(Self::Always) | None => default,
+        };
+        now.saturating_sub(started) < seconds
     }
 }
 
@@ -62,6 +70,11 @@ impl Workloads {
     /// The class of pods with this `PriorityClass`.
     pub fn of(&self, priority_class: &str) -> Option<&Workload> {
         self.0.iter().find(|class| class.priority_class == priority_class)
+    }
+
+    /// Whether one of them protects its pods.
+    pub fn protect(&self) -> bool {
+        self.0.iter().any(|class| class.protection.is_some())
     }
 
     /// The names of all.
@@ -110,15 +123,20 @@ mod tests {
 
     #[test]
     fn protection_ends_with_its_time_or_for_a_team_that_is_owed() {
+        let (minute, always) = (Some(Protection::Seconds(60)), Some(Protection::Always));
         for (protection, now, is_owed, holds) in [
-            (Protection::Seconds(60), 159, true, true),
-            (Protection::Seconds(60), 160, false, false),
-            (Protection::Seconds(0), 100, false, false),
-            (Protection::Seconds(u32::MAX), i64::MIN, false, true),
-            (Protection::Always, i64::MAX, false, true),
-            (Protection::Always, 100, true, false),
+            (minute, 159, true, true),
+            (minute, 160, false, false),
+            (Some(Protection::Seconds(0)), 100, false, false),
+            (Some(Protection::Seconds(u32::MAX)), i64::MIN, false, true),
+            (always, i64::MAX, false, true),
+            (always, 109, true, true),
+            (always, 110, true, false),
+            (None, 109, false, true),
+            (None, 110, false, false),
         ] {
-            assert_eq!(protection.holds(100, now, is_owed), holds, "{protection:?} {now}");
+            let found = Protection::holds(protection, (100, now), 10, is_owed);
+            assert_eq!(found, holds, "{protection:?} {now}");
         }
     }
 }

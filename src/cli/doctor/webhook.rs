@@ -448,13 +448,13 @@ pub(crate) fn workload_classes(
         return of
             .not_checked("which there are is not known", "see the check `extender configuration`");
     };
-    if config.workloads.is_empty() {
-        return of.ok("none are configured");
-    }
     let classes = match classes {
         Ok(classes) => classes,
         Err(why) => return of.unread("PriorityClasses", why),
     };
+    if config.workloads.is_empty() {
+        return of.ok("none are configured");
+    }
     let wrong = config.workloads.iter().filter_map(|(name, keys)| {
         let class = keys.class(name);
         match (classes.get(&class), keys.priority) {

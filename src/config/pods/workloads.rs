@@ -73,7 +73,7 @@ pub(crate) fn distinct(classes: &BTreeMap<String, WorkloadKeys>, (): &()) -> gar
             return fault(format!("`{name}` must be a value of a label, such as `train`"));
         }
         let class = keys.class(name);
-        if !is_name(&class, 253, "-.") {
+        if !is_name(&class, 253, "-.") || has_capitals(&class) {
             return fault(format!(
                 "the `priority_class` of `{name}` must be the name of an object"
             ));
@@ -89,6 +89,10 @@ pub(crate) fn distinct(classes: &BTreeMap<String, WorkloadKeys>, (): &()) -> gar
         }
     }
     Ok(())
+}
+
+fn has_capitals(text: &str) -> bool {
+    text.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 fn is_name(text: &str, most: usize, also: &str) -> bool {
@@ -184,7 +188,9 @@ pub(crate) fn known(
 ) -> impl FnOnce(&AccessConfig, &()) -> garde::Result {
     let known: BTreeSet<String> = classes.keys().cloned().collect();
     move |access, ()| {
-        if let Some(name) = access.namespaces.keys().find(|name| !is_name(name, 63, "-")) {
+        if let Some(name) =
+            access.namespaces.keys().find(|name| !is_name(name, 63, "-") || has_capitals(name))
+        {
             return Err(garde::Error::new(format!("`{name}` must be the name of a namespace")));
         }
         let named = access.namespaces.iter().map(|(name, keys)| (name.as_str(), keys));
@@ -263,6 +269,8 @@ access:
             ("workloads: {a: {protect_seconds: 604801}}", "0 to 604800"),
             ("access: {others: {workloads: [a]}}", "`a`, which `others` may use, must be a class"),
             ("access: {namespaces: {'a/b': {}}}", "`a/b` must be the name of a namespace"),
+            ("access: {namespaces: {Research: {}}}", "`Research` must be the name of a namespace"),
+            ("workloads: {Train: {}}", "`priority_class` of `Train` must be the name"),
             ("access: {others: {isolation: [some]}}", "access.others.isolation"),
             ("access: {others: {policies: [some]}}", "access.others.policies"),
             ("access: {others: {pool: []}}", "access.others.pool"),

@@ -60,7 +60,8 @@ fn tell(app: &App, uid: &PodUid) {
         return;
     };
     let query = &state.waiting.query;
-    let suggestions = app.reasons.recent(&app.ledger, query, app.clock.now());
+    let mut suggestions = app.reasons.recent(&app.ledger, query, app.clock.now());
+    suggestions.retain(|it| app.may_do(&state.waiting.namespace, it));
     // Who reads the event may know nothing of other namespaces.
     let sees = |namespace: &str| namespace == &*state.waiting.namespace;
     let suggestions = wording::suggestions(query, &suggestions, rejections.keys().copied(), &sees);

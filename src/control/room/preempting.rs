@@ -17,12 +17,13 @@ use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::request::room_note::{MOST_VICTIMS, RoomNote};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::nodes::teams::OverQuota;
+use crate::ledger::nodes::teams::{OverQuota, TeamPod};
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
 use crate::ledger::suggest::together::group_key;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::reservation::Tenure;
+use crate::model::workload::Protection;
 
 /// Pods for which one step searches all nodes.
 const SEARCHES: usize = 16;
@@ -83,7 +84,10 @@ impl StandingHolds {
             let (over, of) = (ledger.teams.over_quota(), ledger.team_pod(&pod));
             let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
                 let is_noted = pod.may_preempt && note.victims.contains(uid);
-                over.victim(&of, uid, tenure, has_gpu).filter(|_| is_noted)
+                let facts = (&over, &of);
+                let is_open =
+                    is_noted && !is_protected((uid, tenure), facts, rules.preemption, unix_seconds);
+                over.victim(&of, uid, tenure, has_gpu).filter(|_| is_open)
             };
             let (none, leaving) = (PlannedVictims::new(), self.leaving(preemptors, pod.priority));
             let request = RoomRequest {
@@ -262,17 +266,11 @@ impl StandingHolds {
         let is_free = |victim: &PodUid| !self.evictions.protected.contains_key(victim);
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
-        let started_by = earlier(unix_seconds, rules.protect);
         let of = ledger.team_pod(pod);
         let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
-            let importance = over.victim(&of, uid, tenure, has_gpu)?;
-            let is_owed = over.is_owed_by(uid, &of);
-            let started = tenure.started_unix_seconds;
-            let is_protected = match tenure.protection {
-                Some(protection) => protection.holds(started, unix_seconds, is_owed),
-                None => started > started_by,
-            };
-            (is_free(uid) && !is_protected).then_some(importance)
+            let is_open =
+                is_free(uid) && !is_protected((uid, tenure), (over, &of), rules, unix_seconds);
+            over.victim(&of, uid, tenure, has_gpu).filter(|_| is_open)
         };
         let is_less = |other: &PodUid| {
             let held = self.held.get(other);
@@ -347,6 +345,18 @@ impl StandingHolds {
         }
         true
     }
+}
+
+/// Whether a pod may not be evicted for this one yet.
+fn is_protected(
+    (uid, tenure): (&PodUid, Tenure),
+    (over, preemptor): (&OverQuota, &TeamPod),
+    rules: PreemptionConfig,
+    unix_seconds: i64,
+) -> bool {
+    let default = i64::try_from(rules.protect.as_secs()).unwrap_or(i64::MAX);
+    let times = (tenure.started_unix_seconds, unix_seconds);
+    Protection::holds(tenure.protection, times, default, over.is_owed_by(uid, preemptor))
 }
 
 impl Evictions {

@@ -36,6 +36,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::preemptors::Preemptors;
+use crate::ledger::suggest::search::{Change, Suggestion};
 use crate::ledger::suggest::standing::Standing;
 use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
@@ -43,7 +44,7 @@ use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
 use crate::model::fit::HostRule;
 use crate::model::isolation::DriverLimits;
-use crate::model::request::GpuRequest;
+use crate::model::request::{GpuRequest, Isolation};
 use crate::model::reservation::{Placement, PodRef};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
@@ -218,6 +219,14 @@ impl App {
             pools: rules.access.of(&pod.namespace).pools.clone(),
             ..request.clone()
         })
+    }
+
+    /// Whether pods of this namespace may do what a suggestion proposes.
+    pub(crate) fn may_do(&self, namespace: &str, suggestion: &Suggestion) -> bool {
+        let Change::Request(_, changed) = &suggestion.change else { return true };
+        let allowed = &self.request_rules.access.of(namespace).isolation;
+        let isolation = changed.gpu.as_ref().map_or(Isolation::None, |gpu| gpu.isolation);
+        allowed.as_ref().is_none_or(|allowed| allowed.contains(&isolation))
     }
 
     /// The pod as one that waits with `query`.

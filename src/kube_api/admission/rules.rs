@@ -47,7 +47,7 @@ use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::kube_api::request::resources::{
     ContainerRequest, ShortMarker, WHOLE, has_request, markers, markers_of, only, short_marker,
 };
-use crate::kube_api::request::usable::{WORKLOAD, check_use, chosen};
+use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, chosen};
 use crate::model::request::GpuRequest;
 use crate::model::workload::Workload;
 
@@ -83,6 +83,8 @@ enum Subject {
     Pod,
     /// A template of pods that may be created later.
     Template,
+    /// The template of an object that was there before.
+    OldTemplate,
 }
 
 /// The rules of admission, as configured.
@@ -149,13 +151,14 @@ impl Admission {
     ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
         let before = old.map(|old| templates(&old.data, paths)).transpose()?.unwrap_or_default();
         let mut changes = Changes::default();
+        let subject = if old.is_some() { Subject::OldTemplate } else { Subject::Template };
         for (place, template) in templates(&object.data, paths)? {
             if let Some(before) = before.get(&place)
-                && !self.admit_template(before, namespace)?.is_ok_and(|changes| changes.is_empty())
+                && !self.admit_template(before, subject, namespace)?.is_ok_and(|it| it.is_empty())
             {
                 continue;
             }
-            match self.admit_template(template, namespace)? {
+            match self.admit_template(template, subject, namespace)? {
                 Ok(more) => changes.append(more.within(&place, template)),
                 Err(error) => {
                     let place = shown(place.to_string().trim_start_matches('/'));
@@ -170,13 +173,14 @@ impl Admission {
     fn admit_template(
         &self,
         template: &Value,
+        subject: Subject,
         namespace: &str,
     ) -> Result<Result<Changes, AdmissionError>, ReviewFault> {
         let read = PodTemplateSpec::deserialize(template);
         let template = read.map_err(|error| ReviewFault::Json { fault: shown_long(&error) })?;
         let metadata = template.metadata.unwrap_or_default();
         let pod = Pod { metadata, spec: template.spec, status: None };
-        Ok(self.admit(&pod, Subject::Template, namespace))
+        Ok(self.admit(&pod, subject, namespace))
     }
 
     /// The changes of a pod that is created, or of a template.
@@ -199,31 +203,38 @@ impl Admission {
                 if subject == Subject::Pod && is_counted_by_template(annotations, labels) {
                     self.refuse_uncounted(spec, &request)?;
                 }
-                let class = self.check_use(labels, spec, namespace, &request)?;
+                let label = labels.get(WORKLOAD).map(String::as_str);
+                let class = self.check_class(label, spec, namespace)?;
+                check_use(&self.requests, namespace, &request)?;
                 let mut changes = self.complete(annotations, spec, &request)?;
-                if let Some(class) = class {
+                // Of a Job that is there it could not change any more. The pods of its template get it.
+                if let Some(class) = class.filter(|_| subject != Subject::OldTemplate) {
                     changes.prioritize(spec, &class.priority_class);
                 }
                 Ok(changes)
             }
             Tenant::Kubelet => self.leave_to_kubelet(spec),
-            Tenant::Unmanaged => self.keep_out(annotations, spec),
+            Tenant::Unmanaged => {
+                if self.is_beside(spec) {
+                    // It may have pods evicted that have a GPU, for CPU or memory.
+                    self.check_class(None, spec, namespace)?;
+                }
+                self.keep_out(annotations, spec)
+            }
         }
     }
 
-    /// Refuses a pod that uses what its namespace may not use. Returns its class of workloads.
-    fn check_use(
+    /// The class of workloads of a pod with this label. Refuses one that its namespace may not use.
+    fn check_class(
         &self,
-        labels: &BTreeMap<String, String>,
+        label: Option<&str>,
         spec: &PodSpec,
         namespace: &str,
-        request: &GpuRequest,
     ) -> Result<Option<&Workload>, RequestError> {
         let rules = &self.requests;
         let named = spec.priority_class_name.as_deref().unwrap_or_default();
-        let label = labels.get(WORKLOAD).map(String::as_str);
         let class = chosen(rules, label)?.or_else(|| rules.workloads.of(named));
-        check_use(rules, namespace, request, class)?;
+        check_class(rules, namespace, class, spec.priority.unwrap_or_default())?;
         Ok(class)
     }
 
@@ -407,11 +418,15 @@ impl Admission {
     /// give GPUs, or if its scheduler is only for gpupack, so that it may run beside them. Pods of
     /// the cluster's own scheduler may too, but their node is not known yet.
     fn is_confined(&self, spec: &PodSpec) -> bool {
+        let is_suspect = class_of(spec).is_some_and(|class| self.leads_to_gpus(class));
+        self.settings.unmanaged != Unmanaged::Allow && (self.is_beside(spec) || is_suspect)
+    }
+
+    /// Whether its scheduler is only for gpupack.
+    fn is_beside(&self, spec: &PodSpec) -> bool {
         let scheduler = scheduler_of(spec);
         let is_named = self.scheduler_names.iter().any(|name| name == scheduler);
-        let is_beside = is_named && scheduler != DEFAULT_SCHEDULER;
-        let is_suspect = class_of(spec).is_some_and(|class| self.leads_to_gpus(class));
-        self.settings.unmanaged != Unmanaged::Allow && (is_beside || is_suspect)
+        is_named && scheduler != DEFAULT_SCHEDULER
     }
 
     /// Refuses a pod that could keep its GPU for long after its deletion. gpupack does not shorten

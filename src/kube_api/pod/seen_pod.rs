@@ -26,7 +26,7 @@ use crate::kube_api::request::resources::{
     ContainerKind, ContainerRequest, MARKERS, ShortMarker, markers_of, short_marker,
 };
 use crate::kube_api::request::room_note::RoomNote;
-use crate::kube_api::request::usable::{WORKLOAD, check_use, workload_of};
+use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, workload_of};
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::PodFact;
 use crate::model::request::{GpuRequest, PodGroup};
@@ -300,16 +300,25 @@ impl SeenPod {
                 return Some(RequestError::Marker { marker, has, needed });
             }
         }
-        if let Some(request) = request {
-            let class = workload_of(rules, self.workload.as_deref(), &self.priority_class);
-            let used = class.and_then(|class| check_use(rules, &self.namespace, request, class));
-            if let Err(error) = used {
-                return Some(error);
-            }
-        }
         // The cluster's own scheduler also serves pods that request nothing from gpupack.
         let is_ours = request.is_some() || self.scheduler_name != DEFAULT_SCHEDULER;
-        is_ours.then(|| check(rules, request, &self.other_keys).err()).flatten()
+        if !is_ours {
+            return None;
+        }
+        let used = self.check_use(request, rules);
+        used.and_then(|()| check(rules, request, &self.other_keys)).err()
+    }
+
+    /// Refuses what pods of its namespace may not use. Without a GPU request the label means nothing.
+    fn check_use(
+        &self,
+        request: Option<&GpuRequest>,
+        rules: &RequestRules,
+    ) -> Result<(), RequestError> {
+        let label = self.workload.as_deref().filter(|_| request.is_some());
+        let class = workload_of(rules, label, &self.priority_class)?;
+        check_class(rules, &self.namespace, class, self.priority)?;
+        request.map_or(Ok(()), |request| check_use(rules, &self.namespace, request))
     }
 
     /// The error if its annotations leave no room for a placement. No process of gpupack with these

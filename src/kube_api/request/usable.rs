@@ -1,8 +1,6 @@
 //! What a pod may use in its namespace: isolation, policy and class of workloads. Pools are chosen with
 //! the node.
 
-use std::fmt::Display;
-
 use crate::config::pods::requests::RequestRules;
 use crate::kube_api::request::annotations::{ISOLATION, POLICY};
 use crate::kube_api::request::request_error::{RequestError, shown};
@@ -58,33 +56,58 @@ pub fn check_use(
     rules: &RequestRules,
     namespace: &str,
     request: &GpuRequest,
-    class: Option<&Workload>,
 ) -> Result<(), RequestError> {
     let access = rules.access.of(namespace);
-    let refused = |what, value: &dyn Display, key, allowed| {
-        let (value, namespace) = (value.to_string(), shown(namespace));
-        Err(RequestError::NotAllowed { what, value, namespace, key, allowed })
-    };
     if let Some(allowed) = &access.isolation
         && !allowed.contains(&request.isolation)
     {
         let allowed = one_of(allowed.iter().map(|it| it.name()), NOTHING);
-        return refused("isolation", &request.isolation.name(), ISOLATION, allowed);
+        let what = ("isolation", request.isolation.name());
+        return Err(not_allowed(namespace, what, ISOLATION, allowed));
     }
     if let (Some(allowed), Some(policy)) = (&access.policies, request.policy)
         && !allowed.contains(&policy)
     {
-        let allowed = one_of(allowed.iter().map(|it| it.name()), "nothing, without the annotation");
-        return refused("policy", &policy, POLICY, allowed);
-    }
-    if let (Some(allowed), Some(class)) = (&access.workloads, class)
-        && !allowed.contains(&class.name)
-    {
-        let allowed =
-            one_of(allowed.iter().map(String::as_str), "none, without a class of workloads");
-        return refused("workload class", &class.name, WORKLOAD, allowed);
+        let allowed = one_of(allowed.iter().map(|it| it.name()), "nothing: leave it out");
+        return Err(not_allowed(namespace, ("policy", policy.name()), POLICY, allowed));
     }
     Ok(())
+}
+
+/// Refuses a class of workloads that pods of the namespace may not have, and a pod without a class that is
+/// more important than pods without a PriorityClass: it could do what such a class can.
+///
+/// # Errors
+/// [`RequestError::NotAllowed`].
+pub fn check_class(
+    rules: &RequestRules,
+    namespace: &str,
+    class: Option<&Workload>,
+    priority: i32,
+) -> Result<(), RequestError> {
+    let Some(allowed) = &rules.access.of(namespace).workloads else { return Ok(()) };
+    let may = one_of(allowed.iter().map(String::as_str), "nothing: leave it out");
+    match class {
+        Some(class) if !allowed.contains(&class.name) => {
+            let what = ("workload class", class.name.as_str());
+            Err(not_allowed(namespace, what, WORKLOAD, may))
+        }
+        None if priority > 0 => {
+            let what = ("priority", &*priority.to_string());
+            Err(not_allowed(namespace, what, WORKLOAD, may))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn not_allowed(
+    namespace: &str,
+    (what, value): (&'static str, &str),
+    key: &'static str,
+    allowed: String,
+) -> RequestError {
+    let (value, namespace) = (value.to_owned(), shown(namespace));
+    RequestError::NotAllowed { what, value, namespace, key, allowed }
 }
 
 const NOTHING: &str = "none: the namespace may use no GPU";
@@ -121,54 +144,63 @@ access:
         Config::from_yaml(RULES).unwrap().request_rules()
     }
 
-    fn used(
-        namespace: &str,
-        isolation: Isolation,
-        policy: Option<Policy>,
-        class: Option<&str>,
-    ) -> Result<(), String> {
-        let rules = rules();
+    fn used(namespace: &str, isolation: Isolation, policy: Option<Policy>) -> Result<(), String> {
         let amount = Amount::Fraction(Share::from_millionths(500_000));
         let request = GpuRequest { isolation, policy, ..GpuRequest::one(amount) };
+        check_use(&rules(), namespace, &request).map_err(|error| error.to_string())
+    }
+
+    fn of_class(namespace: &str, class: Option<&str>, priority: i32) -> Result<(), String> {
+        let rules = rules();
         let class = class.map(|name| rules.workloads.named(name).unwrap());
-        check_use(&rules, namespace, &request, class).map_err(|error| error.to_string())
+        check_class(&rules, namespace, class, priority).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_a_namespace_may_not_use_is_refused_with_what_it_may() {
         let (none, spread) = (Isolation::None, Some(Policy::Spread));
-        assert_eq!(used("open", Isolation::Hardware, Some(Policy::BinPack), Some("serve")), Ok(()));
-        assert_eq!(used("other", Isolation::Memory, spread, Some("train")), Ok(()));
-        assert_eq!(
-            used("other", none, None, None),
-            Ok(()),
-            "that of the cluster is always allowed"
-        );
+        assert_eq!(used("open", Isolation::Hardware, Some(Policy::BinPack)), Ok(()));
+        assert_eq!(used("other", Isolation::Memory, spread), Ok(()));
+        assert_eq!(used("other", none, None), Ok(()), "that of the cluster is always allowed");
+        assert_eq!(of_class("open", Some("serve"), 9), Ok(()));
+        assert_eq!(of_class("open", None, i32::MAX), Ok(()));
+        assert_eq!(of_class("other", Some("train"), 9), Ok(()));
+        assert_eq!(of_class("other", None, 0), Ok(()));
         for (found, text) in [
             (
-                used("other", Isolation::Hardware, None, None),
+                used("other", Isolation::Hardware, None),
                 "pods of the namespace `other` may not use the isolation `hardware`: for \
-              `gpupack.dev/isolation` use `none` or `memory`",
+                 `gpupack.dev/isolation` use `none` or `memory`",
             ),
             (
-                used("apart", none, None, None),
+                used("apart", none, None),
                 "pods of the namespace `apart` may not use the isolation `none`: for \
-              `gpupack.dev/isolation` use `memory` or `hardware`",
+                 `gpupack.dev/isolation` use `memory` or `hardware`",
             ),
             (
-                used("other", none, Some(Policy::BinPack), None),
+                used("other", none, Some(Policy::BinPack)),
                 "pods of the namespace `other` may not use the policy `binpack`: for \
-              `gpupack.dev/policy` use `spread`",
+                 `gpupack.dev/policy` use `spread`",
             ),
             (
-                used("other", none, None, Some("serve")),
+                of_class("other", Some("serve"), 0),
                 "pods of the namespace `other` may not use the workload class `serve`: for \
-              `gpupack.dev/workload` use `train`",
+                 `gpupack.dev/workload` use `train`",
             ),
             (
-                used("none", none, None, None),
+                of_class("other", None, 1),
+                "pods of the namespace `other` may not use the priority `1`: for \
+                 `gpupack.dev/workload` use `train`",
+            ),
+            (
+                of_class("none", Some("train"), 0),
+                "pods of the namespace `none` may not use the workload class `train`: for \
+                 `gpupack.dev/workload` use nothing: leave it out",
+            ),
+            (
+                used("none", none, None),
                 "pods of the namespace `none` may not use the isolation `none`: for \
-              `gpupack.dev/isolation` use none: the namespace may use no GPU",
+                 `gpupack.dev/isolation` use none: the namespace may use no GPU",
             ),
         ] {
             assert_eq!(found, Err(text.to_owned()));

@@ -49,20 +49,21 @@ impl Ledger {
     pub fn see_node(&self, name: &NodeName, host: HostAmount, pool: PoolName) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let at = self.position_or_insert(name);
-        let (mut is_new, mut was_gone) = (false, false);
+        let (mut is_new, mut was_gone, mut is_moved) = (false, false, false);
         let is_shared_again = self.share_pool(at, &pool);
         let mut events = self.change_node(at, |node_state| {
             was_gone = node_state.state() == NodeReporting::Gone;
             is_new = node_state.host_capacity() != host || is_shared_again;
+            is_moved = *node_state.pool() != pool;
             node_state.see_node(host, pool);
         });
         if was_gone {
             self.node_entry(at).arrive_again(); // *filter* calls could not name it meanwhile
         }
-        // What did not fit under the old rule of the pool may fit now.
+        // What did not fit under the old rule of the pool, or might not use the old pool, may fit now.
         let room = LedgerEvent::Room(name.clone());
         let is_open = || self.node_entry(at).read().placeable().is_ok();
-        if is_shared_again && !events.contains(&room) && is_open() {
+        if (is_shared_again || is_moved) && !events.contains(&room) && is_open() {
             events.push(room);
         }
         self.are_shapes_old.fetch_or(is_new, Ordering::AcqRel);

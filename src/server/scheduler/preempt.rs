@@ -19,8 +19,11 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::bounded::Bounded;
 use crate::kube_api::request::room_note::MOST_VICTIMS as MOST_VICTIMS_KEPT;
+use crate::ledger::nodes::teams::TeamPod;
+use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::metrics::labels::Outcome;
+use crate::model::reservation::Tenure;
 use crate::model::workload::Protection;
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::{LONGEST_OBJECT, MOST_NODES, ProtocolError};
@@ -172,10 +175,10 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     match pod.request {
         Ok(None) => {
             let kept = app.preemptors.nodes_above(pod.priority);
+            let may_go = may_go(app, &pod);
             victims.retain(|node, on_node| {
-                let mut pods = on_node.pods.iter();
                 !kept.contains(&NodeName::new(node.as_str()))
-                    && !pods.any(|pod| is_protected(app, pod.uid.as_str()))
+                    && on_node.pods.iter().all(|pod| may_go(pod.uid.as_str()))
             });
         }
         _ if mutated(Mutation::PreemptsForGpu) => {}
@@ -189,15 +192,28 @@ pub fn preempt(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     Ok((to_json(&result), outcome))
 }
 
-/// Whether the class of workloads of a placed pod protects it now. gpupack alone knows that.
-fn is_protected(app: &App, uid: &str) -> bool {
-    let held = app.ledger.reservation(&PodUid::new(uid));
-    let tenure = held.and_then(|held| held.tenure);
-    tenure.is_some_and(|tenure| {
-        let now = i64::try_from(app.clock.unix_seconds()).unwrap_or(i64::MAX);
-        let holds = |it: Protection| it.holds(tenure.started_unix_seconds, now, false);
-        tenure.protection.is_some_and(holds)
-    })
+/// Which pods with a GPU may go for a pod without one, for CPU or memory. kube-scheduler knows neither teams
+/// nor classes of workloads.
+fn may_go<'a>(app: &'a App, pod: &SeenPod) -> impl Fn(&str) -> bool + 'a {
+    let has_rules = app.request_rules.workloads.protect() || app.ledger.teams.rules().is_some();
+    // Before the lists are complete it is not known which these pods are.
+    let is_known = !has_rules || app.readiness() == Readiness::Ready;
+    let over = app.ledger.teams.over_quota();
+    let team = app.ledger.teams.team_of(&pod.namespace);
+    let of = TeamPod { team, priority: pod.priority, is_guaranteed: false };
+    let now = i64::try_from(app.clock.unix_seconds()).unwrap_or(i64::MAX);
+    move |uid| {
+        let uid = PodUid::new(uid);
+        let Some(held) = app.ledger.reservation(&uid) else { return is_known };
+        // The watch may not have shown it bound yet.
+        let class = app.request_rules.workloads.of(&app.classes.class_of(&uid));
+        let tenure =
+            held.tenure.unwrap_or(Tenure { started_unix_seconds: now, ..Tenure::default() });
+        let protection = tenure.protection.or_else(|| class?.protection);
+        let times = (tenure.started_unix_seconds, now);
+        let is_of_others = over.is_on && over.victim(&of, &uid, tenure, true).is_none();
+        is_known && !is_of_others && !Protection::holds(protection, times, 0, false)
+    }
 }
 
 /// Notes what kube-scheduler would evict for a waiting pod, on nodes where no budget forbids it.
@@ -227,7 +243,6 @@ mod tests {
     use crate::control::shared::app::Truth;
     use crate::ledger::change::facts::PodFact;
     use crate::ledger::fixture::{bound, ledger};
-    use crate::model::reservation::Tenure;
 
     fn app() -> App {
         let config = crate::config::file::Config::default();
@@ -268,8 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_left_out_whose_victims_a_class_of_workloads_protects() {
-        let app = app();
+    fn pods_that_a_class_of_workloads_protects_do_not_go_for_pods_without_a_gpu() {
+        let config = "workloads: {kept: {preemptible: false}, new: {protect_seconds: 9}}";
+        let config = crate::config::file::Config::from_yaml(config).unwrap();
+        let ledger = std::sync::Arc::new(ledger("A"));
+        let app = App::new(ledger, Clock::start(), config, Truth::Ledger);
         let protected = |name: &str, started_unix_seconds, protection| {
             let tenure = Tenure { started_unix_seconds, protection, ..Tenure::default() };
             let fact = PodFact { tenure, ..bound(name, "n", "A", 100_000) };
@@ -285,10 +303,38 @@ mod tests {
         });
         let victims = victims.join(",");
         let body = format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{{victims}}}}}"#);
+        let nodes = || {
+            let (json, _) = preempt(&app, body.as_bytes()).unwrap();
+            let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+            let nodes = json["NodeNameToMetaVictims"].as_object().unwrap();
+            nodes.keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(nodes(), Vec::<String>::new(), "it does not know all pods yet");
+        app.ledger.set_listed(app.clock.now());
+        app.set_fenced();
+        assert_eq!(nodes(), ["of-old", "of-other", "of-unknown"]);
+    }
+
+    #[test]
+    fn pods_of_other_teams_do_not_go_for_a_pod_without_a_gpu() {
+        let config =
+            crate::config::file::Config::from_yaml("shares: {teams: {n: {guaranteed: 1}}}");
+        let ledger = std::sync::Arc::new(ledger("A"));
+        let app = App::new(ledger, Clock::start(), config.unwrap(), Truth::Ledger);
+        app.ledger.set_listed(app.clock.now());
+        app.set_fenced();
+        for name in ["n/own", "other/pod"] {
+            app.ledger.see_pod(&bound(name, "n", "A", 100_000), app.clock.now());
+        }
+        let victims = ["n/own", "other/pod"].map(|uid| {
+            format!(r#""of-{uid}":{{"Pods":[{{"UID":"{uid}"}}],"NumPDBViolations":0}}"#)
+        });
+        let pod = PLAIN.replace(r#""uid":"u"}"#, r#""uid":"u"},"spec":{"priority":9}"#);
+        let body = format!(r#"{{"Pod":{pod},"NodeNameToMetaVictims":{{{}}}}}"#, victims.join(","));
         let (json, _) = preempt(&app, body.as_bytes()).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
         let nodes = json["NodeNameToMetaVictims"].as_object().unwrap();
-        assert_eq!(nodes.keys().collect::<Vec<_>>(), ["of-old", "of-other", "of-unknown"]);
+        assert_eq!(nodes.keys().collect::<Vec<_>>(), ["of-n/own"]);
     }
 
     #[test]

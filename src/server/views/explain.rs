@@ -101,13 +101,14 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let rejections: BTreeSet<Rejection> =
         answers.iter().filter_map(|answer| answer.err()).collect();
     let closest = rejections.iter().copied().max_by_key(|rejection| rejection.closeness());
-    let (way, suggestions) = match fits_on.len() {
+    let (way, mut suggestions) = match fits_on.len() {
         0 => (
             app.ledger.moves(query, MOST_MOVES),
             app.reasons.found(&app.ledger, query, app.clock.now()),
         ),
         _ => (None, Vec::new()),
     };
+    suggestions.retain(|it| app.may_do(&waiting.namespace, it));
     let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
     viewer.hide_moves(&mut moves);
     let sees = |namespace: &str| viewer.sees(namespace);

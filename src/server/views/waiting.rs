@@ -107,7 +107,7 @@ pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::W
     let seen = pods.filter(|(state, _)| viewer.sees(&state.waiting.namespace)).take(most);
     seen.map(|(state, queue)| {
         let known = app.reasons.known(&app.ledger, &state.waiting.query);
-        let suggestion = known.and_then(|known| suggestions_of(state, &known, viewer));
+        let suggestion = known.and_then(|known| suggestions_of(app, state, known, viewer));
         waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
     })
     .collect()
@@ -155,7 +155,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
             Some(false) => Some(app.reasons.recent(&app.ledger, query, app.clock.now())),
             None => app.reasons.known(&app.ledger, query),
         };
-        let suggestion = known.and_then(|known| suggestions_of(state, &known, viewer));
+        let suggestion = known.and_then(|known| suggestions_of(app, state, known, viewer));
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(query) == Some(&true);
         pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
@@ -174,10 +174,16 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
 }
 
 /// The first suggestion for a pod that fits on no node.
-fn suggestions_of(state: &WaitingState, known: &[Suggestion], viewer: &Viewer) -> Option<String> {
+fn suggestions_of(
+    app: &App,
+    state: &WaitingState,
+    mut known: Vec<Suggestion>,
+    viewer: &Viewer,
+) -> Option<String> {
+    known.retain(|it| app.may_do(&state.waiting.namespace, it));
     let rejections = state.refused.as_ref()?.keys().copied();
     let sees = |namespace: &str| viewer.sees(namespace);
-    wording::suggestions(&state.waiting.query, known, rejections, &sees).into_iter().next()
+    wording::suggestions(&state.waiting.query, &known, rejections, &sees).into_iter().next()
 }
 
 /// A pod as at its last refusal, or as one that `fits` now.

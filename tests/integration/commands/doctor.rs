@@ -545,7 +545,7 @@ async fn without_an_answer_it_says_so() {
     fake.answer(REVIEWS, 201, &json!({"status": {"allowed": false}}));
     let (code, checks) = diagnosed(&fake, &[]).await;
     assert_eq!((code, checks.len()), (Some(3), 2), "{checks:#?}");
-    assert!(checks[1].found.contains("none of the 21 rights"), "{checks:#?}");
+    assert!(checks[1].found.contains("none of the 22 rights"), "{checks:#?}");
     let fake = FakeCluster::empty();
     fake.answer_text("/version", refusal(401, "Unauthorized"));
     let config = kubeconfig(&folder, &format!("http://{}", fake.serve().await));

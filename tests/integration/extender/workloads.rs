@@ -6,6 +6,7 @@ use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
+use gpupack::model::event::LedgerEvent;
 use gpupack::model::policy::Policy;
 use gpupack::model::workload::Protection;
 use serde_json::{Value, json};
@@ -113,4 +114,47 @@ async fn a_pod_with_what_is_not_allowed_is_refused_with_a_constant_reason() {
     }
     let answer = bed.filter(of("team", "plain", ""), &NODES).await;
     assert_eq!(answer["NodeNames"], json!(NODES), "{answer}");
+}
+
+#[tokio::test]
+async fn a_node_that_comes_into_an_allowed_pool_is_room() {
+    let bed = bed("access: {others: {pools: [training]}}").await;
+    let see = |pool: &str| {
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(256 << 10) };
+        bed.app.ledger.see_node(&NodeName::new("gpu-b"), host, PoolName::new(pool))
+    };
+    let room = LedgerEvent::Room(NodeName::new("gpu-b"));
+    assert!(!see("").contains(&room), "it was there before");
+    assert!(see("training").contains(&room));
+    let answer = bed.filter(of("team", "p", ""), &NODES).await;
+    assert_eq!(answer["NodeNames"], json!(["gpu-a", "gpu-b"]));
+}
+
+#[tokio::test]
+async fn no_suggestion_names_an_isolation_that_is_not_allowed() {
+    for (access, is_suggested) in [("{}", true), ("{isolation: [memory]}", false)] {
+        let bed = bed(&format!("access: {{others: {access}}}")).await;
+        let mut pod = of("team", "p", "");
+        pod["metadata"]["annotations"]["gpupack.dev/isolation"] = "memory".into();
+        bed.filter(pod, &NODES).await;
+        let (_, explained) = bed.get("/v1/explain?pod=team/p").await;
+        assert_eq!(
+            explained.contains("accept `gpupack.dev/isolation: none`"),
+            is_suggested,
+            "{explained}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_pod_without_a_gpu_obeys_the_rules_for_classes_too() {
+    let bed = bed("workloads: {train: {}}\naccess: {others: {workloads: []}}").await;
+    for (class, priority, is_refused) in [("gpupack-train", 0, true), ("", 1, true), ("", 0, false)]
+    {
+        let mut pod = of("team", &format!("p-{class}{priority}"), class);
+        pod["metadata"]["annotations"] = json!({});
+        pod["spec"]["priority"] = priority.into();
+        let answer = bed.filter(pod, &NODES).await;
+        assert_eq!(answer["NodeNames"] == json!([]), is_refused, "{class} {priority}: {answer}");
+    }
 }

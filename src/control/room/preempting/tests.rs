@@ -232,6 +232,12 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
     assert_eq!((step.evict, step.abandoned), (vec![], vec![]));
     assert!(bed.preemptors.is_asked(&uid("p")));
     assert_eq!(free(&bed.ledger), [0, 0], "kept");
+    // A class of workloads protects from notes, too: it may be new since that process.
+    let mut bed = full();
+    protect(&bed, ("a", "n", "A"), 0, Protection::Always);
+    bed.waiting.see(waiting_pod("p", 500_000, 10), bed.now);
+    let step = bed.resume(&[(uid("p"), note(&["a", "gone"]))]);
+    assert_eq!((step.evict, step.abandoned.len()), (vec![], 1));
     // A forged note evicts none that is as important.
     let mut bed = full();
     bed.waiting.see(waiting_pod("p", 500_000, 0), bed.now);
@@ -547,4 +553,16 @@ fn a_class_that_is_never_evicted_keeps_nothing_that_is_guaranteed_to_another_tea
     // Within the team the class protects, and `other` has what is guaranteed to it.
     bed.refused(waiting_pod("q", 1_000_000, 9), ALL);
     assert_eq!(orders_after(&mut bed, 200), [""; 0]);
+}
+
+#[test]
+fn an_over_quota_pod_of_a_protected_class_stays_as_long_as_one_without_a_class() {
+    let mut bed = Bed::new(Duration::ZERO);
+    with_teams(&bed);
+    bed.rules.preemption.protect = Duration::from_secs(60);
+    bed.bind("none/over", "m", "C", 1_000_000, 1);
+    protect(&bed, ("none/over", "m", "C"), 1, Protection::Always);
+    bed.refused(waiting_pod("p", 1_000_000, 9), &["m"]);
+    assert_eq!(orders_after(&mut bed, 40), [""; 0]);
+    assert_eq!(orders_after(&mut bed, 30), ["p m: none/over"]);
 }

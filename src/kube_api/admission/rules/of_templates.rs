@@ -244,6 +244,13 @@ access: {namespaces: {team-a: {isolation: [none]}}}
     }));
     let stored = stored(&rules, "jobs.batch", &job(&labelled)).unwrap();
     assert_eq!(stored["spec"]["template"]["spec"]["priorityClassName"], "gpupack-train");
+    // A Job that is there gets the label later: its class could not change, and its pods get it.
+    let mut later = stored.clone();
+    later["spec"]["template"]["spec"].as_object_mut().unwrap().remove("priorityClassName");
+    let mut before = later.clone();
+    before["spec"]["template"]["metadata"]["labels"] = json!({});
+    let changed = answered(&rules, &review_of("jobs.batch", &later, Some(&before))).unwrap();
+    assert_eq!(changed, later);
     let apart = template(&half(|pod| {
         pod["metadata"]["annotations"]["gpupack.dev/isolation"] = "hardware".into();
     }));

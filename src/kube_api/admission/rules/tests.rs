@@ -584,4 +584,19 @@ fn what_the_namespace_may_not_use_is_refused() {
         assert!(answered(&rules, &elsewhere).is_ok(), "{part}");
     }
     assert!(admitted(&rules, &with("gpupack.dev/policy", "spread")).is_ok());
+    // Also a pod without a GPU could have others evicted, for CPU or memory.
+    let plain = |scheduler: &str, class: &str, priority: i32| {
+        pod(json!({}), |pod| {
+            pod["spec"]["schedulerName"] = scheduler.into();
+            pod["spec"]["priorityClassName"] = class.into();
+            pod["spec"]["priority"] = priority.into();
+        })
+    };
+    for (class, priority, part) in [("high", 300, "class `serve`"), ("other", 1, "priority `1`")] {
+        let text = admitted(&rules, &plain("gpupack", class, priority)).unwrap_err();
+        assert!(text.contains(part), "{text}");
+        assert!(admitted(&rules, &plain("default-scheduler", class, priority)).is_ok());
+    }
+    assert!(admitted(&rules, &plain("gpupack", "gpupack-train", 100)).is_ok());
+    assert!(admitted(&rules, &plain("gpupack", "", 0)).is_ok());
 }

@@ -83,6 +83,8 @@ mutations! {
     TeamLimitUnchecked,
     /// Pods within what is guaranteed to their team are evicted for pods of other teams.
     GuaranteeIgnored,
+    /// A pod of a group is bound although the group is not complete.
+    GroupIgnored,
     /// Pods are evicted that their class of workloads protects.
     ProtectionIgnored,
     /// Pods are evicted for one that is only as important.

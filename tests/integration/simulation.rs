@@ -12,6 +12,7 @@ mod agents;
 mod api;
 mod checks;
 mod faults;
+mod groups;
 mod kubelets;
 mod leading;
 mod minimize;
@@ -238,6 +239,8 @@ struct World {
     /// What was evicted for more important pods.
     preempted: Preempted,
     over_lately: OverLately,
+    open_group: Option<groups::Open>,
+    groups: groups::Seen,
     created: u64,
     replaced: u64,
     outage_until: u64,
@@ -291,6 +294,8 @@ impl World {
             excused: BTreeSet::new(),
             preempted: Preempted::default(),
             over_lately: OverLately::default(),
+            open_group: None,
+            groups: groups::Seen::new(),
             created: 0,
             replaced: 0,
             outage_until: 0,

@@ -97,7 +97,7 @@ impl Call<'_> {
         // The room of all of its group is kept until it is bound.
         let uid = &pod.pod.uid;
         let has_room = || app.ledger.has_standing(uid) || app.ledger.reservation(uid).is_some();
-        match pod.group.is_none() || has_room() {
+        match pod.group.is_none() || has_room() || mutated(Mutation::GroupIgnored) {
             true => Ok(()),
             false => Err(BindError::NotPassed),
         }

@@ -164,6 +164,29 @@ fn at_team_limit(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<R
     (!is_open).then_some(Rejection::TeamLimit)
 }
 
+/// What a pod waits for wherever it fits.
+fn waits_for(
+    app: &App,
+    pod: &SeenPod,
+    query: &PlacementRequest,
+    has_victims: bool,
+) -> Option<Rejection> {
+    let uid = &pod.pod.uid;
+    // Pods were asked to go for it: it goes nowhere else before all of that room is free.
+    let waits_for_room = app.preemptors.is_asked(uid)
+        && app.is_known_to_wait(uid, query)
+        && app.ledger.standing(uid, query).is_some()
+        && (has_victims || app.ledger.fits_in_room_of(uid, query, None).is_none());
+    let waits_for_group = pod.group.is_some()
+        && matches!(app.truth, Truth::Cluster(_))
+        && !mutated(Mutation::GroupIgnored);
+    match (waits_for_room, waits_for_group) {
+        (true, _) => Some(Rejection::RoomElsewhere),
+        (false, true) => Some(Rejection::GroupWaits),
+        (false, false) => at_team_limit(app, pod, query),
+    }
+}
+
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
 fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
@@ -185,17 +208,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
-    // Pods were asked to go for it: it goes nowhere else before all of that room is free.
-    let waits_for_room = app.preemptors.is_asked(uid)
-        && app.is_known_to_wait(uid, query)
-        && app.ledger.standing(uid, query).is_some()
-        && (has_victims || app.ledger.fits_in_room_of(uid, query, None).is_none());
-    let waits_for_group = pod.group.is_some() && matches!(app.truth, Truth::Cluster(_));
-    let waits_for = match (waits_for_room, waits_for_group) {
-        (true, _) => Some(Rejection::RoomElsewhere),
-        (false, true) => Some(Rejection::GroupWaits),
-        (false, false) => at_team_limit(app, pod, query),
-    };
+    let waits_for = waits_for(app, pod, query, has_victims);
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
         && waits_for.is_none()

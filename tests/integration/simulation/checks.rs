@@ -49,6 +49,7 @@ impl World {
         let is_turn = self.events.is_multiple_of(COMPARE_EVERY);
         if is_news || is_turn {
             self.check_devices()?;
+            self.note_groups();
             if self.settings.has_teams {
                 self.check_limits()?;
                 self.note_over_quota();
@@ -281,8 +282,9 @@ impl World {
         if !replica.app.is_shown_waiting(uid) {
             return None;
         }
-        if replica.app.preemptors.is_asked(uid) && !self.is_room_free(replica, uid, pod) {
-            return None; // pods have been asked to go for it, so it goes nowhere else
+        let has_own_room = replica.app.preemptors.is_asked(uid) || pod.has_group();
+        if has_own_room && !self.is_room_free(replica, uid, pod) {
+            return None; // pods have been asked to go for it, or its group waits: it goes nowhere else
         }
         let seen = &self.api.change(pod).seen;
         let query = replica.app.query(seen);

@@ -93,7 +93,7 @@ impl World {
             true => *TEAMS.choose(&mut self.rng).expect("some"),
             false => TEAMS[0],
         };
-        let of = Template {
+        let mut of = Template {
             name,
             team,
             scheduler: match self.rng.random_range(0..3) {
@@ -108,6 +108,7 @@ impl World {
             uses: if is_little { &[5] } else { USES }.choose(&mut self.rng).copied().expect("some"),
             annotations,
         };
+        self.join(&mut of);
         self.api.create(&uid, self.now, of);
         let is_over = |uid: &String| self.api.pods.get(uid).is_none_or(|pod| !pod.is_placed());
         let is_late = self.settings.has_rests && self.processes.keys().any(is_over);

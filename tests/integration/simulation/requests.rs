@@ -315,6 +315,9 @@ impl World {
             if let Some(was) = pod.and_then(|pod| pod.annotations.get(FENCE)).filter(is_foreign) {
                 self.broke(format!("`{own}` binds a version that `{was}` fenced"));
             }
+            if let Err(broken) = self.check_group(uid.unwrap_or_default()) {
+                self.broke(broken);
+            }
         }
         let is_of_pod = body["deleteOptions"]["preconditions"]["uid"].as_str() == uid;
         if path.ends_with("/eviction")

@@ -59,7 +59,8 @@ fn check_kept(replica: &mut Replica, waiting: &BTreeSet<PodUid>) -> Result<(), S
     // show meanwhile that it waits.
     let app = &replica.app;
     let waits = |uid: &PodUid| app.waiting.has(uid) && waiting.contains(uid);
-    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && waits(uid);
+    let is_alone = |uid: &PodUid| app.waiting.pod(uid).is_some_and(|it| it.waiting.group.is_none());
+    let is_first = |uid: &&PodUid| !app.preemptors.has(uid) && waits(uid) && is_alone(uid);
     if standing.keys().filter(is_first).count() > 1 {
         let (life, leads) = (replica.life, app.leading.is_here());
         return Err(format!(
@@ -102,7 +103,7 @@ fn unkept(replica: &Replica, after: u64, open: &BTreeSet<&str>) -> Option<String
         let is_single = pod.query.gpu.as_ref().is_some_and(|gpu| gpu.count.get() == 1);
         let is_old = u64::try_from(pod.created_unix_seconds).is_ok_and(|at| at <= created_by);
         let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
-        is_single && is_old && waits_for_room()
+        is_single && is_old && pod.group.is_none() && waits_for_room()
     });
     let may_go = |state: &&WaitingState| {
         let named = replica.named.get(state.waiting.pod.uid.as_str());

@@ -1,12 +1,13 @@
 //! The figures of the page: how well the cluster is packed, and which pods wait.
 
 use crate::api::page;
-use crate::api::page::{Figures, KeptReason, KeptRoom, Team};
+use crate::api::page::{Figures, KeptRoom, Team};
 use crate::api::waiting::WaitingPod;
 use crate::control::shared::app::App;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::waiting as ledger;
 use crate::protocol::messages::to_json;
+use crate::server::views::explain::kept_reason;
 use crate::server::views::inspect;
 use crate::server::views::teams::teams;
 use crate::server::views::viewer::Viewer;
@@ -31,15 +32,10 @@ pub fn kept_rooms_of(app: &App, viewer: &Viewer) -> Vec<KeptRoom> {
     let rooms = waiting.iter().filter_map(|pod| {
         let uid = &pod.pod.uid;
         let standing = app.ledger.standing(uid, &pod.query)?;
-        let reason = match (&pod.group, app.preemptors.has(uid)) {
-            (Some(_), _) => KeptReason::Group,
-            (None, true) => KeptReason::PodsLeave,
-            (None, false) => KeptReason::FirstOfLine,
-        };
         Some(KeptRoom {
             pod: pod.pod.to_string(),
             node: standing.node.to_string(),
-            reason,
+            reason: kept_reason(app, pod),
             lacks_millionths: standing.lacks,
         })
     });

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::api::explain::{Explanation, NodeRefusal, Refusal};
+use crate::api::page::KeptReason;
 use crate::api::waiting::Obstacle;
 use crate::control::pods::memory_guard::excesses;
 use crate::control::pods::proposals::listed;
@@ -163,11 +164,21 @@ fn kept_room(app: &App, waiting: &WaitingPod) -> String {
     let uid = &waiting.pod.uid;
     let Some(standing) = app.ledger.standing(uid, &waiting.query) else { return String::new() };
     let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
-    let why = match app.preemptors.has(uid) {
-        true => "other pods leave",
-        false => "it is the first of its line",
+    let why = match kept_reason(app, waiting) {
+        KeptReason::PodsLeave => "other pods leave for it",
+        KeptReason::FirstOfLine => "it is the first of its line",
+        KeptReason::Group => "its group starts together",
     };
     format!("; {why}, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
+}
+
+/// Why room is kept for a pod.
+pub(crate) fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
+    match (&pod.group, app.preemptors.has(&pod.pod.uid)) {
+        (Some(_), _) => KeptReason::Group,
+        (None, true) => KeptReason::PodsLeave,
+        (None, false) => KeptReason::FirstOfLine,
+    }
 }
 
 /// What is said of a pod whose team may not have what it requests.

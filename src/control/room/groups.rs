@@ -31,6 +31,7 @@ impl StandingHolds {
         step: &mut Step,
     ) {
         let (waiting, _, ledger, bound) = facts;
+        self.end_incomplete(facts, step);
         self.evictions.groups.retain(|_, it| now.since(it.0) < LONGEST_IN_VAIN);
         let mut groups: BTreeMap<GroupKey, Vec<WaitingState>> = BTreeMap::new();
         waiting.look_at_each(|state| {
@@ -76,7 +77,7 @@ impl StandingHolds {
             pods.truncate(needed);
             let found = ledger.fit_together(&pods);
             let times = (now, now.plus(timeout));
-            if !found.is_some_and(|found| self.start(&pods, &found, facts, times, step)) {
+            if !found.is_some_and(|found| self.start(&key, &pods, &found, facts, times, step)) {
                 let pause = in_vain.map_or(IN_VAIN_FOR, |(_, next)| next);
                 let next = (2 * pause).min(LONGEST_IN_VAIN);
                 self.evictions.groups.insert(key, (now.plus(pause), next));
@@ -84,9 +85,33 @@ impl StandingHolds {
         }
     }
 
+    /// Gives up the room of groups one of whose pods is gone before the first was bound.
+    fn end_incomplete(&mut self, facts: Facts<'_>, step: &mut Step) {
+        let (waiting, preemptors, ledger, bound) = facts;
+        let has_place = |uid: &PodUid| ledger.reservation(uid).is_some();
+        let is_gone = |uid: &PodUid| !waiting.has(uid) && !has_place(uid);
+        let mut started = std::mem::take(&mut self.started);
+        started.retain(|key, pods| {
+            let has_begun = bound.count_of(key) > 0 || pods.iter().any(has_place);
+            if has_begun || !pods.iter().any(|uid| self.held.contains_key(uid)) {
+                return false;
+            }
+            let is_incomplete = pods.iter().any(is_gone);
+            for uid in pods.iter().filter(|_| is_incomplete) {
+                if self.held.remove(uid).is_some() {
+                    step.events.extend(ledger.give_up_room(uid));
+                    step.abandon(uid, waiting, preemptors);
+                }
+            }
+            !is_incomplete
+        });
+        self.started = started;
+    }
+
     /// Keeps the room of all pods, or of none. Returns whether it is kept.
     fn start(
         &mut self,
+        key: &GroupKey,
         pods: &[WaitingState],
         found: &[(PodUid, FoundRoom)],
         (_, preemptors, ledger, _): Facts<'_>,
@@ -106,6 +131,8 @@ impl StandingHolds {
             step.events.extend(found.iter().flat_map(|(uid, _)| ledger.give_up_room(uid)));
             return false;
         }
+        let all = pods.iter().map(|state| state.waiting.pod.uid.clone()).collect();
+        self.started.insert(key.clone(), all);
         for state in pods {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
             let Some((_, room)) = found.iter().find(|(of, _)| of == uid) else { continue };

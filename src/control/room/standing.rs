@@ -56,6 +56,8 @@ pub struct StandingHolds {
     pauses: BTreeMap<PodUid, Pause>,
     /// Pods whose team was at its limit and that were called again.
     pub(crate) team_calls: BTreeMap<PodUid, TeamCall>,
+    /// The pods of groups for which room was kept at once, until one of them has a place.
+    pub(crate) started: BTreeMap<GroupKey, BTreeSet<PodUid>>,
     pub(crate) evictions: Evictions,
 }
 

@@ -72,3 +72,23 @@ fn pods_that_are_bound_count() {
     bed.bound.forget(&uid("x"));
     assert_eq!(bed.bound.count(), 1);
 }
+
+#[test]
+fn no_room_is_kept_for_a_group_that_has_lost_a_pod_before_it_started() {
+    let mut bed = bed();
+    for name in ["a", "b"] {
+        refused(&bed, name, "g", 2);
+    }
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a", "b"]));
+    bed.waiting.remove(&uid("b"));
+    assert_eq!(kept_after(&mut bed, 1), (vec![], 0, 1));
+    refused(&bed, "c", "g", 2);
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a", "c"]), "another one in its place");
+    // Once one of them has its place, the other one starts as well, whatever becomes of the first.
+    let node = bed.ledger.standing_nodes()[&uid("c")].clone();
+    bed.ledger.reserve(&pod("c"), node.as_str(), &share_query(1_000_000), bed.now).unwrap();
+    bed.waiting.remove(&uid("c"));
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]));
+    let _events = bed.ledger.forget(&uid("c"));
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]));
+}

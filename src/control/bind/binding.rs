@@ -186,7 +186,10 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     };
     let node = NodeName::new(args.node.as_str());
     if let Some(bound_to) = &pod.node {
-        see_other_binding(app, &pod);
+        // Else the watch may have shown that it is gone, and nothing would show that again.
+        if is_shown(app, &uid) {
+            see_other_binding(app, &pod);
+        }
         return if *bound_to == node { Ok(()) } else { Err(BindError::BoundElsewhere) };
     }
     if let Err(error) = &pod.request {

@@ -388,17 +388,29 @@ async fn a_pod_without_a_gpu_is_bound_while_warming_up() {
 }
 
 #[tokio::test]
-async fn a_pod_that_bind_finds_bound_is_taken_in_at_once() {
-    // Another process bound it; this one was frozen, and its watch has not shown it.
+async fn a_pod_that_bind_finds_bound_is_taken_in_if_the_watch_has_shown_it() {
+    // Another process bound it; this one was frozen, and its watch shows it with a gate.
     for (called_with, is_bound_there) in [("n1", true), ("n2", false)] {
-        let fake = Fake::with_pod();
-        let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
-        bed.app.set_fenced();
-        fake.bed(|bed| bed.bind(&other_binding("u1")));
-        let error = bed.bind_to(called_with).await;
-        assert_eq!(error.is_empty(), is_bound_there, "{called_with}: {error}");
-        assert_eq!(bed.state(), Some(ReservationState::Confirmed), "{called_with}");
-        assert_eq!(requests(&fake, "/binding") + requests(&fake, "PATCH"), 0, "nothing is written");
+        for is_shown in [true, false] {
+            let fake = Fake::with_pod();
+            let bed = Bed::starting(&fake, Config::default(), json!({"gpu-fraction": "0.5"})).await;
+            bed.app.set_fenced();
+            if is_shown {
+                fake.bed(|bed| bed.pod.as_mut().unwrap().gates = &["example.com/gate"]);
+                bed.watch(&fake);
+            }
+            fake.bed(|bed| bed.bind(&other_binding("u1")));
+            let error = bed.bind_to(called_with).await;
+            assert_eq!(error.is_empty(), is_bound_there, "{called_with}: {error}");
+            // Else it may have been deleted since it was read, and no event would show that again.
+            let expected = is_shown.then_some(ReservationState::Confirmed);
+            assert_eq!(bed.state(), expected, "{called_with}");
+            assert_eq!(
+                requests(&fake, "/binding") + requests(&fake, "PATCH"),
+                0,
+                "nothing is written"
+            );
+        }
     }
 }
 

@@ -185,6 +185,14 @@ impl Preemptors {
         number
     }
 
+    /// Notes whether a note may be on the pod, which is taken away when the room ends. Returns what was known
+    /// before.
+    pub fn note(&self, uid: &PodUid, number: u64, is_noted: bool) -> bool {
+        let mut known = self.known.lock();
+        let room = known.rooms.get_mut(uid).filter(|room| room.is_made(number));
+        room.is_some_and(|room| std::mem::replace(&mut room.is_noted, is_noted))
+    }
+
     /// Notes that pods are asked to go for it. Returns whether that is still wanted.
     pub fn ask(&self, uid: &PodUid, number: u64) -> bool {
         let mut known = self.known.lock();
@@ -391,6 +399,20 @@ mod tests {
         assert_eq!(preemptors.take_ended(), [], "of an earlier room");
         preemptors.forget(&p);
         assert!(!preemptors.is_making(&p, next), "it is bound or gone");
+    }
+
+    #[test]
+    fn a_note_that_may_have_been_written_is_taken_away() {
+        let (preemptors, p) = (Preemptors::default(), uid("p"));
+        let begin = || preemptors.begin(&p, (NodeName::new("n"), 7), BTreeSet::from([uid("v")]));
+        let number = begin();
+        assert!(!preemptors.note(&p, number, true), "no note was there before");
+        assert!(!preemptors.note(&p, number + 1, false), "of another room");
+        assert_eq!(preemptors.end(&p), EndedRoom { is_noted: true, was_asked: false });
+        let number = begin();
+        let before = preemptors.note(&p, number, true);
+        preemptors.note(&p, number, before); // it was refused
+        assert_eq!(preemptors.end(&p), EndedRoom::default());
     }
 
     #[test]

@@ -299,6 +299,7 @@ impl World {
         let kept = query.and_then(|query| ledger.fits_in_room_of(uid, &query, None));
         let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
         let fits = |node: &&Node| match &fitting {
+            Some(_) if pod.has_group() => is_kept(node), // and nowhere else
             Some(fitting) => {
                 fitting.iter().any(|(name, _)| name.as_str() == node.name) || is_kept(node)
             }

@@ -120,6 +120,17 @@ impl Sink for App {
         }
     }
 
+    fn pods_missed(&self, pods: &[PodUid]) {
+        let is_follower = match &self.truth {
+            Truth::Cluster(cluster) => cluster.replica.is_some() && !self.leading.is_here(),
+            Truth::Ledger => false,
+        };
+        // The leader may have bound one that waited here, and its processes may not have ended.
+        if is_follower && pods.iter().any(|uid| self.pending.contains_key(uid)) {
+            self.ledger.wait_for_reports(None);
+        }
+    }
+
     fn pod_ended(&self, uid: &PodUid) {
         self.start_failures.remove(uid);
         self.edits.forget(uid);

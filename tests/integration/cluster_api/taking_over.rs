@@ -13,6 +13,8 @@ use gpupack::control::shared::in_flight::{Message, NamedPod};
 use gpupack::control::shared::leader::{Addresses, Replica};
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::write::events::notices;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
@@ -211,6 +213,27 @@ fn pod(node: Option<&str>, phase: &str) -> Value {
             "annotations": {"gpu-fraction": "0.5"}},
         "spec": {"schedulerName": "gpupack", "nodeName": node, "containers": [{"name": "main"}]},
         "status": {"phase": phase}})
+}
+
+#[test]
+fn nodes_wait_for_a_report_if_a_list_of_a_follower_lacks_a_pod_that_it_knew_as_waiting() {
+    for (node, free) in [(None, &[][..]), (Some("n1"), &NODES)] {
+        let mut bed = Bed::new(true, (404, json!({})));
+        let sink: Arc<dyn Sink> = bed.app.clone();
+        let (ledger, clock) = (Arc::clone(&bed.app.ledger), bed.app.clock);
+        let mut watch = PodWatch::new(ledger, sink, clock);
+        let seen = SeenPod::from_json(&pod(node, "Pending").to_string()).unwrap();
+        for event in [WatchEvent::ListBegins, WatchEvent::Seen(seen), WatchEvent::ListEnds] {
+            watch.take(event);
+        }
+        assert_eq!(bed.free(), NODES);
+        // The leader bound it, and it was deleted, while the watch was broken.
+        watch.take(WatchEvent::ListBegins);
+        watch.take(WatchEvent::ListEnds);
+        assert_eq!(bed.free(), free, "{node:?}");
+        NODES.iter().for_each(|name| bed.report(name));
+        assert_eq!(bed.takes_over(), NODES);
+    }
 }
 
 #[test]

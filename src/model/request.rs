@@ -3,6 +3,7 @@
 //! The edge parses the annotations once. All other code gets only these types.
 
 use std::num::NonZeroU32;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
@@ -88,6 +89,9 @@ pub struct GpuRequest {
 }
 
 impl Isolation {
+    /// All of them, the weakest first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Memory, Self::Hardware];
+
     /// Its name in annotations and in the configuration.
     pub fn name(self) -> &'static str {
         match self {
@@ -95,6 +99,25 @@ impl Isolation {
             Self::Memory => "memory",
             Self::Hardware => "hardware",
         }
+    }
+}
+
+/// A name of isolation that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("isolation `{name}` is unknown: use `none`, `memory` or `hardware`")]
+pub struct UnknownIsolation {
+    /// The offending name.
+    pub name: String,
+}
+
+impl FromStr for Isolation {
+    type Err = UnknownIsolation;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|isolation| isolation.name() == name)
+            .ok_or_else(|| UnknownIsolation { name: name.to_owned() })
     }
 }
 

@@ -4,9 +4,8 @@
 //! the pod is created.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use crate::hardware::device::{PoolFilter, PoolName};
+use crate::hardware::device::PoolFilter;
 use crate::model::policy::Policy;
 use crate::model::request::Isolation;
 use crate::mutation::{Mutation, mutated};
@@ -54,7 +53,7 @@ pub struct Workload {
 
 /// All classes of workloads, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Workloads(Arc<[Workload]>);
+pub struct Workloads(Vec<Workload>);
 
 impl Workloads {
     /// These classes.
@@ -100,7 +99,7 @@ pub struct Access {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRules {
     /// The namespaces that are named.
-    pub namespaces: Arc<BTreeMap<String, Access>>,
+    pub namespaces: BTreeMap<String, Access>,
     /// Each other namespace.
     pub others: Access,
 }
@@ -110,11 +109,6 @@ impl AccessRules {
     pub fn of(&self, namespace: &str) -> &Access {
         self.namespaces.get(namespace).unwrap_or(&self.others)
     }
-}
-
-/// The pools of a list.
-pub fn only_pools(pools: impl IntoIterator<Item = String>) -> PoolFilter {
-    PoolFilter::only(pools.into_iter().map(PoolName::new).collect())
 }
 
 #[cfg(test)]

@@ -146,6 +146,14 @@ pub(crate) fn bound(pods: &Pods) -> usize {
     pods.values().filter(|seen| seen.bound.is_some() && seen.gone.is_none()).count()
 }
 
+/// Names of the pods that are gone or on their way, for scenarios that delete none that they count.
+pub(crate) fn evicted(pods: &Pods) -> Vec<String> {
+    let is_evicted =
+        |seen: &Seen| seen.gone.is_some() || seen.pod.metadata.deletion_timestamp.is_some();
+    let names = pods.iter().filter(|(_, seen)| is_evicted(seen)).map(|(name, _)| name);
+    names.map(|name| name.rsplit('/').next().unwrap_or_default().to_owned()).collect()
+}
+
 /// Whether the pod of that name (without namespace) is bound.
 pub(crate) fn is_bound(pods: &Pods, name: &str) -> bool {
     find(pods, name).is_some_and(|seen| seen.bound.is_some())

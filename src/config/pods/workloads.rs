@@ -2,14 +2,16 @@
 //! namespace may use.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::str::FromStr;
 
-use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::values::{number, parsed};
+use crate::hardware::device::{PoolFilter, PoolName};
 use crate::model::policy::Policy;
 use crate::model::request::Isolation;
-use crate::model::workload::{Access, AccessRules, Protection, Workload, Workloads, only_pools};
+use crate::model::workload::{Access, AccessRules, Protection, Workload, Workloads};
 
 /// Longest name of a class, as it is the value of a label.
 const LONGEST_NAME: usize = 63;
@@ -96,12 +98,10 @@ fn has_capitals(text: &str) -> bool {
 }
 
 fn is_name(text: &str, most: usize, also: &str) -> bool {
-    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || also.contains(c);
-    let mut chars = text.chars();
-    text.len() <= most && text.chars().all(is_legal) && is_end(chars.next()) && {
-        text.len() == 1 || is_end(chars.next_back())
-    }
+    let is_plain = |c: char| c.is_ascii_alphanumeric();
+    let is_legal = |c: char| is_plain(c) || also.contains(c);
+    let is_framed = text.starts_with(is_plain) && text.ends_with(is_plain);
+    text.len() <= most && is_framed && text.chars().all(is_legal)
 }
 
 fn some_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
@@ -129,55 +129,46 @@ pub struct AccessKeys {
     /// Pools, by the value of `pool_label`; empty for nodes without the label.
     pools: Option<Vec<String>>,
     /// Kinds of isolation.
-    isolation: Option<Vec<IsolationName>>,
+    isolation: Option<Vec<Named<Isolation>>>,
     /// Policies that pods may name.
-    policies: Option<Vec<PolicyName>>,
+    policies: Option<Vec<Named<Policy>>>,
     /// Classes of workloads.
     workloads: Option<Vec<String>>,
 }
 
-/// The names of [`Isolation`], which knows no file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum IsolationName {
-    None,
-    Memory,
-    Hardware,
+/// One of the names that a type knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named<T>(T);
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        parsed(from).map(Self)
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PolicyName(Policy);
-
-impl<'de> Deserialize<'de> for PolicyName {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(from)?;
-        name.parse().map(Self).map_err(D::Error::custom)
-    }
+/// What a list allows; all without one.
+fn allowed<T: Copy + Ord>(list: Option<&Vec<Named<T>>>) -> Option<BTreeSet<T>> {
+    list.map(|all| all.iter().map(|it| it.0).collect())
 }
 
 impl AccessConfig {
     /// What pods may use, by their namespace.
     pub(crate) fn rules(&self) -> AccessRules {
         let named = self.namespaces.iter().map(|(name, keys)| (name.clone(), keys.access()));
-        AccessRules {
-            namespaces: named.collect::<BTreeMap<_, _>>().into(),
-            others: self.others.access(),
-        }
+        AccessRules { namespaces: named.collect(), others: self.others.access() }
     }
 }
 
 impl AccessKeys {
     fn access(&self) -> Access {
-        let isolation = |name: &IsolationName| match name {
-            IsolationName::None => Isolation::None,
-            IsolationName::Memory => Isolation::Memory,
-            IsolationName::Hardware => Isolation::Hardware,
+        let only = |pools: &Vec<String>| {
+            PoolFilter::only(pools.iter().map(|pool| PoolName::new(pool.as_str())).collect())
         };
         Access {
-            pools: self.pools.clone().map(only_pools).unwrap_or_default(),
-            isolation: self.isolation.as_ref().map(|all| all.iter().map(isolation).collect()),
-            policies: self.policies.as_ref().map(|all| all.iter().map(|it| it.0).collect()),
-            workloads: self.workloads.clone().map(|all| all.into_iter().collect()),
+            pools: self.pools.as_ref().map(only).unwrap_or_default(),
+            isolation: allowed(self.isolation.as_ref()),
+            policies: allowed(self.policies.as_ref()),
+            workloads: self.workloads.clone().map(BTreeSet::from_iter),
         }
     }
 }
@@ -210,7 +201,6 @@ pub(crate) fn known(
 mod tests {
     use super::*;
     use crate::config::file::{Config, tests::keys_of};
-    use crate::hardware::device::PoolName;
 
     const TEXT: &str = "
 workloads:

@@ -121,10 +121,7 @@ impl Sink for App {
     }
 
     fn pods_missed(&self, pods: &[PodUid]) {
-        let is_follower = match &self.truth {
-            Truth::Cluster(cluster) => cluster.replica.is_some() && !self.leading.is_here(),
-            Truth::Ledger => false,
-        };
+        let is_follower = self.truth.has_replicas() && !self.leading.is_here();
         // The leader may have bound one that waited here, and its processes may not have ended.
         if is_follower && pods.iter().any(|uid| self.pending.contains_key(uid)) {
             self.ledger.wait_for_reports(None);

@@ -96,14 +96,14 @@ impl StandingHolds {
             if has_begun || !pods.iter().any(|uid| self.held.contains_key(uid)) {
                 return false;
             }
-            let is_incomplete = pods.iter().any(is_gone);
-            for uid in pods.iter().filter(|_| is_incomplete) {
-                if self.held.remove(uid).is_some() {
-                    step.events.extend(ledger.give_up_room(uid));
-                    step.abandon(uid, waiting, preemptors);
-                }
+            if !pods.iter().any(is_gone) {
+                return true;
             }
-            !is_incomplete
+            for uid in pods.iter().filter(|uid| self.held.remove(*uid).is_some()) {
+                step.events.extend(ledger.give_up_room(uid));
+                step.abandon(uid, waiting, preemptors);
+            }
+            false
         });
         self.started = started;
     }

@@ -73,22 +73,26 @@ pub(crate) fn wake(app: &Arc<App>, pod: PodRef) {
     });
 }
 
-/// Writes the note of a room on its pod. Returns how the room ends if that fails; `Some(None)` if the pod is gone,
-/// which the loop sees.
-async fn write_room(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option<Option<Ended>> {
+/// Writes the note of a room on its pod. The error is how the room ends; `None` if the pod is gone, which the
+/// loop sees.
+async fn write_room(
+    app: &App,
+    cluster: &ClusterTruth,
+    order: &RoomOrder,
+) -> Result<(), Option<Ended>> {
     let uid = &order.pod.pod.uid;
     let victims = order.victims.iter().map(|victim| victim.uid.clone()).collect();
     let note = RoomNote { node: order.node.clone(), victims };
     // From now on it may arrive, also without an answer.
     let was_noted = app.preemptors.note(uid, order.number, true);
     match write_own(app, cluster, &order.pod, &Note::Room(note)).await {
-        PatchOutcome::Patched { .. } => None,
-        PatchOutcome::Gone => Some(None),
+        PatchOutcome::Patched { .. } => Ok(()),
+        PatchOutcome::Gone => Err(None),
         outcome => {
             let is_open = matches!(outcome, PatchOutcome::Undecided { .. });
             app.preemptors.note(uid, order.number, was_noted || is_open);
             tracing::warn!(pod_uid = %uid, ?outcome, "no pod is evicted for it: it cannot be written");
-            Some(Some(Ended::Failed))
+            Err(Some(Ended::Failed))
         }
     }
 }
@@ -109,7 +113,7 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         if let Some(ended) = try_all(app, cluster, order).await {
             return Some(ended);
         }
-        if let Some(ended) = write_room(app, cluster, order).await {
+        if let Err(ended) = write_room(app, cluster, order).await {
             return ended;
         }
         tell_preemptor(app, order);

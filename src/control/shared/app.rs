@@ -64,6 +64,13 @@ pub enum Truth {
     Ledger,
 }
 
+impl Truth {
+    /// Whether this process is one of several replicas.
+    pub(crate) fn has_replicas(&self) -> bool {
+        matches!(self, Self::Cluster(cluster) if cluster.replica.is_some())
+    }
+}
+
 /// The ways to the API server.
 pub struct ClusterTruth {
     /// Bindings, requeues, fences and placements.
@@ -155,7 +162,7 @@ impl App {
         if let Some(rules) = config.shares.rules() {
             ledger.teams.rule(rules, config.request_rules().prices);
         }
-        let has_replicas = matches!(&truth, Truth::Cluster(cluster) if cluster.replica.is_some());
+        let has_replicas = truth.has_replicas();
         Self {
             ledger,
             waiting,
@@ -463,9 +470,9 @@ impl App {
 
     /// Whether this replica could lead at once: it leads, or it knows what the leader knows.
     pub fn is_informed(&self) -> bool {
-        let has_replicas =
-            matches!(&self.truth, Truth::Cluster(cluster) if cluster.replica.is_some());
-        self.leading.is_here() || !has_replicas || self.is_informed.load(Ordering::Acquire)
+        self.leading.is_here()
+            || !self.truth.has_replicas()
+            || self.is_informed.load(Ordering::Acquire)
     }
 
     /// Notes that this replica begins to lead.
@@ -482,9 +489,8 @@ impl App {
     /// Makes this replica hand over to another one, and then stop. Without others it stops at once.
     pub fn leave(&self) {
         self.leaving.set();
-        match &self.truth {
-            Truth::Cluster(cluster) if cluster.replica.is_some() => {}
-            Truth::Cluster(_) | Truth::Ledger => self.set_stopping(),
+        if !self.truth.has_replicas() {
+            self.set_stopping();
         }
     }
 

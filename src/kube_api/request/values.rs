@@ -62,10 +62,5 @@ pub(crate) fn policy(key: &str, text: &str) -> Result<Policy, RequestError> {
 }
 
 pub(crate) fn isolation(key: &str, text: &str) -> Result<Isolation, RequestError> {
-    match text {
-        "none" => Ok(Isolation::None),
-        "memory" => Ok(Isolation::Memory),
-        "hardware" => Ok(Isolation::Hardware),
-        _ => Err(RequestError::Isolation { key: shown(key), value: shown(text) }),
-    }
+    text.parse().map_err(|_| RequestError::Isolation { key: shown(key), value: shown(text) })
 }

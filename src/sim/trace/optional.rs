@@ -475,9 +475,8 @@ impl PodColumns {
     }
 
     fn isolation(&self, row: &Row<'_>) -> Result<Isolation, TraceError> {
-        let all = [Isolation::None, Isolation::Memory, Isolation::Hardware];
         match given(row, self.isolation) {
-            Some((column, text)) => named(row, column, (text, &all), Isolation::name),
+            Some((column, text)) => named(row, column, (text, &Isolation::ALL), Isolation::name),
             None => Ok(Isolation::None),
         }
     }

@@ -12,7 +12,7 @@ use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::schedulers::SchedulerPlan;
 use crate::testbed::{Setup, Stage, Testbed, scenario};
-use crate::watching::{Pods, Seen, is_bound};
+use crate::watching::{Pods, evicted, is_bound};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -22,13 +22,6 @@ const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// How long processes run on after their pod is gone, where draining matters.
 const SLOW: u64 = 4_000;
 
-/// Names of the pods that are gone or on their way. The scenario itself deletes none that it counts.
-fn evicted(pods: &Pods) -> Vec<String> {
-    let is_evicted =
-        |seen: &Seen| seen.gone.is_some() || seen.pod.metadata.deletion_timestamp.is_some();
-    let names = pods.iter().filter(|(_, seen)| is_evicted(seen)).map(|(name, _)| name);
-    names.map(|name| name.rsplit('/').next().unwrap_or_default().to_owned()).collect()
-}
 #[test]
 fn the_second_scheduler_evicts_no_unrelated_pod() {
     scenario("bystanders", |bed| async move {

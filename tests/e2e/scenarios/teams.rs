@@ -12,7 +12,7 @@ use crate::fleet::{A100, Fleet};
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
-use crate::watching::{Pods, is_bound};
+use crate::watching::{Pods, evicted, is_bound};
 use crate::webhook::{Webhook, dry_run};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -39,18 +39,22 @@ fn a_team_gets_back_what_is_guaranteed_to_it() {
         // It has nothing guaranteed, however important it is.
         third.add_pods(&[whole("t").important("e2e-high")]).await;
         tokio::time::sleep(LONG_ENOUGH).await;
-        assert!(gone(&stage).is_empty());
+        assert!(stage.watching.ask(evicted).is_empty());
         let started = clock::now();
         vision.add_pods(&[whole("v-0"), whole("v-1")]).await;
         let both = |pods: &Pods| is_bound(pods, "v-0") && is_bound(pods, "v-1");
         stage.watching.until("its guarantee", LIMIT, both).await;
         let took = started.elapsed();
-        assert_eq!(gone(&stage), ["s-2", "s-3"], "the youngest");
+        assert_eq!(stage.watching.ask(evicted), ["s-2", "s-3"], "the youngest");
         vision.add_pods(&[whole("v-2")]).await;
         let more = PodPlan::fraction("s-4", "0.5").important("e2e-high");
         speech.add_pods(&[more]).await;
         tokio::time::sleep(LONG_ENOUGH).await;
-        assert_eq!(gone(&stage), ["s-2", "s-3"], "all have what is guaranteed to them");
+        assert_eq!(
+            stage.watching.ask(evicted),
+            ["s-2", "s-3"],
+            "all have what is guaranteed to them"
+        );
         stage.figure(&format!(
             "4 of 4 GPUs used by a team with 1 guaranteed, at high priority; another team with 2 guaranteed \
              asks at low priority: the 2 youngest evicted, both bound after {} ms; then none for 2 more",
@@ -127,7 +131,7 @@ fn two_classes_and_a_quota_guarantee_gpus_without_shares() {
         quota(&stage).await;
         stage.cluster.add_pods(&[whole("g").important("gpu-guaranteed")]).await;
         stage.watching.until("the guaranteed pod", LIMIT, |pods| is_bound(pods, "g")).await;
-        assert_eq!(gone(&stage).len(), 1);
+        assert_eq!(stage.watching.ask(evicted).len(), 1);
         let beyond = whole("beyond").important("gpu-guaranteed").to_pod();
         let started = clock::now();
         let refusal = loop {
@@ -204,15 +208,4 @@ async fn explained(stage: &Stage, pod: &str) -> String {
 fn is_bound_now(pods: &Pods, name: &str) -> bool {
     let is_it = |known: &str| known.rsplit('/').next() == Some(name);
     pods.iter().any(|(known, seen)| is_it(known) && seen.bound.is_some() && seen.gone.is_none())
-}
-
-/// Names of the pods that are gone or on their way.
-fn gone(stage: &Stage) -> Vec<String> {
-    stage.watching.ask(|pods| {
-        let is_gone = |seen: &crate::watching::Seen| {
-            seen.gone.is_some() || seen.pod.metadata.deletion_timestamp.is_some()
-        };
-        let names = pods.iter().filter(|(_, seen)| is_gone(seen)).map(|(name, _)| name);
-        names.map(|name| name.rsplit('/').next().unwrap_or_default().to_owned()).collect()
-    })
 }

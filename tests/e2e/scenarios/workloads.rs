@@ -8,8 +8,8 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
-use crate::testbed::{Setup, Stage, scenario};
-use crate::watching::{Pods, is_bound};
+use crate::testbed::{Setup, scenario};
+use crate::watching::{Pods, evicted, is_bound};
 use crate::webhook::{Webhook, dry_run};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -72,11 +72,11 @@ fn a_label_chooses_the_class_and_the_class_protects_its_pods() {
             .until("in the place of `train`", LIMIT, |pods| is_bound(pods, "second"))
             .await;
         let took = started.elapsed();
-        assert_eq!(gone(&stage), ["train"], "the only one that may go");
+        assert_eq!(stage.watching.ask(evicted), ["train"], "the only one that may go");
         // More important than all of them, and all are protected: by time, and always.
         stage.cluster.add_pods(&[whole("top").important("e2e-top"), of("again", "train")]).await;
         tokio::time::sleep(LONG_ENOUGH).await;
-        assert_eq!(gone(&stage), ["train"]);
+        assert_eq!(stage.watching.ask(evicted), ["train"]);
         stage.figure(&format!(
             "one pod of each class on three GPUs: for a second one of `serve` that of `train` goes, and it is \
              bound after {} ms; none goes for a more important pod after that",
@@ -127,9 +127,9 @@ fn a_namespace_may_use_what_the_operator_allows_and_nothing_else() {
         assert_eq!(stage.watching.ask(nodes), ["access-01", "access-01"], "and no other node");
         let waits = stage.watching.ask(|pods| {
             let waits = pods.iter().find(|(_, seen)| seen.bound.is_none());
-            waits.map(|(name, _)| name.clone()).expect("two wait")
+            waits.and_then(|(_, seen)| seen.pod.metadata.name.clone()).expect("two wait")
         });
-        let why = stage.extender.page(&format!("/v1/explain?pod={APART}/{}", last(&waits))).await;
+        let why = stage.extender.page(&format!("/v1/explain?pod={APART}/{waits}")).await;
         assert!(why.contains("pool not allowed for the namespace"), "{why}");
         let open = half("open").annotated("gpupack.dev/policy", "spread");
         stage.cluster.add_pods(&[open]).await;
@@ -150,19 +150,4 @@ fn whole(name: &str) -> PodPlan {
 
 fn half(name: &str) -> PodPlan {
     PodPlan::fraction(name, "0.5")
-}
-
-fn last(name: &str) -> &str {
-    name.rsplit('/').next().unwrap_or_default()
-}
-
-/// Names of the pods that are gone or on their way.
-fn gone(stage: &Stage) -> Vec<String> {
-    stage.watching.ask(|pods| {
-        let is_gone = |seen: &crate::watching::Seen| {
-            seen.gone.is_some() || seen.pod.metadata.deletion_timestamp.is_some()
-        };
-        let names = pods.iter().filter(|(_, seen)| is_gone(seen)).map(|(name, _)| name);
-        names.map(|name| last(name).to_owned()).collect()
-    })
 }

@@ -13,7 +13,7 @@ use common::{Cluster, cluster, empty, hello, host};
 use criterion::{BatchSize, Criterion};
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::Timestamp;
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use runs::SIZES;
@@ -36,6 +36,7 @@ fn facts(of: &Cluster) -> Facts {
             request: held.request.clone(),
             placement: Some(held.placement.clone()),
             bound_by_us: false,
+            moves: MoveFact::default(),
             tenure: held.tenure.unwrap_or_default(),
         };
         node.reservations().values().map(fact).collect::<Vec<_>>()

@@ -78,6 +78,7 @@ pub mod scoring {
     pub(crate) mod node_waste;
     pub mod strategy;
     pub mod plan;
+    pub mod guests;
     pub mod lacking;
     pub mod victims;
     #[cfg(test)]
@@ -194,6 +195,7 @@ pub mod metrics {
     pub mod demand;
     pub mod labels;
     pub mod guard;
+    pub mod moves;
     pub mod registry;
 }
 
@@ -236,6 +238,7 @@ pub mod kube_api {
         pub mod labels;
         pub(crate) mod pod_fields;
         pub mod start_failure;
+        pub mod gpu_container;
         pub mod seen_pod;
         pub mod list;
         pub mod watched;
@@ -306,6 +309,7 @@ pub mod control {
         pub(crate) mod limits;
         pub mod settle;
         pub(crate) mod start_fence;
+        pub(crate) mod recall;
         pub mod binding;
         pub mod edits;
     }

@@ -79,6 +79,8 @@ mutations! {
     HoldForMadeUp,
     /// Room is held again and again for a pod that is never bound.
     HoldsUnlimited,
+    /// A pod is bound although guests still run in its room.
+    GuestsIgnored,
     /// A team gets more than it may have.
     TeamLimitUnchecked,
     /// Pods within what is guaranteed to their team are evicted for pods of other teams.

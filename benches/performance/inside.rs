@@ -9,13 +9,15 @@ use gpupack::clock::Clock;
 use gpupack::control::shared::app::App;
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState, Tenure};
+use gpupack::model::reservation::{
+    Departure, PlacedDevice, Placement, Reservation, ReservationState, Tenure,
+};
 use gpupack::scoring::victims::less_important;
 use gpupack::server::api::reports;
 use gpupack::sim::chart::draw::Curve;
@@ -146,6 +148,7 @@ fn fill(ledger: &Ledger) {
                 node: node.name().clone(),
                 devices: vec![PlacedDevice { id: id.clone(), demand: free }],
                 isolation: ConfiguredIsolation::None,
+                guest: None,
             };
             let held = Reservation {
                 pod: pod(&format!("fills-{id}")),
@@ -154,6 +157,7 @@ fn fill(ledger: &Ledger) {
                 state: ReservationState::Confirmed,
                 request: None,
                 tenure: None,
+                departure: Departure::Stays,
             };
             ledger.see_pod(&bound(&held, 3), Timestamp::START);
         }
@@ -170,6 +174,7 @@ fn bound(held: &Reservation, priority: i32) -> PodFact {
         request: held.request.clone(),
         placement: Some(held.placement.clone()),
         bound_by_us: true,
+        moves: MoveFact::default(),
         tenure: Tenure { priority, ..Tenure::default() },
     }
 }

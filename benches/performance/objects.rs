@@ -130,6 +130,7 @@ impl Placed {
                 demand: Demand { memory: self.memory(), share: self.share() },
             }],
             isolation: ConfiguredIsolation::None,
+            guest: None,
         };
         encode(&placement).expect("a sound placement")
     }

@@ -207,6 +207,27 @@ pub struct Device {
     pub overallocated: bool,
     /// Its tenants, by UID.
     pub tenants: Vec<Tenant>,
+    /// Pods that run on it in free room, and are allocated another device of the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guests: Vec<Guest>,
+}
+
+/// A pod that runs on another device than the one that it is allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Guest {
+    /// UID of the pod; empty if the caller may not see it.
+    pub pod_uid: String,
+    /// `namespace/name`; empty if the caller may not see it.
+    pub pod: String,
+    /// What it requests. That is not allocated here, and counts as free.
+    pub borrowed: DeviceAmount,
+    /// Whether it is on its way to the device that it is allocated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
+    /// Memory in use, as of the last list of processes; left out if the driver does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_mib: Option<u64>,
 }
 
 /// Position of a MIG instance, in units of its GPU's axis, as NVML has it.
@@ -319,6 +340,9 @@ pub struct Tenant {
     pub used_mib: Option<u64>,
     /// What limits its memory.
     pub isolation: TenantIsolation,
+    /// The device on which it runs, if that is another one of the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs_on: Option<String>,
 }
 
 /// What limits the memory of one tenant.

@@ -146,6 +146,9 @@ pub struct Config {
     /// Longest time that answers wait for the first reports of nodes with pods.
     #[serde(rename = "warm_up_seconds", deserialize_with = "seconds::<0, 60, _>")]
     pub warm_up: Duration,
+    /// How long a bind waits until pods that borrow its room have left.
+    #[serde(rename = "recall_seconds", deserialize_with = "seconds::<1, 60, _>")]
+    pub recall: Duration,
     /// Longest time that processes of an ended pod keep its devices.
     #[serde(rename = "drain_seconds", deserialize_with = "seconds::<10, 600, _>")]
     pub drain_limit: Duration,
@@ -226,6 +229,7 @@ impl Default for Config {
             group_timeout: Duration::from_secs(60),
             stale_after: Duration::from_secs(15),
             warm_up: Duration::from_secs(10),
+            recall: Duration::from_secs(8),
             drain_limit: Duration::from_secs(30),
             api_timeout: Duration::from_secs(5),
             scheduler_timeout: Duration::from_secs(10),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
-use crate::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::pool::{Borrow, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 
 /// The keys of one pool, in the order of the docs.
 #[derive(Default, Deserialize)]
@@ -18,6 +18,8 @@ struct PoolKeys {
     mig_instances: Option<MigInstances>,
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
+    #[serde(deserialize_with = "BorrowName::deserialize")]
+    borrow: Borrow,
 }
 
 #[derive(Deserialize)]
@@ -36,6 +38,14 @@ enum EnforcementName {
     Driver,
 }
 
+/// The names of [`Borrow`].
+#[derive(Deserialize)]
+#[serde(remote = "Borrow", rename_all = "lowercase")]
+enum BorrowName {
+    None,
+    Compute,
+}
+
 /// Reads the rules of all pools.
 pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::Error> {
     let pools = BTreeMap::<String, PoolKeys>::deserialize(from)?;
@@ -48,6 +58,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             None => InstanceUse::default(),
         },
         enforcement: keys.enforcement,
+        borrow: keys.borrow,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -95,7 +106,11 @@ mod tests {
             ("{enforcement: driver}", None, whole, Enforcement::Driver),
             ("{replicas: , enforcement: none}", None, whole, Enforcement::None),
         ] {
-            assert_eq!(rule_of(text), PoolRule { replicas, instances, enforcement }, "{text}");
+            assert_eq!(
+                rule_of(text),
+                PoolRule { replicas, instances, enforcement, borrow: Borrow::None },
+                "{text}"
+            );
         }
     }
 

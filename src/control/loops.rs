@@ -10,6 +10,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
+use crate::control::bind::recall::recall;
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::lead::election::electing;
 use crate::control::pods::chargeback::account;
@@ -92,6 +93,9 @@ async fn ticks(app: &Arc<App>) {
         app.forget_unseen();
         app.doubt_fits();
         app.take_over_waiting();
+        if app.config.pools.lends() {
+            recall(app, None);
+        }
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, account).await;
         }

@@ -112,6 +112,27 @@ impl Enforcement {
     }
 }
 
+/// Whether pods with a limit may use more than they request while it is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Borrow {
+    /// Compute of their GPU, since no rule of gpupack limits it; memory only while they are alone.
+    #[default]
+    None,
+    /// The same, and those that may be restarted run on another GPU of their node that is less busy,
+    /// until a pod is allocated the room there.
+    Compute,
+}
+
+impl Borrow {
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Compute => "compute",
+        }
+    }
+}
+
 /// How the devices of one pool are shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolRule {
@@ -121,6 +142,8 @@ pub struct PoolRule {
     pub instances: InstanceUse,
     /// What is to limit the tenants of a shared device to their memory.
     pub enforcement: Enforcement,
+    /// Whether pods may use more than they request.
+    pub borrow: Borrow,
 }
 
 /// The rules of all pools that have one.
@@ -138,6 +161,11 @@ impl PoolRules {
     /// The pools that have one, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&PoolName, &PoolRule)> {
         self.by_pool.iter()
+    }
+
+    /// Whether some pool lends more than compute of the GPU that a pod is allocated.
+    pub fn lends(&self) -> bool {
+        self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
     }
 
     /// The rule of a pool.

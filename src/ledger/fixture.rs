@@ -8,7 +8,7 @@ use crate::hardware::device::{
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use crate::ledger::change::facts::PodFact;
+use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, Receipt, ReportRefusal};
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::ledger::query::queries::PlacementRequest;
@@ -128,8 +128,10 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
             node: NodeName::new(node),
             devices: vec![PlacedDevice { id, demand }],
             isolation: ConfiguredIsolation::None,
+            guest: None,
         }),
         bound_by_us: true,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     }
 }

@@ -19,6 +19,7 @@ use crate::metrics::labels::{
     Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
+use crate::metrics::moves::{MoveFamilies, MoveResult};
 use crate::model::rejection::Rejection;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
@@ -56,6 +57,7 @@ pub struct Metrics {
     fleet: FleetFamilies,
     demand: DemandFamilies,
     guard: GuardFamilies,
+    moves: MoveFamilies,
     certificate_expiry: GaugeVec,
     scheduler_restart_deadline: Gauge,
 }
@@ -94,6 +96,7 @@ impl Metrics {
             fleet: FleetFamilies::new(&make_of_cluster),
             demand: DemandFamilies::new(&make_of_cluster),
             guard: GuardFamilies::new(&make_of_cluster),
+            moves: MoveFamilies::new(&make_of_cluster),
             leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
             forwarded: make.counters(
                 "gpupack_forwarded_calls_total",
@@ -337,6 +340,21 @@ impl Metrics {
     /// Counts the outcome of an eviction for a more important pod.
     pub fn preempted(&self, result: EvictionResult) {
         self.guard.preempted(result);
+    }
+
+    /// Counts the end of a move.
+    pub fn moved(&self, result: MoveResult) {
+        self.moves.moved(result);
+    }
+
+    /// Notes how long a bind waited for guests.
+    pub fn recalled_for_bind(&self, time: Duration) {
+        self.moves.waited(time);
+    }
+
+    /// Sets the number of guests.
+    pub fn set_guests(&self, count: usize) {
+        self.moves.guests(count);
     }
 
     /// Counts the outcome of an eviction.

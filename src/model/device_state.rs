@@ -77,6 +77,15 @@ impl Verification {
     }
 }
 
+/// A pod that runs on a device, or may still, and is allocated another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceGuest {
+    /// What it requests.
+    pub demand: Demand,
+    /// Whether it is on its way home.
+    pub is_leaving: bool,
+}
+
 /// One device with its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceState {
@@ -91,6 +100,10 @@ pub struct DeviceState {
     pub(crate) allocated: Demand,
     pub(crate) on_hold: Demand,
     pub(crate) tenants: LiteMap<PodUid, Demand>,
+    /// Pods that run here in free room, and are allocated elsewhere.
+    pub(crate) guests: LiteMap<PodUid, DeviceGuest>,
+    /// Tenants that run elsewhere, as guests.
+    pub(crate) away: Vec<PodUid>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -127,6 +140,8 @@ impl DeviceState {
             allocated: Demand::ZERO,
             on_hold: Demand::ZERO,
             tenants: LiteMap::new(),
+            guests: LiteMap::new(),
+            away: Vec::new(),
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -174,6 +189,28 @@ impl DeviceState {
     /// The tenants with what each has, by UID.
     pub fn tenants(&self) -> &LiteMap<PodUid, Demand> {
         &self.tenants
+    }
+
+    /// The guests, by UID. They take room that counts as free.
+    pub fn guests(&self) -> &LiteMap<PodUid, DeviceGuest> {
+        &self.guests
+    }
+
+    /// The pods that run here, each with what it requests: tenants that are not guests elsewhere, and
+    /// guests.
+    pub fn running(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
+        self.users().filter(|(uid, _)| self.guests.contains_key(*uid) || !self.away.contains(uid))
+    }
+
+    /// What guests request that stay.
+    pub fn lent(&self) -> Demand {
+        let staying = self.guests.values().filter(|guest| !guest.is_leaving);
+        staying.fold(Demand::ZERO, |sum, guest| sum.checked_add(guest.demand).unwrap_or(BEYOND))
+    }
+
+    /// Whether a guest is on its way home that may still run here.
+    pub fn is_being_left(&self) -> bool {
+        self.guests.values().any(|guest| guest.is_leaving)
     }
 
     /// Memory in use, from the last report.
@@ -365,19 +402,19 @@ impl DeviceState {
         self.is_unread = false;
         let Some(used) = seen.used else { return };
         if let Some(processes) = &seen.processes {
-            let covered = self.tenants.iter().map(|(uid, held)| {
+            let covered = self.users().map(|(uid, held)| {
                 let own = processes.iter().filter(|process| process.pod.as_ref() == Some(uid));
                 let own = own
                     .map(|process| process.memory)
                     .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
                 (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
             });
-            let mut all = LiteMap::with_capacity(self.tenants.len());
+            let mut all = LiteMap::with_capacity(self.tenants.len() + self.guests.len());
             all.extend(covered);
             self.covered = all;
             self.untracked = beyond(used, self.covered.values().copied());
         }
-        let allocated = beyond(used, self.tenants.values().map(|held| held.memory));
+        let allocated = beyond(used, self.users().map(|(_, held)| held.memory));
         let unallocated_use = self.untracked.min(used).max(allocated);
         self.is_listed |= seen.processes.is_some();
         if seen.processes.is_none() {
@@ -388,9 +425,15 @@ impl DeviceState {
             if unallocated_use > tolerance { unallocated_use } else { MemMib::ZERO };
     }
 
+    /// The pods whose use is explained, each with what it requests: tenants and guests.
+    fn users(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
+        let guests = self.guests.iter().map(|(uid, guest)| (uid, guest.demand));
+        self.tenants.iter().map(|(uid, held)| (uid, *held)).chain(guests)
+    }
+
     /// How many entries of pods are kept.
     pub(crate) fn entries(&self) -> usize {
-        self.tenants.len() + self.covered.len() + self.leftovers.len()
+        self.tenants.len() + self.guests.len() + self.covered.len() + self.leftovers.len()
     }
 
     /// Notes that a tenant is removed although its processes may still run. The memory that they
@@ -450,7 +493,7 @@ impl DeviceState {
     /// the start. Two lists say whether one has.
     pub(crate) fn suspect_leftovers(&mut self, used: Option<MemMib>, now: Timestamp) {
         let is_explained =
-            |used| beyond(used, self.tenants.values().map(|held| held.memory)) == MemMib::ZERO;
+            |used| beyond(used, self.users().map(|(_, held)| held.memory)) == MemMib::ZERO;
         if self.is_listed || used.is_none_or(is_explained) {
             return;
         }

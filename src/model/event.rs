@@ -107,6 +107,8 @@ struct DeviceBefore {
     is_overallocated: bool,
     has_tenants: bool,
     is_unread: bool,
+    /// Room that guests on their way home still use.
+    is_being_left: bool,
 }
 
 impl DeviceBefore {
@@ -118,6 +120,7 @@ impl DeviceBefore {
             is_overallocated: device.is_overallocated(),
             has_tenants: !device.tenants().is_empty(),
             is_unread: device.is_unread(),
+            is_being_left: device.is_being_left(),
         }
     }
 
@@ -151,7 +154,12 @@ impl StateBefore {
             known.map(|(_, states)| *states)
         };
         let now: Vec<_> = standings(node_state).map(|(id, now)| (id, before(id), now)).collect();
+        let was_left =
+            |before: Option<DeviceBefore>| before.is_some_and(|before| before.is_being_left);
         let grew = now.iter().any(|(_, before, now)| {
+            if was_left(*before) && !now.is_being_left && now.free != Demand::ZERO {
+                return true;
+            }
             let Demand { memory, share } = before.map_or(Demand::ZERO, |before| before.free);
             (now.free.memory > memory || now.free.share > share)
                 && now.free.memory > MemMib::ZERO

@@ -17,12 +17,14 @@ use crate::hardware::pool::PoolRule;
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceState, DeviceUse, Hold, HoldRule, StandingHold,
-    Verification,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule,
+    StandingHold, Verification,
 };
 use crate::model::fit::{CompiledRequest, Room};
 use crate::model::rejection::Rejection;
-use crate::model::reservation::{OtherPod, PlacedDevice, Reservation, ReservationState};
+use crate::model::reservation::{
+    Departure, Guest, Move, OtherPod, PlacedDevice, Reservation, ReservationState,
+};
 use crate::mutation::{Mutation, mutated};
 
 /// Whether a node can take pods, as far as its agent and its Node object are concerned.
@@ -241,6 +243,7 @@ impl NodeState {
         for uid in &freed {
             self.remove(uid);
         }
+        self.count_clean_lists(uses);
         let mut has_changed = false;
         for (at, seen) in uses.iter().enumerate() {
             // Agents nearly always name the devices in the order of the ledger.
@@ -392,6 +395,11 @@ fn share_ids(devices: &[DeviceState], reservation: &mut Reservation) {
             placed.id = device_state.device.id.clone();
         }
     }
+    if let Some(guest) = &mut reservation.placement.guest
+        && let Some(found) = devices.iter().find(|it| it.device.id == guest.on)
+    {
+        guest.on = found.device.id.clone();
+    }
 }
 
 impl NodeState {
@@ -505,6 +513,8 @@ impl NodeState {
             device_state.allocated = Demand::ZERO;
             device_state.on_hold = Demand::ZERO;
             device_state.tenants.clear();
+            device_state.guests.clear();
+            device_state.away.clear();
             (device_state.has_unisolated, device_state.requires_isolation) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
@@ -515,6 +525,21 @@ impl NodeState {
                     *held = sum(*held, placed.demand);
                     device_state.note_neighbors(reservation);
                 }
+            }
+            let Some(on) = reservation.guest_on() else { continue };
+            let Some(PlacedDevice { id: home, demand }) = reservation.placement.devices.first()
+            else {
+                continue;
+            };
+            let is_leaving = reservation.is_going_home();
+            if let Some(device_state) = device_mut(&mut self.devices, on) {
+                let guest = DeviceGuest { demand: *demand, is_leaving };
+                device_state.guests.insert(uid.clone(), guest);
+            }
+            // On its way it may run in either place.
+            if let Some(device_state) = device_mut(&mut self.devices, home).filter(|_| !is_leaving)
+            {
+                device_state.away.push(uid.clone());
             }
         }
         for hold in self.holds.values() {
@@ -583,6 +608,136 @@ pub enum AuditError {
     },
 }
 
+impl NodeState {
+    /// Counts this report for each pod that has left a device, if it lists the processes there. The
+    /// pod is at home after enough lists without a process of it.
+    fn count_clean_lists(&mut self, uses: &[DeviceUse]) {
+        let present: Vec<&DeviceId> =
+            self.devices.iter().map(|device_state| &device_state.device.id).collect();
+        let mut is_any_gone = false;
+        for (uid, reservation) in &mut self.reservations {
+            let Some(on) = reservation.placement.guest.as_ref().map(|guest| &guest.on) else {
+                continue;
+            };
+            let Departure::Restarted { clean_lists, .. } = &mut reservation.departure else {
+                continue;
+            };
+            let list = uses.iter().find(|seen| seen.id == *on).map(|seen| &seen.processes);
+            match list {
+                Some(Some(list)) if list.iter().any(|it| it.pod.as_ref() == Some(uid)) => {
+                    *clean_lists = 0;
+                }
+                Some(Some(_)) => *clean_lists += 1,
+                Some(None) | None => {}
+            }
+            if *clean_lists >= CLEAN_REPORTS_TO_FREE || !present.contains(&on) {
+                (reservation.departure, is_any_gone) = (Departure::Gone, true);
+            }
+        }
+        if is_any_gone {
+            self.recompute();
+        }
+    }
+
+    /// Ends departures that have lasted for `limit`: what the processes use that are left counts as
+    /// untracked from now on.
+    fn end_departures(&mut self, limit: Duration, now: Timestamp) {
+        let mut is_any = false;
+        for (_, held) in self.reservations.iter_mut() {
+            if is_left(held, limit, now) {
+                (held.departure, is_any) = (Departure::Gone, true);
+            }
+        }
+        if is_any {
+            self.recompute();
+        }
+    }
+
+    /// Lets a pod run on another device than its own, before it is written. The caller has checked
+    /// that it has room there.
+    pub fn lend(&mut self, uid: &PodUid, on: DeviceId) {
+        self.change_guest(uid, |reservation| {
+            reservation.placement.guest = Some(Guest { on, leaving: None });
+        });
+    }
+
+    /// Lets a guest that has not started yet start at home.
+    pub fn start_at_home(&mut self, uid: &PodUid) {
+        self.change_guest(uid, |reservation| {
+            (reservation.placement.guest, reservation.departure) = (None, Departure::Stays);
+        });
+    }
+
+    /// Calls a guest home.
+    pub fn recall(&mut self, uid: &PodUid) {
+        self.change_guest(uid, |reservation| {
+            if reservation.departure == Departure::Stays && reservation.placement.guest.is_some() {
+                reservation.departure = Departure::Recalled;
+            }
+        });
+    }
+
+    /// Lets a guest stay that was recalled, unless its move is written. Whether it stays.
+    pub fn stay(&mut self, uid: &PodUid) -> bool {
+        let mut stays = false;
+        self.change_guest(uid, |reservation| {
+            let is_written =
+                reservation.placement.guest.as_ref().is_some_and(|guest| guest.leaving.is_some());
+            if reservation.departure == Departure::Recalled && !is_written {
+                reservation.departure = Departure::Stays;
+                stays = true;
+            }
+        });
+        stays
+    }
+
+    /// Notes what is written on a pod about its move home, or that nothing is any more.
+    pub fn write_move(&mut self, uid: &PodUid, leaving: Option<Move>) {
+        self.change_guest(uid, |reservation| {
+            let Some(guest) = &mut reservation.placement.guest else { return };
+            let is_ordered = leaving.is_some();
+            guest.leaving = leaving;
+            if is_ordered && reservation.departure == Departure::Stays {
+                reservation.departure = Departure::Recalled;
+            }
+        });
+    }
+
+    /// Notes that the container of a recalled pod has ended where it was a guest.
+    pub fn restarted(&mut self, uid: &PodUid, now: Timestamp) {
+        self.change_guest(uid, |reservation| {
+            if reservation.departure == Departure::Recalled {
+                reservation.departure = Departure::Restarted { since: now, clean_lists: 0 };
+            }
+        });
+    }
+
+    /// Allocates a pod the room where it is a guest, and frees its home: it cannot be moved.
+    pub fn settle_guest(&mut self, uid: &PodUid) {
+        self.change_guest(uid, Reservation::take_guest_room);
+    }
+
+    fn change_guest(&mut self, uid: &PodUid, change: impl FnOnce(&mut Reservation)) {
+        if let Some(reservation) = self.reservations.get_mut(uid) {
+            change(reservation);
+            share_ids(&self.devices, reservation);
+            self.recompute();
+        }
+    }
+}
+
+impl Reservation {
+    /// Gives it the device where it is a guest instead of its home.
+    pub(crate) fn take_guest_room(&mut self) {
+        if let Some(guest) = self.placement.guest.take()
+            && let Some(placed) = self.placement.devices.first_mut()
+        {
+            placed.id = guest.on;
+        }
+        self.departure = Departure::Stays;
+    }
+}
+
 /// How long a list that shows a process of an ended pod counts at least: the time of six lists.
 const SHOWN_FOR: Duration = Duration::from_secs(30);
 
@@ -603,6 +758,9 @@ impl NodeState {
             reservation.state =
                 ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;
+            if reservation.departure == Departure::Stays {
+                reservation.take_guest_room(); // it never goes home
+            }
             self.recompute();
         }
         false
@@ -630,7 +788,10 @@ impl NodeState {
         };
         let mut freed = Vec::new();
         for (uid, reservation) in &mut self.reservations {
-            let is_covered = reservation.placement.devices.iter().all(is_seen);
+            let is_there =
+                |on: &DeviceId| is_seen(&PlacedDevice { id: on.clone(), demand: Demand::ZERO });
+            let is_covered = reservation.placement.devices.iter().all(is_seen)
+                && reservation.guest_on().is_none_or(is_there);
             if let ReservationState::Draining { clean_reports, shown, .. } = &mut reservation.state
             {
                 if runs(uid) {
@@ -656,6 +817,9 @@ impl NodeState {
             if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
                 *clean_reports = 0;
             }
+            if let Departure::Restarted { clean_lists, .. } = &mut reservation.departure {
+                *clean_lists = 0;
+            }
         }
         self.devices.iter_mut().for_each(DeviceState::forget_clean_reports);
     }
@@ -664,6 +828,7 @@ impl NodeState {
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.holds.values().any(|hold| hold.expires <= now)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
+            || self.reservations.values().any(|held| is_left(held, drain_limit, now))
             || self
                 .devices
                 .iter()
@@ -694,6 +859,7 @@ impl NodeState {
                 self.remove(uid);
             }
         }
+        self.end_departures(drain_limit, now);
         if self.devices.iter().any(|device_state| device_state.is_leftover_due(drain_limit, now)) {
             self.devices
                 .iter_mut()
@@ -709,6 +875,14 @@ fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
     match held.state {
         ReservationState::Draining { since, .. } => now.since(since) >= drain_limit,
         ReservationState::Assumed { .. } | ReservationState::Confirmed => false,
+    }
+}
+
+/// Whether processes of a pod are left for `limit` on a device that it has left.
+fn is_left(held: &Reservation, limit: Duration, now: Timestamp) -> bool {
+    match held.departure {
+        Departure::Restarted { since, .. } => now.since(since) >= limit,
+        Departure::Stays | Departure::Recalled | Departure::Gone => false,
     }
 }
 

@@ -65,6 +65,16 @@ pub enum Isolation {
     Hardware,
 }
 
+/// Whether a pod may be moved to another GPU of its node, which restarts its container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Movable {
+    /// It may not.
+    #[default]
+    Never,
+    /// It may, at any time.
+    Restart,
+}
+
 /// A checked request: the same amount on each of `count` distinct devices of one node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuRequest {
@@ -78,6 +88,8 @@ pub struct GpuRequest {
     pub isolation: Isolation,
     /// How much may be used while it is free.
     pub limit: Option<Limit>,
+    /// Whether it may be moved on its node.
+    pub movable: Movable,
     /// The policy that the pod chooses instead of the cluster's.
     pub policy: Option<Policy>,
     /// Container that gets the GPU; the first regular one if `None`.
@@ -135,6 +147,7 @@ impl GpuRequest {
             models: ModelFilter::default(),
             isolation: Isolation::None,
             limit: None,
+            movable: Movable::Never,
             policy: None,
             container: None,
             min_memory: MemMib::ZERO,
@@ -145,7 +158,8 @@ impl GpuRequest {
     /// What decides where this fits. Two requests of one shape are placed alike on the same state
     /// under the same policy.
     pub fn shape(&self) -> Self {
-        Self { limit: None, policy: None, container: None, ..self.clone() }
+        let movable = Movable::Never;
+        Self { limit: None, movable, policy: None, container: None, ..self.clone() }
     }
 
     /// What this request takes from a device of `class`, independent of what is free now.

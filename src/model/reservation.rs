@@ -54,6 +54,48 @@ pub struct Placement {
     pub devices: Vec<PlacedDevice>,
     /// The configured isolation.
     pub isolation: ConfiguredIsolation,
+    /// Where the pod runs, or ran, if not on these devices: a pod with one device only.
+    pub guest: Option<Guest>,
+}
+
+/// Where a pod runs that does not run on the device that it is allocated, its *home*.
+///
+/// A guest takes only room that is free there, so it can go home at any time: nothing else has to
+/// move for that. Run:ai's node-level scheduler does the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Guest {
+    /// The device, of the same class as its home.
+    pub on: DeviceId,
+    /// Its move home, once that is written on the pod.
+    pub leaving: Option<Move>,
+}
+
+/// A move home: kubelet restarts the container, because its CPU request is changed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Move {
+    /// The container when the move was written, as the runtime names it; empty if there was none.
+    pub container: Arc<str>,
+    /// Its CPU request at that time, in thousandths.
+    pub cpu_milli: u64,
+}
+
+/// How far a guest has come on its way home.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Departure {
+    /// It stays where it runs.
+    #[default]
+    Stays,
+    /// It is to go home. Its container may still run where it was.
+    Recalled,
+    /// Its container has ended there. Some of its processes may be left.
+    Restarted {
+        /// Since when.
+        since: Timestamp,
+        /// Successive lists of the processes there that show none of the pod.
+        clean_lists: u32,
+    },
+    /// It is at home.
+    Gone,
 }
 
 /// How far a reservation has come.
@@ -105,6 +147,8 @@ pub struct Reservation {
     pub request: Option<Arc<GpuRequest>>,
     /// What the API server says of it since it was bound; `None` before.
     pub tenure: Option<Tenure>,
+    /// How far it has come on its way home, if it is a guest.
+    pub departure: Departure,
 }
 
 /// A pod on a node that has no placement.
@@ -123,5 +167,31 @@ impl Reservation {
     /// request is known.
     pub fn is_movable(&self) -> bool {
         self.state == ReservationState::Confirmed && self.request.is_some()
+    }
+
+    /// The device other than its own on which it runs, or may still run.
+    pub fn guest_on(&self) -> Option<&DeviceId> {
+        let guest = self.placement.guest.as_ref()?;
+        (self.departure != Departure::Gone).then_some(&guest.on)
+    }
+
+    /// Whether it is on its way home.
+    pub fn is_going_home(&self) -> bool {
+        self.guest_on().is_some() && self.departure != Departure::Stays
+    }
+}
+
+impl Placement {
+    /// The same without the place of the guest: what is allocated.
+    pub fn at_home(&self) -> Self {
+        Self { guest: None, ..self.clone() }
+    }
+
+    /// The devices that the pod runs on, or will after its move, in its order.
+    pub fn runs_on(&self) -> Vec<DeviceId> {
+        match &self.guest {
+            Some(Guest { on, leaving: None }) => vec![on.clone()],
+            Some(_) | None => self.devices.iter().map(|placed| placed.id.clone()).collect(),
+        }
     }
 }

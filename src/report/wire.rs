@@ -301,29 +301,36 @@ pub struct Allocation {
     pub pod: String,
     /// State of the reservation.
     pub state: AllocationState,
-    /// Amounts of its devices.
+    /// Amounts of the devices that it runs on.
     pub devices: Vec<AllocatedDevice>,
+    /// Whether it may be moved to another device soon. Each sample is to be reported meanwhile.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_guest: bool,
 }
 
 impl Allocation {
     /// The reservation as the agent gets it.
     pub fn from_reservation(reservation: &Reservation) -> Self {
-        let devices = reservation.placement.devices.iter();
+        let runs_on = reservation.placement.runs_on();
+        let devices = runs_on.iter().zip(&reservation.placement.devices);
         Self {
             pod_uid: reservation.pod.uid.to_string(),
             pod: reservation.pod.name.to_string(),
             state: match reservation.state {
+                // Its processes are to be listed as often.
+                _ if reservation.is_going_home() => AllocationState::Draining,
                 ReservationState::Assumed { .. } => AllocationState::Assumed,
                 ReservationState::Confirmed => AllocationState::Confirmed,
                 ReservationState::Draining { .. } => AllocationState::Draining,
             },
             devices: devices
-                .map(|placed| AllocatedDevice {
-                    uuid: placed.id.to_string(),
+                .map(|(id, placed)| AllocatedDevice {
+                    uuid: id.to_string(),
                     memory_mib: placed.demand.memory.mib(),
                     share_millionths: placed.demand.share.millionths(),
                 })
                 .collect(),
+            is_guest: reservation.guest_on().is_some(),
         }
     }
 }
@@ -335,7 +342,7 @@ pub enum AllocationState {
     Assumed,
     /// The pod is bound here.
     Confirmed,
-    /// The pod has ended; its processes may still run.
+    /// The pod has ended, or is moved to another device; its processes may still run.
     Draining,
 }
 

@@ -23,7 +23,9 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timest
 use crate::model::fit::{CompiledRequest, HostRule};
 use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest, Isolation};
-use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{
+    Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
+};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, RequestType, Tally};
 use crate::waste::supply::NodeShapes;
@@ -137,11 +139,13 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
             node: NodeName::new("n"),
             devices,
             isolation: ConfiguredIsolation::None,
+            guest: None,
         },
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,
         request: None,
         tenure: None,
+        departure: Departure::Stays,
     }
 }
 

@@ -157,7 +157,7 @@ pub(crate) fn placed(node: &NodeState, taken: &TakenList) -> Placement {
     });
     let devices: Vec<PlacedDevice> = devices.collect();
     let isolation = isolation(node, &devices);
-    Placement { node: node.name().clone(), devices, isolation }
+    Placement { node: node.name().clone(), devices, isolation, guest: None }
 }
 
 /// The weakest isolation of a tenant of these devices.

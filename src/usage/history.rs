@@ -11,7 +11,7 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
-use crate::model::device_state::DeviceUse;
+use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::scoring::efficiency::busy_part;
@@ -210,10 +210,11 @@ impl Usages {
             if held.state != ReservationState::Confirmed {
                 continue;
             }
-            let parts = held.placement.devices.iter();
-            let on = |part: &PlacedDevice| {
-                let busy_percent = busy(uid, &part.id);
-                OnDevice::of((uid, busy_percent), part, node_state, (uses, usage_samples))
+            let parts = held.placement.runs_on().into_iter().zip(&held.placement.devices);
+            let on = |(id, part): (DeviceId, &PlacedDevice)| {
+                let busy_percent = busy(uid, &id);
+                let part = PlacedDevice { id, demand: part.demand };
+                OnDevice::of((uid, busy_percent), &part, node_state, (uses, usage_samples))
             };
             let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
             let Some(seen) = seen else { continue };
@@ -265,7 +266,7 @@ impl OnDevice {
             return Some(Self { memory: own.used, load: Some(load), is_busy: percent > 0 });
         }
         let device = node_state.devices().iter().find(|device| device.device().id == part.id);
-        let present = device.into_iter().flat_map(|device| device.tenants());
+        let present = device.into_iter().flat_map(DeviceState::running);
         let present = present
             .filter(|(uid, _)| is_here(uid))
             .fold(Share::ZERO, |sum, (_, held)| sum.checked_add(held.share).unwrap_or(sum));

@@ -48,7 +48,7 @@ pub struct Use {
     pub lists_over: u32,
 }
 
-/// Whether the limit of a pod counts: until borrowing is built, only while it has no neighbors.
+/// Whether the limit of a pod counts: only while no other pod runs on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum LimitState {
     /// Others were there before it.
@@ -252,23 +252,26 @@ fn limit_states(
     (now, grace): (Timestamp, Duration),
 ) -> LiteMap<PodUid, LimitState> {
     let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
-    let Some(tenants) = on_it.map(DeviceState::tenants) else { return LiteMap::new() };
-    let is_alone = tenants.len() == 1;
+    let Some(on_it) = on_it else { return LiteMap::new() };
+    let is_alone = on_it.running().count() == 1;
     let state = |uid: &PodUid| match before {
         // A tenant from before the first list may have been alone until now.
         None => LimitState::Alone,
         Some(before) => before.limit_states.get(uid).copied().unwrap_or_default(),
     };
-    tenants.keys().map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
+    let running = on_it.running().map(|(uid, _)| uid);
+    running.map(|uid| (uid.clone(), state(uid).next(is_alone, now, grace))).collect()
 }
 
 /// What a pod may use of a device: what it has there, or its limit if that is more, but of the
 /// limit at most the share `most` of the device. Without a part of the device, nothing.
 fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: Share) -> MemMib {
     let on_it = node_state.devices().iter().find(|known| known.device().id == *device);
-    let (Some(node_state), Some(allocated)) =
-        (on_it, on_it.and_then(|known| known.tenants().get(&held.pod.uid)))
-    else {
+    let own = |known: &DeviceState| {
+        let guest = known.guests().get(&held.pod.uid).map(|guest| guest.demand);
+        known.tenants().get(&held.pod.uid).copied().or(guest)
+    };
+    let (Some(node_state), Some(allocated)) = (on_it, on_it.and_then(own)) else {
         return MemMib::ZERO;
     };
     let capacity = node_state.capacity().memory;

@@ -32,8 +32,10 @@ pub(crate) struct Tenancy {
     pub(crate) pod: String,
     /// Node that it is bound to.
     pub(crate) node: String,
-    /// One entry per device.
+    /// One entry per device that it runs on.
     pub(crate) uses: Vec<Use>,
+    /// The device that it is allocated, if it runs on another one.
+    pub(crate) home: Option<Vec<String>>,
     /// Placed by somebody else.
     pub(crate) untracked: bool,
 }
@@ -54,6 +56,18 @@ pub(crate) struct Use {
 struct Written {
     v: u64,
     devices: Vec<Use>,
+    home: Option<Vec<String>>,
+}
+
+impl Tenancy {
+    /// What it is allocated, wherever it runs.
+    pub(crate) fn at_home(&self) -> Self {
+        let mut here = self.clone();
+        for (used, home) in here.uses.iter_mut().zip(here.home.take().into_iter().flatten()) {
+            used.device = home;
+        }
+        here
+    }
 }
 
 /// Memory and share in use on each device.
@@ -88,13 +102,14 @@ pub(crate) fn tenancy(pod: &Pod, fleet: &Fleet) -> Result<Option<Tenancy>, Strin
         Err(_) if untracked => return Ok(None),
         Err(error) => return Err(format!("{name} has the placement `{text}`: {error}")),
     };
-    let tenancy = Tenancy { pod: name, node, uses: written.devices, untracked };
+    let Written { v: written_version, devices: uses, home } = written;
+    let tenancy = Tenancy { pod: name, node, uses, home, untracked };
     // The amounts alone reserve room; with a list of other devices the placement is invalid.
     if untracked && annotation(pod, DEVICES).is_some_and(|names| names != device_names(&tenancy)) {
         return Ok(None);
     }
     if !untracked {
-        let version = written.v;
+        let version = written_version;
         own_faults(&tenancy, version, pod, fleet).map_err(|e| format!("{}: {e}", tenancy.pod))?;
     }
     Ok(Some(tenancy))

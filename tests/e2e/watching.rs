@@ -230,8 +230,9 @@ impl History {
         let created = same.map_or(now, |seen| seen.created);
         let bound = same.and_then(|seen| seen.bound).or_else(|| is_bound.then_some(now));
         if let Some(moved) = same.filter(|s| s.tenancy.is_some() && s.tenancy != tenancy) {
-            // Ended is the only change that a placement may see.
-            if tenancy.is_some() {
+            // It may end, and a pod that runs elsewhere may go home.
+            let at_home = moved.tenancy.as_ref().map(Tenancy::at_home);
+            if tenancy.is_some() && tenancy != at_home {
                 self.faults.push(format!("{name} moved from {:?} to {tenancy:?}", moved.tenancy));
             }
         }
@@ -271,5 +272,9 @@ impl History {
         let beside = |other: &&Tenancy| other.uses.iter().any(|used| is_on(&used.device));
         let overloads = checker::overloads(living(&self.pods).filter(beside), fleet);
         self.faults.extend(overloads);
+        if changed.home.is_some() {
+            let at_home: Vec<Tenancy> = living(&self.pods).map(Tenancy::at_home).collect();
+            self.faults.extend(checker::overloads(&at_home, fleet));
+        }
     }
 }

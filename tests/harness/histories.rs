@@ -10,9 +10,9 @@ use gpupack::hardware::device::{
     PoolName,
 };
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use gpupack::hardware::pool::{Borrow, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
@@ -48,7 +48,7 @@ const fn rule(
     instances: InstanceUse,
     enforcement: Enforcement,
 ) -> PoolRule {
-    PoolRule { replicas, instances, enforcement }
+    PoolRule { replicas, instances, enforcement, borrow: Borrow::None }
 }
 
 /// The pool with the rule at this position.
@@ -368,6 +368,7 @@ impl Player {
                 wants_gpu: is_placed,
                 placement: Some(held.placement).filter(|_| is_placed),
                 bound_by_us: true,
+                moves: MoveFact::default(),
                 tenure: Tenure::default(),
             });
         }
@@ -387,6 +388,7 @@ impl Player {
             wants_gpu: true,
             placement: None,
             bound_by_us: false,
+            moves: MoveFact::default(),
             tenure: Tenure::default(),
         });
         Some(self.ledger.see_pod(fact, self.now))

@@ -86,7 +86,7 @@ fn the_manifests_are_those_of_the_chart() {
         .map(|file| file.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names.len(), 13, "{names:?}");
+    assert_eq!(names.len(), 14, "{names:?}");
     for name in names {
         let fresh = std::fs::read_to_string(written.path().join(&name)).unwrap();
         assert!(fresh == text(&format!("deploy/{name}")), "run deploy/render: {name} is old");

@@ -10,6 +10,7 @@ mod harness;
 /// The ledger: any history, any order, many threads.
 mod ledger {
     mod concurrency;
+    mod guests;
     mod properties;
     mod races;
     mod simulation;

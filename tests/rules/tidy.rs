@@ -259,6 +259,7 @@ fn agent_families() -> Vec<String> {
         pod: "d/p".to_owned(),
         state: AllocationState::Confirmed,
         devices: vec![part],
+        is_guest: false,
     };
     metrics.show("n", &sample, &[allocation]);
     families(&String::from_utf8(metrics.text()).expect("the text format is UTF-8"))

@@ -131,7 +131,13 @@ mod tests {
     fn allocation(state: AllocationState) -> Allocation {
         let part =
             AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1_000, share_millionths: 10 };
-        Allocation { pod_uid: "p".to_owned(), pod: "d/p".to_owned(), state, devices: vec![part] }
+        Allocation {
+            pod_uid: "p".to_owned(),
+            pod: "d/p".to_owned(),
+            state,
+            devices: vec![part],
+            is_guest: false,
+        }
     }
 
     fn sample(used_mib: Option<u64>) -> Sample {

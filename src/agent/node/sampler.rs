@@ -131,6 +131,7 @@ impl<P: Probe + 'static> Sampler<P> {
         }
         let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
         sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
+        sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
         Ok(sample)
     }
 

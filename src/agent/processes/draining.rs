@@ -119,7 +119,13 @@ mod tests {
             share_millionths: 10,
         };
         let devices = vec![part("GPU-a"), part("GPU-b"), part("GPU-gone")];
-        Allocation { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices }
+        Allocation {
+            pod_uid: uid.to_owned(),
+            pod: "d/p".to_owned(),
+            state,
+            devices,
+            is_guest: false,
+        }
     }
 
     /// Lists of two devices, with one process of each named pod.

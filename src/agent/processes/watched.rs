@@ -109,7 +109,13 @@ mod tests {
     }
 
     fn allocation(uid: &str, state: AllocationState) -> Allocation {
-        Allocation { pod_uid: uid.to_owned(), pod: "d/p".to_owned(), state, devices: Vec::new() }
+        Allocation {
+            pod_uid: uid.to_owned(),
+            pod: "d/p".to_owned(),
+            state,
+            devices: Vec::new(),
+            is_guest: false,
+        }
     }
 
     #[test]

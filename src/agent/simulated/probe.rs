@@ -173,7 +173,7 @@ mod tests {
         let part =
             AllocatedDevice { uuid: uuid.to_owned(), memory_mib: 500, share_millionths: 500_000 };
         let (pod_uid, pod) = (pod_uid.to_owned(), format!("default/{pod_uid}"));
-        Allocation { pod_uid, pod, state, devices: vec![part] }
+        Allocation { pod_uid, pod, state, devices: vec![part], is_guest: false }
     }
 
     /// Used MiB and the pods on each device that can be read, at `millis`.

@@ -155,6 +155,7 @@ fn rule(node: &Node) -> PoolRule {
         replicas: slots.and_then(Replicas::new),
         instances: if is_shared { InstanceUse::Shared } else { InstanceUse::Whole },
         enforcement: enforcement.filter(|_| !is_missing).unwrap_or_default(),
+        ..PoolRule::default()
     }
 }
 

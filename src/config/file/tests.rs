@@ -1,6 +1,6 @@
 use super::*;
 use crate::hardware::device::PoolName;
-use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
+use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, Replicas};
 
 /// All keys of a section, from the fault of one that it does not have. `a.b` is a section of a section.
 pub(crate) fn keys_of(section: &str) -> Vec<String> {
@@ -23,15 +23,16 @@ fn an_empty_file_is_the_default() {
 #[test]
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
-        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2}}\n\
+        pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2, borrow: compute}}\n\
         other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\ngroup_timeout_seconds: 9\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
-        drain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
+        recall_seconds: 7\ndrain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nworkloads:\naccess:\nwebhook:\npage_listen: 0.0.0.0:8\n\
         agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\ncertificates: {}\nagents:\n\
         allowed_hosts: [A.example]\nmax_connections: 16\nmax_in_flight_mib: 14\nlog_level_endpoint: off\n";
     let halves = PoolRule {
         replicas: Replicas::new(2),
         instances: InstanceUse::Shared,
+        borrow: Borrow::Compute,
         ..PoolRule::default()
     };
     let expected = Config {
@@ -63,6 +64,7 @@ fn every_key_is_read() {
         group_timeout: Duration::from_secs(9),
         stale_after: Duration::from_secs(20),
         warm_up: Duration::from_secs(3),
+        recall: Duration::from_secs(7),
         drain_limit: Duration::from_secs(40),
         api_timeout: Duration::from_secs(5),
         scheduler_timeout: Duration::from_secs(6),

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::config::file::Config;
 use crate::config::webhook::MemoryLimit;
 use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_pod};
+use crate::control::bind::recall::recall;
 use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
@@ -34,7 +35,7 @@ use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
-use crate::model::reservation::{PlacedDevice, Placement, Reservation, ReservationState};
+use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
@@ -46,6 +47,9 @@ const ATTEMPTS: u32 = 4;
 
 /// Time for the call and its answer on the network between kube-scheduler and gpupack.
 const WAY_BACK: Duration = Duration::from_millis(500);
+
+/// Pause between two looks whether the guests of a device have left it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How long the caller is still answered after the process began to stop. The next process settles
 /// a bind that is undecided by then.
@@ -210,11 +214,16 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     }
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
     let now = app.clock.now();
-    let (placement, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
+    let (mut placement, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
     app.outbox.push(events);
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
+            recall(app, Some(&args.node));
+            placement = match wait_for_guests(call, &pod.pod).await {
+                Ok(placement) => placement,
+                Err(error) => return Err(taken_back(app, &mut lock, &uid, error)),
+            };
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             if let Err(error) = decide(call, cluster, &mut lock, &pod, target).await {
@@ -227,6 +236,29 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     }
     placed(app, &pod, &placement);
     Ok(())
+}
+
+/// Waits until no guest is left on the devices of a pod, and returns its placement.
+async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, BindError> {
+    let app = call.app;
+    let (began, mut has_waited) = (app.clock.precise(), false);
+    loop {
+        let to_post = app.ledger.to_post(&pod.uid);
+        let (placement, leaving) = to_post.ok_or_else(|| gone(pod))?;
+        let waited = app.clock.precise().saturating_sub(began);
+        if leaving.is_empty() || mutated(Mutation::GuestsIgnored) {
+            if has_waited {
+                app.metrics.recalled_for_bind(waited);
+            }
+            return Ok(placement);
+        }
+        has_waited = true;
+        let is_stuck = leaving.iter().any(|uid| app.moves.is_stuck(uid));
+        if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
+            return Err(BindError::Recalling);
+        }
+        app.outside.sleep(LOOK_AGAIN).await;
+    }
 }
 
 fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
@@ -448,8 +480,12 @@ mod tests {
         let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
         let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
         let devices = devices.iter().map(id).collect();
-        let placement =
-            Placement { node: NodeName::new("n"), devices, isolation: ConfiguredIsolation::None };
+        let placement = Placement {
+            node: NodeName::new("n"),
+            devices,
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+        };
         let written = client_limits(&app, &placement).annotations();
         written.into_values().collect::<Vec<_>>().join(" ")
     }

@@ -96,6 +96,8 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
     let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
     let Some(read) = read else { return Ok(false) };
+    // Again: a move that was written meanwhile is no edit.
+    let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
     let seen = SeenPod::from_api(&read);
     let known = app.edits.written().get(&pod.uid).cloned();
     let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);

@@ -27,9 +27,9 @@ pub fn account(app: &App) {
     let mut accounts: BTreeMap<Account, AccountUse> = BTreeMap::new();
     let mut holders = BTreeSet::new();
     app.ledger.look_into_each(|node, details| {
-        for device_state in
-            node.devices().iter().filter(|device_state| !device_state.tenants().is_empty())
-        {
+        let is_used =
+            |device: &&DeviceState| !device.tenants().is_empty() || !device.guests().is_empty();
+        for device_state in node.devices().iter().filter(is_used) {
             count(app, (node, device_state, details), millis, &mut accounts, &mut holders);
         }
     });
@@ -52,7 +52,8 @@ fn count(
     holders: &mut BTreeSet<PodUid>,
 ) {
     let seen = details.usage_samples.on(&device_state.device().id);
-    let all = u128::from(device_state.allocated().share.millionths()).max(1);
+    let running = device_state.running().map(|(_, held)| u128::from(held.share.millionths()));
+    let all = running.sum::<u128>().max(1);
     let busy = device_state
         .busy_percent()
         .map(|percent| u128::from(percent) * u128::from(Share::WHOLE.millionths()) / 100);
@@ -60,14 +61,19 @@ fn count(
         let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
         let account =
             accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
-        let share = u128::from(held.share.millionths());
-        account.share_allocated += share * millis;
-        account.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
+        account.share_allocated += u128::from(held.share.millionths()) * millis;
         account.memory_allocated += u128::from(held.memory.mib()) * millis;
-        let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
-        account.memory_used += u128::from(used) * millis;
         if app.classes.of_pods.contains_key(uid) {
             holders.insert(uid.clone());
         }
+    }
+    for (uid, held) in device_state.running() {
+        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+        let account =
+            accounts.entry((namespace.to_owned(), app.classes.class_of(uid))).or_default();
+        let share = u128::from(held.share.millionths());
+        account.share_used += busy.map_or(0, |busy| busy * share / all) * millis;
+        let used = seen.and_then(|seen| seen.pods.get(uid)).map_or(0, |seen| seen.used.mib());
+        account.memory_used += u128::from(used) * millis;
     }
 }

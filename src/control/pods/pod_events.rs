@@ -9,7 +9,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
 use crate::kube_api::pod::watch::Sink;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::change::facts::PodFact;
+use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::suggest::together::group_key;
 use crate::model::event::LedgerEvent;
 use crate::model::request::GpuRequest;
@@ -59,7 +59,8 @@ impl Sink for App {
         };
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
-        PodFact { bound_by_us, tenure: Tenure { protection, ..fact.tenure }, ..fact }
+        let moves = MoveFact { is_of_other: !self.leading.is_here(), ..fact.moves };
+        PodFact { bound_by_us, moves, tenure: Tenure { protection, ..fact.tenure }, ..fact }
     }
 
     fn pod(&self, pod: &SeenPod) {

@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::config::pods::requests::RequestRules;
 use crate::config::webhook::MemoryLimit;
-use crate::control::shared::bind_locks::BindLocks;
+use crate::control::shared::bind_locks::{BindLocks, Moving};
 use crate::control::shared::edited::Edits;
 use crate::control::shared::in_flight::{Heard, InFlight};
 use crate::control::shared::kept_suggestions::Reasons;
@@ -109,6 +109,8 @@ pub struct App {
     pub passed: PassedPods,
     /// The priority classes of the pods that hold something.
     pub classes: PriorityClasses,
+    /// The guests that are being moved home.
+    pub moves: Moving,
     /// Bindings that the watch has not shown yet, with the precise time when each was posted.
     pub unseen_binds: DashMap<PodUid, Duration>,
     /// The clock.
@@ -176,6 +178,7 @@ impl App {
             other_fences: OtherFences::default(),
             passed: PassedPods::default(),
             classes: PriorityClasses::default(),
+            moves: Moving::default(),
             unseen_binds: DashMap::new(),
             clock,
             outside,
@@ -387,6 +390,7 @@ impl App {
             ("unseen binds", self.unseen_binds.len()),
             ("priority classes", self.classes.count()),
             ("pods of teams", self.ledger.teams.count()),
+            ("moves", self.moves.count()),
             ("edits", self.edits.count()),
             ("written annotations", self.edits.written_count()),
             ("reasons", self.reasons.count()),

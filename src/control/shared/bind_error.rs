@@ -61,6 +61,11 @@ pub enum BindError {
     /// The ledger refuses.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
+    /// Pods that run there in free room have not left yet.
+    #[error(
+        "pods that borrow room of its GPUs are being moved: it is tried again when they have left"
+    )]
+    Recalling,
     /// The Binding cannot be written safely.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -87,9 +92,11 @@ impl BindError {
     /// The metric of a bind that ended so.
     pub fn result(&self) -> BindResult {
         match self {
-            Self::Reserve(_) | Self::BoundElsewhere | Self::Unsteady | Self::OtherProcess => {
-                BindResult::Conflict
-            }
+            Self::Reserve(_)
+            | Self::Recalling
+            | Self::BoundElsewhere
+            | Self::Unsteady
+            | Self::OtherProcess => BindResult::Conflict,
             Self::Undecided => BindResult::Undecided,
             Self::WarmingUp
             | Self::Unreadable { .. }

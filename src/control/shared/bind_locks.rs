@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use crate::control::shared::bind_error::BindError;
@@ -132,6 +132,47 @@ impl Drop for BindLock<'_> {
         let is_last = |lock: &Arc<Mutex<OnItsWay>>| Arc::strong_count(lock) <= 2;
         let is_decided = self.on_its_way.is_none();
         self.locks.locks.remove_if(&self.uid, |_, lock| is_decided && is_last(lock));
+    }
+}
+
+/// The guests that this process moves home.
+#[derive(Default)]
+pub struct Moving {
+    /// Those with a task.
+    going_on: DashSet<PodUid>,
+    /// Those that cannot be moved.
+    stuck: DashSet<PodUid>,
+}
+
+impl Moving {
+    /// Begins a move. False if it goes on already.
+    pub(crate) fn begin(&self, uid: &PodUid) -> bool {
+        self.going_on.insert(uid.clone())
+    }
+
+    /// Ends the task of a move.
+    pub(crate) fn end(&self, uid: &PodUid) {
+        self.going_on.remove(uid);
+    }
+
+    /// Notes that a pod cannot be moved. False if that is known.
+    pub(crate) fn stick(&self, uid: &PodUid) -> bool {
+        self.stuck.insert(uid.clone())
+    }
+
+    /// Whether a pod cannot be moved.
+    pub(crate) fn is_stuck(&self, uid: &PodUid) -> bool {
+        self.stuck.contains(uid)
+    }
+
+    /// Forgets a pod that could not be moved.
+    pub(crate) fn forget(&self, uid: &PodUid) {
+        self.stuck.remove(uid);
+    }
+
+    /// How many pods are noted.
+    pub(crate) fn count(&self) -> usize {
+        self.going_on.len() + self.stuck.len()
     }
 }
 

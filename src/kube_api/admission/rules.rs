@@ -40,7 +40,9 @@ use crate::kube_api::containers::mps;
 use crate::kube_api::pod::seen_pod::{
     DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of,
 };
-use crate::kube_api::request::annotations::{CONTAINER, DEVICE_COUNT, FRACTION, parse_request};
+use crate::kube_api::request::annotations::{
+    CONTAINER, DEVICE_COUNT, FRACTION, parse_move_grace, parse_request,
+};
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
 use crate::kube_api::request::request_error::{RequestError, shown};
@@ -48,8 +50,13 @@ use crate::kube_api::request::resources::{
     ContainerRequest, ShortMarker, WHOLE, has_request, markers, markers_of, only, short_marker,
 };
 use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, chosen};
-use crate::model::request::GpuRequest;
+use crate::model::request::{GpuRequest, Movable};
 use crate::model::workload::Workload;
+
+/// How long a container may take to end when it is moved, if the pod does not say.
+const MOVE_GRACE_SECONDS: u32 = 5;
+/// The API server's default of `terminationGracePeriodSeconds`.
+const DEFAULT_GRACE: u32 = 30;
 
 /// The subresource that adds containers to a running pod.
 const EPHEMERAL: &str = "ephemeralcontainers";
@@ -341,6 +348,18 @@ impl Admission {
             if taken.as_ref().is_some_and(|ask| ask.name == container.name) {
                 changes.take_over(container);
             }
+            if gets_it && request.movable == Movable::Restart {
+                refuse_unmovable(spec, container)?;
+                changes.restart_on_resize(container);
+            }
+        }
+        if request.movable == Movable::Restart {
+            let own = spec.termination_grace_period_seconds;
+            let own = own.and_then(|seconds| u32::try_from(seconds).ok());
+            // The API server has set its default already if the pod has none.
+            let own = own.filter(|seconds| *seconds != DEFAULT_GRACE);
+            let grace = parse_move_grace(annotations)?.or(own).unwrap_or(MOVE_GRACE_SECONDS);
+            changes.end_within(spec, grace);
         }
         Ok(changes)
     }
@@ -484,6 +503,21 @@ impl Admission {
     fn is_nvidias(&self, class: &str) -> bool {
         NVIDIA_CLASSES.contains(&class) || self.settings.runtime_class.as_deref() == Some(class)
     }
+}
+
+/// Refuses a pod that kubelet could not restart in place for a move.
+fn refuse_unmovable(spec: &PodSpec, container: &ContainerView<'_>) -> Result<(), AdmissionError> {
+    let fault = if spec.restart_policy.as_deref() == Some("Never") {
+        "its `restartPolicy` is `Never`: a move restarts its container, so use `Always` or `OnFailure`"
+    } else if container.list != ContainerList::Regular {
+        "its GPU is for an init container, which cannot be resized: give it to a regular one"
+    } else if spec.resources.is_some() {
+        "it has `spec.resources`, which keep kubelet from restarting one container: set the resources \
+         of its containers instead"
+    } else {
+        return Ok(());
+    };
+    Err(AdmissionError::Movable { fault })
 }
 
 /// The answer to a request.

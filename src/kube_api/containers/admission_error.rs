@@ -8,6 +8,12 @@ pub enum AdmissionError {
     /// Its GPU request: the same text as from *filter* and in events.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// It may be moved, and kubelet could not restart its container in place.
+    #[error("the pod may be moved (`gpupack.dev/movable: restart`), and {fault}")]
+    Movable {
+        /// What prevents it, and what to change.
+        fault: &'static str,
+    },
     /// It names its node, so no scheduler binds it.
     #[error(
         "the pod requests a GPU and names its node (`{node}`): which GPU it gets is decided with \
@@ -234,6 +240,7 @@ impl AdmissionError {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Request(error) => error.label(),
+            Self::Movable { .. } => "movable",
             Self::NodeName { .. } => "node_name",
             Self::RuntimeClass { .. } => "runtime_class",
             Self::UnmanagedRuntimeClass { .. } => "unmanaged_runtime_class",

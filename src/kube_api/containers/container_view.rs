@@ -1,8 +1,8 @@
 //! One view of all containers of a pod: regular, init and ephemeral ones have different types.
 
 use k8s_openapi::api::core::v1::{
-    ContainerPort, EnvFromSource, EnvVar, EnvVarSource, Lifecycle, ObjectFieldSelector, PodSpec,
-    Probe, ResourceRequirements, SecurityContext, VolumeMount,
+    ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, EnvVarSource, Lifecycle,
+    ObjectFieldSelector, PodSpec, Probe, ResourceRequirements, SecurityContext, VolumeMount,
 };
 
 /// A list of containers in a pod.
@@ -39,6 +39,8 @@ pub(crate) struct ContainerView<'a> {
     pub(crate) security: Option<&'a SecurityContext>,
     pub(crate) mounts: &'a [VolumeMount],
     pub(crate) resources: Option<&'a ResourceRequirements>,
+    /// Which of its resources need a restart to change.
+    pub(crate) resize: &'a [ContainerResizePolicy],
     pub(crate) ports: &'a [ContainerPort],
     /// Liveness, readiness and startup probe.
     pub(crate) probes: [Option<&'a Probe>; 3],
@@ -58,6 +60,7 @@ pub(crate) fn containers(spec: &PodSpec) -> Vec<ContainerView<'_>> {
                 security: container.security_context.as_ref(),
                 mounts: container.volume_mounts.as_deref().unwrap_or_default(),
                 resources: container.resources.as_ref(),
+                resize: container.resize_policy.as_deref().unwrap_or_default(),
                 ports: container.ports.as_deref().unwrap_or_default(),
                 probes: [
                     container.liveness_probe.as_ref(),

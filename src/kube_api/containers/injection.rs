@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, RemoveOperation};
-use k8s_openapi::api::core::v1::{EnvVar, PodSpec, Toleration, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    ContainerResizePolicy, EnvVar, PodSpec, Toleration, Volume, VolumeMount,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
@@ -21,7 +23,7 @@ use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UU
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::resources::{MARKERS, WHOLE};
-use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
 
 /// NVIDIA's runtime reads the devices of a container from this variable.
 pub const DEVICES_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -32,13 +34,15 @@ pub const NO_DEVICE: &str = "void";
 pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
 /// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit.
 const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
+/// Says that the container may be restarted on another GPU at any time.
+pub const MOVABLE_VARIABLE: &str = "GPUPACK_MOVABLE";
 /// Maximum memory, for the toolkit's hook, in MiB.
 const HOOK_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// The variables that only gpupack sets: they give a container devices or their memory, or say what
 /// it got. `CUDA_VISIBLE_DEVICES` is not among them: it only chooses among the devices that a
 /// container has.
-const OWNED: [&str; 7] = [
+const OWNED: [&str; 8] = [
     DEVICES_VARIABLE,
     HOOK_REQUEST,
     HOOK_LIMIT,
@@ -46,6 +50,7 @@ const OWNED: [&str; 7] = [
     "NVIDIA_MIG_MONITOR_DEVICES",
     UUIDS_VARIABLE,
     MEMORY_VARIABLE,
+    MOVABLE_VARIABLE,
 ];
 
 /// Prefix of the variables by which NVIDIA's container toolkit is configured; new versions add
@@ -138,6 +143,9 @@ pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
         variables.push(literal(HOOK_REQUEST, "0"));
         variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
     }
+    if request.movable == Movable::Restart {
+        variables.push(literal(MOVABLE_VARIABLE, "restart"));
+    }
     variables
 }
 
@@ -168,6 +176,11 @@ fn plain(given: &EnvVar) -> EnvVar {
     }
     plain
 }
+
+/// The policy of a container by which a change of a resource restarts it.
+pub(crate) const RESTART_CONTAINER: &str = "RestartContainer";
+/// The CPU request of a container that has none and may be moved.
+const LEAST_CPU: &str = "10m";
 
 /// The effect of taints that keep pods off a node unless they tolerate it.
 const NO_SCHEDULE: &str = "NoSchedule";
@@ -357,6 +370,43 @@ impl Changes {
         }
     }
 
+    /// Sets the longest time in which the containers of a pod end.
+    pub(crate) fn end_within(&mut self, spec: &PodSpec, seconds: u32) {
+        if spec.termination_grace_period_seconds != Some(i64::from(seconds)) {
+            self.add(&["spec", "terminationGracePeriodSeconds"], json!(seconds));
+        }
+    }
+
+    /// Lets kubelet restart a container when its CPU request is changed, and gives it one.
+    pub(crate) fn restart_on_resize(&mut self, container: &ContainerView<'_>) {
+        let (list, place) = (container.list.field(), container.index.to_string());
+        let is_cpu = |policy: &&ContainerResizePolicy| policy.resource_name == "cpu";
+        let is_set =
+            container.resize.iter().any(|it| is_cpu(&it) && it.restart_policy == RESTART_CONTAINER);
+        if !is_set {
+            let mut policies: Vec<Value> =
+                container.resize.iter().filter(|it| !is_cpu(it)).map(|it| json!(it)).collect();
+            policies.push(json!({"resourceName": "cpu", "restartPolicy": RESTART_CONTAINER}));
+            self.add(&["spec", list, &place, "resizePolicy"], Value::Array(policies));
+        }
+        let has_cpu = |amounts: Option<&BTreeMap<String, Quantity>>| {
+            amounts.is_some_and(|amounts| amounts.contains_key("cpu"))
+        };
+        let resources = container.resources;
+        let requests = resources.and_then(|all| all.requests.as_ref());
+        if has_cpu(requests) || has_cpu(resources.and_then(|all| all.limits.as_ref())) {
+            return;
+        }
+        // A pod without any request could not be resized: its QoS class may not change.
+        if resources.is_none() {
+            self.make(&["spec", list, &place, "resources"]);
+        }
+        if requests.is_none() {
+            self.make(&["spec", list, &place, "resources", "requests"]);
+        }
+        self.add(&["spec", list, &place, "resources", "requests", "cpu"], json!(LEAST_CPU));
+    }
+
     /// Makes the marker resources of a container equal to `markers`, in its limits.
     pub(crate) fn mark(&mut self, container: &ContainerView<'_>, markers: &[(&str, u64)]) {
         let none = BTreeMap::new();
@@ -384,7 +434,7 @@ impl Changes {
             return;
         }
         if container.resources.is_none() {
-            self.add(&["spec", list, &place, "resources"], json!({}));
+            self.make(&["spec", list, &place, "resources"]);
         }
         if container.resources.is_none_or(|all| all.limits.is_none()) {
             self.add(&["spec", list, &place, "resources", "limits"], json!({}));
@@ -403,6 +453,17 @@ impl Changes {
             if amounts.as_ref().is_some_and(|amounts| amounts.contains_key(WHOLE)) {
                 self.remove(&["spec", list, &place, "resources", part, WHOLE]);
             }
+        }
+    }
+
+    /// Adds an empty object, unless an operation has added it.
+    fn make(&mut self, tokens: &[&str]) {
+        let path = PointerBuf::from_tokens(tokens.iter().copied());
+        let is_it = |operation: &PatchOperation| {
+            matches!(operation, PatchOperation::Add(_)) && *operation.path() == path
+        };
+        if !self.operations.iter().any(is_it) {
+            self.add(tokens, json!({}));
         }
     }
 

@@ -5,8 +5,8 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStatus, EnvVar, Pod, PodSchedulingGate, PodSpec, PodStatus,
-    ResourceRequirements,
+    Container, ContainerResizePolicy, ContainerState, ContainerStatus, EnvVar, Pod,
+    PodSchedulingGate, PodSpec, PodStatus, ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -63,6 +63,7 @@ pub(crate) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {
     priority: Option<i32>,
     priority_class_name: Option<String>,
     resources: Option<ResourceFields<KEYS>>,
+    restart_policy: Option<String>,
     scheduler_name: Option<String>,
     scheduling_gates: Option<Bounded<PodSchedulingGate, MOST>>,
 }
@@ -72,6 +73,7 @@ pub(crate) struct Spec<const MOST: usize, const KEYS: usize = { usize::MAX }> {
 struct ContainerFields<const KEYS: usize> {
     env: Option<DevicesVariable>,
     name: Option<String>,
+    resize_policy: Option<Bounded<ContainerResizePolicy, MOST_RESOURCES>>,
     resources: Option<ResourceFields<KEYS>>,
     restart_policy: Option<String>,
 }
@@ -99,8 +101,11 @@ pub(crate) struct Status<const MOST: usize> {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerStatusFields {
+    #[serde(rename = "containerID")]
+    container_id: Option<String>,
     last_state: Option<ContainerState>,
     name: Option<String>,
+    resources: Option<ResourceFields<MOST_RESOURCES>>,
     state: Option<ContainerState>,
 }
 
@@ -177,6 +182,7 @@ impl<const MOST: usize, const KEYS: usize> From<Spec<MOST, KEYS>> for PodSpec {
             priority: fields.priority,
             priority_class_name: fields.priority_class_name,
             resources: fields.resources.map(ResourceRequirements::from),
+            restart_policy: fields.restart_policy,
             scheduler_name: fields.scheduler_name,
             scheduling_gates: fields.scheduling_gates.map(|gates| gates.0),
             ..Self::default()
@@ -189,6 +195,7 @@ impl<const KEYS: usize> From<ContainerFields<KEYS>> for Container {
         Self {
             env: fields.env.map(|env| env.0.into_iter().collect()),
             name: fields.name.unwrap_or_default(),
+            resize_policy: fields.resize_policy.map(|policies| policies.0),
             resources: fields.resources.map(ResourceRequirements::from),
             restart_policy: fields.restart_policy,
             ..Self::default()
@@ -222,8 +229,10 @@ impl<const MOST: usize> From<Status<MOST>> for PodStatus {
 impl From<ContainerStatusFields> for ContainerStatus {
     fn from(fields: ContainerStatusFields) -> Self {
         Self {
+            container_id: fields.container_id,
             last_state: fields.last_state,
             name: fields.name.unwrap_or_default(),
+            resources: fields.resources.map(ResourceRequirements::from),
             state: fields.state,
             ..Self::default()
         }

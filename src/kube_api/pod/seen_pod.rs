@@ -12,6 +12,7 @@ use crate::config::pods::requests::RequestRules;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::HostAmount;
 use crate::kube_api::containers::injection::takes_devices;
+use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::host::host_amount;
 use crate::kube_api::pod::pod_fields::PodFields;
 use crate::kube_api::pod::start_failure::StartFailure;
@@ -28,8 +29,8 @@ use crate::kube_api::request::resources::{
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, workload_of};
 use crate::kube_api::request::written::Written;
-use crate::ledger::change::facts::PodFact;
-use crate::model::request::{GpuRequest, PodGroup};
+use crate::ledger::change::facts::{MoveFact, PodFact};
+use crate::model::request::{GpuRequest, Movable, PodGroup};
 use crate::model::reservation::{Placement, PodRef, Tenure};
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
@@ -72,6 +73,8 @@ pub struct SeenPod {
     pub host: HostAmount,
     /// Its GPU request; `None` for a pod that requests no GPU.
     pub request: Result<Option<GpuRequest>, RequestError>,
+    /// The container with the GPU, if the pod may be moved.
+    pub gpu_container: Option<GpuContainer>,
     /// The group of pods with which it starts; `None` also if that is not valid.
     pub group: Option<PodGroup>,
     /// The class of workloads that its label names.
@@ -172,6 +175,8 @@ impl SeenPod {
             Some(_) => Ok(()),
         };
         let containers = spec.map(container_requests).unwrap_or_default();
+        let request = reserved.and_then(|()| parse_request(annotations, &containers));
+        let (request, gpu_container) = movable(pod, request);
         let phase = status.and_then(|status| status.phase.as_deref());
         let nominated = status.and_then(|status| status.nominated_node_name.as_deref());
         let scheduler = spec.and_then(|spec| spec.scheduler_name.clone());
@@ -188,7 +193,8 @@ impl SeenPod {
             name,
             scheduler_name: scheduler.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()),
             host: spec.map_or(HostAmount::ZERO, host_amount),
-            request: reserved.and_then(|()| parse_request(annotations, &containers)),
+            request,
+            gpu_container,
             group: parse_group(annotations).ok().flatten(),
             workload: labels.get(WORKLOAD).cloned(),
             other_keys: other_keys(annotations, &containers),
@@ -236,6 +242,7 @@ impl SeenPod {
             request,
             placement: self.placement.as_ref().ok().cloned().flatten(),
             bound_by_us: false,
+            moves: MoveFact { has_left: self.has_left(), is_of_other: false },
             tenure: Tenure {
                 priority: self.priority,
                 started_unix_seconds: self.started_unix_seconds,
@@ -243,6 +250,14 @@ impl SeenPod {
                 protection: None,
             },
         }
+    }
+
+    /// Whether it has left the device where it was a guest, after its move was written.
+    fn has_left(&self) -> bool {
+        let placement = self.placement.as_ref().ok().and_then(Option::as_ref);
+        let leaving = placement.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
+        let container = self.gpu_container.as_ref();
+        leaving.is_some_and(|leaving| container.is_some_and(|it| it.has_left(leaving)))
     }
 
     /// Reads a pod from the JSON that kube-scheduler or the webhook sends.
@@ -384,6 +399,22 @@ fn container_request(container: &Container, kind: ContainerKind) -> ContainerReq
 
 fn node_name(name: Option<&str>) -> Option<NodeName> {
     name.filter(|name| !name.is_empty()).map(NodeName::new)
+}
+
+/// The request of a pod, and its container with the GPU if the pod may be moved. A pod that did not come
+/// through the webhook cannot be, whatever it says.
+fn movable(
+    pod: &Pod,
+    request: Result<Option<GpuRequest>, RequestError>,
+) -> (Result<Option<GpuRequest>, RequestError>, Option<GpuContainer>) {
+    match request {
+        Ok(Some(request)) if request.movable == Movable::Restart => {
+            let container = GpuContainer::of(pod, &request);
+            let movable = container.as_ref().map_or(Movable::Never, |_| Movable::Restart);
+            (Ok(Some(GpuRequest { movable, ..request })), container)
+        }
+        request => (request, None),
+    }
 }
 
 #[cfg(test)]

@@ -23,10 +23,10 @@ use crate::kube_api::request::resources::{
     ContainerRequest, ResourceRequest, not_longer, resource_request,
 };
 use crate::kube_api::request::values::{
-    device_count, fraction, isolation, mebibytes, models, policy, quantity,
+    device_count, fraction, isolation, mebibytes, models, movable, policy, quantity,
 };
 use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, PodGroup};
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit, MAX_GROUP, Movable, PodGroup};
 
 /// A share of one GPU.
 pub const FRACTION: &str = "gpu-fraction";
@@ -56,10 +56,16 @@ pub const ISOLATION: &str = "gpupack.dev/isolation";
 pub const GROUP: &str = "gpupack.dev/group";
 /// The number of its pods.
 pub const GROUP_SIZE: &str = "gpupack.dev/group-size";
+/// Whether the pod may be moved on its node.
+pub const MOVABLE: &str = "gpupack.dev/movable";
+/// How long its container may take to end when it is moved.
+pub const MOVE_GRACE: &str = "gpupack.dev/move-grace-seconds";
 /// Our own annotations.
-const OWN_KEYS: [&str; 5] = [MODEL, POLICY, ISOLATION, GROUP, GROUP_SIZE];
+const OWN_KEYS: [&str; 7] = [MODEL, POLICY, ISOLATION, GROUP, GROUP_SIZE, MOVABLE, MOVE_GRACE];
 /// Prefix of NVIDIA's annotations for a container: `nvidia.com/container.<c>.gpu-memory.request`.
 const CONTAINER_PREFIX: &str = "nvidia.com/container.";
+/// Longest time in which a container that is moved may end, in seconds.
+const MAX_MOVE_GRACE: u32 = 30;
 const CONTAINER_REQUEST: &str = "request";
 const CONTAINER_LIMIT: &str = "limit";
 /// Longest name of a container, in bytes: the maximum of Kubernetes.
@@ -79,7 +85,8 @@ const BARE_KEYS: [&str; 8] = [
 const KNOWN_BARE_KEYS: &str = "`gpu-fraction`, `gpu-memory`, `gpu-fraction.limit`, \
     `gpu-memory.limit`, `gpu-fraction-num-devices` and `gpu-fraction-container-name`";
 const KNOWN_OWN_KEYS: &str = "`gpupack.dev/gpu-model`, `gpupack.dev/policy`, \
-    `gpupack.dev/isolation`, `gpupack.dev/group` and `gpupack.dev/group-size`";
+    `gpupack.dev/isolation`, `gpupack.dev/group`, `gpupack.dev/group-size`, `gpupack.dev/movable` and \
+    `gpupack.dev/move-grace-seconds`";
 const KNOWN_CONTAINER_KEYS: &str = "`nvidia.com/container.<container>.gpu-memory.request` and \
     `nvidia.com/container.<container>.gpu-memory.limit`";
 
@@ -107,11 +114,13 @@ pub fn parse_request(
         }
     };
     parse_group(annotations)?;
+    parse_move_grace(annotations)?;
     not_longer("container name", request.container.as_deref().unwrap_or_default(), MAX_CONTAINER)?;
     Ok(Some(GpuRequest {
         models: keys.models()?,
         isolation: keys.isolation()?,
         policy: keys.policy()?,
+        movable: keys.movable()?,
         ..request
     }))
 }
@@ -140,6 +149,19 @@ pub fn parse_group(
             size: shown(size.unwrap_or_default()),
         }),
     }
+}
+
+/// How many seconds the container of a pod may take to end when it is moved, if the pod says so.
+///
+/// # Errors
+/// [`RequestError::MoveGrace`]; also on a pod that may not be moved.
+pub fn parse_move_grace(
+    annotations: &BTreeMap<String, String>,
+) -> Result<Option<u32>, RequestError> {
+    let Some(text) = annotations.get(MOVE_GRACE) else { return Ok(None) };
+    let is_movable = annotations.get(MOVABLE).is_some_and(|value| value == "restart");
+    let seconds = text.parse().ok().filter(|seconds| *seconds <= MAX_MOVE_GRACE && is_movable);
+    seconds.map(Some).ok_or_else(|| RequestError::MoveGrace { value: shown(text) })
 }
 
 /// A parsed annotation, with its text for messages.
@@ -319,6 +341,10 @@ impl<'a> Keys<'a> {
 
     fn isolation(&self) -> Result<Isolation, RequestError> {
         Ok(self.parsed(ISOLATION, isolation)?.map_or(Isolation::None, |given| given.value))
+    }
+
+    fn movable(&self) -> Result<Movable, RequestError> {
+        Ok(self.parsed(MOVABLE, movable)?.map_or(Movable::Never, |given| given.value))
     }
 
     /// Refuses every annotation that qualifies a request, on a pod without one.

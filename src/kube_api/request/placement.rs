@@ -18,7 +18,7 @@ use crate::json_object;
 use crate::json_object::Object;
 use crate::kube_api::request::request_error::{RequestError, shown};
 use crate::model::request::MAX_DEVICES_PER_POD;
-use crate::model::reservation::{PlacedDevice, Placement};
+use crate::model::reservation::{Guest, Move, PlacedDevice, Placement};
 
 /// Prefix of the keys that only gpupack writes.
 pub const PLACED_PREFIX: &str = "placed.gpupack.dev/";
@@ -173,6 +173,12 @@ pub enum PlacementError {
         /// Share in millionths.
         share: u64,
     },
+    /// A guest with several devices.
+    #[error("a pod that runs elsewhere than at home has one device, not `{count}`")]
+    Guest {
+        /// The number of devices.
+        count: usize,
+    },
     /// The two annotations name different devices.
     #[error("annotation `{DEVICES}` is `{devices}`, which are not the devices of `{PLACEMENT}`")]
     Disagreement {
@@ -193,6 +199,7 @@ impl PlacementError {
             Self::DeviceId { .. } => "device_id",
             Self::Twice { .. } => "twice",
             Self::Amount { .. } => "amount",
+            Self::Guest { .. } => "guest",
             Self::Disagreement { .. } => "disagreement",
         }
     }
@@ -208,6 +215,24 @@ struct WirePlacement {
     /// What `isolation` was called before.
     #[serde(default, deserialize_with = "isolation", skip_serializing)]
     protection: Option<ConfiguredIsolation>,
+    /// The device that it is allocated, if `devices` has the one where it is a guest. Older readers
+    /// allocate it the latter, which has room for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    home: Option<Vec<String>>,
+    /// Its move home, which may not have happened yet.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    moved: Option<WireMove>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireMove {
+    from: Vec<String>,
+    container: String,
+    cpu_milli: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -247,6 +272,17 @@ struct KnownFields {
     devices: Vec<KnownDeviceFields>,
     isolation: Option<IgnoredAny>,
     protection: Option<IgnoredAny>,
+    home: Option<IgnoredAny>,
+    moved: Option<KnownMoveFields>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only their names count")]
+struct KnownMoveFields {
+    from: IgnoredAny,
+    container: IgnoredAny,
+    cpu_milli: IgnoredAny,
 }
 
 #[derive(Deserialize)]
@@ -276,18 +312,29 @@ struct WireVersion {
 /// and the API server checks nothing in a Binding.
 pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, PlacementError> {
     check(&placement.devices)?;
+    check_guest(&placement.devices, placement.guest.as_ref())?;
+    let devices = running_devices(placement);
+    let guest = placement.guest.as_ref();
+    let ids = |all: &[PlacedDevice]| all.iter().map(|device| device.id.to_string()).collect();
+    let is_away = guest.is_some_and(|guest| guest.leaving.is_none());
     let wire = WirePlacement {
         v: VERSION,
-        devices: placement.devices.iter().map(wire_device).collect(),
+        devices: devices.iter().map(wire_device).collect(),
         isolation: Some(placement.isolation),
         protection: None,
+        home: is_away.then(|| ids(&placement.devices)),
+        moved: guest.and_then(|guest| {
+            let Move { container, cpu_milli } = guest.leaving.clone()?;
+            let from = vec![guest.on.to_string()];
+            Some(WireMove { from, container: container.to_string(), cpu_milli })
+        }),
     };
     let json = serde_json::to_string(&wire)
         .map_err(|error| PlacementError::Json { fault: error.to_string() })?;
     let least = placement.devices.iter().map(|device| device.demand.memory.mib()).min();
     let written = [
-        (DEVICES, cdi_names(&placement.devices)),
-        (UUIDS, uuids(&placement.devices)),
+        (DEVICES, cdi_names(&devices)),
+        (UUIDS, uuids(&devices)),
         (MEMORY_MIB, least.unwrap_or_default().to_string()),
         (PLACEMENT, json),
     ];
@@ -331,7 +378,51 @@ pub fn decode(
     }
     // With both names, the weaker one counts.
     let isolation = wire.isolation.into_iter().chain(wire.protection).min().unwrap_or_default();
-    Ok(Some(Placement { node: node.clone(), devices: placed, isolation }))
+    let (devices, guest) = at_home(placed, wire.home.as_deref(), wire.moved)?;
+    check_guest(&devices, guest.as_ref())?;
+    Ok(Some(Placement { node: node.clone(), devices, isolation, guest }))
+}
+
+/// The devices that a pod runs on, or will after its move.
+fn running_devices(placement: &Placement) -> Vec<PlacedDevice> {
+    let ids = placement.runs_on().into_iter();
+    ids.zip(&placement.devices).map(|(id, it)| PlacedDevice { id, demand: it.demand }).collect()
+}
+
+/// The devices that a pod is allocated, and where it is a guest, from those that it runs on.
+fn at_home(
+    runs_on: Vec<PlacedDevice>,
+    home: Option<&[String]>,
+    moved: Option<WireMove>,
+) -> Result<(Vec<PlacedDevice>, Option<Guest>), PlacementError> {
+    let id =
+        |text: &str| DeviceId::new(text).map_err(|_| PlacementError::DeviceId { id: shown(text) });
+    match (home, moved) {
+        (None, None) => Ok((runs_on, None)),
+        (Some([home]), _) if runs_on.len() == 1 => {
+            let PlacedDevice { id: on, demand } = runs_on[0].clone();
+            let devices = vec![PlacedDevice { id: id(home)?, demand }];
+            Ok((devices, Some(Guest { on, leaving: None })))
+        }
+        (None, Some(WireMove { from, container, cpu_milli })) if from.len() == 1 => {
+            let leaving = Some(Move { container: container.into(), cpu_milli });
+            Ok((runs_on, Some(Guest { on: id(&from[0])?, leaving })))
+        }
+        (Some(home), _) => Err(PlacementError::Guest { count: home.len() }),
+        (None, Some(moved)) => Err(PlacementError::Guest { count: moved.from.len() }),
+    }
+}
+
+/// Checks where a pod is a guest: it has one device, and another one is its home.
+fn check_guest(devices: &[PlacedDevice], guest: Option<&Guest>) -> Result<(), PlacementError> {
+    match (guest, devices) {
+        (None, _) => Ok(()),
+        (Some(guest), [home]) if guest.on == home.id => {
+            Err(PlacementError::Twice { id: home.id.clone() })
+        }
+        (Some(_), [_]) => Ok(()),
+        (Some(_), _) => Err(PlacementError::Guest { count: devices.len() }),
+    }
 }
 
 /// Refuses a key that only gpupack writes, in the annotations or labels of a pod without a node.

@@ -287,6 +287,21 @@ pub enum RequestError {
         /// What to write instead.
         instead: &'static str,
     },
+    /// A value that does not say whether the pod may be moved.
+    #[error("annotation `gpupack.dev/movable` is `{value}`: use `never` or `restart`")]
+    Movable {
+        /// Its value.
+        value: String,
+    },
+    /// A time in which a moved container cannot end, or one for a pod that is not moved.
+    #[error(
+        "annotation `gpupack.dev/move-grace-seconds` is `{value}`: it must be 0 to 30, beside \
+         `gpupack.dev/movable: restart`"
+    )]
+    MoveGrace {
+        /// Its value.
+        value: String,
+    },
     /// Less memory than the operator allows to request.
     #[error(
         "the pod requests {memory} of GPU memory: the least that is given here is {least}, so raise \
@@ -381,6 +396,8 @@ impl RequestError {
             Self::UnknownKey { .. } => "unknown_key",
             Self::OtherResource { .. } => "other_resource",
             Self::OtherAnnotation { .. } => "other_annotation",
+            Self::Movable { .. } => "movable",
+            Self::MoveGrace { .. } => "move_grace",
             Self::SmallMemory { .. } => "small_memory",
             Self::LimitAboveMax { .. } => "limit_above_max",
             Self::ReservedKey { .. } => "reserved_key",
@@ -433,6 +450,10 @@ impl RequestError {
             }
             Self::OtherAnnotation { .. } => {
                 "GPU request refused: an annotation belongs to another scheduler"
+            }
+            Self::Movable { .. } => "GPU request refused: whether it may be moved is not clear",
+            Self::MoveGrace { .. } => {
+                "GPU request refused: the time for a move is out of range, or it may not be moved"
             }
             Self::SmallMemory { .. } => "GPU request refused: too little memory is requested",
             Self::LimitAboveMax { .. } => {

@@ -7,7 +7,7 @@ use crate::hardware::units::{MemMib, Share};
 use crate::kube_api::request::quantity::{parse_fraction, parse_memory_with_unit, parse_whole};
 use crate::kube_api::request::request_error::{MAX_MODEL_FILTER, MAX_MODELS, RequestError, shown};
 use crate::model::policy::Policy;
-use crate::model::request::{Isolation, MAX_DEVICES_PER_POD};
+use crate::model::request::{Isolation, MAX_DEVICES_PER_POD, Movable};
 
 /// A share above zero, up to a whole GPU.
 pub(crate) fn fraction(key: &str, text: &str) -> Result<Share, RequestError> {
@@ -63,4 +63,12 @@ pub(crate) fn policy(key: &str, text: &str) -> Result<Policy, RequestError> {
 
 pub(crate) fn isolation(key: &str, text: &str) -> Result<Isolation, RequestError> {
     text.parse().map_err(|_| RequestError::Isolation { key: shown(key), value: shown(text) })
+}
+
+pub(crate) fn movable(_key: &str, text: &str) -> Result<Movable, RequestError> {
+    match text {
+        "never" => Ok(Movable::Never),
+        "restart" => Ok(Movable::Restart),
+        _ => Err(RequestError::Movable { value: shown(text) }),
+    }
 }

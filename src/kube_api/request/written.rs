@@ -60,6 +60,12 @@ pub fn placement_mark(placement: &Placement) -> u64 {
     HASHER.hash_one(placement)
 }
 
+/// The annotations that only gpupack writes, except those of waiting pods.
+pub fn owned(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = (String, String)> {
+    let ours = annotations.iter().filter(|(key, _)| is_owned(key));
+    ours.map(|(key, value)| (key.clone(), value.clone()))
+}
+
 /// A patch that makes the annotations that only gpupack writes equal to `wanted`: it removes all
 /// others of its prefix.
 pub fn patch_to(

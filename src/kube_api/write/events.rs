@@ -78,6 +78,10 @@ pub enum NoticeReason {
     GpuRoomMade,
     /// It was evicted for a more important pod.
     GpuPreempted,
+    /// It runs on another GPU of its node now, because another pod needs the room.
+    GpuMoved,
+    /// It could not be moved, so it is allocated the room where it runs.
+    GpuMoveFailed,
 }
 
 impl NoticeReason {
@@ -101,6 +105,8 @@ impl NoticeReason {
             Self::GpuEvicted => "GpuEvicted",
             Self::GpuRoomMade => "GpuRoomMade",
             Self::GpuPreempted => "GpuPreempted",
+            Self::GpuMoved => "GpuMoved",
+            Self::GpuMoveFailed => "GpuMoveFailed",
         }
     }
 
@@ -123,12 +129,15 @@ impl NoticeReason {
             }
             Self::GpuStartFailed => "Starting",
             Self::GpuEvicted | Self::GpuPreempted => "Evicting",
+            Self::GpuMoved | Self::GpuMoveFailed => "Moving",
         }
     }
 
     fn severity(self) -> EventType {
         match self {
-            Self::GpuPlaced | Self::GpuRoomKept | Self::GpuRoomMade => EventType::Normal,
+            Self::GpuPlaced | Self::GpuRoomKept | Self::GpuRoomMade | Self::GpuMoved => {
+                EventType::Normal
+            }
             Self::GpuMemorySmall
             | Self::GpuRequestRefused
             | Self::NoGpuFits
@@ -142,7 +151,8 @@ impl NoticeReason {
             | Self::GpuStartFailed
             | Self::IsolationNotVerified
             | Self::GpuEvicted
-            | Self::GpuPreempted => EventType::Warning,
+            | Self::GpuPreempted
+            | Self::GpuMoveFailed => EventType::Warning,
         }
     }
 }

@@ -234,7 +234,12 @@ mod tests {
         let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
         let id = DeviceId::new("GPU-a").unwrap();
         let devices = vec![PlacedDevice { id, demand }];
-        Placement { node: NodeName::new("n1"), devices, isolation: ConfiguredIsolation::None }
+        Placement {
+            node: NodeName::new("n1"),
+            devices,
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+        }
     }
 
     fn pod(version: &str, note: usize) -> SeenPod {

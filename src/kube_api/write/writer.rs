@@ -148,6 +148,28 @@ impl ApiWriter {
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 
+    /// Changes CPU request and limit of a container in place, in thousandths, on the pod in this
+    /// version. Kubelet restarts the container for that, if its `resizePolicy` says so.
+    pub async fn resize(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        resource_version: &str,
+        (container, cpu): (&str, (u64, Option<u64>)),
+    ) -> PatchOutcome {
+        let amount = |milli: u64| format!("{milli}m");
+        let mut resources = json!({"requests": {"cpu": amount(cpu.0)}});
+        if let Some(limit) = cpu.1 {
+            resources["limits"] = json!({"cpu": amount(limit)});
+        }
+        let patch = json!({
+            "metadata": {"uid": uid.as_str(), "resourceVersion": resource_version},
+            "spec": {"containers": [{"name": container, "resources": resources}]},
+        });
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+        self.patch(pods(key).patch_subresource("resize", key.name(), &params, &patch)).await
+    }
+
     /// Labels a pod of gpupack itself as the leader's, or removes that label. A pod that is gone
     /// needs none.
     ///
@@ -176,7 +198,13 @@ impl ApiWriter {
             metadata["resourceVersion"] = version.into();
         }
         let patch = Patch::Merge(json!({"metadata": metadata}));
-        let request = pods(key).patch(key.name(), &PatchParams::default(), &patch);
+        self.patch(pods(key).patch(key.name(), &PatchParams::default(), &patch)).await
+    }
+
+    async fn patch(
+        &self,
+        request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> PatchOutcome {
         let reply = match self.write(request).await {
             Ok(reply) => reply,
             Err(cause) => return PatchOutcome::Undecided { cause },

@@ -4,19 +4,21 @@ use std::sync::Arc;
 
 use dashmap::Entry;
 
-use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
-use crate::model::device_state::HoldRule;
+use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
-use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{
+    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+};
 use crate::mutation::{Mutation, mutated};
-use crate::scoring::plan;
 use crate::scoring::victims::is_leaving;
+use crate::scoring::{guests, plan};
 use crate::waste::compiled_mix::CompiledMix;
 
 /// Why a reservation was not made.
@@ -100,6 +102,7 @@ impl Ledger {
                         };
                         let mix = &cluster.compiled;
                         assume(node_state, pod, &compiled, query, (mix, now), &may_have)
+                            .map(|placement| spread(node_state, &pod.uid, placement))
                     })
                     .map_err(ReserveError::Rejection)?;
                 let mut events = self.let_go(&pod.uid);
@@ -107,6 +110,94 @@ impl Ledger {
                 free.insert(at);
                 Ok((placement, events))
             }
+        }
+    }
+
+    /// The guests of a node, or of all nodes, that are to go home and have not left yet.
+    pub fn recalled(&self, node: Option<&str>) -> Vec<PodRef> {
+        let mut recalled = Vec::new();
+        let mut look = |node_state: &NodeState| {
+            let held = node_state.reservations().values();
+            let held = held.filter(|held| held.departure == Departure::Recalled);
+            recalled.extend(held.map(|held| held.pod.clone()));
+        };
+        match node {
+            None => self.look_at_each(look),
+            Some(node) => {
+                let at = self.position(node);
+                at.into_iter().for_each(|at| self.node_entry(at).look(|_, state| look(state)));
+            }
+        }
+        recalled
+    }
+
+    /// The pods that are being bound to a device.
+    pub fn binding_on(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
+        let Some(at) = self.position(node) else { return Vec::new() };
+        self.node_entry(at).look(|_, node_state| {
+            let is_on = |held: &&Reservation| {
+                is_assumed(Some(held)) && held.placement.devices.iter().any(|it| it.id == *device)
+            };
+            let held = node_state.reservations().values().filter(is_on);
+            held.map(|held| held.pod.clone()).collect()
+        })
+    }
+
+    /// The placement to post for a pod that is being bound, and the guests that must have left before. A
+    /// pod that was to be a guest is at home, if its room was given to another pod meanwhile.
+    pub fn to_post(&self, uid: &PodUid) -> Option<(Placement, Vec<PodUid>)> {
+        let is_recalled =
+            |held: &Reservation| is_assumed(Some(held)) && held.departure == Departure::Recalled;
+        if self.reservation(uid).is_some_and(|held| is_recalled(&held)) {
+            self.change_guest(uid, |node_state| node_state.start_at_home(uid));
+        }
+        let at = self.pods.get(uid).map(|at| *at)?;
+        self.node_entry(at).look(|_, node_state| {
+            let placement = node_state.reservation(uid)?.placement.clone();
+            let runs_on = placement.runs_on();
+            let is_its = |device: &&DeviceState| {
+                let id = &device.device().id;
+                placement.devices.iter().any(|placed| placed.id == *id) || runs_on.contains(id)
+            };
+            let devices = node_state.devices().iter().filter(is_its);
+            let guests = devices.flat_map(DeviceState::guests);
+            let leaving = guests.filter(|(_, guest)| guest.is_leaving).map(|(uid, _)| uid.clone());
+            let leaving = leaving.collect();
+            Some((placement, leaving))
+        })
+    }
+
+    /// Lets a recalled guest stay, if its room is free again and no move is written. Whether it stays.
+    pub fn let_stay(&self, uid: &PodUid) -> bool {
+        let mut stays = false;
+        self.change_guest(uid, |node_state| {
+            stays = guests::may_stay(node_state, uid) && node_state.stay(uid);
+        });
+        stays
+    }
+
+    /// Notes the move that is written on a guest from now on, or that none is.
+    pub fn write_move(&self, uid: &PodUid, leaving: Option<Move>) {
+        self.change_guest(uid, |node_state| node_state.write_move(uid, leaving));
+    }
+
+    /// Allocates a guest that cannot be moved the room where it runs, if no other pod has that. Whether
+    /// that was done.
+    pub fn settle_guest(&self, uid: &PodUid) -> bool {
+        let mut is_settled = false;
+        self.change_guest(uid, |node_state| {
+            if guests::may_stay(node_state, uid) {
+                node_state.settle_guest(uid);
+                is_settled = true;
+            }
+        });
+        is_settled
+    }
+
+    fn change_guest(&self, uid: &PodUid, change: impl FnOnce(&mut NodeState)) {
+        let _stays = self.stay();
+        if let Some(at) = self.pods.get(uid).map(|at| *at) {
+            self.node_entry(at).change(change);
         }
     }
 
@@ -232,8 +323,19 @@ fn assume(
         state: ReservationState::Assumed { since: now },
         request: compiled.gpu.clone().map(Arc::new),
         tenure: None,
+        departure: Departure::Stays,
     });
     Ok(placement)
+}
+
+/// Calls home the guests whose room the pod is allocated now, and lets the pod itself run where it has
+/// most room, if it may be called home later.
+fn spread(node_state: &mut NodeState, uid: &PodUid, placement: Placement) -> Placement {
+    guests::recall_excess(node_state);
+    let on = node_state.reservation(uid).and_then(|held| guests::start_place(node_state, held));
+    let Some(on) = on else { return placement };
+    node_state.lend(uid, on.clone());
+    Placement { guest: Some(Guest { on, leaving: None }), ..placement }
 }
 
 /// A placement for the pod: its hold, one beside all holds, or any one if holds are ignored.

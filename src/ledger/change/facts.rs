@@ -16,9 +16,10 @@ use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{
-    OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
+    Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
 };
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::guests;
 use crate::waste::request_mix::{Mix, RequestType};
 
 /// What the API server says about a pod.
@@ -40,8 +41,20 @@ pub struct PodFact {
     pub placement: Option<Placement>,
     /// Whether this process wrote its Binding, as far as the pod shows.
     pub bound_by_us: bool,
+    /// What it shows about a move.
+    pub moves: MoveFact,
     /// Its priority and start.
     pub tenure: Tenure,
+}
+
+/// What a pod shows about a move home.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoveFact {
+    /// Whether its container has ended where it was a guest, after the move was written.
+    pub has_left: bool,
+    /// Whether another process moves pods, so that what is written counts. Of this process's own
+    /// moves the ledger knows more than a watch that may be behind.
+    pub is_of_other: bool,
 }
 
 impl Ledger {
@@ -152,13 +165,16 @@ impl Ledger {
             };
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
-                    is_edited = written.as_ref() != Some(&held.placement);
-                    node_state.allocate(kept(fact, held));
+                    let held = moved(fact, held, now);
+                    let is_known = |written: &Placement| is_written(written, &held.placement);
+                    is_edited = !written.as_ref().is_some_and(is_known);
+                    node_state.allocate(kept(fact, &held));
                 }
                 (None, Some(written)) => {
                     let request = fact.request.clone();
                     let request = request.or_else(|| held.and_then(|held| held.request.clone()));
-                    node_state.allocate(confirmed(fact, written.clone(), request));
+                    let found = confirmed(fact, written.clone(), request);
+                    node_state.allocate(moved(fact, &found, now));
                 }
                 (None, None) => {
                     let (name, host) = (fact.pod.name.clone(), fact.host);
@@ -166,6 +182,7 @@ impl Ledger {
                     node_state.allocate_host(uid.clone(), other);
                 }
             }
+            guests::recall_excess(node_state);
             self.teams.see(uid, node_state);
             is_placed = node_state.reservation(uid).is_some();
         }));
@@ -290,6 +307,7 @@ fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>
         state: ReservationState::Confirmed,
         request,
         tenure: Some(fact.tenure),
+        departure: Departure::Stays,
     }
 }
 
@@ -300,9 +318,49 @@ fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
         ReservationState::Draining { .. } => held.clone(),
         ReservationState::Assumed { .. } | ReservationState::Confirmed => {
             let request = held.request.clone().or_else(|| fact.request.clone());
-            confirmed(fact, held.placement.clone(), request)
+            let departure = held.departure;
+            Reservation { departure, ..confirmed(fact, held.placement.clone(), request) }
         }
     }
+}
+
+/// A reservation after what the pod shows about where it runs.
+fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
+    let mut held = held.clone();
+    let written = fact.placement.as_ref();
+    if fact.moves.is_of_other
+        && let (Some(own), Some(written)) = (&held.placement.guest, written)
+        && written.guest.is_none()
+        && written.runs_on() == [own.on.clone()]
+    {
+        held.take_guest_room(); // it cannot be moved
+    }
+    let Some(guest) = &mut held.placement.guest else { return held };
+    let seen = written.and_then(|written| written.guest.as_ref());
+    let Some(seen) = seen.filter(|seen| seen.on == guest.on) else { return held };
+    // A move home is always possible, also one that another process wrote.
+    let is_begun = guest.leaving.is_none() && seen.leaving.is_some();
+    if is_begun || fact.moves.is_of_other {
+        guest.leaving.clone_from(&seen.leaving);
+    }
+    let is_shown = guest.leaving.is_some() && guest.leaving == seen.leaving;
+    held.departure = match held.departure {
+        Departure::Stays | Departure::Recalled if is_shown && fact.moves.has_left => {
+            Departure::Restarted { since: now, clean_lists: 0 }
+        }
+        Departure::Stays if guest.leaving.is_some() => Departure::Recalled,
+        Departure::Recalled if guest.leaving.is_none() && fact.moves.is_of_other => {
+            Departure::Stays
+        }
+        known => known,
+    };
+    held
+}
+
+/// Whether a pod that shows this placement shows what the ledger has. Its move may not be shown yet.
+fn is_written(written: &Placement, held: &Placement) -> bool {
+    let on = |placement: &Placement| placement.guest.as_ref().map(|guest| guest.on.clone());
+    written.at_home() == held.at_home() && on(written) == on(held)
 }
 
 /// Whether the pod runs on devices of its reservation, despite later edits of its annotations.
@@ -325,5 +383,5 @@ fn is_as_chosen(fact: &PodFact, held: &Reservation) -> bool {
     };
     let are_same_devices = written.node == chosen.node
         && written.devices.iter().map(|it| &it.id).eq(chosen.devices.iter().map(|it| &it.id));
-    written == chosen || (fact.bound_by_us && is_same_request && are_same_devices)
+    is_written(written, chosen) || (fact.bound_by_us && is_same_request && are_same_devices)
 }

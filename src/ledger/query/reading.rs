@@ -114,6 +114,16 @@ impl Ledger {
         node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
+    /// How many pods run on another device than their own.
+    pub fn guests(&self) -> usize {
+        let mut guests = 0;
+        self.look_at_each(|node_state| {
+            guests +=
+                node_state.devices().iter().map(|device| device.guests().len()).sum::<usize>();
+        });
+        guests
+    }
+
     /// Ended pods whose processes still run after `drain_limit`: their room is not free.
     pub fn overdue_drains(&self, now: Timestamp) -> usize {
         let limit = self.settings.drain_limit;

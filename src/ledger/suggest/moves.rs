@@ -15,7 +15,7 @@ use crate::model::device_state::HoldRule;
 use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
-use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{Departure, Placement, PodRef, Reservation, ReservationState};
 use crate::scoring::cost::Cost;
 use crate::scoring::plan;
 use crate::scoring::plan::Place;
@@ -137,6 +137,7 @@ pub(crate) fn guest(placement: Placement, query: &PlacementRequest) -> Reservati
         state: ReservationState::Assumed { since: Timestamp::START },
         request: None,
         tenure: None,
+        departure: Departure::Stays,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, MilliCpu, Share};
 use crate::model::device_state::ProcessUse;
-use crate::model::reservation::{OtherPod, PlacedDevice, Placement, PodRef, Tenure};
+use crate::model::reservation::{Departure, OtherPod, PlacedDevice, Placement, PodRef, Tenure};
 
 /// A node with two GPUs, `A` and `B`, of 1000 MiB, whose agent has reported.
 fn node() -> NodeState {
@@ -66,7 +66,12 @@ fn demand(mib: u64, millionths: u64) -> Demand {
 
 fn placement(device: &str, demand: Demand) -> Placement {
     let devices = vec![PlacedDevice { id: id(device), demand }];
-    Placement { node: NodeName::new("n"), devices, isolation: ConfiguredIsolation::None }
+    Placement {
+        node: NodeName::new("n"),
+        devices,
+        isolation: ConfiguredIsolation::None,
+        guest: None,
+    }
 }
 
 fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
@@ -77,6 +82,7 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
         state: ReservationState::Confirmed,
         request: None,
         tenure: None,
+        departure: Departure::Stays,
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
         return app.metrics.text_of_process();
     }
     let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
+    app.metrics.set_guests(app.ledger.guests());
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
     for (mode, counts) in app.ledger.isolation(app.driver_limits()) {

@@ -2,8 +2,8 @@
 
 use crate::api::state;
 use crate::api::state::{
-    Device, DeviceAmount, DeviceIsolation, IsolationMode, MigPlacement, Neighbor, PodState, Slots,
-    Tenant, TenantIsolation,
+    Device, DeviceAmount, DeviceIsolation, Guest, IsolationMode, MigPlacement, Neighbor, PodState,
+    Slots, Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
@@ -13,6 +13,7 @@ use crate::hardware::units::Demand;
 use crate::model::device_state::{DeviceState, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
+use crate::model::reservation::Reservation;
 use crate::server::views::pods::reservation_state;
 use crate::usage::node_details::NodeDetails;
 
@@ -69,6 +70,7 @@ pub(crate) fn device(
         over_limit_pods: on.map(|on| over_limit_pods(node, on)).unwrap_or_default(),
         overallocated: found.is_overallocated(),
         tenants: tenants(node, details, found, limits),
+        guests: guests(node, details, found),
     }
 }
 
@@ -130,7 +132,21 @@ fn tenants(
                 configured: mode(isolation.configured),
                 verified: mode(isolation.verified),
             },
+            runs_on: reservation.and_then(Reservation::guest_on).map(DeviceId::to_string),
         }
     });
     tenants.collect()
+}
+
+/// The guests of a device, by UID.
+fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<Guest> {
+    let on = details.usage_samples.on(&found.device().id);
+    let guests = found.guests().iter().map(|(uid, guest)| Guest {
+        pod_uid: uid.to_string(),
+        pod: node.reservation(uid).map(|held| held.pod.name.to_string()).unwrap_or_default(),
+        borrowed: amount(guest.demand),
+        leaving: guest.is_leaving,
+        used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
+    });
+    guests.collect()
 }

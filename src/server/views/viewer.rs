@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::api::moves::{Move, MoveProposals};
-use crate::api::state::{Node, OverLimitPod, Tenant};
+use crate::api::state::{Guest, Node, OverLimitPod, Tenant};
 use crate::control::shared::app::App;
 
 /// Whose pods a caller may see. Of other pods it sees how much they hold, and no more.
@@ -52,6 +52,9 @@ impl Viewer {
     pub(crate) fn hide_tenants(&self, node: &mut Node) {
         for device in &mut node.devices {
             for Tenant { pod, pod_uid, .. } in &mut device.tenants {
+                self.hide(pod, pod_uid);
+            }
+            for Guest { pod, pod_uid, .. } in &mut device.guests {
                 self.hide(pod, pod_uid);
             }
             for OverLimitPod { pod, pod_uid, .. } in &mut device.over_limit_pods {

@@ -15,7 +15,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use crate::hardware::device::{DeviceId, DeviceKind, ModelName, NodeName, PodUid, PoolName};
 use crate::hardware::pool::{ConfiguredIsolation, PoolRule, PoolRules};
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
-use crate::ledger::change::facts::PodFact;
+use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
@@ -196,7 +196,8 @@ impl SimCluster {
         };
         let devices = placed.devices.iter().map(device).collect::<Option<Vec<PlacedDevice>>>()?;
         let micro = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
-        let placement = Placement { node: name.clone(), devices, isolation: placed.isolation };
+        let placement =
+            Placement { node: name.clone(), devices, isolation: placed.isolation, guest: None };
         let fact = PodFact {
             pod: PodRef { uid: uid(arrival), name: pod.name.as_str().into() },
             node: Some(name),
@@ -206,6 +207,7 @@ impl SimCluster {
             request: pod.request().map(Arc::new),
             placement: Some(placement).filter(|placement| !placement.devices.is_empty()),
             bound_by_us: true,
+            moves: MoveFact::default(),
             tenure: Tenure::default(),
         };
         self.ledger.see_pod(&fact, Timestamp::START);

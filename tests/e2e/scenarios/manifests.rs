@@ -23,6 +23,7 @@ fn the_api_server_accepts_every_manifest() {
             "webhook.yaml",
             "policies.yaml",
             "evict.yaml",
+            "moves.yaml",
             "namespaces.yaml",
             "doctor.yaml",
         ];

@@ -2,6 +2,7 @@
 
 mod admission;
 mod attacks;
+mod borrow;
 mod burst;
 mod certificates;
 mod chaos;

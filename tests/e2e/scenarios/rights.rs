@@ -73,6 +73,55 @@ fn the_eviction_role_is_in_a_separate_file() {
     });
 }
 
+#[test]
+fn the_role_for_moves_is_in_a_separate_file() {
+    scenario("rights-moves", |bed| async move {
+        let client = bed.plane.client(Identity::Extender).await;
+        let admin = &bed.cluster.client;
+        let roles: Api<ClusterRoleBinding> = Api::all(admin.clone());
+        let _absent = roles.delete("gpupack-move", &DeleteParams::default()).await;
+        manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
+        let nodes: Api<Node> = Api::all(admin.clone());
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": "rights-moves"},
+            "status": {"allocatable": {"cpu": "1", "memory": "1Gi"}}}))
+        .expect("a node");
+        nodes.create(&PostParams::default(), &node).await.expect("a node");
+        for (name, movable) in [("moves", "restart"), ("stays", "never")] {
+            let pod = json!({
+                "metadata": {"name": name, "annotations": {
+                    "gpupack.dev/movable": movable, "placed.gpupack.dev/placement": "{}"}},
+                "spec": {"nodeName": "rights-moves", "containers": [{"name": "main", "image": "none",
+                    "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}],
+                    "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}}]},
+            });
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            bed.cluster.pods().create(&PostParams::default(), &pod).await.expect("a pod");
+        }
+        policies(&bed.cluster).await;
+        let pods: Api<Pod> = Api::namespaced(client, &bed.cluster.namespace);
+        let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+        let resizes = async |name: &str, resource: &str, amount: &str| {
+            let resources = json!({"requests": {resource: amount}});
+            let containers = json!([{"name": "main", "resources": resources}]);
+            let patch = Patch::Strategic(json!({"spec": {"containers": containers}}));
+            let patched = pods.patch_subresource("resize", name, &dry_run, &patch).await;
+            patched.map(drop).map_err(|error| reported(&error))
+        };
+        until_refused("cannot patch resource \"pods/resize\"", async || {
+            resizes("moves", "cpu", "9m").await
+        })
+        .await;
+        manifests::apply(admin, "moves.yaml", Mode::Keep).await;
+        until_allowed(async || resizes("moves", "cpu", "9m").await).await;
+        let refused = resizes("stays", "cpu", "9m").await.expect_err("it did not opt in");
+        assert!(refused.contains("resizes no pod without"), "{refused}");
+        let refused = resizes("moves", "memory", "2Mi").await.expect_err("memory");
+        assert!(refused.contains("changes no memory request"), "{refused}");
+        let _removed = roles.delete("gpupack-move", &DeleteParams::default()).await;
+        let _removed = nodes.delete("rights-moves", &DeleteParams::default()).await;
+    });
+}
+
 /// Labels all nodes as cloud providers do: from 1.35 on the API server copies these labels to each Binding.
 async fn label_zones(admin: &Client) {
     let labels = json!({"metadata": {"labels": {

@@ -13,7 +13,7 @@ use gpupack::control::shared::app::{App, Truth};
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use gpupack::server::api::server::router;
@@ -89,6 +89,7 @@ impl Extender {
             node: node.clone(),
             devices: vec![PlacedDevice { id, demand }],
             isolation: ConfiguredIsolation::None,
+            guest: None,
         };
         let fact = PodFact {
             pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },
@@ -99,6 +100,7 @@ impl Extender {
             request: None,
             placement: Some(placement),
             bound_by_us: true,
+            moves: MoveFact::default(),
             tenure: Tenure::default(),
         };
         self.app.ledger.see_pod(&fact, self.app.clock.now());

@@ -141,7 +141,13 @@ fn fleet(linger_ms: u64, nodes: usize) -> Fleet {
 fn allocation(state: AllocationState) -> Allocation {
     let part =
         AllocatedDevice { uuid: "GPU-0".to_owned(), memory_mib: 1_000, share_millionths: 100_000 };
-    Allocation { pod_uid: "pod".to_owned(), pod: "d/pod".to_owned(), state, devices: vec![part] }
+    Allocation {
+        pod_uid: "pod".to_owned(),
+        pod: "d/pod".to_owned(),
+        state,
+        devices: vec![part],
+        is_guest: false,
+    }
 }
 
 /// Runs the agent in the background; dropping it ends it.

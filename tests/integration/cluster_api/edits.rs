@@ -12,7 +12,7 @@ use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::kube_api::request::placement::{decode, encode};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use gpupack::server::api::background;
 use serde_json::json;
@@ -40,6 +40,7 @@ fn fact(fake: &Fake) -> PodFact {
         wants_gpu: true,
         request: None,
         bound_by_us: true,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     }
 }
@@ -216,7 +217,7 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
     let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(500_000) };
     let devices = vec![PlacedDevice { id: DeviceId::new(device).unwrap(), demand }];
     let node = NodeName::new("n1");
-    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None };
+    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None, guest: None };
     let mut annotations = encode(&placement).unwrap();
     annotations.insert(DRIVER_MEMORY.to_owned(), limit.to_owned());
     json!({

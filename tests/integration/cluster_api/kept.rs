@@ -11,7 +11,7 @@ use gpupack::hardware::units::Timestamp;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::write::events::NoticeReason;
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::model::reservation::{ReservationState, Tenure};
 use serde_json::{Value, json};
 
@@ -79,6 +79,7 @@ async fn start(bed: &Bed, at: u64) -> PodUid {
         request: None,
         placement: Some(placement),
         bound_by_us: true,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     };
     assert_eq!(app.ledger.see_pod(&fact, now), []);

@@ -188,7 +188,13 @@ impl Tenant {
         let part =
             AllocatedDevice { uuid: self.device(), memory_mib: 7_680, share_millionths: 500_000 };
         let (pod_uid, pod) = (self.uid.to_owned(), format!("team/{}", self.name));
-        Allocation { pod_uid, pod, state: AllocationState::Confirmed, devices: vec![part] }
+        Allocation {
+            pod_uid,
+            pod,
+            state: AllocationState::Confirmed,
+            devices: vec![part],
+            is_guest: false,
+        }
     }
 
     fn seen(&self, mib: u64, busy_percent: u8) -> DeviceUse {
@@ -210,6 +216,7 @@ impl Tenant {
             node: NodeName::new("gpu-a"),
             devices: vec![PlacedDevice { id: DeviceId::new(&self.device()).unwrap(), demand }],
             isolation: ConfiguredIsolation::None,
+            guest: None,
         };
         let mut annotations = encode(&placement).unwrap();
         annotations.insert("gpu-fraction".to_owned(), "0.5".to_owned());

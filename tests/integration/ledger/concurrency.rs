@@ -13,7 +13,7 @@ use crate::harness::ledger::{
 };
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{Demand, HostAmount};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
@@ -186,6 +186,7 @@ fn bound(uid: &str, placement: &Placement) -> PodFact {
         wants_gpu: true,
         placement: Some(placement.clone()),
         bound_by_us: true,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     }
 }

@@ -14,7 +14,7 @@ use crate::harness::turns::turn;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
@@ -59,8 +59,10 @@ fn bound(round: u64, node: &str) -> PodFact {
             node: NodeName::new(node),
             devices: vec![device],
             isolation: ConfiguredIsolation::None,
+            guest: None,
         }),
         bound_by_us: false,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     }
 }

@@ -14,7 +14,7 @@ use crate::harness::ledger::{DEVICE_MIB, add_node, fraction, pod, request_of, se
 use cluster::{Agent, Api, Kubelets, NODES, inventory, taken};
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
@@ -136,6 +136,7 @@ impl Bed {
             wants_gpu: true,
             placement: None,
             bound_by_us: true,
+            moves: MoveFact::default(),
             tenure: Tenure::default(),
         });
     }

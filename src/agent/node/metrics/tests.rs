@@ -40,7 +40,7 @@ fn seen(processes: Option<Vec<ProcessUse>>) -> DeviceUse {
 fn allocation(pod: &str, memory_mib: u64) -> Allocation {
     let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib, share_millionths: 1 };
     let (pod_uid, state) = (pod.to_owned(), AllocationState::Confirmed);
-    Allocation { pod_uid, pod: format!("d/{pod}"), state, devices: vec![part] }
+    Allocation { pod_uid, pod: format!("d/{pod}"), state, devices: vec![part], is_guest: false }
 }
 
 /// The value of the series whose line has all `parts`.

@@ -128,6 +128,7 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
         pod: format!("d/{uid}"),
         state,
         devices: Vec::new(),
+        is_guest: false,
     };
     let shown = |all: &NodeAllocations| {
         let merged = all.merged();
@@ -170,7 +171,8 @@ fn a_list_taken_before_a_pod_drained_is_not_reported() {
     };
     let drains = |uid: &str, state| {
         let (pod_uid, pod) = (uid.to_owned(), format!("d/{uid}"));
-        let allocations = Some(vec![Allocation { pod_uid, pod, state, devices: Vec::new() }]);
+        let allocations =
+            Some(vec![Allocation { pod_uid, pod, state, devices: Vec::new(), is_guest: false }]);
         Answer::Reply(Reply { allocations, ..reply(7, Outcome::Accepted) })
     };
     let same = Answer::Reply(Reply { allocations: None, ..reply(7, Outcome::Accepted) });

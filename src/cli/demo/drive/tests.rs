@@ -73,6 +73,7 @@ fn rules() -> [PoolRule; 5] {
             replicas: Replicas::new(7),
             instances: shared,
             enforcement: Enforcement::Driver,
+            ..PoolRule::default()
         },
         PoolRule { instances: shared, ..PoolRule::default() },
     ]

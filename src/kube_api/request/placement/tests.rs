@@ -15,6 +15,7 @@ fn placement(devices: &[(&str, u64, u64)]) -> Placement {
         node: node(),
         devices: devices.iter().map(device).collect(),
         isolation: ConfiguredIsolation::None,
+        guest: None,
     }
 }
 
@@ -120,11 +121,17 @@ prop_compose! {
             ConfiguredIsolation::None, ConfiguredIsolation::Mps, ConfiguredIsolation::Driver, ConfiguredIsolation::Hardware,
         ]),
         tail in "[A-Za-z0-9/-]{1,80}",
+        moved in proptest::option::of(proptest::option::of(("[ -~]{0,80}", 0_u64..9))),
     ) -> Placement {
         let id = |i: usize| DeviceId::new(&format!("GPU-{i}-{tail}")).unwrap();
         let demand = |(mib, share)| {
             Demand { memory: MemMib::new(mib), share: Share::from_millionths(share) }
         };
+        let leaving =
+            |(container, cpu_milli): (String, u64)| Move { container: container.into(), cpu_milli };
+        let is_one = amounts.len() == 1;
+        let guest = moved.filter(|_| is_one);
+        let guest = guest.map(|moved| Guest { on: id(1), leaving: moved.map(leaving) });
         Placement {
             node: node(),
             devices: amounts
@@ -133,6 +140,7 @@ prop_compose! {
                 .map(|(i, amount)| PlacedDevice { id: id(i), demand: demand(amount) })
                 .collect(),
             isolation,
+            guest,
         }
     }
 }

@@ -279,7 +279,8 @@ fn a_container_of_an_ended_pod_without_gpu_use_is_listed_with_no_memory() {
     assert_eq!(listed(&mut probe, 0), [], "it lives, and may use no GPU");
     let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 9, share_millionths: 10 };
     let (pod_uid, pod, devices) = (POD.to_owned(), "d/p".to_owned(), vec![part]);
-    let allocation = Allocation { pod_uid, pod, state: AllocationState::Draining, devices };
+    let allocation =
+        Allocation { pod_uid, pod, state: AllocationState::Draining, devices, is_guest: false };
     probe.observe(&[allocation], Timestamp::START);
     for seconds in 1..4 {
         assert_eq!(listed(&mut probe, seconds), [(10, POD.to_owned(), Some(0))]);

@@ -8,7 +8,7 @@ use gpupack::hardware::device::{
 use gpupack::hardware::inventory::NodeInventory;
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
-use gpupack::ledger::change::facts::PodFact;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::per_node::Gauge;
 use gpupack::ledger::nodes::state::Ledger;
@@ -54,6 +54,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         node: NodeName::new(NODES[node]),
         devices: vec![PlacedDevice { id, demand }],
         isolation: ConfiguredIsolation::None,
+        guest: None,
     };
     let bound = PodFact {
         pod: pod(&format!("pod-{at}")),
@@ -64,6 +65,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         wants_gpu: true,
         placement: is_placed.then_some(placement),
         bound_by_us: false,
+        moves: MoveFact::default(),
         tenure: Tenure::default(),
     };
     let pending = PodFact { node: None, placement: None, ..bound.clone() };
@@ -156,6 +158,7 @@ fn wild_placement(node: usize) -> impl Strategy<Value = Placement> {
             })
             .collect(),
         isolation: ConfiguredIsolation::None,
+        guest: None,
     })
 }
 
@@ -172,6 +175,7 @@ fn wild_pod() -> impl Strategy<Value = PodFact> {
                     wants_gpu: true,
                     placement,
                     bound_by_us: false,
+                    moves: MoveFact::default(),
                     tenure: Tenure::default(),
                 })
         })

@@ -60,8 +60,7 @@ fn check_slots(device: &DeviceState) -> Result<(), TestCaseError> {
 
 fn slots_of_pool(count: u32) -> PoolRules {
     let replicas = Replicas::new(count);
-    let rule =
-        PoolRule { replicas, instances: InstanceUse::Shared, enforcement: Enforcement::None };
+    let rule = PoolRule { replicas, instances: InstanceUse::Shared, ..PoolRule::default() };
     PoolRules::new([(pool(0), rule)])
 }
 

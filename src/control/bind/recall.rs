@@ -1,0 +1,287 @@
+//! Moves guests home whose room other pods are allocated.
+//!
+//! A move is two writes. The first changes the placement annotations: a container that starts from then
+//! on gets the device at home. The second changes the CPU request of the container in place, for which
+//! kubelet restarts it. After that the status of the pod shows that the container has ended, and reports
+//! of the agent show that its processes have.
+//!
+//! The annotations alone say what is to be done, so a later process goes on where this one stopped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::placement::encode;
+use crate::kube_api::request::written::owned;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::metrics::moves::MoveResult;
+use crate::model::reservation::{
+    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+};
+
+/// Pause before the next look at a move that goes on.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Pause before a write that failed is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long one task stays with a move. Then the next tick begins another one.
+const STAY_FOR: Duration = Duration::from_secs(60);
+
+/// What to do next about a move.
+enum Next {
+    /// Look again after this time.
+    After(Duration),
+    /// Nothing: it is done, not needed any more, or the pod is gone.
+    Done,
+}
+
+/// Moves all guests of a node home that are recalled, or those of all nodes, each in a task of its own.
+pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
+    if !app.leading.is_here() || !app.is_fenced() {
+        return;
+    }
+    for pod in app.ledger.recalled(node) {
+        if app.moves.begin(&pod.uid) {
+            let worker = Arc::clone(app);
+            app.outside.spawn(async move {
+                send_home(&worker, &pod).await;
+                worker.moves.end(&pod.uid);
+            });
+        }
+    }
+}
+
+async fn send_home(app: &Arc<App>, pod: &PodRef) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let Ok(key) = PodKey::of(pod) else { return };
+    let began = app.clock.now();
+    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
+        match step(app, cluster, pod, &key).await {
+            Next::Done => return,
+            Next::After(pause) => app.outside.sleep(pause).await,
+        }
+    }
+}
+
+async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
+    let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
+    let Some(guest) = held.placement.guest.clone() else { return Next::Done };
+    match (held.state, held.departure) {
+        (ReservationState::Assumed { .. }, _) | (_, Departure::Restarted { .. }) => {
+            return Next::After(LOOK_AGAIN);
+        }
+        (ReservationState::Draining { .. }, _) | (_, Departure::Stays) => return Next::Done,
+        (ReservationState::Confirmed, Departure::Gone) => {
+            app.metrics.moved(MoveResult::Done);
+            return Next::Done;
+        }
+        (ReservationState::Confirmed, Departure::Recalled) => {}
+    }
+    if guest.leaving.is_none() && app.ledger.let_stay(&pod.uid) {
+        return Next::Done; // the pod that needed its room is gone
+    }
+    if app.moves.is_stuck(&pod.uid) {
+        return settle(app, cluster, pod, key).await;
+    }
+    let seen = match cluster.writer.read_back(key).await {
+        Err(_) => return Next::After(TRY_AGAIN),
+        Ok(None) => return Next::Done,
+        Ok(Some(read)) if read.metadata.uid.as_deref() != Some(pod.uid.as_str()) => {
+            return Next::Done;
+        }
+        Ok(Some(read)) => read,
+    };
+    let annotations = seen.metadata.annotations.clone().unwrap_or_default();
+    let seen = SeenPod::from_api(&seen);
+    let Some(container) = &seen.gpu_container else {
+        return failed(app, pod, "its container does not restart when its CPU request is changed");
+    };
+    let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let is_written = guest.leaving.is_some()
+        && written.is_some_and(|written| written.guest.as_ref() == Some(&guest));
+    let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
+    match &guest.leaving {
+        Some(leaving) if is_written && container.cpu_milli == leaving.cpu_milli => {
+            restart(app, cluster, &known, &seen).await
+        }
+        Some(_) if is_written => {
+            app.see_bound(&seen); // kubelet may be done
+            Next::After(TRY_AGAIN)
+        }
+        Some(_) | None => {
+            let (container, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
+            let leaving = Move { container, cpu_milli };
+            write(app, cluster, &known, (leaving, &seen.resource_version)).await
+        }
+    }
+}
+
+/// What is known of a pod that goes home.
+struct Known<'a> {
+    pod: &'a PodRef,
+    key: &'a PodKey,
+    held: &'a Reservation,
+    guest: &'a Guest,
+    annotations: &'a BTreeMap<String, String>,
+}
+
+impl Known<'_> {
+    /// Its placement with this move.
+    fn placement(&self, leaving: Option<Move>) -> Placement {
+        let guest = Some(Guest { on: self.guest.on.clone(), leaving });
+        Placement { guest, ..self.held.placement.clone() }
+    }
+
+    /// Writes a placement on it, in the version of `resource_version`.
+    async fn write(
+        &self,
+        app: &App,
+        cluster: &ClusterTruth,
+        placement: &Placement,
+        resource_version: &str,
+    ) -> PatchOutcome {
+        let annotations = match encode(placement) {
+            Ok(annotations) => annotations,
+            Err(error) => return PatchOutcome::Refused { code: 0, message: error.to_string() },
+        };
+        let mut all: BTreeMap<String, String> = owned(self.annotations).collect();
+        all.extend(annotations.clone());
+        app.edits.wrote(&self.pod.uid, &placement.node, &all);
+        let patch = annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
+        let uid = &self.pod.uid;
+        cluster.writer.write_placement(self.key, uid, resource_version, &patch).await
+    }
+}
+
+/// The first write: from now on its container starts at home.
+async fn write(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    known: &Known<'_>,
+    (leaving, resource_version): (Move, &str),
+) -> Next {
+    let uid = &known.pod.uid;
+    let placement = known.placement(Some(leaving.clone()));
+    app.ledger.write_move(uid, Some(leaving));
+    // Of a write without an answer it is not known that it did not arrive.
+    let take_back = || {
+        if known.guest.leaving.is_none() {
+            app.ledger.write_move(uid, None);
+        }
+    };
+    match known.write(app, cluster, &placement, resource_version).await {
+        PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),
+        PatchOutcome::Gone => Next::Done,
+        PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
+        PatchOutcome::Conflict => {
+            take_back();
+            Next::After(Duration::ZERO)
+        }
+        PatchOutcome::Refused { code, message } => {
+            take_back();
+            let is_open = known.guest.leaving.is_some();
+            match is_open {
+                true => Next::After(TRY_AGAIN),
+                false => failed(app, known.pod, &format!("refused with {code}: {message}")),
+            }
+        }
+    }
+}
+
+/// The second write: kubelet restarts its container. If it is refused, the first one is taken back.
+async fn restart(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    known: &Known<'_>,
+    seen: &SeenPod,
+) -> Next {
+    let Some(container) = &seen.gpu_container else { return Next::Done };
+    let (uid, version) = (&known.pod.uid, seen.resource_version.as_str());
+    let mut fault = String::new();
+    for cpu in container.resized() {
+        let change = (container.name.as_str(), cpu);
+        match cluster.writer.resize(known.key, uid, version, change).await {
+            PatchOutcome::Patched { .. } => {
+                tell_moved(app, known);
+                return Next::After(LOOK_AGAIN);
+            }
+            PatchOutcome::Gone => return Next::Done,
+            PatchOutcome::Conflict => return Next::After(Duration::ZERO),
+            PatchOutcome::Undecided { .. } => return Next::After(TRY_AGAIN),
+            PatchOutcome::Refused { code, message } => {
+                fault = format!("its resize was refused with {code}: {message}");
+            }
+        }
+    }
+    let placement = known.placement(None);
+    match known.write(app, cluster, &placement, version).await {
+        PatchOutcome::Patched { .. } => {
+            app.ledger.write_move(uid, None);
+            failed(app, known.pod, &fault)
+        }
+        PatchOutcome::Gone => Next::Done,
+        PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
+            Next::After(TRY_AGAIN)
+        }
+    }
+}
+
+fn tell_moved(app: &App, known: &Known<'_>) {
+    let Known { pod, held, guest, .. } = known;
+    let (node, from) = (&held.placement.node, &guest.on);
+    let home = held.placement.devices.first().map(|placed| &placed.id);
+    let Some(home) = home else { return };
+    let needed_by: Vec<String> =
+        app.ledger.binding_on(node.as_str(), from).iter().map(ToString::to_string).collect();
+    let needed_by = match needed_by.is_empty() {
+        true => "another pod".to_owned(),
+        false => needed_by.join(", "),
+    };
+    tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to = %home, needed_by, "moved home");
+    let note = format!(
+        "moved from {from} to {home} on node {node}, which it is allocated, because {needed_by} needs \
+         the room; its container is restarted"
+    );
+    app.tell(pod, NoticeReason::GpuMoved, note);
+}
+
+/// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
+fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
+    if app.moves.stick(&pod.uid) {
+        app.metrics.moved(MoveResult::Failed);
+        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it is allocated the GPU on which it runs");
+        let note = format!(
+            "it cannot be moved, and is allocated the GPU on which it runs: {fault}; check `kubectl \
+             describe` of the pod, and that `moves` of the chart are enabled"
+        );
+        app.tell(pod, NoticeReason::GpuMoveFailed, note);
+    }
+    Next::After(LOOK_AGAIN)
+}
+
+/// Allocates a guest the room where it runs, once no other pod has it, and writes that.
+async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
+    if !app.ledger.settle_guest(&pod.uid) {
+        return Next::After(LOOK_AGAIN);
+    }
+    app.moves.forget(&pod.uid);
+    let is_done = async {
+        let held = app.ledger.reservation(&pod.uid)?;
+        let read = cluster.writer.read_back(key).await.ok()??;
+        let annotations = read.metadata.annotations.clone().unwrap_or_default();
+        let version = read.metadata.resource_version.unwrap_or_default();
+        let guest = Guest { on: held.placement.devices.first()?.id.clone(), leaving: None };
+        let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
+        let outcome = known.write(app, cluster, &held.placement, &version).await;
+        matches!(outcome, PatchOutcome::Patched { .. }).then_some(())
+    };
+    if is_done.await.is_none() {
+        app.edits.note(pod, app.clock.now()); // it is written later
+    }
+    Next::Done
+}

@@ -1,0 +1,142 @@
+//! Where a pod starts that may run on another GPU than its home, and which guests go home.
+//!
+//! Guests have only room that is free: on each device, what is allocated and what guests request that
+//! stay is at most its capacity, in both dimensions. So any guest can go home, in any order, and no
+//! other pod has to move for that.
+
+use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::pool::{Borrow, Enforcement};
+use crate::hardware::units::{Demand, MemMib, Share};
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::NodeState;
+use crate::model::request::{Isolation, Limit, Movable};
+use crate::model::reservation::{Departure, Reservation, ReservationState};
+
+/// The device other than its home on which a pod has most room to use more than it requests, if it
+/// may run there and has strictly more there than at home. It is allocated already and runs nowhere.
+///
+/// Complexity: linear in the devices of the node.
+pub fn start_place(node: &NodeState, held: &Reservation) -> Option<DeviceId> {
+    let [placed] = &held.placement.devices[..] else { return None };
+    let home = node.devices().iter().find(|it| it.device().id == placed.id)?;
+    if !is_borrower(held, placed.demand, home) || !takes_guests(home) {
+        return None;
+    }
+    let mut best = (None, left(home).share);
+    for device in node.devices() {
+        let is_open = device.class() == home.class() && takes_guests(device);
+        let room = left(device).checked_sub(placed.demand);
+        if let Some(room) = room
+            && is_open
+            && device.device().id != placed.id
+            && device.is_placeable()
+            && !device.is_unread()
+            && !device.is_being_left()
+            && room.share > best.1
+        {
+            best = (Some(device.device().id.clone()), room.share);
+        }
+    }
+    best.0
+}
+
+/// Calls home the guests whose room others are allocated now. Returns them.
+pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
+    if node.devices().iter().all(|device| device.guests().is_empty()) {
+        return Vec::new();
+    }
+    let leaving: Vec<PodUid> =
+        node.devices().iter().flat_map(|device| must_leave(node, device)).collect();
+    for uid in &leaving {
+        node.recall(uid);
+    }
+    leaving
+}
+
+/// The guests of a device that must leave it: the fewest of those that matter least.
+///
+/// Order: priority, no memory in use there, less of it, a smaller request, the UID.
+fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
+    let staying = device.guests().iter().filter(|(_, guest)| !guest.is_leaving);
+    let mut guests: Vec<(&PodUid, Demand)> =
+        staying.map(|(uid, guest)| (uid, guest.demand)).collect();
+    let importance = |uid: &PodUid| {
+        let tenure = node.reservation(uid).and_then(|held| held.tenure);
+        tenure.map_or(0, |tenure| tenure.priority)
+    };
+    let uses = |uid: &PodUid| device.covered.get(uid).copied().unwrap_or(MemMib::ZERO);
+    guests.sort_by_key(|(uid, demand)| (importance(uid), uses(uid), *demand, (*uid).clone()));
+    if !takes_guests(device) {
+        return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
+    }
+    let has_room = |stay: &[(&PodUid, Demand)]| {
+        let all = stay.iter().try_fold(device.allocated(), |sum, (_, it)| sum.checked_add(*it));
+        all.is_some_and(|all| device.capacity().checked_sub(all).is_some())
+    };
+    let mut stay = guests.clone();
+    let mut leave = Vec::new();
+    while !stay.is_empty() && !has_room(&stay) {
+        leave.push(stay.remove(0));
+    }
+    // The last ones may have been enough.
+    for at in (0..leave.len()).rev() {
+        let with: Vec<_> = stay.iter().chain([&leave[at]]).copied().collect();
+        if has_room(&with) {
+            stay = with;
+            leave.remove(at);
+        }
+    }
+    leave.into_iter().map(|(uid, _)| uid.clone()).collect()
+}
+
+/// Whether a recalled guest may stay after all: its room is free again.
+pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
+    let Some(held) = node.reservation(uid).filter(|it| it.departure == Departure::Recalled) else {
+        return false;
+    };
+    let (Some(on), [placed]) = (held.guest_on(), &held.placement.devices[..]) else { return false };
+    let device = node.devices().iter().find(|device| device.device().id == *on);
+    device.is_some_and(|device| {
+        let taken = device.allocated().checked_add(device.lent());
+        let taken = taken.and_then(|taken| taken.checked_add(placed.demand));
+        takes_guests(device)
+            && taken.is_some_and(|taken| device.capacity().checked_sub(taken).is_some())
+    })
+}
+
+/// Whether a pod may be a guest: its container can be restarted elsewhere, and it may use more than
+/// it requests.
+fn is_borrower(held: &Reservation, demand: Demand, home: &DeviceState) -> bool {
+    let lives = match held.state {
+        ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
+        ReservationState::Draining { .. } => false,
+    };
+    held.request.as_ref().is_some_and(|request| {
+        let is_above = match request.limit {
+            None => false,
+            Some(Limit::Fraction(limit)) => limit > demand.share,
+            Some(Limit::Memory(limit)) => limit > demand.memory,
+        };
+        let is_part = demand != home.capacity();
+        let is_movable = request.movable == Movable::Restart;
+        lives && is_movable && is_above && is_part && request.isolation == Isolation::None
+    })
+}
+
+/// Whether a device may have guests: a whole GPU of a pool that lends, without limits of its tenants.
+fn takes_guests(device: &DeviceState) -> bool {
+    let rule = device.rule();
+    rule.borrow == Borrow::Compute
+        && rule.enforcement == Enforcement::None
+        && device.device().kind == DeviceKind::Gpu
+        && !device.requires_isolation
+}
+
+/// What is left of a device beside reservations, holds, use beyond them, and guests.
+fn left(device: &DeviceState) -> Demand {
+    let guests = device
+        .guests()
+        .values()
+        .try_fold(device.free(), |left, guest| left.checked_sub(guest.demand));
+    guests.unwrap_or(Demand { memory: MemMib::ZERO, share: Share::ZERO })
+}

@@ -1,0 +1,508 @@
+//! Random lives of pods that borrow: where they start, who calls them home, lost and late writes, crashes
+//! of containers, restarts of the ledger. After each step the invariants of guests are checked, on the
+//! ledger and on what really runs.
+//!
+//! `GUEST_STEPS` is the number of steps (20,000 without it), `GUEST_SEED` the first of the seeds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
+use gpupack::ledger::change::reports::NodeReport;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::query::queries::PlacementRequest;
+use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::policy::Policy;
+use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
+use gpupack::model::reservation::{Departure, Guest, Move, Placement, ReservationState, Tenure};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::harness::ledger::{DEVICE_MIB, gpus, host, pod, request_of, settings};
+
+const NODES: [&str; 2] = ["a", "b"];
+const GPUS: u32 = 3;
+
+/// Most pods at a time.
+const PODS: usize = 14;
+
+#[expect(clippy::disallowed_methods, reason = "chosen for a run by hand")]
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// A pod as the API server has it, and what runs of it.
+#[derive(Clone, Debug)]
+struct LivePod {
+    request: GpuRequest,
+    written: Placement,
+    cpu_milli: u64,
+    actual_cpu_milli: u64,
+    container: u64,
+    runs_on: Vec<DeviceId>,
+    has_process: bool,
+}
+
+/// Processes of a container that has ended, which are still there for so many steps.
+#[derive(Debug)]
+struct Leftover {
+    uid: PodUid,
+    on: DeviceId,
+    steps: u32,
+}
+
+struct Bed {
+    rng: ChaCha8Rng,
+    now: u64,
+    ledger: Ledger,
+    restarts: u64,
+    sequence: u64,
+    created: u64,
+    pods: BTreeMap<PodUid, LivePod>,
+    /// Reserved, and not posted yet.
+    binding: BTreeMap<PodUid, GpuRequest>,
+    leftovers: Vec<Leftover>,
+    /// Those that cannot be moved.
+    stuck: BTreeSet<PodUid>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+fn rules() -> PoolRules {
+    let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+    PoolRules::new([(PoolName::new("p"), rule)])
+}
+
+fn new_ledger(restarts: u64) -> Ledger {
+    let first_session = 1 + 1_000_000 * restarts;
+    let ledger = Ledger::new(Settings {
+        first_session,
+        warm_up: Duration::ZERO,
+        unmanaged_tolerance: MemMib::ZERO,
+        ..settings()
+    });
+    ledger.share_by(rules());
+    ledger
+}
+
+impl Bed {
+    fn new(seed: u64) -> Self {
+        let mut bed = Self {
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            now: 0,
+            ledger: new_ledger(0),
+            restarts: 0,
+            sequence: 0,
+            created: 0,
+            pods: BTreeMap::new(),
+            binding: BTreeMap::new(),
+            leftovers: Vec::new(),
+            stuck: BTreeSet::new(),
+            counts: BTreeMap::new(),
+        };
+        bed.begin();
+        bed
+    }
+
+    fn at(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    fn one_in(&mut self, many: u32) -> bool {
+        self.rng.random_ratio(1, many)
+    }
+
+    /// The lists of nodes and pods, and the first reports.
+    fn begin(&mut self) {
+        for node in NODES {
+            self.ledger.see_node(&NodeName::new(node), host(), PoolName::new("p"));
+        }
+        let all: Vec<PodUid> = self.pods.keys().cloned().collect();
+        all.iter().for_each(|uid| self.see(uid, false));
+        self.ledger.set_listed(self.at());
+        for node in NODES {
+            self.report(node, true);
+        }
+    }
+
+    fn fact(&self, uid: &PodUid, is_of_other: bool) -> PodFact {
+        let live = &self.pods[uid];
+        let leaving = live.written.guest.as_ref().and_then(|guest| guest.leaving.as_ref());
+        let has_left = leaving.is_some_and(|leaving| {
+            *leaving.container != *live.container.to_string()
+                && live.cpu_milli != leaving.cpu_milli
+                && live.actual_cpu_milli != leaving.cpu_milli
+        });
+        PodFact {
+            pod: pod(uid.as_str()),
+            node: Some(live.written.node.clone()),
+            host: HostAmount::ZERO,
+            is_terminal: false,
+            wants_gpu: true,
+            request: Some(live.request.clone().into()),
+            placement: Some(live.written.clone()),
+            bound_by_us: true,
+            moves: MoveFact { has_left, is_of_other },
+            tenure: Tenure::default(),
+        }
+    }
+
+    fn see(&mut self, uid: &PodUid, is_of_other: bool) {
+        let fact = self.fact(uid, is_of_other);
+        self.ledger.see_pod(&fact, self.at());
+    }
+
+    fn report(&mut self, node: &str, is_hello: bool) {
+        self.sequence += 1;
+        let inventory = gpus(node, GPUS, "A100", DEVICE_MIB);
+        let process =
+            |uid: &PodUid| ProcessUse { pod: Some(uid.clone()), memory: Some(MemMib::new(1)) };
+        let uses = inventory.devices().iter().map(|device| {
+            let live = self.pods.iter().filter(|(_, it)| it.has_process);
+            let live = live.filter(|(_, it)| it.runs_on.contains(&device.id)).map(|(uid, _)| uid);
+            let left = self.leftovers.iter().filter(|it| it.on == device.id).map(|it| &it.uid);
+            let processes: Vec<ProcessUse> = live.chain(left).map(process).collect();
+            let used = u64::try_from(processes.len()).expect("few");
+            DeviceUse {
+                used: Some(MemMib::new(used)),
+                processes: Some(processes),
+                ..DeviceUse::idle(device.id.clone())
+            }
+        });
+        let uses = uses.collect();
+        let report = NodeReport {
+            allocations_version: None,
+            agent: format!("agent-{node}"),
+            session: None,
+            sequence: self.sequence,
+            inventory: Some(inventory),
+            uses,
+        };
+        let taken = self.ledger.report(node, &report, self.at());
+        assert!(taken.is_ok() || !is_hello, "{taken:?}");
+    }
+
+    fn request(&mut self) -> PlacementRequest {
+        let part = |millionths| Amount::Fraction(Share::from_millionths(millionths));
+        let amounts = [part(125_000), part(250_000), part(500_000), Amount::Whole];
+        let amount = amounts.choose(&mut self.rng).expect("some").clone();
+        let count = if amount == Amount::Whole && self.one_in(4) { 2 } else { 1 };
+        let query = request_of(amount.clone(), count, Policy::BinPack);
+        let mut gpu = GpuRequest::several(amount.clone(), NonZeroU32::new(count).expect("some"));
+        if amount != Amount::Whole && !self.one_in(4) {
+            gpu.limit = Some(Limit::Fraction(Share::WHOLE));
+            gpu.movable = Movable::Restart;
+        }
+        PlacementRequest { gpu: Some(gpu), ..query }
+    }
+
+    fn bind(&mut self) {
+        if self.pods.len() + self.binding.len() >= PODS {
+            return;
+        }
+        self.created += 1;
+        let uid = PodUid::new(format!("p{}", self.created));
+        let query = self.request();
+        let node = NODES.choose(&mut self.rng).expect("some");
+        let reserved = self.ledger.reserve_for_bind(&pod(uid.as_str()), node, &query, self.at());
+        let Ok((placement, _)) = reserved else { return };
+        let gpu = query.gpu.expect("it requests a GPU");
+        self.count(if placement.guest.is_some() { "guests" } else { "at home" });
+        self.binding.insert(uid, gpu);
+    }
+
+    /// Posts a Binding once no guest is left, or gives it up.
+    fn post(&mut self) {
+        let Some(uid) = self.any(|bed| bed.binding.keys().cloned().collect()) else { return };
+        let request = self.binding[&uid].clone();
+        let (placement, leaving) = self.ledger.to_post(&uid).expect("it is reserved");
+        if !leaving.is_empty() {
+            if leaving.iter().any(|uid| self.stuck.contains(uid)) || self.one_in(12) {
+                self.count("given up");
+                self.binding.remove(&uid);
+                self.ledger.forget(&uid);
+            }
+            return;
+        }
+        self.binding.remove(&uid);
+        if self.one_in(8) {
+            self.ledger.forget(&uid); // refused
+            return;
+        }
+        let live = LivePod {
+            runs_on: placement.runs_on(),
+            request,
+            written: placement,
+            cpu_milli: 10,
+            actual_cpu_milli: 10,
+            container: 1,
+            has_process: self.rng.random(),
+        };
+        self.pods.insert(uid.clone(), live);
+        if self.one_in(4) {
+            self.see(&uid, false); // the answer was lost
+        } else {
+            self.ledger.confirm(&uid);
+        }
+    }
+
+    fn any<T>(&mut self, all: impl Fn(&Self) -> Vec<T>) -> Option<T> {
+        let mut all = all(self);
+        if all.is_empty() {
+            return None;
+        }
+        let at = self.rng.random_range(0..all.len());
+        Some(all.swap_remove(at))
+    }
+
+    /// One step of a move: what `control/bind/recall.rs` does, with writes that are lost.
+    fn go_home(&mut self) {
+        let Some(recalled) = self.any(|bed| bed.ledger.recalled(None)) else { return };
+        let uid = recalled.uid;
+        let held = self.ledger.reservation(&uid).expect("it is recalled");
+        let guest = held.placement.guest.clone().expect("it is a guest");
+        if held.state != ReservationState::Confirmed || !self.pods.contains_key(&uid) {
+            return;
+        }
+        if self.stuck.contains(&uid) {
+            return self.settle(&uid);
+        }
+        if guest.leaving.is_none() && self.ledger.let_stay(&uid) {
+            return self.count("stayed");
+        }
+        if self.one_in(20) {
+            return self.cannot_move(&uid);
+        }
+        let (is_applied, is_answered) = (!self.one_in(5), !self.one_in(5));
+        let live = self.pods.get_mut(&uid).expect("it is there");
+        let is_written = guest.leaving.is_some() && live.written.guest.as_ref() == Some(&guest);
+        match &guest.leaving {
+            Some(leaving) if is_written && live.cpu_milli == leaving.cpu_milli => {
+                if is_applied {
+                    live.cpu_milli = if live.cpu_milli > 1 { live.cpu_milli - 1 } else { 2 };
+                    self.count("ordered");
+                }
+            }
+            Some(_) if is_written => self.see(&uid, false),
+            earlier => {
+                let container = live.container.to_string().into();
+                let leaving = Move { container, cpu_milli: live.cpu_milli };
+                self.ledger.write_move(&uid, Some(leaving.clone()));
+                if is_applied {
+                    live.written.guest = Some(Guest { leaving: Some(leaving), ..guest.clone() });
+                } else if is_answered && earlier.is_none() {
+                    self.ledger.write_move(&uid, None); // a conflict
+                }
+            }
+        }
+    }
+
+    /// The resize is refused, so what was written is taken back, and the pod keeps what it has.
+    fn cannot_move(&mut self, uid: &PodUid) {
+        let live = self.pods.get_mut(uid).expect("it is there");
+        let leaving = live.written.guest.as_ref().and_then(|guest| guest.leaving.clone());
+        if leaving.is_some_and(|leaving| live.cpu_milli != leaving.cpu_milli) {
+            return; // it was resized
+        }
+        if let Some(guest) = &mut live.written.guest {
+            guest.leaving = None;
+        }
+        self.ledger.write_move(uid, None);
+        self.stuck.insert(uid.clone());
+    }
+
+    fn settle(&mut self, uid: &PodUid) {
+        if self.ledger.settle_guest(uid) {
+            let held = self.ledger.reservation(uid).expect("it is there");
+            self.pods.get_mut(uid).expect("it is there").written = held.placement;
+            self.stuck.remove(uid);
+            self.count("settled");
+        }
+    }
+
+    /// Kubelet carries out a resize, or a container ends by its own fault.
+    fn restart_container(&mut self) {
+        let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) else { return };
+        let is_crash = self.one_in(6);
+        let live = self.pods.get_mut(&uid).expect("it is there");
+        if live.cpu_milli == live.actual_cpu_milli && !is_crash {
+            return;
+        }
+        let left = std::mem::replace(&mut live.runs_on, live.written.runs_on());
+        live.container += 1;
+        live.actual_cpu_milli = live.cpu_milli;
+        let had_process = std::mem::replace(&mut live.has_process, self.rng.random());
+        if had_process && !is_crash {
+            self.leave(&uid, &left);
+        }
+        self.count("restarts");
+    }
+
+    fn leave(&mut self, uid: &PodUid, on: &[DeviceId]) {
+        for on in on {
+            let steps = self.rng.random_range(0..6);
+            self.leftovers.push(Leftover { uid: uid.clone(), on: on.clone(), steps });
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) else { return };
+        let live = self.pods.remove(&uid).expect("it is there");
+        if live.has_process {
+            self.leave(&uid, &live.runs_on);
+        }
+        self.ledger.end_pod(&uid, self.at());
+    }
+
+    fn restart(&mut self) {
+        self.restarts += 1;
+        self.ledger = new_ledger(self.restarts);
+        self.binding.clear();
+        self.stuck.clear();
+        self.begin();
+    }
+
+    fn step(&mut self) {
+        self.now += self.rng.random_range(0..300);
+        for leftover in &mut self.leftovers {
+            leftover.steps = leftover.steps.saturating_sub(1);
+        }
+        self.leftovers.retain(|it| it.steps > 0);
+        match self.rng.random_range(0..100) {
+            0..18 => self.bind(),
+            18..32 => self.post(),
+            32..48 => self.go_home(),
+            48..56 => self.restart_container(),
+            56..66 => {
+                if let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) {
+                    self.see(&uid, false);
+                }
+            }
+            66..86 => {
+                let node = *NODES.choose(&mut self.rng).expect("some");
+                self.report(node, false);
+            }
+            86..98 => self.end(),
+            98 => {
+                self.ledger.tick(self.at());
+            }
+            _ if self.one_in(4) => self.restart(),
+            _ => {}
+        }
+    }
+
+    /// What holds on the ledger, and what really runs.
+    fn check(&self) {
+        assert_eq!(self.ledger.audit(), Ok(()));
+        let whole = Demand { memory: MemMib::new(DEVICE_MIB), share: Share::WHOLE };
+        for name in NODES {
+            let node = self.ledger.node(name).expect("it is there");
+            for device in node.devices() {
+                let id = &device.device().id;
+                assert!(!device.is_overallocated(), "{id}: more is allocated than there is");
+                let with_guests = device.allocated().checked_add(device.lent());
+                let rest = with_guests.and_then(|taken| whole.checked_sub(taken));
+                assert!(rest.is_some(), "{id}: guests stay in allocated room");
+                for uid in device.guests().keys() {
+                    let held = node.reservation(uid).expect("a guest is allocated something");
+                    let request = held.request.as_ref().expect("it is known");
+                    assert_eq!(request.movable, Movable::Restart, "{uid}");
+                    assert_eq!(held.placement.devices.len(), 1, "{uid}");
+                    assert_ne!(held.placement.devices[0].id, *id, "{uid} is at home");
+                }
+            }
+        }
+        let mut running: BTreeMap<&DeviceId, Demand> = BTreeMap::new();
+        for live in self.pods.values() {
+            for (id, placed) in live.runs_on.iter().zip(&live.written.devices) {
+                let sum = running.entry(id).or_insert(Demand::ZERO);
+                *sum = sum.checked_add(placed.demand).expect("small");
+            }
+        }
+        for (id, sum) in running {
+            assert!(whole.checked_sub(sum).is_some(), "{id}: {sum:?} run there");
+        }
+    }
+
+    fn waits_for_stuck(&self, uid: &PodUid) -> bool {
+        let (_, leaving) = self.ledger.to_post(uid).expect("it is reserved");
+        leaving.iter().any(|uid| self.stuck.contains(uid))
+    }
+
+    /// Without more faults every recalled pod is at home or stays, and each Binding can be posted.
+    fn calm_down(&mut self) {
+        for _ in 0..600 {
+            self.now += 100;
+            self.leftovers.clear();
+            while self.binding.keys().any(|uid| self.waits_for_stuck(uid)) {
+                self.post();
+            }
+            let recalled = self.ledger.recalled(None);
+            for _ in 0..=recalled.len() {
+                self.go_home();
+            }
+            let all: Vec<PodUid> = self.pods.keys().cloned().collect();
+            for uid in all {
+                let live = self.pods.get_mut(&uid).expect("it is there");
+                if live.cpu_milli != live.actual_cpu_milli {
+                    live.runs_on = live.written.runs_on();
+                    live.container += 1;
+                    live.actual_cpu_milli = live.cpu_milli;
+                }
+                self.see(&uid, false);
+            }
+            NODES.iter().for_each(|node| self.report(node, false));
+        }
+        self.check();
+        // Each bind looks at its own pod again and again.
+        self.binding.keys().for_each(|uid| drop(self.ledger.to_post(uid)));
+        for uid in self.binding.keys() {
+            let (_, leaving) = self.ledger.to_post(uid).expect("it is reserved");
+            assert_eq!(leaving, [], "{uid} waits forever");
+        }
+        for name in NODES {
+            let node = self.ledger.node(name).expect("it is there");
+            for (uid, held) in node.reservations() {
+                let is_there = matches!(held.departure, Departure::Stays | Departure::Gone);
+                assert!(is_there, "{uid}: {held:?}");
+                if let Some(live) = self.pods.get(uid) {
+                    assert_eq!(live.runs_on, held.placement.runs_on(), "{uid} runs elsewhere");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
+    let (steps, first): (u64, u64) = (number("GUEST_STEPS", 20_000), number("GUEST_SEED", 0));
+    let seeds = steps.div_ceil(500);
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in first..first + seeds {
+        let mut bed = Bed::new(seed);
+        for step in 0..500 {
+            let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                bed.step();
+                bed.check();
+            }));
+            assert!(stepped.is_ok(), "seed {seed}, step {step}: see above");
+        }
+        let calm = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bed.calm_down()));
+        assert!(calm.is_ok(), "seed {seed}, after the last step: see above");
+        for (what, count) in bed.counts {
+            *counts.entry(what).or_default() += count;
+        }
+    }
+    println!("{counts:?}");
+    for what in ["guests", "at home", "ordered", "stayed", "restarts", "settled", "given up"] {
+        assert!(counts.contains_key(what), "{what} was never tried: {counts:?}");
+    }
+}

@@ -81,6 +81,14 @@ mutations! {
     HoldsUnlimited,
     /// A pod is bound although guests still run in its room.
     GuestsIgnored,
+    /// A guest counts as gone from a device as soon as its restart is requested.
+    RestartBelieved,
+    /// One list of processes without a guest is enough, whatever its container does.
+    OneCleanList,
+    /// Guests are not called home when their room is allocated.
+    GuestsStay,
+    /// A move that an earlier process began is not completed.
+    MoveAbandoned,
     /// A team gets more than it may have.
     TeamLimitUnchecked,
     /// Pods within what is guaranteed to their team are evicted for pods of other teams.

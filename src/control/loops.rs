@@ -93,7 +93,7 @@ async fn ticks(app: &Arc<App>) {
         app.forget_unseen();
         app.doubt_fits();
         app.take_over_waiting();
-        if app.config.pools.lends() {
+        if app.config.pools.lends() && !mutated(Mutation::MoveAbandoned) {
             recall(app, None);
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {

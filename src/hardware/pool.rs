@@ -115,11 +115,11 @@ impl Enforcement {
 /// Whether pods with a limit may use more than they request while it is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Borrow {
-    /// Compute of their GPU, since no rule of gpupack limits it; memory only while they are alone.
+    /// On their own GPU only: compute, which no rule of gpupack limits, and memory while they are alone.
     #[default]
     None,
-    /// The same, and those that may be restarted run on another GPU of their node that is less busy,
-    /// until a pod is allocated the room there.
+    /// Compute. Those that may be restarted run on another GPU of their node that is less busy, until a
+    /// pod is allocated the room there. No memory: nothing takes it back.
     Compute,
 }
 

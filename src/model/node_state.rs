@@ -630,7 +630,8 @@ impl NodeState {
                 Some(Some(_)) => *clean_lists += 1,
                 Some(None) | None => {}
             }
-            if *clean_lists >= CLEAN_REPORTS_TO_FREE || !present.contains(&on) {
+            let enough = if mutated(Mutation::OneCleanList) { 1 } else { CLEAN_REPORTS_TO_FREE };
+            if *clean_lists >= enough || !present.contains(&on) {
                 (reservation.departure, is_any_gone) = (Departure::Gone, true);
             }
         }

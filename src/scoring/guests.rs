@@ -11,6 +11,7 @@ use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::model::request::{Isolation, Limit, Movable};
 use crate::model::reservation::{Departure, Reservation, ReservationState};
+use crate::mutation::{Mutation, mutated};
 
 /// The device other than its home on which a pod has most room to use more than it requests, if it
 /// may run there and has strictly more there than at home. It is allocated already and runs nowhere.
@@ -42,7 +43,8 @@ pub fn start_place(node: &NodeState, held: &Reservation) -> Option<DeviceId> {
 
 /// Calls home the guests whose room others are allocated now. Returns them.
 pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
-    if node.devices().iter().all(|device| device.guests().is_empty()) {
+    let has_none = node.devices().iter().all(|device| device.guests().is_empty());
+    if has_none || mutated(Mutation::GuestsStay) {
         return Vec::new();
     }
     let leaving: Vec<PodUid> =
@@ -140,3 +142,6 @@ fn left(device: &DeviceState) -> Demand {
         .try_fold(device.free(), |left, guest| left.checked_sub(guest.demand));
     guests.unwrap_or(Demand { memory: MemMib::ZERO, share: Share::ZERO })
 }
+
+#[cfg(test)]
+mod tests;

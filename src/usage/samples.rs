@@ -9,6 +9,7 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::pool::Borrow;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::LedgerEvent;
@@ -179,7 +180,9 @@ impl UsageSamples {
             for (uid, used) in &mut on.pods {
                 let Some(held) = node_state.reservation(uid) else { continue };
                 let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
-                let most = if is_tolerated { rules.max_limit } else { Share::ZERO };
+                // Nothing takes back what a pod of a pool that lends compute has of memory.
+                let is_lent = node_state.rule().borrow == Borrow::None;
+                let most = if is_tolerated && is_lent { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
                 let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
                 if mutated(Mutation::EvictsWithinShare) {

@@ -230,9 +230,12 @@ impl History {
         let created = same.map_or(now, |seen| seen.created);
         let bound = same.and_then(|seen| seen.bound).or_else(|| is_bound.then_some(now));
         if let Some(moved) = same.filter(|s| s.tenancy.is_some() && s.tenancy != tenancy) {
-            // It may end, and a pod that runs elsewhere may go home.
-            let at_home = moved.tenancy.as_ref().map(Tenancy::at_home);
-            if tenancy.is_some() && tenancy != at_home {
+            // It may end, and a pod that runs elsewhere may go home, or stay there for good.
+            let is_move = |from: &Tenancy, to: &Tenancy| {
+                *to == from.at_home() || *from == to.at_home() || to.uses == from.uses
+            };
+            let is_known = moved.tenancy.as_ref().zip(tenancy.as_ref());
+            if is_known.is_some_and(|(from, to)| !is_move(from, to)) {
                 self.faults.push(format!("{name} moved from {:?} to {tenancy:?}", moved.tenancy));
             }
         }

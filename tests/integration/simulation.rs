@@ -256,6 +256,8 @@ struct World {
     unused_since: Option<u64>,
     /// Since when without faults each pod waits that fits.
     fits_since: BTreeMap<PodUid, u64>,
+    /// Guests on their way home, and since when.
+    leaving_since: BTreeMap<PodUid, u64>,
     looks_again: u64,
     /// The first promise that was broken.
     broken: Option<String>,
@@ -305,6 +307,7 @@ impl World {
             checked: 0,
             unused_since: None,
             fits_since: BTreeMap::new(),
+            leaving_since: BTreeMap::new(),
             looks_again: 0,
             broken: None,
             is_traced,

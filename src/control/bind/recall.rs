@@ -82,11 +82,12 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
-    if guest.leaving.is_none() && app.ledger.let_stay(&pod.uid) {
-        return Next::Done; // the pod that needed its room is gone
-    }
+    // First: it is not to be called home again and again in vain.
     if app.moves.is_stuck(&pod.uid) {
         return settle(app, cluster, pod, key).await;
+    }
+    if guest.leaving.is_none() && app.ledger.let_stay(&pod.uid) {
+        return Next::Done; // the pod that needed its room is gone
     }
     let seen = match cluster.writer.read_back(key).await {
         Err(_) => return Next::After(TRY_AGAIN),

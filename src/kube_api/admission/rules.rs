@@ -556,6 +556,8 @@ fn of_part(resource: &str, part: &str) -> ReviewFault {
 #[cfg(test)]
 mod beside;
 #[cfg(test)]
+mod movable;
+#[cfg(test)]
 mod of_templates;
 #[cfg(test)]
 mod tests;

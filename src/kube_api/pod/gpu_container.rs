@@ -87,3 +87,57 @@ fn requested_cpu(resources: Option<&ResourceRequirements>) -> Option<u64> {
 fn cpu(amounts: Option<&BTreeMap<String, Quantity>>) -> Option<u64> {
     parse_milli(&amounts?.get("cpu")?.0).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kube_api::pod::seen_pod::SeenPod;
+
+    /// A pod whose container has this CPU request, id and state, and the CPU that kubelet reports.
+    fn seen(cpu: &str, id: &str, state: &str, actual: Option<&str>) -> GpuContainer {
+        let mut status = json!({"name": "main", "containerID": id, "state": {state: {}}});
+        if let Some(actual) = actual {
+            status["resources"] = json!({"requests": {"cpu": actual}});
+        }
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u",
+                "annotations": {"gpu-fraction": "0.5", "gpupack.dev/movable": "restart"}},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}},
+                "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
+            "status": {"containerStatuses": [status]},
+        });
+        SeenPod::from_json(&pod.to_string()).unwrap().gpu_container.unwrap()
+    }
+
+    #[test]
+    fn a_container_has_left_once_it_ended_after_the_resize_was_carried_out() {
+        let leaving = Move { container: "c1".into(), cpu_milli: 10 };
+        for (cpu, id, state, actual, has_left) in [
+            ("10m", "c1", "running", Some("10m"), false), // the first write alone
+            ("10m", "c2", "running", Some("10m"), false), // it crashed: of which device it is is not known
+            ("9m", "c1", "running", Some("10m"), false),  // kubelet is about to restart it
+            ("9m", "c2", "running", Some("10m"), false), // it crashed meanwhile, and restarts again
+            ("9m", "c2", "running", Some("9m"), true),
+            ("9m", "c1", "waiting", Some("9m"), true), // it waits for its next start
+            ("9m", "c1", "running", Some("9m"), false),
+            ("9m", "c2", "running", None, true), // kubelet does not report it
+        ] {
+            let seen = seen(cpu, id, state, actual);
+            assert_eq!(seen.has_left(&leaving), has_left, "{cpu} {id} {state} {actual:?}");
+        }
+    }
+
+    #[test]
+    fn a_resize_changes_as_little_as_possible() {
+        let of = |cpu, limit| {
+            let seen = GpuContainer { cpu_limit_milli: limit, ..seen(cpu, "c1", "running", None) };
+            seen.resized().collect::<Vec<_>>()
+        };
+        assert_eq!(of("10m", None), [(9, None), (11, None)]);
+        assert_eq!(of("10m", Some(500)), [(9, None), (11, None)]);
+        assert_eq!(of("2", Some(2_000)), [(1_999, Some(1_999)), (2_001, Some(2_001))]);
+        assert_eq!(of("1m", None), [(2, None)]);
+    }
+}

@@ -345,7 +345,9 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
     }
     let is_shown = guest.leaving.is_some() && guest.leaving == seen.leaving;
     held.departure = match held.departure {
-        Departure::Stays | Departure::Recalled if is_shown && fact.moves.has_left => {
+        Departure::Stays | Departure::Recalled
+            if is_shown && (fact.moves.has_left || mutated(Mutation::RestartBelieved)) =>
+        {
             Departure::Restarted { since: now, clean_lists: 0 }
         }
         Departure::Stays if guest.leaving.is_some() => Departure::Recalled,

@@ -20,6 +20,7 @@ use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::guests;
 
 /// Most device classes of all nodes, some times what large clusters have. More would make each
 /// call slow, and a client can report what it likes.
@@ -278,6 +279,7 @@ impl Ledger {
             events.extend(self.change_node(at, |node_state| {
                 node_state.replace_inventory(inventory, classes);
                 node_state.wait_for_use(&before);
+                guests::recall_excess(node_state);
             }));
         });
         Ok(events)

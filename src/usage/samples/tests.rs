@@ -1,9 +1,12 @@
 use super::*;
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::{PoolRule, PoolRules};
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::ProcessUse;
 use crate::model::isolation::DriverLimits;
+use crate::model::reservation::Guest;
 use crate::usage::node_details::DetailsReport;
 
 fn note(ledger: &Ledger, node: &str, uses: &[DeviceUse]) -> Vec<LedgerEvent> {
@@ -117,6 +120,36 @@ fn a_pod_alone_on_its_gpu_may_use_its_limit_and_no_more() {
         check(&ledger, &format!("p={}", allowed + 51), &reported, "p +51 x1");
         check(&ledger, "", "", "");
     }
+}
+
+#[test]
+fn a_pool_that_lends_compute_lends_no_memory() {
+    let ledger = ledger("A B");
+    let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+    ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+    ledger.see_pod(&limited(Limit::Fraction(Share::WHOLE)), Timestamp::START);
+    check(&ledger, "p=550", "", "");
+    check(&ledger, "p=551", "p 551/500 on A", "p +51 x1");
+}
+
+#[test]
+fn a_guest_may_use_its_request_where_it_runs() {
+    let ledger = ledger("A B");
+    let mut fact = limited(Limit::Fraction(Share::WHOLE));
+    let guest = Guest { on: DeviceId::new("B").unwrap(), leaving: None };
+    fact.placement.as_mut().unwrap().guest = Some(guest);
+    ledger.see_pod(&fact, Timestamp::START);
+    let of = |events: &[LedgerEvent]| shown(events);
+    assert_eq!(of(&note(&ledger, "n", &list("B", "p=550"))), "");
+    assert_eq!(
+        of(&note(&ledger, "n", &list("B", "p=900"))),
+        "",
+        "its limit, while it is alone there"
+    );
+    ledger.see_pod(&bound("q", "n", "B", 200_000), seconds(1));
+    assert_eq!(of(&note_at(&ledger, "n", &list("B", "p=551 q=1"), seconds(2))), "", "the grace");
+    let late = note_at(&ledger, "n", &list("B", "p=551 q=1"), seconds(40));
+    assert_eq!(of(&late), "p 551/500 on B");
 }
 
 #[test]

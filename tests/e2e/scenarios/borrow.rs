@@ -3,17 +3,28 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::checker::annotation;
 use crate::clock;
+use crate::control_plane::Identity;
 use crate::manifests::{self, Mode};
 use crate::node::image::BOX;
-use crate::node::machine::{GpuRuntime, Machine, node_scenario};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario};
 use crate::scenarios::containers::restarts;
 
 /// Longest time from the call for the third pod to its Binding, with a restart.
 const STORY_WITHIN: Duration = Duration::from_secs(5);
+
+const UUIDS: &str = "placed.gpupack.dev/uuids";
+const PLACEMENT: &str = "placed.gpupack.dev/placement";
+
+/// Recalls one after the other.
+const RECALLS: u32 = 5;
 
 fn pod(name: &str, annotations: &Value) -> Value {
     json!({
@@ -28,50 +39,223 @@ fn pod(name: &str, annotations: &Value) -> Value {
     })
 }
 
-/// Half of a GPU that may use all of it, and may be moved. Its program is deaf to signals.
-fn notebook(name: &str) -> Value {
+/// Half of a GPU that may use all of it, and may be moved. Its program is deaf to signals, so it ends
+/// after its grace period.
+fn notebook(name: &str, grace_seconds: u32) -> Value {
     let annotations = json!({"gpu-fraction": "0.5", "gpu-fraction.limit": "1",
-        "gpupack.dev/movable": "restart", "gpupack.dev/move-grace-seconds": "1"});
+        "gpupack.dev/movable": "restart",
+        "gpupack.dev/move-grace-seconds": grace_seconds.to_string()});
     pod(name, &annotations)
+}
+
+fn whole(name: &str) -> Value {
+    let mut pod = pod(name, &json!({"gpu-fraction": "1"}));
+    pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
+    pod
+}
+
+/// A node whose pods borrow, with two notebooks that run on a GPU each, and these GPUs.
+async fn two_notebooks(node: &Machine, grace_seconds: u32) -> (String, String) {
+    manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
+    node.create(&notebook("nb-1", 1)).await;
+    let first = node.reported("nb-1", "main", 0).await.uuids().to_owned();
+    node.create(&notebook("nb-2", grace_seconds)).await;
+    let second = node.reported("nb-2", "main", 0).await.uuids().to_owned();
+    assert_ne!(first, second, "each runs on a GPU of its own");
+    let placement = placement(node, "nb-2").await;
+    assert_eq!(placement["home"], json!([first]), "{placement}");
+    assert_eq!(placement["devices"][0]["id"], json!(second), "{placement}");
+    (first, second)
+}
+
+fn settings() -> Value {
+    json!({"pools": {"": {"borrow": "compute"}}})
+}
+
+async fn placement(node: &Machine, name: &str) -> Value {
+    let pod = node.until("placed", name, |pod| annotation(pod, PLACEMENT).is_some()).await;
+    serde_json::from_str(annotation(&pod, PLACEMENT).expect("just seen")).expect("JSON")
+}
+
+async fn until_bound(node: &Machine, name: &str) -> Pod {
+    node.until("bound", name, |pod| annotation(pod, UUIDS).is_some()).await
+}
+
+/// The pod went home, with one restart more than before, and the other one goes on.
+async fn went_home(node: &Machine, home: &str, life: u32) {
+    let moved = node.reported("nb-2", "main", life).await;
+    assert_eq!(moved.uuids(), home, "nb-2 went home");
+    let count = i32::try_from(life).expect("few");
+    node.until("restarted once", "nb-2", |pod| restarts(pod, "main") == count).await;
+    assert_eq!(restarts(&node.pod("nb-1").await, "main"), 0, "nb-1 goes on");
 }
 
 #[test]
 fn two_notebooks_run_on_two_gpus_and_one_gives_way() {
-    let settings = json!({"pools": {"": {"borrow": "compute"}}});
-    node_scenario("borrow", GpuRuntime::Plain, settings, |node| async move {
-        manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
-        node.create(&notebook("nb-1")).await;
-        let first = node.reported("nb-1", "main", 0).await.uuids().to_owned();
-        node.create(&notebook("nb-2")).await;
-        let second = node.reported("nb-2", "main", 0).await.uuids().to_owned();
-        assert_ne!(first, second, "each runs on a GPU of its own");
-        let placement = placement(&node, "nb-2").await;
-        assert_eq!(placement["home"], json!([first]), "{placement}");
-        assert_eq!(placement["devices"][0]["id"], json!(second), "{placement}");
+    node_scenario("borrow", GpuRuntime::Plain, settings(), |node| async move {
+        let (first, second) = two_notebooks(&node, 1).await;
         node.figure("two halves of one GPU run on two");
         let began = clock::now();
-        node.create(&pod("train", &json!({"gpu-fraction": "1"}))).await;
-        let train = node
-            .until("bound", "train", |pod| annotation(pod, "placed.gpupack.dev/uuids").is_some())
-            .await;
+        node.create(&whole("train")).await;
+        let train = until_bound(&node, "train").await;
         let took = began.elapsed();
-        assert_eq!(annotation(&train, "placed.gpupack.dev/uuids"), Some(&*second));
-        let moved = node.reported("nb-2", "main", 1).await;
-        assert_eq!(moved.uuids(), first, "nb-2 went home");
-        let seen = node.until("restarted once", "nb-2", |pod| restarts(pod, "main") == 1).await;
-        assert_eq!(restarts(&seen, "main"), 1);
-        let other = node.until("there", "nb-1", |_| true).await;
-        assert_eq!(restarts(&other, "main"), 0, "nb-1 goes on");
+        assert_eq!(annotation(&train, UUIDS), Some(&*second));
+        went_home(&node, &first, 1).await;
         assert!(took < STORY_WITHIN, "{took:?}");
+        let told = node.cluster.events().await;
+        let told = told.iter().find(|it| it.pod == "nb-2" && it.reason == "GpuMoved");
+        let told = told.expect("an event").message.clone();
+        assert!(told.contains("borrow/train needs the room"), "{told}");
         node.figure(&format!("the third pod had its GPU after {} ms", clock::ms(took)));
         node.watching.verdict();
     });
 }
 
-async fn placement(node: &Machine, name: &str) -> Value {
-    let pod = node
-        .until("placed", name, |pod| annotation(pod, "placed.gpupack.dev/placement").is_some())
-        .await;
-    let text = annotation(&pod, "placed.gpupack.dev/placement").expect("just seen");
-    serde_json::from_str(text).expect("JSON")
+#[test]
+fn a_guest_that_ends_late_delays_the_bind_and_no_more() {
+    let settings = json!({"pools": {"": {"borrow": "compute"}}, "recall_seconds": 2});
+    node_scenario("borrow-late", GpuRuntime::Plain, settings, |node| async move {
+        let (first, _) = two_notebooks(&node, 7).await;
+        let began = clock::now();
+        node.create(&whole("train")).await;
+        until_bound(&node, "train").await;
+        let took = clock::ms(began.elapsed());
+        went_home(&node, &first, 1).await;
+        let failed = node.extender.logged("pods that borrow room of its GPUs are being moved");
+        assert!(failed > 0 && took > 7_000, "after {took} ms, {failed} binds failed");
+        node.figure(&format!("a guest with 7 s of grace: bound after {took} ms, {failed} failed"));
+        node.watching.verdict();
+    });
+}
+
+#[test]
+fn a_move_that_was_half_done_is_completed() {
+    node_scenario("borrow-half", GpuRuntime::Plain, settings(), |mut node| async move {
+        let (first, second) = two_notebooks(&node, 1).await;
+        node.extender.kill();
+        // The first of the two writes, as a process makes it that is killed before the second.
+        let before = node.pod("nb-2").await;
+        let status = before.status.expect("it runs");
+        let container = status.container_statuses.expect("one")[0].container_id.clone();
+        let mut moved = placement(&node, "nb-2").await;
+        moved["devices"][0]["id"] = first.as_str().into();
+        moved["home"] = Value::Null;
+        moved.as_object_mut().expect("an object").remove("home");
+        moved["moved"] = json!({"from": [second], "container": container, "cpu_milli": 10});
+        let patch = json!({"metadata": {"annotations": {
+            "placed.gpupack.dev/devices": format!("runtime.nvidia.com/gpu={first}"),
+            UUIDS: first, PLACEMENT: moved.to_string()}}});
+        let client = node.plane.client(Identity::Extender).await;
+        let pods: Api<Pod> = Api::namespaced(client, &node.cluster.namespace);
+        let patched = pods.patch("nb-2", &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.expect("gpupack's account may write it");
+        node.extender.start_again().await;
+        went_home(&node, &first, 1).await;
+        node.create(&whole("train")).await;
+        let train = until_bound(&node, "train").await;
+        assert_eq!(annotation(&train, UUIDS), Some(&*second));
+        assert_eq!(restarts(&node.pod("nb-2").await, "main"), 1, "once is enough");
+        node.figure("a move that was half done was completed by the next process");
+        node.watching.verdict();
+    });
+}
+
+#[test]
+fn a_killed_extender_neither_repeats_nor_forgets_a_move() {
+    node_scenario("borrow-killed", GpuRuntime::Plain, settings(), |mut node| async move {
+        let (first, second) = two_notebooks(&node, 3).await;
+        node.create(&whole("train")).await;
+        let is_resized = |pod: &Pod| {
+            let container = &pod.spec.as_ref().expect("a pod").containers[0];
+            let requests = container.resources.as_ref().and_then(|it| it.requests.as_ref());
+            requests.is_some_and(|requests| requests["cpu"].0 == "9m")
+        };
+        node.until("resized", "nb-2", is_resized).await;
+        node.extender.kill();
+        assert_eq!(annotation(&node.pod("train").await, UUIDS), None, "not before nb-2 has left");
+        node.extender.start_again().await;
+        let train = until_bound(&node, "train").await;
+        assert_eq!(annotation(&train, UUIDS), Some(&*second));
+        went_home(&node, &first, 1).await;
+        node.figure("killed between the resize and the Binding: bound once, one restart");
+        node.watching.verdict();
+    });
+}
+
+#[test]
+fn a_guest_that_cannot_be_moved_keeps_the_gpu_on_which_it_runs() {
+    node_scenario("borrow-stuck", GpuRuntime::Plain, settings(), |node| async move {
+        let (_, second) = two_notebooks(&node, 1).await;
+        let roles: Api<ClusterRoleBinding> = Api::all(node.cluster.client.clone());
+        roles.delete("gpupack-move", &DeleteParams::default()).await.expect("it is there");
+        until_refused(&node).await;
+        node.create(&whole("train")).await;
+        let is_at_home = |pod: &Pod| {
+            annotation(pod, PLACEMENT)
+                .is_some_and(|it| !it.contains("home") && !it.contains("moved"))
+        };
+        node.until("allocated what it runs on", "nb-2", is_at_home).await;
+        let now = placement(&node, "nb-2").await;
+        assert_eq!(now["devices"][0]["id"], json!(second), "{now}");
+        let told = node.cluster.events().await;
+        let told = told.iter().find(|it| it.pod == "nb-2" && it.reason == "GpuMoveFailed");
+        let told = told.expect("an event").message.clone();
+        assert!(told.contains("pods/resize") || told.contains("403"), "{told}");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(annotation(&node.pod("train").await, UUIDS), None, "no GPU is empty now");
+        assert_eq!(restarts(&node.pod("nb-2").await, "main"), 0);
+        node.delete("nb-1").await;
+        until_bound(&node, "train").await;
+        node.figure("without the right a guest keeps its GPU, and the other pod waits");
+        node.watching.verdict();
+    });
+}
+
+/// Waits until the API server refuses gpupack's resizes: it follows a changed role a moment later.
+async fn until_refused(node: &Machine) {
+    let client = node.plane.client(Identity::Extender).await;
+    let pods: Api<Pod> = Api::namespaced(client, &node.cluster.namespace);
+    let dry_run = PatchParams { dry_run: true, ..PatchParams::default() };
+    let patch = Patch::Strategic(json!({"spec": {"containers": [
+        {"name": "main", "resources": {"requests": {"cpu": "9m"}}}]}}));
+    let began = clock::now();
+    while pods.patch_subresource("resize", "nb-2", &dry_run, &patch).await.is_ok() {
+        assert!(began.elapsed() < LIMIT, "still allowed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn recalls_one_after_the_other_all_succeed() {
+    node_scenario("borrow-often", GpuRuntime::Plain, settings(), |node| async move {
+        let (first, second) = two_notebooks(&node, 1).await;
+        let mut slowest = Duration::ZERO;
+        for recall in 1..=RECALLS {
+            let began = clock::now();
+            node.create(&whole("train")).await;
+            until_bound(&node, "train").await;
+            slowest = slowest.max(began.elapsed());
+            went_home(&node, &first, 1).await;
+            node.delete("train").await;
+            node.delete("nb-2").await;
+            for name in ["train", "nb-2"] {
+                while node.cluster.pods().get_opt(name).await.expect("an answer").is_some() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+            if recall < RECALLS {
+                // The room of the last ones may not be free yet.
+                while node.tenants(&first).await.len() + node.tenants(&second).await.len() > 1 {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                node.create(&notebook("nb-2", 1)).await;
+                let again = node.reported("nb-2", "main", 0).await;
+                assert_ne!(again.uuids(), first, "a guest again");
+            }
+        }
+        assert_eq!(restarts(&node.pod("nb-1").await, "main"), 0);
+        let slowest = clock::ms(slowest);
+        node.figure(&format!("{RECALLS} recalls, the slowest {slowest} ms; nb-1 never restarted"));
+        node.watching.verdict();
+    });
 }

@@ -153,7 +153,8 @@ impl World {
             let here = self.processes.iter().filter(|(_, process)| process.node == name);
             let mut processes = Vec::new();
             for (uid, process) in here {
-                for (_, mib) in process.devices.iter().filter(|(id, _)| *id == gpu.id) {
+                let lives = self.api.pods.get(uid).is_some_and(|pod| !pod.is_terminal);
+                for (_, mib) in process.listed(self.now, lives).filter(|(id, _)| *id == gpu.id) {
                     processes.push(json!({"pid": 7, "podUid": uid, "memoryMib": mib}));
                 }
             }

@@ -52,13 +52,48 @@ pub(super) struct Pod {
     pub(super) logged: usize,
     /// What it was bound with: edits of its annotations change nothing of that.
     pub(super) takes: Vec<Take>,
+    /// Its container with the GPU.
+    pub(super) container: Container,
+}
+
+/// The container of a pod, as its specification and kubelet have it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Container {
+    /// How often it started; zero before the first time.
+    pub(super) starts: u64,
+    /// Its CPU request in thousandths, and what kubelet has carried out of it.
+    pub(super) cpu_milli: u64,
+    pub(super) actual_cpu_milli: u64,
 }
 
 impl Pod {
-    /// What its placement annotation takes.
+    fn placement(&self) -> Value {
+        let text = self.annotations.get(PLACEMENT);
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    /// Whether it may be moved.
+    pub(super) fn is_movable(&self) -> bool {
+        self.of.annotations.contains_key("gpupack.dev/movable")
+    }
+
+    /// Whether its annotations say that it runs elsewhere than at home.
+    pub(super) fn is_guest(&self) -> bool {
+        self.placement()["home"].is_array()
+    }
+
+    /// What its placement annotation allocates, wherever it runs.
+    pub(super) fn allocated(&self) -> Vec<Take> {
+        let mut takes = self.written();
+        if let (Some(home), [take]) = (self.placement()["home"][0].as_str(), &mut takes[..]) {
+            take.0 = home.to_owned();
+        }
+        takes
+    }
+
+    /// What it runs on, by its annotations.
     pub(super) fn written(&self) -> Vec<Take> {
-        let Some(text) = self.annotations.get(PLACEMENT) else { return Vec::new() };
-        let placement: Value = serde_json::from_str(text).unwrap_or_default();
+        let placement = self.placement();
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         let take = |device: &Value| {
             let id = device["id"].as_str().unwrap_or_default().to_owned();
@@ -95,6 +130,19 @@ impl Pod {
         let resources = json!({"requests": {"cpu": cpu.to_string()}});
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
+        let Container { starts, cpu_milli, actual_cpu_milli } = self.container;
+        let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
+        let mut status = json!({});
+        if self.is_movable() {
+            spec["containers"][0]["resources"] = amount(cpu_milli);
+            spec["containers"][0]["resizePolicy"] =
+                json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+            if starts > 0 {
+                status["containerStatuses"] = json!([{"name": "main",
+                    "containerID": format!("c{starts}"), "state": {"running": {}},
+                    "resources": amount(actual_cpu_milli)}]);
+            }
+        }
         if self.of.is_protected {
             spec["priorityClassName"] = format!("gpupack-{PROTECTED}").into();
         }
@@ -106,8 +154,9 @@ impl Pod {
             (false, Some(_)) => "Running",
             (false, None) => "Pending",
         };
+        status["phase"] = phase.into();
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec,
-            "status": {"phase": phase}})
+            "status": status})
     }
 }
 
@@ -152,6 +201,11 @@ impl Api {
     pub(super) fn create(&mut self, uid: &str, created: u64, of: Template) {
         let pod = Pod {
             annotations: of.annotations.clone(),
+            container: Container {
+                starts: 0,
+                cpu_milli: of.cpu * 1_000,
+                actual_cpu_milli: of.cpu * 1_000,
+            },
             of,
             created,
             version: 0,
@@ -216,6 +270,7 @@ impl Api {
         match (request.method().as_str(), kind) {
             ("GET", None) => (200, self.change(&self.pods[&uid]).text.clone()),
             ("PATCH", None) => self.patch(&uid, &body),
+            ("PATCH", Some("resize")) => self.resize(&uid, &body),
             ("POST", Some("binding")) => self.bind(&uid, &body),
             ("POST", Some("eviction")) => self.evict(uid, &body),
             (method, rest) => panic!("gpupack sent {method} {path} {rest:?}"),
@@ -257,15 +312,37 @@ impl Api {
             return refusal(409, "the object has been modified");
         }
         let before = pod.annotations.clone();
+        let (was_guest, was_on) = (pod.is_guest(), pod.written());
         for (key, value) in metadata["annotations"].as_object().unwrap_or(&Map::new()) {
             match value.as_str() {
                 Some(value) => drop(pod.annotations.insert(key.clone(), value.to_owned())),
                 None => drop(pod.annotations.remove(key)),
             }
         }
+        // A guest that cannot be moved is allocated what it runs on.
+        if was_guest && !pod.is_guest() && pod.written() == was_on {
+            pod.takes = was_on;
+        }
         if pod.annotations != before {
             self.changed(uid);
         }
+        (200, self.change(&self.pods[uid]).text.clone())
+    }
+
+    /// Changes the CPU request of a container in place.
+    fn resize(&mut self, uid: &str, patch: &Value) -> (u16, String) {
+        if let Some(code) = self.denied.get(uid) {
+            return refusal(*code, "a webhook refuses it");
+        }
+        let pod = self.pods.get_mut(uid).expect("found above");
+        let metadata = &patch["metadata"];
+        if metadata["uid"] != uid || metadata["resourceVersion"] != *pod.version.to_string() {
+            return refusal(409, "the object has been modified");
+        }
+        let cpu = &patch["spec"]["containers"][0]["resources"]["requests"]["cpu"];
+        let milli = cpu.as_str().and_then(|cpu| cpu.strip_suffix('m')?.parse().ok());
+        pod.container.cpu_milli = milli.expect("thousandths");
+        self.changed(uid);
         (200, self.change(&self.pods[uid]).text.clone())
     }
 
@@ -285,7 +362,7 @@ impl Api {
         for (key, value) in metadata["annotations"].as_object().unwrap_or(&Map::new()) {
             pod.annotations.insert(key.clone(), value.as_str().expect("a text").to_owned());
         }
-        (pod.takes, pod.bound) = (pod.written(), self.now);
+        (pod.takes, pod.bound) = (pod.allocated(), self.now);
         self.changed(uid);
         (201, success())
     }

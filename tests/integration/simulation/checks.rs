@@ -36,6 +36,10 @@ const HELD_BEYOND: u64 = 2_500;
 /// Devices of an ended pod are free after two reports, in seconds.
 const DRAINED_WITHIN: u64 = 15;
 
+/// Guests that are called home are there after this time, without faults: the restart of a container,
+/// what is left of the last one, and two reports, some of which are lost.
+const LEFT_WITHIN: u64 = 25_000;
+
 /// Most holds of one pod in a life: five, and those made when the watch shows a pod late.
 const MOST_HOLDS: usize = 8;
 
@@ -50,6 +54,7 @@ impl World {
         if is_news || is_turn {
             self.check_devices()?;
             self.note_groups();
+            self.check_leaving()?;
             if self.settings.has_teams {
                 self.check_limits()?;
                 self.note_over_quota();
@@ -145,6 +150,11 @@ impl World {
                 *sum = (sum.0 + mib, sum.1 + share);
             }
         }
+        let guests: Vec<Take> = self.guests().collect();
+        for (device, mib, share) in &guests {
+            let sum = taken.entry(device).or_default();
+            *sum = (sum.0 + mib, sum.1 + share);
+        }
         taken.retain(|id, _| !self.claimed.contains(*id));
         let has = |id: &str| self.reported.get(id).copied().unwrap_or(GPU_MIB);
         let is_over =
@@ -154,7 +164,7 @@ impl World {
         }
         let mut used: BTreeMap<&str, u64> = BTreeMap::new();
         for process in self.processes.values() {
-            for (id, mib) in &process.devices {
+            for (id, mib) in process.occupies(self.now) {
                 *used.entry(id).or_default() += mib;
             }
         }
@@ -172,6 +182,32 @@ impl World {
         }
     }
 
+    /// Guests that are called home get there, if no fault prevents it.
+    fn check_leaving(&mut self) -> Result<(), String> {
+        let Some(replica) = self.replicas[self.serving()].as_ref() else { return Ok(()) };
+        let mut leaving = BTreeMap::new();
+        replica.app.ledger.look_at_each(|node| {
+            let held = node.reservations().iter().filter(|(_, held)| held.is_going_home());
+            for (uid, _) in held {
+                let since = self.leaving_since.get(uid).copied().unwrap_or(self.now);
+                leaving.insert(uid.clone(), since);
+            }
+        });
+        self.leaving_since = leaving;
+        let begin = self.settings.faults_for.min(self.disturbed_until);
+        let is_late = |since: u64| self.now > since.max(begin) + LEFT_WITHIN;
+        match self.leaving_since.iter().find(|(_, since)| is_late(**since)) {
+            Some((uid, since)) => Err(format!("since {since} ms {uid} is on its way home")),
+            None => Ok(()),
+        }
+    }
+
+    /// What pods take of devices where they are guests, by their annotations.
+    fn guests(&self) -> impl Iterator<Item = Take> {
+        let placed = self.api.pods.values().filter(|pod| pod.is_placed() && pod.is_guest());
+        placed.flat_map(Pod::written)
+    }
+
     /// With everything seen, the ledger is what the API server says: each bound pod is allocated
     /// where it is bound, and nothing else is, but what is being bound or drained.
     fn check_ledger(&self, replica: &Replica) -> Result<(), String> {
@@ -184,7 +220,9 @@ impl World {
             let held = ledger.reservation(&PodUid::new(uid.as_str()));
             let is_right = held.as_ref().is_some_and(|held| {
                 let is_there = Some(held.placement.node.as_str()) == pod.node.as_deref();
-                is_there && (!is_serving || held_takes(held) == pod.takes)
+                // A guest that cannot be moved is soon written as one that is at home.
+                let is_settled = pod.is_guest() && held_takes(held) == pod.written();
+                is_there && (!is_serving || held_takes(held) == pod.takes || is_settled)
             });
             if !is_right {
                 let (node, takes) = (&pod.node, &pod.takes);
@@ -241,7 +279,7 @@ impl World {
                 return Err(format!("room is still held for {uid} at the end"));
             }
         }
-        let edited = |pod: &&Pod| pod.is_placed() && pod.written() != pod.takes;
+        let edited = |pod: &&Pod| pod.is_placed() && pod.allocated() != pod.takes;
         if let Some(pod) = self.api.pods.values().find(edited) {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
         }

@@ -15,9 +15,27 @@ pub(super) struct Process {
     /// When their pod was bound.
     pub(super) bound: u64,
     pub(super) started: u64,
+    /// Whether it uses no GPU now, so that no list shows it.
+    pub(super) is_idle: bool,
+    /// When its container restarts, because its pod was resized.
+    restarts: Option<u64>,
+    /// What is left of its last container, and until when.
+    left: (Vec<(String, u64)>, u64),
 }
 
 impl Process {
+    /// The devices that it uses or may use at any time, each with its MiB.
+    pub(super) fn occupies(&self, now: u64) -> impl Iterator<Item = &(String, u64)> {
+        let left = self.left.0.iter().filter(move |_| now < self.left.1);
+        self.devices.iter().chain(left)
+    }
+
+    /// The same as agents list it: of an ended pod they also list processes that use no GPU.
+    pub(super) fn listed(&self, now: u64, lives: bool) -> impl Iterator<Item = &(String, u64)> {
+        let running = self.devices.iter().filter(move |_| !(self.is_idle && lives));
+        running.chain(self.left.0.iter().filter(move |_| now < self.left.1))
+    }
+
     pub(super) fn uses(&self, device: &str) -> bool {
         self.devices.iter().any(|(id, _)| id == device)
     }
@@ -48,6 +66,7 @@ impl World {
                 process.ends = Some(self.now + self.rng.random_range(0..most));
             }
         }
+        self.restart_containers();
         let (mut gone, mut new) = (Vec::new(), Vec::new());
         for (uid, pod) in &self.api.pods {
             match (&pod.node, self.processes.contains_key(uid)) {
@@ -60,6 +79,52 @@ impl World {
         gone.iter().for_each(|uid| self.api.remove(uid));
     }
 
+    /// Carries out changes of CPU requests, for which containers restart. Some restart by their own fault.
+    fn restart_containers(&mut self) {
+        let (now, is_faulty) = (self.now, self.is_faulty());
+        let mut due = Vec::new();
+        for (uid, process) in self.processes.iter_mut().filter(|(_, it)| it.ends.is_none()) {
+            let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.is_movable()) else { continue };
+            let is_resized = pod.container.cpu_milli != pod.container.actual_cpu_milli;
+            if is_resized && process.restarts.is_none() {
+                let most = if is_faulty { 6_000 } else { 1_500 };
+                process.restarts = Some(now + self.rng.random_range(0..most));
+            }
+            if self.rng.random_range(0..3) == 0 {
+                process.is_idle = !process.is_idle;
+            }
+            let crashes = is_faulty && self.rng.random_range(0..60) == 0;
+            if crashes || process.restarts.is_some_and(|at| at <= now) {
+                due.push(uid.clone());
+            }
+        }
+        due.iter().for_each(|uid| self.restart_container(uid));
+    }
+
+    /// The next container gets the devices that the annotations name now.
+    fn restart_container(&mut self, uid: &str) {
+        let (now, is_faulty) = (self.now, self.is_faulty());
+        let (Some(pod), Some(process)) = (self.api.pods.get_mut(uid), self.processes.get_mut(uid))
+        else {
+            return;
+        };
+        let is_resized = process.restarts.take().is_some_and(|at| at <= now);
+        pod.container.starts += 1;
+        let before = process.devices.clone();
+        for (device, (id, ..)) in process.devices.iter_mut().zip(pod.written()) {
+            device.0 = id;
+        }
+        if is_resized {
+            pod.container.actual_cpu_milli = pod.container.cpu_milli;
+            let is_left = !process.is_idle && before != process.devices;
+            let most = if is_faulty { 9_000 } else { 1_500 };
+            let until = now + self.rng.random_range(0..most);
+            process.left = (if is_left { before } else { Vec::new() }, until);
+        }
+        process.is_idle = self.rng.random_range(0..3) == 0;
+        self.api.changed(uid);
+    }
+
     /// The container runtime reads the annotations once.
     fn start_container(&mut self, uid: &str) {
         let is_over = self.has(Fault::OverLimit);
@@ -67,15 +132,31 @@ impl World {
         let overuses = is_over && pod.overuses();
         let percent = if is_over { pod.of.uses } else { pod.of.uses.min(100) };
         let used = |mib: u64| mib * percent / 100 + if overuses { 500 } else { 0 };
-        let devices: Vec<_> =
-            pod.takes.iter().map(|(id, mib, _)| (id.clone(), used(*mib))).collect();
+        let devices: Vec<_> = pod
+            .written()
+            .into_iter()
+            .zip(&pod.takes)
+            .map(|((id, ..), (_, mib, _))| (id, used(*mib)))
+            .collect();
         let (node, bound) = (pod.node.clone().unwrap_or_default(), pod.bound);
         if overuses {
             self.excused.extend(devices.iter().map(|(id, _)| id.clone()));
         }
-        self.processes.insert(
-            uid.to_owned(),
-            Process { node, devices, ends: None, bound, started: self.now },
-        );
+        let is_idle = pod.is_movable() && self.rng.random_range(0..3) == 0;
+        let process = Process {
+            node,
+            devices,
+            ends: None,
+            bound,
+            started: self.now,
+            is_idle,
+            restarts: None,
+            left: (Vec::new(), 0),
+        };
+        self.processes.insert(uid.to_owned(), process);
+        if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.is_movable()) {
+            pod.container.starts = 1;
+            self.api.changed(uid);
+        }
     }
 }

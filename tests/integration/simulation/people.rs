@@ -86,8 +86,9 @@ impl World {
             8 => vec![],
             _ => vec![("gpu-fraction", "1".to_owned())],
         };
-        let annotations: BTreeMap<String, String> =
+        let mut annotations: BTreeMap<String, String> =
             request.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        self.let_move(&mut annotations);
         let zone = ZONES.choose(&mut self.rng).copied();
         let team = match self.settings.has_teams {
             true => *TEAMS.choose(&mut self.rng).expect("some"),
@@ -125,6 +126,17 @@ impl World {
                 let over = self.processes.values_mut().filter(|process| process.ends.is_some());
                 over.for_each(|process| process.ends = Some(soon));
                 self.leave_waiting(&uid);
+            }
+        }
+    }
+
+    /// Lets most pods with part of one GPU use all of it, and be moved.
+    fn let_move(&mut self, annotations: &mut BTreeMap<String, String>) {
+        let is_part = annotations.get("gpu-fraction").is_some_and(|share| share != "1");
+        let may_be_moved = self.settings.has_guests && is_part && annotations.len() == 1;
+        if may_be_moved && self.rng.random_range(0..4) > 0 {
+            for (key, value) in [("gpu-fraction.limit", "1"), ("gpupack.dev/movable", "restart")] {
+                annotations.insert(key.to_owned(), value.to_owned());
             }
         }
     }

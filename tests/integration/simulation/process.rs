@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use gpupack::config::file::Config;
 use gpupack::config::pods::workloads::WorkloadKeys;
+use gpupack::hardware::device::PoolName;
+use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
@@ -130,6 +132,10 @@ impl World {
             let class = WorkloadKeys { preemptible: false, ..WorkloadKeys::default() };
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
         }
+        if self.settings.has_guests {
+            let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+            config.pools = PoolRules::new([(PoolName::new(""), rule)]);
+        }
         config
     }
 
@@ -164,7 +170,7 @@ impl World {
         for pod in self.api.pods.values_mut() {
             if !replica.is_listed && !is_replaced && pod.node.is_some() {
                 // What is written counts when it is first seen.
-                let written = pod.written();
+                let written = pod.allocated();
                 let before = std::mem::replace(&mut pod.takes, written);
                 if before != pod.takes {
                     self.excused.extend(before.into_iter().map(|(id, ..)| id));

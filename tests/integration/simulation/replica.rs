@@ -136,6 +136,7 @@ impl Replica {
         let truth = ClusterTruth { writer, notices, replica };
         let truth = Truth::Cluster(Box::new(truth));
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
+        ledger.share_by(config.pools.clone());
         let app = Arc::new(App::new(Arc::clone(&ledger), clock, config, truth));
         let sink: Arc<dyn Sink> = app.clone();
         let labels = NodeLabels { pool: app.config.pool_label.clone(), domain: String::new() };

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::api::{PLACEMENT, Pod, is_dry_run, refusal};
 use super::faults::Fault;
 use super::replica::Replica;
-use super::{Answers, Sent, What, World};
+use super::{Answers, GPU_MIB, Sent, What, World};
 use crate::simulation::scheduling::HTTP_TIMEOUT;
 
 /// A node that has not reported for so long takes no pods: `report_stale_seconds`, and a look each
@@ -387,6 +387,7 @@ impl World {
             return Ok(()); // no GPU
         }
         self.check_leftovers(replica, uid, &body)?;
+        self.check_guests(uid, &body)?;
         self.check_node(replica, uid, node)
     }
 
@@ -411,6 +412,36 @@ impl World {
                 && mib >= self.reported.get(id).copied()
             {
                 return Err(format!("{uid} gets all of {id}, where {other} still runs"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No pod is bound while a guest still runs in its room.
+    fn check_guests(&self, uid: &str, body: &Value) -> Result<(), String> {
+        let placement = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
+        let placement: Value = serde_json::from_str(placement).unwrap_or_default();
+        for device in placement["devices"].as_array().into_iter().flatten() {
+            let id = device["id"].as_str().unwrap_or_default();
+            if self.excused.contains(id) || self.claimed.contains(id) {
+                continue;
+            }
+            let takes = |pod: &Pod| {
+                let mine = pod.takes.iter().filter(|(on, ..)| on == id);
+                mine.map(|(_, mib, _)| mib).sum::<u64>()
+            };
+            let placed = self.api.pods.values().filter(|pod| pod.is_placed());
+            let allocated: u64 = placed.map(takes).sum();
+            let guests = self.processes.iter().filter(|(other, process)| {
+                let pod = self.api.pods.get(*other).filter(|pod| pod.is_placed());
+                pod.is_some_and(|pod| takes(pod) == 0 && pod.is_movable()) && process.ends.is_none()
+            });
+            let on = guests.flat_map(|(_, it)| it.occupies(self.now)).filter(|(on, _)| on == id);
+            let borrowed: u64 = on.map(|(_, mib)| mib).sum();
+            let own = device["mib"].as_u64().unwrap_or_default();
+            let has = self.reported.get(id).copied().unwrap_or(GPU_MIB);
+            if borrowed > 0 && allocated + borrowed + own > has {
+                return Err(format!("{uid} is bound to {id}, where guests still run"));
             }
         }
         Ok(())

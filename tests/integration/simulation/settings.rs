@@ -88,6 +88,8 @@ pub(super) struct Settings {
     pub(super) has_teams: bool,
     /// Whether some pods have a class of workloads that protects them.
     pub(super) has_classes: bool,
+    /// Whether pods borrow what is idle on their node.
+    pub(super) has_guests: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Replicas of the extender. A single one has no Lease.
@@ -119,6 +121,7 @@ impl Settings {
             has_teams: seed % 4 == 2,
             has_classes: seed % 6 == 4,
             has_groups: seed % 10 == 7,
+            has_guests: seed % 5 == 2,
             seed,
             faults,
             nodes: 4,

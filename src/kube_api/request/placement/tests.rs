@@ -35,6 +35,58 @@ fn the_written_form_is_stable() {
 }
 
 #[test]
+fn a_guest_is_written_where_it_runs_and_read_back_at_home() {
+    let on = |id: &str| DeviceId::new(id).unwrap();
+    let half = &[("GPU-a", 40_660, 500_000)];
+    let guest = Guest { on: on("GPU-b"), leaving: None };
+    let away = Placement { guest: Some(guest.clone()), ..placement(half) };
+    let keys = encode(&away).unwrap();
+    assert_eq!(
+        (keys[DEVICES].as_str(), keys[UUIDS].as_str()),
+        ("runtime.nvidia.com/gpu=GPU-b", "GPU-b")
+    );
+    assert_eq!(
+        keys[PLACEMENT],
+        r#"{"v":1,"devices":[{"id":"GPU-b","mib":40660,"share":500000}],"isolation":"none","home":["GPU-a"]}"#
+    );
+    assert_eq!(decode(&keys, &node()).unwrap(), Some(away));
+    let leaving = Some(Move { container: "containerd://c1".into(), cpu_milli: 10 });
+    let moved = Placement { guest: Some(Guest { leaving, ..guest }), ..placement(half) };
+    let keys = encode(&moved).unwrap();
+    assert_eq!(keys[UUIDS], "GPU-a");
+    assert_eq!(
+        keys[PLACEMENT],
+        r#"{"v":1,"devices":[{"id":"GPU-a","mib":40660,"share":500000}],"isolation":"none","moved":{"from":["GPU-b"],"container":"containerd://c1","cpu_milli":10}}"#
+    );
+    assert_eq!(decode(&keys, &node()).unwrap(), Some(moved));
+    assert!(!has_unknown_fields(&keys[PLACEMENT]));
+}
+
+#[test]
+fn guests_that_cannot_be_are_not_trusted() {
+    let two = r#"[{"id":"GPU-a","mib":4,"share":5},{"id":"GPU-b","mib":4,"share":5}]"#;
+    let one = r#"[{"id":"GPU-a","mib":4,"share":5}]"#;
+    let moved = r#""moved":{"from":["GPU-b"],"container":"c","cpu_milli":1}"#;
+    for (devices, field, label) in [
+        (one, r#""home":["GPU-a"]"#, "twice"),
+        (one, r#""home":["x y"]"#, "device_id"),
+        (one, r#""home":[]"#, "guest"),
+        (one, r#""home":["GPU-b","GPU-c"]"#, "guest"),
+        (two, r#""home":["GPU-c"]"#, "guest"),
+        (two, moved, "guest"),
+        (one, r#""moved":{"from":[],"container":"c","cpu_milli":1}"#, "guest"),
+        (one, r#""moved":{"from":["GPU-a"],"container":"c","cpu_milli":1}"#, "twice"),
+        (one, r#""moved":{"from":["GPU-b"],"container":"c","cpu_milli":-1}"#, "json"),
+        (one, r#""moved":[]"#, "json"),
+    ] {
+        let json = format!(r#"{{"v":1,"devices":{devices},{field}}}"#);
+        let keys = BTreeMap::from([(PLACEMENT.to_owned(), json)]);
+        let error = decode(&keys, &node()).unwrap_err();
+        assert_eq!(error.label(), label, "{field}: {error}");
+    }
+}
+
+#[test]
 fn unknown_fields_of_newer_writers_are_ignored() {
     let json = r#"{"v":1,"runs_on":["GPU-c"],"devices":[{"id":"GPU-a","mib":4,"share":5,"x":{}}],"isolation":"vault"}"#;
     let read = decode(&keys("runtime.nvidia.com/gpu=GPU-a", json), &node()).unwrap().unwrap();

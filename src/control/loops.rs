@@ -39,6 +39,9 @@ const ACCOUNT_EVERY: u64 = 5;
 /// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
 
+/// Ticks between two looks for guests on their way home, where no pool lends.
+const GUESTS_EVERY: u64 = 10;
+
 /// Pause after each choice of pods to requeue, as a multiple of the time that the choice took.
 const PAUSE: u32 = 4;
 
@@ -93,7 +96,9 @@ async fn ticks(app: &Arc<App>) {
         app.forget_unseen();
         app.doubt_fits();
         app.take_over_waiting();
-        if app.config.pools.lends() && !mutated(Mutation::MoveAbandoned) {
+        // Where no pool lends any more, guests may be left from before.
+        let is_due = app.config.pools.lends() || tick.is_multiple_of(GUESTS_EVERY);
+        if is_due && !mutated(Mutation::MoveAbandoned) {
             recall(app, None);
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {

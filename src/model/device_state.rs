@@ -202,6 +202,11 @@ impl DeviceState {
         self.users().filter(|(uid, _)| self.guests.contains_key(*uid) || !self.away.contains(uid))
     }
 
+    /// Whether a tenant runs on another device.
+    pub fn is_away(&self, uid: &PodUid) -> bool {
+        self.away.contains(uid)
+    }
+
     /// What guests request that stay.
     pub fn lent(&self) -> Demand {
         let staying = self.guests.values().filter(|guest| !guest.is_leaving);

@@ -243,7 +243,7 @@ impl NodeState {
         for uid in &freed {
             self.remove(uid);
         }
-        self.count_clean_lists(uses);
+        self.count_clean_lists(uses, now);
         let mut has_changed = false;
         for (at, seen) in uses.iter().enumerate() {
             // Agents nearly always name the devices in the order of the ledger.
@@ -532,6 +532,14 @@ impl NodeState {
                 continue;
             };
             let is_leaving = reservation.is_going_home();
+            if reservation.departure == Departure::Settling {
+                if let Some(device_state) = device_mut(&mut self.devices, on) {
+                    device_state.allocated = sum(device_state.allocated, *demand);
+                    device_state.tenants.insert(uid.clone(), *demand);
+                    device_state.note_neighbors(reservation);
+                }
+                continue;
+            }
             if let Some(device_state) = device_mut(&mut self.devices, on) {
                 let guest = DeviceGuest { demand: *demand, is_leaving };
                 device_state.guests.insert(uid.clone(), guest);
@@ -611,7 +619,7 @@ pub enum AuditError {
 impl NodeState {
     /// Counts this report for each pod that has left a device, if it lists the processes there. The
     /// pod is at home after enough lists without a process of it.
-    fn count_clean_lists(&mut self, uses: &[DeviceUse]) {
+    fn count_clean_lists(&mut self, uses: &[DeviceUse], now: Timestamp) {
         let present: Vec<&DeviceId> =
             self.devices.iter().map(|device_state| &device_state.device.id).collect();
         let mut is_any_gone = false;
@@ -619,13 +627,13 @@ impl NodeState {
             let Some(on) = reservation.placement.guest.as_ref().map(|guest| &guest.on) else {
                 continue;
             };
-            let Departure::Restarted { clean_lists, .. } = &mut reservation.departure else {
+            let Departure::Restarted { since, clean_lists } = &mut reservation.departure else {
                 continue;
             };
             let list = uses.iter().find(|seen| seen.id == *on).map(|seen| &seen.processes);
             match list {
                 Some(Some(list)) if list.iter().any(|it| it.pod.as_ref() == Some(uid)) => {
-                    *clean_lists = 0;
+                    (*since, *clean_lists) = (now, 0); // time ends nothing that lists show
                 }
                 Some(Some(_)) => *clean_lists += 1,
                 Some(None) | None => {}
@@ -713,9 +721,18 @@ impl NodeState {
         });
     }
 
-    /// Allocates a pod the room where it is a guest, and frees its home: it cannot be moved.
+    /// Allocates a pod the room where it is a guest as well as its home: it cannot be moved.
     pub fn settle_guest(&mut self, uid: &PodUid) {
-        self.change_guest(uid, Reservation::take_guest_room);
+        self.change_guest(uid, |reservation| reservation.departure = Departure::Settling);
+    }
+
+    /// Frees the home of a pod that is written as allocated the room where it runs.
+    pub fn settled(&mut self, uid: &PodUid) {
+        self.change_guest(uid, |reservation| {
+            if reservation.departure == Departure::Settling {
+                reservation.take_guest_room();
+            }
+        });
     }
 
     fn change_guest(&mut self, uid: &PodUid, change: impl FnOnce(&mut Reservation)) {
@@ -759,7 +776,7 @@ impl NodeState {
             reservation.state =
                 ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;
-            if reservation.departure == Departure::Stays {
+            if matches!(reservation.departure, Departure::Stays | Departure::Settling) {
                 reservation.take_guest_room(); // it never goes home
             }
             self.recompute();
@@ -883,7 +900,7 @@ fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
 fn is_left(held: &Reservation, limit: Duration, now: Timestamp) -> bool {
     match held.departure {
         Departure::Restarted { since, .. } => now.since(since) >= limit,
-        Departure::Stays | Departure::Recalled | Departure::Gone => false,
+        Departure::Stays | Departure::Recalled | Departure::Gone | Departure::Settling => false,
     }
 }
 

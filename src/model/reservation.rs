@@ -96,6 +96,9 @@ pub enum Departure {
     },
     /// It is at home.
     Gone,
+    /// It cannot be moved, and is to be allocated the room where it runs. Until that is written it is
+    /// allocated both.
+    Settling,
 }
 
 /// How far a reservation has come.
@@ -169,6 +172,16 @@ impl Reservation {
         self.state == ReservationState::Confirmed && self.request.is_some()
     }
 
+    /// What is written on its pod once it is allocated the room where it is a guest.
+    pub fn settled_placement(&self) -> Placement {
+        let mut placement = self.placement.at_home();
+        if let (Some(guest), Some(placed)) = (&self.placement.guest, placement.devices.first_mut())
+        {
+            placed.id = guest.on.clone();
+        }
+        placement
+    }
+
     /// The device other than its own on which it runs, or may still run.
     pub fn guest_on(&self) -> Option<&DeviceId> {
         let guest = self.placement.guest.as_ref()?;
@@ -177,7 +190,10 @@ impl Reservation {
 
     /// Whether it is on its way home.
     pub fn is_going_home(&self) -> bool {
-        self.guest_on().is_some() && self.departure != Departure::Stays
+        match self.departure {
+            Departure::Recalled | Departure::Restarted { .. } => self.guest_on().is_some(),
+            Departure::Stays | Departure::Gone | Departure::Settling => false,
+        }
     }
 }
 

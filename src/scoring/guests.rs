@@ -91,8 +91,17 @@ fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
     leave.into_iter().map(|(uid, _)| uid.clone()).collect()
 }
 
-/// Whether a recalled guest may stay after all: its room is free again.
+/// Whether a recalled guest may stay after all: its room is free again, and its pool still lends.
 pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
+    has_room(node, uid, takes_guests)
+}
+
+/// Whether a recalled guest could be allocated the room where it is: no other pod has it.
+pub fn may_settle(node: &NodeState, uid: &PodUid) -> bool {
+    has_room(node, uid, |_| true)
+}
+
+fn has_room(node: &NodeState, uid: &PodUid, takes: fn(&DeviceState) -> bool) -> bool {
     let Some(held) = node.reservation(uid).filter(|it| it.departure == Departure::Recalled) else {
         return false;
     };
@@ -101,8 +110,7 @@ pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
     device.is_some_and(|device| {
         let taken = device.allocated().checked_add(device.lent());
         let taken = taken.and_then(|taken| taken.checked_add(placed.demand));
-        takes_guests(device)
-            && taken.is_some_and(|taken| device.capacity().checked_sub(taken).is_some())
+        takes(device) && taken.is_some_and(|taken| device.capacity().checked_sub(taken).is_some())
     })
 }
 

@@ -111,7 +111,10 @@ impl Row for DeviceItem {
             percent(device.allocated.memory_mib, device.capacity_mib),
             used(device.used_mib, device.capacity_mib),
             share(device.free.share_millionths),
-            device.tenants.len().to_string(),
+            match device.guests.len() {
+                0 => device.tenants.len().to_string(),
+                guests => format!("{}+{guests}", device.tenants.len()),
+            },
             bar(&shares, if no_unicode { ASCII_SHADES } else { SHADES }),
             match (self.node_state, device.health, device.fault) {
                 (NodeReporting::Reporting, Health::Healthy, _) if device.overallocated => {

@@ -33,6 +33,7 @@ use crate::kube_api::containers::mps::ClientLimits;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
@@ -213,6 +214,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         return Err(BindError::WarmingUp);
     }
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
+    let has_kept = Kept::of(app, &uid);
     let now = app.clock.now();
     let (mut placement, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
     app.outbox.push(events);
@@ -222,7 +224,11 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
             recall(app, Some(&args.node));
             placement = match wait_for_guests(call, &pod.pod).await {
                 Ok(placement) => placement,
-                Err(error) => return Err(taken_back(app, &mut lock, &uid, error)),
+                Err(error) => {
+                    let error = taken_back(app, &mut lock, &uid, error);
+                    keep_room(call, &uid, &query, has_kept);
+                    return Err(error);
+                }
             };
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
@@ -236,6 +242,36 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     }
     placed(app, &pod, &placement);
     Ok(())
+}
+
+/// What was kept for a pod before its bind.
+#[derive(Clone, Copy)]
+enum Kept {
+    /// Room until it is bound: it is the first of its line, has a group, or others were evicted for it.
+    Standing,
+    /// At most a hold.
+    Hold,
+}
+
+impl Kept {
+    fn of(app: &App, uid: &PodUid) -> Self {
+        if app.ledger.has_standing(uid) { Self::Standing } else { Self::Hold }
+    }
+}
+
+/// Keeps the room of a pod whose guests have not left yet, so that its next bind gets it.
+fn keep_room(call: &Call<'_>, uid: &PodUid, query: &PlacementRequest, kept: Kept) {
+    let Call { app, args, .. } = call;
+    match kept {
+        Kept::Standing => {
+            let node = NodeName::new(args.node.as_str());
+            let (_, events) = app.ledger.stand_again(uid, query, &node, |_| true);
+            app.outbox.push(events);
+        }
+        Kept::Hold => {
+            app.outbox.push(app.ledger.hold(uid, &args.node, query, app.clock.now()));
+        }
+    }
 }
 
 /// Waits until no guest is left on the devices of a pod, and returns its placement.

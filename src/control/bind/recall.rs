@@ -11,9 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::encode;
+use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
@@ -49,10 +53,22 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
         if app.moves.begin(&pod.uid) {
             let worker = Arc::clone(app);
             app.outside.spawn(async move {
+                let _ends = Ends { app: &worker, uid: &pod.uid };
                 send_home(&worker, &pod).await;
-                worker.moves.end(&pod.uid);
             });
         }
+    }
+}
+
+/// Ends a task, also one that panics.
+struct Ends<'a> {
+    app: &'a App,
+    uid: &'a PodUid,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.app.moves.end(self.uid);
     }
 }
 
@@ -80,11 +96,17 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
             app.metrics.moved(MoveResult::Done);
             return Next::Done;
         }
+        (ReservationState::Confirmed, Departure::Settling) => {
+            return settle(app, cluster, pod, key).await;
+        }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
     // First: it is not to be called home again and again in vain.
-    if app.moves.is_stuck(&pod.uid) {
-        return settle(app, cluster, pod, key).await;
+    if app.moves.is_stuck(&pod.uid) && guest.leaving.is_none() {
+        return match app.ledger.settle_guest(&pod.uid) {
+            true => Next::After(Duration::ZERO),
+            false => Next::After(LOOK_AGAIN),
+        };
     }
     if guest.leaving.is_none() && app.ledger.let_stay(&pod.uid) {
         return Next::Done; // the pod that needed its room is gone
@@ -98,17 +120,29 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         Ok(Some(read)) => read,
     };
     let annotations = seen.metadata.annotations.clone().unwrap_or_default();
+    let pending = pending_resize(&seen);
     let seen = SeenPod::from_api(&seen);
     let Some(container) = &seen.gpu_container else {
         return failed(app, pod, "its container does not restart when its CPU request is changed");
     };
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let shows_move =
+        written.and_then(|it| it.guest.as_ref()).is_some_and(|it| it.leaving.is_some());
+    if guest.leaving.is_none() && shows_move {
+        app.see_bound(&seen); // an earlier process wrote it
+        return Next::After(LOOK_AGAIN);
+    }
     let is_written = guest.leaving.is_some()
         && written.is_some_and(|written| written.guest.as_ref() == Some(&guest));
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
     match &guest.leaving {
         Some(leaving) if is_written && container.cpu_milli == leaving.cpu_milli => {
             restart(app, cluster, &known, &seen).await
+        }
+        Some(leaving) if is_written && pending.is_some() => {
+            let fault =
+                format!("kubelet does not carry out its resize: {}", pending.unwrap_or_default());
+            take_back(app, cluster, &known, (&seen, leaving), &fault).await
         }
         Some(_) if is_written => {
             app.see_bound(&seen); // kubelet may be done
@@ -181,7 +215,7 @@ async fn write(
         PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
         PatchOutcome::Conflict => {
             take_back();
-            Next::After(Duration::ZERO)
+            Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {
             take_back();
@@ -212,24 +246,55 @@ async fn restart(
                 return Next::After(LOOK_AGAIN);
             }
             PatchOutcome::Gone => return Next::Done,
-            PatchOutcome::Conflict => return Next::After(Duration::ZERO),
+            PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
             PatchOutcome::Undecided { .. } => return Next::After(TRY_AGAIN),
             PatchOutcome::Refused { code, message } => {
                 fault = format!("its resize was refused with {code}: {message}");
             }
         }
     }
+    let Some(leaving) = &known.guest.leaving else { return Next::Done };
+    take_back(app, cluster, known, (seen, leaving), &fault).await
+}
+
+/// Takes back the first write, since the second one has no effect. Only while the container runs that
+/// ran before: a later one may have started at home.
+async fn take_back(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    known: &Known<'_>,
+    (seen, leaving): (&SeenPod, &Move),
+    fault: &str,
+) -> Next {
+    let uid = &known.pod.uid;
+    let is_same = |seen: &SeenPod| {
+        let container = seen.gpu_container.as_ref();
+        container.is_some_and(|it| it.is_running && *it.id == *leaving.container)
+    };
+    if !is_same(seen) {
+        return Next::After(TRY_AGAIN);
+    }
     let placement = known.placement(None);
-    match known.write(app, cluster, &placement, version).await {
+    match known.write(app, cluster, &placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.ledger.write_move(uid, None);
-            failed(app, known.pod, &fault)
+            failed(app, known.pod, fault)
         }
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
             Next::After(TRY_AGAIN)
         }
     }
+}
+
+/// Why kubelet does not carry out a resize of a pod now, if it says so.
+fn pending_resize(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let pending = conditions.find(|it| it.type_ == "PodResizePending" && it.status == "True")?;
+    let reason = pending.reason.as_deref().unwrap_or_default();
+    let message = pending.message.as_deref().unwrap_or_default();
+    Some(shown(&format!("{reason}: {message}")))
 }
 
 fn tell_moved(app: &App, known: &Known<'_>) {
@@ -265,24 +330,27 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
     Next::After(LOOK_AGAIN)
 }
 
-/// Allocates a guest the room where it runs, once no other pod has it, and writes that.
+/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both.
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
-    if !app.ledger.settle_guest(&pod.uid) {
-        return Next::After(LOOK_AGAIN);
-    }
-    app.moves.forget(&pod.uid);
-    let is_done = async {
-        let held = app.ledger.reservation(&pod.uid)?;
-        let read = cluster.writer.read_back(key).await.ok()??;
-        let annotations = read.metadata.annotations.clone().unwrap_or_default();
-        let version = read.metadata.resource_version.unwrap_or_default();
-        let guest = Guest { on: held.placement.devices.first()?.id.clone(), leaving: None };
-        let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
-        let outcome = known.write(app, cluster, &held.placement, &version).await;
-        matches!(outcome, PatchOutcome::Patched { .. }).then_some(())
+    let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
+    let Some(guest) = held.placement.guest.clone() else { return Next::Done };
+    let read = match cluster.writer.read_back(key).await {
+        Err(_) => return Next::After(TRY_AGAIN),
+        Ok(None) => return Next::Done,
+        Ok(Some(read)) => read,
     };
-    if is_done.await.is_none() {
-        app.edits.note(pod, app.clock.now()); // it is written later
+    let annotations = read.metadata.annotations.unwrap_or_default();
+    let version = read.metadata.resource_version.unwrap_or_default();
+    let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
+    match known.write(app, cluster, &held.settled_placement(), &version).await {
+        PatchOutcome::Patched { .. } => {
+            app.outbox.push(app.ledger.settled(&pod.uid));
+            app.moves.forget(&pod.uid);
+            Next::Done
+        }
+        PatchOutcome::Gone => Next::Done,
+        PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
+            Next::After(TRY_AGAIN)
+        }
     }
-    Next::Done
 }

@@ -135,6 +135,7 @@ impl Sink for App {
         self.bound_groups.forget(uid);
         self.forget_waiting(uid);
         self.settle_pod(uid);
+        self.moves.forget(uid);
         self.unseen_binds.remove(uid);
     }
 

@@ -8,7 +8,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Lever, Suggestion};
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
-use crate::model::reservation::PodRef;
+use crate::model::reservation::{PodRef, Reservation};
 
 /// Why a pod still waits that fits.
 pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or kube-scheduler has not called again yet";
@@ -240,5 +240,13 @@ fn amount(amount: &Amount) -> String {
         Amount::Whole => "1 whole GPU".to_owned(),
         Amount::MigInstance(profile) => format!("MIG {profile}"),
         Amount::SharedSlot => "a replica slot".to_owned(),
+    }
+}
+/// Where a pod runs, if not on the device that it is allocated, as the end of a sentence.
+pub(crate) fn guest(held: &Reservation) -> String {
+    match held.guest_on() {
+        None => String::new(),
+        Some(on) if held.is_going_home() => format!("; it is being moved there from {on}"),
+        Some(on) => format!("; it runs on {on} until another pod needs that"),
     }
 }

@@ -370,7 +370,9 @@ impl StandingHolds {
         let state = known.filter(|state| state.waiting.query == held.query);
         let standing = ledger.standing(uid, &held.query);
         let (Some(state), Some(standing)) = (state, standing) else {
-            if mutated(Mutation::StandingStays) {
+            // A bind takes what is kept, and may have to wait before it posts.
+            let is_being_bound = waiting.has(uid) && ledger.assumed_on(uid, &held.query).is_some();
+            if is_being_bound || mutated(Mutation::StandingStays) {
                 return Some(held);
             }
             step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device

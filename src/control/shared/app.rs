@@ -314,6 +314,9 @@ impl App {
             let (share, memory) = (device.demand.share, device.demand.memory);
             let _ = write!(note, "; {}: {share} of its compute, {memory}", device.id);
         }
+        if let Some(guest) = &placement.guest {
+            let _ = write!(note, "; it runs on {} until another pod needs that", guest.on);
+        }
         note.push_str(match placement.isolation {
             ConfiguredIsolation::None if self.driver_limits() == DriverLimits::Configured => {
                 "; the driver is configured to limit its memory; `/v1/state` confirms it later"

@@ -41,7 +41,7 @@ use crate::kube_api::pod::seen_pod::{
     DEFAULT_SCHEDULER, class_of, container_requests, scheduler_of,
 };
 use crate::kube_api::request::annotations::{
-    CONTAINER, DEVICE_COUNT, FRACTION, parse_move_grace, parse_request,
+    CONTAINER, DEVICE_COUNT, FRACTION, MAX_MOVE_GRACE, parse_move_grace, parse_request,
 };
 use crate::kube_api::request::other_keys::{check, other_keys};
 use crate::kube_api::request::placement::refuse_reserved_keys;
@@ -359,6 +359,11 @@ impl Admission {
             // The API server has set its default already if the pod has none.
             let own = own.filter(|seconds| *seconds != DEFAULT_GRACE);
             let grace = parse_move_grace(annotations)?.or(own).unwrap_or(MOVE_GRACE_SECONDS);
+            if grace > MAX_MOVE_GRACE {
+                let fault = "its `terminationGracePeriodSeconds` is above 30: lower it, or set \
+                     `gpupack.dev/move-grace-seconds`";
+                return Err(AdmissionError::Movable { fault });
+            }
             changes.end_within(spec, grace);
         }
         Ok(changes)

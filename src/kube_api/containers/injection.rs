@@ -20,7 +20,7 @@ use crate::kube_api::containers::container_view::{
 };
 use crate::kube_api::containers::mps;
 use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
-use crate::kube_api::request::quantity::parse_count;
+use crate::kube_api::request::quantity::{parse_count, parse_milli};
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::resources::{MARKERS, WHOLE};
 use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
@@ -390,7 +390,8 @@ impl Changes {
             self.add(&["spec", list, &place, "resizePolicy"], Value::Array(policies));
         }
         let has_cpu = |amounts: Option<&BTreeMap<String, Quantity>>| {
-            amounts.is_some_and(|amounts| amounts.contains_key("cpu"))
+            let cpu = amounts.and_then(|amounts| amounts.get("cpu"));
+            cpu.is_some_and(|cpu| parse_milli(&cpu.0).is_ok_and(|milli| milli > 0))
         };
         let resources = container.resources;
         let requests = resources.and_then(|all| all.requests.as_ref());

@@ -46,7 +46,8 @@ impl GpuContainer {
             name: container.name.clone(),
             id: status.and_then(|status| status.container_id.clone()).unwrap_or_default(),
             is_running: state.is_some_and(|state| state.running.is_some()),
-            cpu_milli: requested_cpu(resources)?,
+            // Without a CPU request the quality of service would change.
+            cpu_milli: requested_cpu(resources).filter(|cpu| *cpu > 0)?,
             actual_cpu_milli: requested_cpu(status.and_then(actual)),
             cpu_limit_milli: cpu(resources.and_then(|all| all.limits.as_ref())),
         })
@@ -56,8 +57,9 @@ impl GpuContainer {
     /// from the annotations of the move: kubelet sees changes of a pod in their order, and carries out
     /// the change of the request, which was made after them.
     pub fn has_left(&self, leaving: &Move) -> bool {
+        // Not one that kubelet has not made yet: it may start from an older version of the pod.
         let is_resized =
-            self.cpu_milli != leaving.cpu_milli && self.actual_cpu_milli != Some(leaving.cpu_milli);
+            self.cpu_milli != leaving.cpu_milli && self.actual_cpu_milli == Some(self.cpu_milli);
         is_resized && (*self.id != *leaving.container || !self.is_running)
     }
 
@@ -122,7 +124,10 @@ mod tests {
             ("9m", "c2", "running", Some("9m"), true),
             ("9m", "c1", "waiting", Some("9m"), true), // it waits for its next start
             ("9m", "c1", "running", Some("9m"), false),
-            ("9m", "c2", "running", None, true), // kubelet does not report it
+            ("9m", "c2", "running", None, false),
+            ("9m", "", "waiting", None, false), // it may start from an older version of the pod
+            ("8m", "c2", "running", Some("10m"), false), // a resize that kubelet has not accepted
+            ("8m", "c2", "running", Some("8m"), true),
         ] {
             let seen = seen(cpu, id, state, actual);
             assert_eq!(seen.has_left(&leaving), has_left, "{cpu} {id} {state} {actual:?}");

@@ -65,7 +65,7 @@ const OWN_KEYS: [&str; 7] = [MODEL, POLICY, ISOLATION, GROUP, GROUP_SIZE, MOVABL
 /// Prefix of NVIDIA's annotations for a container: `nvidia.com/container.<c>.gpu-memory.request`.
 const CONTAINER_PREFIX: &str = "nvidia.com/container.";
 /// Longest time in which a container that is moved may end, in seconds.
-const MAX_MOVE_GRACE: u32 = 30;
+pub const MAX_MOVE_GRACE: u32 = 30;
 const CONTAINER_REQUEST: &str = "request";
 const CONTAINER_LIMIT: &str = "limit";
 /// Longest name of a container, in bytes: the maximum of Kubernetes.

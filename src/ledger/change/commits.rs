@@ -118,7 +118,8 @@ impl Ledger {
         let mut recalled = Vec::new();
         let mut look = |node_state: &NodeState| {
             let held = node_state.reservations().values();
-            let held = held.filter(|held| held.departure == Departure::Recalled);
+            let held = held
+                .filter(|held| matches!(held.departure, Departure::Recalled | Departure::Settling));
             recalled.extend(held.map(|held| held.pod.clone()));
         };
         match node {
@@ -169,6 +170,9 @@ impl Ledger {
 
     /// Lets a recalled guest stay, if its room is free again and no move is written. Whether it stays.
     pub fn let_stay(&self, uid: &PodUid) -> bool {
+        if !self.look_at_guest(uid, |node_state| guests::may_stay(node_state, uid)) {
+            return false; // no change, so that kept answers stay
+        }
         let mut stays = false;
         self.change_guest(uid, |node_state| {
             stays = guests::may_stay(node_state, uid) && node_state.stay(uid);
@@ -181,24 +185,37 @@ impl Ledger {
         self.change_guest(uid, |node_state| node_state.write_move(uid, leaving));
     }
 
-    /// Allocates a guest that cannot be moved the room where it runs, if no other pod has that. Whether
-    /// that was done.
+    /// Allocates a guest that cannot be moved the room where it runs, beside its home, if no other pod
+    /// has that room. Whether that was done.
     pub fn settle_guest(&self, uid: &PodUid) -> bool {
-        let mut is_settled = false;
+        if !self.look_at_guest(uid, |node_state| guests::may_settle(node_state, uid)) {
+            return false;
+        }
+        let mut is_settling = false;
         self.change_guest(uid, |node_state| {
-            if guests::may_stay(node_state, uid) {
+            if guests::may_settle(node_state, uid) {
                 node_state.settle_guest(uid);
-                is_settled = true;
+                is_settling = true;
             }
         });
-        is_settled
+        is_settling
     }
 
-    fn change_guest(&self, uid: &PodUid, change: impl FnOnce(&mut NodeState)) {
+    /// Notes that it is written where such a pod is allocated now, and returns the events of the room
+    /// that its home leaves.
+    pub fn settled(&self, uid: &PodUid) -> Vec<LedgerEvent> {
+        self.change_guest(uid, |node_state| node_state.settled(uid))
+    }
+
+    fn look_at_guest(&self, uid: &PodUid, look: impl FnOnce(&NodeState) -> bool) -> bool {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
+        self.node_entry(at).look(|_, node_state| look(node_state))
+    }
+
+    fn change_guest(&self, uid: &PodUid, change: impl FnOnce(&mut NodeState)) -> Vec<LedgerEvent> {
         let _stays = self.stay();
-        if let Some(at) = self.pods.get(uid).map(|at| *at) {
-            self.node_entry(at).change(change);
-        }
+        let at = self.pods.get(uid).map(|at| *at);
+        at.map(|at| self.change_node(at, change)).unwrap_or_default()
     }
 
     /// Notes that the API server has accepted the Binding; the watch will say so too.

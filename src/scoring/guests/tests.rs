@@ -143,3 +143,25 @@ fn what_a_guest_uses_within_its_request_counts_as_free() {
         assert_eq!(node.devices()[1].free().memory.mib(), free, "{used}");
     }
 }
+
+#[test]
+fn a_guest_is_gone_after_two_lists_without_it() {
+    let mut node = lending("A:500/1000 B:1000/1000");
+    assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), Some("B"));
+    let uid = PodUid::new("p");
+    let list = |pods: &[&str]| {
+        let process = |pod: &&str| ProcessUse { pod: Some(PodUid::new(*pod)), memory: None };
+        let processes = Some(pods.iter().map(process).collect());
+        [DeviceUse { processes, ..DeviceUse::idle(DeviceId::new("B").unwrap()) }]
+    };
+    let is_left = |node: &NodeState| node.devices()[1].is_being_left();
+    node.recall(&uid);
+    (0..3).for_each(|_| drop(node.observe(&list(&[]), Timestamp::START)));
+    assert!(is_left(&node), "its container has not ended: it may use the device again");
+    node.restarted(&uid, Timestamp::START);
+    for (pods, is_gone) in [(&[][..], false), (&["p"], false), (&[], false), (&[], true)] {
+        node.observe(&list(pods), Timestamp::START);
+        assert_eq!(!is_left(&node), is_gone, "{pods:?}");
+    }
+    assert!(node.devices()[1].guests().is_empty());
+}

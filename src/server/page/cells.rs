@@ -106,7 +106,18 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
             Some(sight.legend.namespaces.position(namespace, sight.number)),
             thousandths(held.share),
             thousandths_of(held.memory, capacity),
-            u8::from(is_ended) + 2 * u8::from(found.verified == Mode::None),
+            u8::from(is_ended)
+                + 2 * u8::from(found.verified == Mode::None)
+                + 8 * u8::from(device_state.is_away(uid)),
+        )));
+    }
+    for (uid, guest) in device_state.guests() {
+        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+        tenants.push(TenantCell((
+            Some(sight.legend.namespaces.position(namespace, sight.number)),
+            thousandths(guest.demand.share),
+            thousandths_of(guest.demand.memory, capacity),
+            4,
         )));
     }
     GpuCell((

@@ -139,7 +139,7 @@ impl Bed {
         let has_left = leaving.is_some_and(|leaving| {
             *leaving.container != *live.container.to_string()
                 && live.cpu_milli != leaving.cpu_milli
-                && live.actual_cpu_milli != leaving.cpu_milli
+                && live.actual_cpu_milli == live.cpu_milli
         });
         PodFact {
             pod: pod(uid.as_str()),
@@ -320,12 +320,16 @@ impl Bed {
     }
 
     fn settle(&mut self, uid: &PodUid) {
-        if self.ledger.settle_guest(uid) {
-            let held = self.ledger.reservation(uid).expect("it is there");
-            self.pods.get_mut(uid).expect("it is there").written = held.placement;
-            self.stuck.remove(uid);
-            self.count("settled");
+        let held = self.ledger.reservation(uid).expect("it is there");
+        let is_settling = held.departure == Departure::Settling;
+        if !is_settling && !self.ledger.settle_guest(uid) || self.one_in(3) {
+            return; // later, or the write fails
         }
+        let held = self.ledger.reservation(uid).expect("it is there");
+        self.pods.get_mut(uid).expect("it is there").written = held.settled_placement();
+        self.ledger.settled(uid);
+        self.stuck.remove(uid);
+        self.count("settled");
     }
 
     /// Kubelet carries out a resize, or a container ends by its own fault.

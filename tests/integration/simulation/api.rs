@@ -52,6 +52,8 @@ pub(super) struct Pod {
     pub(super) logged: usize,
     /// What it was bound with: edits of its annotations change nothing of that.
     pub(super) takes: Vec<Take>,
+    /// What it was to run on when it was bound.
+    pub(super) first: Vec<Take>,
     /// Its container with the GPU.
     pub(super) container: Container,
 }
@@ -216,6 +218,7 @@ impl Api {
             edits: 0,
             logged: 0,
             takes: Vec::new(),
+            first: Vec::new(),
         };
         self.pods.insert(uid.to_owned(), pod);
         self.changed(uid);
@@ -362,7 +365,7 @@ impl Api {
         for (key, value) in metadata["annotations"].as_object().unwrap_or(&Map::new()) {
             pod.annotations.insert(key.clone(), value.as_str().expect("a text").to_owned());
         }
-        (pod.takes, pod.bound) = (pod.allocated(), self.now);
+        (pod.takes, pod.first, pod.bound) = (pod.allocated(), pod.written(), self.now);
         self.changed(uid);
         (201, success())
     }

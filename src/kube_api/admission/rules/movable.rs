@@ -74,6 +74,7 @@ fn pods_that_cannot_be_moved_are_refused_with_the_fix() {
     };
     for (annotations, spec, part) in [
         (movable(), json!({"restartPolicy": "Never"}), "use `Always` or `OnFailure`"),
+        (movable(), json!({"terminationGracePeriodSeconds": 31}), "is above 30"),
         (
             movable(),
             json!({"resources": {"requests": {"cpu": "1"}}}),

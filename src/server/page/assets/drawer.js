@@ -84,7 +84,21 @@ function gpuBody(node, device, openPod) {
   ])];
   body.push(make("h3", device.tenants.length ? count(device.tenants.length, "tenant", "tenants") : "No tenant"));
   const overs = new Set((device.overLimitPods || []).map((it) => it.pod));
-  return [...body, ...device.tenants.map((tenant) => tenantBox(tenant, device, overs, openPod))];
+  body.push(...device.tenants.map((tenant) => tenantBox(tenant, device, overs, openPod)));
+  const guests = device.guests || [];
+  if (guests.length) body.push(make("h3", count(guests.length, "guest", "guests")), make("p", "They run here in free room, and go to the GPU that they are allocated when another pod needs it."));
+  return [...body, ...guests.map((guest) => guestBox(guest, openPod))];
+}
+
+function guestBox(guest, openPod) {
+  const box = make("div", undefined, "tenant"), name = make("div", undefined, "name");
+  name.append(guest.pod ? button(guest.pod, () => openPod(guest.pod), "plain") : make("span", guest.podUid || "another team"));
+  box.append(name, facts([
+    ["Borrows", share(guest.borrowed.shareMillionths) + " of compute, " + gib(guest.borrowed.memoryMib) + " of memory"],
+    ["In use", guest.usedMib === undefined ? "not known" : gib(guest.usedMib) + " of memory"],
+    ["State", guest.leaving ? "on its way to the GPU that it is allocated" : "stays while the room is free"],
+  ]));
+  return box;
 }
 
 // Allocated memory as a pale bar, memory in use as a dark bar in it.
@@ -120,6 +134,7 @@ function tenantBox(tenant, device, overs, openPod) {
   box.append(name, meter(tenant, device, ink), facts([
     ["Allocated", share(tenant.allocated.shareMillionths) + " of compute, " + gib(tenant.allocated.memoryMib) + " of memory"],
     ["In use", tenant.usedMib === undefined ? "not known" : gib(tenant.usedMib) + " of memory"],
+    ["Runs on", tenant.runsOn ? tenant.runsOn + ", until another pod needs that GPU" : null],
     ["Limited by", limited],
     ["State", { Assumed: "being bound", Confirmed: "placed", Draining: "ended; its processes may still run" }[tenant.state] || tenant.state],
   ]));

@@ -4,8 +4,12 @@
 import { count, words } from "./words.js";
 
 export const UNHEALTHY = 1, OVERALLOCATED = 2, MIG_PARENT = 4, KUBELET = 8, MIG_INSTANCE = 16;
-export const ENDED = 1, UNLIMITED = 2;
+export const ENDED = 1, UNLIMITED = 2, GUEST = 4, AWAY = 8;
 const TEAM_COLORS = 10;
+
+// Pods that are allocated part of a GPU. Guests run there, and what they take counts as free.
+export const tenantsOf = (gpu) => gpu[4].filter((tenant) => !(tenant[3] & GUEST));
+export const guestsOf = (gpu) => gpu[4].filter((tenant) => tenant[3] & GUEST);
 
 export const fleet = {
   at: "", loaded: 0, version: "", figures: null, figuresAt: 0, heardAt: 0, trend: [], models: [], namespaces: [], nodes: new Map(),
@@ -89,7 +93,7 @@ export function teamColor(position) {
 
 export function allocated(gpu) {
   let share = 0, memory = 0;
-  for (const tenant of gpu[4]) { share += tenant[1]; memory += tenant[2]; }
+  for (const tenant of tenantsOf(gpu)) { share += tenant[1]; memory += tenant[2]; }
   return { share, memory, fullness: Math.max(share, memory) };
 }
 
@@ -99,7 +103,7 @@ export function tally(nodes) {
   const found = { gpus: 0, emptyGpus: 0, instances: 0, emptyInstances: 0 };
   for (const node of nodes) {
     for (const gpu of node.gpus) {
-      const isEmpty = gpu[4].length === 0 && node.state === "Reporting" && !(gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT));
+      const isEmpty = tenantsOf(gpu).length === 0 && node.state === "Reporting" && !(gpu[2] & (UNHEALTHY | KUBELET | MIG_PARENT));
       const isInstance = gpu[2] & MIG_INSTANCE;
       found[isInstance ? "instances" : "gpus"] += 1;
       if (isEmpty) found[isInstance ? "emptyInstances" : "emptyGpus"] += 1;

@@ -1,7 +1,7 @@
 // The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
 // pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
 import { by, color, count, gib, make, number, percent, words } from "./words.js";
-import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, teamName, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
+import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, teamName, guestsOf, tenantsOf, AWAY, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
 
 export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
@@ -147,7 +147,7 @@ function cellColor(node, gpu) {
   if (isOut(node, gpu)) return "--edge";
   if (map.colors === "idle") return ramp("idle", idle(gpu) || 0);
   if (map.colors === "full") return ramp("fill", allocated(gpu).fullness);
-  const first = gpu[4].reduce((most, tenant) => (!most || tenant[2] > most[2] ? tenant : most), null);
+  const first = tenantsOf(gpu).reduce((most, tenant) => (!most || tenant[2] > most[2] ? tenant : most), null);
   return first ? teamColor(first[0]) : "--track";
 }
 
@@ -249,12 +249,12 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
   pen.fillStyle = ink.track;
   pen.fillRect(x, y, shape.w, shape.h);
   const top = [0, 0];
-  for (const tenant of gpu[4]) {
+  for (const tenant of tenantsOf(gpu)) {
     [tenant[1], tenant[2]].forEach((part, side) => {
       const from = y + shape.h * (1 - Math.min(1, top[side] / 1000));
       top[side] += part;
       const to = y + shape.h * (1 - Math.min(1, top[side] / 1000)), high = Math.max(0, from - to - 1);
-      pen.globalAlpha = alpha * (tenant[3] & ENDED ? 0.4 : 1);
+      pen.globalAlpha = alpha * (tenant[3] & (ENDED | AWAY) ? 0.4 : 1);
       pen.fillStyle = map.colors === "full" ? color(ramp("fill", allocated(gpu).fullness))
         : map.colors === "idle" ? color(ramp("idle", idle(gpu) || 0)) : teams[tenant[0]] || ink.other; // that of another team has no place
       pen.fillRect(x + side * half, to + 1, half, high);
@@ -262,6 +262,14 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
     });
   }
   pen.globalAlpha = alpha;
+  for (const guest of guestsOf(gpu)) { // in free room
+    [guest[1], guest[2]].forEach((part, side) => {
+      const from = y + shape.h * (1 - Math.min(1, top[side] / 1000));
+      top[side] += part;
+      const to = y + shape.h * (1 - Math.min(1, top[side] / 1000));
+      hatch(pen, x + side * half, to + 1, half, Math.max(0, from - to - 1), teams[guest[0]] || ink.other, 4);
+    });
+  }
   if (gpu[3] > 0) { // in use beyond what is allocated
     const high = shape.h * Math.min(1, gpu[3] / 1000), from = y + shape.h * (1 - Math.min(1, memory / 1000));
     hatch(pen, x + half, Math.max(y, from - high), half, Math.min(high, from - y), ink.bad, 3);
@@ -299,7 +307,7 @@ export function showLegend(pick) {
       ...(seen.length > named.length ? [["--other", count(seen.length - named.length, "other namespace", "other namespaces")]] : []),
       ...(seen.length < fleet.namespaces.length ? [["--other", "another team"]] : []), ["--track", "free"]];
   entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
-    : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining"],
+    : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining, or runs on another GPU"], ["guest", "colored hatching: runs here, is allocated another GPU"],
       ["cross", "crossed: takes no tenants"], ["edge", "red edge: overallocated"]]));
   const key = JSON.stringify(entries) + isDark;
   if (key === legend) return;
@@ -310,10 +318,11 @@ export function showLegend(pick) {
     swatch.setAttribute("aria-hidden", "true");
     const pen = swatch.getContext("2d"), isMark = !name.startsWith("--");
     pen.globalAlpha = name === "pale" ? 0.4 : 1;
-    pen.fillStyle = color(["untracked", "cross"].includes(name) ? "--track" : isMark ? "--team8" : name);
+    pen.fillStyle = color(["untracked", "cross", "guest"].includes(name) ? "--track" : isMark ? "--team8" : name);
     pen.fillRect(0, 0, 14, 14);
     if (name === "hatch") hatch(pen, 0, 0, 14, 14, color("--hatch"), 5);
     if (name === "untracked") hatch(pen, 0, 0, 14, 14, color("--bad"), 3);
+    if (name === "guest") hatch(pen, 0, 0, 14, 14, color("--team8"), 4);
     if (name === "cross") cross(pen, 0, 0, 14, 14, color("--soft"));
     if (name === "edge") edge(pen, 1, 1, 12, 12, color("--bad"));
     item.append(swatch);
@@ -333,12 +342,14 @@ export const isCells = () => map.cells;
 
 export function describe(node, index) {
   const gpu = node.gpus[index], { share, memory } = allocated(gpu), wrong = faults(node, gpu);
-  const tenants = gpu[4].map((tenant) => teamName(tenant[0]) + " " + percent(tenant[1]) +
+  const guests = guestsOf(gpu);
+  const tenants = tenantsOf(gpu).map((tenant) => teamName(tenant[0]) + " " + percent(tenant[1]) + (tenant[3] & AWAY ? " (runs on another GPU)" : "") +
     (Math.abs(tenant[2] - tenant[1]) > 5 ? " and " + percent(tenant[2]) + " of memory" : ""));
   return node.name + ", " + deviceName(node.name, index) + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
     (gpu[5] === null || gpu[5] === undefined ? "" : ", about " + (gpu[5] / 10).toFixed(0) + " % in use") + ". " +
     (wrong.length ? "Note: " + wrong.join(", ") + ". " : "") + (isFitting(node, index) ? "It would take your request. " : "") +
-    (tenants.length ? count(tenants.length, "tenant", "tenants") + ": " + tenants.join("; ") + "." : "Empty.");
+    (tenants.length ? count(tenants.length, "tenant", "tenants") + ": " + tenants.join("; ") + "." : guests.length ? "No tenant." : "Empty.") +
+    (guests.length ? " " + count(guests.length, "guest runs", "guests run") + " here until another pod needs it: " + guests.map((guest) => teamName(guest[0]) + " " + percent(guest[1])).join("; ") + "." : "");
 }
 
 const HINT = "Point at a GPU, or Tab to the map and walk with the arrow keys. Enter or a click shows its pods.";

@@ -25,7 +25,8 @@ impl App {
             self.ledger.wait_for_reports(seen.node.as_ref().map(NodeName::as_str));
         }
         self.outbox.push(events);
-        if !seen.is_terminal {
+        // Of one whose end was seen nothing is noted: no list and no watch would say again that it ended.
+        if !seen.is_terminal && !self.ledger.has_ended(&seen.pod.uid) {
             Sink::pod(self, seen);
         }
     }

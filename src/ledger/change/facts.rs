@@ -218,7 +218,12 @@ impl Ledger {
 
     /// Whether a pod has ended and left nothing behind: its devices are free.
     pub fn is_over(&self, uid: &PodUid) -> bool {
-        self.reservation(uid).is_none() && self.ended().contains(uid)
+        self.reservation(uid).is_none() && self.has_ended(uid)
+    }
+
+    /// Whether a pod has ended. Its processes may still run.
+    pub fn has_ended(&self, uid: &PodUid) -> bool {
+        self.ended().contains(uid)
     }
 
     /// Notes that pods and nodes have been listed completely.

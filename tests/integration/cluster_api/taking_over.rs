@@ -11,7 +11,7 @@ use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
 use gpupack::control::shared::in_flight::{Message, NamedPod};
 use gpupack::control::shared::leader::{Addresses, Replica};
-use gpupack::hardware::device::{NodeName, PoolName};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
@@ -42,6 +42,8 @@ struct Bed {
     on_fence: (u16, Value),
     /// Whether pods are listed between the fence and its answer.
     is_listed_meanwhile: bool,
+    /// Whether the watch shows between the fence and its answer that the pod is gone.
+    is_gone_meanwhile: bool,
 }
 
 impl Bed {
@@ -91,6 +93,7 @@ impl Bed {
             lease,
             on_fence,
             is_listed_meanwhile: false,
+            is_gone_meanwhile: false,
         };
         for name in NODES {
             bed.app.ledger.see_node(&NodeName::new(name), HostAmount::ZERO, PoolName::new(""));
@@ -181,6 +184,11 @@ impl Bed {
             "PATCH" if path.ends_with("/pods/infer") => {
                 if self.is_listed_meanwhile {
                     self.list();
+                }
+                if self.is_gone_meanwhile {
+                    let uid = PodUid::new("u1");
+                    self.app.ledger.end_pod(&uid, self.app.clock.now());
+                    self.app.pod_ended(&uid);
                 }
                 self.on_fence.clone()
             }
@@ -273,5 +281,20 @@ fn pods_are_listed_again_if_a_list_came_before_the_answer_to_a_fence() {
         bed.takes_over();
         let lists = bed.app.lists.count().zip(before).map(|(now, before)| now - before);
         assert_eq!(lists, Some(if is_listed_meanwhile { 2 } else { 0 }));
+    }
+}
+
+/// Nothing says once more that it is gone. The rest of its group would be bound without it.
+#[test]
+fn a_pod_of_a_group_that_is_gone_before_the_answer_to_its_fence_does_not_count_for_its_group() {
+    for (is_gone_meanwhile, count) in [(false, 1), (true, 0)] {
+        let mut bound = pod(Some("n1"), "Running");
+        bound["metadata"]["annotations"]["gpupack.dev/group"] = json!("g");
+        bound["metadata"]["annotations"]["gpupack.dev/group-size"] = json!("2");
+        let mut bed = Bed::new(true, (200, bound));
+        bed.told(Some("n1"));
+        bed.is_gone_meanwhile = is_gone_meanwhile;
+        bed.takes_over();
+        assert_eq!(bed.app.bound_groups.count(), count);
     }
 }

@@ -187,12 +187,13 @@ fn carry_out(app: &Arc<App>, step: Step) {
     for (pod, node) in step.given_up {
         tracing::warn!(pod_uid = %pod.uid, %pod, %node, "nothing bound it, or nothing more became free: its room is left to others for a while");
     }
+    // First: a pod may have other room by now.
+    step.abandoned.into_iter().for_each(|pod| write_note(app, pod, Note::NoRoom));
     for (pod, node) in step.noted {
         write_note(app, pod, Note::Room(RoomNote { node, victims: BTreeSet::new() }));
     }
     step.call_again.into_iter().for_each(|pod| write_note(app, pod, Note::None));
     step.open_hosts.into_iter().for_each(|pod| wake(app, pod));
-    step.abandoned.into_iter().for_each(|pod| write_note(app, pod, Note::NoRoom));
     step.evict.into_iter().for_each(|order| make_room(app, order));
 }
 

@@ -33,6 +33,11 @@ const MOST_REFUSALS: u32 = 4;
 /// Pause before evictions are tried again whose outcome is not known.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
+/// Pause before a note about room is tried again; each one is twice as long as the one before, up to the
+/// second. A pod that may never be changed costs a write per pause.
+const NOTE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const LONGEST_NOTE_PAUSE: Duration = Duration::from_secs(60);
+
 /// Evicts what the order names, in a task of its own.
 pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     let worker = Arc::clone(app);
@@ -44,13 +49,31 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     });
 }
 
-/// Writes a note on a waiting pod, in a task of its own. kube-scheduler looks at the pod again.
+/// Writes a note on a waiting pod, in a task of its own. kube-scheduler looks at the pod again. A note about
+/// room is tried until it is written or another one is to be: with a wrong one, a later process would go on with
+/// room that this one no longer keeps.
 pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
+    let number = match note {
+        Note::None => None,
+        Note::Room(_) | Note::NoRoom => Some(app.preemptors.owe_note(&pod.pod.uid)),
+    };
     let worker = Arc::clone(app);
     app.outside.spawn(async move {
         let Truth::Cluster(cluster) = &worker.truth else { return };
-        let outcome = write_own(&worker, cluster, &pod, &note).await;
-        tracing::debug!(pod_uid = %pod.pod.uid, ?note, ?outcome, "a note on a waiting pod");
+        let (uid, mut pause) = (&pod.pod.uid, NOTE_AGAIN_AFTER);
+        loop {
+            let outcome = write_own(&worker, cluster, &pod, &note).await;
+            tracing::debug!(pod_uid = %uid, ?note, ?outcome, "a note on a waiting pod");
+            let Some(number) = number else { return };
+            if matches!(outcome, PatchOutcome::Patched { .. } | PatchOutcome::Gone) {
+                return worker.preemptors.note_written(uid, number);
+            }
+            worker.outside.sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_NOTE_PAUSE);
+            if worker.is_stopping() || !worker.preemptors.owes_note(uid, number) {
+                return;
+            }
+        }
     });
 }
 

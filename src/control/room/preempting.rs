@@ -140,6 +140,8 @@ impl StandingHolds {
                 && ((is_refused() && lacks_room()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
+                // It may still name other pods. A room could not be noted either.
+                && !preemptors.is_note_open(uid)
                 && !holds.evictions.is_in_vain(state, (is_planned(), ledger.team_line(pod)), now)
                 && ledger.team_may_have(pod)
         };

@@ -208,7 +208,7 @@ pub struct Step {
     pub open_hosts: Vec<PodRef>,
     /// Pods for which others are to be evicted.
     pub evict: Vec<RoomOrder>,
-    /// Pods for which room is not kept any more.
+    /// Pods whose room is not kept any more. They may have got other room since.
     pub abandoned: Vec<WaitingPod>,
     /// What this means for others.
     pub events: Vec<LedgerEvent>,
@@ -311,9 +311,6 @@ impl StandingHolds {
         }
         // A more important pod may have taken over the room since. Its victims are not asked.
         step.evict.retain(|order| preemptors.is_making(&order.pod.pod.uid, order.number));
-        // The note of the new room replaces that of the old one.
-        let is_ordered = |pod: &WaitingPod| step.evict.iter().any(|order| order.pod.pod == pod.pod);
-        step.abandoned.retain(|pod| !is_ordered(pod));
         let is_open = |node: &NodeName, host| !ledger.takes_kept_host(node.as_str(), host);
         step.open_hosts = preemptors.take_refused(is_open);
         step

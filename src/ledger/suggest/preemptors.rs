@@ -106,7 +106,9 @@ struct Plan {
 struct Known {
     plans: BTreeMap<PodUid, Plan>,
     rooms: BTreeMap<PodUid, Room>,
-    /// The number of rooms that were made.
+    /// Notes about room that are still to be written on waiting pods, by number.
+    notes: BTreeMap<PodUid, u64>,
+    /// The number of rooms that were made, and of notes.
     numbers: u64,
     ended: Vec<(PodUid, Ended)>,
     /// Pods without a GPU that would take what is kept of a host, and the nodes that refused them.
@@ -191,6 +193,33 @@ impl Preemptors {
         let mut known = self.known.lock();
         let room = known.rooms.get_mut(uid).filter(|room| room.is_made(number));
         room.is_some_and(|room| std::mem::replace(&mut room.is_noted, is_noted))
+    }
+
+    /// Notes that a note about room is to be written on a pod, in place of an earlier one. Returns its
+    /// number.
+    pub fn owe_note(&self, uid: &PodUid) -> u64 {
+        let known = &mut *self.known.lock();
+        known.numbers += 1;
+        known.notes.insert(uid.clone(), known.numbers);
+        known.numbers
+    }
+
+    /// Whether the note with this number is still to be written.
+    pub(crate) fn owes_note(&self, uid: &PodUid, number: u64) -> bool {
+        self.known.lock().notes.get(uid) == Some(&number)
+    }
+
+    /// Notes that it is written.
+    pub(crate) fn note_written(&self, uid: &PodUid, number: u64) {
+        let mut known = self.known.lock();
+        if known.notes.get(uid) == Some(&number) {
+            known.notes.remove(uid);
+        }
+    }
+
+    /// Whether a note on a pod may be wrong: another one is still to be written.
+    pub(crate) fn is_note_open(&self, uid: &PodUid) -> bool {
+        self.known.lock().notes.contains_key(uid)
     }
 
     /// Notes that pods are asked to go for it. Returns whether that is still wanted.
@@ -321,6 +350,7 @@ impl Preemptors {
         let mut known = self.known.lock();
         known.plans.remove(uid);
         known.rooms.remove(uid);
+        known.notes.remove(uid);
         if let Some(before) = &mut known.before {
             before.remove(uid);
         }
@@ -333,7 +363,10 @@ impl Preemptors {
 
     /// Forgets all: another process decides. What it begins is noted.
     pub(crate) fn follow(&self, earlier: impl Iterator<Item = PodUid>) {
-        *self.known.lock() = Known { before: Some(earlier.collect()), ..Known::default() };
+        let known = &mut *self.known.lock();
+        // What is under way keeps its number, which no later room or note gets.
+        let numbers = known.numbers;
+        *known = Known { before: Some(earlier.collect()), numbers, ..Known::default() };
     }
 
     /// Whether this process decides, as far as it knows.
@@ -345,7 +378,8 @@ impl Preemptors {
     pub fn count(&self) -> usize {
         let known = self.known.lock();
         let before = known.before.as_ref().map_or(0, BTreeSet::len);
-        known.plans.len() + known.refused.len() + known.rooms.len() + known.ended.len() + before
+        let rooms = known.rooms.len() + known.notes.len();
+        known.plans.len() + known.refused.len() + rooms + known.ended.len() + before
     }
 }
 
@@ -413,6 +447,24 @@ mod tests {
         let before = preemptors.note(&p, number, true);
         preemptors.note(&p, number, before); // it was refused
         assert_eq!(preemptors.end(&p), EndedRoom::default());
+    }
+
+    #[test]
+    fn a_note_is_open_until_the_last_one_is_written() {
+        let (preemptors, p) = (Preemptors::default(), uid("p"));
+        let first = preemptors.owe_note(&p);
+        assert!(preemptors.owes_note(&p, first) && preemptors.is_note_open(&p));
+        let second = preemptors.owe_note(&p);
+        assert!(!preemptors.owes_note(&p, first), "another one replaces it");
+        preemptors.note_written(&p, first);
+        assert!(preemptors.owes_note(&p, second) && preemptors.is_note_open(&p));
+        preemptors.note_written(&p, second);
+        assert!(!preemptors.is_note_open(&p));
+        let third = preemptors.owe_note(&p);
+        preemptors.follow([].into_iter());
+        assert!(!preemptors.is_note_open(&p) && preemptors.owe_note(&p) > third);
+        preemptors.forget(&p);
+        assert_eq!((preemptors.is_note_open(&p), preemptors.count()), (false, 0));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
+use gpupack::kube_api::request::placement::HOLD;
 use gpupack::kube_api::write::events::notices;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
@@ -38,8 +39,10 @@ struct Bed {
     _running: loops::Running,
     _runtime: tokio::runtime::Runtime,
     lease: Value,
-    /// Status and body of the answer to the fence of a pod.
+    /// Status and body of the answer to the fence of a pod, and to other changes of it.
     on_fence: (u16, Value),
+    /// How often a note of room was to be taken away.
+    taken_away: usize,
     /// Whether pods are listed between the fence and its answer.
     is_listed_meanwhile: bool,
     /// Whether the watch shows between the fence and its answer that the pod is gone.
@@ -92,6 +95,7 @@ impl Bed {
             _runtime: runtime,
             lease,
             on_fence,
+            taken_away: 0,
             is_listed_meanwhile: false,
             is_gone_meanwhile: false,
         };
@@ -190,6 +194,9 @@ impl Bed {
                     self.app.ledger.end_pod(&uid, self.app.clock.now());
                     self.app.pod_ended(&uid);
                 }
+                let body: Value = serde_json::from_slice(request.body()).unwrap();
+                let annotations = body["metadata"]["annotations"].as_object().unwrap();
+                self.taken_away += usize::from(annotations.get(HOLD).is_some_and(Value::is_null));
                 self.on_fence.clone()
             }
             _ => (404, json!({})),
@@ -297,4 +304,20 @@ fn a_pod_of_a_group_that_is_gone_before_the_answer_to_its_fence_does_not_count_f
         bed.takes_over();
         assert_eq!(bed.app.bound_groups.count(), count);
     }
+}
+
+/// Else a later process would go on with room that this one does not keep.
+#[test]
+fn a_note_of_room_is_taken_away_until_that_succeeds() {
+    let mut noted = pod(None, "Pending");
+    noted["metadata"]["annotations"][HOLD] = json!(r#"{"v":1,"node":"n3","victims":["gone"]}"#);
+    let mut bed = Bed::new(true, (503, json!({})));
+    bed.app.pod(&SeenPod::from_json(&noted.to_string()).unwrap());
+    bed.takes_over();
+    bed.pass(10_000);
+    let tries = bed.taken_away;
+    assert!((3..6).contains(&tries), "there is no such node, and the pauses grow: {tries}");
+    bed.on_fence = (200, noted);
+    bed.pass(100_000);
+    assert_eq!(bed.taken_away, tries + 1);
 }

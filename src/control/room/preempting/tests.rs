@@ -140,6 +140,16 @@ fn a_pod_that_is_not_bound_gets_no_second_set_of_victims_for_a_while() {
 }
 
 #[test]
+fn no_pod_goes_for_one_whose_note_of_earlier_room_is_still_to_be_taken_away() {
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    bed.preemptors.owe_note(&uid("p"));
+    assert_eq!(orders_after(&mut bed, 60), [""; 0]);
+    bed.preemptors.forget(&uid("p"));
+    assert_eq!(orders_after(&mut bed, 1), ["p n: a"]);
+}
+
+#[test]
 fn a_more_important_pod_takes_the_room_over() {
     let mut bed = full();
     bed.refused(waiting_pod("p", 500_000, 10), ALL);

@@ -88,6 +88,8 @@ pub(crate) struct EndedRoom {
 pub struct HostRefused {
     /// The pod.
     pub pod: PodRef,
+    /// Its priority.
+    pub priority: i32,
     /// Its CPU and host memory.
     pub host: HostAmount,
     /// The nodes that refused it.
@@ -308,15 +310,25 @@ impl Preemptors {
         }
     }
 
-    /// Removes the pods for which this is true on some of their nodes, and returns them.
+    /// Removes the pods that one of their nodes no longer refuses, and returns them: no room there is kept for
+    /// one that is at least as important any more, or the host `is_open`.
     pub(crate) fn take_refused(
         &self,
         is_open: impl Fn(&NodeName, HostAmount) -> bool,
     ) -> Vec<PodRef> {
-        let mut known = self.known.lock();
+        let known = &mut *self.known.lock();
+        let mut highest: BTreeMap<&NodeName, i32> = BTreeMap::new();
+        for room in known.rooms.values() {
+            let highest = highest.entry(&room.node).or_insert(room.priority);
+            *highest = room.priority.max(*highest);
+        }
+        let accepts = |node: &NodeName, refused: &HostRefused| {
+            let is_kept = highest.get(node).is_some_and(|highest| *highest >= refused.priority);
+            !is_kept || is_open(node, refused.host)
+        };
         let open = known
             .refused
-            .extract_if(.., |_, refused| refused.nodes.iter().any(|it| is_open(it, refused.host)));
+            .extract_if(.., |_, refused| refused.nodes.iter().any(|it| accepts(it, refused)));
         open.map(|(_, refused)| refused.pod).take(MOST_WOKEN).collect()
     }
 
@@ -465,6 +477,28 @@ mod tests {
         assert!(!preemptors.is_note_open(&p) && preemptors.owe_note(&p) > third);
         preemptors.forget(&p);
         assert_eq!((preemptors.is_note_open(&p), preemptors.count()), (false, 0));
+    }
+
+    #[test]
+    fn a_pod_without_a_gpu_is_woken_when_only_less_important_ones_keep_its_node() {
+        let (preemptors, node) = (Preemptors::default(), NodeName::new("n"));
+        let refused = |uid| HostRefused {
+            pod: PodRef { uid, name: "plain".into() },
+            priority: 2,
+            host: HostAmount::ZERO,
+            nodes: vec![node.clone()],
+        };
+        preemptors.keep(&uid("p"), node.clone(), 2);
+        preemptors.refuse_host(refused(uid("plain")));
+        assert_eq!(preemptors.take_refused(|_, _| false), []);
+        preemptors.keep(&uid("low"), node.clone(), 1);
+        assert_eq!(preemptors.take_refused(|_, _| false), [], "`p` is as important");
+        preemptors.end(&uid("p"));
+        let woken = preemptors.take_refused(|_, _| false);
+        assert_eq!(woken.len(), 1, "the room of `low` is not in its way");
+        preemptors.refuse_host(refused(uid("plain")));
+        preemptors.keep(&uid("p"), node.clone(), 2);
+        assert_eq!(preemptors.take_refused(|_, _| true).len(), 1, "there is enough for both");
     }
 
     #[test]

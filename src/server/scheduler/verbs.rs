@@ -141,7 +141,8 @@ fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection
             let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
             let nodes: BTreeSet<NodeName> = refused.map(|(name, _)| NodeName::new(*name)).collect(); // a caller may repeat one
             let nodes = nodes.into_iter().collect();
-            app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), host: pod.host, nodes });
+            let (host, priority) = (pod.host, pod.priority);
+            app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), priority, host, nodes });
         }
     }
     answers

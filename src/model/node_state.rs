@@ -677,13 +677,19 @@ impl NodeState {
         });
     }
 
-    /// Calls a guest home.
-    pub fn recall(&mut self, uid: &PodUid) {
-        self.change_guest(uid, |reservation| {
-            if reservation.departure == Departure::Stays && reservation.placement.guest.is_some() {
+    /// Calls guests home.
+    pub fn recall(&mut self, uids: &[PodUid]) {
+        for uid in uids {
+            if let Some(reservation) = self.reservations.get_mut(uid)
+                && reservation.departure == Departure::Stays
+                && reservation.placement.guest.is_some()
+            {
                 reservation.departure = Departure::Recalled;
             }
-        });
+        }
+        if !uids.is_empty() {
+            self.recompute();
+        }
     }
 
     /// Lets a guest stay that was recalled, unless its move is written. Whether it stays.

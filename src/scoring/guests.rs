@@ -49,9 +49,7 @@ pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
     }
     let leaving: Vec<PodUid> =
         node.devices().iter().flat_map(|device| must_leave(node, device)).collect();
-    for uid in &leaving {
-        node.recall(uid);
-    }
+    node.recall(&leaving);
     leaving
 }
 

@@ -155,7 +155,7 @@ fn a_guest_is_gone_after_two_lists_without_it() {
         [DeviceUse { processes, ..DeviceUse::idle(DeviceId::new("B").unwrap()) }]
     };
     let is_left = |node: &NodeState| node.devices()[1].is_being_left();
-    node.recall(&uid);
+    node.recall(std::slice::from_ref(&uid));
     (0..3).for_each(|_| drop(node.observe(&list(&[]), Timestamp::START)));
     assert!(is_left(&node), "its container has not ended: it may use the device again");
     node.restarted(&uid, Timestamp::START);

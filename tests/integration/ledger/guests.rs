@@ -278,7 +278,7 @@ impl Bed {
         if guest.leaving.is_none() && self.ledger.let_stay(&uid) {
             return self.count("stayed");
         }
-        if self.one_in(20) {
+        if self.one_in(7) {
             return self.cannot_move(&uid);
         }
         let (is_applied, is_answered) = (!self.one_in(5), !self.one_in(5));

@@ -17,9 +17,6 @@ use crate::node::image::BOX;
 use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario};
 use crate::scenarios::containers::restarts;
 
-/// Longest time from the call for the third pod to its Binding, with a restart.
-const STORY_WITHIN: Duration = Duration::from_secs(5);
-
 const UUIDS: &str = "placed.gpupack.dev/uuids";
 const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
@@ -101,7 +98,6 @@ fn two_notebooks_run_on_two_gpus_and_one_gives_way() {
         let took = began.elapsed();
         assert_eq!(annotation(&train, UUIDS), Some(&*second));
         went_home(&node, &first, 1).await;
-        assert!(took < STORY_WITHIN, "{took:?}");
         let told = node.cluster.events().await;
         let told = told.iter().find(|it| it.pod == "nb-2" && it.reason == "GpuMoved");
         let told = told.expect("an event").message.clone();

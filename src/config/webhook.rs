@@ -49,8 +49,8 @@ pub enum ThreadCap {
     /// They are not: each may use all of them while the others are idle.
     #[default]
     None,
-    /// Each to its share, but not on Hopper GPUs, where a report says that percentages below 100
-    /// leave parts of results unwritten.
+    /// Each to its share, but not on Hopper GPUs, where many percentages below 100 leave parts of
+    /// results unwritten (`docs/hardware.md`).
     Share,
     /// On those too, rounded down to percentages without a known fault.
     ShareEvenOnHopper,

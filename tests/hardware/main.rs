@@ -1,6 +1,14 @@
 //! What only real hardware can show; `docs/hardware.md` lists it. Without a driver each test says
 //! `skipped: …` and passes.
 
+// `cfg(test)` is always true here; it shows clippy that these modules are test code.
+#[cfg(test)]
+#[path = "../harness/agent/extender.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod extender;
+#[cfg(test)]
+mod mps;
+
 use std::io::Write;
 
 use gpupack::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};

@@ -36,9 +36,9 @@ const PIPES: &str = "/run/gpupack-mps";
 /// The folder of shared memory inside a container; its path is fixed.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Percentages of the SMs on Hopper without a known fault, as ranges. A single report of October
-/// 2026, not confirmed by NVIDIA, says that between them, on an H200 with driver 580.178,
-/// half-precision matrix products left parts of their results unwritten.
+/// Percentages of the SMs on Hopper without a known fault, as ranges. Between them half-precision
+/// matrix products left parts of their results unwritten, on an H100 and an H200 with driver
+/// 580.159 (`docs/hardware.md`).
 const CLEAN_ON_HOPPER: [(u64, u64); 4] = [(1, 13), (23, 27), (47, 51), (90, 100)];
 
 /// Parts of product names of Hopper GPUs.

@@ -14,7 +14,7 @@ use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::model::node_state::NodeState;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{
-    Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
+    BorrowedMemory, Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
 };
 use gpupack::scoring::guests;
 
@@ -41,6 +41,7 @@ fn pod(name: &str, home: u32, sixteenths: u64) -> Reservation {
         request: Some(Arc::new(request)),
         tenure: None,
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     }
 }
 

@@ -79,6 +79,7 @@ pub mod scoring {
     pub mod strategy;
     pub mod plan;
     pub mod guests;
+    pub(crate) mod lent_memory;
     pub mod lacking;
     pub mod victims;
     #[cfg(test)]
@@ -310,6 +311,7 @@ pub mod control {
         pub mod settle;
         pub(crate) mod start_fence;
         pub(crate) mod recall;
+        pub(crate) mod take_back;
         pub mod binding;
         pub mod edits;
     }

@@ -16,7 +16,7 @@ use gpupack::ledger::suggest::preemption::{PlannedVictims, RoomRequest};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
 use gpupack::model::reservation::{
-    Departure, PlacedDevice, Placement, Reservation, ReservationState, Tenure,
+    BorrowedMemory, Departure, PlacedDevice, Placement, Reservation, ReservationState, Tenure,
 };
 use gpupack::scoring::victims::less_important;
 use gpupack::server::api::reports;
@@ -158,6 +158,7 @@ fn fill(ledger: &Ledger) {
                 request: None,
                 tenure: None,
                 departure: Departure::Stays,
+                borrowed: BorrowedMemory::Free,
             };
             ledger.see_pod(&bound(&held, 3), Timestamp::START);
         }

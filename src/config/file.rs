@@ -312,6 +312,7 @@ impl Config {
         faults.extend(config.timeout_fault());
         let certificates = config.certificates.as_ref();
         faults.extend(certificates.and_then(|it| it.fault(config.tls.is_some())));
+        let config = Self { pools: config.pools.capped(config.max_limit), ..config };
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
     }
 

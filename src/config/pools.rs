@@ -8,6 +8,7 @@ use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{Borrow, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::units::Share;
 
 /// The keys of one pool, in the order of the docs.
 #[derive(Default, Deserialize)]
@@ -18,8 +19,7 @@ struct PoolKeys {
     mig_instances: Option<MigInstances>,
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
-    #[serde(deserialize_with = "BorrowName::deserialize")]
-    borrow: Borrow,
+    borrow: BorrowName,
 }
 
 #[derive(Deserialize)]
@@ -39,11 +39,13 @@ enum EnforcementName {
 }
 
 /// The names of [`Borrow`].
-#[derive(Deserialize)]
-#[serde(remote = "Borrow", rename_all = "lowercase")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum BorrowName {
+    #[default]
     None,
     Compute,
+    Memory,
 }
 
 /// Reads the rules of all pools.
@@ -58,7 +60,11 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             None => InstanceUse::default(),
         },
         enforcement: keys.enforcement,
-        borrow: keys.borrow,
+        borrow: match keys.borrow {
+            BorrowName::None => Borrow::None,
+            BorrowName::Compute => Borrow::Compute,
+            BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
+        },
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -71,6 +77,15 @@ fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::E
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
+        let is_lent = |rule: &PoolRule| matches!(rule.borrow, Borrow::Memory { .. });
+        if let Some((pool, _)) = pools.iter().find(|(_, rule)| is_lent(rule))
+            && limit != MemoryLimit::None
+        {
+            return Err(garde::Error::new(format!(
+                "`borrow: memory` of pool `{pool}` lends nothing, because `webhook.memory_limit` limits \
+                 each pod to its request: set it to `none`, or `borrow: compute`"
+            )));
+        }
         let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
         let named: Vec<String> = by_driver.map(|(pool, _)| format!("`{pool}`")).collect();
         if named.is_empty() || limit == MemoryLimit::Driver {
@@ -115,6 +130,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_lends_memory_up_to_the_highest_limit() {
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory}, b: {borrow: compute}, c: {}}";
+        let pools = Config::from_yaml(text).unwrap().pools;
+        let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
+        let most = Share::from_millionths(750_000);
+        let found = [borrow("a"), borrow("b"), borrow("c")];
+        assert_eq!(found, [Borrow::Memory { most }, Borrow::Compute, Borrow::None]);
+    }
+
+    #[test]
     fn an_unnamed_pool_shares_freely_and_without_isolation() {
         let pools =
             Config::from_yaml("pools: {a: {replicas: 8}, '': {replicas: 2}}").unwrap().pools;
@@ -147,6 +172,11 @@ mod tests {
                 "pools: {a: {enforcement: driver}, b: {enforcement: driver}}",
                 "the enforcement of `a`, `b` must be",
             ),
+            (
+                "webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}",
+                "`borrow: memory` of pool `a` lends nothing",
+            ),
+            ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
             ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;

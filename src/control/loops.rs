@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use crate::control::bind::edits::restoring;
 use crate::control::bind::recall::recall;
 use crate::control::bind::settle::settle_abandoned;
+use crate::control::bind::take_back::take_back;
 use crate::control::lead::election::electing;
 use crate::control::pods::chargeback::account;
 use crate::control::pods::ledger_events::tell;
@@ -100,6 +101,7 @@ async fn ticks(app: &Arc<App>) {
         let is_due = app.config.pools.lends() || tick.is_multiple_of(GUESTS_EVERY);
         if is_due && !mutated(Mutation::MoveAbandoned) {
             recall(app, None);
+            take_back(app, None);
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, account).await;

@@ -121,6 +121,12 @@ pub enum Borrow {
     /// Compute. Those that may be restarted run on another GPU of their node that is less busy, until a
     /// pod is allocated the room there. No memory: nothing takes it back.
     Compute,
+    /// Compute in the same way. Those that may be restarted also use memory above their request, up to their
+    /// limit, while no other pod that runs on the GPU requests it: then their container is restarted.
+    Memory {
+        /// The most of a device that a pod may use.
+        most: Share,
+    },
 }
 
 impl Borrow {
@@ -129,6 +135,7 @@ impl Borrow {
         match self {
             Self::None => "none",
             Self::Compute => "compute",
+            Self::Memory { .. } => "memory",
         }
     }
 }
@@ -166,6 +173,16 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
+    }
+
+    /// The same rules, where no pod may use more than this share of the memory of a device.
+    pub(crate) fn capped(mut self, max_limit: Share) -> Self {
+        for rule in self.by_pool.values_mut() {
+            if let Borrow::Memory { most } = &mut rule.borrow {
+                *most = max_limit;
+            }
+        }
+        self
     }
 
     /// The rule of a pool.

@@ -9,12 +9,30 @@ use crate::metrics::make::Make;
 /// Buckets of the time that binds wait for guests, in seconds.
 const RECALL_BUCKETS: [f64; 8] = [0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 15.0];
 
-/// How a move home ended.
+/// Why the container of a pod is restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveReason {
+    /// It is a guest, and goes home.
+    Recall,
+    /// It uses more memory than it requests, which others lack.
+    TakeBack,
+}
+
+impl MoveReason {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Recall => "recall",
+            Self::TakeBack => "take_back",
+        }
+    }
+}
+
+/// How a move ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveResult {
-    /// No process of the pod is left where it was a guest.
+    /// No process of the pod is left where it was a guest, or it uses no memory that others lack.
     Done,
-    /// The pod cannot be moved.
+    /// The pod cannot be moved, or its memory cannot be taken back.
     Failed,
 }
 
@@ -43,8 +61,8 @@ impl MoveFamilies {
             ),
             moves: make.counters(
                 "gpupack_moves_total",
-                "Moves of pods to the GPU that they are allocated, by outcome.",
-                &["outcome"],
+                "Restarts of pods that borrow, by reason and outcome.",
+                &["reason", "outcome"],
             ),
             waits: make.histogram(
                 "gpupack_bind_recall_seconds",
@@ -52,14 +70,16 @@ impl MoveFamilies {
                 &RECALL_BUCKETS,
             ),
         };
-        for outcome in [MoveResult::Done, MoveResult::Failed] {
-            families.moves.with_label_values(&[outcome.label()]);
+        for reason in [MoveReason::Recall, MoveReason::TakeBack] {
+            for outcome in [MoveResult::Done, MoveResult::Failed] {
+                families.moves.with_label_values(&[reason.label(), outcome.label()]);
+            }
         }
         families
     }
 
-    pub(crate) fn moved(&self, result: MoveResult) {
-        self.moves.with_label_values(&[result.label()]).inc();
+    pub(crate) fn moved(&self, reason: MoveReason, result: MoveResult) {
+        self.moves.with_label_values(&[reason.label(), result.label()]).inc();
     }
 
     pub(crate) fn waited(&self, time: Duration) {

@@ -19,7 +19,7 @@ use crate::metrics::labels::{
     Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
-use crate::metrics::moves::{MoveFamilies, MoveResult};
+use crate::metrics::moves::{MoveFamilies, MoveReason, MoveResult};
 use crate::model::rejection::Rejection;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
@@ -343,8 +343,8 @@ impl Metrics {
     }
 
     /// Counts the end of a move.
-    pub fn moved(&self, result: MoveResult) {
-        self.moves.moved(result);
+    pub fn moved(&self, reason: MoveReason, result: MoveResult) {
+        self.moves.moved(reason, result);
     }
 
     /// Notes how long a bind waited for guests.

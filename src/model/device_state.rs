@@ -104,6 +104,8 @@ pub struct DeviceState {
     pub(crate) guests: LiteMap<PodUid, DeviceGuest>,
     /// Tenants that run elsewhere, as guests.
     pub(crate) away: Vec<PodUid>,
+    /// The most that tenants and guests may use here, of those that may use more than they request.
+    pub(crate) memory_limits: LiteMap<PodUid, MemMib>,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -142,6 +144,7 @@ impl DeviceState {
             tenants: LiteMap::new(),
             guests: LiteMap::new(),
             away: Vec::new(),
+            memory_limits: LiteMap::new(),
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -211,6 +214,16 @@ impl DeviceState {
     pub fn lent(&self) -> Demand {
         let staying = self.guests.values().filter(|guest| !guest.is_leaving);
         staying.fold(Demand::ZERO, |sum, guest| sum.checked_add(guest.demand).unwrap_or(BEYOND))
+    }
+
+    /// The most memory that a pod may use here, if that is more than it requests.
+    pub fn memory_limit(&self, uid: &PodUid) -> Option<MemMib> {
+        self.memory_limits.get(uid).copied()
+    }
+
+    /// What a pod used at the last list of processes, of what it may use.
+    pub fn covered(&self, uid: &PodUid) -> MemMib {
+        self.covered.get(uid).copied().unwrap_or(MemMib::ZERO)
     }
 
     /// Whether a guest is on its way home that may still run here.
@@ -357,6 +370,15 @@ impl DeviceState {
         self.requires_isolation |= is_held && isolation == Some(Isolation::Memory);
     }
 
+    /// Notes how much a pod may use here that has `demand`.
+    pub(crate) fn note_memory_limit(&mut self, held: &Reservation, demand: Demand) {
+        let is_gpu = self.device.kind == DeviceKind::Gpu;
+        let limit = held.memory_limit(self.rule, demand, self.device.capacity());
+        if let Some(limit) = limit.filter(|_| is_gpu) {
+            self.memory_limits.insert(held.pod.uid.clone(), limit);
+        }
+    }
+
     /// Class of the device.
     pub fn class(&self) -> ClassId {
         self.class
@@ -396,7 +418,7 @@ pub struct StandingHold {
 impl DeviceState {
     /// Applies a report. Use of up to `tolerance` beyond what is allocated is ignored.
     ///
-    /// A tenant's use counts up to what it has. Where the driver cannot say what a tenant uses, it
+    /// A tenant's use counts up to what it may use. Where the driver cannot say what a tenant uses, it
     /// counts as all of that. Without a list of processes, untracked memory of the last list still
     /// counts, up to the memory in use, and so does what was seen beyond what is allocated since:
     /// a pod that is placed later does not explain it.
@@ -412,22 +434,30 @@ impl DeviceState {
                 let own = own
                     .map(|process| process.memory)
                     .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
-                (uid.clone(), own.map_or(held.memory, |own| own.min(held.memory)))
+                let most = self.memory_limit(uid).unwrap_or(held.memory);
+                (uid.clone(), own.map_or(held.memory, |own| own.min(most)))
             });
             let mut all = LiteMap::with_capacity(self.tenants.len() + self.guests.len());
             all.extend(covered);
             self.covered = all;
             self.untracked = beyond(used, self.covered.values().copied());
         }
-        let allocated = beyond(used, self.users().map(|(_, held)| held.memory));
-        let unallocated_use = self.untracked.min(used).max(allocated);
         self.is_listed |= seen.processes.is_some();
+        let allocated = beyond(used, self.allowances());
+        let unallocated_use = self.untracked.min(used).max(allocated);
         if seen.processes.is_none() {
             self.untracked = self.untracked.max(allocated);
         }
         self.outside = unallocated_use;
         self.unallocated_use =
             if unallocated_use > tolerance { unallocated_use } else { MemMib::ZERO };
+    }
+
+    /// The most memory that each of them may use. Before the first list it is not known who uses more than
+    /// it requests.
+    fn allowances(&self) -> impl Iterator<Item = MemMib> {
+        let limit = |uid| self.memory_limit(uid).filter(|_| self.is_listed);
+        self.users().map(move |(uid, held)| limit(uid).unwrap_or(held.memory))
     }
 
     /// The pods whose use is explained, each with what it requests: tenants and guests.
@@ -445,6 +475,27 @@ impl DeviceState {
     /// were seen to use stays taken.
     pub(crate) fn outlived(&mut self, uid: &PodUid) {
         let left = self.covered.remove(uid).unwrap_or(MemMib::ZERO);
+        self.outlived_by(left);
+    }
+
+    /// Notes that a pod may use no more than its request from now on. What it uses above is not free.
+    pub(crate) fn lends_no_more(&mut self, uid: &PodUid) {
+        if self.memory_limits.remove(uid).is_none() {
+            return;
+        }
+        let demand = self.tenants.get(uid).copied();
+        let demand = demand.or_else(|| self.guests.get(uid).map(|guest| guest.demand));
+        let requested = demand.map_or(MemMib::ZERO, |demand| demand.memory);
+        if let Some(covered) = self.covered.get_mut(uid)
+            && let Some(excess) = covered.checked_sub(requested)
+        {
+            *covered = requested;
+            self.outlived_by(excess);
+        }
+    }
+
+    /// Notes that so much memory in use is no longer that of a tenant.
+    fn outlived_by(&mut self, left: MemMib) {
         self.untracked = self.untracked.checked_add(left).unwrap_or(BEYOND.memory);
         self.unallocated_use = self.unallocated_use.checked_add(left).unwrap_or(BEYOND.memory);
     }
@@ -497,8 +548,7 @@ impl DeviceState {
     /// Notes that something uses the device which no list has shown yet: a pod may have ended before
     /// the start. Two lists say whether one has.
     pub(crate) fn suspect_leftovers(&mut self, used: Option<MemMib>, now: Timestamp) {
-        let is_explained =
-            |used| beyond(used, self.users().map(|(_, held)| held.memory)) == MemMib::ZERO;
+        let is_explained = |used| beyond(used, self.allowances()) == MemMib::ZERO;
         if self.is_listed || used.is_none_or(is_explained) {
             return;
         }

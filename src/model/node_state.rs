@@ -23,7 +23,7 @@ use crate::model::device_state::{
 use crate::model::fit::{CompiledRequest, Room};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    Departure, Guest, Move, OtherPod, PlacedDevice, Reservation, ReservationState,
+    BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Reservation, ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
 
@@ -454,7 +454,7 @@ impl NodeState {
             device_state.class = classes.id_of(DeviceClass::of(&device_state.device, rule));
             device_state.rule = rule;
         }
-        self.recompute_rooms();
+        self.recompute_devices();
     }
 
     /// Notes what the node's agent found about the configured isolation of a device.
@@ -515,6 +515,7 @@ impl NodeState {
             device_state.tenants.clear();
             device_state.guests.clear();
             device_state.away.clear();
+            device_state.memory_limits.clear();
             (device_state.has_unisolated, device_state.requires_isolation) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
@@ -524,6 +525,7 @@ impl NodeState {
                     let held = device_state.tenants.entry(uid.clone()).or_default();
                     *held = sum(*held, placed.demand);
                     device_state.note_neighbors(reservation);
+                    device_state.note_memory_limit(reservation, placed.demand);
                 }
             }
             let Some(on) = reservation.guest_on() else { continue };
@@ -537,12 +539,14 @@ impl NodeState {
                     device_state.allocated = sum(device_state.allocated, *demand);
                     device_state.tenants.insert(uid.clone(), *demand);
                     device_state.note_neighbors(reservation);
+                    device_state.note_memory_limit(reservation, *demand);
                 }
                 continue;
             }
             if let Some(device_state) = device_mut(&mut self.devices, on) {
                 let guest = DeviceGuest { demand: *demand, is_leaving };
                 device_state.guests.insert(uid.clone(), guest);
+                device_state.note_memory_limit(reservation, *demand);
             }
             // On its way it may run in either place.
             if let Some(device_state) = device_mut(&mut self.devices, home).filter(|_| !is_leaving)
@@ -741,6 +745,20 @@ impl NodeState {
         });
     }
 
+    /// Notes what becomes of the memory that a pod uses above its request.
+    pub fn note_borrowed(&mut self, uid: &PodUid, borrowed: BorrowedMemory) {
+        if borrowed == BorrowedMemory::Kept {
+            let uses = self.devices.iter_mut();
+            uses.for_each(|device_state| device_state.lends_no_more(uid));
+        }
+        self.change_guest(uid, |reservation| reservation.borrowed = borrowed);
+    }
+
+    /// Use of a device beyond what is allocated that is ignored.
+    pub fn tolerance(&self) -> MemMib {
+        self.unmanaged_tolerance
+    }
+
     fn change_guest(&mut self, uid: &PodUid, change: impl FnOnce(&mut Reservation)) {
         if let Some(reservation) = self.reservations.get_mut(uid) {
             change(reservation);
@@ -779,6 +797,8 @@ impl NodeState {
             return self.remove(uid);
         };
         if !matches!(reservation.state, ReservationState::Draining { .. }) {
+            let uses = self.devices.iter_mut();
+            uses.for_each(|device_state| device_state.lends_no_more(uid));
             reservation.state =
                 ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
-use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::units::{Demand, HostAmount, Timestamp};
-use crate::model::request::GpuRequest;
+use crate::hardware::pool::{Borrow, ConfiguredIsolation, Enforcement, PoolRule};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Timestamp};
+use crate::model::request::{GpuRequest, Isolation, Limit, Movable};
 use crate::model::workload::Protection;
 
 /// A pod: its UID, which decides, and its name, which is only shown.
@@ -101,6 +101,18 @@ pub enum Departure {
     Settling,
 }
 
+/// What becomes of the memory that a pod uses above its request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BorrowedMemory {
+    /// It is free for others: it is taken back when another pod that runs there requests it.
+    #[default]
+    Free,
+    /// Its container is being restarted, so that it loses what it has above its request.
+    GivingBack,
+    /// It cannot be taken back. So it may use no more than it requests.
+    Kept,
+}
+
 /// How far a reservation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservationState {
@@ -152,6 +164,8 @@ pub struct Reservation {
     pub tenure: Option<Tenure>,
     /// How far it has come on its way home, if it is a guest.
     pub departure: Departure,
+    /// What becomes of the memory that it uses above its request.
+    pub borrowed: BorrowedMemory,
 }
 
 /// A pod on a node that has no placement.
@@ -170,6 +184,28 @@ impl Reservation {
     /// request is known.
     pub fn is_movable(&self) -> bool {
         self.state == ReservationState::Confirmed && self.request.is_some()
+    }
+
+    /// The most memory that it may use of the device where it runs and has `demand`, if that is more than
+    /// its demand: in a pool that lends memory, of a pod whose container can be restarted.
+    pub fn memory_limit(&self, rule: PoolRule, demand: Demand, capacity: MemMib) -> Option<MemMib> {
+        let Borrow::Memory { most } = rule.borrow else { return None };
+        let request = self.request.as_ref()?;
+        let limit = match request.limit? {
+            Limit::Fraction(share) => share.min(most).of(capacity),
+            Limit::Memory(memory) => memory.min(most.of(capacity)),
+        };
+        let lives = match self.state {
+            ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
+            ReservationState::Draining { .. } => false,
+        };
+        let is_borrower = lives
+            && self.borrowed != BorrowedMemory::Kept
+            && self.placement.devices.len() == 1
+            && request.movable == Movable::Restart
+            && request.isolation == Isolation::None
+            && rule.enforcement == Enforcement::None;
+        (is_borrower && limit > demand.memory).then_some(limit)
     }
 
     /// What is written on its pod once it is allocated the room where it is a guest.

@@ -17,7 +17,7 @@ use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::kind::{ApiVersion, ReplyKind, ReportKind};
 use crate::api::state::{DeviceKind, MigPlacement, Neighbor};
 use crate::json_object;
-use crate::model::reservation::{Reservation, ReservationState};
+use crate::model::reservation::{BorrowedMemory, Reservation, ReservationState};
 
 /// The only API version that this side writes and reads. It changes when older sides would read
 /// something false. What is only added keeps it: both sides ignore unknown fields, and missing
@@ -319,6 +319,9 @@ impl Allocation {
             state: match reservation.state {
                 // Its processes are to be listed as often.
                 _ if reservation.is_going_home() => AllocationState::Draining,
+                _ if reservation.borrowed == BorrowedMemory::GivingBack => {
+                    AllocationState::Draining
+                }
                 ReservationState::Assumed { .. } => AllocationState::Assumed,
                 ReservationState::Confirmed => AllocationState::Confirmed,
                 ReservationState::Draining { .. } => AllocationState::Draining,

@@ -24,7 +24,7 @@ use crate::model::fit::{CompiledRequest, HostRule};
 use crate::model::node_state::NodeState;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{
-    Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
+    BorrowedMemory, Departure, PlacedDevice, Placement, PodRef, Reservation, ReservationState,
 };
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::{Mix, RequestType, Tally};
@@ -146,6 +146,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
         request: None,
         tenure: None,
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     }
 }
 

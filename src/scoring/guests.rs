@@ -3,6 +3,11 @@
 //! Guests have only room that is free: on each device, what is allocated and what guests request that
 //! stay is at most its capacity, in both dimensions. So any guest can go home, in any order, and no
 //! other pod has to move for that.
+//!
+//! Where a pool lends memory, pods may use more than they request. That counts as free, and is taken back
+//! when what others request of the device is missing otherwise.
+
+use std::cmp::Reverse;
 
 use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
 use crate::hardware::pool::{Borrow, Enforcement};
@@ -10,7 +15,7 @@ use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::NodeState;
 use crate::model::request::{Isolation, Limit, Movable};
-use crate::model::reservation::{Departure, Reservation, ReservationState};
+use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 
 /// The device other than its home on which a pod has most room to use more than it requests, if it
@@ -27,8 +32,10 @@ pub fn start_place(node: &NodeState, held: &Reservation) -> Option<DeviceId> {
     for device in node.devices() {
         let is_open = device.class() == home.class() && takes_guests(device);
         let room = left(device).checked_sub(placed.demand);
+        let is_unused = device.unused_memory(node.tolerance()) >= placed.demand.memory;
         if let Some(room) = room
             && is_open
+            && is_unused
             && device.device().id != placed.id
             && device.is_placeable()
             && !device.is_unread()
@@ -60,12 +67,8 @@ fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
     let staying = device.guests().iter().filter(|(_, guest)| !guest.is_leaving);
     let mut guests: Vec<(&PodUid, Demand)> =
         staying.map(|(uid, guest)| (uid, guest.demand)).collect();
-    let importance = |uid: &PodUid| {
-        let tenure = node.reservation(uid).and_then(|held| held.tenure);
-        tenure.map_or(0, |tenure| tenure.priority)
-    };
-    let uses = |uid: &PodUid| device.covered.get(uid).copied().unwrap_or(MemMib::ZERO);
-    guests.sort_by_key(|(uid, demand)| (importance(uid), uses(uid), *demand, (*uid).clone()));
+    let key = |uid: &PodUid| (importance(node, uid), device.covered(uid));
+    guests.sort_by_key(|(uid, demand)| (key(uid), *demand, (*uid).clone()));
     if !takes_guests(device) {
         return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
     }
@@ -87,6 +90,77 @@ fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
         }
     }
     leave.into_iter().map(|(uid, _)| uid.clone()).collect()
+}
+
+/// The pods that are to give back the memory that they use above their request, beside those that are
+/// doing so: on each device as few as needed of those that matter least, so that no memory is missing
+/// for what others request.
+///
+/// Order: priority, most above its request, the UID.
+pub fn to_give_back(node: &NodeState) -> Vec<PodUid> {
+    node.devices().iter().flat_map(|device| to_give_back_on(node, device)).collect()
+}
+
+fn to_give_back_on(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
+    let gives_back = |uid: &PodUid| {
+        let held = node.reservation(uid);
+        held.is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)
+    };
+    let missing = |chosen: &[&PodUid]| {
+        device.missing_memory(node.tolerance(), |uid| gives_back(uid) || chosen.contains(&uid))
+    };
+    if missing(&[]) == MemMib::ZERO {
+        return Vec::new();
+    }
+    let mut borrowers: Vec<(i32, Reverse<MemMib>, &PodUid)> = borrowers(node, device)
+        .filter(|(uid, _)| !gives_back(uid))
+        .map(|(uid, borrowed)| (importance(node, uid), Reverse(borrowed), uid))
+        .collect();
+    borrowers.sort();
+    let mut chosen: Vec<&PodUid> = Vec::new();
+    for (_, _, uid) in borrowers {
+        if missing(&chosen) > MemMib::ZERO {
+            chosen.push(uid);
+        }
+    }
+    for at in (0..chosen.len()).rev() {
+        let mut without = chosen.clone();
+        without.remove(at);
+        if missing(&without) == MemMib::ZERO {
+            chosen = without;
+        }
+    }
+    chosen.into_iter().cloned().collect()
+}
+
+/// The pods that must give back memory before all who run on a device have what they request.
+pub fn in_the_way(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
+    if !is_short_of_memory(node, [device].into_iter()) {
+        return Vec::new();
+    }
+    borrowers(node, device).map(|(uid, _)| uid.clone()).collect()
+}
+
+/// Whether memory is missing on a device for all who run there.
+pub fn is_short_of_memory<'a>(
+    node: &NodeState,
+    mut devices: impl Iterator<Item = &'a DeviceState>,
+) -> bool {
+    devices.any(|device| device.missing_memory(node.tolerance(), |_| false) > MemMib::ZERO)
+}
+
+/// The pods that run on a device and use more of its memory than they request, with how much more.
+fn borrowers<'a>(
+    node: &'a NodeState,
+    device: &'a DeviceState,
+) -> impl Iterator<Item = (&'a PodUid, MemMib)> {
+    let borrowed = |(uid, demand)| (uid, device.borrowed_memory(uid, demand, node.tolerance()));
+    device.staying().map(borrowed).filter(|(_, borrowed)| *borrowed > MemMib::ZERO)
+}
+
+fn importance(node: &NodeState, uid: &PodUid) -> i32 {
+    let tenure = node.reservation(uid).and_then(|held| held.tenure);
+    tenure.map_or(0, |tenure| tenure.priority)
 }
 
 /// Whether a recalled guest may stay after all: its room is free again, and its pool still lends.
@@ -134,7 +208,7 @@ fn is_borrower(held: &Reservation, demand: Demand, home: &DeviceState) -> bool {
 /// Whether a device may have guests: a whole GPU of a pool that lends, without limits of its tenants.
 fn takes_guests(device: &DeviceState) -> bool {
     let rule = device.rule();
-    rule.borrow == Borrow::Compute
+    rule.borrow != Borrow::None
         && rule.enforcement == Enforcement::None
         && device.device().kind == DeviceKind::Gpu
         && !device.requires_isolation

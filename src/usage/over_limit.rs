@@ -124,7 +124,7 @@ mod tests {
     use crate::hardware::device::NodeName;
     use crate::hardware::units::{HostAmount, MemMib};
     use crate::ledger::fixture::{bound, seconds, uid};
-    use crate::model::reservation::{Departure, Reservation};
+    use crate::model::reservation::{BorrowedMemory, Departure, Reservation};
     use crate::usage::samples::Use;
 
     /// `p` on `A` with `excess` MiB above its 500 MiB, in `lists_over` lists.
@@ -142,6 +142,7 @@ mod tests {
                 request: fact.request,
                 tenure: None,
                 departure: Departure::Stays,
+                borrowed: BorrowedMemory::Free,
             },
             is_current: true,
         }

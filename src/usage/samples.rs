@@ -180,9 +180,10 @@ impl UsageSamples {
             for (uid, used) in &mut on.pods {
                 let Some(held) = node_state.reservation(uid) else { continue };
                 let is_tolerated = on.limit_states.get(uid).is_some_and(|it| it.tolerates(now));
-                // Nothing takes back what a pod of a pool that lends compute has of memory.
-                let is_lent = node_state.rule().borrow == Borrow::None;
-                let most = if is_tolerated && is_lent { rules.max_limit } else { Share::ZERO };
+                // Nothing takes back what a pod of a pool that lends compute has of memory. A pool that lends
+                // memory says itself how much each may use.
+                let by_limit = node_state.rule().borrow == Borrow::None;
+                let most = if is_tolerated && by_limit { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
                 let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
                 if mutated(Mutation::EvictsWithinShare) {
@@ -274,17 +275,18 @@ fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: 
         let guest = known.guests().get(&held.pod.uid).map(|guest| guest.demand);
         known.tenants().get(&held.pod.uid).copied().or(guest)
     };
-    let (Some(node_state), Some(allocated)) = (on_it, on_it.and_then(own)) else {
+    let (Some(on_it), Some(allocated)) = (on_it, on_it.and_then(own)) else {
         return MemMib::ZERO;
     };
-    let capacity = node_state.capacity().memory;
+    let capacity = on_it.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
     let limit = match limit {
         None => MemMib::ZERO,
         Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(capacity),
         Some(Limit::Memory(memory)) => memory,
     };
-    allocated.memory.max(limit.min(most.of(capacity)))
+    let lent = on_it.memory_limit(&held.pod.uid).unwrap_or(MemMib::ZERO);
+    allocated.memory.max(limit.min(most.of(capacity))).max(lent)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 
 use std::cell::LazyCell;
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::config::webhook::MemoryLimit;
 use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_pod};
 use crate::control::bind::recall::recall;
 use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
+use crate::control::bind::take_back::take_back;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
@@ -222,6 +224,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
             recall(app, Some(&args.node));
+            take_back(app, Some(&args.node));
             placement = match wait_for_guests(call, &pod.pod).await {
                 Ok(placement) => placement,
                 Err(error) => {
@@ -277,19 +280,19 @@ fn keep_room(call: &Call<'_>, uid: &PodUid, query: &PlacementRequest, kept: Kept
 /// Waits until no guest is left on the devices of a pod, and returns its placement.
 async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, BindError> {
     let app = call.app;
-    let (began, mut has_waited) = (app.clock.precise(), false);
+    let (began, mut waited_for) = (app.clock.precise(), BTreeSet::new());
     loop {
-        let to_post = app.ledger.to_post(&pod.uid);
-        let (placement, leaving) = to_post.ok_or_else(|| gone(pod))?;
+        let to_post = app.ledger.to_post(&pod.uid).ok_or_else(|| gone(pod))?;
         let waited = app.clock.precise().saturating_sub(began);
-        if leaving.is_empty() || mutated(Mutation::GuestsIgnored) {
-            if has_waited {
+        let may_go = to_post.waits_for.is_empty() && !to_post.is_short;
+        if may_go || mutated(Mutation::GuestsIgnored) {
+            if !waited_for.is_empty() {
                 app.metrics.recalled_for_bind(waited);
             }
-            return Ok(placement);
+            return Ok(to_post.placement);
         }
-        has_waited = true;
-        let is_stuck = leaving.iter().any(|uid| app.moves.is_stuck(uid));
+        waited_for.extend(to_post.waits_for);
+        let is_stuck = waited_for.iter().any(|uid| app.moves.is_stuck(uid));
         if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
             return Err(BindError::Recalling);
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::encode;
 use crate::kube_api::request::request_error::shown;
@@ -22,22 +22,22 @@ use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
-use crate::metrics::moves::MoveResult;
+use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{
     Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
 
 /// Pause before the next look at a move that goes on.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Pause before a write that failed is tried again.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long one task stays with a move. Then the next tick begins another one.
-const STAY_FOR: Duration = Duration::from_secs(60);
+pub(crate) const STAY_FOR: Duration = Duration::from_secs(60);
 
 /// What to do next about a move.
-enum Next {
+pub(crate) enum Next {
     /// Look again after this time.
     After(Duration),
     /// Nothing: it is done, not needed any more, or the pod is gone.
@@ -61,13 +61,14 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
 }
 
 /// Ends a task, also one that panics.
-struct Ends<'a> {
-    app: &'a App,
-    uid: &'a PodUid,
+pub(crate) struct Ends<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) uid: &'a PodUid,
 }
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
+        self.app.outbox.push(self.app.ledger.end_giving_back(self.uid));
         self.app.moves.end(self.uid);
     }
 }
@@ -93,7 +94,7 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         }
         (ReservationState::Draining { .. }, _) | (_, Departure::Stays) => return Next::Done,
         (ReservationState::Confirmed, Departure::Gone) => {
-            app.metrics.moved(MoveResult::Done);
+            app.metrics.moved(MoveReason::Recall, MoveResult::Done);
             return Next::Done;
         }
         (ReservationState::Confirmed, Departure::Settling) => {
@@ -101,15 +102,10 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
-    // First: it is not to be called home again and again in vain.
-    if app.moves.is_stuck(&pod.uid) && guest.leaving.is_none() {
-        return match app.ledger.settle_guest(&pod.uid) {
-            true => Next::After(Duration::ZERO),
-            false => Next::After(LOOK_AGAIN),
-        };
-    }
-    if guest.leaving.is_none() && app.ledger.let_stay(&pod.uid) {
-        return Next::Done; // the pod that needed its room is gone
+    if guest.leaving.is_none()
+        && let Some(next) = before_move(app, pod)
+    {
+        return next;
     }
     let seen = match cluster.writer.read_back(key).await {
         Err(_) => return Next::After(TRY_AGAIN),
@@ -154,6 +150,22 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
             write(app, cluster, &known, (leaving, &seen.resource_version)).await
         }
     }
+}
+
+/// What is to be done instead of the move of a guest, of which nothing is written yet.
+fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
+    // First: it is not to be called home again and again in vain.
+    if app.moves.is_stuck(&pod.uid) {
+        return Some(match app.ledger.settle_guest(&pod.uid) {
+            true => Next::After(Duration::ZERO),
+            false => Next::After(LOOK_AGAIN),
+        });
+    }
+    if app.ledger.let_stay(&pod.uid) {
+        return Some(Next::Done); // the pod that needed its room is gone
+    }
+    // What others use of its home goes before it comes.
+    app.ledger.waits_for_memory_at_home(&pod.uid).then_some(Next::After(LOOK_AGAIN))
 }
 
 /// What is known of a pod that goes home.
@@ -288,7 +300,7 @@ async fn take_back(
 }
 
 /// Why kubelet does not carry out a resize of a pod now, if it says so.
-fn pending_resize(pod: &Pod) -> Option<String> {
+pub(crate) fn pending_resize(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     let pending = conditions.find(|it| it.type_ == "PodResizePending" && it.status == "True")?;
@@ -297,17 +309,19 @@ fn pending_resize(pod: &Pod) -> Option<String> {
     Some(shown(&format!("{reason}: {message}")))
 }
 
+/// The pods that are being bound to a device, for people.
+pub(crate) fn names(app: &App, node: &str, device: &DeviceId) -> String {
+    let names = app.ledger.binding_on(node, device);
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    if names.is_empty() { "another pod".to_owned() } else { names.join(", ") }
+}
+
 fn tell_moved(app: &App, known: &Known<'_>) {
     let Known { pod, held, guest, .. } = known;
     let (node, from) = (&held.placement.node, &guest.on);
     let home = held.placement.devices.first().map(|placed| &placed.id);
     let Some(home) = home else { return };
-    let needed_by: Vec<String> =
-        app.ledger.binding_on(node.as_str(), from).iter().map(ToString::to_string).collect();
-    let needed_by = match needed_by.is_empty() {
-        true => "another pod".to_owned(),
-        false => needed_by.join(", "),
-    };
+    let needed_by = names(app, node.as_str(), from);
     tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to = %home, needed_by, "moved home");
     let note = format!(
         "moved from {from} to {home} on node {node}, which it is allocated, because {needed_by} needs \
@@ -319,7 +333,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
 /// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
 fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
     if app.moves.stick(&pod.uid) {
-        app.metrics.moved(MoveResult::Failed);
+        app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it is allocated the GPU on which it runs");
         let note = format!(
             "it cannot be moved, and is allocated the GPU on which it runs: {fault}; check `kubectl \

@@ -82,6 +82,8 @@ pub enum NoticeReason {
     GpuMoved,
     /// It could not be moved, so it is allocated the room where it runs.
     GpuMoveFailed,
+    /// Memory above the pod's request is taken back.
+    GpuMemoryTakenBack,
 }
 
 impl NoticeReason {
@@ -107,6 +109,7 @@ impl NoticeReason {
             Self::GpuPreempted => "GpuPreempted",
             Self::GpuMoved => "GpuMoved",
             Self::GpuMoveFailed => "GpuMoveFailed",
+            Self::GpuMemoryTakenBack => "GpuMemoryTakenBack",
         }
     }
 
@@ -129,15 +132,17 @@ impl NoticeReason {
             }
             Self::GpuStartFailed => "Starting",
             Self::GpuEvicted | Self::GpuPreempted => "Evicting",
-            Self::GpuMoved | Self::GpuMoveFailed => "Moving",
+            Self::GpuMoved | Self::GpuMoveFailed | Self::GpuMemoryTakenBack => "Moving",
         }
     }
 
     fn severity(self) -> EventType {
         match self {
-            Self::GpuPlaced | Self::GpuRoomKept | Self::GpuRoomMade | Self::GpuMoved => {
-                EventType::Normal
-            }
+            Self::GpuPlaced
+            | Self::GpuRoomKept
+            | Self::GpuRoomMade
+            | Self::GpuMoved
+            | Self::GpuMemoryTakenBack => EventType::Normal,
             Self::GpuMemorySmall
             | Self::GpuRequestRefused
             | Self::NoGpuFits

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dashmap::Entry;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
-use crate::hardware::units::Timestamp;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceState, HoldRule};
@@ -14,7 +14,7 @@ use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+    BorrowedMemory, Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::victims::is_leaving;
@@ -36,6 +36,30 @@ pub enum ReserveError {
     /// The pod has ended.
     #[error("pod has ended")]
     Ended,
+}
+
+/// What is to be posted for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToPost {
+    /// Where it is placed, and runs.
+    pub placement: Placement,
+    /// The pods that must have left or given back memory before.
+    pub waits_for: Vec<PodUid>,
+    /// Whether memory is missing that it or others there request.
+    pub is_short: bool,
+}
+
+/// Memory of a device that a pod uses above its request, and others lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Debt {
+    /// The node.
+    pub node: NodeName,
+    /// The device.
+    pub device: DeviceId,
+    /// How much.
+    pub borrowed: MemMib,
+    /// When the node was last reported.
+    pub reported: Option<Timestamp>,
 }
 
 impl Ledger {
@@ -144,9 +168,8 @@ impl Ledger {
         })
     }
 
-    /// The placement to post for a pod that is being bound, and the guests that must have left before. A
-    /// pod that was to be a guest is at home, if its room was given to another pod meanwhile.
-    pub fn to_post(&self, uid: &PodUid) -> Option<(Placement, Vec<PodUid>)> {
+    /// The placement to post for a pod that is being bound, and the pods that it waits for. A pod that was to be a guest is at home, if its room was given to another pod meanwhile.
+    pub fn to_post(&self, uid: &PodUid) -> Option<ToPost> {
         let is_recalled =
             |held: &Reservation| is_assumed(Some(held)) && held.departure == Departure::Recalled;
         if self.reservation(uid).is_some_and(|held| is_recalled(&held)) {
@@ -163,8 +186,74 @@ impl Ledger {
             let devices = node_state.devices().iter().filter(is_its);
             let guests = devices.flat_map(DeviceState::guests);
             let leaving = guests.filter(|(_, guest)| guest.is_leaving).map(|(uid, _)| uid.clone());
-            let leaving = leaving.collect();
-            Some((placement, leaving))
+            let leaving: Vec<PodUid> = leaving.collect();
+            let devices = node_state.devices().iter();
+            let here = devices.filter(|device| runs_on.contains(&device.device().id));
+            let giving_back = here.clone().flat_map(|it| guests::in_the_way(node_state, it));
+            let waits_for = leaving.into_iter().chain(giving_back).collect();
+            let is_short = guests::is_short_of_memory(node_state, here);
+            Some(ToPost { placement, waits_for, is_short })
+        })
+    }
+
+    /// The pods on a node, or on all nodes, that are to give back the memory that they use above their
+    /// request, and have no move under way.
+    pub fn to_give_back(&self, node: Option<&str>) -> Vec<PodRef> {
+        let mut all = Vec::new();
+        let mut look = |node_state: &NodeState| {
+            let chosen = guests::to_give_back(node_state);
+            let held = chosen.iter().filter_map(|uid| node_state.reservation(uid));
+            let held = held.filter(|held| !held.is_going_home());
+            all.extend(held.map(|held| held.pod.clone()));
+        };
+        match node {
+            None => self.look_at_each(look),
+            Some(node) => {
+                let at = self.position(node);
+                at.into_iter().for_each(|at| self.node_entry(at).look(|_, state| look(state)));
+            }
+        }
+        all
+    }
+
+    /// Notes what becomes of the memory that a pod uses above its request.
+    pub fn note_borrowed(&self, uid: &PodUid, borrowed: BorrowedMemory) -> Vec<LedgerEvent> {
+        self.change_guest(uid, |node_state| node_state.note_borrowed(uid, borrowed))
+    }
+
+    /// Notes that no task takes back the memory of a pod any more.
+    pub fn end_giving_back(&self, uid: &PodUid) -> Vec<LedgerEvent> {
+        let gives_back = |held: &Reservation| held.borrowed == BorrowedMemory::GivingBack;
+        match self.reservation(uid).is_some_and(|held| gives_back(&held)) {
+            true => self.note_borrowed(uid, BorrowedMemory::Free),
+            false => Vec::new(),
+        }
+    }
+
+    /// What a pod uses above its request, while that is missing for others where it runs.
+    pub fn owes_memory(&self, uid: &PodUid) -> Option<Debt> {
+        let at = self.pods.get(uid).map(|at| *at)?;
+        self.node_entry(at).look(|_, node_state| {
+            let owes = |it: &&DeviceState| guests::in_the_way(node_state, it).contains(uid);
+            let device = node_state.devices().iter().find(owes)?;
+            let (_, demand) = device.staying().find(|(it, _)| *it == uid)?;
+            Some(Debt {
+                node: node_state.name().clone(),
+                device: device.device().id.clone(),
+                borrowed: device.borrowed_memory(uid, demand, node_state.tolerance()),
+                reported: node_state.last_report(),
+            })
+        })
+    }
+
+    /// Whether others must give back memory before a guest has what it requests at home.
+    pub fn waits_for_memory_at_home(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| {
+            let held = node_state.reservation(uid);
+            let home = held.and_then(|held| held.placement.devices.first());
+            let mut devices = node_state.devices().iter();
+            let home = home.and_then(|home| devices.find(|it| it.device().id == home.id));
+            home.is_some_and(|home| !guests::in_the_way(node_state, home).is_empty())
         })
     }
 
@@ -341,6 +430,7 @@ fn assume(
         request: compiled.gpu.clone().map(Arc::new),
         tenure: None,
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     });
     Ok(placement)
 }

@@ -16,7 +16,7 @@ use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{
-    Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
+    BorrowedMemory, Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
 };
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
@@ -313,6 +313,7 @@ fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>
         request,
         tenure: Some(fact.tenure),
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     }
 }
 

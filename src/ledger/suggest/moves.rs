@@ -15,7 +15,9 @@ use crate::model::device_state::HoldRule;
 use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
-use crate::model::reservation::{Departure, Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{
+    BorrowedMemory, Departure, Placement, PodRef, Reservation, ReservationState,
+};
 use crate::scoring::cost::Cost;
 use crate::scoring::plan;
 use crate::scoring::plan::Place;
@@ -138,6 +140,7 @@ pub(crate) fn guest(placement: Placement, query: &PlacementRequest) -> Reservati
         request: None,
         tenure: None,
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     }
 }
 

@@ -83,6 +83,7 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
         request: None,
         tenure: None,
         departure: Departure::Stays,
+        borrowed: BorrowedMemory::Free,
     }
 }
 

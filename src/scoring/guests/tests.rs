@@ -17,6 +17,143 @@ fn lending(text: &str) -> NodeState {
     node
 }
 
+/// A node of a pool that lends memory, up to this share of a device.
+fn lending_memory(text: &str, most: u64) -> NodeState {
+    let mut classes = DeviceClasses::default();
+    let mut node = node_of(text, &mut classes);
+    let borrow = Borrow::Memory { most: Share::from_millionths(most * 1_000) };
+    node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);
+    node
+}
+
+/// Lists what pods use of a device.
+fn observe(node: &mut NodeState, device: &str, uses: &[(&str, u64)]) {
+    let process = |(pod, mib): &(&str, u64)| ProcessUse {
+        pod: Some(PodUid::new(*pod)),
+        memory: Some(MemMib::new(*mib)),
+    };
+    let seen = DeviceUse {
+        used: Some(MemMib::new(uses.iter().map(|(_, mib)| mib).sum())),
+        processes: Some(uses.iter().map(process).collect()),
+        ..DeviceUse::idle(DeviceId::new(device).unwrap())
+    };
+    node.observe(&[seen], Timestamp::START);
+}
+
+fn owing(node: &NodeState) -> Vec<String> {
+    to_give_back(node).iter().map(PodUid::to_string).collect()
+}
+
+fn free_mib(node: &NodeState) -> u64 {
+    node.devices()[0].free().memory.mib()
+}
+
+#[test]
+fn borrowed_memory_is_free_up_to_the_limit() {
+    for (most, used, free) in [
+        (1_000, 300, 700),
+        (1_000, 1_000, 700), // all of it is lent
+        (600, 600, 700),
+        (600, 650, 650), // above the operator's limit, so it is not free
+    ] {
+        let mut node = lending_memory("A:1000/1000", most);
+        node.allocate(movable("p", "A", 300));
+        observe(&mut node, "A", &[("p", used)]);
+        assert_eq!(free_mib(&node), free, "{most} {used}");
+    }
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    node.allocate(Reservation { request: None, ..movable("p", "A", 300) });
+    observe(&mut node, "A", &[("p", 800)]);
+    assert_eq!(free_mib(&node), 200, "nothing takes it back from a pod that may not be restarted");
+}
+
+#[test]
+fn use_that_no_list_explains_yet_is_not_free() {
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 300));
+    let seen = DeviceUse {
+        used: Some(MemMib::new(800)),
+        processes: None,
+        ..DeviceUse::idle(DeviceId::new("A").unwrap())
+    };
+    node.observe(&[seen], Timestamp::START);
+    assert_eq!(free_mib(&node), 200);
+    // Two lists show that no pod that has ended is left.
+    (0..2).for_each(|_| observe(&mut node, "A", &[("p", 800)]));
+    assert_eq!(free_mib(&node), 700);
+}
+
+#[test]
+fn memory_is_given_back_when_others_request_it() {
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    let with_priority = |name: &str, part, priority| {
+        let tenure = Some(Tenure { priority, ..Tenure::default() });
+        Reservation { tenure, ..movable(name, "A", part) }
+    };
+    for held in [with_priority("a", 100, 5), with_priority("b", 100, 1), with_priority("c", 100, 1)]
+    {
+        node.allocate(held);
+    }
+    observe(&mut node, "A", &[("a", 300), ("b", 200), ("c", 250)]);
+    assert_eq!(owing(&node), [""; 0], "all have room");
+    let newcomer = |part| tenant("new", movable("new", "A", part).placement.devices);
+    for (part, gives_back) in [
+        (250, &[][..]),
+        (300, &["c"]), // the less important ones first, of these the one with most above its request
+        (400, &["c"]),
+        (401, &["b", "c"]),
+        (700, &["a", "b", "c"]),
+    ] {
+        let mut node = node.clone();
+        node.allocate(newcomer(part));
+        let mut found = owing(&node);
+        found.sort();
+        assert_eq!(found, gives_back, "{part}");
+        assert_eq!(is_short_of_memory(&node, node.devices().iter()), part > 250, "{part}");
+    }
+    // What is on its way back counts, until a list shows that it is there.
+    node.allocate(newcomer(400));
+    let c = PodUid::new("c");
+    node.note_borrowed(&c, BorrowedMemory::GivingBack);
+    assert_eq!(owing(&node), [""; 0]);
+    let way = |node: &NodeState| in_the_way(node, &node.devices()[0]).len();
+    assert_eq!(way(&node), 3);
+    observe(&mut node, "A", &[("a", 300), ("b", 200), ("c", 90)]);
+    node.note_borrowed(&c, BorrowedMemory::Free);
+    assert_eq!((owing(&node).len(), way(&node)), (0, 0));
+}
+
+#[test]
+fn memory_that_cannot_be_taken_back_is_not_free() {
+    let all = |node: &mut NodeState| {
+        node.allocate(movable("p", "A", 300));
+        observe(node, "A", &[("p", 800)]);
+    };
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    all(&mut node);
+    node.note_borrowed(&PodUid::new("p"), BorrowedMemory::Kept);
+    assert_eq!((free_mib(&node), node.audit()), (200, Ok(())));
+    observe(&mut node, "A", &[("p", 800)]);
+    assert_eq!(free_mib(&node), 200);
+    // Of a pod that has ended, until its processes have.
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    all(&mut node);
+    node.drain(&PodUid::new("p"), Timestamp::START);
+    assert_eq!((free_mib(&node), node.audit()), (200, Ok(())));
+    (0..2).for_each(|_| observe(&mut node, "A", &[]));
+    assert_eq!(free_mib(&node), 1_000);
+}
+
+#[test]
+fn a_guest_takes_no_memory_that_others_use() {
+    for (used, on) in [(500, Some("B")), (501, None)] {
+        let mut node = lending_memory("A:500/1000 B:1000/1000", 1_000);
+        node.allocate(movable("q", "B", 100));
+        observe(&mut node, "B", &[("q", used)]);
+        assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), on, "{used}");
+    }
+}
+
 /// A pod with this part of a device of 1000 MiB, which may use all of it and be moved.
 fn movable(name: &str, home: &str, part: u64) -> Reservation {
     let (memory, share) = (MemMib::new(part), Share::from_millionths(part * 1_000));

@@ -6,6 +6,7 @@ use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::ProcessUse;
 use crate::model::isolation::DriverLimits;
+use crate::model::request::Movable;
 use crate::model::reservation::Guest;
 use crate::usage::node_details::DetailsReport;
 
@@ -130,6 +131,25 @@ fn a_pool_that_lends_compute_lends_no_memory() {
     ledger.see_pod(&limited(Limit::Fraction(Share::WHOLE)), Timestamp::START);
     check(&ledger, "p=550", "", "");
     check(&ledger, "p=551", "p 551/500 on A", "p +51 x1");
+}
+
+#[test]
+fn a_pool_that_lends_memory_lends_it_to_pods_that_may_be_restarted() {
+    for (movable, allowed) in [(Movable::Never, 500), (Movable::Restart, 900)] {
+        let ledger = ledger("A B");
+        let borrow = Borrow::Memory { most: Share::from_millionths(900_000) };
+        let rule = PoolRule { borrow, ..PoolRule::default() };
+        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+        let mut fact = limited(Limit::Fraction(Share::WHOLE));
+        let mut request = (**fact.request.as_ref().unwrap()).clone();
+        request.movable = movable;
+        fact.request = Some(request.into());
+        ledger.see_pod(&fact, Timestamp::START);
+        ledger.see_pod(&bound("q", "n", "A", 50_000), Timestamp::START); // also beside others
+        check(&ledger, &format!("p={} q=1", allowed + 50), "", "");
+        let reported = format!("p {}/{allowed} on A", allowed + 51);
+        check(&ledger, &format!("p={} q=1", allowed + 51), &reported, "p +51 x1");
+    }
 }
 
 #[test]

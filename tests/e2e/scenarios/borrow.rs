@@ -45,6 +45,14 @@ fn notebook(name: &str, grace_seconds: u32) -> Value {
     pod(name, &annotations)
 }
 
+/// The same with a program that ends when it is told to.
+fn obedient(name: &str) -> Value {
+    let mut pod = notebook(name, 5);
+    let program = "trap 'exit 0' TERM; /bin/tell once; while :; do sleep 1000000 & wait; done";
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", program]);
+    pod
+}
+
 fn whole(name: &str) -> Value {
     let mut pod = pod(name, &json!({"gpu-fraction": "1"}));
     pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
@@ -53,10 +61,14 @@ fn whole(name: &str) -> Value {
 
 /// A node whose pods borrow, with two notebooks that run on a GPU each, and these GPUs.
 async fn two_notebooks(node: &Machine, grace_seconds: u32) -> (String, String) {
+    run_both(node, [notebook("nb-1", 1), notebook("nb-2", grace_seconds)]).await
+}
+
+async fn run_both(node: &Machine, notebooks: [Value; 2]) -> (String, String) {
     manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
-    node.create(&notebook("nb-1", 1)).await;
+    node.create(&notebooks[0]).await;
     let first = node.reported("nb-1", "main", 0).await.uuids().to_owned();
-    node.create(&notebook("nb-2", grace_seconds)).await;
+    node.create(&notebooks[1]).await;
     let second = node.reported("nb-2", "main", 0).await.uuids().to_owned();
     assert_ne!(first, second, "each runs on a GPU of its own");
     let placement = placement(node, "nb-2").await;
@@ -205,6 +217,59 @@ fn a_guest_that_cannot_be_moved_keeps_the_gpu_on_which_it_runs() {
         node.figure("without the right a guest keeps its GPU, and the other pod waits");
         node.watching.verdict();
     });
+}
+
+/// What the programs of both notebooks use of the GPU on which each runs, in MiB.
+const USED: u64 = 70_000;
+
+#[test]
+fn memory_above_the_request_is_given_back_when_another_pod_needs_it() {
+    let settings = json!({"pools": {"": {"borrow": "memory"}}});
+    node_scenario("borrow-memory", GpuRuntime::Plain, settings, |node| async move {
+        let (first, second) = run_both(&node, [obedient("nb-1"), obedient("nb-2")]).await;
+        use_memory(&node, [&first, &second]).await;
+        assert_eq!(node.until_used(&first, "nb-1").await, USED);
+        node.figure("two halves of one GPU use 70000 MiB each, of two");
+        let began = clock::now();
+        node.create(&whole("train")).await;
+        let train = loop {
+            use_memory(&node, [&first, &second]).await;
+            let train = node.pod("train").await;
+            if annotation(&train, UUIDS).is_some() {
+                break train;
+            }
+            assert!(began.elapsed() < LIMIT, "{:#?}", node.cluster.events().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let took = began.elapsed();
+        assert_eq!(annotation(&train, UUIDS), Some(&*second));
+        for name in ["nb-1", "nb-2"] {
+            assert_eq!(node.reported(name, "main", 1).await.uuids(), first, "{name}");
+            node.until("restarted once", name, |pod| restarts(pod, "main") == 1).await;
+        }
+        let told = node.cluster.events().await;
+        for (name, reason) in [("nb-1", "GpuMemoryTakenBack"), ("nb-2", "GpuMoved")] {
+            let found = told.iter().any(|it| it.pod == name && it.reason == reason);
+            assert!(found, "{name}, {reason}: {told:#?}");
+        }
+        assert!(!told.iter().any(|it| it.reason == "GpuOverLimit"), "{told:#?}");
+        node.figure(&format!("the third pod had its GPU after {} ms", clock::ms(took)));
+        node.watching.verdict();
+    });
+}
+
+/// Lets the first containers of the notebooks use memory of these GPUs, as long as they run.
+async fn use_memory(node: &Machine, gpus: [&str; 2]) {
+    let mut processes = Vec::new();
+    for (name, gpu) in ["nb-1", "nb-2"].into_iter().zip(gpus) {
+        let index = node.uuids().iter().position(|uuid| *uuid == gpu).expect("a GPU of the node");
+        if restarts(&node.pod(name).await, "main") == 0 {
+            let (here, process) = node.process(name, "main").await;
+            let lives = std::path::Path::new("/proc").join(here.to_string()).exists();
+            processes.extend(lives.then_some((index, process, USED)));
+        }
+    }
+    node.driver.play(&node.fleet.nodes[0].gpus, &processes);
 }
 
 /// Waits until the API server refuses gpupack's resizes: it follows a changed role a moment later.

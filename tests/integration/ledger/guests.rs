@@ -1,6 +1,6 @@
 //! Random lives of pods that borrow: where they start, who calls them home, lost and late writes, crashes
-//! of containers, restarts of the ledger. After each step the invariants of guests are checked, on the
-//! ledger and on what really runs.
+//! of containers, restarts of the ledger; and what they use of memory, which every second seed lends. After
+//! each step the invariants of guests are checked, on the ledger and on what really runs.
 //!
 //! `GUEST_STEPS` is the number of steps (20,000 without it), `GUEST_SEED` the first of the seeds.
 
@@ -11,6 +11,7 @@ use std::time::Duration;
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use gpupack::ledger::change::commits::ToPost;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
@@ -18,7 +19,9 @@ use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
-use gpupack::model::reservation::{Departure, Guest, Move, Placement, ReservationState, Tenure};
+use gpupack::model::reservation::{
+    BorrowedMemory, Departure, Guest, Move, Placement, ReservationState, Tenure,
+};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -45,7 +48,8 @@ struct LivePod {
     actual_cpu_milli: u64,
     container: u64,
     runs_on: Vec<DeviceId>,
-    has_process: bool,
+    /// What its processes use of the memory of each device; `None` if it has none.
+    uses: Option<MemMib>,
 }
 
 /// Processes of a container that has ended, which are still there for so many steps.
@@ -54,6 +58,20 @@ struct Leftover {
     uid: PodUid,
     on: DeviceId,
     steps: u32,
+}
+
+impl LivePod {
+    /// What it requests of a device, or uses if that is more.
+    fn takes(&self) -> MemMib {
+        let requested = self.written.devices[0].demand.memory;
+        self.uses.map_or(requested, |used| used.max(requested))
+    }
+}
+
+/// The node of a device.
+fn node_of(id: &DeviceId) -> String {
+    let node = NODES.iter().find(|node| id.as_str().contains(&format!("{node}-")));
+    (*node.expect("its name says so")).to_owned()
 }
 
 struct Bed {
@@ -69,15 +87,24 @@ struct Bed {
     leftovers: Vec<Leftover>,
     /// Those that cannot be moved.
     stuck: BTreeSet<PodUid>,
+    /// Restarts that were ordered to take memory back.
+    giving_back: BTreeSet<PodUid>,
+    /// Devices on which some pod took what others request, until it gives that back.
+    overdrawn: BTreeSet<DeviceId>,
+    lends_memory: bool,
     counts: BTreeMap<&'static str, u64>,
 }
 
-fn rules() -> PoolRules {
-    let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+fn rules(lends_memory: bool) -> PoolRules {
+    let borrow = match lends_memory {
+        true => Borrow::Memory { most: Share::WHOLE },
+        false => Borrow::Compute,
+    };
+    let rule = PoolRule { borrow, ..PoolRule::default() };
     PoolRules::new([(PoolName::new("p"), rule)])
 }
 
-fn new_ledger(restarts: u64) -> Ledger {
+fn new_ledger(restarts: u64, lends_memory: bool) -> Ledger {
     let first_session = 1 + 1_000_000 * restarts;
     let ledger = Ledger::new(Settings {
         first_session,
@@ -85,7 +112,7 @@ fn new_ledger(restarts: u64) -> Ledger {
         unmanaged_tolerance: MemMib::ZERO,
         ..settings()
     });
-    ledger.share_by(rules());
+    ledger.share_by(rules(lends_memory));
     ledger
 }
 
@@ -94,7 +121,7 @@ impl Bed {
         let mut bed = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: 0,
-            ledger: new_ledger(0),
+            ledger: new_ledger(0, seed % 2 == 1),
             restarts: 0,
             sequence: 0,
             created: 0,
@@ -102,6 +129,9 @@ impl Bed {
             binding: BTreeMap::new(),
             leftovers: Vec::new(),
             stuck: BTreeSet::new(),
+            giving_back: BTreeSet::new(),
+            overdrawn: BTreeSet::new(),
+            lends_memory: seed % 2 == 1,
             counts: BTreeMap::new(),
         };
         bed.begin();
@@ -163,16 +193,19 @@ impl Bed {
     fn report(&mut self, node: &str, is_hello: bool) {
         self.sequence += 1;
         let inventory = gpus(node, GPUS, "A100", DEVICE_MIB);
-        let process =
-            |uid: &PodUid| ProcessUse { pod: Some(uid.clone()), memory: Some(MemMib::new(1)) };
+        let process = |(uid, memory): (&PodUid, MemMib)| ProcessUse {
+            pod: Some(uid.clone()),
+            memory: Some(memory),
+        };
         let uses = inventory.devices().iter().map(|device| {
-            let live = self.pods.iter().filter(|(_, it)| it.has_process);
-            let live = live.filter(|(_, it)| it.runs_on.contains(&device.id)).map(|(uid, _)| uid);
-            let left = self.leftovers.iter().filter(|it| it.on == device.id).map(|it| &it.uid);
+            let live = self.pods.iter().filter(|(_, it)| it.runs_on.contains(&device.id));
+            let live = live.filter_map(|(uid, it)| Some((uid, it.uses?)));
+            let left = self.leftovers.iter().filter(|it| it.on == device.id);
+            let left = left.map(|it| (&it.uid, MemMib::new(1)));
             let processes: Vec<ProcessUse> = live.chain(left).map(process).collect();
-            let used = u64::try_from(processes.len()).expect("few");
+            let mut used = processes.iter().filter_map(|it| it.memory);
             DeviceUse {
-                used: Some(MemMib::new(used)),
+                used: used.try_fold(MemMib::ZERO, MemMib::checked_add),
                 processes: Some(processes),
                 ..DeviceUse::idle(device.id.clone())
             }
@@ -223,9 +256,11 @@ impl Bed {
     fn post(&mut self) {
         let Some(uid) = self.any(|bed| bed.binding.keys().cloned().collect()) else { return };
         let request = self.binding[&uid].clone();
-        let (placement, leaving) = self.ledger.to_post(&uid).expect("it is reserved");
-        if !leaving.is_empty() {
-            if leaving.iter().any(|uid| self.stuck.contains(uid)) || self.one_in(12) {
+        let ToPost { placement, waits_for, is_short } =
+            self.ledger.to_post(&uid).expect("it is reserved");
+        if !waits_for.is_empty() || is_short {
+            let is_stuck = waits_for.iter().any(|uid| self.stuck.contains(uid));
+            if is_stuck || waits_for.is_empty() || self.one_in(12) {
                 self.count("given up");
                 self.binding.remove(&uid);
                 self.ledger.forget(&uid);
@@ -244,7 +279,7 @@ impl Bed {
             cpu_milli: 10,
             actual_cpu_milli: 10,
             container: 1,
-            has_process: self.rng.random(),
+            uses: self.rng.random::<bool>().then_some(MemMib::new(1)),
         };
         self.pods.insert(uid.clone(), live);
         if self.one_in(4) {
@@ -277,6 +312,9 @@ impl Bed {
         }
         if guest.leaving.is_none() && self.ledger.let_stay(&uid) {
             return self.count("stayed");
+        }
+        if guest.leaving.is_none() && self.ledger.waits_for_memory_at_home(&uid) {
+            return self.count("waited for memory");
         }
         if self.one_in(7) {
             return self.cannot_move(&uid);
@@ -334,7 +372,14 @@ impl Bed {
 
     /// Kubelet carries out a resize, or a container ends by its own fault.
     fn restart_container(&mut self) {
-        let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) else { return };
+        let is_due = |live: &LivePod| live.cpu_milli != live.actual_cpu_milli;
+        let due: Vec<PodUid> =
+            self.pods.iter().filter(|(_, it)| is_due(it)).map(|(uid, _)| uid.clone()).collect();
+        let uid = match due.first() {
+            Some(uid) if !self.one_in(3) => Some(uid.clone()),
+            _ => self.any(|bed| bed.pods.keys().cloned().collect()),
+        };
+        let Some(uid) = uid else { return };
         let is_crash = self.one_in(6);
         let live = self.pods.get_mut(&uid).expect("it is there");
         if live.cpu_milli == live.actual_cpu_milli && !is_crash {
@@ -343,7 +388,8 @@ impl Bed {
         let left = std::mem::replace(&mut live.runs_on, live.written.runs_on());
         live.container += 1;
         live.actual_cpu_milli = live.cpu_milli;
-        let had_process = std::mem::replace(&mut live.has_process, self.rng.random());
+        let next = self.rng.random::<bool>().then_some(MemMib::new(1));
+        let had_process = std::mem::replace(&mut live.uses, next).is_some();
         if had_process && !is_crash {
             self.leave(&uid, &left);
         }
@@ -360,15 +406,84 @@ impl Bed {
     fn end(&mut self) {
         let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) else { return };
         let live = self.pods.remove(&uid).expect("it is there");
-        if live.has_process {
+        if live.uses.is_some() {
             self.leave(&uid, &live.runs_on);
         }
         self.ledger.end_pod(&uid, self.at());
     }
 
+    /// A program takes other memory: what nobody requests who runs there, or sometimes more.
+    fn allocate(&mut self) {
+        let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) else { return };
+        let is_greedy = self.one_in(4);
+        let part = self.rng.random_range(1..=DEVICE_MIB);
+        let live = &self.pods[&uid];
+        let ([on], [placed]) = (&live.runs_on[..], &live.written.devices[..]) else { return };
+        let (on, requested) = (on.clone(), placed.demand.memory);
+        let may_borrow = self.lends_memory && live.request.movable == Movable::Restart;
+        let memory = if may_borrow { MemMib::new(part) } else { MemMib::new(part).min(requested) };
+        let others =
+            self.pods.iter().filter(|(it, live)| **it != uid && live.runs_on.contains(&on));
+        let used = others.clone().filter_map(|(_, it)| it.uses).map(MemMib::mib).sum::<u64>();
+        if used + memory.mib() > DEVICE_MIB {
+            return; // its allocation fails
+        }
+        let coming = self.coming_to(&on);
+        let taken: u64 = others.map(|(_, live)| live.takes().mib()).sum();
+        let is_overdrawn = taken + coming + memory.max(requested).mib() > DEVICE_MIB;
+        if memory > requested && is_overdrawn && !is_greedy {
+            return;
+        }
+        self.count(if memory > requested { "borrowed" } else { "allocated" });
+        if memory > requested && is_overdrawn {
+            self.overdrawn.insert(on.clone());
+        }
+        self.pods.get_mut(&uid).expect("it is there").uses = Some(memory);
+        if memory > requested {
+            self.report(&node_of(&on), false); // an agent lists at once what has grown
+        }
+    }
+
+    /// What those request who are on their way to a device.
+    fn coming_to(&self, on: &DeviceId) -> u64 {
+        let node = self.ledger.node(&node_of(on)).expect("it is there");
+        let device = node.devices().iter().find(|it| it.device().id == *on).expect("it is there");
+        let coming = device.running().filter(|(it, _)| !self.runs_on(it, on));
+        coming.map(|(_, demand)| demand.memory.mib()).sum()
+    }
+
+    fn runs_on(&self, uid: &PodUid, on: &DeviceId) -> bool {
+        self.pods.get(uid).is_some_and(|live| live.runs_on.contains(on))
+    }
+
+    /// One step of taking memory back: what `control/bind/take_back.rs` does.
+    fn give_back(&mut self) {
+        for due in self.ledger.to_give_back(None) {
+            self.ledger.note_borrowed(&due.uid, BorrowedMemory::GivingBack);
+            self.giving_back.insert(due.uid);
+        }
+        let Some(uid) = self.any(|bed| bed.giving_back.iter().cloned().collect()) else { return };
+        if self.ledger.owes_memory(&uid).is_none() || !self.pods.contains_key(&uid) {
+            self.ledger.end_giving_back(&uid);
+            self.giving_back.remove(&uid);
+            return self.count("gave back");
+        }
+        if self.one_in(10) {
+            self.ledger.note_borrowed(&uid, BorrowedMemory::Kept);
+            self.giving_back.remove(&uid);
+            self.stuck.insert(uid);
+            return self.count("kept");
+        }
+        let live = self.pods.get_mut(&uid).expect("it is there");
+        if live.cpu_milli == live.actual_cpu_milli {
+            live.cpu_milli = if live.cpu_milli > 1 { live.cpu_milli - 1 } else { 2 };
+        }
+    }
+
     fn restart(&mut self) {
         self.restarts += 1;
-        self.ledger = new_ledger(self.restarts);
+        self.ledger = new_ledger(self.restarts, self.lends_memory);
+        self.giving_back.clear();
         self.binding.clear();
         self.stuck.clear();
         self.begin();
@@ -380,21 +495,26 @@ impl Bed {
             leftover.steps = leftover.steps.saturating_sub(1);
         }
         self.leftovers.retain(|it| it.steps > 0);
+        let is_over = |id: &DeviceId| self.taken_on(id) + self.coming_to(id) > DEVICE_MIB;
+        let over = self.overdrawn.iter().filter(|id| is_over(id)).cloned().collect();
+        self.overdrawn = over;
         match self.rng.random_range(0..100) {
-            0..18 => self.bind(),
-            18..32 => self.post(),
-            32..48 => self.go_home(),
-            48..56 => self.restart_container(),
-            56..66 => {
+            0..16 => self.bind(),
+            16..30 => self.post(),
+            30..42 => self.go_home(),
+            42..54 => self.allocate(),
+            54..60 => self.give_back(),
+            60..72 => self.restart_container(),
+            72..78 => {
                 if let Some(uid) = self.any(|bed| bed.pods.keys().cloned().collect()) {
                     self.see(&uid, false);
                 }
             }
-            66..86 => {
+            78..90 => {
                 let node = *NODES.choose(&mut self.rng).expect("some");
                 self.report(node, false);
             }
-            86..98 => self.end(),
+            90..98 => self.end(),
             98 => {
                 self.ledger.tick(self.at());
             }
@@ -433,12 +553,22 @@ impl Bed {
         }
         for (id, sum) in running {
             assert!(whole.checked_sub(sum).is_some(), "{id}: {sum:?} run there");
+            let taken = self.taken_on(id);
+            let is_known = self.overdrawn.contains(id);
+            assert!(is_known || taken <= DEVICE_MIB, "{id}: {taken} MiB are used and requested");
         }
     }
 
-    fn waits_for_stuck(&self, uid: &PodUid) -> bool {
-        let (_, leaving) = self.ledger.to_post(uid).expect("it is reserved");
-        leaving.iter().any(|uid| self.stuck.contains(uid))
+    /// What all who run on a device request, or use if that is more.
+    fn taken_on(&self, id: &DeviceId) -> u64 {
+        let here = self.pods.values().filter(|live| live.runs_on.contains(id));
+        here.map(|live| live.takes().mib()).sum()
+    }
+
+    fn waits_in_vain(&self, uid: &PodUid) -> bool {
+        let to_post = self.ledger.to_post(uid).expect("it is reserved");
+        let is_stuck = to_post.waits_for.iter().any(|uid| self.stuck.contains(uid));
+        is_stuck || (to_post.is_short && to_post.waits_for.is_empty())
     }
 
     /// Without more faults every recalled pod is at home or stays, and each Binding can be posted.
@@ -446,9 +576,10 @@ impl Bed {
         for _ in 0..600 {
             self.now += 100;
             self.leftovers.clear();
-            while self.binding.keys().any(|uid| self.waits_for_stuck(uid)) {
+            while self.binding.keys().any(|uid| self.waits_in_vain(uid)) {
                 self.post();
             }
+            (0..PODS).for_each(|_| self.give_back());
             let recalled = self.ledger.recalled(None);
             for _ in 0..=recalled.len() {
                 self.go_home();
@@ -460,6 +591,7 @@ impl Bed {
                     live.runs_on = live.written.runs_on();
                     live.container += 1;
                     live.actual_cpu_milli = live.cpu_milli;
+                    live.uses = None;
                 }
                 self.see(&uid, false);
             }
@@ -469,8 +601,8 @@ impl Bed {
         // Each bind looks at its own pod again and again.
         self.binding.keys().for_each(|uid| drop(self.ledger.to_post(uid)));
         for uid in self.binding.keys() {
-            let (_, leaving) = self.ledger.to_post(uid).expect("it is reserved");
-            assert_eq!(leaving, [], "{uid} waits forever");
+            let to_post = self.ledger.to_post(uid).expect("it is reserved");
+            assert_eq!(to_post.waits_for, [], "{uid} waits forever");
         }
         for name in NODES {
             let node = self.ledger.node(name).expect("it is there");
@@ -506,7 +638,9 @@ fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
         }
     }
     println!("{counts:?}");
-    for what in ["guests", "at home", "ordered", "stayed", "restarts", "settled", "given up"] {
-        assert!(counts.contains_key(what), "{what} was never tried: {counts:?}");
+    let moves = ["guests", "at home", "ordered", "stayed", "restarts", "settled", "given up"];
+    let memory = ["borrowed", "gave back", "kept", "waited for memory"];
+    for what in moves.iter().chain(&memory) {
+        assert!(counts.contains_key(*what), "{what} was never tried: {counts:?}");
     }
 }

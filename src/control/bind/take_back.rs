@@ -1,0 +1,155 @@
+//! Takes memory back that pods use above their request, when other pods that run on the GPU request it.
+//!
+//! The CPU request of the container is changed in place, for which kubelet restarts it. Nothing is written
+//! before: its devices stay the same. A process that stops after the write leaves nothing behind either:
+//! whether memory is missing is seen in the lists of processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::bind::recall::{
+    Ends, LOOK_AGAIN, Next, STAY_FOR, TRY_AGAIN, names, pending_resize,
+};
+use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::target::PodKey;
+use crate::ledger::change::commits::Debt;
+use crate::metrics::moves::{MoveReason, MoveResult};
+use crate::model::reservation::{BorrowedMemory, Move, PodRef};
+
+/// How long after its restart a report still may show what the container used before.
+const SHOWN_FOR: Duration = Duration::from_secs(3);
+
+/// A restart that was ordered.
+struct Order {
+    /// The container before, with its CPU request.
+    before: Move,
+    /// When its end was seen.
+    ended: Option<Timestamp>,
+}
+
+/// Takes back what pods of a node, or of all nodes, use above their request and others lack, each in a
+/// task of its own.
+pub(crate) fn take_back(app: &Arc<App>, node: Option<&str>) {
+    if !app.leading.is_here() || !app.is_fenced() {
+        return;
+    }
+    for pod in app.ledger.to_give_back(node) {
+        if app.moves.begin(&pod.uid) {
+            app.outbox.push(app.ledger.note_borrowed(&pod.uid, BorrowedMemory::GivingBack));
+            let worker = Arc::clone(app);
+            app.outside.spawn(async move {
+                let _ends = Ends { app: &worker, uid: &pod.uid };
+                give_back(&worker, &pod).await;
+            });
+        }
+    }
+}
+
+async fn give_back(app: &Arc<App>, pod: &PodRef) {
+    let Truth::Cluster(cluster) = &app.truth else { return };
+    let Ok(key) = PodKey::of(pod) else { return };
+    let (began, mut order) = (app.clock.now(), None);
+    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
+        let Some(debt) = app.ledger.owes_memory(&pod.uid) else {
+            if order.is_some() {
+                app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
+            }
+            return;
+        };
+        match step(app, cluster, (pod, &key), &debt, &mut order).await {
+            Next::Done => return,
+            Next::After(pause) => app.outside.sleep(pause).await,
+        }
+    }
+}
+
+async fn step(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    (pod, key): (&PodRef, &PodKey),
+    debt: &Debt,
+    order: &mut Option<Order>,
+) -> Next {
+    let read = match cluster.writer.read_back(key).await {
+        Err(_) => return Next::After(TRY_AGAIN),
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => read,
+        Ok(_) => return Next::Done,
+    };
+    let pending = pending_resize(&read);
+    let seen = SeenPod::from_api(&read);
+    let Some(container) = &seen.gpu_container else {
+        return failed(app, pod, "its container does not restart when its CPU request is changed");
+    };
+    let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
+    if order.take_if(|order| is_open(order)).is_some() {
+        return Next::After(TRY_AGAIN); // it did not arrive
+    }
+    let Some(order) = order else {
+        let before =
+            Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
+        let mut fault = String::new();
+        for cpu in container.resized() {
+            let (version, change) =
+                (seen.resource_version.as_str(), (container.name.as_str(), cpu));
+            match cluster.writer.resize(key, &pod.uid, version, change).await {
+                PatchOutcome::Patched { .. } => {
+                    tell(app, pod, debt);
+                    *order = Some(Order { before, ended: None });
+                    return Next::After(LOOK_AGAIN);
+                }
+                PatchOutcome::Gone => return Next::Done,
+                PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
+                PatchOutcome::Undecided { .. } => {
+                    // The next look shows whether it arrived.
+                    *order = Some(Order { before, ended: None });
+                    return Next::After(TRY_AGAIN);
+                }
+                PatchOutcome::Refused { code, message } => {
+                    fault = format!("its resize was refused with {code}: {message}");
+                }
+            }
+        }
+        return failed(app, pod, &fault);
+    };
+    let now = app.clock.now();
+    if container.has_left(&order.before) {
+        let ended = *order.ended.get_or_insert(now);
+        let is_shown = debt.reported.is_some_and(|reported| reported.since(ended) >= SHOWN_FOR);
+        if is_shown {
+            return failed(app, pod, "its new process takes the memory again at once");
+        }
+    } else if let Some(pending) = pending {
+        return failed(app, pod, &format!("kubelet does not carry out its resize: {pending}"));
+    }
+    Next::After(LOOK_AGAIN)
+}
+
+fn tell(app: &App, pod: &PodRef, debt: &Debt) {
+    let Debt { node, device, borrowed, .. } = debt;
+    let needed_by = names(app, node.as_str(), device);
+    tracing::info!(pod_uid = %pod.uid, %pod, %node, %device, %borrowed, needed_by, "memory is taken back");
+    let note = format!(
+        "{borrowed} of {device} on node {node} are taken back that it uses above its request, because \
+         {needed_by} needs them; its container is restarted"
+    );
+    app.tell(pod, NoticeReason::GpuMemoryTakenBack, note);
+}
+
+/// Notes that memory cannot be taken back from a pod: from now on it may use no more than its request.
+fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
+    app.outbox.push(app.ledger.note_borrowed(&pod.uid, BorrowedMemory::Kept));
+    if app.moves.stick(&pod.uid) {
+        app.metrics.moved(MoveReason::TakeBack, MoveResult::Failed);
+        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "memory above the request of a pod cannot be taken back");
+        let note = format!(
+            "the memory that it uses above its request cannot be taken back, so no other pod is placed \
+             there: {fault}; make it use less, or request more"
+        );
+        app.tell(pod, NoticeReason::GpuMoveFailed, note);
+    }
+    Next::Done
+}

@@ -1,0 +1,65 @@
+//! Memory that pods use above their request, where their pool lends it.
+//!
+//! It counts as free. So a pod may be allocated it, and then those who use it give it back: their
+//! container is restarted. What each pod that runs on a device requests, or uses if that is more, is at
+//! most its memory, at the latest when the next pod starts there.
+
+use crate::hardware::device::PodUid;
+use crate::hardware::pool::Borrow;
+use crate::hardware::units::{Demand, MemMib};
+use crate::model::device_state::{BEYOND, DeviceState};
+
+impl DeviceState {
+    /// What a pod uses above its request where it may use more. Up to `tolerance` above it counts as
+    /// nothing.
+    pub fn borrowed_memory(&self, uid: &PodUid, demand: Demand, tolerance: MemMib) -> MemMib {
+        let excess = self.covered(uid).checked_sub(demand.memory).unwrap_or(MemMib::ZERO);
+        let may_borrow = self.memory_limits.contains_key(uid);
+        if may_borrow && excess > tolerance { excess } else { MemMib::ZERO }
+    }
+
+    /// The pods that run here or come home, each with what it requests. Guests on their way home are left
+    /// out.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
+        let tenants = self.tenants.iter().filter(|(uid, _)| !self.is_away(uid));
+        let guests = self.guests.iter().filter(|(_, guest)| !guest.is_leaving);
+        tenants
+            .map(|(uid, demand)| (uid, *demand))
+            .chain(guests.map(|(uid, guest)| (uid, guest.demand)))
+    }
+
+    /// The memory that is missing for what all these pods request, because some of them use more. Those
+    /// of which `gives_back` says so count as if they did not.
+    ///
+    /// Zero in pools that lend no memory.
+    pub fn missing_memory(
+        &self,
+        tolerance: MemMib,
+        gives_back: impl Fn(&PodUid) -> bool,
+    ) -> MemMib {
+        if !matches!(self.rule.borrow, Borrow::Memory { .. }) {
+            return MemMib::ZERO;
+        }
+        let taken = self.staying().map(|(uid, demand)| match gives_back(uid) {
+            true => demand.memory,
+            false => demand
+                .memory
+                .checked_add(self.borrowed_memory(uid, demand, tolerance))
+                .unwrap_or(BEYOND.memory),
+        });
+        let taken =
+            taken.chain([self.unallocated_use()]).try_fold(MemMib::ZERO, MemMib::checked_add);
+        taken.unwrap_or(BEYOND.memory).checked_sub(self.device.capacity()).unwrap_or(MemMib::ZERO)
+    }
+
+    /// Memory that no pod that runs here requests or uses.
+    pub fn unused_memory(&self, tolerance: MemMib) -> MemMib {
+        let taken = self.staying().map(|(uid, demand)| {
+            demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance))
+        });
+        let mut taken = taken.chain([Some(self.unallocated_use())]);
+        let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
+        let left = taken.and_then(|taken| self.device.capacity().checked_sub(taken));
+        left.unwrap_or(MemMib::ZERO)
+    }
+}

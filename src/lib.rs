@@ -71,15 +71,15 @@ pub mod waste {
 
 /// Which placement is best, of those that fit.
 pub mod scoring {
+    pub(crate) mod lent_memory;
+    pub mod guests;
     pub mod fragmentation;
-    pub mod context;
     pub mod cost;
+    pub mod context;
     pub mod efficiency;
     pub(crate) mod node_waste;
     pub mod strategy;
     pub mod plan;
-    pub mod guests;
-    pub(crate) mod lent_memory;
     pub mod lacking;
     pub mod victims;
     #[cfg(test)]

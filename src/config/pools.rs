@@ -20,6 +20,7 @@ struct PoolKeys {
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
     borrow: BorrowName,
+    spread_empty: bool,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +66,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Compute => Borrow::Compute,
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
+        spread_empty: keys.spread_empty,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -120,10 +122,11 @@ mod tests {
             ("{mig_instances: shared, enforcement: mps}", None, shared, Enforcement::Mps),
             ("{enforcement: driver}", None, whole, Enforcement::Driver),
             ("{replicas: , enforcement: none}", None, whole, Enforcement::None),
+            ("{spread_empty: false}", None, whole, Enforcement::None),
         ] {
             assert_eq!(
                 rule_of(text),
-                PoolRule { replicas, instances, enforcement, borrow: Borrow::None },
+                PoolRule { replicas, instances, enforcement, ..PoolRule::default() },
                 "{text}"
             );
         }
@@ -131,12 +134,15 @@ mod tests {
 
     #[test]
     fn a_pool_lends_memory_up_to_the_highest_limit() {
-        let text = "max_limit: 0.75\npools: {a: {borrow: memory}, b: {borrow: compute}, c: {}}";
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute}, \
+                    c: {}}";
         let pools = Config::from_yaml(text).unwrap().pools;
         let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
         let most = Share::from_millionths(750_000);
         let found = [borrow("a"), borrow("b"), borrow("c")];
         assert_eq!(found, [Borrow::Memory { most }, Borrow::Compute, Borrow::None]);
+        let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
+        assert_eq!([spreads("a"), spreads("b")], [true, false]);
     }
 
     #[test]

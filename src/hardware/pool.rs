@@ -151,6 +151,8 @@ pub struct PoolRule {
     pub enforcement: Enforcement,
     /// Whether pods may use more than they request.
     pub borrow: Borrow,
+    /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
+    pub spread_empty: bool,
 }
 
 /// The rules of all pools that have one.

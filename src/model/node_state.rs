@@ -442,6 +442,12 @@ impl NodeState {
         self.devices.iter().all(|device_state| device_state.class.is_of_first(count))
     }
 
+    /// Whether some pod runs on another device than its own, or may use more memory than it requests.
+    pub fn has_borrowers(&self) -> bool {
+        let borrows = |it: &DeviceState| !it.guests.is_empty() || !it.memory_limits.is_empty();
+        self.devices.iter().any(borrows)
+    }
+
     /// How the devices are shared.
     pub fn rule(&self) -> PoolRule {
         self.rule

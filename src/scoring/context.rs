@@ -1,16 +1,18 @@
 //! The scoring context: what a scoring function sees of a node.
 
 use std::cell::OnceCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::hardware::device_class::ClassId;
-use crate::hardware::topology::Proximity;
 use crate::hardware::units::{Demand, HostAmount, Share};
 use crate::model::fit::{CompiledRequest, Room};
 use crate::model::node_state::NodeState;
+use crate::scoring::cost::Ties;
 use crate::scoring::fragmentation::Uses;
+use crate::scoring::guests;
 use crate::waste::expected_waste::ExpectedWaste;
 
 /// A device that fits: its position on the node and what is taken of it.
@@ -44,16 +46,36 @@ impl ScoringContext<'_> {
         first.map_or(0, |(_, demand)| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX))
     }
 
-    /// How near devices are to each other.
-    pub(crate) fn proximity(&self, taken: &[Taken]) -> Proximity {
-        self.node.topology().proximity(taken.iter().map(|(at, _)| *at))
+    /// What decides between this placement and others that are equally good for packing.
+    pub(crate) fn ties(&self, taken: &[Taken]) -> Ties {
+        let few = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
+        let proximity = self.node.topology().proximity(taken.iter().map(|(at, _)| *at));
+        let restarts = match self.node.has_borrowers() {
+            true => taken.iter().map(|fit| self.restarts(fit)).sum(),
+            false => 0,
+        };
+        let is_empty =
+            |at: &usize| self.is_empty(*at) && self.node.devices()[*at].guests().is_empty();
+        let empty = match self.node.rule().spread_empty {
+            true => (0..self.rooms.len()).filter(is_empty).count(),
+            false => 0,
+        };
+        Ties { proximity, restarts: few(restarts), empty: Reverse(few(empty)) }
+    }
+
+    /// Containers that would be restarted if this were taken of a device.
+    fn restarts(&self, (position, demand): &Taken) -> usize {
+        guests::restarts_for(self.node, &self.node.devices()[*position], *demand)
     }
 
     /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
     /// then the first by position.
     pub(crate) fn first_by<K: Ord>(&self, key: impl Fn(&Taken) -> K) -> TakenList {
         if self.compiled.count() == 1 {
-            return self.fits.iter().min_by_key(|fit| key(fit)).copied().into_iter().collect();
+            let has_borrowers = self.node.has_borrowers();
+            let restarts = |fit| if has_borrowers { self.restarts(fit) } else { 0 };
+            let first = self.fits.iter().min_by_key(|fit| (key(fit), restarts(fit)));
+            return first.copied().into_iter().collect();
         }
         self.nearest_of(self.fits.iter().map(|fit| (key(fit), *fit)).collect())
     }
@@ -91,7 +113,7 @@ impl ScoringContext<'_> {
             self.fits[..at].iter().position(|earlier| self.rooms[earlier.0] == room)
         };
         let distinct = (0..self.fits.len()).filter(|at| twin(*at).is_none());
-        if self.compiled.count() == 1 {
+        if self.compiled.count() == 1 && !self.node.has_borrowers() {
             let keyed = distinct.map(|at| (key(&self.fits[at]), at));
             let best = keyed.min().expect("at least as many devices fit as are requested");
             return (best.0, smallvec![self.fits[best.1]]);
@@ -102,6 +124,10 @@ impl ScoringContext<'_> {
             (0..self.fits.len()).map(|at| (key_of(at), self.fits[at])).collect();
         let first = keyed.iter().map(|(key, _)| *key).min();
         let first = first.expect("at least as many devices fit as are requested");
+        if self.compiled.count() == 1 {
+            let equal = keyed.iter().filter(|(key, _)| *key == first).map(|(_, fit)| *fit);
+            return (first, equal.min_by_key(|fit| self.restarts(fit)).into_iter().collect());
+        }
         (first, self.nearest_of(keyed))
     }
 

@@ -6,6 +6,28 @@ use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
+/// What decides between placements that are equally good for packing; smaller is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ties {
+    /// How near the chosen devices are to each other.
+    pub proximity: Proximity,
+    /// Containers that would be restarted, since they borrow what the pod is allocated.
+    pub restarts: u8,
+    /// In pools that spread: the empty GPUs of the node, more is better; else 0.
+    pub empty: Reverse<u8>,
+}
+
+impl Ties {
+    /// Bits of the number in the same order.
+    const BITS: u32 = 2 + 8 + 8;
+
+    #[inline]
+    fn key(self) -> u128 {
+        let Self { proximity, restarts, empty: Reverse(empty) } = self;
+        (proximity as u128) << 16 | u128::from(restarts) << 8 | u128::from(u8::MAX - empty)
+    }
+}
+
 /// How good a placement is; smaller is better. Fields are compared from top to bottom, for costs of
 /// one strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,8 +42,8 @@ pub enum Cost {
         left_on_devices: Share,
         /// What stays free on the node, likewise.
         left_on_node: Share,
-        /// How near the chosen devices are to each other.
-        proximity: Proximity,
+        /// What decides between placements that are equal so far.
+        ties: Ties,
     },
     /// Emptiest first.
     Spread {
@@ -33,8 +55,8 @@ pub enum Cost {
         left_on_devices: Reverse<Share>,
         /// What stays free on the node; more is better.
         left_on_node: Reverse<Share>,
-        /// How near the chosen devices are to each other.
-        proximity: Proximity,
+        /// What decides between placements that are equal so far.
+        ties: Ties,
     },
     /// Least expected waste first.
     Fragmentation {
@@ -42,8 +64,8 @@ pub enum Cost {
         instance_mib: u32,
         /// Expected waste that the placement causes at the current prices, in billionths of a GPU.
         cost: i64,
-        /// How near the chosen devices are to each other.
-        proximity: Proximity,
+        /// What decides between placements that are equal so far.
+        ties: Ties,
     },
     /// Highest score first.
     Custom {
@@ -54,41 +76,28 @@ pub enum Cost {
 
 impl Cost {
     /// A number in the same order as the costs of one strategy: it compares faster. Exact for
-    /// shares below a million GPUs, fewer than 65,536 devices and tenants, and instances below
-    /// 1,024 TiB.
+    /// shares below 4,294 GPUs, fewer than 65,536 devices and tenants, and instances below 1,024 TiB.
     #[inline]
     pub fn key(&self) -> u128 {
-        const SHARE: u32 = 40;
+        const SHARE: u32 = 32;
         const ALL: u128 = (1 << SHARE) - 1;
         let share = |share: Share| u128::from(share.millionths()).min(ALL);
         let few = |number: usize| u128::from(u16::try_from(number).unwrap_or(u16::MAX));
-        let joined = |first, second, third, proximity: Proximity| {
-            ((first << SHARE | second) << SHARE | third) << 2 | proximity as u128
+        let joined = |first, second, third, ties: Ties| {
+            ((first << SHARE | second) << SHARE | third) << Ties::BITS | ties.key()
         };
         match *self {
-            Self::BinPack {
-                instance_mib,
-                devices_opened,
-                left_on_devices,
-                left_on_node,
-                proximity,
-            } => {
+            Self::BinPack { instance_mib, devices_opened, left_on_devices, left_on_node, ties } => {
                 let (devices, node) = (share(left_on_devices), share(left_on_node));
-                after(instance_mib, joined(few(devices_opened), devices, node, proximity))
+                after(instance_mib, joined(few(devices_opened), devices, node, ties))
             }
-            Self::Spread {
-                instance_mib,
-                tenants_met,
-                left_on_devices,
-                left_on_node,
-                proximity,
-            } => {
+            Self::Spread { instance_mib, tenants_met, left_on_devices, left_on_node, ties } => {
                 let less = |left: Reverse<Share>| ALL - share(left.0);
                 let (devices, node) = (less(left_on_devices), less(left_on_node));
-                after(instance_mib, joined(few(tenants_met), devices, node, proximity))
+                after(instance_mib, joined(few(tenants_met), devices, node, ties))
             }
-            Self::Fragmentation { instance_mib, cost, proximity } => {
-                key_of_cost(instance_mib, cost, proximity)
+            Self::Fragmentation { instance_mib, cost, ties } => {
+                key_of_cost(instance_mib, cost, ties)
             }
             Self::Custom { score } => u128::from(u64::MAX) - from_least(score.0),
         }
@@ -96,7 +105,7 @@ impl Cost {
 }
 
 /// Bits of the number of any policy without the size of an instance.
-const KEY: u32 = 16 + 40 + 40 + 2;
+const KEY: u32 = 16 + 32 + 32 + Ties::BITS;
 
 /// The size of an instance decides before anything else.
 #[inline]
@@ -105,8 +114,8 @@ fn after(instance_mib: u32, key: u128) -> u128 {
 }
 
 #[inline]
-fn key_of_cost(instance_mib: u32, cost: i64, proximity: Proximity) -> u128 {
-    after(instance_mib, from_least(cost) << 2 | proximity as u128)
+fn key_of_cost(instance_mib: u32, cost: i64, ties: Ties) -> u128 {
+    after(instance_mib, from_least(cost) << Ties::BITS | ties.key())
 }
 
 /// The number minus the least one.
@@ -120,8 +129,8 @@ pub enum LocalCost {
     /// The cost itself.
     Ranked(Cost),
     /// Memory of the MIG instance in MiB, as in [`Cost`]; the change of the node's expected waste,
-    /// which is a cost at the current prices; and how near the devices are to each other.
-    WasteChange(u32, WasteChange, Proximity),
+    /// which is a cost at the current prices; and what decides between equal ones.
+    WasteChange(u32, WasteChange, Ties),
 }
 
 impl LocalCost {
@@ -130,8 +139,8 @@ impl LocalCost {
     pub fn key(&self, prices: &ScarcityPrices) -> u128 {
         match self {
             Self::Ranked(cost) => cost.key(),
-            Self::WasteChange(instance_mib, waste_change, proximity) => {
-                key_of_cost(*instance_mib, prices.cost(waste_change), *proximity)
+            Self::WasteChange(instance_mib, waste_change, ties) => {
+                key_of_cost(*instance_mib, prices.cost(waste_change), *ties)
             }
         }
     }
@@ -140,8 +149,8 @@ impl LocalCost {
     pub fn cost(self, prices: &ScarcityPrices) -> Cost {
         match self {
             Self::Ranked(cost) => cost,
-            Self::WasteChange(instance_mib, waste_change, proximity) => {
-                Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), proximity }
+            Self::WasteChange(instance_mib, waste_change, ties) => {
+                Cost::Fragmentation { instance_mib, cost: prices.cost(&waste_change), ties }
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::model::node_state::NodeState;
 use crate::model::request::{Isolation, Limit, Movable};
 use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::lent_memory::Taken;
 
 /// The device other than its home on which a pod has most room to use more than it requests, if it
 /// may run there and has strictly more there than at home. It is allocated already and runs nowhere.
@@ -55,15 +56,22 @@ pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
         return Vec::new();
     }
     let leaving: Vec<PodUid> =
-        node.devices().iter().flat_map(|device| must_leave(node, device)).collect();
+        node.devices().iter().flat_map(|it| must_leave(node, it, Demand::ZERO)).collect();
     node.recall(&leaving);
     leaving
 }
 
-/// The guests of a device that must leave it: the fewest of those that matter least.
+/// Containers that would be restarted if a pod were allocated `demand` of a device.
+pub(crate) fn restarts_for(node: &NodeState, device: &DeviceState, demand: Demand) -> usize {
+    let leaving = must_leave(node, device, demand);
+    let gives_back = to_give_back_on(node, device, (demand.memory, &leaving));
+    leaving.len() + gives_back.iter().filter(|uid| !leaving.contains(uid)).count()
+}
+
+/// The guests of a device that must leave it if `more` of it is allocated: the fewest of those that matter least.
 ///
 /// Order: priority, no memory in use there, less of it, a smaller request, the UID.
-fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
+fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUid> {
     let staying = device.guests().iter().filter(|(_, guest)| !guest.is_leaving);
     let mut guests: Vec<(&PodUid, Demand)> =
         staying.map(|(uid, guest)| (uid, guest.demand)).collect();
@@ -73,8 +81,9 @@ fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
         return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
     }
     let has_room = |stay: &[(&PodUid, Demand)]| {
-        let all = stay.iter().try_fold(device.allocated(), |sum, (_, it)| sum.checked_add(*it));
-        all.is_some_and(|all| device.capacity().checked_sub(all).is_some())
+        let allocated = device.allocated().checked_add(more);
+        let all = stay.iter().try_fold(allocated, |sum, (_, it)| Some(sum?.checked_add(*it)));
+        all.flatten().is_some_and(|all| device.capacity().checked_sub(all).is_some())
     };
     let mut stay = guests.clone();
     let mut leave = Vec::new();
@@ -98,16 +107,27 @@ fn must_leave(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
 ///
 /// Order: priority, most above its request, the UID.
 pub fn to_give_back(node: &NodeState) -> Vec<PodUid> {
-    node.devices().iter().flat_map(|device| to_give_back_on(node, device)).collect()
+    let none = (MemMib::ZERO, &[][..]);
+    node.devices().iter().flat_map(|device| to_give_back_on(node, device, none)).collect()
 }
 
-fn to_give_back_on(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
+/// The same of one device, if a pod came that requests so much memory, and these pods left.
+fn to_give_back_on(
+    node: &NodeState,
+    device: &DeviceState,
+    (more, leaving): (MemMib, &[PodUid]),
+) -> Vec<PodUid> {
     let gives_back = |uid: &PodUid| {
         let held = node.reservation(uid);
         held.is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)
     };
     let missing = |chosen: &[&PodUid]| {
-        device.missing_memory(node.tolerance(), |uid| gives_back(uid) || chosen.contains(&uid))
+        let part = |uid: &PodUid| match () {
+            () if leaving.contains(uid) => Taken::Nothing,
+            () if gives_back(uid) || chosen.contains(&uid) => Taken::Request,
+            () => Taken::Use,
+        };
+        device.missing_memory(node.tolerance(), more, part)
     };
     if missing(&[]) == MemMib::ZERO {
         return Vec::new();
@@ -146,7 +166,9 @@ pub fn is_short_of_memory<'a>(
     node: &NodeState,
     mut devices: impl Iterator<Item = &'a DeviceState>,
 ) -> bool {
-    devices.any(|device| device.missing_memory(node.tolerance(), |_| false) > MemMib::ZERO)
+    devices.any(|device| {
+        device.missing_memory(node.tolerance(), MemMib::ZERO, |_| Taken::Use) > MemMib::ZERO
+    })
 }
 
 /// The pods that run on a device and use more of its memory than they request, with how much more.

@@ -9,6 +9,17 @@ use crate::hardware::pool::Borrow;
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{BEYOND, DeviceState};
 
+/// How much of a pod's memory counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It leaves.
+    Nothing,
+    /// It gives back what it uses above its request.
+    Request,
+    /// Its request, or what it uses if that is more.
+    Use,
+}
+
 impl DeviceState {
     /// What a pod uses above its request where it may use more. Up to `tolerance` above it counts as
     /// nothing.
@@ -28,28 +39,28 @@ impl DeviceState {
             .chain(guests.map(|(uid, guest)| (uid, guest.demand)))
     }
 
-    /// The memory that is missing for what all these pods request, because some of them use more. Those
-    /// of which `gives_back` says so count as if they did not.
+    /// The memory that is missing for what all these pods request and one that comes with `more`, because
+    /// some of them use more than they request. `part` says how much of each counts.
     ///
     /// Zero in pools that lend no memory.
     pub fn missing_memory(
         &self,
         tolerance: MemMib,
-        gives_back: impl Fn(&PodUid) -> bool,
+        more: MemMib,
+        part: impl Fn(&PodUid) -> Taken,
     ) -> MemMib {
         if !matches!(self.rule.borrow, Borrow::Memory { .. }) {
             return MemMib::ZERO;
         }
-        let taken = self.staying().map(|(uid, demand)| match gives_back(uid) {
-            true => demand.memory,
-            false => demand
-                .memory
-                .checked_add(self.borrowed_memory(uid, demand, tolerance))
-                .unwrap_or(BEYOND.memory),
+        let taken = self.staying().map(|(uid, demand)| match part(uid) {
+            Taken::Nothing => Some(MemMib::ZERO),
+            Taken::Request => Some(demand.memory),
+            Taken::Use => demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance)),
         });
-        let taken =
-            taken.chain([self.unallocated_use()]).try_fold(MemMib::ZERO, MemMib::checked_add);
-        taken.unwrap_or(BEYOND.memory).checked_sub(self.device.capacity()).unwrap_or(MemMib::ZERO)
+        let mut taken = taken.chain([Some(self.unallocated_use()), Some(more)]);
+        let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
+        let taken = taken.unwrap_or(BEYOND.memory);
+        taken.checked_sub(self.device.capacity()).unwrap_or(MemMib::ZERO)
     }
 
     /// Memory that no pod that runs here requests or uses.

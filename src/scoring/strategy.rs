@@ -112,7 +112,7 @@ impl Strategy {
                 LocalCost::WasteChange(
                     context.instance_mib(&taken),
                     waste_change,
-                    context.proximity(&taken),
+                    context.ties(&taken),
                 ),
                 taken,
             );
@@ -133,7 +133,7 @@ impl Strategy {
                     devices_opened: taken.iter().filter(|(at, _)| context.is_empty(*at)).count(),
                     left_on_devices: total(taken.iter().map(|(at, d)| context.left(*at, *d))),
                     left_on_node: context.left_on_node(&taken),
-                    proximity: context.proximity(&taken),
+                    ties: context.ties(&taken),
                 };
                 (cost, taken)
             }
@@ -148,7 +148,7 @@ impl Strategy {
                         taken.iter().map(|(at, d)| context.left(*at, *d)),
                     )),
                     left_on_node: Reverse(context.left_on_node(&taken)),
-                    proximity: context.proximity(&taken),
+                    ties: context.ties(&taken),
                 };
                 (cost, taken)
             }

@@ -48,7 +48,7 @@ const fn rule(
     instances: InstanceUse,
     enforcement: Enforcement,
 ) -> PoolRule {
-    PoolRule { replicas, instances, enforcement, borrow: Borrow::None }
+    PoolRule { replicas, instances, enforcement, borrow: Borrow::None, spread_empty: false }
 }
 
 /// The pool with the rule at this position.

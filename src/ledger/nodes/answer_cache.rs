@@ -288,11 +288,11 @@ const _: () = assert!(size_of::<(u64, Kept)>() <= 48);
 mod tests {
     use super::*;
     use crate::hardware::device::NodeName;
-    use crate::hardware::topology::Proximity;
     use crate::hardware::units::{MemMib, MilliCpu};
     use crate::ledger::nodes::node_entry::NodeEntry;
     use crate::model::node_state::NodeState;
     use crate::scoring::cost::Cost;
+    use crate::scoring::cost::Ties;
 
     fn node_table(count: usize) -> NodeTable {
         let mut node_table = NodeTable::default();
@@ -304,11 +304,7 @@ mod tests {
     }
 
     fn fits(cost: i64) -> Kept {
-        Ok(LocalCost::Ranked(Cost::Fragmentation {
-            instance_mib: 0,
-            cost,
-            proximity: Proximity::default(),
-        }))
+        Ok(LocalCost::Ranked(Cost::Fragmentation { instance_mib: 0, cost, ties: Ties::default() }))
     }
 
     /// The positions in the order of costs, if that order is kept.

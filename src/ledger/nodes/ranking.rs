@@ -9,9 +9,9 @@ use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_set};
 
 use crate::hardware::device_class::ClassId;
-use crate::hardware::topology::Proximity;
 use crate::ledger::nodes::table::{index, number};
 use crate::scoring::cost::LocalCost;
+use crate::scoring::cost::Ties;
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
 /// What the placements of a family have in common.
@@ -20,7 +20,7 @@ enum Family {
     /// Their costs do not depend on prices.
     Ranked,
     /// What the prices apply to.
-    WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, proximity: Proximity },
+    WasteChange { instance_mib: u32, class: ClassId, share: i64, spared: i64, ties: Ties },
 }
 
 /// A node in its family, the better one first; the order of names decides between equals.
@@ -53,12 +53,8 @@ pub(crate) struct Ranking {
 fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
     match *local_cost {
         LocalCost::Ranked(cost) => (Family::Ranked, cost.key()),
-        LocalCost::WasteChange(
-            instance_mib,
-            WasteChange { gain, spared, class, share },
-            proximity,
-        ) => {
-            let family = Family::WasteChange { instance_mib, class, share, spared, proximity };
+        LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, ties) => {
+            let family = Family::WasteChange { instance_mib, class, share, spared, ties };
             (family, u128::from(i64::MAX.abs_diff(gain)))
         }
     }
@@ -68,15 +64,11 @@ fn family_and_key(local_cost: &LocalCost) -> (Family, u128) {
 fn cost_key(family: Family, key: u128, prices: &ScarcityPrices) -> u128 {
     match family {
         Family::Ranked => key,
-        Family::WasteChange { instance_mib, class, share, spared, proximity } => {
+        Family::WasteChange { instance_mib, class, share, spared, ties } => {
             let less = u64::try_from(key).expect("it was made of one");
             let gain = i64::MAX.wrapping_sub_unsigned(less);
-            LocalCost::WasteChange(
-                instance_mib,
-                WasteChange { gain, spared, class, share },
-                proximity,
-            )
-            .key(prices)
+            LocalCost::WasteChange(instance_mib, WasteChange { gain, spared, class, share }, ties)
+                .key(prices)
         }
     }
 }
@@ -159,6 +151,7 @@ mod tests {
     use super::*;
     use crate::hardware::device::ModelName;
     use crate::hardware::device_class::{ClassKind, DeviceClass, DeviceClasses};
+    use crate::hardware::topology::Proximity;
     use crate::hardware::units::{MemMib, Share};
     use crate::scoring::cost::Cost;
 
@@ -178,28 +171,34 @@ mod tests {
     fn merits() -> impl Strategy<Value = Vec<LocalCost>> {
         let proximity =
             prop::sample::select(vec![Proximity::Linked, Proximity::NumaNode, Proximity::Far]);
+        let ties = (proximity, 0..2_u8, 0..2_u8);
+        let ties = ties.prop_map(|(proximity, restarts, empty)| Ties {
+            proximity,
+            restarts,
+            empty: Reverse(empty),
+        });
         let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
         let instance = || (0..2_u32).prop_map(|size| size * 4_864);
-        let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, proximity);
+        let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, ties);
         let waste_change =
-            waste_change.prop_map(|(instance_mib, gain, spared, number, share, proximity)| {
+            waste_change.prop_map(|(instance_mib, gain, spared, number, share, ties)| {
                 LocalCost::WasteChange(
                     instance_mib,
                     WasteChange { gain, spared, class: class(number), share },
-                    proximity,
+                    ties,
                 )
             });
         let ranked = (instance(), 0..3_usize, 0..3_u64);
         let ranked = ranked.prop_map(|(instance_mib, devices_opened, left)| {
             let left = Share::from_millionths(left);
-            let proximity = Proximity::Linked;
+            let ties = Ties::default();
             let (left_on_devices, left_on_node) = (left, left);
             LocalCost::Ranked(Cost::BinPack {
                 instance_mib,
                 devices_opened,
                 left_on_devices,
                 left_on_node,
-                proximity,
+                ties,
             })
         });
         prop_oneof![

@@ -1,13 +1,20 @@
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::pool::PoolRule;
 use crate::hardware::units::Timestamp;
+use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
+use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::{PlacedDevice, Tenure};
-use crate::scoring::fixture::{node_of, tenant};
+use crate::scoring::cost::{Cost, Ties};
+use crate::scoring::fixture::{self, node_of, tenant};
+use crate::scoring::plan;
+use crate::scoring::strategy::Strategy;
+use crate::waste::scarcity::ScarcityPrices;
 
 /// A node of a pool that lends.
 fn lending(text: &str) -> NodeState {
@@ -151,6 +158,83 @@ fn a_guest_takes_no_memory_that_others_use() {
         node.allocate(movable("q", "B", 100));
         observe(&mut node, "B", &[("q", used)]);
         assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), on, "{used}");
+    }
+}
+
+/// The devices that a request gets on a node, and the costs of that by policy.
+fn place(node: &NodeState, classes: &DeviceClasses, request: &str) -> (String, Vec<Cost>) {
+    let compiled = fixture::compiled_request(request, classes);
+    let mix = fixture::compiled("1 fraction=0.5; 1 whole", node, classes);
+    let places = [Policy::BinPack, Policy::Fragmentation].map(|policy| {
+        let strategy = Strategy::Policy(policy);
+        plan::evaluate(node, &compiled, &strategy, &mix, HoldRule::Respected).unwrap()
+    });
+    let names = places.iter().map(|place| {
+        let placement = plan::placement(node, place);
+        placement.devices.iter().map(|it| it.id.to_string()).collect::<Vec<_>>().join(" ")
+    });
+    let names: Vec<String> = names.collect();
+    assert_eq!(names[0], names[1], "{request}");
+    let prices = ScarcityPrices::default();
+    (names[0].clone(), places.iter().map(|place| place.local_cost.cost(&prices)).collect())
+}
+
+fn ties(cost: &Cost) -> Ties {
+    match cost {
+        Cost::BinPack { ties, .. } | Cost::Spread { ties, .. } => *ties,
+        Cost::Fragmentation { ties, .. } => *ties,
+        Cost::Custom { .. } => Ties::default(),
+    }
+}
+
+#[test]
+fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
+    let mut classes = DeviceClasses::default();
+    let mut node = node_of("A:500/1000 B:1000/1000 C:1000/1000 D:1000/1000", &mut classes);
+    let borrow = Borrow::Memory { most: Share::WHOLE };
+    node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);
+    assert_eq!(place(&node, &classes, "whole").0, "B");
+    let lend = |node: &mut NodeState, pod: &str, on: &str, part| {
+        node.allocate(movable(pod, "A", part));
+        node.lend(&PodUid::new(pod), DeviceId::new(on).unwrap());
+    };
+    lend(&mut node, "p", "B", 200);
+    lend(&mut node, "q", "C", 100);
+    let (name, with_none) = place(&node, &classes, "whole");
+    assert_eq!(name, "D", "no guest is there");
+    lend(&mut node, "r", "D", 100);
+    lend(&mut node, "s", "D", 50);
+    let (name, with_one) = place(&node, &classes, "whole");
+    assert_eq!(name, "B", "one guest goes, and it is the first such device");
+    let restarts =
+        |costs: &[Cost]| -> Vec<u8> { costs.iter().map(|it| ties(it).restarts).collect() };
+    assert_eq!((restarts(&with_none), restarts(&with_one)), (vec![0, 0], vec![1, 1]));
+    // A part leaves room for the guest.
+    assert_eq!(place(&node, &classes, "fraction=0.8").0, "B");
+    assert_eq!(place(&node, &classes, "fraction=0.9").0, "C");
+    // Who uses more than it requests is restarted, too.
+    let mut node = node_of("A:1000/1000 B:1000/1000", &mut classes);
+    node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);
+    node.allocate(movable("p", "A", 300));
+    node.allocate(movable("q", "B", 300));
+    observe(&mut node, "A", &[("p", 700)]);
+    assert_eq!(place(&node, &classes, "fraction=0.3").0, "A");
+    assert_eq!(place(&node, &classes, "fraction=0.31").0, "B");
+}
+
+#[test]
+fn a_pool_may_spread_over_the_empty_gpus() {
+    let mut classes = DeviceClasses::default();
+    for spread_empty in [false, true] {
+        let rule = PoolRule { borrow: Borrow::Compute, spread_empty, ..PoolRule::default() };
+        let mut cost = |text| {
+            let mut node = node_of(text, &mut classes);
+            node.share_by(rule, &mut classes);
+            place(&node, &classes, "fraction=0.5").1[1]
+        };
+        let (one, two) =
+            (cost("A:500/1000 B:1000/1000"), cost("A:500/1000 B:1000/1000 C:1000/1000"));
+        assert_eq!(two.cmp(&one), if spread_empty { Ordering::Less } else { Ordering::Equal });
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
+use crate::scoring::cost::Ties;
 use proptest::prelude::{Just, Strategy as Any, any, prop_oneof, proptest};
 use proptest::prop_assert_eq;
 
@@ -80,7 +81,7 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         instance_mib: 0,
         devices_opened: 0,
         left_on_devices: share(200_000),
-        proximity: Proximity::Linked,
+        ties: Ties::default(),
         left_on_node: share(1_200_000), // of A and C; B is unhealthy, and a MIG parent has no tenants
     };
     assert_eq!(cost, LocalCost::Ranked(left));
@@ -90,7 +91,7 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
-        proximity: Proximity::Linked,
+        ties: Ties::default(),
     };
     assert_eq!(cost, LocalCost::Ranked(left));
 }
@@ -147,14 +148,20 @@ fn policies_are_named_as_the_annotation_writes_them() {
 
 /// Any cost of one strategy, near others as a rule.
 fn any_cost(strategy: u8) -> impl Any<Value = Cost> {
-    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 39)];
+    let share = prop_oneof![4 => 0..5_u64, 1 => 0..(1_u64 << 31)];
     let few = prop_oneof![4 => 0..4_usize, 1 => 0..256_usize];
     let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
     let proximity =
         prop_oneof![Just(Proximity::Linked), Just(Proximity::NumaNode), Just(Proximity::Far)];
+    let ties = (proximity, prop_oneof![0..3_u8, any::<u8>()], prop_oneof![0..3_u8, any::<u8>()]);
+    let ties = ties.prop_map(|(proximity, restarts, empty)| Ties {
+        proximity,
+        restarts,
+        empty: Reverse(empty),
+    });
     let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
-    let any = (few, share.clone(), share, proximity, number, instance);
-    any.prop_map(move |(few, a, b, proximity, number, instance_mib)| {
+    let any = (few, share.clone(), share, ties, number, instance);
+    any.prop_map(move |(few, a, b, ties, number, instance_mib)| {
         let (a, b) = (self::share(a), self::share(b));
         match strategy {
             0 => Cost::BinPack {
@@ -162,16 +169,16 @@ fn any_cost(strategy: u8) -> impl Any<Value = Cost> {
                 devices_opened: few,
                 left_on_devices: a,
                 left_on_node: b,
-                proximity,
+                ties,
             },
             1 => Cost::Spread {
                 instance_mib,
                 tenants_met: few,
                 left_on_devices: Reverse(a),
                 left_on_node: Reverse(b),
-                proximity,
+                ties,
             },
-            2 => Cost::Fragmentation { instance_mib, cost: number, proximity },
+            2 => Cost::Fragmentation { instance_mib, cost: number, ties },
             _ => Cost::Custom { score: Reverse(number) },
         }
     })

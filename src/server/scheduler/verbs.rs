@@ -398,10 +398,10 @@ fn scale(keys: &[u128]) -> Vec<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::topology::Proximity;
+    use crate::scoring::cost::Ties;
 
     fn cost(cost: i64) -> Option<u128> {
-        Some(Cost::Fragmentation { instance_mib: 0, cost, proximity: Proximity::default() }.key())
+        Some(Cost::Fragmentation { instance_mib: 0, cost, ties: Ties::default() }.key())
     }
 
     fn score(nodes: &[(&str, Option<u128>)]) -> Vec<i64> {

@@ -44,6 +44,9 @@ pub struct Explanation {
     pub fitting_nodes: usize,
     /// The first twenty of them by name.
     pub fits_on: Vec<String>,
+    /// Containers that are restarted when it is placed, because they borrow its room: the fewest of these
+    /// nodes.
+    pub restarts: usize,
     /// Why the others refuse, by groups of similar nodes, the closest first.
     pub refusals: Vec<Refusal>,
     /// The smallest changes that would help now, each checked, the cheapest first; then what an

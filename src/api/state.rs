@@ -335,7 +335,11 @@ pub struct Tenant {
     pub state: PodState,
     /// What it holds of the device.
     pub allocated: DeviceAmount,
-    /// Memory in use, as of the last list of processes; left out if the driver does not report it.
+    /// Memory that it may use where it runs, if that is more than it holds: in pools that lend memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_mib: Option<u64>,
+    /// Memory in use where it runs, as of the last list of processes; left out if the driver does not
+    /// report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_mib: Option<u64>,
     /// What limits its memory.

@@ -1,7 +1,6 @@
 //! The scoring context: what a scoring function sees of a node.
 
 use std::cell::OnceCell;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
@@ -48,7 +47,6 @@ impl ScoringContext<'_> {
 
     /// What decides between this placement and others that are equally good for packing.
     pub(crate) fn ties(&self, taken: &[Taken]) -> Ties {
-        let few = |count: usize| u8::try_from(count).unwrap_or(u8::MAX);
         let proximity = self.node.topology().proximity(taken.iter().map(|(at, _)| *at));
         let restarts = match self.node.has_borrowers() {
             true => taken.iter().map(|fit| self.restarts(fit)).sum(),
@@ -60,7 +58,7 @@ impl ScoringContext<'_> {
             true => (0..self.rooms.len()).filter(is_empty).count(),
             false => 0,
         };
-        Ties { proximity, restarts: few(restarts), empty: Reverse(few(empty)) }
+        Ties::new(proximity, restarts, empty)
     }
 
     /// Containers that would be restarted if this were taken of a device.

@@ -6,25 +6,35 @@ use crate::hardware::topology::Proximity;
 use crate::hardware::units::Share;
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
-/// What decides between placements that are equally good for packing; smaller is better.
+/// What decides between placements that are equally good for packing; smaller is better. First how near
+/// the chosen devices are to each other, then the containers that would be restarted, then the empty GPUs of
+/// the node. One number, since each cost that is compared has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ties {
-    /// How near the chosen devices are to each other.
-    pub proximity: Proximity,
-    /// Containers that would be restarted, since they borrow what the pod is allocated.
-    pub restarts: u8,
-    /// In pools that spread: the empty GPUs of the node, more is better; else 0.
-    pub empty: Reverse<u8>,
-}
+pub struct Ties(u16);
 
 impl Ties {
-    /// Bits of the number in the same order.
-    const BITS: u32 = 2 + 8 + 8;
+    /// Bits of the number.
+    const BITS: u32 = 2 + 6 + 8;
+
+    /// Most containers that are told apart.
+    const MOST: usize = (1 << 6) - 1;
+
+    /// Of devices that are so near to each other, where `restarts` containers borrow what the pod is
+    /// allocated; `empty` are the empty GPUs of the node in pools that spread, else zero.
+    pub fn new(proximity: Proximity, restarts: usize, empty: usize) -> Self {
+        let few = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
+        let (restarts, taken) = (few(restarts.min(Self::MOST)), u16::from(u8::MAX) - few(empty));
+        Self((proximity as u16) << 14 | restarts << 8 | taken)
+    }
+
+    /// Containers that would be restarted; 63 stands for more.
+    pub fn restarts(self) -> usize {
+        usize::from(self.0 >> 8) & Self::MOST
+    }
 
     #[inline]
     fn key(self) -> u128 {
-        let Self { proximity, restarts, empty: Reverse(empty) } = self;
-        (proximity as u128) << 16 | u128::from(restarts) << 8 | u128::from(u8::MAX - empty)
+        u128::from(self.0)
     }
 }
 
@@ -75,6 +85,16 @@ pub enum Cost {
 }
 
 impl Cost {
+    /// What decides between it and others that are equal so far.
+    pub fn ties(&self) -> Ties {
+        match self {
+            Self::BinPack { ties, .. }
+            | Self::Spread { ties, .. }
+            | Self::Fragmentation { ties, .. } => *ties,
+            Self::Custom { .. } => Ties::default(),
+        }
+    }
+
     /// A number in the same order as the costs of one strategy: it compares faster. Exact for
     /// shares below 4,294 GPUs, fewer than 65,536 devices and tenants, and instances below 1,024 TiB.
     #[inline]

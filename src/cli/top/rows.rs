@@ -146,9 +146,19 @@ impl Row for DeviceItem {
 }
 
 impl Row for TenantItem {
-    const TITLES: &'static [&'static str] =
-        &["NAMESPACE", "POD", "NODE", "GPU", "SHARE", "MEM", "USED", "ISOLATION", "STATE"];
-    const RIGHT: &'static [usize] = &[3, 4, 5, 6];
+    const TITLES: &'static [&'static str] = &[
+        "NAMESPACE",
+        "POD",
+        "NODE",
+        "GPU",
+        "SHARE",
+        "REQUEST",
+        "LIMIT",
+        "USED",
+        "ISOLATION",
+        "STATE",
+    ];
+    const RIGHT: &'static [usize] = &[3, 4, 5, 6, 7];
 
     fn cells(&self, _no_unicode: bool) -> Vec<String> {
         let tenant = &self.tenant;
@@ -161,10 +171,12 @@ impl Row for TenantItem {
             self.device_index.to_string(),
             share(tenant.allocated.share_millionths),
             gib(tenant.allocated.memory_mib),
+            gib(tenant.limit_mib.unwrap_or(tenant.allocated.memory_mib)),
             tenant.used_mib.map_or_else(|| "-".to_owned(), gib),
             format!("{:?}", tenant.isolation.verified),
             match tenant.state {
                 _ if is_over(tenant) => "Over".to_owned(),
+                PodState::Confirmed if tenant.runs_on.is_some() => "Guest".to_owned(),
                 PodState::Confirmed => "ok".to_owned(),
                 state => format!("{state:?}"),
             },
@@ -185,9 +197,9 @@ impl Row for TenantItem {
     }
 }
 
-/// Whether a tenant uses more than it holds.
+/// Whether a tenant uses more than it may.
 fn is_over(tenant: &Tenant) -> bool {
-    tenant.used_mib > Some(tenant.allocated.memory_mib)
+    tenant.used_mib > tenant.limit_mib.or(Some(tenant.allocated.memory_mib))
 }
 
 /// A product name without its vendor.

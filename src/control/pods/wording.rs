@@ -242,6 +242,17 @@ fn amount(amount: &Amount) -> String {
         Amount::SharedSlot => "a replica slot".to_owned(),
     }
 }
+/// What is said of the containers that are restarted for a pod.
+pub(crate) fn restarts(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => "; a pod that borrows its room is restarted first, which takes seconds".to_owned(),
+        _ => {
+            format!("; {count} pods that borrow its room are restarted first, which takes seconds")
+        }
+    }
+}
+
 /// Where a pod runs, if not on the device that it is allocated, as the end of a sentence.
 pub(crate) fn guest(held: &Reservation) -> String {
     match held.guest_on() {

@@ -171,12 +171,9 @@ mod tests {
     fn merits() -> impl Strategy<Value = Vec<LocalCost>> {
         let proximity =
             prop::sample::select(vec![Proximity::Linked, Proximity::NumaNode, Proximity::Far]);
-        let ties = (proximity, 0..2_u8, 0..2_u8);
-        let ties = ties.prop_map(|(proximity, restarts, empty)| Ties {
-            proximity,
-            restarts,
-            empty: Reverse(empty),
-        });
+        let ties = (proximity, 0..2_usize, 0..2_usize);
+        let ties =
+            ties.prop_map(|(proximity, restarts, empty)| Ties::new(proximity, restarts, empty));
         let gain = prop_oneof![-3..3_i64, Just(-1_000_000_000_000), Just(1_000_000_000_000)];
         let instance = || (0..2_u32).prop_map(|size| size * 4_864);
         let waste_change = (instance(), gain, 0..3_i64, 0..2_usize, 1..3_i64, ties);

@@ -10,7 +10,7 @@ use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::{PlacedDevice, Tenure};
-use crate::scoring::cost::{Cost, Ties};
+use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
 use crate::scoring::plan;
 use crate::scoring::strategy::Strategy;
@@ -179,14 +179,6 @@ fn place(node: &NodeState, classes: &DeviceClasses, request: &str) -> (String, V
     (names[0].clone(), places.iter().map(|place| place.local_cost.cost(&prices)).collect())
 }
 
-fn ties(cost: &Cost) -> Ties {
-    match cost {
-        Cost::BinPack { ties, .. } | Cost::Spread { ties, .. } => *ties,
-        Cost::Fragmentation { ties, .. } => *ties,
-        Cost::Custom { .. } => Ties::default(),
-    }
-}
-
 #[test]
 fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
     let mut classes = DeviceClasses::default();
@@ -207,7 +199,7 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
     let (name, with_one) = place(&node, &classes, "whole");
     assert_eq!(name, "B", "one guest goes, and it is the first such device");
     let restarts =
-        |costs: &[Cost]| -> Vec<u8> { costs.iter().map(|it| ties(it).restarts).collect() };
+        |costs: &[Cost]| -> Vec<usize> { costs.iter().map(|it| it.ties().restarts()).collect() };
     assert_eq!((restarts(&with_none), restarts(&with_one)), (vec![0, 0], vec![1, 1]));
     // A part leaves room for the guest.
     assert_eq!(place(&node, &classes, "fraction=0.8").0, "B");

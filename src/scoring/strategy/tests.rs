@@ -81,7 +81,7 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         instance_mib: 0,
         devices_opened: 0,
         left_on_devices: share(200_000),
-        ties: Ties::default(),
+        ties: Ties::new(Proximity::Linked, 0, 0),
         left_on_node: share(1_200_000), // of A and C; B is unhealthy, and a MIG parent has no tenants
     };
     assert_eq!(cost, LocalCost::Ranked(left));
@@ -91,7 +91,7 @@ fn a_cost_counts_the_room_that_stays_free_for_tenants() {
         tenants_met: 1,
         left_on_devices: Reverse(share(200_000)),
         left_on_node: Reverse(share(1_200_000)),
-        ties: Ties::default(),
+        ties: Ties::new(Proximity::Linked, 0, 0),
     };
     assert_eq!(cost, LocalCost::Ranked(left));
 }
@@ -153,12 +153,8 @@ fn any_cost(strategy: u8) -> impl Any<Value = Cost> {
     let number = prop_oneof![4 => -3..3_i64, 1 => any::<i64>()];
     let proximity =
         prop_oneof![Just(Proximity::Linked), Just(Proximity::NumaNode), Just(Proximity::Far)];
-    let ties = (proximity, prop_oneof![0..3_u8, any::<u8>()], prop_oneof![0..3_u8, any::<u8>()]);
-    let ties = ties.prop_map(|(proximity, restarts, empty)| Ties {
-        proximity,
-        restarts,
-        empty: Reverse(empty),
-    });
+    let ties = (proximity, 0..300_usize, 0..300_usize);
+    let ties = ties.prop_map(|(proximity, restarts, empty)| Ties::new(proximity, restarts, empty));
     let instance = prop_oneof![Just(0), 0..3_u32, 0..(1_u32 << 29)];
     let any = (few, share.clone(), share, ties, number, instance);
     any.prop_map(move |(few, a, b, ties, number, instance_mib)| {

@@ -9,7 +9,7 @@ use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
-use crate::hardware::units::Demand;
+use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{DeviceState, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
@@ -118,15 +118,20 @@ fn tenants(
     found: &DeviceState,
     limits: DriverLimits,
 ) -> Vec<Tenant> {
-    let on = details.usage_samples.on(&found.device().id);
     let tenants = found.tenants().iter().map(|(uid, held)| {
         let reservation = node.reservation(uid);
+        let runs_on = reservation.and_then(Reservation::guest_on).filter(|_| found.is_away(uid));
+        let runs_on = runs_on.unwrap_or(&found.device().id);
+        let where_it_runs = node.devices().iter().find(|it| it.device().id == *runs_on);
+        let limit = where_it_runs.and_then(|device| device.memory_limit(uid));
+        let on = details.usage_samples.on(runs_on);
         let isolation = details.isolation.of(found, (uid, *held), limits);
         Tenant {
             pod_uid: uid.to_string(),
             pod: reservation.map(|held| held.pod.name.to_string()).unwrap_or_default(),
             state: reservation.map_or(PodState::Confirmed, reservation_state),
             allocated: amount(*held),
+            limit_mib: limit.map(MemMib::mib),
             used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
             isolation: TenantIsolation {
                 configured: mode(isolation.configured),

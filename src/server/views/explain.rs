@@ -100,6 +100,8 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let answers = app.ledger.answers(query, &names);
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
     let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
+    let costs = answers.iter().filter_map(|answer| answer.as_ref().ok());
+    let restarts = costs.map(|cost| cost.ties().restarts()).min().unwrap_or_default();
     let rejections: BTreeSet<Rejection> =
         answers.iter().filter_map(|answer| answer.err()).collect();
     let closest = rejections.iter().copied().max_by_key(|rejection| rejection.closeness());
@@ -135,7 +137,8 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
             (text, Obstacle::Room)
         }
         _ if !fits_on.is_empty() => {
-            (wording::verdict(fits_on.len(), nodes.len(), closest), Obstacle::KubeScheduler)
+            let verdict = wording::verdict(fits_on.len(), nodes.len(), closest);
+            (verdict + &wording::restarts(restarts), Obstacle::KubeScheduler)
         }
         _ => (
             wording::verdict(0, nodes.len(), closest),
@@ -150,6 +153,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
         queue: Queues::of(app).position(waiting),
         fitting_nodes: fits_on.len(),
+        restarts,
         refusals: groups(&nodes, &answers),
         suggestions: wording::suggestions(query, &suggestions, of_operator, &sees),
         moves,

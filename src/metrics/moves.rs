@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounterVec, IntGauge};
+use prometheus::{Gauge, Histogram, IntCounterVec, IntGauge};
 
-use crate::metrics::make::Make;
+use crate::hardware::units::{MemMib, Share};
+use crate::metrics::make::{Make, bytes, ratio};
 
 /// Buckets of the time that binds wait for guests, in seconds.
 const RECALL_BUCKETS: [f64; 8] = [0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 15.0];
@@ -45,8 +46,21 @@ impl MoveResult {
     }
 }
 
+/// What pods borrow now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LentFigures {
+    /// Pods that run on another GPU than their own.
+    pub guests: usize,
+    /// What these request there.
+    pub share: Share,
+    /// Memory that pods use above their requests.
+    pub memory: MemMib,
+}
+
 pub(crate) struct MoveFamilies {
     guests: IntGauge,
+    share: Gauge,
+    memory: Gauge,
     moves: IntCounterVec,
     waits: Histogram,
 }
@@ -58,6 +72,14 @@ impl MoveFamilies {
             guests: make.int_gauge(
                 "gpupack_guests",
                 "Pods that run on another GPU than the one that they are allocated.",
+            ),
+            share: make.gauge(
+                "gpupack_lent_gpus",
+                "GPU share that such pods request of the GPUs where they run, which counts as free.",
+            ),
+            memory: make.gauge(
+                "gpupack_lent_memory_bytes",
+                "Memory that pods use above their requests in pools that lend it, which counts as free.",
             ),
             moves: make.counters(
                 "gpupack_moves_total",
@@ -86,7 +108,9 @@ impl MoveFamilies {
         self.waits.observe(time.as_secs_f64());
     }
 
-    pub(crate) fn guests(&self, count: usize) {
-        self.guests.set(i64::try_from(count).unwrap_or(i64::MAX));
+    pub(crate) fn lent(&self, lent: LentFigures) {
+        self.guests.set(i64::try_from(lent.guests).unwrap_or(i64::MAX));
+        self.share.set(ratio(lent.share));
+        self.memory.set(bytes(lent.memory));
     }
 }

@@ -19,7 +19,7 @@ use crate::metrics::labels::{
     Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
-use crate::metrics::moves::{MoveFamilies, MoveReason, MoveResult};
+use crate::metrics::moves::{LentFigures, MoveFamilies, MoveReason, MoveResult};
 use crate::model::rejection::Rejection;
 
 /// Latency buckets in seconds: 10 microseconds to 1 second in steps of 1, 2.5 and 5.
@@ -352,9 +352,9 @@ impl Metrics {
         self.moves.waited(time);
     }
 
-    /// Sets the number of guests.
-    pub fn set_guests(&self, count: usize) {
-        self.moves.guests(count);
+    /// Sets what is borrowed now.
+    pub fn set_lent(&self, lent: LentFigures) {
+        self.moves.lent(lent);
     }
 
     /// Counts the outcome of an eviction.

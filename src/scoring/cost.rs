@@ -16,7 +16,7 @@ impl Ties {
     /// Bits of the number.
     const BITS: u32 = 2 + 6 + 8;
 
-    /// Most containers that are told apart.
+    /// Most containers that count.
     const MOST: usize = (1 << 6) - 1;
 
     /// Of devices that are so near to each other, where `restarts` containers borrow what the pod is

@@ -180,6 +180,12 @@ fn borrowers<'a>(
     device.staying().map(borrowed).filter(|(_, borrowed)| *borrowed > MemMib::ZERO)
 }
 
+/// Memory of a device that pods use above their requests, which counts as free.
+pub fn memory_lent(node: &NodeState, device: &DeviceState) -> MemMib {
+    let all = borrowers(node, device).map(|(_, borrowed)| borrowed);
+    all.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum))
+}
+
 fn importance(node: &NodeState, uid: &PodUid) -> i32 {
     let tenure = node.reservation(uid).and_then(|held| held.tenure);
     tenure.map_or(0, |tenure| tenure.priority)

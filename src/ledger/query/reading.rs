@@ -8,13 +8,14 @@ use dashmap::Entry;
 use dashmap::mapref::multiple::RefMulti;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
-use crate::hardware::units::{Share, Timestamp};
+use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
 use crate::model::reservation::{PodRef, Reservation};
 use crate::scoring::fragmentation::{Packing, stranded_by_device};
+use crate::scoring::guests;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
 use crate::waste::supply::NodeShapes;
@@ -31,6 +32,17 @@ pub enum Readiness {
     },
     /// Yes.
     Ready,
+}
+
+/// What pods borrow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lent {
+    /// How many run on another device than their own.
+    pub guests: usize,
+    /// What these request of the devices where they run.
+    pub share: Share,
+    /// Memory that pods use above their requests where their pool lends it.
+    pub memory: MemMib,
 }
 
 impl Ledger {
@@ -114,14 +126,21 @@ impl Ledger {
         node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
-    /// How many pods run on another device than their own.
-    pub fn guests(&self) -> usize {
-        let mut guests = 0;
+    /// What pods borrow now.
+    pub fn lent(&self) -> Lent {
+        let mut lent = Lent::default();
+        let add = |sum: MemMib, more| sum.checked_add(more).unwrap_or(sum);
         self.look_at_each(|node_state| {
-            guests +=
-                node_state.devices().iter().map(|device| device.guests().len()).sum::<usize>();
+            for device in node_state.devices() {
+                lent.guests += device.guests().len();
+                let shares = device.guests().values().map(|guest| guest.demand.share);
+                lent.share =
+                    shares.fold(lent.share, |sum, one| sum.checked_add(one).unwrap_or(sum));
+                let memory = guests::memory_lent(node_state, device);
+                lent.memory = add(lent.memory, memory);
+            }
         });
-        guests
+        lent
     }
 
     /// Ended pods whose processes still run after `drain_limit`: their room is not free.

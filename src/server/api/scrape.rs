@@ -7,10 +7,12 @@ use parking_lot::Mutex;
 use crate::api::page::Team;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::units::Share;
+use crate::ledger::query::reading::Lent;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::demand::{Bearable, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
+use crate::metrics::moves::LentFigures;
 use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
@@ -30,7 +32,8 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
         return app.metrics.text_of_process();
     }
     let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
-    app.metrics.set_guests(app.ledger.guests());
+    let Lent { guests, share, memory } = app.ledger.lent();
+    app.metrics.set_lent(LentFigures { guests, share, memory });
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
     for (mode, counts) in app.ledger.isolation(app.driver_limits()) {

@@ -525,6 +525,13 @@ pub mod sim {
         pub mod timeline;
     }
 
+    /// Pods that use more than they request now and then.
+    pub mod bursts {
+        pub(crate) mod world;
+        pub mod scenario;
+        pub mod compare;
+    }
+
     /// The best that any policy could achieve.
     pub mod bound {
         #[cfg(feature = "bound")]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::{fs, io};
@@ -22,6 +22,7 @@ use crate::cli::simulate::report::Report;
 use crate::cli::simulate::stress::{STRESS_POLICIES, stress, worlds_of};
 use crate::cli::simulate::timed::TimedReport;
 use crate::model::policy::Policy;
+use crate::sim::bursts::compare::compare;
 use crate::sim::chart::draw;
 use crate::sim::run::engine::Overflow;
 use crate::sim::run::placed::keep_placements;
@@ -47,14 +48,24 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
     /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
-    #[arg(long, value_name = "FILE")]
-    pub nodes: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "bursts")]
+    pub nodes: Option<PathBuf>,
 
     /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
     /// it again to compare on several. Optional: GPU memory, MIG profile, slot, limit, isolation,
     /// policy, priority, times, and where pods run; see docs/simulator.md.
-    #[arg(long, value_name = "FILE", required = true)]
+    #[arg(long, value_name = "FILE", required_unless_present = "bursts")]
     pub pods: Vec<PathBuf>,
+
+    /// Without a trace: pods on 64 GPUs that request this part of them on average and use more now and
+    /// then, under each rule of `borrow`; see docs/simulator.md.
+    #[arg(
+        long,
+        value_name = "LOAD",
+        conflicts_with_all = ["nodes", "pods", "policies", "times", "stress", "drawn", "load"],
+        value_parser = burst_load
+    )]
+    pub bursts: Option<f64>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
@@ -218,6 +229,9 @@ impl FromStr for Seeds {
 /// # Errors
 /// [`SimulateError`]. A reader that closes standard output early is not one.
 pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
+    if let Some(load) = args.bursts {
+        return bursts(args, load);
+    }
     check_places(args)?;
     let worlds = worlds_of(&args.worlds).map_err(SimulateError::World)?;
     let experiment = experiment(args)?;
@@ -256,6 +270,25 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
         album.write(folder)?;
     }
     print(&text)
+}
+
+/// Plays the scenario of bursts.
+fn bursts(args: &SimulateArgs, load: f64) -> Result<(), SimulateError> {
+    let seeds = args.seeds.clone().map_or(args.seed..=args.seed, |Seeds(seeds)| seeds);
+    let seeds = seeds.start().unsigned_abs()..=seeds.end().unsigned_abs();
+    let cores = args.jobs.or_else(|| std::thread::available_parallelism().ok());
+    let comparison = compare(load, seeds, cores.unwrap_or(NonZeroUsize::MIN));
+    print(&match args.output {
+        Output::Table => comparison.table(),
+        Output::Json => comparison.json(),
+        Output::Csv => comparison.csv(),
+    })
+}
+
+/// A part of the fleet that pods can request on average.
+fn burst_load(text: &str) -> Result<f64, String> {
+    let load = text.parse::<f64>().ok().filter(|load| (0.05..=0.95).contains(load));
+    load.ok_or_else(|| "it must be a number from 0.05 to 0.95".to_owned())
 }
 
 fn print(text: &str) -> Result<(), SimulateError> {
@@ -330,7 +363,8 @@ fn experiment(args: &SimulateArgs) -> Result<Experiment, SimulateError> {
     if let Some(path) = args.pods.iter().find(|path| !known.insert(path.as_path())) {
         return Err(SimulateError::Repeated(path.clone()));
     }
-    let nodes = read_nodes(&args.nodes).map_err(SimulateError::Nodes)?;
+    let nodes = args.nodes.as_deref().unwrap_or(Path::new(""));
+    let nodes = read_nodes(nodes).map_err(SimulateError::Nodes)?;
     let trace = |(path, label): (&PathBuf, String)| {
         let mut pods = read_pods(path).map_err(SimulateError::Pods)?;
         size_up(&nodes, &mut pods);

@@ -1,0 +1,129 @@
+//! The scenario of bursts under several rules of a pool, as a table.
+
+use std::fmt::Write;
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use crate::hardware::pool::{Borrow, PoolRule};
+use crate::hardware::units::Share;
+use crate::sim::bursts::scenario::{Figures, Setting, play};
+
+/// Days until anything is measured, and after that: as in the table of the docs.
+const DAYS: (u64, u64) = (2, 14);
+
+/// The figures of the rules, each a mean over all seeds.
+#[derive(Debug)]
+pub struct Comparison {
+    load: f64,
+    seeds: usize,
+    rows: Vec<(&'static str, Figures)>,
+}
+
+/// The rules that are compared, by name.
+fn rules() -> [(&'static str, PoolRule); 5] {
+    let rule = |borrow, spread_empty| PoolRule { borrow, spread_empty, ..PoolRule::default() };
+    let memory = Borrow::Memory { most: Share::WHOLE };
+    [
+        ("none", rule(Borrow::None, false)),
+        ("compute", rule(Borrow::Compute, false)),
+        ("compute, spread_empty", rule(Borrow::Compute, true)),
+        ("memory", rule(memory, false)),
+        ("memory, spread_empty", rule(memory, true)),
+    ]
+}
+
+/// Plays the scenario with all rules and seeds, so many runs at a time.
+pub fn compare(load: f64, seeds: RangeInclusive<u64>, jobs: NonZeroUsize) -> Comparison {
+    let (rules, seeds): (_, Vec<u64>) = (rules(), seeds.collect());
+    let runs: Vec<(usize, u64)> =
+        seeds.iter().flat_map(|seed| (0..rules.len()).map(move |rule| (rule, *seed))).collect();
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<Figures>>> = Mutex::new(vec![None; runs.len()]);
+    thread::scope(|scope| {
+        for _ in 0..jobs.get().min(runs.len()) {
+            scope.spawn(|| {
+                while let Some((rule, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (warm_up, days) = DAYS;
+                    let setting = Setting { load, warm_up, days, seed: *seed };
+                    let figures = play(setting, rules[*rule].1);
+                    let at = runs.iter().position(|run| *run == (*rule, *seed));
+                    results.lock()[at.expect("it is one of them")] = Some(figures);
+                }
+            });
+        }
+    });
+    let mut rows: Vec<(&str, Figures)> =
+        rules.iter().map(|(name, _)| (*name, Figures::default())).collect();
+    // In the order of the seeds: sums of fractions depend on it.
+    for ((rule, _), figures) in runs.iter().zip(results.into_inner()) {
+        rows[*rule].1.add(&figures.expect("each has been played"));
+    }
+    Comparison { load, seeds: seeds.len(), rows }
+}
+
+impl Comparison {
+    /// As a table for people.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "bursts on 64 GPUs of 8 nodes at load {}, 14 days, {} seeds\n\n{:<22} {:>8} {:>8} {:>9} {:>9} \
+             {:>9} {:>8} {:>8} {:>6}\n",
+            self.load,
+            self.seeds,
+            "borrow",
+            "booked %",
+            "served %",
+            "refused %",
+            "slowdown",
+            "waiting %",
+            "recalls",
+            "in place",
+            "lost",
+        );
+        for (name, figures) in &self.rows {
+            let [booked, served, refused, slowdown, waiting, recalls, in_place, lost] =
+                figures.named().map(|(_, value)| value);
+            // Writing into a text cannot fail.
+            let _ = writeln!(
+                text,
+                "{name:<22} {booked:>8.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
+                 {recalls:>8.1} {in_place:>8.1} {lost:>6.1}"
+            );
+        }
+        text += "\nserved: GPU time of bursts, of what they wanted. refused: bursts that did not get their \
+                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, in place and \
+                 lost: guests moved\nhome, restarts to take memory back, and processes with memory that these \
+                 ended, per 100 notebook-hours.\n";
+        text
+    }
+
+    /// The same as comma-separated values.
+    pub fn csv(&self) -> String {
+        let mut text = String::from("borrow");
+        let names = self.rows.first().map(|(_, figures)| figures.named().map(|(name, _)| name));
+        names.into_iter().flatten().for_each(|name| text += &format!(",{name}"));
+        text += "\n";
+        for (name, figures) in &self.rows {
+            text += &format!("\"{name}\"");
+            figures.named().iter().for_each(|(_, value)| text += &format!(",{value}"));
+            text += "\n";
+        }
+        text
+    }
+
+    /// The same in JSON.
+    pub fn json(&self) -> String {
+        let rows = self.rows.iter().map(|(name, figures)| {
+            let mut row = Map::new();
+            row.insert("borrow".to_owned(), json!(name));
+            row.extend(figures.named().map(|(name, value)| (name.to_owned(), json!(value))));
+            Value::Object(row)
+        });
+        let rows: Vec<Value> = rows.collect();
+        format!("{:#}\n", json!({"load": self.load, "seeds": self.seeds, "rules": rows}))
+    }
+}

@@ -160,6 +160,11 @@ fn lognormal(chance: &mut ChaCha8Rng, median: f64, sigma: f64) -> f64 {
     median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * angle))
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the whole part of a time or amount, which is not negative"
+)]
 fn whole(number: f64) -> u64 {
     number as u64
 }

@@ -1,8 +1,8 @@
 //! Where a pod starts that may run on another GPU than its home, and which guests go home.
 //!
-//! Guests have only room that is free: on each device, what is allocated and what guests request that
-//! stay is at most its capacity, in both dimensions. So any guest can go home, in any order, and no
-//! other pod has to move for that.
+//! Guests have only room that is free: on each device, what is allocated, what is used beyond that, and
+//! what guests request that stay is at most its capacity when another pod is allocated room, in both
+//! dimensions. So any guest can go home, in any order, and no other pod has to move for that.
 //!
 //! Where a pool lends memory, pods may use more than they request. That counts as free, and is taken back
 //! when what others request of the device is missing otherwise.
@@ -81,9 +81,11 @@ fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUi
         return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
     }
     let has_room = |stay: &[(&PodUid, Demand)]| {
-        let allocated = device.allocated().checked_add(more);
-        let all = stay.iter().try_fold(allocated, |sum, (_, it)| Some(sum?.checked_add(*it)));
-        all.flatten().is_some_and(|all| device.capacity().checked_sub(all).is_some())
+        let mut stay = stay.iter();
+        let all = taken(device)
+            .and_then(|all| all.checked_add(more))
+            .and_then(|all| stay.try_fold(all, |sum, (_, it)| sum.checked_add(*it)));
+        all.is_some_and(|all| device.capacity().checked_sub(all).is_some())
     };
     let mut stay = guests.clone();
     let mut leave = Vec::new();
@@ -193,24 +195,25 @@ fn importance(node: &NodeState, uid: &PodUid) -> i32 {
 
 /// Whether a recalled guest may stay after all: its room is free again, and its pool still lends.
 pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
-    has_room(node, uid, takes_guests)
+    has_room(node, uid, |device| taken(device).filter(|_| takes_guests(device)))
 }
 
 /// Whether a recalled guest could be allocated the room where it is: no other pod has it.
 pub fn may_settle(node: &NodeState, uid: &PodUid) -> bool {
-    has_room(node, uid, |_| true)
+    has_room(node, uid, |device| Some(device.allocated()))
 }
 
-fn has_room(node: &NodeState, uid: &PodUid, takes: fn(&DeviceState) -> bool) -> bool {
+/// Whether a recalled guest has room beside what is taken of its device; `None`: no guest may stay there.
+fn has_room(node: &NodeState, uid: &PodUid, taken: fn(&DeviceState) -> Option<Demand>) -> bool {
     let Some(held) = node.reservation(uid).filter(|it| it.departure == Departure::Recalled) else {
         return false;
     };
     let (Some(on), [placed]) = (held.guest_on(), &held.placement.devices[..]) else { return false };
     let device = node.devices().iter().find(|device| device.device().id == *on);
     device.is_some_and(|device| {
-        let taken = device.allocated().checked_add(device.lent());
+        let taken = taken(device).and_then(|taken| taken.checked_add(device.lent()));
         let taken = taken.and_then(|taken| taken.checked_add(placed.demand));
-        takes(device) && taken.is_some_and(|taken| device.capacity().checked_sub(taken).is_some())
+        taken.is_some_and(|taken| device.capacity().checked_sub(taken).is_some())
     })
 }
 
@@ -240,6 +243,13 @@ fn takes_guests(device: &DeviceState) -> bool {
         && rule.enforcement == Enforcement::None
         && device.device().kind == DeviceKind::Gpu
         && !device.requires_isolation
+}
+
+/// What is taken of a device beside guests: reservations, and use beyond them, such as that of processes
+/// that outlive their pod. Guests do not share their room with either.
+fn taken(device: &DeviceState) -> Option<Demand> {
+    let beyond = Demand { memory: device.unallocated_use(), share: Share::ZERO };
+    device.allocated().checked_add(beyond)
 }
 
 /// What is left of a device beside reservations, holds, use beyond them, and guests.

@@ -357,6 +357,33 @@ fn what_a_guest_uses_within_its_request_counts_as_free() {
     }
 }
 
+/// Its pod is gone, and it still runs.
+#[test]
+fn guests_make_way_for_what_is_used_beyond_allocations() {
+    for (leftover, gone) in [(0, &[][..]), (200, &[]), (300, &["p"])] {
+        let mut node = lending("A:500/1000 B:1000/1000");
+        assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), Some("B"));
+        let process =
+            ProcessUse { pod: Some(PodUid::new("gone")), memory: Some(MemMib::new(leftover)) };
+        let seen = DeviceUse {
+            used: Some(MemMib::new(leftover)),
+            processes: Some(if leftover == 0 { Vec::new() } else { vec![process] }),
+            ..DeviceUse::idle(DeviceId::new("B").unwrap())
+        };
+        node.observe(&[seen], Timestamp::START);
+        assert_eq!(recalled(&mut node), [""; 0], "{leftover} beside the guest alone");
+        node.allocate(tenant("new", movable("new", "B", 300).placement.devices));
+        assert_eq!(recalled(&mut node), gone, "{leftover}");
+        let uid = PodUid::new("p");
+        assert!(!may_stay(&node, &uid), "{leftover}");
+        for _ in 0..2 {
+            let idle = DeviceUse::idle(DeviceId::new("B").unwrap());
+            node.observe(&[idle], Timestamp::START);
+        }
+        assert_eq!(may_stay(&node, &uid), !gone.is_empty(), "{leftover}");
+    }
+}
+
 #[test]
 fn a_guest_is_gone_after_two_lists_without_it() {
     let mut node = lending("A:500/1000 B:1000/1000");

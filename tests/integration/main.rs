@@ -53,6 +53,7 @@ mod cluster_api {
     mod forged;
     mod kept;
     mod overlapping;
+    mod recalling;
     mod taking_over;
     mod waiting;
     mod writer;

@@ -265,16 +265,18 @@ impl Kept {
 /// Keeps the room of a pod whose guests have not left yet, so that its next bind gets it.
 fn keep_room(call: &Call<'_>, uid: &PodUid, query: &PlacementRequest, kept: Kept) {
     let Call { app, args, .. } = call;
-    match kept {
-        Kept::Standing => {
-            let node = NodeName::new(args.node.as_str());
-            let (_, events) = app.ledger.stand_again(uid, query, &node, |_| true);
-            app.outbox.push(events);
+    if let Kept::Standing = kept {
+        let node = NodeName::new(args.node.as_str());
+        let (_, events) = app.ledger.stand_again(uid, query, &node, |_| true);
+        app.outbox.push(events);
+        // Looked at last, as the loop that gives room up may do so at any time. What it has given up would
+        // never end.
+        if app.preemptors.node(uid).is_some() {
+            return;
         }
-        Kept::Hold => {
-            app.outbox.push(app.ledger.hold(uid, &args.node, query, app.clock.now()));
-        }
+        app.outbox.push(app.ledger.give_up_room(uid));
     }
+    app.outbox.push(app.ledger.hold(uid, &args.node, query, app.clock.now()));
 }
 
 /// Waits until no guest is left on the devices of a pod, and returns its placement.

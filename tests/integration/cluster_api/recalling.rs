@@ -1,0 +1,117 @@
+//! Binds that wait for guests, which are called home and do not leave in time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::config::file::Config;
+use gpupack::config::guard::PreemptionConfig;
+use gpupack::control::room::standing::{StandingHolds, StandingRules};
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule, PoolRules};
+use gpupack::hardware::units::{Demand, MemMib, Share};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
+use gpupack::model::reservation::{Guest, PlacedDevice, Placement, PodRef, Tenure};
+use serde_json::{Value, json};
+
+use super::binding::{Bed, pod_of};
+use crate::harness::api_server::Fake;
+
+/// A pod that has three quarters of one GPU, and runs on the other one.
+fn guest(bed: &Bed) -> PodFact {
+    let id = |name: &str| DeviceId::new(name).unwrap();
+    let demand = Demand { memory: MemMib::new(17_250), share: Share::from_millionths(750_000) };
+    let placement = Placement {
+        node: NodeName::new("n1"),
+        devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
+        isolation: ConfiguredIsolation::None,
+        guest: Some(Guest { on: id("GPU-b"), leaving: None }),
+    };
+    let pod = PodRef { uid: PodUid::new("guest"), name: "team-a/guest".into() };
+    let seen = SeenPod::from_json(&pod_named("guest", 0).to_string()).unwrap();
+    PodFact {
+        pod,
+        node: Some(NodeName::new("n1")),
+        host: seen.host,
+        is_terminal: false,
+        wants_gpu: true,
+        request: bed.app.query(&seen).and_then(|query| query.gpu).map(Arc::new),
+        placement: Some(placement),
+        bound_by_us: false,
+        moves: MoveFact::default(),
+        tenure: Tenure::default(),
+    }
+}
+
+/// A pod that waits for a whole GPU.
+fn pod_named(name: &str, priority: i32) -> Value {
+    json!({"metadata": {"uid": name, "namespace": "team-a", "name": name, "resourceVersion": "7",
+            "annotations": {"gpu-fraction": "1"}},
+        "spec": {"schedulerName": "gpupack", "priority": priority,
+            "containers": [{"name": "main"}]}})
+}
+
+/// One step of the loop that keeps room. Returns for whom it is kept then.
+fn step(holds: &mut StandingHolds, bed: &Bed) -> BTreeSet<PodUid> {
+    let (app, at_most) = (&bed.app, Share::WHOLE);
+    let preemption = PreemptionConfig { enabled: false, ..PreemptionConfig::default() };
+    let (after, group_timeout) = (Duration::from_secs(1), Duration::from_secs(60));
+    let rules = StandingRules { after, at_most, preemption, group_timeout };
+    let facts = (&app.waiting, &app.preemptors, &*app.ledger, &app.bound_groups);
+    holds.step(facts, rules, (app.clock.now(), 1_000_000));
+    kept(bed)
+}
+
+fn kept(bed: &Bed) -> BTreeSet<PodUid> {
+    bed.app.ledger.standing_nodes().into_keys().collect()
+}
+
+/// The loop that keeps room knows nothing of what a bind keeps beside it, and would never end that.
+#[tokio::test]
+async fn room_that_is_given_up_while_its_bind_waits_for_guests_is_not_kept_again() {
+    for is_given_up in [false, true] {
+        let fake = Fake::with_pod();
+        let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+        let pools = PoolRules::new([(PoolName::new(""), lends)]);
+        let config = Config { recall: Duration::from_secs(1), pools, ..Config::default() };
+        let gpu = |at: usize, id: &str| {
+            json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
+                "reservedMib": 0, "kind": "Gpu", "healthy": true})
+        };
+        let bed = Bed::with(&fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await;
+        // All is taken, and room is kept for the pod.
+        let now = bed.app.clock.now();
+        for name in ["a", "b"] {
+            let other = SeenPod::from_json(&pod_named(name, 0).to_string()).unwrap();
+            let query = bed.app.query(&other).unwrap();
+            bed.app.ledger.reserve(&other.pod, "n1", &query, now).unwrap();
+        }
+        assert_eq!(bed.filter(&pod_of(&fake)).await, json!([]));
+        let mut holds = StandingHolds::default();
+        let own = BTreeSet::from([PodUid::new("u1")]);
+        assert_eq!(step(&mut holds, &bed), own);
+        // Now only a guest is in its way.
+        for name in ["a", "b"] {
+            bed.app.ledger.forget(&PodUid::new(name));
+        }
+        bed.app.ledger.see_pod(&guest(&bed), now);
+        assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+        let first = pod_named("first", 5);
+        let meanwhile = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert_eq!(kept(&bed), BTreeSet::new(), "the bind has taken it");
+            if is_given_up {
+                bed.app.pod(&SeenPod::from_json(&first.to_string()).unwrap());
+                assert_eq!(bed.filter(&first).await, json!([]));
+            }
+            step(&mut holds, &bed);
+        };
+        let (error, ()) = tokio::join!(bed.bind(), meanwhile);
+        assert!(error.contains("are being moved"), "{error}");
+        let expected = if is_given_up { BTreeSet::from([PodUid::new("first")]) } else { own };
+        assert_eq!(kept(&bed), expected);
+        bed.app.ledger.audit().unwrap();
+    }
+}

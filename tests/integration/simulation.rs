@@ -258,6 +258,8 @@ struct World {
     fits_since: BTreeMap<PodUid, u64>,
     /// Guests on their way home, and since when.
     leaving_since: BTreeMap<PodUid, u64>,
+    /// Pods whose bind ended because guests had not left, and when the last one did.
+    recalled_for: BTreeMap<String, u64>,
     looks_again: u64,
     /// The first promise that was broken.
     broken: Option<String>,
@@ -308,6 +310,7 @@ impl World {
             unused_since: None,
             fits_since: BTreeMap::new(),
             leaving_since: BTreeMap::new(),
+            recalled_for: BTreeMap::new(),
             looks_again: 0,
             broken: None,
             is_traced,

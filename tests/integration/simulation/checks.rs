@@ -33,6 +33,12 @@ const MEANWHILE: u64 = 20;
 /// A hold may stay this long after its time: a tick, and the time to the next event.
 const HELD_BEYOND: u64 = 2_500;
 
+/// How long a hold lasts: `hold_seconds`.
+const HELD_FOR: u64 = 10_000;
+
+/// How long a bind waits for guests at most, with the default timeouts.
+const BINDS_FOR: Duration = Duration::from_secs(5);
+
 /// Devices of an ended pod are free after two reports, in seconds.
 const DRAINED_WITHIN: u64 = 15;
 
@@ -267,15 +273,24 @@ impl World {
             // A pod may be evicted for a more important one at any time.
             let is_recent =
                 |since: Timestamp| now.since(since) < Duration::from_secs(DRAINED_WITHIN);
+            // A bind may wait for guests at any time.
+            let is_being_left = node.reservations().values().any(Reservation::is_going_home);
             let is_left = |held: &&Reservation| match held.state {
                 ReservationState::Confirmed => false,
                 ReservationState::Draining { since, .. } => !is_recent(since),
-                ReservationState::Assumed { .. } => true,
+                ReservationState::Assumed { since } => {
+                    !(is_being_left && now.since(since) < BINDS_FOR)
+                }
             };
             if let Some(left) = node.reservations().values().find(is_left) {
                 return Err(format!("undecided at the end: {left:?}"));
             }
-            if let Some((uid, _)) = node.holds().first_key_value() {
+            // A bind that ended because guests had not left is tried again by kube-scheduler, seconds later.
+            let is_tried_again = |uid: &PodUid| {
+                let ended = self.recalled_for.get(uid.as_str());
+                ended.is_some_and(|ended| self.now < ended + HELD_FOR + HELD_BEYOND)
+            };
+            if let Some(uid) = node.holds().keys().find(|uid| !is_tried_again(uid)) {
                 return Err(format!("room is still held for {uid} at the end"));
             }
         }

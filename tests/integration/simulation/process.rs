@@ -21,6 +21,9 @@ use super::{What, Work, World};
 /// The answer to *bind* while a process starts.
 const WARMING_UP: &str = "gpupack is warming up";
 
+/// The answer to *bind* if guests did not leave in time.
+const WAITS_FOR_GUESTS: &str = "pods that borrow room of its GPUs are being moved";
+
 impl World {
     pub(super) fn processes(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().flatten().chain(&self.overlapping)
@@ -84,6 +87,9 @@ impl World {
             let is_plain = self.api.pods.get(&caller.uid).is_some_and(|pod| !pod.wants_gpu());
             if is_plain && error == WARMING_UP {
                 self.broke(format!("{} has no GPU, and waits for the start", caller.uid));
+            }
+            if error.contains(WAITS_FOR_GUESTS) {
+                self.recalled_for.insert(caller.uid.clone(), self.now);
             }
             if self.hits(Fault::GiveUp, 4) {
                 self.disturb(15_000);

@@ -10,7 +10,11 @@ use super::api::{Pod, Template};
 /// A process may know that a pod of a group is gone this much later.
 const LATELY: u64 = 40_000;
 
-/// When each pod of a group was there last, by namespace and name of the group.
+/// Once a pod of a group is bound, the others follow within `group_timeout_seconds` and a tick, whatever
+/// becomes of it.
+const FOLLOW_WITHIN: u64 = 62_000;
+
+/// Until when each pod of a group counts as there, by namespace and name of the group.
 pub(super) type Seen = BTreeMap<(&'static str, String), BTreeMap<String, u64>>;
 
 /// A group of which not all pods are there yet.
@@ -61,8 +65,9 @@ impl World {
     pub(super) fn note_groups(&mut self) {
         for (uid, pod) in &self.api.pods {
             if let Some((name, _)) = group_of(&pod.of) {
+                let time = if pod.node.is_some() { FOLLOW_WITHIN } else { LATELY };
                 let group = self.groups.entry((pod.of.team, name)).or_default();
-                group.insert(uid.clone(), self.now);
+                group.insert(uid.clone(), self.now + time);
             }
         }
     }
@@ -77,7 +82,7 @@ impl World {
         let seen: Vec<&String> = seen
             .into_iter()
             .flatten()
-            .filter(|(_, at)| self.now < **at + LATELY)
+            .filter(|(_, until)| self.now < **until)
             .map(|(uid, _)| uid)
             .collect();
         match seen.len() < size {

@@ -52,6 +52,7 @@ mod cluster_api {
     mod evicting;
     mod forged;
     mod kept;
+    mod making_room;
     mod overlapping;
     mod recalling;
     mod taking_over;

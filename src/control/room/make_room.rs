@@ -139,6 +139,11 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         if let Err(ended) = write_room(app, cluster, order).await {
             return ended;
         }
+        // None goes in vain, and no other room relies on what these leave.
+        let kept = kept_by_teams(app, order);
+        if !kept.is_empty() {
+            return Some(Ended::Protected(kept));
+        }
         tell_preemptor(app, order);
     }
     let mut left: Vec<&PodRef> = order.victims.iter().collect();
@@ -146,16 +151,12 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let mut refusals = 0;
     while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
-        let is_owed = order.owed.is_empty() || app.ledger.team_pod(&order.pod).is_guaranteed;
-        let over = (!order.owed.is_empty()).then(|| app.ledger.teams.over_quota());
+        let kept = kept_by_teams(app, order);
         for victim in std::mem::take(&mut left) {
             if !app.preemptors.is_making(uid, order.number) {
                 return None;
             }
-            // The teams may have more or less now than they had when this was decided.
-            let is_over = over.as_ref().is_none_or(|over| over.pods.contains(&victim.uid));
-            let is_there = app.ledger.has_pod(&victim.uid);
-            if order.owed.contains(&victim.uid) && is_there && !(is_over && is_owed) {
+            if kept.contains(&victim.uid) {
                 blocked.push(victim);
                 continue;
             }
@@ -184,6 +185,19 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         app.outside.sleep(pause).await;
     }
     None
+}
+
+/// The victims that were to go only because they are over the quota of their team, and may not go now: the
+/// teams may have more or less than they had when this was decided.
+fn kept_by_teams(app: &App, order: &RoomOrder) -> BTreeSet<PodUid> {
+    if order.owed.is_empty() {
+        return BTreeSet::new();
+    }
+    let is_guaranteed = app.ledger.team_pod(&order.pod).is_guaranteed;
+    let over = app.ledger.teams.over_quota();
+    let is_kept =
+        |uid: &&PodUid| app.ledger.has_pod(uid) && !(is_guaranteed && over.pods.contains(*uid));
+    order.owed.iter().filter(is_kept).cloned().collect()
 }
 
 /// Dry runs: nothing is evicted unless each victim may be.

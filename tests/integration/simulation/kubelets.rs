@@ -114,6 +114,10 @@ impl World {
         for (device, (id, ..)) in process.devices.iter_mut().zip(pod.written()) {
             device.0 = id;
         }
+        let mut parts = process.devices.iter().zip(&pod.takes);
+        if parts.any(|((_, used), (_, mib, _))| used > mib) {
+            self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
+        }
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
             let is_left = !process.is_idle && before != process.devices;

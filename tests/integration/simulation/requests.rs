@@ -315,7 +315,8 @@ impl World {
             if let Some(was) = pod.and_then(|pod| pod.annotations.get(FENCE)).filter(is_foreign) {
                 self.broke(format!("`{own}` binds a version that `{was}` fenced"));
             }
-            if let Err(broken) = self.check_group(uid.unwrap_or_default()) {
+            // A late one may name an earlier pod of the same name.
+            if let Err(broken) = self.check_group(&key.0) {
                 self.broke(broken);
             }
         }

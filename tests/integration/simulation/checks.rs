@@ -7,7 +7,7 @@ use gpupack::hardware::device::{NodeName, PodUid};
 use gpupack::hardware::units::{MemMib, Timestamp};
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::reading::Readiness;
-use gpupack::model::reservation::{Reservation, ReservationState};
+use gpupack::model::reservation::{Departure, Placement, Reservation, ReservationState};
 
 use super::api::{Pod, Take};
 use super::nodes::Node;
@@ -228,7 +228,11 @@ impl World {
                 let is_there = Some(held.placement.node.as_str()) == pod.node.as_deref();
                 // A guest that cannot be moved is soon written as one that is at home.
                 let is_settled = pod.is_guest() && held_takes(held) == pod.written();
-                is_there && (!is_serving || held_takes(held) == pod.takes || is_settled)
+                // The watch may show that before the answer to the write comes. Both are allocated until then.
+                let is_settling = held.departure == Departure::Settling
+                    && takes_of(&held.settled_placement()) == pod.takes;
+                let is_right = held_takes(held) == pod.takes || is_settled || is_settling;
+                is_there && (!is_serving || is_right)
             });
             if !is_right {
                 let (node, takes) = (&pod.node, &pod.takes);
@@ -423,7 +427,11 @@ fn is_later(replica: &Replica, pod: &Pod) -> bool {
 }
 
 fn held_takes(held: &Reservation) -> Vec<Take> {
-    let devices = held.placement.devices.iter();
+    takes_of(&held.placement)
+}
+
+fn takes_of(placement: &Placement) -> Vec<Take> {
+    let devices = placement.devices.iter();
     let take = |placed: &gpupack::model::reservation::PlacedDevice| {
         let demand = placed.demand;
         (placed.id.as_str().to_owned(), demand.memory.mib(), demand.share.millionths())

@@ -35,9 +35,11 @@ use crate::kube_api::containers::mps::ClientLimits;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
+use crate::ledger::change::commits::ReserveError;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
+use crate::model::rejection::Rejection;
 use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
@@ -285,6 +287,9 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
     let (began, mut waited_for) = (app.clock.precise(), BTreeSet::new());
     loop {
         let to_post = app.ledger.to_post(&pod.uid).ok_or_else(|| gone(pod))?;
+        if to_post.is_gone {
+            return Err(ReserveError::Rejection(Rejection::NoDevices).into());
+        }
         let waited = app.clock.precise().saturating_sub(began);
         let may_go = to_post.waits_for.is_empty() && !to_post.is_short;
         if may_go || mutated(Mutation::GuestsIgnored) {

@@ -47,6 +47,8 @@ pub struct ToPost {
     pub waits_for: Vec<PodUid>,
     /// Whether memory is missing that it or others there request.
     pub is_short: bool,
+    /// Whether a device of it has been replaced since.
+    pub is_gone: bool,
 }
 
 /// Memory of a device that a pod uses above its request, and others lack.
@@ -192,7 +194,11 @@ impl Ledger {
             let giving_back = here.clone().flat_map(|it| guests::in_the_way(node_state, it));
             let waits_for = leaving.into_iter().chain(giving_back).collect();
             let is_short = guests::is_short_of_memory(node_state, here);
-            Some(ToPost { placement, waits_for, is_short })
+            let is_there =
+                |id: &DeviceId| node_state.devices().iter().any(|it| it.device().id == *id);
+            let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
+            let is_gone = !all.all(is_there);
+            Some(ToPost { placement, waits_for, is_short, is_gone })
         })
     }
 

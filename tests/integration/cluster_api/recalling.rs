@@ -115,3 +115,33 @@ async fn room_that_is_given_up_while_its_bind_waits_for_guests_is_not_kept_again
         bed.app.ledger.audit().unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_bind_that_waits_for_guests_ends_if_its_gpu_is_replaced() {
+    let fake = Fake::with_pod();
+    let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+    let pools = PoolRules::new([(PoolName::new(""), lends)]);
+    let config = Config { recall: Duration::from_secs(2), pools, ..Config::default() };
+    let gpu = |at: usize, id: &str| {
+        json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
+            "reservedMib": 0, "kind": "Gpu", "healthy": true})
+    };
+    let bed = Bed::with(&fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await;
+    // A quarter of GPU-a is left beside the guest's home, so the pod gets GPU-b, where the guest is.
+    bed.app.ledger.see_pod(&guest(&bed), bed.app.clock.now());
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let uses = ["GPU-a", "GPU-c"]
+            .map(|id| json!({"id": id, "usedMib": 0, "healthy": true, "processes": []}));
+        let hello = json!({
+            "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "sequence": 2,
+            "inventory": [gpu(0, "GPU-a"), gpu(1, "GPU-c")], "devices": uses,
+        });
+        bed.send("PUT", "/v1/nodes/n1/report", &hello).await;
+    };
+    let (error, ()) = tokio::join!(bed.bind(), meanwhile);
+    assert!(error.contains("no GPU on the node"), "{error}");
+    assert_eq!(bed.state(), None, "its reservation is taken back");
+    bed.app.ledger.audit().unwrap();
+}

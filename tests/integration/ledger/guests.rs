@@ -256,7 +256,7 @@ impl Bed {
     fn post(&mut self) {
         let Some(uid) = self.any(|bed| bed.binding.keys().cloned().collect()) else { return };
         let request = self.binding[&uid].clone();
-        let ToPost { placement, waits_for, is_short } =
+        let ToPost { placement, waits_for, is_short, .. } =
             self.ledger.to_post(&uid).expect("it is reserved");
         if !waits_for.is_empty() || is_short {
             let is_stuck = waits_for.iter().any(|uid| self.stuck.contains(uid));

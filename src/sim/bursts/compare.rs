@@ -37,7 +37,7 @@ fn rules() -> [(&'static str, PoolRule); 5] {
     ]
 }
 
-/// Plays the scenario with all rules and seeds, so many runs at a time.
+/// Plays the scenario with all rules and seeds, `jobs` runs at a time.
 pub fn compare(load: f64, seeds: RangeInclusive<u64>, jobs: NonZeroUsize) -> Comparison {
     let (rules, seeds): (_, Vec<u64>) = (rules(), seeds.collect());
     let runs: Vec<(usize, u64)> =
@@ -70,12 +70,12 @@ impl Comparison {
     /// As a table for people.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "bursts on 64 GPUs of 8 nodes at load {}, 14 days, {} seeds\n\n{:<22} {:>8} {:>8} {:>9} {:>9} \
+            "bursts on 64 GPUs of 8 nodes at load {}, 14 days, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
              {:>9} {:>8} {:>8} {:>6}\n",
             self.load,
             self.seeds,
             "borrow",
-            "booked %",
+            "allocated %",
             "served %",
             "refused %",
             "slowdown",
@@ -85,12 +85,12 @@ impl Comparison {
             "lost",
         );
         for (name, figures) in &self.rows {
-            let [booked, served, refused, slowdown, waiting, recalls, in_place, lost] =
+            let [allocated, served, refused, slowdown, waiting, recalls, in_place, lost] =
                 figures.named().map(|(_, value)| value);
             // Writing into a text cannot fail.
             let _ = writeln!(
                 text,
-                "{name:<22} {booked:>8.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
+                "{name:<22} {allocated:>11.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
                  {recalls:>8.1} {in_place:>8.1} {lost:>6.1}"
             );
         }

@@ -2,7 +2,7 @@
 //! that they get, and what it costs others.
 //!
 //! Tenants of a GPU that compute at the same time take equal turns, as under time slicing. A restart takes
-//! [`RESTART`]; a burst that it broke begins anew after [`ANEW`].
+//! [`RESTART`]; a burst that it broke begins again after [`AGAIN`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -34,8 +34,8 @@ const GPU_MIB: u64 = 81_920;
 /// From the order until all who had to go have left.
 const RESTART: Ms = 3 * SECOND;
 
-/// From there until the burst begins anew.
-const ANEW: Ms = 30 * SECOND;
+/// From there until the burst begins again.
+const AGAIN: Ms = 30 * SECOND;
 
 /// How long memory is kept after a burst at most.
 const KEPT: Ms = HOUR;
@@ -62,8 +62,8 @@ pub struct Setting {
 /// What one run gave.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// Booked GPU time, in milliseconds of a GPU, of all.
-    booked: f64,
+    /// Allocated GPU time, in milliseconds of a GPU, of all.
+    allocated: f64,
     time: f64,
     bursts: u64,
     refused: u64,
@@ -82,9 +82,9 @@ pub struct Figures {
 impl Figures {
     /// Adds those of another seed.
     pub fn add(&mut self, other: &Self) {
-        let Self { booked, time, bursts, refused, completed, slowdown, demanded, .. } = other;
+        let Self { allocated, time, bursts, refused, completed, slowdown, demanded, .. } = other;
         let Self { delivered, notebook_time, recalls, give_backs, lost, .. } = other;
-        self.booked += booked;
+        self.allocated += allocated;
         self.time += time;
         self.bursts += bursts;
         self.refused += refused;
@@ -106,7 +106,7 @@ impl Figures {
         let per_100_hours =
             |count: u64| part(count as f64 * 100.0, self.notebook_time / HOUR as f64);
         [
-            ("booked_percent", 100.0 * part(self.booked, self.time)),
+            ("allocated_percent", 100.0 * part(self.allocated, self.time)),
             ("served_percent", 100.0 * part(self.delivered, self.demanded)),
             ("refused_percent", 100.0 * part(self.refused as f64, self.bursts as f64)),
             ("mean_slowdown", part(self.slowdown, self.completed as f64)),
@@ -172,8 +172,8 @@ struct Fleet {
     advanced: Vec<Ms>,
     events: BinaryHeap<Reverse<(Ms, u64, Event)>>,
     pushed: u64,
-    booked: u64,
-    booked_since: Ms,
+    allocated: u64,
+    allocated_since: Ms,
     figures: Figures,
 }
 
@@ -253,8 +253,8 @@ impl Fleet {
             advanced: vec![0; NODES * GPUS_EACH],
             events: BinaryHeap::new(),
             pushed: 0,
-            booked: 0,
-            booked_since: 0,
+            allocated: 0,
+            allocated_since: 0,
             figures: Figures::default(),
             comers,
         };
@@ -344,8 +344,8 @@ impl Fleet {
         if kind == Kind::Whole && now - comes > PATIENCE && self.is_measured(comes) {
             self.figures.whole_waited += 1;
         }
-        self.book(now);
-        self.booked += request;
+        self.account_allocated(now);
+        self.allocated += request;
         let live = self.live.get_mut(&pod).expect("just placed");
         let begins = now + delay + live.habits.gap(kind, now);
         self.push(begins, Event::Begins(pod, 0));
@@ -421,7 +421,7 @@ impl Fleet {
             live.broken = Some(running.burst);
             live.starts += 1;
             let start = live.starts;
-            self.push(now + RESTART + ANEW, Event::Begins(pod, start));
+            self.push(now + RESTART + AGAIN, Event::Begins(pod, start));
         }
     }
 
@@ -507,8 +507,8 @@ impl Fleet {
         let live = self.live.remove(&pod).expect("it runs");
         let Comer { kind, request, .. } = self.comers[pod];
         self.account(kind, &live, now);
-        self.book(now);
-        self.booked -= request;
+        self.account_allocated(now);
+        self.allocated -= request;
         self.ledger.end_pod(&live.uid, Timestamp::from_millis(now));
         (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(live.node, now));
         let waiting = std::mem::take(&mut self.waiting);
@@ -586,18 +586,18 @@ impl Fleet {
         taken.expect("the agent reports in its session and sends no inventory");
     }
 
-    /// Accounts for what was booked until now.
-    fn book(&mut self, now: Ms) {
+    /// Accounts for what was allocated until now.
+    fn account_allocated(&mut self, now: Ms) {
         let begins = self.setting.warm_up * DAY;
-        let time = now.max(begins) - self.booked_since.max(begins);
+        let time = now.max(begins) - self.allocated_since.max(begins);
         let all = (NODES * GPUS_EACH) as f64;
         self.figures.time += time as f64 * all;
-        self.figures.booked += time as f64 * self.booked as f64 / 1e6;
-        self.booked_since = now;
+        self.figures.allocated += time as f64 * self.allocated as f64 / 1e6;
+        self.allocated_since = now;
     }
 
     fn close(mut self, end: Ms) -> Figures {
-        self.book(end);
+        self.account_allocated(end);
         for gpu in 0..self.busy.len() {
             self.advance(gpu, end);
         }

@@ -18,7 +18,7 @@ pub(crate) const DAY: Ms = 24 * HOUR;
 /// Millionths of a GPU.
 const WHOLE: u64 = 1_000_000;
 
-/// Gaps between bursts are so many times as long at night.
+/// How much longer gaps between bursts are at night.
 const NIGHT: f64 = 6.0;
 
 /// What a pod is for.
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Whole,
 }
 
-/// One kind: its part of what is booked, the median life in hours with the sigma of its logarithm, and
+/// One kind: its part of what is allocated, the median life in hours with the sigma of its logarithm, and
 /// requests with limits in millionths, equally often.
 struct About {
     kind: Kind,
@@ -71,7 +71,7 @@ pub(crate) struct Comer {
     pub(crate) limit: u64,
 }
 
-/// The pods of so many days that request `load` of `gpus` on average, in the order in which they come.
+/// The pods of `days` days that request `load` of `gpus` on average, in the order in which they come.
 pub(crate) fn comers(seed: u64, gpus: usize, load: f64, days: u64) -> Vec<Comer> {
     let mut all = Vec::new();
     for (number, about) in (0..).zip(&KINDS) {

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
 use serde_json::json;
 
+use crate::checker::annotation;
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
@@ -14,6 +17,8 @@ use crate::testbed::{Setup, Stage, scenario_with};
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
 /// each release.
 const PREVIOUS: &str = "81af1e7";
+
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// The program of the version before: the one that `GPUPACK_E2E_PREVIOUS_BINARY` names, or one built
 /// from the history of this repository.
@@ -88,4 +93,54 @@ async fn more_pods(stage: &Stage, version: usize, bound: usize) -> usize {
     stage.cluster.add_pods(&plans).await;
     stage.watching.until_bound(bound + plans.len(), Duration::from_secs(30)).await;
     bound + plans.len()
+}
+
+/// Half of a GPU that may use all of it, and may be moved.
+fn notebook(name: &str) -> Pod {
+    let pod = json!({
+        "metadata": {"name": name, "annotations": {"gpu-fraction": "0.5", "gpu-fraction.limit": "1",
+            "gpupack.dev/movable": "restart"}},
+        "spec": {"schedulerName": "gpupack", "containers": [{"name": "main", "image": "local/none",
+            "resources": {"requests": {"cpu": "10m"}},
+            "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
+    });
+    serde_json::from_value(pod).expect("a pod")
+}
+
+#[test]
+fn the_version_before_allocates_guests_what_they_run_on() {
+    let required = "GPUPACK_PREVIOUS_REQUIRED"; // a checkout may lack the history
+    scenario_with(
+        "upgrade-guests",
+        required,
+        |_| previous(),
+        |bed, previous| async move {
+            let fleet = Fleet::new().with("guests", 1, (2, A100));
+            let settings = json!({"pools": {"": {"borrow": "compute"}}});
+            let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+            for (name, bound) in [("nb-1", 1), ("nb-2", 2)] {
+                let (pods, parameters) = (stage.cluster.pods(), PostParams::default());
+                pods.create(&parameters, &notebook(name)).await.expect("a pod");
+                stage.watching.until_bound(bound, LIMIT).await;
+            }
+            let guest = stage.cluster.pods().get("nb-2").await.expect("it is there");
+            let written = annotation(&guest, "placed.gpupack.dev/placement").unwrap_or_default();
+            assert!(written.contains("home"), "{written}");
+            // The key is unknown to it.
+            stage.stop_gpupack();
+            stage.run_program(Some(previous.clone()));
+            stage.start_gpupack(&json!({"pools": null})).await;
+            stage.until_ledgers_agree().await;
+            stage.cluster.add_pods(&[PodPlan::fraction("train", "1")]).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let train = stage.cluster.pods().get("train").await.expect("it is there");
+            let node = train.spec.and_then(|spec| spec.node_name);
+            assert_eq!(node, None, "each GPU has half of a notebook");
+            let told = stage.cluster.events().await;
+            let is_bad = |reason: &str| ["PlacementUnreadable", "Overallocated"].contains(&reason);
+            assert!(!told.iter().any(|it| is_bad(&it.reason)), "{told:#?}");
+            stage.judge().await;
+            stage.figure("the version before allocates a guest the GPU on which it runs");
+        },
+    );
 }

@@ -43,6 +43,25 @@ pub struct Advice {
     pub wasteful_pods: usize,
     /// The first of them, up to the limit; those that could give most back first.
     pub pods: Vec<PodAdvice>,
+    /// Pods that have used memory above their request, where their pool lends it, by name; at most as many.
+    #[serde(default)]
+    pub bursting: Vec<BurstAdvice>,
+}
+
+/// A pod that uses memory above its request now and then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BurstAdvice {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Memory that it holds.
+    pub allocated_mib: u64,
+    /// Memory that it may use.
+    pub limit_mib: u64,
+    /// Highest use of memory.
+    pub peak_mib: u64,
+    /// Whether it reaches its limit, or almost: it would probably use more.
+    pub at_limit: bool,
 }
 
 /// How finely a pool could be shared.
@@ -64,6 +83,12 @@ pub struct PoolAdvice {
     /// What limits the number; left out if a GPU cannot be divided further.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<SharingLimit>,
+    /// What it lends: `none`, `compute` or `memory`; see docs/borrowing.md.
+    #[serde(default)]
+    pub borrow: String,
+    /// Pods watched that may borrow: with a limit, and allowed to be restarted.
+    #[serde(default)]
+    pub borrowers: usize,
 }
 
 /// What limits how finely a GPU could be shared.

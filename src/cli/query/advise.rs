@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::api::advice::{Advice, PodAdvice, PoolAdvice};
+use crate::api::advice::{Advice, BurstAdvice, PodAdvice, PoolAdvice};
 use crate::cli::base::connect;
 use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
@@ -91,6 +91,27 @@ fn text(advice: &Advice) -> String {
     if let Some(more) = advice.pods.len().checked_sub(ROWS).filter(|more| *more > 0) {
         let _ = writeln!(text, "{more} more: see --output json");
     }
+    if !advice.bursting.is_empty() {
+        text += "\nPods that use memory above their request:\n\n";
+        let titles = ["POD", "HOLDS", "LIMIT", "PEAK", "ADVICE"];
+        let row = |pod: &BurstAdvice| {
+            let advice = match pod.at_limit {
+                true => "request more: it reaches its limit",
+                false => "-",
+            };
+            let [holds, limit, peak] = [pod.allocated_mib, pod.limit_mib, pod.peak_mib].map(gib);
+            vec![pod.pod.clone(), holds, limit, peak, advice.to_owned()]
+        };
+        text += &table(&titles, &[1, 2, 3], advice.bursting.iter().take(ROWS).map(row).collect());
+    }
+    for pool in advice.pools.iter().filter(|pool| lends_in_vain(pool)) {
+        let _ = writeln!(
+            text,
+            "\nPool `{}` lends {}, and no pod of it borrows: none has a limit and \
+             `gpupack.dev/movable: restart`.",
+            pool.pool, pool.borrow
+        );
+    }
     if !advice.pools.is_empty() {
         text += "\nSlots per GPU that would have fit 95 % of a pool's pods:\n\n";
         let titles = ["POOL", "PODS", "SLOTS", "BY-MEMORY", "BY-LOAD", "LIMITED-BY"];
@@ -98,6 +119,11 @@ fn text(advice: &Advice) -> String {
         text += &table(&titles, &[1, 2, 3, 4], rows);
     }
     text
+}
+
+/// Whether a pool lends and nobody may borrow.
+fn lends_in_vain(pool: &PoolAdvice) -> bool {
+    !matches!(&*pool.borrow, "" | "none") && pool.borrowers == 0
 }
 
 /// The possible slots of a pool, as a row.

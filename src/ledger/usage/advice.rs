@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::hardware::device::PoolName;
+use crate::hardware::pool::Borrow;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::NodeState;
+use crate::model::request::Movable;
 use crate::model::reservation::{PodRef, Reservation};
 use crate::usage::history::Usage;
 
@@ -46,12 +48,38 @@ pub struct Advice {
     pub capacity: MemMib,
     /// How long none of its GPUs has been busy.
     pub idle: Duration,
+    /// What its pool lends.
+    pub borrow: Borrow,
+    /// Memory that it may use, if that is more than is allocated to it, because its pool lends memory.
+    pub limit: Option<MemMib>,
+    /// Whether it may run elsewhere or use more than it requests: it has a limit and may be restarted.
+    pub may_borrow: bool,
+}
+
+/// How a pod uses memory that it borrows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bursts {
+    /// Above its request, and within its limit.
+    WithinLimit,
+    /// Up to its limit, or above: it would probably use more.
+    AtLimit,
 }
 
 impl Advice {
     /// Whether its GPUs have not been busy for long.
     pub fn is_idle(&self) -> bool {
         self.idle >= IDLE_FOR
+    }
+
+    /// Whether it has used memory above its request where its pool lends that.
+    pub fn bursts(&self) -> Option<Bursts> {
+        let limit = self.limit?;
+        let almost = MemMib::new(limit.mib() / 20 * 19);
+        match self.usage.peak {
+            peak if peak >= almost => Some(Bursts::AtLimit),
+            peak if peak > self.allocated => Some(Bursts::WithinLimit),
+            _ => None,
+        }
     }
 
     /// Memory that it does not need: all of an idle pod's, else what is beyond enough.
@@ -79,6 +107,10 @@ pub struct PoolAdvice {
     pub by_memory: u64,
     /// Slots with enough GPU time, by the mean load of each tenant; `None` if no load is known.
     pub by_load: Option<u64>,
+    /// What it lends.
+    pub borrow: Borrow,
+    /// Tenants that may borrow.
+    pub borrowers: usize,
 }
 
 /// What keeps the tenants of a pool from more slots.
@@ -173,23 +205,39 @@ fn advice_on(
         share,
         capacity,
         idle: usage.idle_for(now),
+        borrow: node_state.rule().borrow,
+        limit: memory_limit(node_state, held),
+        may_borrow: held
+            .request
+            .as_ref()
+            .is_some_and(|request| request.movable == Movable::Restart && request.limit.is_some()),
     })
+}
+
+/// Memory that a pod may use where it runs, if that is more than it requests.
+fn memory_limit(node_state: &NodeState, held: &Reservation) -> Option<MemMib> {
+    let on = held.placement.runs_on();
+    let device = node_state.devices().iter().find(|it| Some(&it.device().id) == on.first())?;
+    device.memory_limit(&held.pod.uid)
 }
 
 /// What each pool could have, by the highest use of memory and the mean load of its tenants.
 pub fn by_pool(all: &[Advice]) -> BTreeMap<PoolName, PoolAdvice> {
-    let mut slots: BTreeMap<PoolName, [Vec<u64>; 2]> = BTreeMap::new();
+    let mut slots: BTreeMap<PoolName, ([Vec<u64>; 2], Borrow, usize)> = BTreeMap::new();
     for advice in all {
-        let [memory, load] = slots.entry(advice.pool.clone()).or_default();
+        let entry = slots.entry(advice.pool.clone()).or_default();
+        let ([memory, load], borrow, borrowers) = entry;
+        *borrow = advice.borrow;
+        *borrowers += usize::from(advice.may_borrow);
         memory.push(parts(advice.capacity.mib(), advice.usage.enough().mib()));
         if let Some(mean) = advice.usage.mean_load() {
             load.push(parts(Share::WHOLE.millionths(), mean.millionths()));
         }
     }
-    let pools = slots.into_iter().map(|(pool, [memory, load])| {
+    let pools = slots.into_iter().map(|(pool, ([memory, load], borrow, borrowers))| {
         let tenants = memory.len();
-        let by_memory = for_most(memory).unwrap_or(1);
-        (pool, PoolAdvice { tenants, by_memory, by_load: for_most(load) })
+        let (by_memory, by_load) = (for_most(memory).unwrap_or(1), for_most(load));
+        (pool, PoolAdvice { tenants, by_memory, by_load, borrow, borrowers })
     });
     pools.collect()
 }
@@ -221,7 +269,8 @@ mod tests {
             (64, Some(64), 64, None),
             (64, None, 64, None),
         ] {
-            let advice = PoolAdvice { tenants: 1, by_memory, by_load };
+            let (borrow, borrowers) = (Borrow::None, 0);
+            let advice = PoolAdvice { tenants: 1, by_memory, by_load, borrow, borrowers };
             assert_eq!(advice.slots(), slots, "{advice:?}");
             assert_eq!(advice.limit().map(SharingLimit::name), limit, "{advice:?}");
         }

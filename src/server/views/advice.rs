@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::advice::{Advice, AdviseQuery, PodAdvice, PoolAdvice, SharingLimit};
+use crate::api::advice::{Advice, AdviseQuery, BurstAdvice, PodAdvice, PoolAdvice, SharingLimit};
 use crate::api::kind::{AdviceKind, ApiVersion};
 use crate::api::state::DeviceAmount;
 use crate::control::shared::app::App;
 use crate::hardware::device::PoolName;
 use crate::hardware::units::{MemMib, Share};
 use crate::ledger::usage::advice;
-use crate::ledger::usage::advice::{IDLE_FOR, WATCHED_FOR, by_pool};
+use crate::ledger::usage::advice::{Bursts, IDLE_FOR, WATCHED_FOR, by_pool};
 use crate::metrics::demand::Waste;
 use crate::server::views::viewer::Viewer;
 
@@ -37,6 +37,8 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice 
             advice::SharingLimit::Memory => SharingLimit::Memory,
             advice::SharingLimit::Load => SharingLimit::Load,
         }),
+        borrow: advice.borrow.name().to_owned(),
+        borrowers: advice.borrowers,
     });
     let sum = |of: &dyn Fn(&advice::Advice) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
     let with_something = || all.iter().filter(|advice| advice.reclaimable() > MemMib::ZERO);
@@ -74,7 +76,25 @@ pub(crate) fn advise(app: &App, query: &AdviseQuery, viewer: &Viewer) -> Advice 
                 reclaimable_mib: advice.reclaimable().mib(),
             })
             .collect(),
+        bursting: bursting(&all, query.limit.map_or(NAMED, |limit| limit.min(NAMED))),
     }
+}
+
+/// The pods that use memory above their request, by name.
+fn bursting(all: &[advice::Advice], most: usize) -> Vec<BurstAdvice> {
+    let burst = |advice: &advice::Advice| {
+        Some(BurstAdvice {
+            at_limit: advice.bursts()? == Bursts::AtLimit,
+            pod: advice.pod.to_string(),
+            allocated_mib: advice.allocated.mib(),
+            limit_mib: advice.limit?.mib(),
+            peak_mib: advice.usage.peak.mib(),
+        })
+    };
+    let mut bursting: Vec<BurstAdvice> = all.iter().filter_map(burst).collect();
+    bursting.sort_by(|a, b| a.pod.cmp(&b.pod));
+    bursting.truncate(most);
+    bursting
 }
 
 /// The waste by namespace, and advice on each pool.

@@ -1,9 +1,13 @@
 use super::*;
+use crate::hardware::device::PoolName;
+use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
+use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::usage::advice::{PoolAdvice, by_pool};
+use crate::ledger::usage::advice::{Bursts, PoolAdvice, by_pool};
 use crate::model::device_state::ProcessUse;
 use crate::model::isolation::{DriverLimits, Rules};
+use crate::model::request::{Limit, Movable};
 use crate::usage::node_details::DetailsReport;
 
 fn note(ledger: &Ledger, seen: &[DeviceUse], at: u64) {
@@ -62,8 +66,38 @@ fn samples_are_summarized_before_advice_is_given() {
     assert_eq!((advice.is_idle(), advice.reclaimable()), (false, MemMib::new(244)));
     assert_eq!(advice.reclaimable_share(), Share::from_millionths(244_000));
     let pools = by_pool(&all);
-    let wanted = PoolAdvice { tenants: 1, by_memory: 3, by_load: Some(14) };
+    let borrow = Borrow::None;
+    let wanted = PoolAdvice { tenants: 1, by_memory: 3, by_load: Some(14), borrow, borrowers: 0 };
     assert_eq!(pools.values().collect::<Vec<_>>(), [&wanted], "1000 over 256; 7 % busy");
+}
+
+#[test]
+fn pods_that_use_borrowed_memory_are_named() {
+    let memory = Borrow::Memory { most: Share::WHOLE };
+    for (borrow, movable, peak, bursts) in [
+        (memory, Movable::Restart, 500, None),
+        (memory, Movable::Restart, 501, Some(Bursts::WithinLimit)),
+        (memory, Movable::Restart, 760, Some(Bursts::AtLimit)), // 95 % of 800
+        (memory, Movable::Never, 760, None),
+        (Borrow::Compute, Movable::Restart, 760, None),
+    ] {
+        let ledger = ledger("A");
+        let rule = PoolRule { borrow, ..PoolRule::default() };
+        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+        let fact = bound("p", "n", "A", 500_000);
+        let mut request = (**fact.request.as_ref().unwrap()).clone();
+        request.limit = Some(Limit::Fraction(Share::from_millionths(800_000)));
+        request.movable = movable;
+        ledger.see_pod(&PodFact { request: Some(request.into()), ..fact }, Timestamp::START);
+        for at in 0..130 {
+            list(&ledger, Some(if at == 60 { peak } else { 100 }), Some(7), at * 5);
+        }
+        let all = ledger.advice(seconds(650));
+        assert_eq!(all[0].bursts(), bursts, "{borrow:?} {movable:?} {peak}");
+        let pool = by_pool(&all).into_values().next().unwrap();
+        let may_borrow = usize::from(movable == Movable::Restart);
+        assert_eq!((pool.borrow, pool.borrowers), (borrow, may_borrow));
+    }
 }
 
 #[test]

@@ -120,6 +120,8 @@ pub struct DeviceState {
     pub(crate) is_unread: bool,
     /// Whether a report has listed its processes.
     is_listed: bool,
+    /// When one did so last.
+    pub(crate) listed: Option<Timestamp>,
     /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
 }
@@ -153,6 +155,7 @@ impl DeviceState {
             outside: MemMib::ZERO,
             is_unread: false,
             is_listed: false,
+            listed: None,
             leftovers: LiteMap::new(),
             device,
         };
@@ -169,6 +172,7 @@ impl DeviceState {
             outside: before.outside,
             is_unread: before.is_unread,
             is_listed: before.is_listed,
+            listed: before.listed,
             leftovers: before.leftovers,
             ..fresh
         }
@@ -224,6 +228,23 @@ impl DeviceState {
     /// What a pod used at the last list of processes, of what it may use.
     pub fn covered(&self, uid: &PodUid) -> MemMib {
         self.covered.get(uid).copied().unwrap_or(MemMib::ZERO)
+    }
+
+    /// When a report listed its processes last.
+    pub fn listed(&self) -> Option<Timestamp> {
+        self.listed
+    }
+
+    /// What borrowers use, as one number: equal states have equal ones.
+    pub(crate) fn borrowers_use(&self) -> u64 {
+        let uses = self.memory_limits.keys().map(|uid| self.covered(uid).mib());
+        uses.fold(0, |digest: u64, used| digest.wrapping_mul(1_000_003).wrapping_add(used + 1))
+    }
+
+    /// Notes that no pod may use more than its request from now on.
+    pub(crate) fn lends_nothing(&mut self) {
+        let borrowers: Vec<PodUid> = self.memory_limits.keys().cloned().collect();
+        borrowers.iter().for_each(|uid| self.lends_no_more(uid));
     }
 
     /// Whether a guest is on its way home that may still run here.

@@ -109,6 +109,8 @@ struct DeviceBefore {
     is_unread: bool,
     /// Room that guests on their way home still use.
     is_being_left: bool,
+    /// What borrowers use: which of them a pod would displace depends on it.
+    borrowers_use: u64,
 }
 
 impl DeviceBefore {
@@ -121,6 +123,7 @@ impl DeviceBefore {
             has_tenants: !device.tenants().is_empty(),
             is_unread: device.is_unread(),
             is_being_left: device.is_being_left(),
+            borrowers_use: device.borrowers_use(),
         }
     }
 

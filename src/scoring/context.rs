@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::hardware::device::DeviceKind;
 use crate::hardware::device_class::ClassId;
-use crate::hardware::units::{Demand, HostAmount, Share};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::fit::{CompiledRequest, Room};
 use crate::model::node_state::NodeState;
 use crate::scoring::cost::Ties;
@@ -52,8 +53,14 @@ impl ScoringContext<'_> {
             true => taken.iter().map(|fit| self.restarts(fit)).sum(),
             false => 0,
         };
-        let is_empty =
-            |at: &usize| self.is_empty(*at) && self.node.devices()[*at].guests().is_empty();
+        let is_empty = |at: &usize| {
+            let device_state = &self.node.devices()[*at];
+            self.is_empty(*at)
+                && device_state.is_placeable()
+                && device_state.device().kind == DeviceKind::Gpu
+                && device_state.unallocated_use() == MemMib::ZERO
+                && device_state.guests().is_empty()
+        };
         let empty = match self.node.rule().spread_empty {
             true => (0..self.rooms.len()).filter(is_empty).count(),
             false => 0,

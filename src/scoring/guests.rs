@@ -13,7 +13,7 @@ use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
 use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::{Isolation, Limit, Movable};
 use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
@@ -105,10 +105,13 @@ fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUi
 
 /// The pods that are to give back the memory that they use above their request, beside those that are
 /// doing so: on each device as few as needed of those that matter least, so that no memory is missing
-/// for what others request.
+/// for what others request. None if that would not be enough, or if the node does not report.
 ///
 /// Order: priority, most above its request, the UID.
 pub fn to_give_back(node: &NodeState) -> Vec<PodUid> {
+    if node.state() != NodeReporting::Reporting {
+        return Vec::new(); // no list would show that it is back
+    }
     let none = (MemMib::ZERO, &[][..]);
     node.devices().iter().flat_map(|device| to_give_back_on(node, device, none)).collect()
 }
@@ -144,6 +147,9 @@ fn to_give_back_on(
         if missing(&chosen) > MemMib::ZERO {
             chosen.push(uid);
         }
+    }
+    if missing(&chosen) > MemMib::ZERO {
+        return Vec::new(); // others use it: restarts would help no pod
     }
     for at in (0..chosen.len()).rev() {
         let mut without = chosen.clone();

@@ -121,7 +121,7 @@ fn text(advice: &Advice) -> String {
     text
 }
 
-/// Whether a pool lends and nobody may borrow.
+/// Whether a pool lends and no pod may borrow.
 fn lends_in_vain(pool: &PoolAdvice) -> bool {
     !matches!(&*pool.borrow, "" | "none") && pool.borrowers == 0
 }

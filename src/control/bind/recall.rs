@@ -332,7 +332,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
 
 /// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
 fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
-    if app.moves.stick(&pod.uid) {
+    if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
         app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it is allocated the GPU on which it runs");
         let note = format!(

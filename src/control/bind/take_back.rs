@@ -11,7 +11,9 @@ use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, Next, STAY_FOR, TRY_AGAIN, names, pending_resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::device::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
@@ -20,11 +22,13 @@ use crate::ledger::change::commits::Debt;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{BorrowedMemory, Move, PodRef};
 
-/// How long after its restart a report still may show what the container used before.
-const SHOWN_FOR: Duration = Duration::from_secs(3);
+/// Age of the end of a container from which on a list shows only what ran after it.
+const SAMPLED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A restart that was ordered.
 struct Order {
+    node: NodeName,
+    device: DeviceId,
     /// The container before, with its CPU request.
     before: Move,
     /// When its end was seen.
@@ -54,26 +58,31 @@ async fn give_back(app: &Arc<App>, pod: &PodRef) {
     let Ok(key) = PodKey::of(pod) else { return };
     let (began, mut order) = (app.clock.now(), None);
     while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        let Some(debt) = app.ledger.owes_memory(&pod.uid) else {
-            if order.is_some() {
-                app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
-            }
-            return;
-        };
-        match step(app, cluster, (pod, &key), &debt, &mut order).await {
+        match step(app, cluster, (pod, &key), &mut order).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
     }
+    if app.leading.is_here() && order.is_some_and(|order| order.ended.is_none()) {
+        failed(app, pod, "its container has not ended within a minute");
+    }
 }
 
+/// Once a restart is ordered, it is followed until a list shows what came of it, also if no pod needs that any more.
 async fn step(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     (pod, key): (&PodRef, &PodKey),
-    debt: &Debt,
     order: &mut Option<Order>,
 ) -> Next {
+    if let Some(Order { node, device, ended: Some(ended), .. }) = order {
+        let listed = app.ledger.listed(node.as_str(), device);
+        if listed.is_none_or(|listed| listed <= ended.plus(SAMPLED_WITHIN)) {
+            return Next::After(LOOK_AGAIN);
+        }
+        app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
+        return Next::Done;
+    }
     let read = match cluster.writer.read_back(key).await {
         Err(_) => return Next::After(TRY_AGAIN),
         Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => read,
@@ -86,46 +95,58 @@ async fn step(
     };
     let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
     if order.take_if(|order| is_open(order)).is_some() {
-        return Next::After(TRY_AGAIN); // it did not arrive
+        return Next::After(TRY_AGAIN); // it did not arrive, or was taken back
     }
     let Some(order) = order else {
-        let before =
-            Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
-        let mut fault = String::new();
-        for cpu in container.resized() {
-            let (version, change) =
-                (seen.resource_version.as_str(), (container.name.as_str(), cpu));
-            match cluster.writer.resize(key, &pod.uid, version, change).await {
-                PatchOutcome::Patched { .. } => {
-                    tell(app, pod, debt);
-                    *order = Some(Order { before, ended: None });
-                    return Next::After(LOOK_AGAIN);
-                }
-                PatchOutcome::Gone => return Next::Done,
-                PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
-                PatchOutcome::Undecided { .. } => {
-                    // The next look shows whether it arrived.
-                    *order = Some(Order { before, ended: None });
-                    return Next::After(TRY_AGAIN);
-                }
-                PatchOutcome::Refused { code, message } => {
-                    fault = format!("its resize was refused with {code}: {message}");
-                }
-            }
-        }
-        return failed(app, pod, &fault);
+        return order_restart(app, cluster, (pod, key), (&seen, container), order).await;
     };
-    let now = app.clock.now();
     if container.has_left(&order.before) {
-        let ended = *order.ended.get_or_insert(now);
-        let is_shown = debt.reported.is_some_and(|reported| reported.since(ended) >= SHOWN_FOR);
-        if is_shown {
-            return failed(app, pod, "its new process takes the memory again at once");
-        }
+        order.ended = Some(app.clock.now());
     } else if let Some(pending) = pending {
         return failed(app, pod, &format!("kubelet does not carry out its resize: {pending}"));
     }
     Next::After(LOOK_AGAIN)
+}
+
+/// Makes kubelet restart the container, unless that was done often in vain.
+async fn order_restart(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    (pod, key): (&PodRef, &PodKey),
+    (seen, container): (&SeenPod, &GpuContainer),
+    order: &mut Option<Order>,
+) -> Next {
+    let Some(debt) = app.ledger.owes_memory(&pod.uid) else { return Next::Done };
+    if !app.moves.may_restart(&pod.uid, app.clock.now()) {
+        return failed(app, pod, "it was restarted several times, and took it again each time");
+    }
+    let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
+    let (node, device) = (debt.node.clone(), debt.device.clone());
+    let ordered = Order { node, device, before, ended: None };
+    let mut fault = String::new();
+    for cpu in container.resized() {
+        let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
+        match cluster.writer.resize(key, &pod.uid, version, change).await {
+            PatchOutcome::Patched { .. } => {
+                app.moves.restarted(&pod.uid, app.clock.now());
+                tell(app, pod, &debt);
+                *order = Some(ordered);
+                return Next::After(LOOK_AGAIN);
+            }
+            PatchOutcome::Gone => return Next::Done,
+            PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
+            PatchOutcome::Undecided { .. } => {
+                // The next look shows whether it arrived.
+                app.moves.restarted(&pod.uid, app.clock.now());
+                *order = Some(ordered);
+                return Next::After(TRY_AGAIN);
+            }
+            PatchOutcome::Refused { code, message } => {
+                fault = format!("its resize was refused with {code}: {message}");
+            }
+        }
+    }
+    failed(app, pod, &fault)
 }
 
 fn tell(app: &App, pod: &PodRef, debt: &Debt) {
@@ -142,14 +163,12 @@ fn tell(app: &App, pod: &PodRef, debt: &Debt) {
 /// Notes that memory cannot be taken back from a pod: from now on it may use no more than its request.
 fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
     app.outbox.push(app.ledger.note_borrowed(&pod.uid, BorrowedMemory::Kept));
-    if app.moves.stick(&pod.uid) {
-        app.metrics.moved(MoveReason::TakeBack, MoveResult::Failed);
-        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "memory above the request of a pod cannot be taken back");
-        let note = format!(
-            "the memory that it uses above its request cannot be taken back, so no other pod is placed \
-             there: {fault}; make it use less, or request more"
-        );
-        app.tell(pod, NoticeReason::GpuMoveFailed, note);
-    }
+    app.metrics.moved(MoveReason::TakeBack, MoveResult::Failed);
+    tracing::warn!(pod_uid = %pod.uid, %pod, fault, "memory above the request of a pod cannot be taken back");
+    let note = format!(
+        "the memory that it uses above its request cannot be taken back, so no other pod is placed \
+         there: {fault}; make it use less, or request more"
+    );
+    app.tell(pod, NoticeReason::GpuMoveFailed, note);
     Next::Done
 }

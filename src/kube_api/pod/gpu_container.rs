@@ -64,12 +64,14 @@ impl GpuContainer {
     }
 
     /// CPU requests and limits, in thousandths, that make kubelet restart it, the better one first. The
-    /// quality of service of a pod may not change, so equal ones stay equal.
+    /// quality of service of a pod may not change, so equal ones stay equal. From an even request to the
+    /// next smaller one and back, so that many restarts take no CPU away.
     pub fn resized(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         let is_equal = self.cpu_limit_milli == Some(self.cpu_milli);
         let less = self.cpu_milli.checked_sub(1).filter(|cpu| *cpu > 0);
-        let all = less.into_iter().chain(self.cpu_milli.checked_add(1));
-        all.map(move |cpu| (cpu, is_equal.then_some(cpu)))
+        let more = self.cpu_milli.checked_add(1);
+        let all = if self.cpu_milli.is_multiple_of(2) { [less, more] } else { [more, less] };
+        all.into_iter().flatten().map(move |cpu| (cpu, is_equal.then_some(cpu)))
     }
 }
 

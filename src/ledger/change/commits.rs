@@ -60,8 +60,6 @@ pub struct Debt {
     pub device: DeviceId,
     /// How much.
     pub borrowed: MemMib,
-    /// When the node was last reported.
-    pub reported: Option<Timestamp>,
 }
 
 impl Ledger {
@@ -247,9 +245,21 @@ impl Ledger {
                 node: node_state.name().clone(),
                 device: device.device().id.clone(),
                 borrowed: device.borrowed_memory(uid, demand, node_state.tolerance()),
-                reported: node_state.last_report(),
             })
         })
+    }
+
+    /// When a report listed the processes of a device last.
+    pub fn listed(&self, node: &str, device: &DeviceId) -> Option<Timestamp> {
+        let at = self.position(node)?;
+        self.node_entry(at).look(|_, node_state| {
+            node_state.devices().iter().find(|it| it.device().id == *device)?.listed()
+        })
+    }
+
+    /// Whether the memory that a pod uses above its request cannot be taken back.
+    pub fn keeps_memory(&self, uid: &PodUid) -> bool {
+        self.reservation(uid).is_some_and(|held| held.borrowed == BorrowedMemory::Kept)
     }
 
     /// Whether others must give back memory before a guest has what it requests at home.

@@ -324,8 +324,9 @@ fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
         ReservationState::Draining { .. } => held.clone(),
         ReservationState::Assumed { .. } | ReservationState::Confirmed => {
             let request = held.request.clone().or_else(|| fact.request.clone());
-            let departure = held.departure;
-            Reservation { departure, ..confirmed(fact, held.placement.clone(), request) }
+            let (departure, borrowed) = (held.departure, held.borrowed);
+            let confirmed = confirmed(fact, held.placement.clone(), request);
+            Reservation { departure, borrowed, ..confirmed }
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::PoolRules;
 use crate::ledger::nodes::state::Ledger;
+use crate::scoring::guests;
 
 impl Ledger {
     /// Shares the devices of each pool by these rules from now on.
@@ -24,7 +25,10 @@ impl Ledger {
         let mut cluster = self.cluster_mut();
         let rule = cluster.pools.of(pool);
         cluster.change_classes(|classes| {
-            node_entry.change(|node_state| node_state.share_by(rule, classes))
+            node_entry.change(|node_state| {
+                node_state.share_by(rule, classes);
+                guests::recall_excess(node_state);
+            })
         });
         true
     }

@@ -131,6 +131,34 @@ fn memory_is_given_back_when_others_request_it() {
 }
 
 #[test]
+fn no_pod_gives_memory_back_where_that_helps_none() {
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 300));
+    node.allocate(tenant("q", movable("q", "A", 500).placement.devices));
+    // Processes of no pod use 250, so 50 are missing also if `p` gives all back.
+    observe(&mut node, "A", &[("p", 400), ("other", 250)]);
+    assert_eq!(owing(&node), [""; 0]);
+    observe(&mut node, "A", &[("p", 400), ("other", 150)]);
+    assert_eq!(owing(&node), ["p"]);
+    // Nor where no list would show it.
+    node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1_000));
+    assert_eq!(owing(&node), [""; 0]);
+}
+
+#[test]
+fn borrowed_memory_is_not_free_in_a_pool_that_no_longer_lends() {
+    let mut classes = DeviceClasses::default();
+    let mut node = node_of("A:1000/1000", &mut classes);
+    let borrow = Borrow::Memory { most: Share::WHOLE };
+    node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);
+    node.allocate(movable("p", "A", 300));
+    observe(&mut node, "A", &[("p", 800)]);
+    assert_eq!(free_mib(&node), 700);
+    node.share_by(PoolRule { borrow: Borrow::Compute, ..PoolRule::default() }, &mut classes);
+    assert_eq!((free_mib(&node), node.audit()), (200, Ok(())));
+}
+
+#[test]
 fn memory_that_cannot_be_taken_back_is_not_free() {
     let all = |node: &mut NodeState| {
         node.allocate(movable("p", "A", 300));

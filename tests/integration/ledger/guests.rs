@@ -187,7 +187,12 @@ impl Bed {
 
     fn see(&mut self, uid: &PodUid, is_of_other: bool) {
         let fact = self.fact(uid, is_of_other);
+        let borrowed = |bed: &Self| bed.ledger.reservation(uid).map(|held| held.borrowed);
+        let before = borrowed(self);
         self.ledger.see_pod(&fact, self.at());
+        if before.is_some() && borrowed(self).is_some() {
+            assert_eq!(borrowed(self), before, "{uid}: seeing it again changes nothing");
+        }
     }
 
     fn report(&mut self, node: &str, is_hello: bool) {
@@ -259,7 +264,7 @@ impl Bed {
         let ToPost { placement, waits_for, is_short, .. } =
             self.ledger.to_post(&uid).expect("it is reserved");
         if !waits_for.is_empty() || is_short {
-            let is_stuck = waits_for.iter().any(|uid| self.stuck.contains(uid));
+            let is_stuck = waits_for.iter().any(|uid| self.stays(uid));
             if is_stuck || waits_for.is_empty() || self.one_in(12) {
                 self.count("given up");
                 self.binding.remove(&uid);
@@ -471,7 +476,6 @@ impl Bed {
         if self.one_in(10) {
             self.ledger.note_borrowed(&uid, BorrowedMemory::Kept);
             self.giving_back.remove(&uid);
-            self.stuck.insert(uid);
             return self.count("kept");
         }
         let live = self.pods.get_mut(&uid).expect("it is there");
@@ -565,9 +569,14 @@ impl Bed {
         here.map(|live| live.takes().mib()).sum()
     }
 
+    /// Whether a pod neither leaves nor gives memory back.
+    fn stays(&self, uid: &PodUid) -> bool {
+        self.stuck.contains(uid) || self.ledger.keeps_memory(uid)
+    }
+
     fn waits_in_vain(&self, uid: &PodUid) -> bool {
         let to_post = self.ledger.to_post(uid).expect("it is reserved");
-        let is_stuck = to_post.waits_for.iter().any(|uid| self.stuck.contains(uid));
+        let is_stuck = to_post.waits_for.iter().any(|uid| self.stays(uid));
         is_stuck || (to_post.is_short && to_post.waits_for.is_empty())
     }
 

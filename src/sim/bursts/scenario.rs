@@ -2,7 +2,7 @@
 //! that they get, and what it costs others.
 //!
 //! Tenants of a GPU that compute at the same time take equal turns, as under time slicing. A restart takes
-//! [`RESTART`]; a burst that it broke begins again after [`AGAIN`].
+//! 3 s; a burst that it broke begins again 30 s later.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};

@@ -371,8 +371,13 @@ impl World {
         self.nodes.iter().filter(suits).find(fits)
     }
 
-    /// Whether all of the room that is kept for a pod is free.
+    /// Whether all of the room that is kept for a pod is free, and those that made way are gone: until
+    /// then they have CPU and host memory of the node.
     fn is_room_free(&self, replica: &Replica, uid: &PodUid, pod: &Pod) -> bool {
+        let victims = replica.app.preemptors.victims(uid);
+        if victims.iter().any(|victim| replica.app.ledger.has_pod(victim)) {
+            return false;
+        }
         let query = replica.app.query(&self.api.change(pod).seen);
         query.is_some_and(|it| replica.app.ledger.fits_in_room_of(uid, &it, None).is_some())
     }

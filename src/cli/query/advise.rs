@@ -8,7 +8,7 @@ use crate::api::advice::{Advice, BurstAdvice, PodAdvice, PoolAdvice};
 use crate::cli::base::connect;
 use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
-use crate::cli::base::plain::{LookArgs, Output, json, print, span, table};
+use crate::cli::base::plain::{LookArgs, Output, json, print, span, table, wrapped};
 
 /// Most rows of the table.
 const ROWS: usize = 30;
@@ -105,12 +105,13 @@ fn text(advice: &Advice) -> String {
         text += &table(&titles, &[1, 2, 3], advice.bursting.iter().take(ROWS).map(row).collect());
     }
     for pool in advice.pools.iter().filter(|pool| lends_in_vain(pool)) {
-        let _ = writeln!(
-            text,
-            "\nPool `{}` lends {}, and no pod of it borrows: none has a limit and \
+        let sentence = format!(
+            "Pool `{}` lends {}, and no pod of it borrows: none has a limit and \
              `gpupack.dev/movable: restart`.",
             pool.pool, pool.borrow
         );
+        text.push('\n');
+        text += &wrapped("", &sentence);
     }
     if !advice.pools.is_empty() {
         text += "\nSlots per GPU that would have fit 95 % of a pool's pods:\n\n";

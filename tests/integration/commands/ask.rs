@@ -117,7 +117,7 @@ async fn top_shows_nodes_gpus_and_tenants_and_hides_none() {
     assert!(rows[2].starts_with("gpu-b") && rows[2].ends_with("##......  ok"), "{gpus}");
     fits_80_columns(&gpus);
     let tenants = printed(&["top", "tenants", "-A", "--server", &url]);
-    assert!(tenants.contains("team       half  gpu-a   0  0.50  7.5Gi    -"), "{tenants}");
+    assert!(tenants.contains("half  gpu-a   0  0.50   7.5Gi  7.5Gi    -"), "{tenants}");
     fits_80_columns(&tenants);
     let nobody = printed(&["top", "tenants", "-n", "other", "--server", &url]);
     assert!(nobody.ends_with("(none)\n"), "{nobody}");
@@ -442,18 +442,32 @@ async fn advise_names_pods_that_hold_unused_memory() {
         pod
     };
     let pool = json!({"pool": "a\u{1b}[2J", "tenants": 3, "replicas": 4,
-        "replicasByMemory": 64, "replicasByLoad": 4, "limitedBy": "Load"});
+        "replicasByMemory": 64, "replicasByLoad": 4, "limitedBy": "Load", "borrow": "memory",
+        "borrowers": 0});
+    let burst = |name: &str, at_limit: bool| {
+        json!({"pod": name, "allocatedMib": 1024, "limitMib": 4096, "peakMib": 4000,
+            "atLimit": at_limit})
+    };
     let answer = json!({"apiVersion": "gpupack.dev/v1alpha1", "kind": "Advice", "watchedPods": 3,
         "idlePods": 1, "watchedForSeconds": 600, "idleAfterSeconds": 600,
         "reclaimable": {"memoryMib": 15_104, "shareMillionths": 920_000}, "wastefulPods": 2,
-        "pods": [pod("team/idle", true), pod("team/small\u{1b}[31m", false)], "pools": [pool]});
+        "pods": [pod("team/idle", true), pod("team/small\u{1b}[31m", false)], "pools": [pool],
+        "bursting": [burst("team/nb\u{1b}[31m", true), burst("team/ok", false)]});
     let expected = answer.clone();
     let router = Router::new().route("/v1/advise", get(move || async { Json(answer) }));
     let url = format!("http://{}", served(router).await);
     let table = printed(&["advise", "-n", "team", "--server", &url]);
     let joined = table.split_whitespace().collect::<Vec<_>>().join(" ");
     let sums = "idle (for 10m and more); 14.7Gi of memory and 0.92 GPUs could be given back.";
-    for part in [sums, "8.0Gi 0.9Gi 12% 3% 61m nothing", "12% ? - 1280Mi", "3 4 64 4 Load"] {
+    for part in [
+        sums,
+        "8.0Gi 0.9Gi 12% 3% 61m nothing",
+        "12% ? - 1280Mi",
+        "3 4 64 4 Load",
+        "1.0Gi 4.0Gi 3.9Gi request more: it reaches its limit",
+        "team/ok 1.0Gi 4.0Gi 3.9Gi -",
+        "lends memory, and no pod of it borrows",
+    ] {
         assert!(joined.contains(part), "{part} in {table}");
     }
     assert!(!table.contains('\u{1b}'), "{table}");

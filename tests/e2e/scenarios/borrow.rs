@@ -258,6 +258,46 @@ fn memory_above_the_request_is_given_back_when_another_pod_needs_it() {
     });
 }
 
+#[test]
+fn a_program_that_takes_its_memory_again_is_restarted_three_times_and_lends_no_more() {
+    let settings = json!({"pools": {"": {"borrow": "memory"}}});
+    node_scenario("borrow-greedy", GpuRuntime::Plain, settings, |node| async move {
+        manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
+        node.create(&obedient("nb-1")).await;
+        let first = node.reported("nb-1", "main", 0).await.uuids().to_owned();
+        let index = node.uuids().iter().position(|uuid| *uuid == first).expect("a GPU");
+        let grab = async || {
+            let (here, process) = node.process("nb-1", "main").await;
+            let lives = std::path::Path::new("/proc").join(here.to_string()).exists();
+            let uses = lives.then_some((index, process, USED));
+            node.driver.play(&node.fleet.nodes[0].gpus, uses.as_slice());
+        };
+        grab().await;
+        assert_eq!(node.until_used(&first, "nb-1").await, USED);
+        let began = clock::now();
+        let half = pod("half", &json!({"gpu-fraction": "0.5"}));
+        node.create(&half).await;
+        let bound = loop {
+            grab().await;
+            let half = node.pod("half").await;
+            if annotation(&half, UUIDS).is_some() {
+                break half;
+            }
+            assert!(began.elapsed() < 2 * LIMIT, "{:#?}", node.cluster.events().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let took = clock::ms(began.elapsed());
+        assert_ne!(annotation(&bound, UUIDS), Some(&*first), "it gets the other GPU");
+        let restarts = restarts(&node.pod("nb-1").await, "main");
+        assert!((1..=3).contains(&restarts), "{restarts}");
+        let told = node.cluster.events().await;
+        let found = told.iter().any(|it| it.pod == "nb-1" && it.reason == "GpuMoveFailed");
+        assert!(found, "{told:#?}");
+        node.figure(&format!("after {restarts} restarts in vain and {took} ms on the other GPU"));
+        node.watching.verdict();
+    });
+}
+
 /// Lets the first containers of the notebooks use memory of these GPUs, as long as they run.
 async fn use_memory(node: &Machine, gpus: [&str; 2]) {
     let mut processes = Vec::new();

@@ -239,6 +239,8 @@ fn values_with_faults_are_refused() {
         ("tls.enabled=false,certificates.source=existing", "certificates.existing.ca"),
         ("config.guard.evict=true,rbac.evict=false", "rbac.evict"),
         ("config.preemption.enabled=true,rbac.evict=false", "rbac.evict"),
+        ("config.pools.a.borrow=compute", "set rbac.moves: true"),
+        ("config.pools.a.borrow=memory", "set rbac.moves: true"),
         ("config.webhook.memory_limit=mps", "agents.mps"),
         ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
         ("monitoring.podMonitor=true", "agents.metrics"),

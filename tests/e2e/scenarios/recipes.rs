@@ -35,8 +35,9 @@ struct Expected {
     mib: &'static str,
 }
 
-const RECIPES: [Expected; 7] = [
+const RECIPES: [Expected; 8] = [
     Expected { file: "notebook.yaml", pods: 1, devices: 1, mib: "8192" },
+    Expected { file: "borrowing-notebook.yaml", pods: 1, devices: 1, mib: "40660" },
     Expected { file: "vllm.yaml", pods: 1, devices: 1, mib: "40660" },
     Expected { file: "pytorch.yaml", pods: 1, devices: 1, mib: "20330" },
     Expected { file: "tensorflow.yaml", pods: 1, devices: 1, mib: "10240" },

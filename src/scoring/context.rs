@@ -86,7 +86,7 @@ impl ScoringContext<'_> {
     }
 
     /// As many of these as are requested, the least `K` first. On a tie for the last ones: those
-    /// nearest to each other and to the rest.
+    /// nearest to each other and to the rest, then those for which fewer containers are restarted.
     fn nearest_of<K: Ord>(&self, mut keyed: Vec<(K, Taken)>) -> TakenList {
         keyed.sort_by(|(a, (at, _)), (b, (other, _))| (a, at).cmp(&(b, other)));
         let count = self.compiled.count();
@@ -95,9 +95,13 @@ impl ScoringContext<'_> {
         };
         let sure = keyed.partition_point(|(key, _)| *key < last.0);
         let alike = keyed.partition_point(|(key, _)| *key <= last.0);
-        let positions: Vec<usize> = keyed[..alike].iter().map(|(_, (at, _))| *at).collect();
-        let (chosen, choice) = positions.split_at(sure);
-        let nearest = self.node.topology().nearest(chosen, choice, count - sure);
+        let chosen: Vec<usize> = keyed[..sure].iter().map(|(_, (at, _))| *at).collect();
+        let mut choice: Vec<Taken> = keyed[sure..alike].iter().map(|(_, fit)| *fit).collect();
+        if self.node.has_borrowers() {
+            choice.sort_by_key(|fit| self.restarts(fit)); // the first of those as near
+        }
+        let choice: Vec<usize> = choice.iter().map(|(at, _)| *at).collect();
+        let nearest = self.node.topology().nearest(&chosen, &choice, count - sure);
         let is_taken = |at: &usize| chosen.contains(at) || nearest.contains(at);
         keyed.iter().map(|(_, fit)| *fit).filter(|(at, _)| is_taken(at)).collect()
     }

@@ -222,6 +222,7 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
     lend(&mut node, "q", "C", 100);
     let (name, with_none) = place(&node, &classes, "whole");
     assert_eq!(name, "D", "no guest is there");
+    assert_eq!(place(&node, &classes, "whole count=2").0, "B D", "of the others the first");
     lend(&mut node, "r", "D", 100);
     lend(&mut node, "s", "D", 50);
     let (name, with_one) = place(&node, &classes, "whole");
@@ -232,6 +233,7 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
     // A part leaves room for the guest.
     assert_eq!(place(&node, &classes, "fraction=0.8").0, "B");
     assert_eq!(place(&node, &classes, "fraction=0.9").0, "C");
+    assert_eq!(place(&node, &classes, "whole count=2").0, "B C", "one guest of each, two are on D");
     // Who uses more than it requests is restarted, too.
     let mut node = node_of("A:1000/1000 B:1000/1000", &mut classes);
     node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);

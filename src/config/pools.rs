@@ -79,8 +79,7 @@ fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::E
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
-        let is_lent = |rule: &PoolRule| matches!(rule.borrow, Borrow::Memory { .. });
-        if let Some((pool, _)) = pools.iter().find(|(_, rule)| is_lent(rule))
+        if let Some((pool, _)) = pools.iter().find(|(_, rule)| rule.borrow.lends_memory())
             && limit != MemoryLimit::None
         {
             return Err(garde::Error::new(format!(

@@ -138,6 +138,11 @@ impl Borrow {
             Self::Memory { .. } => "memory",
         }
     }
+
+    /// Whether memory is lent, too.
+    pub fn lends_memory(self) -> bool {
+        matches!(self, Self::Memory { .. })
+    }
 }
 
 /// How the devices of one pool are shared.

@@ -118,9 +118,7 @@ pub struct DeviceState {
     outside: MemMib,
     /// Whether a report has yet to name it: processes of pods that ended before may use it.
     pub(crate) is_unread: bool,
-    /// Whether a report has listed its processes.
-    is_listed: bool,
-    /// When one did so last.
+    /// When a report listed its processes last.
     pub(crate) listed: Option<Timestamp>,
     /// Pods that have nothing on the node, but whose processes the lists show.
     leftovers: LiteMap<PodUid, Leftover>,
@@ -154,7 +152,6 @@ impl DeviceState {
             unallocated_use: MemMib::ZERO,
             outside: MemMib::ZERO,
             is_unread: false,
-            is_listed: false,
             listed: None,
             leftovers: LiteMap::new(),
             device,
@@ -171,7 +168,6 @@ impl DeviceState {
             unallocated_use: before.unallocated_use,
             outside: before.outside,
             is_unread: before.is_unread,
-            is_listed: before.is_listed,
             listed: before.listed,
             leftovers: before.leftovers,
             ..fresh
@@ -463,7 +459,6 @@ impl DeviceState {
             self.covered = all;
             self.untracked = beyond(used, self.covered.values().copied());
         }
-        self.is_listed |= seen.processes.is_some();
         let allocated = beyond(used, self.allowances());
         let unallocated_use = self.untracked.min(used).max(allocated);
         if seen.processes.is_none() {
@@ -477,7 +472,7 @@ impl DeviceState {
     /// The most memory that each of them may use. Before the first list it is not known who uses more than
     /// it requests.
     fn allowances(&self) -> impl Iterator<Item = MemMib> {
-        let limit = |uid| self.memory_limit(uid).filter(|_| self.is_listed);
+        let limit = |uid| self.memory_limit(uid).filter(|_| self.listed.is_some());
         self.users().map(move |(uid, held)| limit(uid).unwrap_or(held.memory))
     }
 
@@ -570,7 +565,7 @@ impl DeviceState {
     /// the start. Two lists say whether one has.
     pub(crate) fn suspect_leftovers(&mut self, used: Option<MemMib>, now: Timestamp) {
         let is_explained = |used| beyond(used, self.allowances()) == MemMib::ZERO;
-        if self.is_listed || used.is_none_or(is_explained) {
+        if self.listed.is_some() || used.is_none_or(is_explained) {
             return;
         }
         let fresh = Leftover { since: now, clean_reports: 0, is_over: false };

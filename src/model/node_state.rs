@@ -13,7 +13,7 @@ use litemap::LiteMap;
 use crate::hardware::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
 use crate::hardware::device_class::{DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{Borrow, PoolRule};
+use crate::hardware::pool::PoolRule;
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::model::device_state::{
@@ -260,10 +260,10 @@ impl NodeState {
                 Some(list) => device_state.see_leftovers(list, now, holds),
                 None => device_state.suspect_leftovers(seen.used, now),
             }
-            device_state.observe(seen, self.unmanaged_tolerance);
             if seen.processes.is_some() {
                 device_state.listed = Some(now);
             }
+            device_state.observe(seen, self.unmanaged_tolerance);
             has_changed |= before != standing(device_state);
         }
         if has_changed {
@@ -460,7 +460,7 @@ impl NodeState {
     pub fn share_by(&mut self, rule: PoolRule, classes: &mut DeviceClasses) {
         self.rule = rule;
         for device_state in &mut self.devices {
-            if !matches!(rule.borrow, Borrow::Memory { .. }) {
+            if !rule.borrow.lends_memory() {
                 device_state.lends_nothing();
             }
             device_state.class = classes.id_of(DeviceClass::of(&device_state.device, rule));

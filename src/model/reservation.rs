@@ -186,6 +186,19 @@ impl Reservation {
         self.state == ReservationState::Confirmed && self.request.is_some()
     }
 
+    /// Whether it may use more than it requests, where its pool lends that: it has one device, and its
+    /// container can be restarted.
+    pub fn may_borrow(&self) -> bool {
+        let lives = match self.state {
+            ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
+            ReservationState::Draining { .. } => false,
+        };
+        let may = |request: &GpuRequest| {
+            request.movable == Movable::Restart && request.isolation == Isolation::None
+        };
+        lives && self.placement.devices.len() == 1 && self.request.as_deref().is_some_and(may)
+    }
+
     /// The most memory that it may use of the device where it runs and has `demand`, if that is more than
     /// its demand: in a pool that lends memory, of a pod whose container can be restarted.
     pub fn memory_limit(&self, rule: PoolRule, demand: Demand, capacity: MemMib) -> Option<MemMib> {
@@ -195,15 +208,8 @@ impl Reservation {
             Limit::Fraction(share) => share.min(most).of(capacity),
             Limit::Memory(memory) => memory.min(most.of(capacity)),
         };
-        let lives = match self.state {
-            ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
-            ReservationState::Draining { .. } => false,
-        };
-        let is_borrower = lives
+        let is_borrower = self.may_borrow()
             && self.borrowed != BorrowedMemory::Kept
-            && self.placement.devices.len() == 1
-            && request.movable == Movable::Restart
-            && request.isolation == Isolation::None
             && rule.enforcement == Enforcement::None;
         (is_borrower && limit > demand.memory).then_some(limit)
     }

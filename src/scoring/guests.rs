@@ -14,8 +14,8 @@ use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::request::{Isolation, Limit, Movable};
-use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
+use crate::model::request::Limit;
+use crate::model::reservation::{BorrowedMemory, Departure, Reservation};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::lent_memory::Taken;
 
@@ -68,7 +68,8 @@ pub(crate) fn restarts_for(node: &NodeState, device: &DeviceState, demand: Deman
     leaving.len() + gives_back.iter().filter(|uid| !leaving.contains(uid)).count()
 }
 
-/// The guests of a device that must leave it if `more` of it is allocated: the fewest of those that matter least.
+/// The guests of a device that must leave it if `more` of it is allocated: the fewest of those that matter
+/// least.
 ///
 /// Order: priority, no memory in use there, less of it, a smaller request, the UID.
 fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUid> {
@@ -80,27 +81,35 @@ fn must_leave(node: &NodeState, device: &DeviceState, more: Demand) -> Vec<PodUi
     if !takes_guests(device) {
         return guests.into_iter().map(|(uid, _)| uid.clone()).collect();
     }
-    let has_room = |stay: &[(&PodUid, Demand)]| {
-        let mut stay = stay.iter();
+    let has_room_without = |leave: &[(&PodUid, Demand)]| {
+        let mut stay = guests.iter().filter(|guest| !leave.contains(guest));
         let all = taken(device)
             .and_then(|all| all.checked_add(more))
             .and_then(|all| stay.try_fold(all, |sum, (_, it)| sum.checked_add(*it)));
         all.is_some_and(|all| device.capacity().checked_sub(all).is_some())
     };
-    let mut stay = guests.clone();
-    let mut leave = Vec::new();
-    while !stay.is_empty() && !has_room(&stay) {
-        leave.push(stay.remove(0));
+    let leave = fewest(&guests, has_room_without);
+    leave.into_iter().map(|(uid, _)| uid.clone()).collect()
+}
+
+/// The first of `all`, until they are enough, without those that are not needed then; all of them if even
+/// they are not enough.
+fn fewest<T: Copy>(all: &[T], is_enough: impl Fn(&[T]) -> bool) -> Vec<T> {
+    let mut chosen = Vec::new();
+    for one in all {
+        if is_enough(&chosen) {
+            break;
+        }
+        chosen.push(*one);
     }
     // The last ones may have been enough.
-    for at in (0..leave.len()).rev() {
-        let with: Vec<_> = stay.iter().chain([&leave[at]]).copied().collect();
-        if has_room(&with) {
-            stay = with;
-            leave.remove(at);
+    for at in (0..chosen.len()).rev() {
+        let one = chosen.remove(at);
+        if !is_enough(&chosen) {
+            chosen.insert(at, one);
         }
     }
-    leave.into_iter().map(|(uid, _)| uid.clone()).collect()
+    chosen
 }
 
 /// The pods that are to give back the memory that they use above their request, beside those that are
@@ -126,15 +135,15 @@ fn to_give_back_on(
         let held = node.reservation(uid);
         held.is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)
     };
-    let missing = |chosen: &[&PodUid]| {
+    let is_enough = |chosen: &[&PodUid]| {
         let part = |uid: &PodUid| match () {
             () if leaving.contains(uid) => Taken::Nothing,
             () if gives_back(uid) || chosen.contains(&uid) => Taken::Request,
             () => Taken::Use,
         };
-        device.missing_memory(node.tolerance(), more, part)
+        device.missing_memory(node.tolerance(), more, part) == MemMib::ZERO
     };
-    if missing(&[]) == MemMib::ZERO {
+    if is_enough(&[]) {
         return Vec::new();
     }
     let mut borrowers: Vec<(i32, Reverse<MemMib>, &PodUid)> = borrowers(node, device)
@@ -142,23 +151,11 @@ fn to_give_back_on(
         .map(|(uid, borrowed)| (importance(node, uid), Reverse(borrowed), uid))
         .collect();
     borrowers.sort();
-    let mut chosen: Vec<&PodUid> = Vec::new();
-    for (_, _, uid) in borrowers {
-        if missing(&chosen) > MemMib::ZERO {
-            chosen.push(uid);
-        }
-    }
-    if missing(&chosen) > MemMib::ZERO {
+    let borrowers: Vec<&PodUid> = borrowers.into_iter().map(|(_, _, uid)| uid).collect();
+    if !is_enough(&borrowers) {
         return Vec::new(); // others use it: restarts would help no pod
     }
-    for at in (0..chosen.len()).rev() {
-        let mut without = chosen.clone();
-        without.remove(at);
-        if missing(&without) == MemMib::ZERO {
-            chosen = without;
-        }
-    }
-    chosen.into_iter().cloned().collect()
+    fewest(&borrowers, is_enough).into_iter().cloned().collect()
 }
 
 /// The pods that must give back memory before all who run on a device have what they request.
@@ -226,20 +223,12 @@ fn has_room(node: &NodeState, uid: &PodUid, taken: fn(&DeviceState) -> Option<De
 /// Whether a pod may be a guest: its container can be restarted elsewhere, and it may use more than
 /// it requests.
 fn is_borrower(held: &Reservation, demand: Demand, home: &DeviceState) -> bool {
-    let lives = match held.state {
-        ReservationState::Assumed { .. } | ReservationState::Confirmed => true,
-        ReservationState::Draining { .. } => false,
+    let is_above = match held.request.as_ref().and_then(|request| request.limit) {
+        None => false,
+        Some(Limit::Fraction(limit)) => limit > demand.share,
+        Some(Limit::Memory(limit)) => limit > demand.memory,
     };
-    held.request.as_ref().is_some_and(|request| {
-        let is_above = match request.limit {
-            None => false,
-            Some(Limit::Fraction(limit)) => limit > demand.share,
-            Some(Limit::Memory(limit)) => limit > demand.memory,
-        };
-        let is_part = demand != home.capacity();
-        let is_movable = request.movable == Movable::Restart;
-        lives && is_movable && is_above && is_part && request.isolation == Isolation::None
-    })
+    held.may_borrow() && is_above && demand != home.capacity()
 }
 
 /// Whether a device may have guests: a whole GPU of a pool that lends, without limits of its tenants.

@@ -5,7 +5,6 @@
 //! most its memory, at the latest when the next pod starts there.
 
 use crate::hardware::device::PodUid;
-use crate::hardware::pool::Borrow;
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{BEYOND, DeviceState};
 
@@ -32,11 +31,8 @@ impl DeviceState {
     /// The pods that run here or come home, each with what it requests. Guests on their way home are left
     /// out.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
-        let tenants = self.tenants.iter().filter(|(uid, _)| !self.is_away(uid));
-        let guests = self.guests.iter().filter(|(_, guest)| !guest.is_leaving);
-        tenants
-            .map(|(uid, demand)| (uid, *demand))
-            .chain(guests.map(|(uid, guest)| (uid, guest.demand)))
+        let leaves = |uid: &PodUid| self.guests.get(uid).is_some_and(|guest| guest.is_leaving);
+        self.running().filter(move |(uid, _)| !leaves(uid))
     }
 
     /// The memory that is missing for what all these pods request and one that comes with `more`, because
@@ -49,28 +45,28 @@ impl DeviceState {
         more: MemMib,
         part: impl Fn(&PodUid) -> Taken,
     ) -> MemMib {
-        if !matches!(self.rule.borrow, Borrow::Memory { .. }) {
+        if !self.rule.borrow.lends_memory() {
             return MemMib::ZERO;
         }
-        let taken = self.staying().map(|(uid, demand)| match part(uid) {
-            Taken::Nothing => Some(MemMib::ZERO),
-            Taken::Request => Some(demand.memory),
-            Taken::Use => demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance)),
-        });
-        let mut taken = taken.chain([Some(self.unallocated_use()), Some(more)]);
-        let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
-        let taken = taken.unwrap_or(BEYOND.memory);
+        let taken = self.taken_memory(tolerance, part).checked_add(more).unwrap_or(BEYOND.memory);
         taken.checked_sub(self.device.capacity()).unwrap_or(MemMib::ZERO)
     }
 
     /// Memory that no pod that runs here requests or uses.
     pub fn unused_memory(&self, tolerance: MemMib) -> MemMib {
-        let taken = self.staying().map(|(uid, demand)| {
-            demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance))
+        let taken = self.taken_memory(tolerance, |_| Taken::Use);
+        self.device.capacity().checked_sub(taken).unwrap_or(MemMib::ZERO)
+    }
+
+    /// What these pods take of the memory, and others use of it.
+    fn taken_memory(&self, tolerance: MemMib, part: impl Fn(&PodUid) -> Taken) -> MemMib {
+        let taken = self.staying().map(|(uid, demand)| match part(uid) {
+            Taken::Nothing => Some(MemMib::ZERO),
+            Taken::Request => Some(demand.memory),
+            Taken::Use => demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance)),
         });
         let mut taken = taken.chain([Some(self.unallocated_use())]);
         let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
-        let left = taken.and_then(|taken| self.device.capacity().checked_sub(taken));
-        left.unwrap_or(MemMib::ZERO)
+        taken.unwrap_or(BEYOND.memory)
     }
 }

@@ -23,6 +23,9 @@ pub(crate) mod objects;
 /// The log of one test.
 pub(crate) mod log;
 
+/// The shipped core in steps.
+pub(crate) mod steps;
+
 /// One after another, for tests that measure.
 pub(crate) mod turns;
 

@@ -107,13 +107,9 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     {
         return next;
     }
-    let seen = match cluster.writer.read_back(key).await {
-        Err(_) => return Next::After(TRY_AGAIN),
-        Ok(None) => return Next::Done,
-        Ok(Some(read)) if read.metadata.uid.as_deref() != Some(pod.uid.as_str()) => {
-            return Next::Done;
-        }
-        Ok(Some(read)) => read,
+    let seen = match read(cluster, pod, key).await {
+        Ok(read) => read,
+        Err(next) => return next,
     };
     let annotations = seen.metadata.annotations.clone().unwrap_or_default();
     let pending = pending_resize(&seen);
@@ -149,6 +145,15 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
             let leaving = Move { container, cpu_milli };
             write(app, cluster, &known, (leaving, &seen.resource_version)).await
         }
+    }
+}
+
+/// The pod as the API server has it now, or what to do without it.
+pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Pod, Next> {
+    match cluster.writer.read_back(key).await {
+        Err(_) => Err(Next::After(TRY_AGAIN)),
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(read),
+        Ok(_) => Err(Next::Done),
     }
 }
 
@@ -247,26 +252,53 @@ async fn restart(
     known: &Known<'_>,
     seen: &SeenPod,
 ) -> Next {
-    let Some(container) = &seen.gpu_container else { return Next::Done };
-    let (uid, version) = (&known.pod.uid, seen.resource_version.as_str());
+    match resize(cluster, (known.pod, known.key), seen).await {
+        Resized::Accepted => {
+            tell_moved(app, known);
+            Next::After(LOOK_AGAIN)
+        }
+        Resized::Undecided => Next::After(TRY_AGAIN),
+        Resized::Not(next) => next,
+        Resized::Refused(fault) => {
+            let Some(leaving) = &known.guest.leaving else { return Next::Done };
+            take_back(app, cluster, known, (seen, leaving), &fault).await
+        }
+    }
+}
+
+/// What became of a change for which kubelet restarts a container.
+pub(crate) enum Resized {
+    /// It is accepted.
+    Accepted,
+    /// It is not known whether it arrived.
+    Undecided,
+    /// It was not made, for a reason that passes or because the pod is gone.
+    Not(Next),
+    /// It is refused.
+    Refused(String),
+}
+
+/// Changes the CPU request of a container in one direction, or in the other if the first is refused.
+pub(crate) async fn resize(
+    cluster: &ClusterTruth,
+    (pod, key): (&PodRef, &PodKey),
+    seen: &SeenPod,
+) -> Resized {
+    let Some(container) = &seen.gpu_container else { return Resized::Not(Next::Done) };
     let mut fault = String::new();
     for cpu in container.resized() {
-        let change = (container.name.as_str(), cpu);
-        match cluster.writer.resize(known.key, uid, version, change).await {
-            PatchOutcome::Patched { .. } => {
-                tell_moved(app, known);
-                return Next::After(LOOK_AGAIN);
-            }
-            PatchOutcome::Gone => return Next::Done,
-            PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
-            PatchOutcome::Undecided { .. } => return Next::After(TRY_AGAIN),
+        let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
+        match cluster.writer.resize(key, &pod.uid, version, change).await {
+            PatchOutcome::Patched { .. } => return Resized::Accepted,
+            PatchOutcome::Gone => return Resized::Not(Next::Done),
+            PatchOutcome::Conflict => return Resized::Not(Next::After(LOOK_AGAIN)),
+            PatchOutcome::Undecided { .. } => return Resized::Undecided,
             PatchOutcome::Refused { code, message } => {
                 fault = format!("its resize was refused with {code}: {message}");
             }
         }
     }
-    let Some(leaving) = &known.guest.leaving else { return Next::Done };
-    take_back(app, cluster, known, (seen, leaving), &fault).await
+    Resized::Refused(fault)
 }
 
 /// Takes back the first write, since the second one has no effect. Only while the container runs that
@@ -348,10 +380,9 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let read = match cluster.writer.read_back(key).await {
-        Err(_) => return Next::After(TRY_AGAIN),
-        Ok(None) => return Next::Done,
-        Ok(Some(read)) => read,
+    let read = match read(cluster, pod, key).await {
+        Ok(read) => read,
+        Err(next) => return next,
     };
     let annotations = read.metadata.annotations.unwrap_or_default();
     let version = read.metadata.resource_version.unwrap_or_default();
@@ -359,7 +390,7 @@ async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodK
     match known.write(app, cluster, &held.settled_placement(), &version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
-            app.moves.forget(&pod.uid);
+            app.moves.unstick(&pod.uid);
             Next::Done
         }
         PatchOutcome::Gone => Next::Done,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::bind::recall::{
-    Ends, LOOK_AGAIN, Next, STAY_FOR, TRY_AGAIN, names, pending_resize,
+    Ends, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, names, pending_resize, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName};
@@ -16,7 +16,6 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::change::commits::Debt;
 use crate::metrics::moves::{MoveReason, MoveResult};
@@ -68,7 +67,8 @@ async fn give_back(app: &Arc<App>, pod: &PodRef) {
     }
 }
 
-/// Once a restart is ordered, it is followed until a list shows what came of it, also if no pod needs that any more.
+/// Once a restart is ordered, it is followed until a list shows what came of it, also if no pod needs that
+/// any more.
 async fn step(
     app: &Arc<App>,
     cluster: &ClusterTruth,
@@ -83,10 +83,9 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let read = match cluster.writer.read_back(key).await {
-        Err(_) => return Next::After(TRY_AGAIN),
-        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => read,
-        Ok(_) => return Next::Done,
+    let read = match read(cluster, pod, key).await {
+        Ok(read) => read,
+        Err(next) => return next,
     };
     let pending = pending_resize(&read);
     let seen = SeenPod::from_api(&read);
@@ -123,30 +122,19 @@ async fn order_restart(
     let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
     let ordered = Order { node, device, before, ended: None };
-    let mut fault = String::new();
-    for cpu in container.resized() {
-        let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
-        match cluster.writer.resize(key, &pod.uid, version, change).await {
-            PatchOutcome::Patched { .. } => {
-                app.moves.restarted(&pod.uid, app.clock.now());
-                tell(app, pod, &debt);
-                *order = Some(ordered);
-                return Next::After(LOOK_AGAIN);
-            }
-            PatchOutcome::Gone => return Next::Done,
-            PatchOutcome::Conflict => return Next::After(LOOK_AGAIN),
-            PatchOutcome::Undecided { .. } => {
-                // The next look shows whether it arrived.
-                app.moves.restarted(&pod.uid, app.clock.now());
-                *order = Some(ordered);
-                return Next::After(TRY_AGAIN);
-            }
-            PatchOutcome::Refused { code, message } => {
-                fault = format!("its resize was refused with {code}: {message}");
-            }
-        }
+    let (resized, next) = match resize(cluster, (pod, key), seen).await {
+        Resized::Accepted => (true, LOOK_AGAIN),
+        // The next look shows whether it arrived.
+        Resized::Undecided => (false, TRY_AGAIN),
+        Resized::Not(next) => return next,
+        Resized::Refused(fault) => return failed(app, pod, &fault),
+    };
+    app.moves.restarted(&pod.uid, app.clock.now());
+    if resized {
+        tell(app, pod, &debt);
     }
-    failed(app, pod, &fault)
+    *order = Some(ordered);
+    Next::After(next)
 }
 
 fn tell(app: &App, pod: &PodRef, debt: &Debt) {

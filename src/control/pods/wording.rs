@@ -242,6 +242,7 @@ fn amount(amount: &Amount) -> String {
         Amount::SharedSlot => "a replica slot".to_owned(),
     }
 }
+
 /// What is said of the containers that are restarted for a pod.
 pub(crate) fn restarts(count: usize) -> String {
     match count {

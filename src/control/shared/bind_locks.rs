@@ -175,7 +175,12 @@ impl Moving {
         self.stuck.contains(uid)
     }
 
-    /// Forgets a pod that could not be moved, or has ended.
+    /// Notes that a pod need not be moved any more.
+    pub(crate) fn unstick(&self, uid: &PodUid) {
+        self.stuck.remove(uid);
+    }
+
+    /// Forgets a pod that has ended.
     pub(crate) fn forget(&self, uid: &PodUid) {
         self.stuck.remove(uid);
         self.restarts.remove(uid);

@@ -139,21 +139,30 @@ impl Ledger {
 
     /// The guests of a node, or of all nodes, that are to go home and have not left yet.
     pub fn recalled(&self, node: Option<&str>) -> Vec<PodRef> {
-        let mut recalled = Vec::new();
-        let mut look = |node_state: &NodeState| {
+        self.named_on(node, |node_state, recalled| {
             let held = node_state.reservations().values();
             let held = held
                 .filter(|held| matches!(held.departure, Departure::Recalled | Departure::Settling));
             recalled.extend(held.map(|held| held.pod.clone()));
-        };
+        })
+    }
+
+    /// The pods that `look` adds for a node, or for all nodes.
+    fn named_on(
+        &self,
+        node: Option<&str>,
+        look: impl Fn(&NodeState, &mut Vec<PodRef>),
+    ) -> Vec<PodRef> {
+        let mut pods = Vec::new();
         match node {
-            None => self.look_at_each(look),
+            None => self.look_at_each(|node_state| look(node_state, &mut pods)),
             Some(node) => {
-                let at = self.position(node);
-                at.into_iter().for_each(|at| self.node_entry(at).look(|_, state| look(state)));
+                if let Some(at) = self.position(node) {
+                    self.node_entry(at).look(|_, node_state| look(node_state, &mut pods));
+                }
             }
         }
-        recalled
+        pods
     }
 
     /// The pods that are being bound to a device.
@@ -168,7 +177,8 @@ impl Ledger {
         })
     }
 
-    /// The placement to post for a pod that is being bound, and the pods that it waits for. A pod that was to be a guest is at home, if its room was given to another pod meanwhile.
+    /// The placement to post for a pod that is being bound, and the pods that it waits for. A pod that was
+    /// to be a guest is at home, if its room was given to another pod meanwhile.
     pub fn to_post(&self, uid: &PodUid) -> Option<ToPost> {
         let is_recalled =
             |held: &Reservation| is_assumed(Some(held)) && held.departure == Departure::Recalled;
@@ -186,11 +196,10 @@ impl Ledger {
             let devices = node_state.devices().iter().filter(is_its);
             let guests = devices.flat_map(DeviceState::guests);
             let leaving = guests.filter(|(_, guest)| guest.is_leaving).map(|(uid, _)| uid.clone());
-            let leaving: Vec<PodUid> = leaving.collect();
-            let devices = node_state.devices().iter();
-            let here = devices.filter(|device| runs_on.contains(&device.device().id));
+            let here = node_state.devices().iter();
+            let here = here.filter(|device| runs_on.contains(&device.device().id));
             let giving_back = here.clone().flat_map(|it| guests::in_the_way(node_state, it));
-            let waits_for = leaving.into_iter().chain(giving_back).collect();
+            let waits_for = leaving.chain(giving_back).collect();
             let is_short = guests::is_short_of_memory(node_state, here);
             let is_there =
                 |id: &DeviceId| node_state.devices().iter().any(|it| it.device().id == *id);
@@ -203,21 +212,12 @@ impl Ledger {
     /// The pods on a node, or on all nodes, that are to give back the memory that they use above their
     /// request, and have no move under way.
     pub fn to_give_back(&self, node: Option<&str>) -> Vec<PodRef> {
-        let mut all = Vec::new();
-        let mut look = |node_state: &NodeState| {
+        self.named_on(node, |node_state, all| {
             let chosen = guests::to_give_back(node_state);
             let held = chosen.iter().filter_map(|uid| node_state.reservation(uid));
             let held = held.filter(|held| !held.is_going_home());
             all.extend(held.map(|held| held.pod.clone()));
-        };
-        match node {
-            None => self.look_at_each(look),
-            Some(node) => {
-                let at = self.position(node);
-                at.into_iter().for_each(|at| self.node_entry(at).look(|_, state| look(state)));
-            }
-        }
-        all
+        })
     }
 
     /// Notes what becomes of the memory that a pod uses above its request.
@@ -227,8 +227,7 @@ impl Ledger {
 
     /// Notes that no task takes back the memory of a pod any more.
     pub fn end_giving_back(&self, uid: &PodUid) -> Vec<LedgerEvent> {
-        let gives_back = |held: &Reservation| held.borrowed == BorrowedMemory::GivingBack;
-        match self.reservation(uid).is_some_and(|held| gives_back(&held)) {
+        match self.borrows_as(uid, BorrowedMemory::GivingBack) {
             true => self.note_borrowed(uid, BorrowedMemory::Free),
             false => Vec::new(),
         }
@@ -259,7 +258,13 @@ impl Ledger {
 
     /// Whether the memory that a pod uses above its request cannot be taken back.
     pub fn keeps_memory(&self, uid: &PodUid) -> bool {
-        self.reservation(uid).is_some_and(|held| held.borrowed == BorrowedMemory::Kept)
+        self.borrows_as(uid, BorrowedMemory::Kept)
+    }
+
+    fn borrows_as(&self, uid: &PodUid, borrowed: BorrowedMemory) -> bool {
+        self.look_at_guest(uid, |node_state| {
+            node_state.reservation(uid).is_some_and(|held| held.borrowed == borrowed)
+        })
     }
 
     /// Whether others must give back memory before a guest has what it requests at home.

@@ -291,8 +291,7 @@ mod tests {
     use crate::hardware::units::{MemMib, MilliCpu};
     use crate::ledger::nodes::node_entry::NodeEntry;
     use crate::model::node_state::NodeState;
-    use crate::scoring::cost::Cost;
-    use crate::scoring::cost::Ties;
+    use crate::scoring::cost::{Cost, Ties};
 
     fn node_table(count: usize) -> NodeTable {
         let mut node_table = NodeTable::default();

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_set};
 
 use crate::hardware::device_class::ClassId;
 use crate::ledger::nodes::table::{index, number};
-use crate::scoring::cost::LocalCost;
-use crate::scoring::cost::Ties;
+use crate::scoring::cost::{LocalCost, Ties};
 use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
 /// What the placements of a family have in common.

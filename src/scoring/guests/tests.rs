@@ -8,7 +8,7 @@ use crate::hardware::units::Timestamp;
 use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest};
+use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
 use crate::model::reservation::{PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};

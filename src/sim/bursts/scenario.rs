@@ -7,17 +7,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use crate::hardware::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
+use crate::hardware::pool::{PoolRule, PoolRules};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::NodeReport;
-use crate::ledger::nodes::state::{Ledger, Settings};
+use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
@@ -26,6 +25,7 @@ use crate::model::request::{Amount, GpuRequest, Limit, Movable};
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
 use crate::scoring::strategy::Strategy;
 use crate::sim::bursts::world::{Burst, Comer, DAY, HOUR, Habits, Kind, Ms, SECOND, comers};
+use crate::sim::run::cluster::untimed_ledger;
 
 const NODES: usize = 8;
 const GPUS_EACH: usize = 8;
@@ -42,9 +42,6 @@ const KEPT: Ms = HOUR;
 
 /// Pods that wait longer for their GPU count as waiting.
 const PATIENCE: Ms = 10 * SECOND;
-
-/// Longer than any run: here nothing goes stale.
-const FOREVER: Duration = Duration::from_secs(u64::MAX / 1_000);
 
 /// Size and length of a run.
 #[derive(Clone, Copy, Debug)]
@@ -198,14 +195,7 @@ pub fn play(setting: Setting, rule: PoolRule) -> Figures {
 
 impl Fleet {
     fn new(setting: Setting, rule: PoolRule) -> Self {
-        let ledger = Ledger::new(Settings {
-            hold_for: FOREVER,
-            stale_after: FOREVER,
-            drain_limit: FOREVER,
-            warm_up: Duration::ZERO,
-            unmanaged_tolerance: MemMib::ZERO,
-            first_session: 1,
-        });
+        let ledger = untimed_ledger();
         ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
         let (mut reports, mut gpus) = (Vec::new(), BTreeMap::new());
         for node in 0..NODES {
@@ -457,7 +447,7 @@ impl Fleet {
     /// The most memory that a pod may use now: what no other pod that runs there requests or uses.
     fn may_take(&self, pod: usize) -> u64 {
         let Some(live) = self.live.get(&pod) else { return 0 };
-        let lends = matches!(self.rule.borrow, Borrow::Memory { .. });
+        let lends = self.rule.borrow.lends_memory();
         if !lends || self.comers[pod].kind != Kind::Notebook {
             return 0;
         }

@@ -97,14 +97,7 @@ impl SimCluster {
         seed: i64,
         most_moves: usize,
     ) -> Result<Self, ReportRefusal> {
-        let ledger = Ledger::new(Settings {
-            hold_for: FOREVER,
-            stale_after: FOREVER,
-            drain_limit: FOREVER,
-            warm_up: Duration::ZERO,
-            unmanaged_tolerance: MemMib::ZERO,
-            first_session: 1,
-        });
+        let ledger = untimed_ledger();
         let rules: BTreeSet<PoolRule> = nodes.iter().map(TraceNode::rule).collect();
         ledger.share_by(PoolRules::new(rules.iter().map(|rule| (pool_of(*rule), *rule))));
         let added = nodes.iter().enumerate().map(|(rank, node)| add_node(&ledger, rank, node));
@@ -359,6 +352,18 @@ impl SimCluster {
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+}
+
+/// A ledger in which time ends nothing.
+pub(crate) fn untimed_ledger() -> Ledger {
+    Ledger::new(Settings {
+        hold_for: FOREVER,
+        stale_after: FOREVER,
+        drain_limit: FOREVER,
+        warm_up: Duration::ZERO,
+        unmanaged_tolerance: MemMib::ZERO,
+        first_session: 1,
+    })
 }
 
 /// Arrivals are numbered, as a trace pod may come several times.

@@ -20,10 +20,11 @@ use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::team::TeamShare;
 use gpupack::server::api::reports;
 use gpupack::server::scheduler::verbs;
-use gpupack::step::outside::{Action, Answer, Event, Outside};
+use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
 use crate::harness::api_server::{Fake, TIMEOUT};
+use crate::harness::steps::carry_out;
 
 /// A pod. Without devices it waits.
 fn pod(namespace: &str, name: &str, priority: i32, share: &str, device: Option<&str>) -> Value {
@@ -129,21 +130,8 @@ impl Bed {
             self.now += 50;
             let now = Timestamp::from_millis(self.now);
             self.time.set(now);
-            let mut actions = self.app.outside.step(Event::Changed, now);
-            while let Some(action) = actions.pop() {
-                let event = match action {
-                    Action::Work(work) => {
-                        work();
-                        Event::Changed
-                    }
-                    Action::Call { id, request, .. } => {
-                        let (status, body) = self.answer(&request);
-                        let body = Some(body.to_string().into_bytes());
-                        Event::Answered { id, answer: Ok(Answer { status, body, date: None }) }
-                    }
-                };
-                actions.extend(self.app.outside.step(event, now));
-            }
+            let app = Arc::clone(&self.app);
+            carry_out(&app, now, |request| self.answer(request));
         }
     }
 

@@ -19,6 +19,19 @@ use serde_json::{Value, json};
 use super::binding::{Bed, pod_of};
 use crate::harness::api_server::Fake;
 
+fn gpu(at: usize, id: &str) -> Value {
+    json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000, "reservedMib": 0,
+        "kind": "Gpu", "healthy": true})
+}
+
+/// Two GPUs of a pool that lends; binds wait so long for guests.
+async fn lending(fake: &Fake, recall: Duration) -> Bed {
+    let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+    let pools = PoolRules::new([(PoolName::new(""), lends)]);
+    let config = Config { recall, pools, ..Config::default() };
+    Bed::with(fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await
+}
+
 /// A pod that has three quarters of one GPU, and runs on the other one.
 fn guest(bed: &Bed) -> PodFact {
     let id = |name: &str| DeviceId::new(name).unwrap();
@@ -73,14 +86,7 @@ fn kept(bed: &Bed) -> BTreeSet<PodUid> {
 async fn room_that_is_given_up_while_its_bind_waits_for_guests_is_not_kept_again() {
     for is_given_up in [false, true] {
         let fake = Fake::with_pod();
-        let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
-        let pools = PoolRules::new([(PoolName::new(""), lends)]);
-        let config = Config { recall: Duration::from_secs(1), pools, ..Config::default() };
-        let gpu = |at: usize, id: &str| {
-            json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
-                "reservedMib": 0, "kind": "Gpu", "healthy": true})
-        };
-        let bed = Bed::with(&fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await;
+        let bed = lending(&fake, Duration::from_secs(1)).await;
         // All is taken, and room is kept for the pod.
         let now = bed.app.clock.now();
         for name in ["a", "b"] {
@@ -119,14 +125,7 @@ async fn room_that_is_given_up_while_its_bind_waits_for_guests_is_not_kept_again
 #[tokio::test]
 async fn a_bind_that_waits_for_guests_ends_if_its_gpu_is_replaced() {
     let fake = Fake::with_pod();
-    let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
-    let pools = PoolRules::new([(PoolName::new(""), lends)]);
-    let config = Config { recall: Duration::from_secs(2), pools, ..Config::default() };
-    let gpu = |at: usize, id: &str| {
-        json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
-            "reservedMib": 0, "kind": "Gpu", "healthy": true})
-    };
-    let bed = Bed::with(&fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await;
+    let bed = lending(&fake, Duration::from_secs(2)).await;
     // A quarter of GPU-a is left beside the guest's home, so the pod gets GPU-b, where the guest is.
     bed.app.ledger.see_pod(&guest(&bed), bed.app.clock.now());
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));

@@ -24,10 +24,11 @@ use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::server::api::reports;
-use gpupack::step::outside::{Action, Answer, Event, Outside};
+use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
 use crate::harness::api_server::{Fake, TIMEOUT};
+use crate::harness::steps::carry_out;
 
 const NODES: [&str; 2] = ["n1", "n2"];
 
@@ -155,21 +156,8 @@ impl Bed {
             self.now += 50;
             let now = Timestamp::from_millis(self.now);
             self.time.set(now);
-            let mut actions = self.app.outside.step(Event::Changed, now);
-            while let Some(action) = actions.pop() {
-                let event = match action {
-                    Action::Work(work) => {
-                        work();
-                        Event::Changed
-                    }
-                    Action::Call { id, request, .. } => {
-                        let (status, body) = self.answer(&request);
-                        let body = Some(body.to_string().into_bytes());
-                        Event::Answered { id, answer: Ok(Answer { status, body, date: None }) }
-                    }
-                };
-                actions.extend(self.app.outside.step(event, now));
-            }
+            let app = Arc::clone(&self.app);
+            carry_out(&app, now, |request| self.answer(request));
             if self.app.lists.is_wanted() && self.app.leading.is_here() {
                 self.list();
             }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::hardware::pool::Borrow;
 
 fn rule(borrow: Borrow, spread_empty: bool) -> PoolRule {
     PoolRule { borrow, spread_empty, ..PoolRule::default() }

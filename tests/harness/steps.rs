@@ -1,0 +1,29 @@
+//! The shipped core in steps, for tests that set the time themselves.
+
+use gpupack::control::shared::app::App;
+use gpupack::hardware::units::Timestamp;
+use gpupack::step::outside::{Action, Answer, Event};
+use serde_json::Value;
+
+/// Carries out what the core wants at a time, until it wants nothing more; `answer` is the API server.
+pub(crate) fn carry_out(
+    app: &App,
+    now: Timestamp,
+    mut answer: impl FnMut(&hyper::Request<Vec<u8>>) -> (u16, Value),
+) {
+    let mut actions = app.outside.step(Event::Changed, now);
+    while let Some(action) = actions.pop() {
+        let event = match action {
+            Action::Work(work) => {
+                work();
+                Event::Changed
+            }
+            Action::Call { id, request, .. } => {
+                let (status, body) = answer(&request);
+                let body = Some(body.to_string().into_bytes());
+                Event::Answered { id, answer: Ok(Answer { status, body, date: None }) }
+            }
+        };
+        actions.extend(app.outside.step(event, now));
+    }
+}

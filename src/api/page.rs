@@ -200,6 +200,7 @@ pub struct GpuCell(pub (usize, u64, u8, u64, Vec<TenantCell>, Option<u64>));
 /// One tenant of a device, as a list: position of its namespace in `namespaces`, `null` if the caller
 /// may not see its pods; compute share and memory in thousandths of the device; flags (`1` the pod has ended and its processes may still
 /// use the device, `2` no isolation of its memory is verified, `4` a guest: it runs here in free room and
-/// is allocated another device, `8` it runs on another device).
+/// is allocated another device, `8` it runs on another device, `16` memory in use above the request of a
+/// pod that runs there, in thousandths rounded down to 20; it counts as free).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantCell(pub (Option<usize>, u64, u64, u8));

@@ -177,7 +177,7 @@ pub fn is_short_of_memory<'a>(
 }
 
 /// The pods that run on a device and use more of its memory than they request, with how much more.
-fn borrowers<'a>(
+pub fn borrowers<'a>(
     node: &'a NodeState,
     device: &'a DeviceState,
 ) -> impl Iterator<Item = (&'a PodUid, MemMib)> {

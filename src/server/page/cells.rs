@@ -10,6 +10,7 @@ use crate::model::device_state::DeviceState;
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
+use crate::scoring::guests::borrowers;
 use crate::server::views::inspect::reporting;
 use crate::usage::node_details::NodeDetails;
 
@@ -120,13 +121,21 @@ fn gpu_cell(node: &NodeState, device_state: &DeviceState, sight: &mut Sight<'_>)
             4,
         )));
     }
+    for (uid, borrowed) in borrowers(node, device_state) {
+        let namespace = node.reservation(uid).map_or("", |held| held.pod.namespace());
+        let borrowed = stepped(borrowed, capacity);
+        if borrowed > 0 {
+            let position = sight.legend.namespaces.position(namespace, sight.number);
+            tenants.push(TenantCell((Some(position), 0, borrowed, 16)));
+        }
+    }
     GpuCell((
         sight.legend.models.position(device.model.as_str(), sight.number),
         capacity.mib(),
         flags,
         thousandths_of(device_state.unallocated_use(), capacity),
         tenants,
-        device_state.used().map(|used| thousandths_of(used, capacity) / USED_STEP * USED_STEP),
+        device_state.used().map(|used| stepped(used, capacity)),
     ))
 }
 
@@ -138,9 +147,72 @@ fn thousandths_of(part: MemMib, whole: MemMib) -> u64 {
     Share::ratio(part, whole).map_or(0, thousandths)
 }
 
+/// Memory in use in thousandths of a device, rounded down to a step.
+fn stepped(used: MemMib, capacity: MemMib) -> u64 {
+    thousandths_of(used, capacity) / USED_STEP * USED_STEP
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::hardware::device::{DeviceId, PodUid};
+    use crate::hardware::device_class::DeviceClasses;
+    use crate::hardware::pool::{Borrow, PoolRule};
+    use crate::hardware::units::{Demand, Timestamp};
+    use crate::model::device_state::{DeviceUse, ProcessUse};
+    use crate::model::request::{Amount, GpuRequest, Limit, Movable};
+    use crate::model::reservation::{PlacedDevice, Reservation};
+    use crate::scoring::fixture::{node_of, tenant};
+
+    /// A pod with half of a GPU that may borrow the other half.
+    fn borrower(name: &str) -> Reservation {
+        let demand = Demand { memory: MemMib::new(500), share: Share::from_millionths(500_000) };
+        let placed = PlacedDevice { id: DeviceId::new("A").unwrap(), demand };
+        let mut request = GpuRequest::one(Amount::Fraction(demand.share));
+        (request.limit, request.movable) = (Some(Limit::Fraction(Share::WHOLE)), Movable::Restart);
+        Reservation { request: Some(Arc::new(request)), ..tenant(name, vec![placed]) }
+    }
+
+    #[test]
+    fn what_is_borrowed_has_cells_of_its_own() {
+        let mut classes = DeviceClasses::default();
+        let mut node = node_of("A:1000/1000 B:1000/1000", &mut classes);
+        let borrow = Borrow::Memory { most: Share::WHOLE };
+        node.share_by(PoolRule { borrow, ..PoolRule::default() }, &mut classes);
+        for name in ["p", "q"] {
+            node.allocate(borrower(name));
+        }
+        node.lend(&PodUid::new("q"), DeviceId::new("B").unwrap());
+        let seen = |device: &str, pod: &str, mib: u64| DeviceUse {
+            used: Some(MemMib::new(mib)),
+            processes: Some(vec![ProcessUse {
+                pod: Some(PodUid::new(pod)),
+                memory: Some(MemMib::new(mib)),
+            }]),
+            ..DeviceUse::idle(DeviceId::new(device).unwrap())
+        };
+        let mut cells = |uses: [u64; 2]| {
+            node.observe(&[seen("A", "p", uses[0]), seen("B", "q", uses[1])], Timestamp::START);
+            let mut legend = Legend::default();
+            let details = NodeDetails::default();
+            let limits = DriverLimits::Unused;
+            let mut sight = Sight { details: &details, limits, legend: &mut legend, number: 1 };
+            let gpus = node_cell(&node, &mut sight).gpus;
+            let tenants = |GpuCell(gpu): GpuCell| -> Vec<(u64, u64, u8)> {
+                let parts = |TenantCell(it): TenantCell| (it.1, it.2, it.3 & !2);
+                gpu.4.into_iter().map(parts).collect()
+            };
+            gpus.into_iter().map(tenants).collect::<Vec<_>>()
+        };
+        let (here, away, guest) = ((500, 500, 0), (500, 500, 8), (500, 500, 4));
+        assert_eq!(cells([500, 0]), [vec![here, away], vec![guest]]);
+        assert_eq!(cells([519, 500]), [vec![here, away], vec![guest]], "less than a step");
+        let borrowed = |thousandths| (0, thousandths, 16);
+        let [home, on] = [vec![here, away, borrowed(220)], vec![guest, borrowed(500)]];
+        assert_eq!(cells([733, 1_000]), [home, on]);
+    }
 
     #[test]
     fn a_name_is_sent_once() {

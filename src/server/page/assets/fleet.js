@@ -4,11 +4,13 @@
 import { count, words } from "./words.js";
 
 export const UNHEALTHY = 1, OVERALLOCATED = 2, MIG_PARENT = 4, KUBELET = 8, MIG_INSTANCE = 16;
-export const ENDED = 1, UNLIMITED = 2, GUEST = 4, AWAY = 8;
+export const ENDED = 1, UNLIMITED = 2, GUEST = 4, AWAY = 8, BORROWED = 16;
 const TEAM_COLORS = 10;
 
-// Pods that are allocated part of a GPU. Guests run there, and what they take counts as free.
-export const tenantsOf = (gpu) => gpu[4].filter((tenant) => !(tenant[3] & GUEST));
+// Pods that are allocated part of a GPU. Guests run there, and what they take counts as free; so does
+// memory that pods use above their requests.
+export const tenantsOf = (gpu) => gpu[4].filter((tenant) => !(tenant[3] & (GUEST | BORROWED)));
+export const borrowedOf = (gpu) => gpu[4].filter((tenant) => tenant[3] & BORROWED);
 export const guestsOf = (gpu) => gpu[4].filter((tenant) => tenant[3] & GUEST);
 
 export const fleet = {

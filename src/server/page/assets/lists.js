@@ -1,6 +1,6 @@
 // The text parts: the headline, the waiting pods, the table of GPUs, the search results.
 import { because, button, by, clock, count, fetchJson, gib, gpus, make, number, percent, setText, share, span } from "./words.js";
-import { allocated, deviceName, devices, faults, fleet, isFitting, tally, teamName, GUEST } from "./fleet.js";
+import { allocated, deviceName, devices, faults, fleet, isFitting, tally, teamName, BORROWED, GUEST } from "./fleet.js";
 import { drawing, reclaimable } from "./waste.js";
 
 const ROWS = 50;
@@ -161,7 +161,7 @@ export function showTable(nodes, namespace, open) {
     choose.setAttribute("aria-label", node.name + ", " + deviceName(node.name, index));
     name.append(choose);
     row.className = isFitting(node, index) ? "fits" : "";
-    const tenants = gpu[4].map((tenant) => teamName(tenant[0]) + (tenant[3] & GUEST ? " (guest)" : ""));
+    const tenants = gpu[4].map((tenant) => teamName(tenant[0]) + (tenant[3] & GUEST ? " (guest)" : tenant[3] & BORROWED ? " (borrows memory)" : ""));
     const counted = [...new Set(tenants)].map((team) => team + (tenants.filter((it) => it === team).length > 1 ? " × " + tenants.filter((it) => it === team).length : ""));
     const state = faults(node, gpu);
     if (isFitting(node, index)) state.unshift("would take your request");

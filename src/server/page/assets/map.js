@@ -1,7 +1,7 @@
 // The map: all GPUs on one canvas. Few GPUs are bars of their tenants; many are cells, drawn into a
 // pixel buffer. All positions are calculated, never looked up, so drawing and pointing agree.
 import { by, color, count, gib, make, number, percent, words } from "./words.js";
-import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, teamName, guestsOf, tenantsOf, AWAY, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
+import { allocated, deviceName, devices, fleet, idle, faults, isFitting, tally, teamColor, teamName, borrowedOf, guestsOf, tenantsOf, AWAY, ENDED, KUBELET, MIG_PARENT, OVERALLOCATED, UNHEALTHY, UNLIMITED } from "./fleet.js";
 
 export const CELLS_ABOVE = 1600;          // with more GPUs each is a cell
 const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4];
@@ -262,7 +262,7 @@ function drawBar(pen, shape, { x, y }, node, gpu, ink, teams) {
     });
   }
   pen.globalAlpha = alpha;
-  for (const guest of guestsOf(gpu)) { // in free room
+  for (const guest of [...guestsOf(gpu), ...borrowedOf(gpu)]) { // in free room
     [guest[1], guest[2]].forEach((part, side) => {
       const from = y + shape.h * (1 - Math.min(1, top[side] / 1000));
       top[side] += part;
@@ -307,7 +307,7 @@ export function showLegend(pick) {
       ...(seen.length > named.length ? [["--other", count(seen.length - named.length, "other namespace", "other namespaces")]] : []),
       ...(seen.length < fleet.namespaces.length ? [["--other", "another team"]] : []), ["--track", "free"]];
   entries.push(...(map.cells ? [["--edge", "takes no tenants"], ["--bad", "overallocated"]]
-    : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining, or runs on another GPU"], ["guest", "colored hatching: runs here, is allocated another GPU"],
+    : [["hatch", "hatched: no verified memory limit"], ["untracked", "red hatching: memory in use that is not allocated"], ["pale", "pale: draining, or runs on another GPU"], ["guest", "colored hatching: borrowed by a guest, or above a request; counts as free"],
       ["cross", "crossed: takes no tenants"], ["edge", "red edge: overallocated"]]));
   const key = JSON.stringify(entries) + isDark;
   if (key === legend) return;
@@ -342,14 +342,15 @@ export const isCells = () => map.cells;
 
 export function describe(node, index) {
   const gpu = node.gpus[index], { share, memory } = allocated(gpu), wrong = faults(node, gpu);
-  const guests = guestsOf(gpu);
+  const guests = guestsOf(gpu), borrowed = borrowedOf(gpu);
   const tenants = tenantsOf(gpu).map((tenant) => teamName(tenant[0]) + " " + percent(tenant[1]) + (tenant[3] & AWAY ? " (runs on another GPU)" : "") +
     (Math.abs(tenant[2] - tenant[1]) > 5 ? " and " + percent(tenant[2]) + " of memory" : ""));
   return node.name + ", " + deviceName(node.name, index) + ", " + fleet.models[gpu[0]] + ", " + gib(gpu[1]) + ": compute " + percent(share) + ", memory " + percent(memory) + " allocated" +
     (gpu[5] === null || gpu[5] === undefined ? "" : ", about " + (gpu[5] / 10).toFixed(0) + " % in use") + ". " +
     (wrong.length ? "Note: " + wrong.join(", ") + ". " : "") + (isFitting(node, index) ? "It would take your request. " : "") +
     (tenants.length ? count(tenants.length, "tenant", "tenants") + ": " + tenants.join("; ") + "." : guests.length ? "No tenant." : "Empty.") +
-    (guests.length ? " " + count(guests.length, "guest runs", "guests run") + " here until another pod needs it: " + guests.map((guest) => teamName(guest[0]) + " " + percent(guest[1])).join("; ") + "." : "");
+    (guests.length ? " " + count(guests.length, "guest runs", "guests run") + " here until another pod needs it: " + guests.map((guest) => teamName(guest[0]) + " " + percent(guest[1])).join("; ") + "." : "") +
+    (borrowed.length ? " Memory above requests, which is given back when another pod needs it: " + borrowed.map((pod) => teamName(pod[0]) + " about " + percent(pod[2])).join("; ") + "." : "");
 }
 
 const HINT = "Point at a GPU, or Tab to the map and walk with the arrow keys. Enter or a click shows its pods.";

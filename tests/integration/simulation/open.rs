@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::request::placement::HOLD;
+use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::model::reservation::ReservationState;
 use gpupack::step::outside::{Answer, CallId, Lost};
 use hyper::Request;
@@ -77,6 +79,11 @@ impl World {
         let named = body["metadata"]["uid"].as_str().map(str::to_owned);
         let uid = named.or_else(|| self.api.uid_of(path)); // names are used again
         let uid = uid.or_else(|| self.open_of(life, path));
+        if let Some(note) = body["metadata"]["annotations"].get(HOLD) {
+            let note = note.as_str().and_then(RoomNote::read);
+            let holder = uid.as_deref().unwrap_or_default();
+            self.preempted.sent((life, id), holder, note.as_ref());
+        }
         let is_binding = path.ends_with("/binding") && body["metadata"]["annotations"].is_object();
         if self.replicas.len() > 1 && is_write && !is_lease && uid.is_some() {
             let until = self.open.terms.get(&life).copied().unwrap_or_default();

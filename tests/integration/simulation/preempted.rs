@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::kube_api::request::room_note::RoomNote;
+use gpupack::step::outside::CallId;
 
 /// A process evicts no second set of pods for one that it could not bind within this time.
 const PAUSE: u64 = 50_000;
@@ -16,6 +17,16 @@ struct Asked {
     is_evicted: bool,
     /// Whether the pod has the note.
     is_open: bool,
+    /// The first request by which each process took the note away.
+    given_up: BTreeMap<u64, CallId>,
+}
+
+impl Asked {
+    /// Whether an eviction by this request of this process may be for the pod. A process that takes the
+    /// note away has given the room up before, and sends no more evictions for it.
+    fn may_be_for(&self, (life, id): (u64, CallId)) -> bool {
+        self.given_up.get(&life).is_none_or(|given_up| id < *given_up)
+    }
 }
 
 /// For which pods others were asked to go.
@@ -40,11 +51,31 @@ impl Preempted {
         self.by_victim.insert(victim.to_owned(), i64::MAX);
     }
 
-    /// Notes that a pod is evicted.
-    pub(super) fn evicted(&mut self, victim: &str) {
+    /// Notes that a process sends a note, which takes an earlier one away if it names no victims. It may be
+    /// lost: what counts is that the process does not make this room any more.
+    pub(super) fn sent(
+        &mut self,
+        (life, id): (u64, CallId),
+        holder: &str,
+        note: Option<&RoomNote>,
+    ) {
+        if let Some(asked) = self.asked.get_mut(holder)
+            && note.is_none_or(|note| note.victims.is_empty())
+        {
+            asked.given_up.entry(life).or_insert(id);
+        }
+    }
+
+    /// Notes that a pod is evicted, by this request of this process. A request does not say for which pod.
+    /// One victim may have been named for two: for the first none went, its room was given up, and the second
+    /// got the victim (seed 7526). So this counts for a pod whose room was given up only if it can be for no
+    /// other.
+    pub(super) fn evicted(&mut self, victim: &str, request: (u64, CallId)) {
         self.count += 1;
         let asked = self.asked.values_mut().filter(|asked| asked.victims.contains(victim));
-        asked.for_each(|asked| asked.is_evicted = true);
+        let (open, given_up): (Vec<_>, Vec<_>) = asked.partition(|asked| asked.may_be_for(request));
+        let counts = if open.is_empty() { given_up } else { open };
+        counts.into_iter().for_each(|asked| asked.is_evicted = true);
     }
 
     /// Notes what a process writes on the important pod.
@@ -82,7 +113,8 @@ impl Preempted {
             let highest = self.by_victim.entry(victim.clone()).or_insert(priority);
             *highest = priority.max(*highest);
         }
-        let asked = Asked { life, at: now, victims, is_evicted: false, is_open: true };
+        let (is_evicted, is_open, given_up) = (false, true, BTreeMap::new());
+        let asked = Asked { life, at: now, victims, is_evicted, is_open, given_up };
         self.asked.insert(holder.to_owned(), asked);
         Ok(())
     }

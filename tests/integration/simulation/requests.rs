@@ -210,7 +210,7 @@ impl World {
             }
         }
         if !matches!(answers, Answers::Status(_)) {
-            self.note_write(life, request, uid.as_deref());
+            self.note_write((life, id), request, uid.as_deref());
         }
         self.api.now = self.now;
         let lease = self.api.lease.clone().filter(|_| request.uri().path().contains("/leases"));
@@ -288,7 +288,12 @@ impl World {
     }
 
     /// Checks a write that arrives: who may post a Binding, and what may be overwritten.
-    fn note_write(&mut self, life: u64, request: &Request<Vec<u8>>, uid: Option<&str>) {
+    fn note_write(
+        &mut self,
+        (life, id): (u64, CallId),
+        request: &Request<Vec<u8>>,
+        uid: Option<&str>,
+    ) {
         let path = request.uri().path();
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let metadata = &body["metadata"];
@@ -334,7 +339,7 @@ impl World {
             if !is_over && !is_asked && !is_dry_run(&body) {
                 self.broke(format!("{uid:?} is evicted, which was not requested"));
             } else if !is_over && !is_dry_run(&body) {
-                self.preempted.evicted(uid.unwrap_or_default());
+                self.preempted.evicted(uid.unwrap_or_default(), (life, id));
             }
         }
         if let Some(note) = metadata["annotations"].get(HOLD)

@@ -138,11 +138,11 @@ fn pods_that_borrow_are_moved_home_and_no_gpu_is_overallocated() {
         let all = [recalls, "gpupack_bind_recall_seconds_count"];
         all.iter().all(|series| metric(&base, series) > Some(0.0))
     });
-    assert!(is_seen, "guests go home, and binds wait for them");
-    assert!(metric(&base, "gpupack_guests ").is_some());
+    let guests = metric(&base, "gpupack_guests ");
     let id = demo.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     let output = demo.wait_with_output().unwrap();
+    assert!(is_seen && guests.is_some(), "guests go home, and binds wait for them: {guests:?}");
     assert_eq!(output.status.code(), Some(0));
     let summary: DemoSummary = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((summary.overallocated_max, summary.faults), (0, Vec::new()));

@@ -470,6 +470,7 @@ pub mod agent {
         pub mod fleet;
         pub mod mixed;
         pub mod probe;
+        pub mod programs;
     }
 
     /// The agent itself.
@@ -631,6 +632,7 @@ pub mod cli {
     pub mod demo {
         pub(crate) mod pods;
         pub(crate) mod scheduler;
+        pub(crate) mod kubelet;
         pub(crate) mod drive;
         pub(crate) mod summary;
         pub mod command;

@@ -94,6 +94,9 @@ pub struct DemoSummary {
     pub overallocated_max: usize,
     /// Errors in the ledger, for people.
     pub faults: Vec<String>,
+    /// What pods borrowed, and the restarts for that; left out without `--bursts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub borrowing: Option<DemoBorrowing>,
     /// Milliseconds until the base load was placed.
     pub filled_after_ms: u64,
     /// Milliseconds until the end.
@@ -120,6 +123,22 @@ pub struct PodCounts {
     pub withdrawn: u64,
     /// Binds that failed although *filter* had accepted the node.
     pub bind_conflicts: u64,
+}
+
+/// What pods of a demo borrowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DemoBorrowing {
+    /// Bursts that got the memory that they wanted.
+    pub bursts: u64,
+    /// Bursts for which their GPU had no memory.
+    pub bursts_refused: u64,
+    /// Containers that were restarted to move their pod home.
+    pub recalls: u64,
+    /// Containers that were restarted in place, to take memory back.
+    pub take_backs: u64,
+    /// Restarts that were not made, since others before had been in vain.
+    pub failed: u64,
 }
 
 /// Pods of a demo that are not placed for one reason.

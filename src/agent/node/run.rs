@@ -21,7 +21,7 @@ use crate::agent::node::link::Link;
 use crate::agent::node::replicas::{Family, Target};
 use crate::agent::node::sampler::Sampler;
 use crate::agent::node::session::Session;
-use crate::agent::simulated::fleet::Fleet;
+use crate::agent::simulated::fleet::{Fleet, FleetNode};
 use crate::agent::simulated::probe::SimulatedProbe;
 use crate::hardware::units::Timestamp;
 
@@ -67,11 +67,24 @@ pub async fn run_fleet(
     fleet: &Fleet,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
+    run_probes(config, fleet, |node| SimulatedProbe::new(fleet, node), stop).await
+}
+
+/// The same with other probes of the nodes.
+///
+/// # Errors
+/// As [`run_fleet`].
+pub async fn run_probes<P: Probe + 'static>(
+    config: &AgentConfig,
+    fleet: &Fleet,
+    probe: impl Fn(&FleetNode) -> P,
+    stop: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
     let mut agent = Agent::new(config)?;
     let count = u32::try_from(fleet.nodes.len()).unwrap_or(u32::MAX).max(1);
     for (position, node) in (0..count).zip(&fleet.nodes) {
         let phase = config.period.saturating_mul(position) / count;
-        agent.start(&node.name, SimulatedProbe::new(fleet, node), phase);
+        agent.start(&node.name, probe(node), phase);
     }
     agent.run(stop).await
 }

@@ -95,36 +95,7 @@ impl Probe for SimulatedProbe {
     /// Lists processes each time, whatever is requested: it costs nothing here.
     fn sample(&mut self, _: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         self.processes.retain(|_, process| process.ends.is_none_or(|ends| now < ends));
-        let uses = self.inventory.iter().map(|device| {
-            let processes = self.processes_on(&device.uuid);
-            let used_mib = processes.iter().filter_map(|process| process.memory_mib).sum();
-            // Like the driver: of a GPU in MIG mode only its health is read.
-            let whole = device.kind != DeviceKind::MigParent;
-            let busy = if processes.is_empty() { 0 } else { 50 };
-            DeviceUse {
-                uuid: device.uuid.clone(),
-                used_mib: whole.then_some(used_mib),
-                busy_percent: (device.kind == DeviceKind::Gpu).then_some(busy),
-                healthy: device.healthy,
-                fault: None,
-                last_xid: None,
-                mps: None,
-                processes: whole.then_some(processes),
-                tenants: Vec::new(),
-            }
-        });
-        let uses = uses.collect();
-        let inventory = Arc::clone(&self.inventory);
-        let (xids, draining) = (BTreeMap::new(), BTreeSet::new());
-        Ok(Sample {
-            inventory,
-            uses,
-            driver: None,
-            xids,
-            unreadable: 0,
-            has_unwatched_pods: false,
-            draining,
-        })
+        Ok(sample_of(&self.inventory, |uuid| self.processes_on(uuid)))
     }
 
     fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
@@ -150,6 +121,40 @@ impl Probe for SimulatedProbe {
 
     fn may_block(&self) -> bool {
         false
+    }
+}
+
+/// A sample of devices that work, each with its processes.
+pub(crate) fn sample_of(
+    inventory: &Arc<[DeviceReport]>,
+    mut processes_on: impl FnMut(&str) -> Vec<ProcessUse>,
+) -> Sample {
+    let uses = inventory.iter().map(|device| {
+        let processes = processes_on(&device.uuid);
+        let used_mib = processes.iter().filter_map(|process| process.memory_mib).sum();
+        // Like the driver: of a GPU in MIG mode only its health is read.
+        let whole = device.kind != DeviceKind::MigParent;
+        let busy = if processes.is_empty() { 0 } else { 50 };
+        DeviceUse {
+            uuid: device.uuid.clone(),
+            used_mib: whole.then_some(used_mib),
+            busy_percent: (device.kind == DeviceKind::Gpu).then_some(busy),
+            healthy: device.healthy,
+            fault: None,
+            last_xid: None,
+            mps: None,
+            processes: whole.then_some(processes),
+            tenants: Vec::new(),
+        }
+    });
+    Sample {
+        inventory: Arc::clone(inventory),
+        uses: uses.collect(),
+        driver: None,
+        xids: BTreeMap::new(),
+        unreadable: 0,
+        has_unwatched_pods: false,
+        draining: BTreeSet::new(),
     }
 }
 

@@ -19,15 +19,18 @@ use crate::agent::node::config::AgentConfig;
 use crate::agent::node::metrics;
 use crate::agent::node::metrics::AgentMetrics;
 use crate::agent::node::replicas::Resolver;
-use crate::agent::node::run::run_fleet;
+use crate::agent::node::run::{run_fleet, run_probes};
 use crate::agent::node::session::Session;
 use crate::agent::simulated::fleet::Fleet;
 use crate::agent::simulated::probe::SimulatedProbe;
+use crate::agent::simulated::programs::Programs;
 use crate::cli::base::logging;
 use crate::cli::base::logging::LogArgs;
 use crate::cli::base::plain::Output;
 use crate::cli::demo::drive::{Arrivals, Drive, Figures};
-use crate::cli::demo::pods::{pools, shares};
+use crate::cli::demo::kubelet::Kubelet;
+use crate::cli::demo::pods::{lending, pools, shares};
+use crate::cli::demo::scheduler;
 use crate::cli::demo::scheduler::Scheduler;
 use crate::cli::demo::summary;
 use crate::cli::demo::summary::progress;
@@ -101,6 +104,10 @@ pub struct DemoArgs {
     /// Guarantee GPUs to teams, and limit what one of them may have
     #[arg(long)]
     teams: bool,
+    /// Let notebooks use more than they request while that is free, on other GPUs of their node and in
+    /// memory; their containers are restarted when others need it. For at most 200 nodes
+    #[arg(long, conflicts_with = "once")]
+    bursts: bool,
     /// Address to listen on [default: a free port of the loopback interface]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
@@ -166,6 +173,10 @@ impl DemoArgs {
 /// # Errors
 /// An address that cannot be listened on, a call that fails, or a ledger whose sums are wrong.
 pub fn run(args: &DemoArgs, clock: Clock) -> Result<()> {
+    let nodes = usize::try_from(args.nodes).unwrap_or(usize::MAX);
+    if args.bursts && nodes > HTTP_FILL_MAX_NODES {
+        bail!("`--bursts` is for at most {HTTP_FILL_MAX_NODES} nodes, not {nodes}");
+    }
     let level = args.log.level_flag().unwrap_or("error");
     let set_log_level = logging::start(level, args.log.format())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -182,6 +193,9 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
     let listen = listener.local_addr()?;
     let base = format!("http://{}", own_address(listen));
     let app = Arc::new(app(args, listen, clock));
+    let fleet = fleet(args);
+    let programs = args.bursts.then(|| Arc::new(Programs::new(&fleet)));
+    let kubelet = programs.map(|programs| Arc::new(Kubelet::new(Arc::clone(&app), programs)));
     let figures = watch::Sender::new(Figures::default());
     let (stop, stopped) = watch::channel(false);
     let service = Service::new(Arc::clone(&app), set_log_level);
@@ -199,10 +213,14 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
         args.say("Any client of this address can change the demo's ledger.");
     }
     let result = tokio::select! {
-        result = live(args, &app, &figures, &base, &stopped) => result,
+        result = live(args, &app, (&fleet, kubelet.as_ref()), &figures, &base, &stopped) => result,
         never = show_progress(args, &app, &figures) => match never {},
+        never = run_kubelet(kubelet.as_deref()) => match never {},
     };
-    let summary = summary::summary(&app, &figures.borrow(), args.seed);
+    // A call that the end of the service cut off is no failure.
+    let was_stopped = *stopped.borrow();
+    let result = if was_stopped { Ok(()) } else { result };
+    let summary = summary::summary(&app, &figures.borrow(), kubelet.as_deref(), args.seed);
     stop.send_replace(true);
     let _ = tokio::time::timeout(GRACE, serving).await;
     let _ = ticking.await;
@@ -224,26 +242,44 @@ async fn demo(args: &DemoArgs, clock: Clock, set_log_level: Arc<SetLogLevel>) ->
 /// An extender without an API server: its ledger is the truth, and knows the fleet's nodes.
 fn app(args: &DemoArgs, listen: SocketAddr, clock: Clock) -> App {
     let pools = if args.pools { pools() } else { PoolRules::default() };
+    let pools = if args.bursts { lending(&pools) } else { pools };
     let gpus = u64::from(args.nodes) * u64::from(args.gpus_per_node);
     let shares = if args.teams { shares(gpus) } else { SharesConfig::default() };
     let stale_after = STALE_AFTER;
-    let config = Config { listen, pools, shares, stale_after, ..Config::default() };
+    // The demo's kube-scheduler waits so long, so binds can wait for guests.
+    let scheduler_timeout =
+        if args.bursts { scheduler::TIMEOUT } else { Config::default().scheduler_timeout };
+    let config =
+        Config { listen, pools, shares, stale_after, scheduler_timeout, ..Config::default() };
     let ledger = Arc::new(Ledger::new(crate::cli::serve::extender::settings(&config, &clock)));
     ledger.share_by(config.pools.clone());
     App::new(ledger, clock, config, Truth::Ledger)
+}
+
+/// The simulated nodes.
+fn fleet(args: &DemoArgs) -> Fleet {
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
+    if args.pools { fleet.pooled() } else { fleet }
+}
+
+/// Runs the kubelets, if there are any.
+async fn run_kubelet(kubelet: Option<&Kubelet>) -> Infallible {
+    match kubelet {
+        Some(kubelet) => kubelet.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Starts the fleet, places the base load, and lets pods come.
 async fn live(
     args: &DemoArgs,
     app: &Arc<App>,
+    (fleet, kubelet): (&Fleet, Option<&Arc<Kubelet>>),
     figures: &watch::Sender<Figures>,
     base: &str,
     stopped: &watch::Receiver<bool>,
 ) -> Result<()> {
-    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-    let fleet = Fleet::mixed(count(args.nodes), count(args.gpus_per_node), args.seed);
-    let fleet = if args.pools { fleet.pooled() } else { fleet };
     for node in &fleet.nodes {
         let pool = PoolName::new(node.pool.as_deref().unwrap_or_default());
         app.ledger.see_node(&node.node_name(), node.host(), pool);
@@ -256,6 +292,9 @@ async fn live(
         Drive::new(Arc::clone(app), figures.clone(), scheduler, args.seed, stopped.clone());
     if args.pools {
         drive.request_of_pools();
+    }
+    if let Some(kubelet) = kubelet {
+        drive.lend(Arc::clone(kubelet));
     }
     let target = Share::from_millionths(args.fill.millionths() * args.gpus());
     let is_large = fleet.nodes.len() > HTTP_FILL_MAX_NODES;
@@ -274,11 +313,16 @@ async fn live(
             clock: app.clock,
             metrics: args.agent_metrics.map(agent_metrics).transpose()?,
         };
-        run_fleet(&config, &fleet, std::future::pending()).await.map_err(anyhow::Error::from)
+        let never = std::future::pending();
+        let ended = match kubelet {
+            None => run_fleet(&config, fleet, never).await,
+            Some(kubelet) => run_probes(&config, fleet, |node| kubelet.probe(node), never).await,
+        };
+        ended.map_err(anyhow::Error::from)
     };
     let life = async {
         if is_large {
-            report_all(app, &fleet)?;
+            report_all(app, fleet)?;
             drive.fill_directly(&fleet.nodes, args.fill).await?;
         } else {
             all_reported(app).await?;

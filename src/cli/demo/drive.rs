@@ -9,11 +9,13 @@ use anyhow::{Context, Result};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::agent::simulated::fleet::FleetNode;
 use crate::api::commands::PodCounts;
+use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::demo::pods::{DemoPod, Draw, PodStream};
-use crate::cli::demo::scheduler::{Scheduler, Verdict};
+use crate::cli::demo::scheduler::{Choice, Scheduler, Verdict};
 use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Share;
@@ -23,6 +25,9 @@ use crate::waste::request_mix::WINDOW;
 
 /// Pods refused in a row after which the fleet counts as full.
 const FULL_AFTER: u32 = 200;
+
+/// Most binds at a time while the base load is placed, so that it ends near its target.
+const BINDS_MAX: usize = 8;
 
 /// Nodes that are filled together if the base load does not go over HTTP.
 const ZONE: usize = 100;
@@ -87,12 +92,22 @@ pub(crate) struct Drive {
     /// Allocated share of running pods, in millionths of a GPU.
     allocated_millionths: u64,
     life: Option<Duration>,
+    /// Runs the bound pods, where they borrow.
+    kubelet: Option<Arc<Kubelet>>,
+    /// Binds that wait until others have made room. Only with kubelets: they take seconds.
+    binding: JoinSet<(Waiting, Result<Verdict>)>,
 }
 
 impl Drive {
     /// Adds pods that request slots, instances and isolation.
     pub(crate) fn request_of_pools(&mut self) {
         self.stream.request_of_pools();
+    }
+
+    /// Adds notebooks that borrow. The kubelets run all pods.
+    pub(crate) fn lend(&mut self, kubelet: Arc<Kubelet>) {
+        self.stream.burst();
+        self.kubelet = Some(kubelet);
     }
 
     /// A cluster without pods.
@@ -116,6 +131,8 @@ impl Drive {
             tries: 0,
             allocated_millionths: 0,
             life: None,
+            kubelet: None,
+            binding: JoinSet::new(),
         }
     }
 
@@ -137,6 +154,12 @@ impl Drive {
         {
             let pod = self.next_pod(Draw::Sound);
             failures = if self.arrive(pod).await? { 0 } else { failures + 1 };
+            while self.binding.len() >= BINDS_MAX {
+                self.next_bound().await?;
+            }
+        }
+        while !self.binding.is_empty() && !self.is_stopped() {
+            self.next_bound().await?;
         }
         Ok(())
     }
@@ -225,6 +248,9 @@ impl Drive {
         while (arrivals.is_alive || left > 0) && !self.is_stopped() {
             let now = self.app.clock.precise();
             self.end_due(now);
+            while let Some(done) = self.binding.try_join_next() {
+                self.joined(done)?;
+            }
             if arrivals.is_alive {
                 self.retry_due(now).await?;
             }
@@ -235,46 +261,66 @@ impl Drive {
                 // If it is late by more than a second, the stream does not catch up.
                 next = (next + gap.unwrap_or_default()).max(now.saturating_sub(BACK_OFF.0));
             } else {
-                self.rest((left > 0).then_some(next), now).await;
+                self.rest((left > 0).then_some(next), now).await?;
             }
         }
         Ok(())
     }
 
-    /// Sleeps until something is due, or the demo is stopped.
-    async fn rest(&mut self, arrival: Option<Duration>, now: Duration) {
+    /// Sleeps until something is due, a bind is done, or the demo is stopped.
+    async fn rest(&mut self, arrival: Option<Duration>, now: Duration) -> Result<()> {
         let end = self.ends.peek().map(|Reverse((end, _))| *end);
         let retry = self.waiting.keys().next().map(|(at, _)| *at);
         let due = [arrival, end, retry].into_iter().flatten().min();
         let pause = due.map_or(BACK_OFF.0, |due| due.saturating_sub(now).min(BACK_OFF.0));
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            _ = self.stop.wait_for(|stop| *stop) => {}
-        }
+        let done = tokio::select! {
+            () = tokio::time::sleep(pause) => None,
+            _ = self.stop.wait_for(|stop| *stop) => None,
+            Some(done) = self.binding.join_next() => Some(done),
+        };
+        done.map_or(Ok(()), |done| self.joined(done))
+    }
+
+    /// Waits for the next bind that is done.
+    async fn next_bound(&mut self) -> Result<()> {
+        let done = self.binding.join_next().await;
+        done.map_or(Ok(()), |done| self.joined(done))
+    }
+
+    fn joined(&mut self, done: Result<(Waiting, Result<Verdict>), JoinError>) -> Result<()> {
+        let (waiting, verdict) = done.context("a bind has panicked")?;
+        self.decided(waiting, verdict?)?;
+        self.count_waiting();
+        Ok(())
     }
 
     fn next_pod(&mut self, draw: Draw) -> DemoPod {
         self.stream.next(draw, self.app.clock.unix_seconds())
     }
 
-    /// Schedules a new pod immediately. Returns whether it was bound.
+    /// Schedules a new pod immediately. Returns whether it was bound, or is being bound.
     async fn arrive(&mut self, pod: DemoPod) -> Result<bool> {
         self.figures.send_modify(|figures| figures.pods.arrived += 1);
         let since = self.app.clock.precise();
         self.attempt(Waiting { pod, since, pause: BACK_OFF.0 }).await
     }
 
-    /// Tries to schedule a pod, which waits if there is no room. Returns whether it was bound.
+    /// Tries to schedule a pod, which waits if there is no room. Returns whether it was bound, or is
+    /// being bound.
     async fn attempt(&mut self, waiting: Waiting) -> Result<bool> {
-        let verdict = self.scheduler.schedule(&waiting.pod).await?;
-        let uid = waiting.pod.uid.clone();
-        let is_bound = match verdict {
-            Verdict::Bound { node } => {
-                self.bound(&uid, &node);
+        let is_bound = match self.scheduler.choose(&waiting.pod).await? {
+            Choice::Node(node) if self.kubelet.is_some() => {
+                let bind = self.scheduler.bind(&waiting.pod, node);
+                self.binding.spawn(async move { (waiting, bind.await) });
                 true
             }
-            Verdict::NoNode(reasons) => {
+            Choice::Node(node) => {
+                let verdict = self.scheduler.bind(&waiting.pod, node).await?;
+                self.decided(waiting, verdict)?
+            }
+            Choice::NoNode(reasons) => {
                 // The reason as `explain` shows it.
+                let uid = waiting.pod.uid.clone();
                 let pod = self.app.waiting.pod(&PodUid::new(uid.as_str()));
                 match pod.and_then(|pod| Some(pod.closest()?.0.reason().to_owned())) {
                     Some(reason) => self.wait(waiting, reason),
@@ -282,15 +328,33 @@ impl Drive {
                 }
                 false
             }
+        };
+        self.count_waiting();
+        Ok(is_bound)
+    }
+
+    /// Notes the outcome of a bind. Returns whether the pod is bound.
+    fn decided(&mut self, waiting: Waiting, verdict: Verdict) -> Result<bool> {
+        match verdict {
+            Verdict::Bound { node } => {
+                if let Some(kubelet) = &self.kubelet {
+                    kubelet.start(&waiting.pod, self.app.clock.now())?;
+                }
+                self.bound(&waiting.pod.uid, &node);
+                Ok(true)
+            }
             Verdict::Conflict { error } => {
                 self.figures.send_modify(|figures| figures.pods.bind_conflicts += 1);
                 self.wait(waiting, error);
-                false
+                Ok(false)
             }
-        };
-        let waits = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// Pods that are being bound wait, too.
+    fn count_waiting(&self) {
+        let waits = u64::try_from(self.waiting.len() + self.binding.len()).unwrap_or(u64::MAX);
         self.figures.send_modify(|figures| figures.pods.waiting = waits);
-        Ok(is_bound)
     }
 
     fn wait(&mut self, waiting: Waiting, reason: String) {
@@ -355,6 +419,9 @@ impl Drive {
             && let Some(Reverse((_, uid))) = self.ends.pop()
         {
             self.app.outbox.push(self.app.ledger.end_pod(&uid, self.app.clock.now()));
+            if let Some(kubelet) = &self.kubelet {
+                kubelet.end(&uid, self.app.clock.now());
+            }
             self.figures.send_modify(|figures| figures.pods.ended += 1);
         }
     }

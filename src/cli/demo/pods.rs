@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::agent::simulated::mixed::{MIG_POOL, SLOTS_POOL};
 use crate::config::pods::quota::SharesConfig;
 use crate::hardware::device::PoolName;
-use crate::hardware::pool::{InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::pool::{Borrow, InstanceUse, PoolRule, PoolRules, Replicas};
 use crate::hardware::units::Share;
 use crate::model::team::TeamShare;
 
@@ -56,6 +56,8 @@ struct Kind {
     /// CPU in thousandths of a core: little, so that GPUs run out before cores.
     cpu_milli: u32,
     memory_mib: u32,
+    /// Whether its container may be restarted, as the webhook prepares it.
+    is_movable: bool,
 }
 
 /// A kind that some node could run.
@@ -65,7 +67,7 @@ const fn kind(
     annotations: &'static str,
     (cpu_milli, memory_mib): (u32, u32),
 ) -> Kind {
-    Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib }
+    Kind { workload, weight, annotations, devices: None, cpu_milli, memory_mib, is_movable: false }
 }
 
 /// Pods that fill the fleet: shares, memory, both, two devices, model filters, whole GPUs.
@@ -116,6 +118,34 @@ const POOLED: [Kind; 4] = [
     kind("tenant", 2, r#","gpu-memory":"9000","gpupack.dev/isolation":"hardware""#, (1_000, 4_096)),
 ];
 
+/// A notebook that may use more than it requests while that is free.
+const fn lab(workload: &'static str, weight: u32, annotations: &'static str) -> Kind {
+    Kind { is_movable: true, ..kind(workload, weight, annotations, (1_000, 6_144)) }
+}
+
+/// Notebooks for pools that lend.
+const BURSTING: [Kind; 3] = [
+    lab(
+        "lab-small",
+        12,
+        r#","gpu-fraction":"0.125","gpu-fraction.limit":"0.5","gpupack.dev/movable":"restart""#,
+    ),
+    lab(
+        "lab-medium",
+        12,
+        r#","gpu-fraction":"0.25","gpu-fraction.limit":"0.8","gpupack.dev/movable":"restart""#,
+    ),
+    lab(
+        "lab-large",
+        10,
+        r#","gpu-fraction":"0.5","gpu-fraction.limit":"1","gpupack.dev/movable":"restart""#,
+    ),
+];
+
+/// What the webhook writes into a container that may be restarted.
+const RESIZE_POLICY: &str =
+    r#","resizePolicy":[{"resourceName":"cpu","restartPolicy":"RestartContainer"}]"#;
+
 /// Odd pods: no GPU at all, more than any GPU has, a model that no node has, typing errors.
 const ODD: [Kind; 6] = [
     kind("web", 4, "", (500, 1_024)),
@@ -145,6 +175,14 @@ pub(crate) fn pools() -> PoolRules {
     PoolRules::new([(PoolName::new(SLOTS_POOL), slots), (PoolName::new(MIG_POOL), instances)])
 }
 
+/// Pools in which pods may use more than they request while it is free: all nodes that are in none of
+/// [`pools`].
+pub(crate) fn lending(pools: &PoolRules) -> PoolRules {
+    let borrow = Borrow::Memory { most: Share::WHOLE };
+    let lends = (PoolName::new(""), PoolRule { borrow, ..PoolRule::default() });
+    PoolRules::new(pools.iter().map(|(name, rule)| (name.clone(), *rule)).chain([lends]))
+}
+
 /// The stream.
 pub(crate) struct PodStream {
     random: ChaCha8Rng,
@@ -152,13 +190,20 @@ pub(crate) struct PodStream {
     pieces: Vec<&'static str>,
     made: u64,
     pooled: &'static [Kind],
+    bursting: &'static [Kind],
 }
 
 impl PodStream {
     /// The stream of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         let pieces = TEMPLATE.trim_end().split('@').collect();
-        Self { random: ChaCha8Rng::seed_from_u64(seed), pieces, made: 0, pooled: &[] }
+        Self {
+            random: ChaCha8Rng::seed_from_u64(seed),
+            pieces,
+            made: 0,
+            pooled: &[],
+            bursting: &[],
+        }
     }
 
     /// Adds pods that request slots, instances and isolation to the others.
@@ -166,9 +211,14 @@ impl PodStream {
         self.pooled = &POOLED;
     }
 
+    /// Adds notebooks that may use more than they request.
+    pub(crate) fn burst(&mut self) {
+        self.bursting = &BURSTING;
+    }
+
     /// The next pod, with this creation time on the wall clock.
     pub(crate) fn next(&mut self, draw: Draw, created_unix_seconds: u64) -> DemoPod {
-        let sound = SOUND.iter().chain(self.pooled);
+        let sound = SOUND.iter().chain(self.pooled).chain(self.bursting);
         let kind = match draw {
             Draw::Sound => drawn(&mut self.random, sound),
             Draw::Everything => drawn(&mut self.random, sound.chain(&ODD)),
@@ -212,6 +262,8 @@ impl PodStream {
                 "devices" => &devices,
                 "cpu" => &cpu,
                 "memory" => &memory,
+                "resize" if kind.is_movable => RESIZE_POLICY,
+                "resize" => "",
                 "sign" => "@",
                 unknown => unreachable!("the template names the value `{unknown}`"),
             });
@@ -238,6 +290,7 @@ mod tests {
 
     use super::*;
     use crate::kube_api::pod::seen_pod::SeenPod;
+    use crate::model::request::Movable;
 
     fn drawn(seed: u64, draw: Draw) -> Vec<(DemoPod, SeenPod)> {
         let mut stream = PodStream::new(seed);
@@ -273,6 +326,30 @@ mod tests {
             all.iter().filter_map(|(_, seen)| Some(seen.request.as_ref().err()?.label())).collect();
         assert_eq!(refused.into_iter().collect::<Vec<_>>(), ["fraction", "orphan", "unknown_key"]);
         assert!(all.iter().any(|(_, seen)| seen.request == Ok(None)));
+    }
+
+    #[test]
+    fn bursting_notebooks_may_borrow_and_only_come_where_pools_lend() {
+        let mut stream = PodStream::new(7);
+        stream.burst();
+        let pods: Vec<DemoPod> = (0..500).map(|_| stream.next(Draw::Sound, 1)).collect();
+        for kind in &BURSTING {
+            let of_kind: Vec<&DemoPod> =
+                pods.iter().filter(|pod| pod.name.starts_with(kind.workload)).collect();
+            assert!(of_kind.len() > 20, "{}", kind.workload);
+            for pod in of_kind {
+                let seen = SeenPod::from_json(&pod.json).unwrap();
+                let request = seen.request.unwrap().unwrap();
+                assert_eq!(request.movable, Movable::Restart);
+                assert!(request.limit.is_some() && seen.gpu_container.is_some(), "{}", pod.json);
+            }
+        }
+        for (_, seen) in drawn(7, Draw::Sound) {
+            assert!(seen.gpu_container.is_none(), "{seen:?}");
+        }
+        let rules = lending(&pools());
+        assert!(rules.lends() && !pools().lends());
+        assert_eq!(rules.iter().count(), 3);
     }
 
     #[test]

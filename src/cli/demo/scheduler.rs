@@ -6,6 +6,7 @@
 //! extender's score outweighs them anyway.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -22,30 +23,42 @@ use crate::cli::demo::pods::DemoPod;
 use crate::http_client::HttpClient;
 
 /// Longest time for one call, like a usual `httpTimeout` of kube-scheduler.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Largest answer that is read.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// The outcome for a pod.
+/// What *filter* and *prioritize* leave of the nodes for a pod.
+#[derive(Debug)]
+pub(crate) enum Choice {
+    /// The best one.
+    Node(String),
+    /// No node fits; the constant reasons with the number of nodes.
+    NoNode(BTreeMap<String, usize>),
+}
+
+/// The outcome of a bind.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// It is bound.
     Bound { node: String },
-    /// No node fits; the constant reasons with the number of nodes.
-    NoNode(BTreeMap<String, usize>),
-    /// A node was chosen, but bind refused.
+    /// It is refused.
     Conflict { error: String },
 }
 
 /// The caller of the verbs.
 pub(crate) struct Scheduler {
-    http: HttpClient,
-    base: String,
+    calls: Arc<Calls>,
     /// All node names, as a JSON list.
     all_nodes: String,
     /// Decides between nodes of equal score.
     random: ChaCha8Rng,
+}
+
+/// The connection to the extender.
+struct Calls {
+    http: HttpClient,
+    base: String,
 }
 
 #[derive(Deserialize)]
@@ -76,16 +89,17 @@ impl Scheduler {
     pub(crate) fn new(base: String, nodes: &[String], seed: u64) -> Self {
         let http = HttpClient::new(TIMEOUT, MAX_ANSWER_BYTES);
         let all_nodes = serde_json::to_string(nodes).expect("a list of strings always serializes");
-        Self { http, base, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
+        let calls = Arc::new(Calls { http, base });
+        Self { calls, all_nodes, random: ChaCha8Rng::seed_from_u64(seed) }
     }
 
-    /// Finds a node for `pod` and binds it there.
+    /// Finds a node for `pod`.
     ///
     /// # Errors
     /// No answer, or one that kube-scheduler could not read either.
-    pub(crate) async fn schedule(&mut self, pod: &DemoPod) -> Result<Verdict> {
+    pub(crate) async fn choose(&mut self, pod: &DemoPod) -> Result<Choice> {
         let requested = query(&pod.json, &self.all_nodes);
-        let body = self.call("filter", requested).await?;
+        let body = self.calls.call("filter", requested).await?;
         let answer: FilterAnswer<'_> =
             serde_json::from_slice(&body).context("cannot read the answer to filter")?;
         if !answer.error.is_empty() {
@@ -93,26 +107,41 @@ impl Scheduler {
         }
         let names = answer.node_names.map_or("null", RawValue::get);
         let left: Option<Vec<&str>> = serde_json::from_str(names)?;
-        let node = match left.unwrap_or_default().as_slice() {
-            [] => return Ok(Verdict::NoNode(reasons(answer.failed_and_unresolvable_nodes)?)),
-            [only] => (*only).to_owned(),
+        Ok(match left.unwrap_or_default().as_slice() {
+            [] => Choice::NoNode(reasons(answer.failed_and_unresolvable_nodes)?),
+            [only] => Choice::Node((*only).to_owned()),
             _ => {
-                let body = self.call("prioritize", query(&pod.json, names)).await?;
+                let body = self.calls.call("prioritize", query(&pod.json, names)).await?;
                 let scores: Vec<Score<'_>> = serde_json::from_slice(&body)
                     .context("cannot read the answer to prioritize")?;
-                self.best(&scores)?
+                Choice::Node(self.best(&scores)?)
             }
-        };
+        })
+    }
+
+    /// Binds `pod` to a node. The bind may go on while the next pods are scheduled, as that of
+    /// kube-scheduler.
+    ///
+    /// # Errors
+    /// As [`Scheduler::choose`].
+    pub(crate) fn bind(
+        &self,
+        pod: &DemoPod,
+        node: String,
+    ) -> impl Future<Output = Result<Verdict>> + use<> {
         let requested = serde_json::json!({
             "PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node,
         });
-        let body = self.call("bind", requested.to_string()).await?;
-        let answer: BindAnswer =
-            serde_json::from_slice(&body).context("cannot read the answer to bind")?;
-        Ok(match answer.error {
-            error if error.is_empty() => Verdict::Bound { node },
-            error => Verdict::Conflict { error },
-        })
+        let calls = Arc::clone(&self.calls);
+        async move {
+            let body = calls.call("bind", requested.to_string()).await?;
+            let answer: BindAnswer =
+                serde_json::from_slice(&body).context("cannot read the answer to bind")?;
+            Ok(match answer.error {
+                error if error.is_empty() => Verdict::Bound { node },
+                error => Verdict::Conflict { error },
+            })
+        }
     }
 
     /// The node with the best score; a random one of several.
@@ -125,7 +154,9 @@ impl Scheduler {
         }
         Ok(ties[self.random.random_range(0..ties.len())].to_owned())
     }
+}
 
+impl Calls {
     async fn call(&self, verb: &str, body: String) -> Result<Bytes> {
         let request = Request::post(format!("{}/v1/{verb}", self.base))
             .header(CONTENT_TYPE, "application/json")

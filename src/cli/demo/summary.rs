@@ -10,6 +10,7 @@ use crate::api::commands::{DemoSummary, NotPlaced, PodCounts};
 use crate::api::kind::{ApiVersion, DemoSummaryKind};
 use crate::api::state::Packing;
 use crate::cli::demo::drive::{Figures, overallocated};
+use crate::cli::demo::kubelet::Kubelet;
 use crate::cli::simulate::figures::percent;
 use crate::control::shared::app::App;
 use crate::hardware::units::Share;
@@ -19,7 +20,12 @@ use crate::server::views::inspect;
 const NAMED_REASONS: usize = 5;
 
 /// The current summary of a demo.
-pub(crate) fn summary(app: &App, figures: &Figures, seed: u64) -> DemoSummary {
+pub(crate) fn summary(
+    app: &App,
+    figures: &Figures,
+    kubelet: Option<&Kubelet>,
+    seed: u64,
+) -> DemoSummary {
     let nodes = app.ledger.nodes();
     let now = nodes.iter().map(overallocated).max();
     let overallocated_max = figures.overallocated_max.max(now.unwrap_or(0));
@@ -27,6 +33,9 @@ pub(crate) fn summary(app: &App, figures: &Figures, seed: u64) -> DemoSummary {
         app.ledger.audit().err().unwrap_or_default().iter().map(ToString::to_string).collect();
     if overallocated_max > 0 {
         faults.push(format!("{overallocated_max} GPUs of one node were overallocated"));
+    }
+    if let Some(crowded @ 1..) = kubelet.map(Kubelet::crowded) {
+        faults.push(format!("{crowded} programs were started where guests still ran"));
     }
     DemoSummary {
         api_version: ApiVersion::default(),
@@ -38,6 +47,7 @@ pub(crate) fn summary(app: &App, figures: &Figures, seed: u64) -> DemoSummary {
         packing: inspect::packing(&app.ledger.packing()),
         overallocated_max,
         faults,
+        borrowing: kubelet.map(Kubelet::counts),
         filled_after_ms: millis(figures.filled_after),
         ended_after_ms: millis(app.clock.precise()),
     }
@@ -52,16 +62,23 @@ pub(crate) fn text(summary: &DemoSummary) -> String {
         [] => "all sums are correct, no GPU was overallocated".to_owned(),
         faults => format!("FAULT: {}", faults.join("; ")),
     };
+    let borrowing = summary.borrowing.iter().flat_map(|it| {
+        let restarts = format!(
+            "{} guests moved home, {} to take memory back, {} failed",
+            it.recalls, it.take_backs, it.failed
+        );
+        let bursts = format!("{} with their memory, {} refused", it.bursts, it.bursts_refused);
+        [("restarts", restarts), ("bursts", bursts)]
+    });
     let rows = [
         ("fleet", format!("{nodes} nodes, {gpus} GPUs, {occupied} occupied, seed {seed}")),
         ("pods", format!("{} arrived, {}", pods.arrived, outcome(pods))),
         ("allocation", percent(packing.allocation_millionths)),
         ("packing efficiency", percent(packing.efficiency_millionths)),
         ("fragmentation", percent(packing.fragmentation_millionths)),
-        ("audit", audit),
     ];
     let mut text = String::new();
-    for (name, value) in rows {
+    for (name, value) in rows.into_iter().chain(borrowing).chain([("audit", audit)]) {
         let _ = writeln!(text, "{name:<20}{value}");
     }
     if !summary.not_placed.is_empty() {

@@ -22,14 +22,14 @@ use crate::cli::simulate::report::Report;
 use crate::cli::simulate::stress::{STRESS_POLICIES, stress, worlds_of};
 use crate::cli::simulate::timed::TimedReport;
 use crate::model::policy::Policy;
-use crate::sim::bursts::compare::compare;
+use crate::sim::bursts::compare::{Source, compare};
 use crate::sim::chart::draw;
 use crate::sim::run::engine::Overflow;
 use crate::sim::run::placed::keep_placements;
 use crate::sim::run::policy::SimPolicy;
-use crate::sim::run::timeline::Pace;
+use crate::sim::run::timeline::{Pace, timeline};
 use crate::sim::trace::churn::NodeOrder;
-use crate::sim::trace::read::{pods_of_unknown_models, read_nodes, read_pods, size_up};
+use crate::sim::trace::read::{TracePod, pods_of_unknown_models, read_nodes, read_pods, size_up};
 
 /// Most seeds of one call; a typing error should not run for a day.
 const SEEDS_MAX: u64 = 10_000;
@@ -48,24 +48,26 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
     /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
-    #[arg(long, value_name = "FILE", required_unless_present = "bursts")]
+    #[arg(long, value_name = "FILE", required_unless_present = "bursts", requires = "pods")]
     pub nodes: Option<PathBuf>,
 
     /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
     /// it again to compare on several. Optional: GPU memory, MIG profile, slot, limit, isolation,
     /// policy, priority, times, and where pods run; see docs/simulator.md.
-    #[arg(long, value_name = "FILE", required_unless_present = "bursts")]
+    #[arg(long, value_name = "FILE", required_unless_present = "bursts", requires = "nodes")]
     pub pods: Vec<PathBuf>,
 
-    /// Without a trace: pods on 64 GPUs that request this part of them on average and use more now and
-    /// then, under each rule of `borrow`; see docs/simulator.md.
+    /// Pods that use more than they request now and then, under each rule of `borrow`, requesting this
+    /// part of the GPUs on average. With a trace: its pods with bursts at its own times, with LOAD
+    /// faster or slower. Without one: drawn pods on 64 GPUs. See docs/simulator.md.
     #[arg(
         long,
         value_name = "LOAD",
-        conflicts_with_all = ["nodes", "pods", "policies", "times", "stress", "drawn", "load"],
+        num_args = 0..=1,
+        conflicts_with_all = ["policies", "times", "stress", "drawn", "load", "as_is", "bound", "moves"],
         value_parser = burst_load
     )]
-    pub bursts: Option<f64>,
+    pub bursts: Option<Option<f64>>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
@@ -273,11 +275,31 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
 }
 
 /// Plays the scenario of bursts.
-fn bursts(args: &SimulateArgs, load: f64) -> Result<(), SimulateError> {
+fn bursts(args: &SimulateArgs, load: Option<f64>) -> Result<(), SimulateError> {
     let seeds = args.seeds.clone().map_or(args.seed..=args.seed, |Seeds(seeds)| seeds);
     let seeds = seeds.start().unsigned_abs()..=seeds.end().unsigned_abs();
     let cores = args.jobs.or_else(|| std::thread::available_parallelism().ok());
-    let comparison = compare(load, seeds, cores.unwrap_or(NonZeroUsize::MIN));
+    let cores = cores.unwrap_or(NonZeroUsize::MIN);
+    let comparison = match (&args.nodes, &args.pods[..], load) {
+        (None, _, Some(load)) => compare(&Source::Drawn(load), seeds, cores)?,
+        (None, _, None) => return Err(SimulateError::NoBursts("LOAD, or --nodes and --pods")),
+        (Some(nodes), [path], _) => {
+            let nodes = read_nodes(nodes).map_err(SimulateError::Nodes)?;
+            let mut pods = read_pods(path).map_err(SimulateError::Pods)?;
+            size_up(&nodes, &mut pods);
+            pods.iter_mut().for_each(|pod| pod.place(None));
+            let has_bursts =
+                |pod: &TracePod| pod.more.as_ref().is_some_and(|it| it.bursts.is_some());
+            if !pods.iter().any(has_bursts) {
+                return Err(SimulateError::NoBursts("a pod with `burst_gap_seconds` in --pods"));
+            }
+            let pace = load.map_or(Pace::Compress(1.0), Pace::Load);
+            let workload = timeline(nodes, pods, pace, NodeOrder::AsIs, 0)?;
+            let label = labels(std::slice::from_ref(path)).concat();
+            compare(&Source::Traced(&label, &workload), seeds, cores)?
+        }
+        (Some(_), _, _) => return Err(SimulateError::NoBursts("one trace: give --pods once")),
+    };
     print(&match args.output {
         Output::Table => comparison.table(),
         Output::Json => comparison.json(),

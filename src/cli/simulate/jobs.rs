@@ -357,6 +357,9 @@ pub enum SimulateError {
     /// One end for several traces.
     #[error("--write-pods and --write-free write the end of one trace: give --pods once")]
     OneEnd,
+    /// Bursts of nothing.
+    #[error("--bursts needs {0}")]
+    NoBursts(&'static str),
     /// A trace cannot be compared with itself.
     #[error("--pods `{}` is given twice", .0.display())]
     Repeated(PathBuf),
@@ -401,6 +404,7 @@ impl SimulateError {
             | Self::NoFolder(_)
             | Self::OneChart
             | Self::OneEnd
+            | Self::NoBursts(_)
             | Self::Repeated(_)
             | Self::Bound(BoundError::NoSolver | BoundError::Dimensions { .. }) => 2,
             Self::Bound(BoundError::Forced { .. } | BoundError::Unsolved { .. })

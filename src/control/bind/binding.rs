@@ -147,7 +147,7 @@ pub async fn bind_after(
     };
     match app.truth {
         Truth::Cluster(_) => app.outside.spawn(task),
-        Truth::Ledger => task.await, // it waits for nothing
+        Truth::Ledger => task.await, // it waits for guests alone, and its caller does not hang up
     }
     let stopped = pin!(app.stopped_for(LAST_ANSWER_WITHIN));
     let result = match select(decided, stopped).await {
@@ -220,21 +220,21 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     app.outbox.push(app.ledger.drop_hold_elsewhere(&uid, &args.node));
     let has_kept = Kept::of(app, &uid);
     let now = app.clock.now();
-    let (mut placement, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
+    let (_, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
     app.outbox.push(events);
+    recall(app, Some(&args.node));
+    take_back(app, Some(&args.node));
+    let placement = match wait_for_guests(call, &pod.pod).await {
+        Ok(placement) => placement,
+        Err(error) => {
+            let error = taken_back(app, &mut lock, &uid, error);
+            keep_room(call, &uid, &query, has_kept);
+            return Err(error);
+        }
+    };
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            recall(app, Some(&args.node));
-            take_back(app, Some(&args.node));
-            placement = match wait_for_guests(call, &pod.pod).await {
-                Ok(placement) => placement,
-                Err(error) => {
-                    let error = taken_back(app, &mut lock, &uid, error);
-                    keep_room(call, &uid, &query, has_kept);
-                    return Err(error);
-                }
-            };
             let limits = client_limits(app, &placement);
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             if let Err(error) = decide(call, cluster, &mut lock, &pod, target).await {

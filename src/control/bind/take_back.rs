@@ -22,7 +22,7 @@ use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{BorrowedMemory, Move, PodRef};
 
 /// Age of the end of a container from which on a list shows only what ran after it.
-const SAMPLED_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const SAMPLED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A restart that was ordered.
 struct Order {
@@ -37,6 +37,7 @@ struct Order {
 /// Takes back what pods of a node, or of all nodes, use above their request and others lack, each in a
 /// task of its own.
 pub(crate) fn take_back(app: &Arc<App>, node: Option<&str>) {
+    let Truth::Cluster(_) = &app.truth else { return }; // the demo plays kubelet
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }

@@ -11,7 +11,12 @@ use serde_json::{Map, Value, json};
 
 use crate::hardware::pool::{Borrow, PoolRule};
 use crate::hardware::units::Share;
-use crate::sim::bursts::scenario::{Figures, Setting, play};
+use crate::ledger::change::reports::ReportRefusal;
+use crate::sim::bursts::scenario::{Figures, play};
+use crate::sim::bursts::world::World;
+use crate::sim::trace::read::TracePod;
+use crate::sim::trace::schedule::TimedWorkload;
+use crate::sim::trace::workload::capacity_milli;
 
 /// Days until anything is measured, and after that: as in the table of the docs.
 const DAYS: (u64, u64) = (2, 14);
@@ -19,7 +24,10 @@ const DAYS: (u64, u64) = (2, 14);
 /// The figures of the rules, each a mean over all seeds.
 #[derive(Debug)]
 pub struct Comparison {
-    load: f64,
+    /// What was played, for people.
+    title: String,
+    /// The same for programs.
+    about: (&'static str, Value),
     seeds: usize,
     rows: Vec<(&'static str, Figures)>,
 }
@@ -37,20 +45,71 @@ fn rules() -> [(&'static str, PoolRule); 5] {
     ]
 }
 
+/// The pods that come.
+#[derive(Debug)]
+pub enum Source<'t> {
+    /// They are drawn, and request this part of 64 GPUs on average.
+    Drawn(f64),
+    /// They are those of a trace of this name.
+    Traced(&'t str, &'t TimedWorkload),
+}
+
+impl Source<'_> {
+    fn world(&self, seed: u64) -> World {
+        match self {
+            Self::Drawn(load) => World::drawn(seed, *load, DAYS),
+            Self::Traced(_, workload) => World::traced(workload),
+        }
+    }
+
+    fn title(&self) -> String {
+        match self {
+            Self::Drawn(load) => {
+                format!("bursts on 64 GPUs of 8 nodes at load {load}, {} days", DAYS.1)
+            }
+            Self::Traced(_, TimedWorkload { nodes, pods, schedule }) => {
+                let gpus = capacity_milli(nodes) / 1000;
+                let bursting =
+                    |pod: &&TracePod| pod.more.as_ref().is_some_and(|it| it.bursts.is_some());
+                let bursting = pods.iter().filter(bursting).count();
+                let hours = schedule.unit.from_ticks(schedule.window.end) / 3600.0;
+                format!(
+                    "bursts of {bursting} of {} pods on {gpus} GPUs of {} nodes, {hours:.1} hours",
+                    pods.len(),
+                    nodes.len()
+                )
+            }
+        }
+    }
+
+    fn about(&self) -> (&'static str, Value) {
+        match self {
+            Self::Drawn(load) => ("load", json!(load)),
+            Self::Traced(name, _) => ("trace", json!(name)),
+        }
+    }
+}
+
 /// Plays the scenario with all rules and seeds, `jobs` runs at a time.
-pub fn compare(load: f64, seeds: RangeInclusive<u64>, jobs: NonZeroUsize) -> Comparison {
+///
+/// # Errors
+/// A node of a trace that the ledger refuses.
+pub fn compare(
+    source: &Source<'_>,
+    seeds: RangeInclusive<u64>,
+    jobs: NonZeroUsize,
+) -> Result<Comparison, ReportRefusal> {
     let (rules, seeds): (_, Vec<u64>) = (rules(), seeds.collect());
     let runs: Vec<(usize, u64)> =
         seeds.iter().flat_map(|seed| (0..rules.len()).map(move |rule| (rule, *seed))).collect();
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Figures>>> = Mutex::new(vec![None; runs.len()]);
+    let results: Mutex<Vec<Option<Result<Figures, ReportRefusal>>>> =
+        Mutex::new(vec![None; runs.len()]);
     thread::scope(|scope| {
         for _ in 0..jobs.get().min(runs.len()) {
             scope.spawn(|| {
                 while let Some((rule, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (warm_up, days) = DAYS;
-                    let setting = Setting { load, warm_up, days, seed: *seed };
-                    let figures = play(setting, rules[*rule].1);
+                    let figures = play(&source.world(*seed), *seed, rules[*rule].1);
                     let at = runs.iter().position(|run| *run == (*rule, *seed));
                     results.lock()[at.expect("it is one of them")] = Some(figures);
                 }
@@ -61,18 +120,18 @@ pub fn compare(load: f64, seeds: RangeInclusive<u64>, jobs: NonZeroUsize) -> Com
         rules.iter().map(|(name, _)| (*name, Figures::default())).collect();
     // In the order of the seeds: sums of fractions depend on it.
     for ((rule, _), figures) in runs.iter().zip(results.into_inner()) {
-        rows[*rule].1.add(&figures.expect("each has been played"));
+        rows[*rule].1.add(&figures.expect("each has been played")?);
     }
-    Comparison { load, seeds: seeds.len(), rows }
+    Ok(Comparison { title: source.title(), about: source.about(), seeds: seeds.len(), rows })
 }
 
 impl Comparison {
     /// As a table for people.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "bursts on 64 GPUs of 8 nodes at load {}, 14 days, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
+            "{}, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
              {:>9} {:>8} {:>8} {:>6}\n",
-            self.load,
+            self.title,
             self.seeds,
             "borrow",
             "allocated %",
@@ -124,6 +183,7 @@ impl Comparison {
             Value::Object(row)
         });
         let rows: Vec<Value> = rows.collect();
-        format!("{:#}\n", json!({"load": self.load, "seeds": self.seeds, "rules": rows}))
+        let (name, value) = &self.about;
+        format!("{:#}\n", json!({*name: value, "seeds": self.seeds, "rules": rows}))
     }
 }

@@ -6,30 +6,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
-use std::num::NonZeroU32;
 
-use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
-};
-use crate::hardware::inventory::NodeInventory;
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::pool::{PoolRule, PoolRules};
-use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
-use crate::ledger::change::reports::NodeReport;
+use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::state::Ledger;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse, ProcessUse};
-use crate::model::fit::HostRule;
-use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest, Limit, Movable};
+use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
+use crate::model::request::Limit;
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
-use crate::scoring::strategy::Strategy;
-use crate::sim::bursts::world::{Burst, Comer, DAY, HOUR, Habits, Kind, Ms, SECOND, comers};
-use crate::sim::run::cluster::untimed_ledger;
-
-const NODES: usize = 8;
-const GPUS_EACH: usize = 8;
-const GPU_MIB: u64 = 81_920;
+use crate::sim::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
+use crate::sim::run::cluster::{add_node, pool_of, untimed_ledger};
+use crate::sim::trace::read::TraceNode;
 
 /// From the order until all who had to go have left.
 const RESTART: Ms = 3 * SECOND;
@@ -42,19 +31,6 @@ const KEPT: Ms = HOUR;
 
 /// Pods that wait longer for their GPU count as waiting.
 const PATIENCE: Ms = 10 * SECOND;
-
-/// Size and length of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// Part of all GPUs that is requested on average.
-    pub load: f64,
-    /// Days until anything is measured.
-    pub warm_up: u64,
-    /// Days after that.
-    pub days: u64,
-    /// Seed of pods and bursts.
-    pub seed: u64,
-}
 
 /// What one run gave.
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,13 +118,18 @@ struct Running {
 struct Live {
     uid: PodUid,
     node: usize,
-    /// The GPU where it runs, over all nodes.
-    gpu: usize,
+    /// The devices where it runs, over all nodes, with what it requests of their memory. Only one with a
+    /// single device has a limit or moves.
+    on: Vec<(usize, u64)>,
+    /// The most memory that it may use of its device.
+    limit: u64,
+    /// Millionths of a GPU, over all devices.
+    share: u64,
     habits: Habits,
     running: Option<Running>,
     /// What a restart broke.
     broken: Option<Burst>,
-    /// Memory in use, in millionths of a GPU.
+    /// Memory in use of its device.
     memory: u64,
     starts: u32,
     speeds: u32,
@@ -156,12 +137,30 @@ struct Live {
     since: Ms,
 }
 
+impl Live {
+    /// What it uses of the memory of a device. One with several uses what it requests there.
+    fn uses(&self, gpu: usize) -> Option<u64> {
+        let (_, request) = self.on.iter().find(|(at, _)| *at == gpu)?;
+        let is_single = self.on.len() == 1;
+        Some(if is_single || self.memory == 0 { self.memory } else { *request })
+    }
+
+    /// What it requests of a device, or uses if that is more.
+    fn takes(&self, gpu: usize) -> Option<u64> {
+        let (_, request) = self.on.iter().find(|(at, _)| *at == gpu)?;
+        Some(self.uses(gpu)?.max(*request))
+    }
+}
+
 struct Fleet {
-    setting: Setting,
-    rule: PoolRule,
+    seed: u64,
+    window: (Ms, Ms),
     ledger: Ledger,
     reports: Vec<NodeReport>,
     gpus: BTreeMap<DeviceId, usize>,
+    devices: Vec<OfDevice>,
+    /// Devices that can have pods.
+    placeable: u64,
     comers: Vec<Comer>,
     live: BTreeMap<usize, Live>,
     waiting: VecDeque<usize>,
@@ -174,10 +173,32 @@ struct Fleet {
     figures: Figures,
 }
 
-/// Plays the scenario where all nodes are in a pool of this rule.
-pub fn play(setting: Setting, rule: PoolRule) -> Figures {
-    let mut fleet = Fleet::new(setting, rule);
-    let end = (setting.warm_up + setting.days) * DAY;
+/// A device of the fleet.
+struct OfDevice {
+    /// Its memory.
+    mib: u64,
+    /// The same in the parts of the world.
+    parts: u64,
+    /// What is used by processes of no pod.
+    other_use: u64,
+    lends_memory: bool,
+    /// The pods that run there.
+    tenants: BTreeSet<usize>,
+}
+
+impl OfDevice {
+    fn parts_of(&self, mib: u64) -> u64 {
+        mib * self.parts / self.mib.max(1)
+    }
+}
+
+/// Plays a world where all nodes lend as this rule says.
+///
+/// # Errors
+/// A node that the ledger refuses.
+pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportRefusal> {
+    let mut fleet = Fleet::new(world, seed, rule)?;
+    let end = world.ends;
     while let Some(Reverse((now, _, event))) = fleet.events.pop() {
         if now >= end {
             break;
@@ -190,68 +211,62 @@ pub fn play(setting: Setting, rule: PoolRule) -> Figures {
             Event::Ends(pod) => fleet.ends(pod, now),
         }
     }
-    fleet.close(end)
+    Ok(fleet.close(end))
+}
+
+/// The rule of a node's own pool, which lends as `rule` says.
+fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
+    PoolRule { borrow: rule.borrow, spread_empty: rule.spread_empty, ..node.rule() }
 }
 
 impl Fleet {
-    fn new(setting: Setting, rule: PoolRule) -> Self {
+    fn new(world: &World, seed: u64, rule: PoolRule) -> Result<Self, ReportRefusal> {
         let ledger = untimed_ledger();
-        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
-        let (mut reports, mut gpus) = (Vec::new(), BTreeMap::new());
-        for node in 0..NODES {
-            let name = NodeName::new(format!("node-{node}"));
-            let host = HostAmount { cpu: MilliCpu::new(1 << 30), memory: MemMib::new(1 << 40) };
-            ledger.see_node(&name, host, PoolName::new(""));
-            let device = |index: usize| Device {
-                id: DeviceId::new(&format!("GPU-{node}-{index}")).expect("a sound name"),
-                index: DeviceIndex(u32::try_from(index).expect("few")),
-                model: ModelName::new("H100"),
-                total: MemMib::new(GPU_MIB),
-                reserved: MemMib::ZERO,
-                kind: DeviceKind::Gpu,
-                health: Health::Healthy,
-            };
-            let devices: Vec<Device> = (0..GPUS_EACH).map(device).collect();
-            let ids = devices.iter().map(|device| device.id.clone());
-            gpus.extend(ids.zip(node * GPUS_EACH..));
-            let uses = devices.iter().map(|device| DeviceUse::idle(device.id.clone())).collect();
-            let mut report = NodeReport {
-                agent: name.to_string(),
-                session: None,
-                sequence: 1,
-                uses,
-                inventory: Some(NodeInventory::new(devices).expect("a sound inventory")),
-                allocations_version: None,
-            };
-            let receipt = ledger.report(name.as_str(), &report, Timestamp::START);
-            report.session = Some(receipt.expect("a first report").session);
-            report.inventory = None;
+        let rules: BTreeSet<PoolRule> = world.nodes.iter().map(|it| lending(it, rule)).collect();
+        ledger.share_by(PoolRules::new(rules.iter().map(|rule| (pool_of(*rule), *rule))));
+        let (mut reports, mut gpus, mut devices) = (Vec::new(), BTreeMap::new(), Vec::new());
+        for (rank, node) in world.nodes.iter().enumerate() {
+            let (report, _) = add_node(&ledger, rank, node, lending(node, rule))?;
+            for (found, seen) in node.devices(rank)?.iter().zip(&report.uses) {
+                let mib = found.device.capacity().mib();
+                let device = OfDevice {
+                    mib,
+                    parts: world.parts.unwrap_or(mib),
+                    other_use: 0,
+                    lends_memory: rule.borrow.lends_memory(),
+                    tenants: BTreeSet::new(),
+                };
+                let other_use = device.parts_of(seen.used.unwrap_or(MemMib::ZERO).mib());
+                gpus.insert(found.device.id.clone(), devices.len());
+                devices.push(OfDevice { other_use, ..device });
+            }
             reports.push(report);
         }
         ledger.set_listed(Timestamp::START);
-        let days = setting.warm_up + setting.days;
-        let comers = comers(setting.seed, NODES * GPUS_EACH, setting.load, days);
+        let placeable = world.nodes.iter().map(|node| node.capacity_milli() / 1000).sum();
         let mut fleet = Self {
-            setting,
-            rule,
+            seed,
+            window: (world.begins, world.ends),
             ledger,
             reports,
             gpus,
             live: BTreeMap::new(),
             waiting: VecDeque::new(),
-            busy: vec![BTreeSet::new(); NODES * GPUS_EACH],
-            advanced: vec![0; NODES * GPUS_EACH],
+            busy: vec![BTreeSet::new(); devices.len()],
+            advanced: vec![0; devices.len()],
+            placeable,
+            devices,
             events: BinaryHeap::new(),
             pushed: 0,
             allocated: 0,
             allocated_since: 0,
             figures: Figures::default(),
-            comers,
+            comers: world.comers.clone(),
         };
         for pod in 0..fleet.comers.len() {
             fleet.push(fleet.comers[pod].comes, Event::Comes(pod));
         }
-        fleet
+        Ok(fleet)
     }
 
     fn push(&mut self, at: Ms, event: Event) {
@@ -260,7 +275,7 @@ impl Fleet {
     }
 
     fn is_measured(&self, now: Ms) -> bool {
-        now >= self.setting.warm_up * DAY
+        now >= self.window.0
     }
 
     fn comes(&mut self, pod: usize, now: Ms) {
@@ -271,30 +286,9 @@ impl Fleet {
         }
     }
 
-    fn query(&self, pod: usize) -> PlacementRequest {
-        let Comer { kind, request, limit, .. } = self.comers[pod];
-        let amount = match kind {
-            Kind::Whole => Amount::Whole,
-            _ => Amount::Fraction(Share::from_millionths(request)),
-        };
-        let mut gpu = GpuRequest::several(amount, NonZeroU32::MIN);
-        if kind != Kind::Whole {
-            gpu.limit = Some(Limit::Fraction(Share::from_millionths(limit)));
-        }
-        if kind == Kind::Notebook {
-            gpu.movable = Movable::Restart;
-        }
-        PlacementRequest {
-            gpu: Some(gpu),
-            host: HostAmount::ZERO,
-            host_rule: HostRule::Checked,
-            strategy: Strategy::Policy(Policy::Fragmentation),
-        }
-    }
-
     /// Places a pod as *filter*, *prioritize* and *bind* do. Whether it fits.
     fn place(&mut self, pod: usize, now: Ms) -> bool {
-        let (query, at) = (self.query(pod), Timestamp::from_millis(now));
+        let (query, at) = (self.comers[pod].query.clone(), Timestamp::from_millis(now));
         let uid = PodUid::new(pod.to_string());
         if self.comers[pod].comes == now {
             self.ledger.learn(uid.clone(), &query);
@@ -312,35 +306,60 @@ impl Fleet {
             "all have made way: {to_post:?}"
         );
         self.ledger.confirm(&uid);
-        let runs_on = to_post.placement.runs_on();
-        let gpu = self.gpus[runs_on.first().expect("one device")];
-        self.live.insert(
-            pod,
-            Live {
-                uid,
-                node: node_at,
-                gpu,
-                habits: Habits::of(self.setting.seed, pod),
-                running: None,
-                broken: None,
-                memory: 0,
-                starts: 0,
-                speeds: 0,
-                bursts: 0,
-                since: now,
-            },
-        );
-        let Comer { kind, comes, stays, request, .. } = self.comers[pod];
+        self.start(pod, (uid, node_at), &to_post.placement, now);
+        let Comer { kind, comes, stays, .. } = self.comers[pod];
         if kind == Kind::Whole && now - comes > PATIENCE && self.is_measured(comes) {
             self.figures.whole_waited += 1;
         }
         self.account_allocated(now);
-        self.allocated += request;
         let live = self.live.get_mut(&pod).expect("just placed");
+        self.allocated += live.share;
         let begins = now + delay + live.habits.gap(kind, now);
         self.push(begins, Event::Begins(pod, 0));
         self.push(now + delay + stays, Event::Ends(pod));
         true
+    }
+
+    /// A pod runs where it is placed.
+    fn start(&mut self, pod: usize, (uid, node): (PodUid, usize), placement: &Placement, now: Ms) {
+        let demands = placement.devices.iter().map(|placed| placed.demand);
+        let share = demands.clone().map(|demand| demand.share.millionths()).sum();
+        let runs_on = placement.runs_on();
+        let gpus = runs_on.iter().map(|id| self.gpus[id]);
+        let on: Vec<(usize, u64)> = gpus
+            .zip(demands)
+            .map(|(gpu, demand)| (gpu, self.devices[gpu].parts_of(demand.memory.mib())))
+            .collect();
+        for (gpu, _) in &on {
+            self.devices[*gpu].tenants.insert(pod);
+        }
+        let limit = self.comers[pod].query.gpu.as_ref().and_then(|gpu| gpu.limit);
+        let limit = on.first().map_or(0, |(gpu, request)| {
+            let device = &self.devices[*gpu];
+            let most = MemMib::new(device.mib);
+            let limit = match limit {
+                None => return *request,
+                Some(Limit::Fraction(share)) => share.of(most),
+                Some(Limit::Memory(memory)) => memory.min(most),
+            };
+            device.parts_of(limit.mib()).max(*request)
+        });
+        let live = Live {
+            uid,
+            node,
+            on,
+            limit,
+            share,
+            habits: Habits::of(self.seed, pod),
+            running: None,
+            broken: None,
+            memory: 0,
+            starts: 0,
+            speeds: 0,
+            bursts: 0,
+            since: now,
+        };
+        self.live.insert(pod, live);
     }
 
     /// Moves guests home and takes memory back, as *bind* waits for. Whether anything was restarted.
@@ -394,8 +413,12 @@ impl Fleet {
         };
         self.ledger.see_pod(&fact, Timestamp::from_millis(now));
         let live = self.live.get_mut(&pod).expect("it runs");
-        live.gpu = self.gpus[&home];
-        let node = live.node;
+        let (node, home) = (live.node, self.gpus[&home]);
+        for (gpu, _) in &mut live.on {
+            self.devices[*gpu].tenants.remove(&pod);
+            *gpu = home;
+            self.devices[home].tenants.insert(pod);
+        }
         (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
     }
 
@@ -422,13 +445,14 @@ impl Fleet {
             return;
         }
         let broken = live.broken.take();
-        let burst = broken.unwrap_or_else(|| live.habits.burst(comer));
-        let is_counted = comer.kind == Kind::Notebook && is_measured && broken.is_none();
+        let request = live.on.first().map_or(0, |(_, request)| *request);
+        let burst = broken.unwrap_or_else(|| live.habits.burst(comer.kind, (request, live.limit)));
+        let is_counted = comer.kind.has_bursts() && is_measured && broken.is_none();
         if is_counted {
             self.figures.bursts += 1;
             self.figures.demanded += burst.work as f64;
         }
-        if burst.memory > comer.request && burst.memory > may_take {
+        if burst.memory > request && burst.memory > may_take {
             self.figures.refused += u64::from(is_counted);
             let gap = live.habits.gap(comer.kind, now);
             let start = live.starts;
@@ -437,23 +461,27 @@ impl Fleet {
         live.memory = burst.memory;
         live.bursts += 1;
         live.running = Some(Running { burst, began: now, left: burst.work.saturating_mul(1_000) });
-        let (node, gpu) = (live.node, live.gpu);
-        self.advance(gpu, now);
-        self.busy[gpu].insert(pod);
-        self.pace(gpu, now);
+        let node = live.node;
+        for gpu in self.devices_of(pod) {
+            self.advance(gpu, now);
+            self.busy[gpu].insert(pod);
+            self.pace(gpu, now);
+        }
         self.report(node, now);
     }
 
     /// The most memory that a pod may use now: what no other pod that runs there requests or uses.
     fn may_take(&self, pod: usize) -> u64 {
-        let Some(live) = self.live.get(&pod) else { return 0 };
-        let lends = self.rule.borrow.lends_memory();
-        if !lends || self.comers[pod].kind != Kind::Notebook {
+        let Some(&(gpu, _)) = self.live.get(&pod).and_then(|live| live.on.first()) else {
+            return 0;
+        };
+        let device = &self.devices[gpu];
+        if !device.lends_memory || !self.comers[pod].kind.has_bursts() {
             return 0;
         }
-        let others = self.live.iter().filter(|(other, it)| **other != pod && it.gpu == live.gpu);
-        let taken = others.map(|(other, it)| it.memory.max(self.comers[*other].request));
-        1_000_000_u64.saturating_sub(taken.sum())
+        let others = device.tenants.iter().filter(|other| **other != pod);
+        let taken = others.filter_map(|other| self.live.get(other)?.takes(gpu));
+        device.parts.saturating_sub(device.other_use + taken.sum::<u64>())
     }
 
     fn done(&mut self, pod: usize, speed: u32, now: Ms) {
@@ -465,11 +493,11 @@ impl Fleet {
         let is_measured = self.is_measured(now);
         let live = self.live.get_mut(&pod).expect("just seen");
         let Some(Running { burst, began, .. }) = live.running.take() else { return };
-        if kind == Kind::Notebook && is_measured {
+        if kind.has_bursts() && is_measured {
             self.figures.completed += 1;
             self.figures.slowdown += (now - began) as f64 / burst.work as f64;
         }
-        if is_measured && kind == Kind::Notebook && self.setting.warm_up * DAY <= began {
+        if is_measured && kind.has_bursts() && self.window.0 <= began {
             self.figures.delivered += burst.work as f64;
         }
         let (node, number, start) = (live.node, live.bursts, live.starts);
@@ -495,10 +523,12 @@ impl Fleet {
     fn ends(&mut self, pod: usize, now: Ms) {
         self.leave(pod, now);
         let live = self.live.remove(&pod).expect("it runs");
-        let Comer { kind, request, .. } = self.comers[pod];
-        self.account(kind, &live, now);
+        for (gpu, _) in &live.on {
+            self.devices[*gpu].tenants.remove(&pod);
+        }
+        self.account(self.comers[pod].kind, &live, now);
         self.account_allocated(now);
-        self.allocated -= request;
+        self.allocated -= live.share;
         self.ledger.end_pod(&live.uid, Timestamp::from_millis(now));
         (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(live.node, now));
         let waiting = std::mem::take(&mut self.waiting);
@@ -511,10 +541,10 @@ impl Fleet {
 
     /// What the pod got of a burst that goes on, and its time.
     fn account(&mut self, kind: Kind, live: &Live, now: Ms) {
-        if kind != Kind::Notebook || !self.is_measured(now) {
+        if !kind.has_bursts() || !self.is_measured(now) {
             return;
         }
-        let begins = self.setting.warm_up * DAY;
+        let begins = self.window.0;
         self.figures.notebook_time += (now - live.since.max(begins)) as f64;
         if let Some(running) = live.running.as_ref().filter(|running| running.began >= begins) {
             let done = running.burst.work.saturating_sub(running.left / 1_000);
@@ -524,11 +554,19 @@ impl Fleet {
 
     /// A pod computes no more where it runs.
     fn leave(&mut self, pod: usize, now: Ms) {
-        let Some(gpu) = self.live.get(&pod).map(|live| live.gpu) else { return };
-        self.advance(gpu, now);
-        if self.busy[gpu].remove(&pod) {
-            self.pace(gpu, now);
+        for gpu in self.devices_of(pod) {
+            self.advance(gpu, now);
+            if self.busy[gpu].remove(&pod) {
+                self.pace(gpu, now);
+            }
         }
+    }
+
+    fn devices_of(&self, pod: usize) -> Vec<usize> {
+        self.live
+            .get(&pod)
+            .map(|live| live.on.iter().map(|(gpu, _)| *gpu).collect())
+            .unwrap_or_default()
     }
 
     /// What is computed on a GPU until now: those who are busy take equal turns.
@@ -561,13 +599,18 @@ impl Fleet {
 
     fn report(&mut self, node: usize, now: Ms) {
         let report = &mut self.reports[node];
-        for (index, seen) in report.uses.iter_mut().enumerate() {
-            let gpu = node * GPUS_EACH + index;
-            let here = self.live.values().filter(|live| live.gpu == gpu && live.memory > 0);
-            let memory = |live: &Live| MemMib::new(live.memory * GPU_MIB / 1_000_000);
-            let processes = here
-                .map(|live| ProcessUse { pod: Some(live.uid.clone()), memory: Some(memory(live)) });
-            let processes: Vec<ProcessUse> = processes.collect();
+        for seen in &mut report.uses {
+            let gpu = self.gpus[&seen.id];
+            let device = &self.devices[gpu];
+            let outside = seen.processes.iter().flatten().filter(|it| it.pod.is_none()).cloned();
+            let process = |pod: &usize| {
+                let live = self.live.get(pod)?;
+                let memory = live.uses(gpu).filter(|parts| *parts > 0)?;
+                let memory = MemMib::new(memory * device.mib / device.parts.max(1));
+                Some(ProcessUse { pod: Some(live.uid.clone()), memory: Some(memory) })
+            };
+            let own = device.tenants.iter().filter_map(process);
+            let processes: Vec<ProcessUse> = outside.chain(own).collect();
             let used = processes.iter().filter_map(|process| process.memory).map(MemMib::mib).sum();
             (seen.used, seen.processes) = (Some(MemMib::new(used)), Some(processes));
         }
@@ -578,9 +621,9 @@ impl Fleet {
 
     /// Accounts for what was allocated until now.
     fn account_allocated(&mut self, now: Ms) {
-        let begins = self.setting.warm_up * DAY;
+        let begins = self.window.0;
         let time = now.max(begins) - self.allocated_since.max(begins);
-        let all = (NODES * GPUS_EACH) as f64;
+        let all = self.placeable as f64;
         self.figures.time += time as f64 * all;
         self.figures.allocated += time as f64 * self.allocated as f64 / 1e6;
         self.allocated_since = now;

@@ -1,12 +1,25 @@
-//! What comes in the scenario of bursts: pods of four kinds with their lives, and what each does meanwhile.
+//! What comes in the scenario of bursts: pods with their lives, and what each does meanwhile. Without a
+//! trace they are of four kinds.
 //!
 //! Everything is drawn from the seed and the number of the pod, so all rules meet the same pods and bursts.
 //! It is a model: no public trace has bursts, and the memory of each tenant over time.
 
+use std::num::NonZeroU32;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+use crate::hardware::units::{HostAmount, MemMib, Share};
+use crate::ledger::query::queries::PlacementRequest;
+use crate::model::fit::HostRule;
+use crate::model::policy::Policy;
+use crate::model::request::{Amount, GpuRequest, Limit, Movable};
+use crate::scoring::strategy::Strategy;
+use crate::sim::run::cluster::query_of;
+use crate::sim::trace::dimensions::{MoreOfNode, TraceBursts};
 use crate::sim::trace::exponential::{MEAN_TICKS, exponential};
+use crate::sim::trace::read::{TraceNode, TracePod};
+use crate::sim::trace::schedule::TimedWorkload;
 
 /// Milliseconds.
 pub(crate) type Ms = u64;
@@ -32,6 +45,18 @@ pub(crate) enum Kind {
     Training,
     /// A whole GPU, always busy.
     Whole,
+    /// Bursts with gaps, as its trace says; its container may be restarted.
+    Traced(TraceBursts),
+}
+
+impl Kind {
+    /// Whether it uses more than it requests now and then.
+    pub(crate) fn has_bursts(self) -> bool {
+        match self {
+            Self::Notebook | Self::Traced(_) => true,
+            Self::Inference | Self::Training | Self::Whole => false,
+        }
+    }
 }
 
 /// One kind: its part of what is allocated, the median life in hours with the sigma of its logarithm, and
@@ -66,13 +91,92 @@ pub(crate) struct Comer {
     pub(crate) kind: Kind,
     pub(crate) comes: Ms,
     pub(crate) stays: Ms,
-    /// Millionths of a GPU.
-    pub(crate) request: u64,
-    pub(crate) limit: u64,
+    pub(crate) query: PlacementRequest,
+}
+
+/// A fleet, and the pods that come to it.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub(crate) nodes: Vec<TraceNode>,
+    /// In the order in which they come.
+    pub(crate) comers: Vec<Comer>,
+    /// Parts of a device's memory that bursts are counted in; `None`: MiB.
+    pub(crate) parts: Option<u64>,
+    /// When measuring begins.
+    pub(crate) begins: Ms,
+    /// When it ends.
+    pub(crate) ends: Ms,
+}
+
+const NODES: usize = 8;
+const GPUS_EACH: u32 = 8;
+const GPU_MIB: u64 = 81_920;
+
+impl World {
+    /// Pods that request `load` of 64 GPUs on average, measured for `days` days after `warm_up` days.
+    pub fn drawn(seed: u64, load: f64, (warm_up, days): (u64, u64)) -> Self {
+        let node = |number: usize| {
+            let gpu_memory = vec![MemMib::new(GPU_MIB)];
+            TraceNode {
+                name: format!("node-{number}"),
+                cpu_milli: 1 << 30,
+                memory_mib: 1 << 40,
+                gpus: GPUS_EACH,
+                model: "H100".to_owned(),
+                more: Some(Box::new(MoreOfNode { gpu_memory, ..MoreOfNode::default() })),
+            }
+        };
+        let nodes: Vec<TraceNode> = (0..NODES).map(node).collect();
+        let gpus = NODES * usize::try_from(GPUS_EACH).unwrap_or_default();
+        let days = warm_up + days;
+        let comers = comers(seed, gpus, load, days);
+        Self { nodes, comers, parts: Some(WHOLE), begins: warm_up * DAY, ends: days * DAY }
+    }
+
+    /// The pods of a trace at its times. Those without bursts are always busy, and use what they request.
+    pub fn traced(workload: &TimedWorkload) -> Self {
+        let TimedWorkload { nodes, pods, schedule } = workload;
+        let kind = |pod: &TracePod| match (&pod.more, pod.gpu_milli) {
+            (Some(more), _) if more.bursts.is_some() => more.bursts.map(Kind::Traced),
+            (_, 1000..) => Some(Kind::Whole),
+            _ => None,
+        };
+        let comer = |at: Ms, stays: Option<Ms>, pod: &TracePod| Comer {
+            kind: kind(pod).unwrap_or(Kind::Training),
+            comes: at,
+            stays: stays.unwrap_or(Ms::MAX / 2).max(1),
+            query: query_of(pod, Strategy::Policy(Policy::Fragmentation)),
+        };
+        let arrivals = schedule.arrivals.iter();
+        let comers = arrivals.map(|it| comer(it.at, it.stays, &pods[it.pod])).collect();
+        let (begins, ends) = (schedule.window.start, schedule.window.end);
+        Self { nodes: nodes.clone(), comers, parts: None, begins, ends }
+    }
+}
+
+/// What a pod of this kind and size requests, with its limit, in millionths of a GPU.
+fn query(kind: Kind, (request, limit): (u64, u64)) -> PlacementRequest {
+    let amount = match kind {
+        Kind::Whole => Amount::Whole,
+        _ => Amount::Fraction(Share::from_millionths(request)),
+    };
+    let mut gpu = GpuRequest::several(amount, NonZeroU32::MIN);
+    if kind != Kind::Whole {
+        gpu.limit = Some(Limit::Fraction(Share::from_millionths(limit)));
+    }
+    if kind == Kind::Notebook {
+        gpu.movable = Movable::Restart;
+    }
+    PlacementRequest {
+        gpu: Some(gpu),
+        host: HostAmount::ZERO,
+        host_rule: HostRule::Checked,
+        strategy: Strategy::Policy(Policy::Fragmentation),
+    }
 }
 
 /// The pods of `days` days that request `load` of `gpus` on average, in the order in which they come.
-pub(crate) fn comers(seed: u64, gpus: usize, load: f64, days: u64) -> Vec<Comer> {
+fn comers(seed: u64, gpus: usize, load: f64, days: u64) -> Vec<Comer> {
     let mut all = Vec::new();
     for (number, about) in (0..).zip(&KINDS) {
         let mut chance = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(4).wrapping_add(number));
@@ -89,15 +193,15 @@ pub(crate) fn comers(seed: u64, gpus: usize, load: f64, days: u64) -> Vec<Comer>
             }
             let stays = whole(lognormal(&mut chance, median * HOUR as f64, sigma)).max(SECOND);
             let size = usize::try_from(chance.next_u32()).unwrap_or_default() % about.sizes.len();
-            let (request, limit) = about.sizes[size];
-            all.push(Comer { kind: about.kind, comes, stays, request, limit });
+            let query = query(about.kind, about.sizes[size]);
+            all.push(Comer { kind: about.kind, comes, stays, query });
         }
     }
     all.sort_by_key(|comer| comer.comes);
     all
 }
 
-/// One burst of a pod: work in milliseconds of a whole GPU, and memory in millionths of one.
+/// One burst of a pod: work in milliseconds of a whole GPU, and memory in the parts of its world.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Burst {
     pub(crate) work: Ms,
@@ -125,12 +229,19 @@ impl Habits {
             Kind::Notebook => whole(times * lognormal(&mut self.chance, 300_000.0, 1.3)),
             Kind::Inference => whole(times * lognormal(&mut self.chance, 20_000.0, 0.8)),
             Kind::Training | Kind::Whole => 0,
+            Kind::Traced(bursts) => self.about(bursts.gap_seconds),
         }
     }
 
-    /// Its next burst. Those that are always busy have one that never ends.
-    pub(crate) fn burst(&mut self, comer: &Comer) -> Burst {
-        let Comer { kind, request, limit, .. } = *comer;
+    /// A random time with this mean.
+    fn about(&mut self, seconds: u64) -> Ms {
+        let mean = (seconds * SECOND) as f64;
+        whole(mean * exponential(&mut self.chance) as f64 / MEAN_TICKS as f64)
+    }
+
+    /// Its next burst, of a pod with this request and limit. Those that are always busy have one that never
+    /// ends.
+    pub(crate) fn burst(&mut self, kind: Kind, (request, limit): (u64, u64)) -> Burst {
         let part =
             |chance: &mut ChaCha8Rng, of: u64| of * u64::from(chance.next_u32() >> 22) / 1_024;
         match kind {
@@ -149,6 +260,10 @@ impl Habits {
                 Burst { work, memory: request * 4 / 5, keeps: true }
             }
             Kind::Training | Kind::Whole => Burst { work: Ms::MAX, memory: request, keeps: true },
+            Kind::Traced(bursts) => {
+                let work = self.about(bursts.seconds).max(1);
+                Burst { work, memory: limit * bursts.memory_milli / 1000, keeps: false }
+            }
         }
     }
 }
@@ -176,9 +291,12 @@ mod tests {
     #[test]
     fn pods_request_the_load_on_average_and_a_seed_repeats_them() {
         let (days, gpus) = (60, 64);
+        let requested = |comer: &Comer| match &comer.query.gpu.as_ref().unwrap().amount {
+            Amount::Fraction(share) => share.millionths() as f64,
+            _ => WHOLE as f64,
+        };
         let all = comers(7, gpus, 0.63, days);
-        let taken: f64 =
-            all.iter().map(|it| it.request as f64 / WHOLE as f64 * it.stays as f64).sum();
+        let taken: f64 = all.iter().map(|it| requested(it) / WHOLE as f64 * it.stays as f64).sum();
         let load = taken / (days * DAY) as f64 / gpus as f64;
         assert!((load - 0.63).abs() < 0.04, "{load}");
         assert!(all.iter().zip(comers(7, gpus, 0.63, days)).all(|(a, b)| a.comes == b.comes));
@@ -187,13 +305,13 @@ mod tests {
 
     #[test]
     fn one_burst_of_five_wants_more_than_the_request() {
-        let comer =
-            Comer { kind: Kind::Notebook, comes: 0, stays: 1, request: 250_000, limit: 800_000 };
+        let (request, limit) = (250_000, 800_000);
         let mut habits = Habits::of(1, 1);
-        let bursts: Vec<Burst> = (0..20_000).map(|_| habits.burst(&comer)).collect();
-        let large = bursts.iter().filter(|burst| burst.memory > comer.request).count();
+        let bursts: Vec<Burst> =
+            (0..20_000).map(|_| habits.burst(Kind::Notebook, (request, limit))).collect();
+        let large = bursts.iter().filter(|burst| burst.memory > request).count();
         assert!((3_800..4_200).contains(&large), "{large}");
-        assert!(bursts.iter().all(|burst| burst.memory <= comer.limit && burst.memory > 0));
+        assert!(bursts.iter().all(|burst| burst.memory <= limit && burst.memory > 0));
         let mut works: Vec<Ms> = bursts.iter().map(|burst| burst.work).collect();
         works.sort_unstable();
         assert!((38_000..42_000).contains(&works[10_000]), "{}", works[10_000]);

@@ -100,7 +100,8 @@ impl SimCluster {
         let ledger = untimed_ledger();
         let rules: BTreeSet<PoolRule> = nodes.iter().map(TraceNode::rule).collect();
         ledger.share_by(PoolRules::new(rules.iter().map(|rule| (pool_of(*rule), *rule))));
-        let added = nodes.iter().enumerate().map(|(rank, node)| add_node(&ledger, rank, node));
+        let added = nodes.iter().enumerate();
+        let added = added.map(|(rank, node)| add_node(&ledger, rank, node, node.rule()));
         let added = added.collect::<Result<Vec<_>, ReportRefusal>>()?;
         let (agents, devices): (Vec<NodeReport>, Vec<_>) = added.into_iter().unzip();
         let named = agents.iter().enumerate();
@@ -371,17 +372,18 @@ fn uid(arrival: usize) -> PodUid {
     PodUid::new(arrival.to_string())
 }
 
-/// Adds a node to the ledger as the API server and the node's agent would. Returns the agent's next
+/// Adds a node to the ledger, in the pool of this rule, as the API server and the node's agent would. Returns the agent's next
 /// report: no device has a process of a pod.
 ///
 /// The ledger breaks ties by name, so the name begins with the position in the tie-break order.
-fn add_node(
+pub(crate) fn add_node(
     ledger: &Ledger,
     rank: usize,
     node: &TraceNode,
+    rule: PoolRule,
 ) -> Result<(NodeReport, BTreeMap<DeviceAt, DeviceId>), ReportRefusal> {
     let name = NodeName::new(format!("{rank:07}.{}", node.name));
-    ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), pool_of(node.rule()));
+    ledger.see_node(&name, host_of(node.cpu_milli, node.memory_mib), pool_of(rule));
     let devices = node.devices(rank)?;
     let other_use = |at: &DeviceAt| node.more.as_ref()?.other_use.get(at).copied();
     let uses = devices.iter().map(|it| {
@@ -411,7 +413,7 @@ fn unranked(name: &str) -> &str {
 }
 
 /// A pool for each rule; the usual one has no name.
-fn pool_of(rule: PoolRule) -> PoolName {
+pub(crate) fn pool_of(rule: PoolRule) -> PoolName {
     let is_usual = rule == PoolRule::default();
     PoolName::new(if is_usual { String::new() } else { format!("{rule:?}") })
 }
@@ -430,7 +432,7 @@ fn request_type(pod: &TracePod) -> RequestType {
 }
 
 /// The query for a pod. The policy that it chooses counts beside those of the product.
-fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
+pub(crate) fn query_of(pod: &TracePod, strategy: Strategy) -> PlacementRequest {
     let strategy = match (strategy, own_policy(pod)) {
         (Strategy::Policy(_), Some(own)) => Strategy::Policy(own),
         (usual, _) => usual,

@@ -9,7 +9,7 @@ use crate::hardware::device::{
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest};
+use crate::model::request::{Amount, GpuRequest, Movable};
 use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TraceInstance};
 
 /// The GPUs of a row of the node file.
@@ -153,6 +153,7 @@ impl RowOfPod<'_> {
         Some(GpuRequest {
             isolation: more.isolation,
             limit: more.limit,
+            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
             policy: more.policy,
             min_memory: more.min_memory,
             ..plain

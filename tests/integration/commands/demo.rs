@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap in a test is the finding")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use gpupack::api::commands::DemoSummary;
 use serde_json::Value;
@@ -103,6 +105,61 @@ fn a_demo_that_is_stopped_ends_with_its_summary() {
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert!(lines.any(|line| line.starts_with("audit ")), "a summary at the end");
     assert_eq!(demo.wait().unwrap().code(), Some(0));
+}
+
+/// The value of a family or series in the metrics of a running demo.
+fn metric(base: &str, series: &str) -> Option<f64> {
+    let address = base.strip_prefix("http://").unwrap().trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(series))?;
+    line.trim().parse().ok()
+}
+
+#[test]
+fn pods_that_borrow_are_moved_home_and_no_gpu_is_overallocated() {
+    let line = "demo --bursts --nodes 4 --gpus-per-node 4 --seed 7 -o json";
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_gpupack"))
+        .args(line.split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(demo.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let page = said.next().unwrap();
+    let base = page.split_whitespace().nth(1).unwrap().to_owned();
+    said.find(|line| line.starts_with("base load placed")).unwrap();
+    let recalls = r#"gpupack_moves_total{outcome="done",reason="recall"}"#;
+    let is_seen = (0..900).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        let all = [recalls, "gpupack_bind_recall_seconds_count"];
+        all.iter().all(|series| metric(&base, series) > Some(0.0))
+    });
+    let guests = metric(&base, "gpupack_guests ");
+    let id = demo.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let output = demo.wait_with_output().unwrap();
+    assert!(is_seen && guests.is_some(), "guests go home, and binds wait for them: {guests:?}");
+    assert_eq!(output.status.code(), Some(0));
+    let summary: DemoSummary = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((summary.overallocated_max, summary.faults), (0, Vec::new()));
+    let borrowing = summary.borrowing.unwrap();
+    assert!(borrowing.recalls > 0 && borrowing.failed == 0, "{borrowing:?}");
+}
+
+#[test]
+fn bursts_need_time_and_a_fleet_that_is_filled_over_http() {
+    let once = demo("--bursts --once");
+    assert_eq!(once.status.code(), Some(2));
+    let errors = String::from_utf8(once.stderr).unwrap();
+    assert!(errors.contains("'--bursts' cannot be used with '--once'"), "{errors}");
+    let large = demo("--bursts --nodes 201");
+    assert_eq!(large.status.code(), Some(1));
+    let errors = String::from_utf8(large.stderr).unwrap();
+    assert_eq!(errors, "gpupack: `--bursts` is for at most 200 nodes, not 201\n");
 }
 
 #[test]

@@ -477,6 +477,90 @@ fn bad_files_are_reported_with_position_and_valid_values() {
     );
 }
 
+const BURST_NODES: &str =
+    "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib\nn,8000,65536,2,H100,81000\n";
+
+const BURST_PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,limit_milli,creation_time,\
+    deletion_time,burst_gap_seconds,burst_seconds,burst_memory_milli\n\
+    nb-1,1000,4096,1,500,1000,0,18000,600,120,750\n\
+    nb-2,1000,4096,1,500,1000,0,18000,600,120,750\n\
+    train,4000,16384,1,1000,,9000,12600,,,\n\
+    last,1000,1024,0,0,,18000,18001,,,\n";
+
+/// `gpupack simulate` on a node with two GPUs and these pods.
+fn bursts(folder: &Path, pods: &str, flags: &str) -> Output {
+    for (name, text) in [("nodes.csv", BURST_NODES), ("pods.csv", pods), ("other.csv", pods)] {
+        fs::write(folder.join(name), text).expect("a file can be written");
+    }
+    let mut command = command("nodes.csv", "pods.csv", flags);
+    command.current_dir(folder).output().expect("the program starts")
+}
+
+#[test]
+fn bursts_of_a_trace_are_played_under_each_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let play = |flags: &str| {
+        let output = bursts(folder.path(), BURST_PODS, flags);
+        let errors = text(output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{errors}");
+        text(output.stdout)
+    };
+    let table = play("--bursts");
+    let first = table.lines().next().unwrap();
+    assert_eq!(first, "bursts of 2 of 4 pods on 2 GPUs of 1 nodes, 5.0 hours, 1 seeds");
+    assert_eq!(table, play("--bursts"), "the same bytes for the same input");
+    let json: Value = serde_json::from_str(&play("--bursts --seeds 1..2 --output json")).unwrap();
+    assert_eq!((&json["trace"], &json["seeds"]), (&"pods".into(), &2.into()));
+    let rules = json["rules"].as_array().unwrap();
+    let of = |rule: &str, name: &str| {
+        let row = rules.iter().find(|row| row["borrow"] == rule).unwrap();
+        row[name].as_f64().unwrap()
+    };
+    assert_eq!(of("none", "refused_percent"), 100.0, "all want more than their request");
+    let refused = of("memory", "refused_percent");
+    assert!((40.0..70.0).contains(&refused), "until one of them is moved home: {json}");
+    assert_eq!((of("none", "recalls"), of("memory", "recalls")), (0.0, 10.0));
+    assert!((59.9..60.1).contains(&of("none", "allocated_percent")), "{json}");
+    let busy: Value =
+        serde_json::from_str(&play("--bursts 0.9 --seeds 1..2 --output json")).unwrap();
+    let allocated = busy["rules"][0]["allocated_percent"].as_f64().unwrap();
+    assert!((89.9..90.1).contains(&allocated), "{busy}");
+}
+
+#[test]
+fn faults_of_traces_with_bursts_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let no_bursts = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,1,500\n";
+    let untimed = BURST_PODS.replace(",9000,12600", ",,12600");
+    let unlimited = BURST_PODS.replacen("500,1000,0", "500,,0", 1);
+    for (pods, flags, part) in [
+        (no_bursts, "--bursts", "--bursts needs a pod with `burst_gap_seconds` in --pods"),
+        (
+            &untimed,
+            "--bursts",
+            "cannot make a workload from these files: pod `train` has no `creation_time`",
+        ),
+        (
+            &unlimited,
+            "--bursts",
+            "line 2, column `burst_gap_seconds`: `600` is not allowed, expected nothing without a \
+             limit of the pod",
+        ),
+        (BURST_PODS, "--bursts 1.5", "it must be a number from 0.05 to 0.95"),
+        (BURST_PODS, "--bursts --timeline", "cannot be used with"),
+        (BURST_PODS, "--bursts --pods other.csv", "--bursts needs one trace: give --pods once"),
+    ] {
+        let output = bursts(folder.path(), pods, flags);
+        let errors = text(output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags}: {errors}");
+        assert!(errors.contains(part), "{flags}: {errors}");
+    }
+    let alone = Command::new(env!("CARGO_BIN_EXE_gpupack")).args(["simulate", "--bursts"]).output();
+    let alone = alone.unwrap();
+    assert_eq!(alone.status.code(), Some(2));
+    assert_eq!(text(alone.stderr), "gpupack: --bursts needs LOAD, or --nodes and --pods\n");
+}
+
 #[test]
 fn bad_flags_are_rejected_with_valid_values() {
     for (flags, part) in [

@@ -35,6 +35,7 @@ pub mod hardware {
     pub mod pool;
     pub mod device_class;
     pub mod mig;
+    pub mod layouts;
     pub mod topology;
     pub mod inventory;
 }
@@ -67,6 +68,17 @@ pub mod waste {
     pub mod scarcity;
     pub(crate) mod expected_waste;
     pub mod compiled_mix;
+
+    /// Where to make MIG instances on demand.
+    pub mod mig {
+        pub(crate) mod mask_waste;
+        pub mod class;
+        pub mod types;
+        pub mod window;
+        pub mod mix;
+        pub mod supply;
+        pub mod decision;
+    }
 }
 
 /// Which placement is best, of those that fit.

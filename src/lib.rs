@@ -544,6 +544,21 @@ pub mod sim {
         pub mod compare;
     }
 
+    /// Requests for MIG instances that are made on demand.
+    pub mod mig {
+        pub(crate) mod simplex;
+        pub mod worlds;
+        pub(crate) mod packing;
+        pub(crate) mod requests;
+        pub(crate) mod fleet;
+        pub mod policy;
+        pub(crate) mod moves;
+        pub(crate) mod play;
+        pub(crate) mod bound;
+        pub mod series;
+        pub mod compare;
+    }
+
     /// The best that any policy could achieve.
     pub mod bound {
         #[cfg(feature = "bound")]

@@ -35,6 +35,7 @@ pub mod hardware {
     pub mod pool;
     pub mod device_class;
     pub mod mig;
+    pub mod layouts;
     pub mod topology;
     pub mod inventory;
 }
@@ -67,6 +68,17 @@ pub mod waste {
     pub mod scarcity;
     pub(crate) mod expected_waste;
     pub mod compiled_mix;
+
+    /// Where to make MIG instances on demand.
+    pub mod mig {
+        pub(crate) mod mask_waste;
+        pub mod class;
+        pub mod types;
+        pub mod window;
+        pub mod mix;
+        pub mod supply;
+        pub mod decision;
+    }
 }
 
 /// Which placement is best, of those that fit.
@@ -530,6 +542,21 @@ pub mod sim {
     pub mod bursts {
         pub(crate) mod world;
         pub mod scenario;
+        pub mod compare;
+    }
+
+    /// Requests for MIG instances that are made on demand.
+    pub mod mig {
+        pub(crate) mod simplex;
+        pub mod worlds;
+        pub(crate) mod packing;
+        pub(crate) mod requests;
+        pub(crate) mod fleet;
+        pub mod policy;
+        pub(crate) mod moves;
+        pub(crate) mod play;
+        pub(crate) mod bound;
+        pub mod series;
         pub mod compare;
     }
 

@@ -24,6 +24,10 @@ use crate::cli::simulate::timed::TimedReport;
 use crate::model::policy::Policy;
 use crate::sim::bursts::compare::{Source, compare};
 use crate::sim::chart::draw;
+use crate::sim::mig::compare::compare as compare_mig;
+use crate::sim::mig::policy::MigPolicy;
+use crate::sim::mig::series::{Bounds, Comparing};
+use crate::sim::mig::worlds::World;
 use crate::sim::run::engine::Overflow;
 use crate::sim::run::placed::keep_placements;
 use crate::sim::run::policy::SimPolicy;
@@ -48,13 +52,23 @@ const DEFAULT_POLICIES: [SimPolicy; 3] =
 pub struct SimulateArgs {
     /// Node file of the trace (CSV: sn, cpu_milli, memory_mib, gpu, model). Optional: memory, models
     /// and MIG instances of GPUs, slots and other rules of a pool; see docs/simulator.md.
-    #[arg(long, value_name = "FILE", required_unless_present = "bursts", requires = "pods")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present_any = ["bursts", "mig"],
+        requires = "pods"
+    )]
     pub nodes: Option<PathBuf>,
 
     /// Pod file of the trace (CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec); give
     /// it again to compare on several. Optional: GPU memory, MIG profile, slot, limit, isolation,
     /// policy, priority, times, and where pods run; see docs/simulator.md.
-    #[arg(long, value_name = "FILE", required_unless_present = "bursts", requires = "nodes")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present_any = ["bursts", "mig"],
+        requires = "nodes"
+    )]
     pub pods: Vec<PathBuf>,
 
     /// Pods that use more than they request now and then, under each rule of `borrow`, requesting this
@@ -68,6 +82,38 @@ pub struct SimulateArgs {
         value_parser = burst_load
     )]
     pub bursts: Option<Option<f64>>,
+
+    /// Without a trace: requests of these mixes for MIG instances that are made on demand, under several
+    /// policies: `all` nine mixes, or names; see docs/simulator.md.
+    #[arg(
+        long,
+        value_name = "MIX",
+        value_delimiter = ',',
+        conflicts_with_all = ["nodes", "pods", "policies", "times", "stress", "drawn", "load", "bursts"],
+        value_parser = mixes
+    )]
+    pub mig: Vec<Mixes>,
+
+    /// GPUs for --mig.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "100",
+        requires = "mig",
+        conflicts_with_all = ["nodes", "pods"]
+    )]
+    pub gpus: NonZeroUsize,
+
+    /// With --mig: let instances end, so that requests are this part of what the GPUs can hold at best;
+    /// without it none ends.
+    #[arg(
+        long,
+        value_name = "LOAD",
+        requires = "mig",
+        conflicts_with_all = ["nodes", "pods"],
+        value_parser = mig_load
+    )]
+    pub mig_churn: Option<f64>,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
@@ -234,6 +280,9 @@ pub fn run(args: &SimulateArgs) -> Result<(), SimulateError> {
     if let Some(load) = args.bursts {
         return bursts(args, load);
     }
+    if !args.mig.is_empty() {
+        return mig(args);
+    }
     check_places(args)?;
     let worlds = worlds_of(&args.worlds).map_err(SimulateError::World)?;
     let experiment = experiment(args)?;
@@ -305,6 +354,47 @@ fn bursts(args: &SimulateArgs, load: Option<f64>) -> Result<(), SimulateError> {
         Output::Json => comparison.json(),
         Output::Csv => comparison.csv(),
     })
+}
+
+/// Plays requests for MIG instances.
+fn mig(args: &SimulateArgs) -> Result<(), SimulateError> {
+    let seeds = args.seeds.clone().map_or(args.seed..=args.seed, |Seeds(seeds)| seeds);
+    let cores = args.jobs.or_else(|| std::thread::available_parallelism().ok());
+    let is_moved = |policy: &MigPolicy| *policy == MigPolicy::OursWithMove;
+    let mut policies = MigPolicy::ALL.to_vec();
+    // a move makes room for requests only where they are lost
+    policies.retain(|policy| !is_moved(policy) || args.moves > 0);
+    let comparison = compare_mig(Comparing {
+        worlds: args.mig.iter().flat_map(|Mixes(worlds)| worlds.clone()).collect(),
+        gpus: args.gpus,
+        load: args.mig_churn,
+        seeds: seeds.start().unsigned_abs()..=seeds.end().unsigned_abs(),
+        policies,
+        bounds: if args.bound { Bounds::All } else { Bounds::None },
+        jobs: cores.unwrap_or(NonZeroUsize::MIN),
+    });
+    print(&match args.output {
+        Output::Table => comparison.table(),
+        Output::Json => comparison.json(),
+        Output::Csv => comparison.csv(),
+    })
+}
+
+/// One value of `--mig`: a world, or all mixes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mixes(Vec<World>);
+
+fn mixes(name: &str) -> Result<Mixes, String> {
+    match name {
+        "all" => Ok(Mixes(World::mixes())),
+        name => name.parse().map(|world| Mixes(vec![world])),
+    }
+}
+
+/// A part of what GPUs can hold at best.
+fn mig_load(text: &str) -> Result<f64, String> {
+    let load = text.parse::<f64>().ok().filter(|load| (0.05..=2.0).contains(load));
+    load.ok_or_else(|| "it must be a number from 0.05 to 2".to_owned())
 }
 
 /// A part of the fleet that pods can request on average.

@@ -580,6 +580,11 @@ fn bad_flags_are_rejected_with_valid_values() {
         ("--compress 2", "--timeline"),
         ("--queue", "--churn <LOAD>|--timeline"),
         ("--jobs 0", "--jobs <N>"),
+        ("--mig huge", "no such mix: expected all, uniform, small"),
+        ("--mig uniform", "cannot be used with"),
+        ("--mig-churn 0.9", "cannot be used with"),
+        ("--gpus 7", "cannot be used with"),
+        ("--mig odd --mig-churn 3", "it must be a number from 0.05 to 2"),
         ("--chart absent/out.svg", "--chart needs an existing folder: `absent` is not one"),
     ] {
         let output = simulate(flags);
@@ -652,4 +657,63 @@ fn a_build_without_the_solver_names_what_is_missing() {
         gpupack: --bound: this build has no solver for bounds: build it with `--features bound`
     "#]];
     check_refusal(&simulate("--bound"), 2, &expected);
+}
+
+/// Standard output of a call without a trace.
+fn printed_alone(flags: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
+    let output = command.arg("simulate").args(flags.split_whitespace()).output();
+    let output = output.expect("the program starts");
+    let complaint = text(output.stderr);
+    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{flags}");
+    text(output.stdout)
+}
+
+#[test]
+fn mig_instances_on_demand_give_the_figures_they_gave_before() {
+    let churn = "--mig bimodal,models-80-20 --gpus 10 --mig-churn 0.9 --moves 1 --bound --seed 7";
+    expect![[r#"
+        mix,seed,policy,blocked_percent,moves_percent
+        "bimodal",7,"lower bound",7.18,
+        "bimodal",7,"free repacking",19.7959,
+        "bimodal",7,"gpupack",30.7483,0.0
+        "bimodal",7,"gpupack, one move",25.3061,4.2821
+        "bimodal",7,"fgd",31.2925,0.0
+        "bimodal",7,"hami",30.7483,0.0
+        "bimodal",7,"mfi",31.8367,0.0
+        "bimodal",7,"first-fit",31.1565,0.0
+        "models-80-20",7,"lower bound",3.9763,
+        "models-80-20",7,"free repacking",13.7884,
+        "models-80-20",7,"gpupack",19.2491,0.0
+        "models-80-20",7,"gpupack, one move",15.5631,5.2752
+        "models-80-20",7,"fgd",18.9078,0.0
+        "models-80-20",7,"hami",21.0239,0.0
+        "models-80-20",7,"mfi",20.8191,0.0
+        "models-80-20",7,"first-fit",25.3242,0.0
+    "#]]
+    .assert_eq(&printed_alone(&format!("{churn} --output csv")));
+    let arrivals = "--mig small --gpus 10 --bound --seeds 7..8";
+    expect![[r#"
+        mix,seed,policy,allocated_percent,first_loss_percent
+        "small",7,"bound",78.75,
+        "small",7,"gpupack",78.75,98.75
+        "small",7,"fgd",78.75,83.75
+        "small",7,"hami",78.75,101.25
+        "small",7,"mfi",78.75,91.25
+        "small",7,"first-fit",78.75,96.25
+        "small",8,"bound",95.0,
+        "small",8,"gpupack",95.0,107.5
+        "small",8,"fgd",95.0,107.5
+        "small",8,"hami",95.0,107.5
+        "small",8,"mfi",92.5,95.0
+        "small",8,"first-fit",92.5,95.0
+    "#]]
+    .assert_eq(&printed_alone(&format!("{arrivals} --output csv")));
+    let json: Value =
+        serde_json::from_str(&printed_alone(&format!("{churn} --output json"))).unwrap();
+    assert_eq!((&json["gpus"], &json["load"]), (&Value::from(10), &Value::from(0.9)));
+    let table = printed_alone(churn);
+    assert!(table.starts_with("MIG instances on 10 GPUs, churn at load 0.9, "), "{table}");
+    assert!(table.contains("\ngpupack, one move "), "{table}");
+    assert!(!printed_alone("--mig odd --gpus 1").contains("one move"), "only where it is wanted");
 }

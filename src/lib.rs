@@ -204,6 +204,7 @@ pub mod metrics {
 pub mod report {
     pub mod wire;
     pub mod bounds;
+    pub(crate) mod mig;
     pub(crate) mod details;
     pub mod checked;
 }

@@ -161,6 +161,7 @@ impl Session {
             driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
             allocations_version: self.number.and(self.allocations_version),
             devices: self.uses(sample),
+            mig_failures: Vec::new(),
         }
     }
 

@@ -115,6 +115,7 @@ async fn take(
         outcome: Outcome::Accepted,
         allocations_version: Some(version),
         allocations: (!is_known).then(|| bed.allocations.clone()),
+        mig_orders: None,
     })
     .into_response()
 }

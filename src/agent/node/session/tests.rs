@@ -25,6 +25,7 @@ fn reply(session: u64, outcome: Outcome) -> Reply {
         outcome,
         allocations_version: Some(10 * session),
         allocations: Some(Vec::new()),
+        mig_orders: None,
     }
 }
 

@@ -11,6 +11,13 @@ use crate::report::bounds::{
 };
 use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport};
 
+impl MigFailure {
+    /// Whether an extender would accept it.
+    pub fn is_believable(&self) -> bool {
+        failures(vec![self.clone()]).is_ok()
+    }
+}
+
 impl MigProfileReport {
     /// What cannot be about it, beside its name and its memory.
     fn fault(&self) -> Option<&'static str> {

@@ -124,6 +124,7 @@ impl Probe for SimulatedProbe {
             unreadable: 0,
             has_unwatched_pods: false,
             draining,
+            mig_failures: Vec::new(),
         })
     }
 

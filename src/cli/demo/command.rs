@@ -273,6 +273,7 @@ async fn live(
             period,
             clock: app.clock,
             metrics: args.agent_metrics.map(agent_metrics).transpose()?,
+            mig: None,
         };
         run_fleet(&config, &fleet, std::future::pending()).await.map_err(anyhow::Error::from)
     };

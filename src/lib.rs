@@ -216,6 +216,7 @@ pub mod metrics {
 pub mod report {
     pub mod wire;
     pub mod bounds;
+    pub(crate) mod mig;
     pub(crate) mod details;
     pub mod checked;
 }
@@ -466,15 +467,28 @@ pub mod agent {
         pub mod daemons;
     }
 
+    /// MIG on demand: which orders stand, what they take, what was made here.
+    pub mod mig {
+        pub(crate) mod standing;
+        pub(crate) mod plan;
+        pub(crate) mod attempts;
+        pub(crate) mod made;
+        pub mod on_demand;
+    }
+
     /// NVML.
     pub mod nvml {
         pub(crate) mod limits;
         pub(crate) mod raw;
+        pub(crate) mod raw_mig;
         pub(crate) mod trouble;
+        pub(crate) mod library;
+        pub(crate) mod instances;
         pub(crate) mod details;
         pub(crate) mod utilization;
         pub(crate) mod sweep;
         pub mod probe;
+        pub mod maker;
     }
 
     /// Simulated nodes without GPUs, for demos and tests.

@@ -331,6 +331,42 @@ pub struct DeviceDetails {
     pub sm_count: Option<u32>,
     /// Whether the driver can limit the memory of containers on it.
     pub can_limit_memory: bool,
+    /// MIG instances that the node's agent can make on it; empty unless it is a GPU in MIG mode and
+    /// the agent may make any. Each profile once, in the agent's order.
+    pub mig_profiles: Vec<MakeableProfile>,
+    /// Whether an agent of gpupack made this MIG instance since the last boot.
+    pub made_here: bool,
+}
+
+/// A profile of MIG instances that the agent of a node can make on a GPU, as NVML reports it. It
+/// wins over [`GEOMETRIES`](crate::hardware::mig::GEOMETRIES).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MakeableProfile {
+    /// Its name, for instance `1g.10gb` or `1g.10gb+me`.
+    pub profile: MigProfile,
+    /// Memory of an instance.
+    pub memory: MemMib,
+    /// Streaming multiprocessors of an instance; `None` if the driver does not report them.
+    pub sm_count: Option<u32>,
+    /// How many units it covers, at least 1; start and size together are at most 32.
+    pub size: u32,
+    /// Units at which it may begin, in rising order; at least one.
+    pub starts: Vec<u32>,
+}
+
+/// An order to make or to remove a MIG instance that the agent of a node could not carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedMigOrder {
+    /// The GPU.
+    pub gpu: DeviceId,
+    /// Profile of the instance.
+    pub profile: MigProfile,
+    /// First unit of the instance.
+    pub start: u32,
+    /// The instance, if the order was to remove it.
+    pub removed: Option<DeviceId>,
+    /// What was in the way: one sentence, of 512 bytes at most and without control characters.
+    pub error: String,
 }
 
 /// The part of a GPU that a MIG instance covers, in units: 4 on an A30, 8 on an A100 or H100.

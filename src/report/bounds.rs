@@ -11,6 +11,24 @@ pub const MAX_PROCESSES_PER_DEVICE: usize = 4096;
 /// Longest instance id of an agent, pod UID or MIG profile, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 64;
 
+/// Most streaming multiprocessors (SMs) that are accepted: a hundred times those of GPUs of 2026.
+pub(crate) const MAX_SM_COUNT: u32 = 16_384;
+
+/// Most profiles of MIG instances that a GPU can have; NVML numbers 17 in 2026.
+pub const MAX_MIG_PROFILES: usize = 32;
+
+/// Most units at which instances of a profile may begin; in 2026 a GPU has 7 at most.
+pub const MAX_MIG_STARTS: usize = 16;
+
+/// Most units of a GPU on which instances are made; in 2026 GPUs have 4, 8 or 12.
+pub const MAX_MIG_UNITS: u32 = 32;
+
+/// Most failed orders in a report: 9 GPUs with 7 instances each have fewer.
+pub const MAX_MIG_FAILURES: usize = 64;
+
+/// Longest error of a failed order, in bytes.
+pub const MAX_MIG_ERROR_BYTES: usize = 512;
+
 /// Why a report is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -102,6 +120,22 @@ pub enum ReportError {
         field: &'static str,
         /// The number.
         value: u32,
+    },
+    /// A MIG profile that cannot be, or on a device on which no instance can be made.
+    #[error("device `{uuid}`: MIG profile `{profile}`: {fault}")]
+    MigProfile {
+        /// The device.
+        uuid: DeviceId,
+        /// The profile.
+        profile: String,
+        /// What is wrong.
+        fault: &'static str,
+    },
+    /// More failed orders than are allowed.
+    #[error("`{count}` failed orders about MIG instances, at most {MAX_MIG_FAILURES} are believed")]
+    TooManyMigFailures {
+        /// The number of them.
+        count: usize,
     },
     /// More processes on a device than are allowed.
     #[error(

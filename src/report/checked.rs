@@ -17,9 +17,9 @@ use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
-use crate::report::details;
 use crate::report::details::{device_use, health};
 use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, Report};
+use crate::report::{details, mig};
 use crate::usage::node_details::DetailsReport;
 
 /// Longest product name of a GPU in bytes; NVML's own buffer has 96.
@@ -61,6 +61,7 @@ impl Report {
         }
         let conditions = details::conditions(&self.devices)?;
         let tenants = details::tenants(&self.devices)?;
+        let mig_failures = mig::failures(self.mig_failures)?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {
             Some(devices) => {
@@ -79,7 +80,7 @@ impl Report {
         };
         Ok(CheckedReport {
             facts,
-            details: DetailsReport { inventory: details, conditions, tenants },
+            details: DetailsReport { inventory: details, conditions, tenants, mig_failures },
         })
     }
 }

@@ -9,7 +9,10 @@ use crate::hardware::device::{
     DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid, Slot,
 };
 use crate::model::device_state;
-use crate::report::bounds::{MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, ReportError, memory, text};
+use crate::report::bounds::{
+    MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,
+};
+use crate::report::mig;
 use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
@@ -25,9 +28,6 @@ const MAX_NUMA_NODE: u32 = 1023;
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
-
-/// Most streaming multiprocessors (SMs) that are accepted: a hundred times those of GPUs of 2026.
-const MAX_SM_COUNT: u32 = 16_384;
 
 /// Most NVLinks between two GPUs that are accepted; in 2026 a GPU has 18 in total.
 const MAX_LINKS: u32 = 1024;
@@ -106,7 +106,9 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         sane => Ok(sane),
     };
     let is_instance = report.kind == DeviceKind::MigInstance;
-    if !is_instance && (report.mig_placement.is_some() || report.sm_count.is_some()) {
+    let is_of_instances =
+        report.mig_placement.is_some() || report.sm_count.is_some() || report.made_here;
+    if !is_instance && is_of_instances {
         return Err(ReportError::Kind { uuid: id.clone(), kind: report.kind });
     }
     if let Some(slot) = report.mig_placement {
@@ -131,6 +133,8 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         slot: report.mig_placement.map(|slot| Slot { start: slot.start, size: slot.size }),
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
+        mig_profiles: mig::profiles(id, report)?,
+        made_here: report.made_here,
     })
 }
 
@@ -271,6 +275,8 @@ mod tests {
             (instance(Some((u32::MAX, 1)), None), false),
             (instance(None, Some(0)), false),
             (DeviceReport { kind: DeviceKind::Gpu, ..instance(Some((0, 1)), None) }, false),
+            (DeviceReport { made_here: true, ..instance(None, None) }, true),
+            (DeviceReport { made_here: true, ..gpu("GPU-a") }, false),
         ] {
             assert_eq!(report.has_believable_details(), is_sane, "{report:?}");
             assert!(report.without_details().has_believable_details());

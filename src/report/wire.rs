@@ -70,6 +70,30 @@ pub struct Report {
     /// Observed use, one entry for each device that could be read.
     #[serde(default, deserialize_with = "json_object::list")]
     pub devices: Vec<DeviceUse>,
+    /// Orders about MIG instances that could not be carried out, as long as they are given.
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub mig_failures: Vec<MigFailure>,
+}
+
+/// An order about a MIG instance that could not be carried out; the agent tries it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigFailure {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Profile of the instance, for instance `1g.10gb`.
+    pub profile: String,
+    /// First unit of the instance.
+    pub start: u32,
+    /// UUID of the instance, if the order was to remove it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// One sentence: what was in the way.
+    pub error: String,
 }
 
 /// The driver of a node.
@@ -136,6 +160,34 @@ pub struct DeviceReport {
     /// Whether the driver can limit the memory of containers on it, and reports the limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
+    /// On a GPU in MIG mode: the instances that this agent can make on it. Empty if it may make
+    /// none.
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub mig_profiles: Vec<MigProfileReport>,
+    /// Whether an agent of gpupack made this MIG instance since the last boot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made_here: bool,
+}
+
+/// A profile of MIG instances that an agent can make on a GPU, as NVML reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigProfileReport {
+    /// Its name, for instance `1g.10gb` or `1g.10gb+me`.
+    pub profile: String,
+    /// Memory of an instance in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors of an instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_count: Option<u32>,
+    /// How many units of the GPU's memory it covers, as in `migPlacement`.
+    pub size: u32,
+    /// Units at which it may begin, in rising order.
+    pub starts: Vec<u32>,
 }
 
 impl DeviceReport {
@@ -157,6 +209,8 @@ impl DeviceReport {
             mig_placement: None,
             sm_count: None,
             can_limit_memory: false,
+            mig_profiles: Vec::new(),
+            made_here: false,
         }
     }
 }
@@ -280,6 +334,46 @@ pub struct Reply {
     /// Allocations on this node; left out if the version that the report names is still current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocations: Option<Vec<Allocation>>,
+    /// MIG instances to make and to remove. Left out by a replica that gives no orders.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub mig_orders: Option<MigOrders>,
+}
+
+/// All MIG instances that are to be made and removed on a node at this moment.
+///
+/// The agent removes first and makes then. An order stands until the next reply of the same
+/// replica, or until that replica no longer answers. What is done already is done once only.
+///
+/// The agent obeys the newest term that it has seen from any replica. So a new leader may give an
+/// empty set of orders: it ends those of the leader before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigOrders {
+    /// Term of the leader that gives them; it grows with each change of the leader.
+    pub term: u64,
+    /// Instances that are to be there.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub make: Vec<MakeInstance>,
+    /// UUIDs of instances that are to go. One with a process stays, and so does one that is to be
+    /// there.
+    #[serde(default)]
+    pub remove: Vec<String>,
+}
+
+/// A MIG instance that is to be there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MakeInstance {
+    /// UUID of the GPU, which is in MIG mode.
+    pub gpu: String,
+    /// Its profile, one of those in `migProfiles` of the GPU.
+    pub profile: String,
+    /// Its first unit, one of the `starts` of that profile.
+    pub start: u32,
 }
 
 /// What became of a report.

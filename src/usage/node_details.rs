@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::condition::{DeviceFault, MpsState};
-use crate::hardware::device::{DeviceDetails, DeviceId, PodUid};
+use crate::hardware::device::{DeviceDetails, DeviceId, FailedMigOrder, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{Demand, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse, Verification};
@@ -73,6 +73,8 @@ pub struct DetailsReport {
     pub conditions: BTreeMap<DeviceId, Condition>,
     /// What the driver reports of pods, for each device whose processes were listed.
     pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>,
+    /// Orders about MIG instances that the agent cannot carry out at the time of the report.
+    pub mig_failures: Vec<FailedMigOrder>,
 }
 
 impl NodeDetails {
@@ -192,7 +194,7 @@ mod tests {
         let report = DetailsReport {
             inventory: Some((Some(driver.clone()), devices.clone())),
             conditions: BTreeMap::from([(id.clone(), sick)]),
-            tenants: BTreeMap::new(),
+            ..DetailsReport::default()
         };
         note(&ledger, "n", report);
         assert_eq!(ledger.details("n").conditions.get(&id), Some(&sick));

@@ -7,7 +7,13 @@
 #[expect(dead_code, reason = "other tests use more of it")]
 mod extender;
 #[cfg(test)]
+mod mig;
+#[cfg(test)]
 mod mps;
+#[cfg(test)]
+#[path = "../harness/agent/orders.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod orders;
 
 use std::io::Write;
 

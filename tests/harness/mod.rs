@@ -35,6 +35,8 @@ pub(crate) mod agent {
     pub(crate) mod bed;
     /// An extender for the agent to report to.
     pub(crate) mod extender;
+    /// A replica that orders MIG instances.
+    pub(crate) mod orders;
     /// The agent as a process.
     pub(crate) mod process;
 }

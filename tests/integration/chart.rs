@@ -358,6 +358,26 @@ fn agents_and_the_webhook_learn_which_taints_are_tolerated() {
 }
 
 #[test]
+fn agents_make_mig_instances_only_if_the_value_says_so() {
+    if !has_helm("MIG on demand in the chart") {
+        return;
+    }
+    for (value, is_on) in [("false", false), ("true", true)] {
+        let set = format!("agents.migOnDemand={value}");
+        let objects = rendered("default", &["--set", &set]).unwrap();
+        let agent = pod(&objects, "DaemonSet", "gpupack-agent");
+        let container = &agent["containers"][0];
+        assert_eq!(container["args"].to_string().contains("--mig-on-demand"), is_on);
+        assert_eq!(container["env"].to_string().contains("NVIDIA_MIG_CONFIG_DEVICES"), is_on);
+        assert_eq!(container["securityContext"]["privileged"] == true, is_on);
+        if is_on {
+            assert_eq!(volume(agent, "mig")["hostPath"]["path"], "/run/gpupack/mig");
+            assert_eq!(mounted(agent, "mig"), "/run/gpupack/mig");
+        }
+    }
+}
+
+#[test]
 fn an_empty_list_of_runtime_classes_is_no_default() {
     if !has_helm("RuntimeClasses of the chart") {
         return;

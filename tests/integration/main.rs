@@ -91,6 +91,8 @@ mod agent {
         mod kubelet;
         /// What holds pods to their memory.
         mod isolation;
+        /// MIG instances on demand.
+        mod mig;
         /// Daemons of MPS, and what holds their clients.
         mod mps;
         /// What pods use beyond their request, and memory of no known pod.

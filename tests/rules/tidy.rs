@@ -251,6 +251,7 @@ fn agent_families() -> Vec<String> {
         unreadable: 0,
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
+        mig_failures: Vec::new(),
     };
     let metrics = AgentMetrics::new();
     let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };

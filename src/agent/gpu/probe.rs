@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport};
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure};
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
 /// stalls the workloads, so it is done less often than reading memory.
@@ -40,6 +40,8 @@ pub struct Sample {
     pub has_unwatched_pods: bool,
     /// Pods known to drain when the sample was taken, by UID; set by the sampler.
     pub draining: BTreeSet<String>,
+    /// Orders about MIG instances that could not be carried out; set by the sampler.
+    pub mig_failures: Vec<MigFailure>,
 }
 
 impl Sample {

@@ -151,6 +151,7 @@ mod tests {
             unreadable: 0,
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
+            mig_failures: Vec::new(),
         }
     }
 

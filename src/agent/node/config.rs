@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::node::client::{ExtenderClient, Proof};
 use crate::agent::node::metrics::AgentMetrics;
 use crate::agent::node::replicas::Resolver;
@@ -28,6 +29,8 @@ pub struct AgentConfig {
     pub clock: Clock,
     /// Metrics of the GPUs; `None` without an endpoint for them.
     pub metrics: Option<AgentMetrics>,
+    /// Orders about MIG instances; `None` if the agent makes none.
+    pub mig: Option<MigOnDemand>,
 }
 
 /// One replica of the extender, shared by all nodes of this process.
@@ -47,11 +50,29 @@ pub(crate) struct Node {
     pub(crate) allocations: Mutex<NodeAllocations>,
     /// Notified when the allocations change.
     pub(crate) news: Notify,
+    /// Orders about MIG instances, if the agent makes any.
+    pub(crate) mig: Option<MigOnDemand>,
 }
 
 impl Node {
     /// The allocations. The lock is short and never held across an await.
     pub(crate) fn allocations(&self) -> MutexGuard<'_, NodeAllocations> {
         self.allocations.lock()
+    }
+
+    /// Forgets the extender with this link: its allocations, and its orders.
+    pub(crate) fn forget(&self, link: usize) {
+        self.allocations().forget(link);
+        if let Some(mig) = &self.mig {
+            mig.lose(link);
+        }
+    }
+
+    /// Waits until the agent has made or removed a MIG instance, or failed to.
+    pub(crate) async fn mig_changed(&self) {
+        match &self.mig {
+            Some(mig) => mig.changed().await,
+            None => std::future::pending().await,
+        }
     }
 }

@@ -68,7 +68,8 @@ impl Link {
             session.report(&sample)
         });
         let answer = answer.await;
-        let next = session.settle(&answer);
+        self.take_orders(&answer);
+        let next = self.session.settle(&answer);
         self.log_changes(&answer);
         let mut allocations = self.node.allocations();
         match answer {
@@ -81,6 +82,21 @@ impl Link {
             Answer::Refused { .. } | Answer::Away { .. } => allocations.lose(self.number),
         }
         next
+    }
+
+    /// Takes the orders about MIG instances in an answer. They end with an answer that is none.
+    fn take_orders(&self, answer: &Answer) {
+        let Some(mig) = &self.node.mig else { return };
+        match answer {
+            Answer::Reply(reply) if self.session.obeys(reply) => {
+                mig.learn(self.number, reply.mig_orders.clone());
+            }
+            // It answers an older report, or one of another session: the next one counts.
+            Answer::Reply(_) => {}
+            Answer::SessionExpired | Answer::Refused { .. } | Answer::Away { .. } => {
+                mig.lose(self.number);
+            }
+        }
     }
 
     /// Logs changes: those of the extender once, whatever the number of nodes, and those of this

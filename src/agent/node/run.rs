@@ -145,6 +145,7 @@ impl Agent {
             name: name.to_owned(),
             allocations: Mutex::default(),
             news: Notify::new(),
+            mig: self.config.mig.clone(),
         });
         let (samples, newest) = watch::channel(None);
         self.nodes.push(Reported { node: Arc::clone(&node), newest });
@@ -173,7 +174,7 @@ impl Agent {
             if !is_kept {
                 tracing::info!(extender = url, "no longer reporting to this extender");
                 links.loops.iter().for_each(AbortHandle::abort);
-                self.nodes.iter().for_each(|it| it.node.allocations().forget(links.number));
+                self.nodes.iter().for_each(|it| it.node.forget(links.number));
             }
             is_kept
         });

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::node::cadence::Cadence;
 use crate::agent::node::config::{AgentConfig, Node};
 use crate::agent::node::metrics::AgentMetrics;
@@ -97,7 +98,8 @@ impl<P: Probe + 'static> Sampler<P> {
                 }
                 self.samples.send_replace(Some(Arc::new(shown)));
             }
-            // A pod that starts to drain shortens the pause.
+            // A pod that starts to drain shortens the pause. A MIG instance that was made ends it: a
+            // pod may wait for its UUID.
             loop {
                 let pause = if has_failed {
                     self.cadence.pause_after_failure()
@@ -111,6 +113,7 @@ impl<P: Probe + 'static> Sampler<P> {
                 tokio::select! {
                     () = tokio::time::sleep(left) => {}
                     () = self.node.news.notified() => {}
+                    () = self.node.mig_changed() => break,
                 }
             }
         }
@@ -132,6 +135,7 @@ impl<P: Probe + 'static> Sampler<P> {
         let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
         sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
         sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
+        sample.mig_failures = self.node.mig.as_ref().map(MigOnDemand::failures).unwrap_or_default();
         Ok(sample)
     }
 

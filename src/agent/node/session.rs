@@ -125,11 +125,13 @@ impl Session {
     /// Each list of processes is reported, since the extender judges pods by them. Between lists a
     /// sample is reported if it shows a change that matters to placement or to people: utilization
     /// does not. While the agent would not see the end of a pod, each sample is reported, since the
-    /// reply says that the pod drains. So is each sample after a report that was not accepted.
+    /// reply says that the pod drains. So is each sample of a node whose agent makes MIG instances,
+    /// since a pod may wait for the order in the reply, and each after a report that was not accepted.
     pub fn needs(&self, sample: &Sample, elapsed: Duration, period: Duration) -> bool {
         let Some(known_uses) = &self.known_uses else { return true };
         sample.has_lists()
             || sample.has_unwatched_pods
+            || awaits_orders(sample)
             || elapsed + period / 2 >= HEARTBEAT
             || !self.known.as_ref().is_some_and(|known| known.is_in(sample))
             || known_uses.len() != sample.uses.len()
@@ -161,6 +163,7 @@ impl Session {
             driver: self.sent.as_ref().and_then(|owned| owned.driver.clone()),
             allocations_version: self.number.and(self.allocations_version),
             devices: self.uses(sample),
+            mig_failures: sample.mig_failures.clone(),
         }
     }
 
@@ -178,6 +181,13 @@ impl Session {
             }
         }
         uses
+    }
+
+    /// Whether the orders in this reply count, which answers the newest report: the report was
+    /// accepted, in the session that it names. Call it before [`Session::settle`].
+    pub fn obeys(&self, reply: &Reply) -> bool {
+        let is_same = self.number.is_none_or(|number| number == reply.session);
+        reply.outcome == Outcome::Accepted && is_same
     }
 
     /// Learns the answer, and returns the next step.
@@ -225,6 +235,12 @@ impl Session {
         self.failures = self.failures.saturating_add(1);
         Next::Pause(pause.min(AWAY_PAUSE_MAX))
     }
+}
+
+/// Whether orders about MIG instances may come with the reply, or one of them failed.
+fn awaits_orders(sample: &Sample) -> bool {
+    let can_make = |it: &DeviceReport| !it.mig_profiles.is_empty();
+    !sample.mig_failures.is_empty() || sample.inventory.iter().any(can_make)
 }
 
 /// Whether a device has changed so that the extender should know within a period. `processes` and

@@ -7,23 +7,23 @@
 //! unloaded while a process has the library open.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
 
 use crate::agent::gpu::health::GpuHealth;
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mps::daemons::MpsDaemons;
-use crate::agent::nvml::details;
 use crate::agent::nvml::details::Details;
+use crate::agent::nvml::library::LIBRARY;
 use crate::agent::nvml::limits::MemoryLimits;
 use crate::agent::nvml::raw::EventSet;
 use crate::agent::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
-use crate::agent::nvml::trouble::{Trouble, library_error, unless_unsupported};
+use crate::agent::nvml::trouble::{Trouble, unless_unsupported};
 use crate::agent::nvml::utilization::Utilization;
+use crate::agent::nvml::{details, library};
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
@@ -31,10 +31,7 @@ use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport};
-
-/// The library by default; the loader's search path applies.
-const LIBRARY: &str = "libnvidia-ml.so.1";
+use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
 
 /// How long the library stays open while a GPU is lost or needs a reset. An open library does not
 /// see the effect of a reset, and prevents some resets. Opening takes a short time, for all GPUs.
@@ -48,6 +45,8 @@ pub struct NvmlProbe {
     pods: PodsByProcess,
     /// The MPS daemons, if the agent watches them.
     mps: Option<MpsDaemons>,
+    /// What the agent made, if it makes MIG instances.
+    on_demand: Option<MigOnDemand>,
     /// The library while it is open.
     open: Option<Opened>,
     /// Devices as they were last read successfully, by UUID; reported for a lost device.
@@ -76,6 +75,8 @@ struct Opened {
     limits: Option<MemoryLimits>,
     /// The last read utilization of each GPU's processes, by UUID.
     utilization_seen: BTreeMap<String, Utilization>,
+    /// What can be made on each GPU in MIG mode, by UUID.
+    mig_profiles: BTreeMap<String, Vec<MigProfileReport>>,
 }
 
 impl NvmlProbe {
@@ -84,7 +85,17 @@ impl NvmlProbe {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         let (known, health) = (BTreeMap::new(), BTreeMap::new());
         let (draining, watched) = (Draining::default(), Watched::default());
-        Self { library, pods, mps: None, open: None, known, health, draining, watched }
+        Self {
+            library,
+            pods,
+            mps: None,
+            on_demand: None,
+            open: None,
+            known,
+            health,
+            draining,
+            watched,
+        }
     }
 
     /// The same probe, which also reads the limits of MPS clients.
@@ -93,25 +104,15 @@ impl NvmlProbe {
         Self { mps: Some(daemons), ..self }
     }
 
+    /// The same probe, which also reports what the agent can make and has made.
+    #[must_use]
+    pub fn with_mig(self, on_demand: MigOnDemand) -> Self {
+        Self { on_demand: Some(on_demand), ..self }
+    }
+
     /// Opens the library.
     fn open(&self, now: Timestamp) -> Result<Opened, ProbeError> {
-        let path: &OsStr = self.library.as_os_str();
-        let nvml = Nvml::builder().lib_path(path).init().map_err(|error| match error {
-            NvmlError::LibloadingError(cause) => ProbeError::LibraryMissing {
-                library: self.library.clone(),
-                cause: cause.to_string(),
-            },
-            NvmlError::LibraryNotFound => ProbeError::LibraryMissing {
-                library: self.library.clone(),
-                cause: error.to_string(),
-            },
-            error => library_error("start", &error),
-        })?;
-        if nvml.lib().nvmlShutdown.is_err() {
-            // The wrapper calls it when dropped, and panics if it does not exist.
-            std::mem::forget(nvml);
-            return Err(ProbeError::DriverTooOld { cause: "nvmlShutdown".to_owned() });
-        }
+        let nvml = library::open(&self.library)?;
         let driver = details::driver(&nvml);
         let (registered, details) = (BTreeMap::new(), BTreeMap::new());
         let limits = MemoryLimits::find(&self.library);
@@ -124,6 +125,7 @@ impl NvmlProbe {
             driver,
             limits,
             utilization_seen: BTreeMap::new(),
+            mig_profiles: BTreeMap::new(),
         })
     }
 
@@ -146,14 +148,16 @@ impl NvmlProbe {
             pods: &self.pods,
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
+            mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
             now,
             processes,
         };
         sweeper.sweep()
     }
 
-    /// The sample of a sweep, with the known devices that did not answer.
-    fn settle(&mut self, sweep: Sweep, open: &mut Opened) -> Sample {
+    /// The sample of a sweep, with the known devices that did not answer. `noted` says how many
+    /// instances were noted as made here before the sweep.
+    fn settle(&mut self, sweep: Sweep, open: &mut Opened, noted: u64) -> Sample {
         let Sweep { seen, mut failures } = sweep;
         let mut seen = distrust_duplicates(seen);
         seen.retain(|device| {
@@ -181,6 +185,7 @@ impl NvmlProbe {
         seen.truncate(MAX_DEVICES_PER_NODE);
         open.details.retain(|uuid, _| there.contains(uuid));
         open.utilization_seen.retain(|uuid, _| there.contains(uuid));
+        open.mig_profiles.retain(|uuid, _| there.contains(uuid));
         self.health.retain(|uuid, _| there.contains(uuid));
         seen.iter_mut().for_each(|device| self.judge(device, &open.details));
         self.known = seen.iter().map(|it| (it.report.uuid.clone(), it.report.clone())).collect();
@@ -188,6 +193,9 @@ impl NvmlProbe {
         let (mut inventory, uses): (Vec<_>, Vec<_>) =
             seen.into_iter().map(|device| (device.report, device.usage)).unzip();
         inventory.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        if let Some(on_demand) = &self.on_demand {
+            on_demand.mark(&mut inventory, noted);
+        }
         Sample {
             inventory: inventory.into(),
             uses,
@@ -196,6 +204,7 @@ impl NvmlProbe {
             unreadable: failures.len(),
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
+            mig_failures: Vec::new(),
         }
     }
 
@@ -343,8 +352,9 @@ impl NvmlProbe {
         };
         let has_ended = self.watched.forget_ended(&self.pods);
         let processes = if has_ended { ProcessSampling::List } else { processes };
+        let noted = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().noted());
         let sweep = self.sweep(&mut open, processes, now)?;
-        let mut sample = self.settle(sweep, &mut open);
+        let mut sample = self.settle(sweep, &mut open, noted);
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);
         sample.has_unwatched_pods = self.watched.lacks_a_pod();

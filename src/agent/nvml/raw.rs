@@ -55,7 +55,7 @@ const UNAVAILABLE: u64 = nvmlEventTypeGpuUnavailableError as u64;
 const RECOVERY: u64 = nvmlEventTypeGpuRecoveryAction as u64;
 
 /// A symbol of the library, or the error if the library lacks it.
-fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
+pub(crate) fn symbol<F: Copy, E: Display>(symbol: &Result<F, E>) -> Result<F, NvmlError> {
     match symbol {
         Ok(function) => Ok(*function),
         Err(error) => Err(NvmlError::FailedToLoadSymbol(error.to_string())),

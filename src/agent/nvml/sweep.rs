@@ -18,14 +18,14 @@ use crate::agent::nvml::trouble::{
     Trouble, library_error, required, unless_lost, unless_unsupported,
 };
 use crate::agent::nvml::utilization::Utilization;
-use crate::agent::nvml::{limits, raw, utilization};
+use crate::agent::nvml::{instances, limits, raw, utilization};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::state::DeviceKind;
 use crate::hardware::device::MAX_DEVICES_PER_NODE;
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::MAX_PROCESSES_PER_DEVICE;
-use crate::report::wire::{DeviceReport, DeviceUse, ProcessUse};
+use crate::report::wire::{DeviceReport, DeviceUse, MigProfileReport, ProcessUse};
 
 /// NVML counts bytes.
 const BYTES_PER_MIB: u64 = 1 << 20;
@@ -79,6 +79,8 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
     /// The MPS daemons, if the agent watches them.
     pub(crate) mps: Option<&'a MpsDaemons>,
+    /// What can be made on each GPU in MIG mode, by UUID; none if the agent makes nothing.
+    pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
     pub(crate) now: Timestamp,
     /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
@@ -137,11 +139,38 @@ impl Sweeper<'_> {
             self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu, self.limits)?);
         }
         let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
-        self.push(gpu, DeviceReport::new(uuid.clone(), index, model, kind), sweep)?;
+        let mig_profiles = self.makeable(gpu, &uuid, kind)?;
+        let report = DeviceReport::new(uuid.clone(), index, model, kind);
+        self.push(gpu, DeviceReport { mig_profiles, ..report }, sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
         }
         Ok(())
+    }
+
+    /// What this agent can make on a GPU; read once while the GPU is in MIG mode.
+    fn makeable(
+        &mut self,
+        gpu: &Device<'_>,
+        uuid: &str,
+        kind: DeviceKind,
+    ) -> Result<Vec<MigProfileReport>, Trouble> {
+        let Some(known) = &mut self.mig_profiles else { return Ok(Vec::new()) };
+        if kind != DeviceKind::MigParent {
+            known.remove(uuid);
+            return Ok(Vec::new());
+        }
+        if let Some(profiles) = known.get(uuid) {
+            return Ok(profiles.clone());
+        }
+        let found = unless_lost(instances::profiles(self.nvml, gpu))?;
+        let Some(found) = found else { return Ok(Vec::new()) };
+        let profiles: Vec<MigProfileReport> = found.into_iter().map(|it| it.report).collect();
+        if profiles.is_empty() {
+            tracing::warn!(gpu = uuid, "the driver lets the agent make no MIG instances");
+        }
+        known.insert(uuid.to_owned(), profiles.clone());
+        Ok(profiles)
     }
 
     /// Whether a device was a GPU in MIG mode when it was last read successfully.

@@ -154,6 +154,7 @@ pub(crate) fn sample_of(
         xids: BTreeMap::new(),
         unreadable: 0,
         has_unwatched_pods: false,
+        mig_failures: Vec::new(),
         draining: BTreeSet::new(),
     }
 }

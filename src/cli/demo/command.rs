@@ -312,6 +312,7 @@ async fn live(
             period,
             clock: app.clock,
             metrics: args.agent_metrics.map(agent_metrics).transpose()?,
+            mig: None,
         };
         let never = std::future::pending();
         let ended = match kubelet {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustls::pki_types::ServerName;
 
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
@@ -14,6 +15,7 @@ use crate::agent::node::kubelet::{BesideKubelet, KubeletDevices, SOCKET};
 use crate::agent::node::metrics::{AgentMetrics, listen};
 use crate::agent::node::replicas::Resolver;
 use crate::agent::node::run::{run_fleet, run_node};
+use crate::agent::nvml::maker::MigMaker;
 use crate::agent::nvml::probe::NvmlProbe;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::simulated::fleet::Fleet;
@@ -83,6 +85,14 @@ pub struct AgentArgs {
     /// NVIDIA's control program of MPS.
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
+
+    /// Make and remove MIG instances as the extender orders; the MIG mode of GPUs stays as it is.
+    #[arg(long, conflicts_with = "simulate")]
+    pub mig_on_demand: bool,
+
+    /// Folder with the list of the MIG instances that were made since the last boot.
+    #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
+    pub mig_folder: PathBuf,
 
     /// Address and port of the GPU metrics for Prometheus, for instance `0.0.0.0:9410`; by default
     /// there are none.
@@ -165,6 +175,7 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     }
     let proof = proof(&args)?;
     let daemons = args.daemons(clock);
+    let mig = args.mig_on_demand.then(|| MigOnDemand::new(&args.mig_folder, &args.proc_root));
     let config = AgentConfig {
         extenders: args.extender,
         proof,
@@ -172,6 +183,7 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         period,
         clock,
         metrics,
+        mig: mig.clone(),
     };
     match (args.simulate, args.node) {
         (Some(file), only) => {
@@ -187,7 +199,11 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         }
         (None, Some(node)) => {
             let pods = PodsByProcess::new(args.proc_root);
-            let mut probe = NvmlProbe::new(args.nvml_library, pods);
+            let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
+            if let Some(mig) = mig {
+                probe = probe.with_mig(mig.clone());
+                tokio::spawn(MigMaker::new(args.nvml_library, mig, clock).run());
+            }
             if let Some(daemons) = &daemons {
                 probe = probe.with_mps(daemons.clone());
             }
@@ -239,6 +255,7 @@ mod tests {
     fn flags_name_the_extenders_and_the_node_or_a_fleet() {
         let args = parsed("--extender http://a:1 --extender http://b:1 --node n").unwrap();
         assert_eq!((args.extender.len(), args.period_ms), (2, 1_000));
+        assert!(!args.mig_on_demand);
         assert!(parsed("--extender http://a:1 --simulate f.json").is_ok());
         for bad in [
             "--node n",
@@ -247,6 +264,7 @@ mod tests {
             "--extender http://a:1 --simulate f --nvml-library l",
             "--extender http://a:1 --simulate f --mps rely",
             "--extender http://a:1 --node n --mps sometimes",
+            "--extender http://a:1 --simulate f --mig-on-demand",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

@@ -58,6 +58,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 allocations_version: Some(receipt.allocations_version),
                 allocations: allocations.map(|held| held.collect()),
+                mig_orders: None,
             };
             (StatusCode::OK, to_json(&reply))
         }

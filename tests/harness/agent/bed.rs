@@ -122,6 +122,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         driver: sample.driver.clone(),
         allocations_version: None,
         devices: sample.uses.clone(),
+        mig_failures: Vec::new(),
     };
     report.checked().unwrap();
     Ok(sample)

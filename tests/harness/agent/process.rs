@@ -22,9 +22,14 @@ impl AgentProcess {
 
     /// Starts it with further flags.
     pub(crate) fn start_with(bed: &Bed, extender: &Extender, flags: &[&OsStr]) -> Self {
+        Self::start_at(bed, &extender.url(), flags)
+    }
+
+    /// Starts it with further flags, for the extender at this address.
+    pub(crate) fn start_at(bed: &Bed, url: &str, flags: &[&OsStr]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gpupack"))
             .args(["agent", "--node", "n", "--metrics-listen", "127.0.0.1:0"])
-            .args(["--extender", &extender.url()])
+            .args(["--extender", url])
             .arg("--nvml-library")
             .arg(bed.library())
             .arg("--proc-root")

@@ -23,7 +23,9 @@ use std::time::Duration;
 use self::scenario::{Gpu, Process, Scenario};
 
 pub mod events;
+mod instances;
 pub mod limits;
+pub mod making;
 pub mod mig;
 mod scenario;
 pub mod topology;
@@ -32,6 +34,7 @@ const SUCCESS: c_uint = 0;
 const UNINITIALIZED: c_uint = 1;
 const INVALID_ARGUMENT: c_uint = 2;
 const NOT_SUPPORTED: c_uint = 3;
+const NO_PERMISSION: c_uint = 4;
 const NOT_FOUND: c_uint = 6;
 const INSUFFICIENT_SIZE: c_uint = 7;
 const OPERATING_SYSTEM: c_uint = 17;
@@ -106,11 +109,20 @@ fn answer_for(
     device: usize,
     call: impl FnOnce(&Gpu) -> Result<(), c_uint>,
 ) -> c_uint {
+    answer_in(symbol, device, |_, device| call(device))
+}
+
+/// The same for a call that looks at the whole scenario, too.
+fn answer_in(
+    symbol: &str,
+    device: usize,
+    call: impl FnOnce(&Scenario, &Gpu) -> Result<(), c_uint>,
+) -> c_uint {
     answer(symbol, |scenario| {
         let device = device_of(scenario, device).ok_or(INVALID_ARGUMENT)?;
         match device.failures.get(symbol).or_else(|| device.failures.get("*")) {
             Some(code) => Err(*code),
-            None => call(device),
+            None => call(scenario, device),
         }
     })
 }
@@ -165,7 +177,10 @@ pub extern "C" fn nvmlErrorString(code: c_uint) -> *const c_char {
         UNINITIALIZED => c"Uninitialized",
         INVALID_ARGUMENT => c"Invalid Argument",
         NOT_SUPPORTED => c"Not Supported",
+        NO_PERMISSION => c"Insufficient Permissions",
         NOT_FOUND => c"Not Found",
+        instances::IN_USE => c"In use by another client",
+        instances::INSUFFICIENT_RESOURCES => c"Insufficient Resources",
         INSUFFICIENT_SIZE => c"Insufficient Size",
         OPERATING_SYSTEM => c"Operating System Error",
         ARGUMENT_VERSION_MISMATCH => c"Argument Version Mismatch",

@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer_for, put};
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer_for, answer_in, making, put};
 
 /// A GPU may have as many instances as this.
 const MAX_INSTANCES: c_uint = 7;
@@ -23,6 +23,16 @@ pub struct GpuInstanceInfo {
     profile: c_uint,
     start: c_uint,
     size: c_uint,
+}
+
+impl GpuInstanceInfo {
+    /// Of a GPU: number, profile, start and size.
+    pub(crate) fn new(
+        device: usize,
+        (id, profile, start, size): (c_uint, c_uint, c_uint, c_uint),
+    ) -> Self {
+        Self { device, id, profile, start, size }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -87,8 +97,12 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
     id: c_uint,
     instance: *mut usize,
 ) -> c_uint {
-    answer_for("nvmlDeviceGetGpuInstanceById", device, |gpu| {
+    answer_in("nvmlDeviceGetGpuInstanceById", device, |scenario, gpu| {
         let mig = gpu.mig.as_ref().ok_or(NOT_SUPPORTED)?;
+        if gpu.mig_model.is_some() {
+            let handle = making::instance_by_id(scenario, gpu, (device, id))?;
+            return unsafe { put(instance, handle) };
+        }
         let slots = mig.iter().map(|it| it.as_ref().and_then(|it| it.slot));
         let found = slots.zip(1..).find(|(slot, _)| slot.is_some_and(|slot| slot.0 == id));
         let (_, number): (_, usize) = found.ok_or(NOT_FOUND)?;
@@ -101,10 +115,13 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetInfo(
     instance: usize,
     info: *mut GpuInstanceInfo,
 ) -> c_uint {
+    if making::is_made(instance) {
+        return making::info(instance, info);
+    }
     answer_for("nvmlGpuInstanceGetInfo", instance, |gpu| {
         let (id, start, size) = gpu.slot.ok_or(INVALID_ARGUMENT)?;
         let device = instance & !0xff;
-        unsafe { put(info, GpuInstanceInfo { device, id, profile: 0, start, size }) }
+        unsafe { put(info, GpuInstanceInfo::new(device, (id, 0, start, size))) }
     })
 }
 

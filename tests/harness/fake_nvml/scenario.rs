@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Deserialize;
+
+use super::instances;
 
 /// A node as NVML would report it.
 #[derive(Default, Deserialize)]
@@ -34,10 +36,13 @@ pub(crate) struct Scenario {
     /// Whether each call is written to the file `journal` beside the scenario.
     #[serde(default)]
     pub journal: bool,
+    /// Number of the boot; MIG instances that were made are gone after another one.
+    #[serde(default)]
+    pub boot: u64,
 }
 
 /// One GPU or MIG instance.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Gpu {
     pub uuid: String,
@@ -80,10 +85,18 @@ pub(crate) struct Gpu {
     pub slot: Option<(c_uint, c_uint, c_uint)>,
     /// Of a MIG instance: its streaming multiprocessors.
     pub sms: Option<c_uint>,
+    /// The model of `profiles.json` whose instances can be made, when `mig` is an empty list.
+    pub mig_model: Option<String>,
+    /// Instances that are there after a boot: profile and start.
+    #[serde(default)]
+    pub at_boot: Vec<(String, c_uint)>,
+    /// Processes on instances that were made, by the start of the instance.
+    #[serde(default)]
+    pub mig_processes: BTreeMap<c_uint, Vec<Process>>,
 }
 
 /// One process on a device.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Process {
     pub pid: c_uint,
@@ -126,11 +139,13 @@ pub(crate) struct Event {
     pub unasked: bool,
 }
 
-/// The scenario as it was last read, and the file that it was read from.
-#[derive(Default)]
+/// Inode, length and time of change of a file.
+type Stamp = (u64, u64, i64, i64);
+
+/// The scenario as it was last read, and the files that it was read from.
 struct Stage {
-    /// Inode, length and time of change of the file.
-    stamp: Option<(u64, u64, i64, i64)>,
+    /// Of the scenario, and of the instances that were made.
+    stamp: Option<(Stamp, Option<Stamp>)>,
     scenario: Option<Arc<Scenario>>,
 }
 
@@ -141,7 +156,7 @@ fn stage() -> MutexGuard<'static, Stage> {
 }
 
 /// The file that holds the scenario.
-fn path() -> Option<&'static PathBuf> {
+pub(crate) fn path() -> Option<&'static PathBuf> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     PATH.get_or_init(find_path).as_ref()
 }
@@ -168,14 +183,22 @@ fn find_path() -> Option<PathBuf> {
 /// The current scenario; `None` if the file is missing or is not a scenario.
 pub(crate) fn current() -> Option<Arc<Scenario>> {
     let path = path()?;
-    let file = std::fs::metadata(path).ok()?;
-    let stamp = (file.ino(), file.len(), file.mtime(), file.mtime_nsec());
+    let stamp_of = |path: &Path| {
+        let file = std::fs::metadata(path).ok()?;
+        Some((file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+    };
     let mut stage = stage();
+    let stamp = (stamp_of(path)?, stamp_of(&path.with_file_name(instances::FILE)));
     if stage.stamp != Some(stamp) {
         let text = std::fs::read_to_string(path).ok()?;
-        let scenario = serde_json::from_str(&text);
-        if let Err(error) = &scenario {
-            write_line(&format!("no scenario: {error}"));
+        let mut scenario = serde_json::from_str(&text);
+        match &mut scenario {
+            Err(error) => write_line(&format!("no scenario: {error}")),
+            Ok(scenario) => {
+                if let Some(made) = instances::read(scenario) {
+                    instances::add_devices(scenario, &made);
+                }
+            }
         }
         *stage = Stage { stamp: Some(stamp), scenario: scenario.ok().map(Arc::new) };
     }

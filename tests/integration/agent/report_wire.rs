@@ -47,11 +47,15 @@ fn device() -> impl Strategy<Value = Value> {
             let (minor, numa_node, start, neighbors) = place;
             let start = start.filter(|_| kind == "MigInstance");
             let slot = start.map(|start| json!({"start": start, "size": numa_node.unwrap_or(1)}));
+            let profile = json!({"profile": "1g.5gb", "memoryMib": memory_mib, "smCount": minor,
+                "size": numa_node.unwrap_or(1), "starts": [0, index]});
+            let profiles = if kind == "MigParent" { vec![profile] } else { Vec::new() };
             json!({"id": uuid, "index": index, "model": "Tesla T4", "memoryMib": memory_mib,
                    "reservedMib": reserved_mib, "kind": kind, "parentId": parent,
                    "migProfile": parent.as_ref().map(|_| "1g.5gb"), "healthy": true,
                    "minor": minor, "numaNode": numa_node, "neighbors": neighbors,
-                   "migPlacement": slot, "smCount": start})
+                   "migPlacement": slot, "smCount": start,
+                   "migProfiles": profiles, "madeHere": start.is_some()})
         },
     )
 }
@@ -69,8 +73,17 @@ fn device_use() -> impl Strategy<Value = Value> {
     )
 }
 
-const FIELDS: [&str; 7] =
-    ["apiVersion", "agent", "session", "sequence", "inventory", "driver", "devices"];
+fn failure() -> impl Strategy<Value = Value> {
+    (uuid(), ".{0,70}", amount(), prop::option::of(uuid()), ".{0,20}").prop_map(
+        |(gpu, profile, start, instance, error)| {
+            json!({"gpu": gpu, "profile": profile, "start": start % 40, "instance": instance,
+                   "error": error})
+        },
+    )
+}
+
+const FIELDS: [&str; 8] =
+    ["apiVersion", "agent", "session", "sequence", "inventory", "driver", "devices", "migFailures"];
 
 /// A report that is nearly right: any of its fields may be replaced by something else.
 fn near_report() -> impl Strategy<Value = Value> {
@@ -83,11 +96,13 @@ fn near_report() -> impl Strategy<Value = Value> {
         any::<u64>(),
         inventory,
         uses,
+        prop::collection::vec(failure(), 0..2),
         damage,
     )
-        .prop_map(|(version, session, sequence, inventory, uses, damage)| {
+        .prop_map(|(version, session, sequence, inventory, uses, failures, damage)| {
             let mut report = json!({"apiVersion": version, "agent": "a", "session": session,
-                "sequence": sequence, "inventory": inventory, "devices": uses});
+                "sequence": sequence, "inventory": inventory, "devices": uses,
+                "migFailures": failures});
             if let Some((field, value)) = damage {
                 report[field] = value;
             }
@@ -124,6 +139,13 @@ fn believe(body: &[u8]) -> Result<(), TestCaseError> {
         prop_assert!(details.neighbors.iter().all(|(other, _)| other != id && is_there(other)));
         prop_assert!(details.numa_node.is_none_or(|node| node < 1_024));
         prop_assert!(details.slot.is_none_or(|slot| slot.size > 0 && slot.start < 64));
+        for it in &details.mig_profiles {
+            prop_assert!(it.memory <= MAX_DEVICE_MEMORY && it.size > 0 && !it.starts.is_empty());
+            prop_assert!(it.starts.iter().all(|start| start + it.size <= 32));
+        }
+    }
+    for failure in &checked.details.mig_failures {
+        prop_assert!(failure.start < 32 && (1..=512).contains(&failure.error.len()));
     }
     Ok(())
 }

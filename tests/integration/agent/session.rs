@@ -115,6 +115,7 @@ async fn take(
         outcome: Outcome::Accepted,
         allocations_version: Some(version),
         allocations: (!is_known).then(|| bed.allocations.clone()),
+        mig_orders: None,
     })
     .into_response()
 }
@@ -172,6 +173,7 @@ impl Agent {
             period: Duration::from_millis(period_ms),
             clock: Clock::start(),
             metrics: None,
+            mig: None,
         };
         Self(tokio::spawn(async move {
             run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
@@ -363,6 +365,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
         period: Duration::from_millis(20),
         clock: Clock::start(),
         metrics: None,
+        mig: None,
     };
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));

@@ -257,6 +257,7 @@ fn scrapes(now: u64) -> String {
             unreadable: 0,
             has_unwatched_pods: false,
             draining: std::collections::BTreeSet::new(),
+            mig_failures: Vec::new(),
         };
         agent.show("gpu-a", &sample, &allocations);
         let scrape = String::from_utf8(agent.text()).unwrap();

@@ -19,6 +19,7 @@ fn sample(uses: Vec<DeviceUse>) -> Sample {
         unreadable: 0,
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
+        mig_failures: Vec::new(),
     }
 }
 

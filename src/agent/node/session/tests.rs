@@ -14,6 +14,7 @@ fn sample(uuid: &str) -> Sample {
         unreadable: 0,
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
+        mig_failures: Vec::new(),
     }
 }
 
@@ -25,6 +26,7 @@ fn reply(session: u64, outcome: Outcome) -> Reply {
         outcome,
         allocations_version: Some(10 * session),
         allocations: Some(Vec::new()),
+        mig_orders: None,
     }
 }
 
@@ -50,6 +52,54 @@ fn the_inventory_is_sent_with_hello_and_after_a_change() {
     assert_eq!(said(&mut session, &two), (Some(7), 4, true), "it was not taken in");
     session.settle(&accepted);
     assert_eq!(said(&mut session, &two), (Some(7), 5, false), "now it was");
+}
+
+#[test]
+fn orders_count_in_the_answer_to_the_newest_report_of_the_session() {
+    let mut session = Session::new("a");
+    let (given, repeated) = (reply(7, Outcome::Accepted), reply(7, Outcome::Ignored));
+    said(&mut session, &sample("GPU-a"));
+    assert!(session.obeys(&given) && !session.obeys(&repeated), "a hello has no session yet");
+    session.settle(&Answer::Reply(given.clone()));
+    assert!(session.obeys(&given) && !session.obeys(&repeated));
+    assert!(
+        !session.obeys(&reply(6, Outcome::Accepted))
+            && !session.obeys(&reply(8, Outcome::Accepted))
+    );
+    session.settle(&Answer::SessionExpired);
+    assert!(session.obeys(&reply(8, Outcome::Accepted)), "it begins again");
+}
+
+#[test]
+fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
+    use crate::report::wire::{MigFailure, MigProfileReport};
+    let plain = sample("GPU-a");
+    let needs = |sample: &Sample| {
+        let mut session = Session::new("a");
+        session.report(sample);
+        session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
+        session.needs(sample, Duration::ZERO, Duration::from_secs(1))
+    };
+    assert!(!needs(&plain));
+    let profile = MigProfileReport {
+        profile: "1g.10gb".to_owned(),
+        memory_mib: 9_728,
+        sm_count: None,
+        size: 1,
+        starts: vec![0],
+    };
+    let device = DeviceReport { mig_profiles: vec![profile], ..plain.inventory[0].clone() };
+    assert!(needs(&Sample { inventory: vec![device].into(), ..plain.clone() }));
+    let failure = MigFailure {
+        gpu: "GPU-a".to_owned(),
+        profile: "1g.10gb".to_owned(),
+        start: 0,
+        instance: None,
+        error: "the GPU is not in MIG mode".to_owned(),
+    };
+    let failed = Sample { mig_failures: vec![failure.clone()], ..plain };
+    assert!(needs(&failed));
+    assert_eq!(Session::new("a").report(&failed).mig_failures, [failure]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ impl Loops {
             period,
             clock,
             metrics: None,
+            mig: None,
         };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();

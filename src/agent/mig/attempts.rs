@@ -1,0 +1,136 @@
+//! Orders about MIG instances that failed, and when they are tried again. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::agent::mig::plan::{Order, Plan};
+use crate::hardware::units::Timestamp;
+use crate::report::bounds::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
+use crate::report::wire::MigFailure;
+
+/// Pause before an order is tried again; it doubles with each failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest such pause. A refused call is cheap, but it may wait for a lock of the driver.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The orders that could not be carried out.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    failed: BTreeMap<Order, Attempt>,
+}
+
+/// The failures of one order.
+#[derive(Debug)]
+struct Attempt {
+    error: String,
+    count: u32,
+    /// When it is tried again; `None` if nothing was tried, since it cannot be now.
+    again: Option<Timestamp>,
+}
+
+impl Attempts {
+    /// Takes out of a plan the steps that wait for another attempt.
+    pub(crate) fn hold_back(&self, plan: &mut Plan, now: Timestamp) {
+        let again = |order: &Order| self.failed.get(order).and_then(|it| it.again);
+        plan.steps.retain(|step| again(&step.order).is_none_or(|again| again <= now));
+    }
+
+    /// Notes that an order cannot be carried out now. As soon as it can be, it is tried.
+    pub(crate) fn refuse(&mut self, order: Order, error: String) {
+        self.failed.insert(order, Attempt { error, count: 0, again: None });
+    }
+
+    /// Notes that an order was tried and failed.
+    pub(crate) fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
+        let count = self.failed.get(order).map_or(0, |before| before.count);
+        let pause = FIRST_PAUSE.saturating_mul(1 << count.min(16)).min(LONGEST_PAUSE);
+        let again = Some(now.plus(pause));
+        let attempt = Attempt { error, count: count.saturating_add(1), again };
+        self.failed.insert(order.clone(), attempt);
+    }
+
+    /// Forgets the orders that are not among these: they are done, or no longer given.
+    pub(crate) fn keep(&mut self, open: &BTreeSet<Order>) {
+        self.failed.retain(|order, _| open.contains(order));
+    }
+
+    /// When the next order is to be tried again.
+    pub(crate) fn next(&self) -> Option<Timestamp> {
+        self.failed.values().filter_map(|it| it.again).min()
+    }
+
+    /// The failures, as they are reported: those that an extender would accept, the first 64.
+    pub(crate) fn failures(&self) -> Vec<MigFailure> {
+        let all = self.failed.iter().filter_map(|(order, it)| order.failed(sentence(&it.error)));
+        all.filter(MigFailure::is_believable).take(MAX_MIG_FAILURES).collect()
+    }
+}
+
+/// An error as it may be reported: printable, and cut.
+fn sentence(error: &str) -> String {
+    let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
+    let mut text: String = error.chars().map(printable).collect();
+    while text.len() > MAX_MIG_ERROR_BYTES {
+        text.pop();
+    }
+    if text.is_empty() { "it failed without a reason".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::mig::plan::{Step, Unfinished, Units, Work};
+    use crate::report::wire::MakeInstance;
+
+    fn order(start: u32) -> Order {
+        let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());
+        Order::to_make(MakeInstance { gpu, profile, start })
+    }
+
+    fn plan(start: u32) -> Plan {
+        let (gpu, slot) = ("GPU-a".to_owned(), Units { start, size: 1 });
+        let begun = Unfinished { gpu, profile: 19, slot, is_new: true };
+        let step = Step { order: order(start), work: Work::Make, begun };
+        Plan { steps: vec![step], failures: Vec::new() }
+    }
+
+    fn is_due(attempts: &Attempts, start: u32, millis: u64) -> bool {
+        let mut plan = plan(start);
+        attempts.hold_back(&mut plan, Timestamp::from_millis(millis));
+        !plan.steps.is_empty()
+    }
+
+    #[test]
+    fn a_failed_order_is_tried_again_after_growing_pauses() {
+        let mut attempts = Attempts::default();
+        assert!(is_due(&attempts, 0, 0));
+        let mut now = 0;
+        for pause in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
+            attempts.fail(&order(0), "no room".to_owned(), Timestamp::from_millis(now));
+            assert!(!is_due(&attempts, 0, now + pause - 1), "{pause}");
+            assert!(is_due(&attempts, 0, now + pause) && is_due(&attempts, 1, now));
+            now += pause;
+            assert_eq!(attempts.next(), Some(Timestamp::from_millis(now)));
+        }
+        attempts.refuse(order(0), "no such profile".to_owned());
+        assert!(is_due(&attempts, 0, 0) && attempts.next().is_none(), "nothing was tried");
+        assert_eq!(attempts.failures().len(), 1);
+        attempts.keep(&BTreeSet::from([order(1)]));
+        assert!(is_due(&attempts, 0, 0) && attempts.failures().is_empty());
+        assert_eq!(attempts.next(), None);
+    }
+
+    #[test]
+    fn only_failures_that_an_extender_accepts_are_reported() {
+        let mut attempts = Attempts::default();
+        let long = format!("line\n{}", "ä".repeat(600));
+        attempts.fail(&order(0), long, Timestamp::START);
+        attempts.fail(&order(1), String::new(), Timestamp::START);
+        attempts.fail(&order(99), "far away".to_owned(), Timestamp::START);
+        let failures = attempts.failures();
+        assert_eq!(failures.len(), 2, "{failures:?}");
+        assert!(failures[0].error.starts_with("line ä") && failures[0].error.len() <= 512);
+        assert_eq!(failures[1].error, "it failed without a reason");
+    }
+}

@@ -1,0 +1,187 @@
+//! The MIG instances that the agent made since the last boot, and what it has begun.
+//!
+//! They are in a small file under `/run`: instances do not survive a boot either. An agent that
+//! starts again knows its instances by it, and what a crash left half done. It is written in one
+//! step before each change of a GPU. If it cannot be written, nothing is made: no later agent would
+//! know whose the instance is. A damaged file counts as empty: then the instances count as those of
+//! others, and gpupack never removes these on its own.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::agent::mig::plan::{GpuLayout, Unfinished};
+use crate::api::state::DeviceKind;
+use crate::report::wire::DeviceReport;
+
+/// Name of the file in its folder.
+const FILE: &str = "made.json";
+
+/// Longest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 256 << 10;
+
+/// Most instances in it: four times those of a node of 16 GPUs. The rest counts as others' own.
+const MAX_INSTANCES: usize = 448;
+
+/// The content of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    /// The boot in which it was written, if it is known.
+    boot: Option<String>,
+    /// UUIDs of the instances, each with that of its GPU.
+    made: BTreeMap<String, String>,
+    /// What is not done yet.
+    unfinished: Vec<Unfinished>,
+}
+
+/// The instances made since the last boot, and the file with them.
+#[derive(Debug)]
+pub(crate) struct MadeInstances {
+    folder: PathBuf,
+    content: Content,
+    /// How many instances were noted by this run of the agent.
+    noted: u64,
+    /// For each instance of this run: the value of `noted` then.
+    noted_at: BTreeMap<String, u64>,
+}
+
+impl MadeInstances {
+    /// Reads the file in `folder`, unless it is of another boot than `boot`.
+    pub(crate) fn read(folder: &Path, boot: Option<String>) -> Self {
+        let path = folder.join(FILE);
+        let content = match content(&path) {
+            Ok(content) if content.boot == boot => content,
+            Ok(_) => Content::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Content::default(),
+            Err(error) => {
+                let file = path.display();
+                tracing::warn!(%file, %error, "the list of MIG instances made here cannot be read");
+                Content::default()
+            }
+        };
+        let content = Content { boot, ..content };
+        let (noted, noted_at) = (0, BTreeMap::new());
+        Self { folder: folder.to_owned(), content, noted, noted_at }
+    }
+
+    /// What is not done yet.
+    pub(crate) fn unfinished(&self) -> &[Unfinished] {
+        &self.content.unfinished
+    }
+
+    /// Notes that the agent begins to make or to remove an instance.
+    ///
+    /// # Errors
+    /// The file cannot be written; nothing is noted then.
+    pub(crate) fn begin(&mut self, work: Unfinished) -> io::Result<()> {
+        let mut next = self.content.clone();
+        next.unfinished.retain(|it| !it.is_same_place(&work));
+        next.unfinished.push(work);
+        self.replace(next)
+    }
+
+    /// Notes what became of all that was begun on these GPUs, and of the instances made there. What
+    /// is on a GPU that is not among them stays as it is noted.
+    ///
+    /// # Errors
+    /// The file cannot be written; it is noted in memory all the same.
+    pub(crate) fn settle(&mut self, layouts: &[GpuLayout]) -> io::Result<()> {
+        let mut next = self.content.clone();
+        next.unfinished.retain(|work| {
+            let Some(gpu) = layouts.iter().find(|it| it.uuid == work.gpu) else { return true };
+            let Some(there) = gpu.instances.iter().find(|it| work.is(gpu, it)) else {
+                return false;
+            };
+            if work.is_new {
+                let whole = there.devices.iter().map(|it| (it.clone(), gpu.uuid.clone()));
+                next.made.extend(whole);
+            }
+            there.devices.is_empty()
+        });
+        let is_there = |uuid: &String, gpu: &String| {
+            let known = layouts.iter().find(|it| it.uuid == *gpu);
+            known.is_none_or(|it| it.instances.iter().any(|it| it.devices.contains(uuid)))
+        };
+        next.made.retain(|uuid, gpu| is_there(uuid, gpu));
+        while next.made.len() > MAX_INSTANCES {
+            next.made.pop_last();
+        }
+        for uuid in next.made.keys().filter(|uuid| !self.content.made.contains_key(*uuid)) {
+            self.noted += 1;
+            self.noted_at.insert(uuid.clone(), self.noted);
+        }
+        self.noted_at.retain(|uuid, _| next.made.contains_key(uuid));
+        if next == self.content {
+            return Ok(());
+        }
+        self.content = next.clone();
+        self.replace(next)
+    }
+
+    /// How many instances were noted so far, for [`MadeInstances::forget_absent`].
+    pub(crate) fn noted(&self) -> u64 {
+        self.noted
+    }
+
+    /// Forgets the instances that an inventory lacks though it has their GPU: a later one may get
+    /// the same UUID. `noted` is [`MadeInstances::noted`] from before the inventory was read, since it
+    /// may lack younger instances.
+    pub(crate) fn forget_absent(&mut self, inventory: &[DeviceReport], noted: u64) {
+        let has = |uuid: &String| inventory.iter().any(|it| it.uuid == *uuid);
+        let at = |uuid: &String| self.noted_at.get(uuid).copied().unwrap_or(0);
+        let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid) || at(uuid) > noted;
+        if self.content.made.iter().all(|(uuid, gpu)| is_kept(uuid, gpu)) {
+            return;
+        }
+        let mut next = self.content.clone();
+        next.made.retain(|uuid, gpu| is_kept(uuid, gpu));
+        self.content = next.clone();
+        if let Err(error) = self.replace(next) {
+            tracing::warn!(%error, "the list of MIG instances made here cannot be written");
+        }
+    }
+
+    /// Whether the agent made this instance since the last boot, or is making it.
+    pub(crate) fn has_made(&self, device: &DeviceReport) -> bool {
+        let (DeviceKind::MigInstance, Some(gpu)) = (device.kind, &device.parent) else {
+            return false;
+        };
+        let is_it = |work: &Unfinished| {
+            let slot = device.mig_placement;
+            let is_there =
+                slot.is_some_and(|it| it.start == work.slot.start && it.size == work.slot.size);
+            work.is_new && work.gpu == *gpu && is_there
+        };
+        self.content.made.contains_key(&device.uuid) || self.content.unfinished.iter().any(is_it)
+    }
+
+    /// Writes the file in one step.
+    fn replace(&mut self, next: Content) -> io::Result<()> {
+        std::fs::create_dir_all(&self.folder)?;
+        let (path, new) = (self.folder.join(FILE), self.folder.join("made.json.new"));
+        std::fs::write(&new, serde_json::to_vec(&next)?)?;
+        std::fs::rename(new, path)?;
+        self.content = next;
+        Ok(())
+    }
+}
+
+impl Unfinished {
+    fn is_same_place(&self, other: &Self) -> bool {
+        self.gpu == other.gpu && self.slot == other.slot
+    }
+}
+
+fn content(path: &Path) -> io::Result<Content> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
+    let content: Content = serde_json::from_slice(&text)?;
+    let is_sane = content.made.len() <= MAX_INSTANCES && content.unfinished.len() <= MAX_INSTANCES;
+    is_sane.then_some(content).ok_or_else(|| io::Error::other("it lists too many instances"))
+}
+
+#[cfg(test)]
+mod tests;

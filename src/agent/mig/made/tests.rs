@@ -1,0 +1,125 @@
+use super::*;
+use crate::agent::mig::plan::{GpuInstance, Units};
+use crate::api::state::MigPlacement;
+
+fn work(start: u32, is_new: bool) -> Unfinished {
+    let slot = Units { start, size: 1 };
+    Unfinished { gpu: "GPU-a".to_owned(), profile: 19, slot, is_new }
+}
+
+/// A GPU with instances of one unit: first unit and UUIDs.
+fn layout(instances: &[(u32, &[&str])]) -> [GpuLayout; 1] {
+    let instance = |(start, devices): &(u32, &[&str])| GpuInstance {
+        id: start + 7,
+        profile: 19,
+        slot: Units { start: *start, size: 1 },
+        devices: devices.iter().map(|uuid| (*uuid).to_owned()).collect(),
+    };
+    let instances = instances.iter().map(instance).collect();
+    [GpuLayout {
+        uuid: "GPU-a".to_owned(),
+        is_in_mig_mode: true,
+        instances,
+        ..GpuLayout::default()
+    }]
+}
+
+fn instance(uuid: &str, start: u32) -> DeviceReport {
+    DeviceReport {
+        parent: Some("GPU-a".to_owned()),
+        mig_placement: Some(MigPlacement { start, size: 1 }),
+        ..DeviceReport::new(uuid.to_owned(), 0, "M".to_owned(), DeviceKind::MigInstance)
+    }
+}
+
+fn boot(number: u32) -> Option<String> {
+    Some(format!("boot-{number}"))
+}
+
+#[test]
+fn an_instance_is_known_as_made_here_from_its_beginning_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("mig");
+    let mut made = MadeInstances::read(&folder, boot(1));
+    assert!(!made.has_made(&instance("MIG-1", 3)));
+    made.begin(work(3, true)).unwrap();
+    assert!(made.has_made(&instance("MIG-1", 3)), "a sample may see it before it is noted");
+    assert!(!made.has_made(&instance("MIG-2", 2)));
+    made.settle(&layout(&[(3, &["MIG-1"]), (2, &["MIG-2"])])).unwrap();
+    assert_eq!(made.unfinished(), []);
+    // Another run of the agent.
+    let mut made = MadeInstances::read(&folder, boot(1));
+    assert!(made.has_made(&instance("MIG-1", 3)) && !made.has_made(&instance("MIG-2", 2)));
+    made.begin(work(3, false)).unwrap();
+    made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+    assert!(made.has_made(&instance("MIG-1", 3)), "the removal was refused");
+    made.begin(work(3, false)).unwrap();
+    made.settle(&layout(&[])).unwrap();
+    assert!(!made.has_made(&instance("MIG-1", 3)));
+    assert_eq!(MadeInstances::read(&folder, boot(1)).content, made.content);
+}
+
+#[test]
+fn what_a_crash_left_stays_noted_until_it_is_settled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), None);
+    made.begin(work(3, true)).unwrap();
+    made.begin(work(4, true)).unwrap();
+    made.begin(work(5, true)).unwrap();
+    let mut made = MadeInstances::read(folder.path(), None);
+    made.settle(&[]).unwrap();
+    assert_eq!(made.unfinished().len(), 3, "the GPU did not answer");
+    // Nothing at 3, a part of it at 4, and at 5 it is whole.
+    made.settle(&layout(&[(4, &[]), (5, &["MIG-5"])])).unwrap();
+    assert_eq!(made.unfinished(), [work(4, true)]);
+    assert!(made.has_made(&instance("MIG-5", 5)));
+}
+
+#[test]
+fn another_boot_or_a_damaged_file_is_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), boot(1));
+    made.begin(work(3, true)).unwrap();
+    made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+    assert!(!MadeInstances::read(folder.path(), boot(2)).has_made(&instance("MIG-1", 3)));
+    assert!(!MadeInstances::read(folder.path(), None).has_made(&instance("MIG-1", 3)));
+    let many: BTreeMap<String, String> =
+        (0..449).map(|n| (format!("MIG-{n}"), "GPU-a".to_owned())).collect();
+    let many = Content { made: many, ..Content::default() };
+    let many = serde_json::to_string(&many).unwrap();
+    let long = format!("{}{{}}", " ".repeat(300 << 10));
+    for damaged in ["", "{", "[]", "{\"made\":3}", "\u{0}\u{0}", &many, &long] {
+        std::fs::write(folder.path().join(FILE), damaged).unwrap();
+        let mut made = MadeInstances::read(folder.path(), None);
+        assert_eq!(made.content, Content::default(), "{damaged:.20}");
+        made.begin(work(1, true)).unwrap();
+        assert_eq!(MadeInstances::read(folder.path(), None).unfinished(), [work(1, true)]);
+    }
+}
+
+#[test]
+fn an_instance_that_is_gone_is_forgotten_and_a_younger_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), None);
+    let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
+    let begun_at = made.noted();
+    made.begin(work(3, true)).unwrap();
+    made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+    made.forget_absent(std::slice::from_ref(&gpu), begun_at);
+    assert!(made.has_made(&instance("MIG-1", 3)), "the sample began before it was made");
+    made.forget_absent(&[], made.noted());
+    made.forget_absent(&[gpu.clone(), instance("MIG-1", 3)], made.noted());
+    assert!(made.has_made(&instance("MIG-1", 3)), "its GPU is not there, or both are");
+    made.forget_absent(&[gpu], made.noted());
+    assert!(!made.has_made(&instance("MIG-1", 3)), "a reset of the GPU took it");
+}
+
+#[test]
+fn nothing_is_noted_where_the_file_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let mut made = MadeInstances::read(&file, None);
+    assert!(made.begin(work(3, true)).is_err());
+    assert_eq!(made.unfinished(), []);
+}

@@ -1,0 +1,113 @@
+//! What the loops of the agent share about MIG on demand: orders, failures, instances made here.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use crate::agent::mig::made::MadeInstances;
+use crate::agent::mig::standing::StandingOrders;
+use crate::report::wire::{DeviceReport, MigFailure, MigOrders};
+
+/// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
+/// is made under one, and none is held across an await.
+#[derive(Clone, Debug)]
+pub struct MigOnDemand {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    standing: Mutex<StandingOrders>,
+    made: Mutex<MadeInstances>,
+    /// Orders that could not be carried out.
+    failures: Mutex<Vec<MigFailure>>,
+    /// Notified when other orders stand.
+    ordered: Notify,
+    /// Notified when instances or failures have changed.
+    changed: Notify,
+}
+
+impl MigOnDemand {
+    /// Reads what an earlier run of the agent noted in `folder` since the last boot, which
+    /// `proc_root` names.
+    pub fn new(folder: &Path, proc_root: &Path) -> Self {
+        let boot = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
+        let boot = boot.map(|boot| boot.trim().to_owned());
+        let made = Mutex::new(MadeInstances::read(folder, boot));
+        Self {
+            shared: Arc::new(Shared {
+                standing: Mutex::default(),
+                made,
+                failures: Mutex::default(),
+                ordered: Notify::new(),
+                changed: Notify::new(),
+            }),
+        }
+    }
+
+    /// Learns what the replica with this link orders now.
+    pub(crate) fn learn(&self, link: usize, orders: Option<MigOrders>) {
+        if self.shared.standing.lock().learn(link, orders) {
+            self.shared.ordered.notify_one();
+        }
+    }
+
+    /// Learns that the replica with this link did not answer.
+    pub(crate) fn lose(&self, link: usize) {
+        if self.shared.standing.lock().lose(link) {
+            self.shared.ordered.notify_one();
+        }
+    }
+
+    /// The orders that stand; without any, empty ones.
+    pub(crate) fn orders(&self) -> MigOrders {
+        self.shared.standing.lock().orders().cloned().unwrap_or_default()
+    }
+
+    /// Waits until other orders stand.
+    pub(crate) async fn ordered(&self) {
+        self.shared.ordered.notified().await;
+    }
+
+    /// Notes that instances have changed, so that the devices are read again at once.
+    pub(crate) fn note_change(&self) {
+        self.shared.changed.notify_one();
+    }
+
+    /// Waits until instances or failures have changed.
+    pub(crate) async fn changed(&self) {
+        self.shared.changed.notified().await;
+    }
+
+    /// The orders that could not be carried out.
+    pub(crate) fn failures(&self) -> Vec<MigFailure> {
+        self.shared.failures.lock().clone()
+    }
+
+    /// Notes the orders that could not be carried out.
+    pub(crate) fn note_failures(&self, failures: Vec<MigFailure>) {
+        let mut known = self.shared.failures.lock();
+        if *known != failures {
+            *known = failures;
+            drop(known);
+            self.note_change();
+        }
+    }
+
+    /// The instances that were made here.
+    pub(crate) fn made(&self) -> MutexGuard<'_, MadeInstances> {
+        self.shared.made.lock()
+    }
+
+    /// Marks the instances of an inventory that were made here, and forgets those that it lacks.
+    /// `noted` is [`MadeInstances::noted`] from before the inventory was read.
+    pub(crate) fn mark(&self, inventory: &mut [DeviceReport], noted: u64) {
+        let mut made = self.made();
+        for device in inventory.iter_mut() {
+            device.made_here = made.has_made(device);
+        }
+        made.forget_absent(inventory, noted);
+    }
+}

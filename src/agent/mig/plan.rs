@@ -1,0 +1,281 @@
+//! What to do about the MIG instances of a node: orders and present state in, calls out. Pure.
+//!
+//! Instances are removed first, then the state is read again, and then they are made. Nothing is
+//! done twice: what is there already needs no call. An instance that is not ordered to go stays,
+//! except one without a compute instance that the agent began itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::report::wire::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
+
+/// A GPU and its MIG instances, as NVML shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GpuLayout {
+    /// Its UUID.
+    pub(crate) uuid: String,
+    /// Whether it is in MIG mode.
+    pub(crate) is_in_mig_mode: bool,
+    /// What can be made on it.
+    pub(crate) profiles: Vec<NumberedProfile>,
+    /// Its GPU instances.
+    pub(crate) instances: Vec<GpuInstance>,
+}
+
+/// A profile with the driver's number for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NumberedProfile {
+    /// The number that other calls take.
+    pub(crate) id: u32,
+    /// Most instances of it on one GPU.
+    pub(crate) most: u32,
+    /// What is reported of it.
+    pub(crate) report: MigProfileReport,
+}
+
+/// The GPUs of a node at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Layouts {
+    /// Those that answered.
+    pub(crate) gpus: Vec<GpuLayout>,
+    /// UUIDs of the others, each with its error.
+    pub(crate) unread: BTreeMap<String, String>,
+}
+
+/// A GPU instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GpuInstance {
+    /// The driver's number for it.
+    pub(crate) id: u32,
+    /// Number of its profile.
+    pub(crate) profile: u32,
+    /// The units that it covers.
+    pub(crate) slot: Units,
+    /// UUIDs of the MIG devices on it: one for each compute instance.
+    pub(crate) devices: Vec<String>,
+}
+
+/// A run of units on a GPU.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+pub(crate) struct Units {
+    /// The first one.
+    pub(crate) start: u32,
+    /// How many, at least 1.
+    pub(crate) size: u32,
+}
+
+impl Units {
+    fn overlaps(self, other: Self) -> bool {
+        let end = |units: Self| units.start.saturating_add(units.size);
+        self.start < end(other) && other.start < end(self)
+    }
+}
+
+/// An instance that the agent has begun to make or to remove: a crash may have left a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Unfinished {
+    /// UUID of the GPU.
+    pub(crate) gpu: String,
+    /// Number of the profile.
+    pub(crate) profile: u32,
+    /// The units that it covers.
+    pub(crate) slot: Units,
+    /// Whether it is being made, not removed.
+    pub(crate) is_new: bool,
+}
+
+impl Unfinished {
+    /// Whether this GPU instance is it.
+    pub(crate) fn is(&self, gpu: &GpuLayout, instance: &GpuInstance) -> bool {
+        self.gpu == gpu.uuid && self.profile == instance.profile && self.slot == instance.slot
+    }
+}
+
+/// One change of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// The order that it carries out, as it is reported if it fails.
+    pub(crate) order: Order,
+    /// What to do.
+    pub(crate) work: Work,
+    /// The instance.
+    pub(crate) begun: Unfinished,
+}
+
+/// The work of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Remove the GPU instance of this number, with its compute instances.
+    Remove(u32),
+    /// Make a GPU instance and a compute instance that spans it.
+    Make,
+    /// Make the compute instance that the GPU instance of this number lacks.
+    Complete(u32),
+}
+
+/// An order, for its failures and its pauses.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Order {
+    /// The instance.
+    pub(crate) place: MakeInstance,
+    /// What is to become of it.
+    pub(crate) wish: Wish,
+}
+
+/// What is to become of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Wish {
+    /// It is to be there.
+    There,
+    /// The instance of this UUID is to go.
+    Gone(String),
+    /// What a crash left of it is to go. That is no order, so its failure is not reported.
+    Cleared,
+}
+
+impl Order {
+    /// The order to make an instance.
+    pub(crate) fn to_make(place: MakeInstance) -> Self {
+        Self { place, wish: Wish::There }
+    }
+
+    /// The report that it could not be carried out.
+    pub(crate) fn failed(&self, error: String) -> Option<MigFailure> {
+        let instance = match &self.wish {
+            Wish::There => None,
+            Wish::Gone(uuid) => Some(uuid.clone()),
+            Wish::Cleared => return None,
+        };
+        let MakeInstance { gpu, profile, start } = self.place.clone();
+        Some(MigFailure { gpu, profile, start, instance, error })
+    }
+}
+
+/// Steps, and orders that cannot be carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// What to do, in this order.
+    pub(crate) steps: Vec<Step>,
+    /// What is in the way of the other orders.
+    pub(crate) failures: Vec<(Order, String)>,
+}
+
+impl Plan {
+    /// All orders that it is about.
+    pub(crate) fn orders(&self) -> impl Iterator<Item = Order> {
+        let steps = self.steps.iter().map(|step| step.order.clone());
+        steps.chain(self.failures.iter().map(|(order, _)| order.clone()))
+    }
+}
+
+impl GpuLayout {
+    /// The place of an instance in the words of an order.
+    fn place(&self, instance: &GpuInstance) -> MakeInstance {
+        let named = self.profiles.iter().find(|it| it.id == instance.profile);
+        let profile = named.map_or_else(
+            || format!("profile {}", instance.profile),
+            |it| it.report.profile.clone(),
+        );
+        MakeInstance { gpu: self.uuid.clone(), profile, start: instance.slot.start }
+    }
+
+    fn begun(&self, instance: &GpuInstance) -> Unfinished {
+        let (gpu, is_new) = (self.uuid.clone(), false);
+        Unfinished { gpu, profile: instance.profile, slot: instance.slot, is_new }
+    }
+}
+
+/// What to remove: the instances that are ordered to go, unless they are also ordered to be there,
+/// and what is left of an instance that the agent began and that is not ordered. An instance that
+/// is not there is gone already.
+pub(crate) fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+    let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
+    let goes: BTreeSet<&String> = orders.remove.iter().collect();
+    let mut plan = Plan::default();
+    for (gpu, instance) in
+        layouts.gpus.iter().flat_map(|gpu| gpu.instances.iter().map(move |it| (gpu, it)))
+    {
+        let place = gpu.place(instance);
+        if wanted.contains(&place) {
+            continue;
+        }
+        let ordered = instance.devices.iter().filter(|uuid| goes.contains(uuid)).count();
+        let is_left =
+            instance.devices.is_empty() && unfinished.iter().any(|it| it.is(gpu, instance));
+        if ordered == 0 && !is_left {
+            continue;
+        }
+        let uuid = instance.devices.iter().find(|uuid| goes.contains(uuid));
+        let wish = uuid.map_or(Wish::Cleared, |uuid| Wish::Gone(uuid.clone()));
+        let order = Order { place, wish };
+        if ordered < instance.devices.len() {
+            let error = "its GPU instance has other compute instances, which are not to go";
+            plan.failures.push((order, error.to_owned()));
+            continue;
+        }
+        let begun = gpu.begun(instance);
+        plan.steps.push(Step { order, work: Work::Remove(instance.id), begun });
+    }
+    plan
+}
+
+/// What to make of what is ordered and not there.
+pub(crate) fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+    let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
+    let mut plan = Plan::default();
+    for place in wanted {
+        let order = Order::to_make(place.clone());
+        match make(place, layouts, unfinished) {
+            Ok(Some((work, begun))) => plan.steps.push(Step { order, work, begun }),
+            Ok(None) => {}
+            Err(error) => plan.failures.push((order, error)),
+        }
+    }
+    plan
+}
+
+/// The work for one order; `None` if the instance is there.
+fn make(
+    place: &MakeInstance,
+    layouts: &Layouts,
+    unfinished: &[Unfinished],
+) -> Result<Option<(Work, Unfinished)>, String> {
+    let gpu = layouts.gpus.iter().find(|it| it.uuid == place.gpu);
+    let gpu = gpu.ok_or_else(|| {
+        let error = layouts.unread.get(&place.gpu).cloned();
+        error.unwrap_or_else(|| "the node has no such GPU, or it does not answer".to_owned())
+    })?;
+    if !gpu.is_in_mig_mode {
+        return Err("the GPU is not in MIG mode".to_owned());
+    }
+    let known = gpu.profiles.iter().find(|it| it.report.profile == place.profile);
+    let known = known.ok_or("the driver has no such profile for this GPU")?;
+    if !known.report.starts.contains(&place.start) {
+        return Err(format!("an instance of this profile cannot begin at unit {}", place.start));
+    }
+    let slot = Units { start: place.start, size: known.report.size };
+    let begun = Unfinished { gpu: gpu.uuid.clone(), profile: known.id, slot, is_new: true };
+    let Some(there) = gpu.instances.iter().find(|it| it.slot.overlaps(slot)) else {
+        return Ok(Some((Work::Make, begun)));
+    };
+    let is_it = begun.is(gpu, there);
+    if is_it && !there.devices.is_empty() {
+        return Ok(None);
+    }
+    if is_it && unfinished.iter().any(|it| it.is(gpu, there)) {
+        return Ok(Some((Work::Complete(there.id), begun)));
+    }
+    let MakeInstance { profile, start, .. } = gpu.place(there);
+    Err(match there.devices.first() {
+        Some(uuid) => format!("instance `{uuid}` ({profile} at unit {start}) has these units"),
+        None => format!(
+            "a GPU instance without compute instance ({profile} at unit {start}), which gpupack \
+             did not make, has these units"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests;

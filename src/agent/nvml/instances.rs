@@ -1,0 +1,258 @@
+//! The MIG instances of the open library: what can be made, what is there, and one change at a time.
+//!
+//! The MIG mode of a GPU is only read. A change may take seconds, and other calls for the same GPU
+//! may wait for it in the driver.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
+
+use crate::agent::gpu::probe::ProbeError;
+use crate::agent::mig::plan::{
+    GpuInstance, GpuLayout, Layouts, NumberedProfile, Step, Units, Work,
+};
+use crate::agent::nvml::raw::ProcessList;
+use crate::agent::nvml::trouble::library_error;
+use crate::agent::nvml::{raw, raw_mig};
+use crate::report::bounds::{MAX_MIG_PROFILES, MAX_MIG_STARTS};
+use crate::report::wire::MigProfileReport;
+
+/// NVML's code for a change for which there is no room.
+const INSUFFICIENT_RESOURCES: u32 = 23;
+
+/// Most MIG devices of one GPU that are looked at.
+const DEVICES_MAX: u32 = 32;
+
+/// What can be made on a GPU in MIG mode; nothing if the driver does not let this process.
+///
+/// # Errors
+/// The driver's error, other than that it lacks these calls or does not let this process make them.
+pub(crate) fn profiles(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
+    match makeable(nvml, gpu) {
+        Err(
+            NvmlError::NoPermission
+            | NvmlError::NotSupported
+            | NvmlError::FunctionNotFound
+            | NvmlError::FailedToLoadSymbol(_)
+            | NvmlError::UnexpectedVariant(25),
+        ) => Ok(Vec::new()),
+        answer => answer,
+    }
+}
+
+fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlError> {
+    let mut all: Vec<NumberedProfile> = Vec::new();
+    for number in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
+        let info = match raw_mig::profile(nvml, gpu, number) {
+            Ok(info) => info,
+            // Each model has some of them.
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => continue,
+            Err(error) => return Err(error),
+        };
+        // Only those who may list instances may make them.
+        raw_mig::instances(nvml, gpu, (info.id, info.most))?;
+        let places = raw_mig::placements(nvml, gpu, info.id)?;
+        let Some(Units { size, .. }) = places.first().copied() else { continue };
+        let starts: BTreeSet<u32> =
+            places.iter().filter(|it| it.size == size).map(|it| it.start).collect();
+        let report = MigProfileReport {
+            profile: info.name,
+            memory_mib: info.memory_mib,
+            sm_count: (info.multiprocessors > 0).then_some(info.multiprocessors),
+            size,
+            starts: starts.into_iter().take(MAX_MIG_STARTS).collect(),
+        };
+        let is_new = all.iter().all(|it| it.report.profile != report.profile);
+        if is_new && all.len() < MAX_MIG_PROFILES {
+            all.push(NumberedProfile { id: info.id, most: info.most, report });
+        }
+    }
+    Ok(all)
+}
+
+/// What can be made on each GPU in MIG mode, by UUID; read once.
+pub(crate) type KnownProfiles = BTreeMap<String, Vec<NumberedProfile>>;
+
+/// The instances of all GPUs that answer.
+///
+/// # Errors
+/// [`ProbeError`] if no GPU can be read.
+pub(crate) fn layouts(nvml: &Nvml, known: &mut KnownProfiles) -> Result<Layouts, ProbeError> {
+    let count = nvml.device_count();
+    let count = count.map_err(|error| library_error("count the GPUs", &error))?;
+    let mut layouts = Layouts::default();
+    for index in 0..count {
+        let named = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
+        // One without a name has no order: that says that it does not answer.
+        let Ok((uuid, gpu)) = named else { continue };
+        match layout(nvml, &gpu, &uuid, known) {
+            Ok(layout) => layouts.gpus.push(layout),
+            Err(error) => {
+                layouts.unread.insert(uuid, cause(&error));
+            }
+        }
+    }
+    Ok(layouts)
+}
+
+/// The instances of one GPU.
+pub(crate) fn layout_of(
+    nvml: &Nvml,
+    uuid: &str,
+    known: &mut KnownProfiles,
+) -> Result<GpuLayout, NvmlError> {
+    layout(nvml, &nvml.device_by_uuid(uuid)?, uuid, known)
+}
+
+fn layout(
+    nvml: &Nvml,
+    gpu: &Device<'_>,
+    uuid: &str,
+    known: &mut KnownProfiles,
+) -> Result<GpuLayout, NvmlError> {
+    let is_in_mig_mode = match gpu.mig_mode() {
+        Ok(mode) => mode.current == 1,
+        Err(NvmlError::NotSupported) => false,
+        Err(error) => return Err(error),
+    };
+    let mut layout = GpuLayout { uuid: uuid.to_owned(), is_in_mig_mode, ..GpuLayout::default() };
+    if !is_in_mig_mode {
+        known.remove(uuid);
+        return Ok(layout);
+    }
+    let devices = mig_devices(nvml, gpu)?;
+    layout.profiles = match known.get(uuid) {
+        Some(profiles) => profiles.clone(),
+        None => {
+            let profiles = makeable(nvml, gpu)?;
+            known.insert(uuid.to_owned(), profiles.clone());
+            profiles
+        }
+    };
+    for profile in &layout.profiles {
+        for found in raw_mig::instances(nvml, gpu, (profile.id, profile.most))? {
+            let of_it = devices.iter().filter(|(id, _)| *id == found.id);
+            layout.instances.push(GpuInstance {
+                id: found.id,
+                profile: found.profile,
+                slot: found.slot,
+                devices: of_it.map(|(_, uuid)| uuid.clone()).collect(),
+            });
+        }
+    }
+    Ok(layout)
+}
+
+/// The MIG devices of a GPU: the number of the GPU instance, and the UUID.
+fn mig_devices(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<(u32, String)>, NvmlError> {
+    let mut devices = Vec::new();
+    for position in 0..gpu.mig_device_count()?.min(DEVICES_MAX) {
+        match gpu.mig_device_by_index(position) {
+            Ok(device) => devices.push((raw::gpu_instance_id(nvml, &device)?, device.uuid()?)),
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(devices)
+}
+
+/// Carries out one step.
+///
+/// # Errors
+/// One sentence that says what was in the way. Then nothing has changed, except that a GPU instance
+/// may be left without its compute instance; the next plan completes or removes it.
+pub(crate) fn carry_out(nvml: &Nvml, step: &Step) -> Result<(), String> {
+    let gpu = nvml.device_by_uuid(step.begun.gpu.as_str()).map_err(|error| cause(&error))?;
+    let (profile, slot) = (step.begun.profile, step.begun.slot);
+    match step.work {
+        Work::Make => {
+            let instance = raw_mig::create(nvml, &gpu, (profile, slot));
+            let instance = instance.map_err(|error| cause(&error))?;
+            raw_mig::create_compute(nvml, instance).map_err(|error| {
+                let cause = format!("its compute instance cannot be made: {}", cause(&error));
+                match raw_mig::destroy(nvml, instance) {
+                    Ok(()) => cause,
+                    Err(error) => format!("{cause}; its GPU instance stays: {error}"),
+                }
+            })
+        }
+        Work::Complete(id) => {
+            let instance = raw_mig::instance(nvml, &gpu, id);
+            instance
+                .and_then(|instance| raw_mig::create_compute(nvml, instance))
+                .map_err(|error| format!("its compute instance cannot be made: {}", cause(&error)))
+        }
+        Work::Remove(id) => remove(nvml, &gpu, id),
+    }
+}
+
+/// Removes a GPU instance that no process uses.
+fn remove(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<(), String> {
+    let devices = mig_devices(nvml, gpu).map_err(|error| cause(&error))?;
+    for (_, uuid) in devices.iter().filter(|(of, _)| *of == id) {
+        let device = nvml.device_by_uuid(uuid.as_str()).map_err(|error| cause(&error))?;
+        if let Some(pid) = a_process(nvml, &device)? {
+            return Err(format!("process {pid} uses it"));
+        }
+    }
+    let removed = raw_mig::instance(nvml, gpu, id).and_then(|instance| {
+        for compute in raw_mig::computes(nvml, instance)? {
+            raw_mig::destroy_compute(nvml, compute)?;
+        }
+        raw_mig::destroy(nvml, instance)
+    });
+    removed.map_err(|error| match error {
+        NvmlError::InUse => "a process uses it (IN_USE)".to_owned(),
+        other => cause(&other),
+    })
+}
+
+/// A process on an instance, if there is any.
+fn a_process(nvml: &Nvml, device: &Device<'_>) -> Result<Option<u32>, String> {
+    for list in [ProcessList::Compute, ProcessList::Mps, ProcessList::Graphics] {
+        match (raw::processes(nvml, device, list), list) {
+            (Ok(processes), _) => {
+                if let Some(process) = processes.first() {
+                    return Ok(Some(process.pid));
+                }
+            }
+            // Drivers and devices without these have no such processes.
+            (
+                Err(
+                    NvmlError::NotSupported
+                    | NvmlError::FunctionNotFound
+                    | NvmlError::FailedToLoadSymbol(_),
+                ),
+                ProcessList::Mps | ProcessList::Graphics,
+            ) => {}
+            (Err(error), _) => {
+                return Err(format!("its processes cannot be listed: {}", cause(&error)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The meaning of the driver's error, for people.
+fn cause(error: &NvmlError) -> String {
+    match error {
+        NvmlError::UnexpectedVariant(INSUFFICIENT_RESOURCES) => {
+            "the driver has no room for it there (INSUFFICIENT_RESOURCES)".to_owned()
+        }
+        NvmlError::InUse => {
+            "something uses the whole GPU, such as a profiler or a monitor (IN_USE)".to_owned()
+        }
+        NvmlError::NoPermission => {
+            "the agent may not change MIG instances: it needs root, and the \
+             driver's file `capabilities/mig/config` (NO_PERMISSION)"
+                .to_owned()
+        }
+        NvmlError::FailedToLoadSymbol(cause) => {
+            format!("the driver is too old for MIG on demand: {cause}")
+        }
+        NvmlError::UnexpectedVariant(code) => format!("the driver refuses with code {code}"),
+        other => format!("the driver refuses: {other}"),
+    }
+}

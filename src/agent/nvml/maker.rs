@@ -1,0 +1,204 @@
+//! The loop that makes and removes MIG instances as they are ordered.
+//!
+//! It runs beside the sampler, on a thread of its own: a change can take seconds, and reports go on
+//! meanwhile. It opens the library for the time of a round; while the probe has it open, too, that
+//! only counts. After each change the sampler is woken, so that the extender soon knows the UUID.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nvml_wrapper::Nvml;
+
+use crate::agent::gpu::probe::ProbeError;
+use crate::agent::mig::attempts::Attempts;
+use crate::agent::mig::on_demand::MigOnDemand;
+use crate::agent::mig::plan;
+use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
+use crate::agent::nvml::instances;
+use crate::agent::nvml::instances::KnownProfiles;
+use crate::agent::nvml::library::{LIBRARY, open};
+use crate::clock::Clock;
+use crate::hardware::units::Timestamp;
+use crate::report::wire::MigOrders;
+
+/// Time between two looks at the instances while orders stand: others may change them.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Time between two looks without orders, for what a crash has left.
+const LOOK_WITHOUT_ORDERS: Duration = Duration::from_secs(60);
+
+/// Makes and removes MIG instances.
+#[derive(Debug)]
+pub struct MigMaker {
+    library: PathBuf,
+    on_demand: MigOnDemand,
+    clock: Clock,
+    attempts: Attempts,
+    profiles: KnownProfiles,
+}
+
+/// One half of a round: what to remove, or what to make.
+type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
+
+/// How a round ended.
+enum Ended {
+    /// All was done that can be done now.
+    Done,
+    /// Other orders stand.
+    Overtaken,
+}
+
+impl MigMaker {
+    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default.
+    pub fn new(library: Option<PathBuf>, on_demand: MigOnDemand, clock: Clock) -> Self {
+        let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
+        Self {
+            library,
+            on_demand,
+            clock,
+            attempts: Attempts::default(),
+            profiles: KnownProfiles::new(),
+        }
+    }
+
+    /// Runs forever.
+    pub async fn run(mut self) {
+        let on_demand = self.on_demand.clone();
+        loop {
+            let round = tokio::task::spawn_blocking(move || {
+                let pause = self.round();
+                (self, pause)
+            });
+            let pause = match round.await {
+                Ok((back, pause)) => {
+                    self = back;
+                    pause
+                }
+                Err(error) => {
+                    // A bug; nothing is made any more, and the devices are reported all the same.
+                    return tracing::error!(%error, "MIG instances are no longer made");
+                }
+            };
+            tokio::select! {
+                () = on_demand.ordered() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Carries out what is ordered now. Returns the time until the next look.
+    fn round(&mut self) -> Duration {
+        loop {
+            let orders = self.on_demand.orders();
+            let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
+            if !has_orders && self.on_demand.made().unfinished().is_empty() {
+                self.settle(&BTreeSet::new());
+                return LOOK_WITHOUT_ORDERS;
+            }
+            match self.obey(&orders) {
+                Ok(Ended::Overtaken) => continue,
+                Ok(Ended::Done) => {}
+                Err(error) => self.fail_all(&orders, &error),
+            }
+            let longest = if has_orders { LOOK_EVERY } else { LOOK_WITHOUT_ORDERS };
+            let now = self.clock.now();
+            let again = self.attempts.next().map(|at| at.since(now).max(Duration::from_millis(1)));
+            return again.map_or(longest, |again| again.min(longest));
+        }
+    }
+
+    /// Removes and then makes, with one look at the instances before each.
+    fn obey(&mut self, orders: &MigOrders) -> Result<Ended, ProbeError> {
+        let nvml = open(&self.library)?;
+        let mut open_orders = BTreeSet::new();
+        for plan in [plan::removals as Planner, plan::makes] {
+            let layouts = instances::layouts(&nvml, &mut self.profiles)?;
+            let unfinished = self.look(&layouts.gpus);
+            let mut plan = plan(orders, &layouts, &unfinished);
+            open_orders.extend(plan.orders());
+            for (order, error) in std::mem::take(&mut plan.failures) {
+                self.attempts.refuse(order, error);
+            }
+            self.on_demand.note_failures(self.attempts.failures());
+            self.attempts.hold_back(&mut plan, self.clock.now());
+            for step in &plan.steps {
+                if self.on_demand.orders() != *orders {
+                    return Ok(Ended::Overtaken);
+                }
+                match self.carry_out(&nvml, step) {
+                    Ok(()) => {
+                        open_orders.remove(&step.order);
+                    }
+                    Err(error) => self.fail(&step.order, error, self.clock.now()),
+                }
+                self.on_demand.note_change();
+            }
+        }
+        self.settle(&open_orders);
+        Ok(Ended::Done)
+    }
+
+    /// Notes what became of what was begun. Returns what is still begun.
+    fn look(&self, layouts: &[GpuLayout]) -> Vec<Unfinished> {
+        let mut made = self.on_demand.made();
+        if let Err(error) = made.settle(layouts) {
+            tracing::warn!(%error, "the list of MIG instances made here cannot be written");
+        }
+        made.unfinished().to_vec()
+    }
+
+    /// Carries out one step, and notes it before and after.
+    fn carry_out(&mut self, nvml: &Nvml, step: &Step) -> Result<(), String> {
+        let begun = self.on_demand.made().begin(step.begun.clone());
+        begun.map_err(|error| {
+            format!("the list of instances made here cannot be written (`--mig-folder`): {error}")
+        })?;
+        let began = self.clock.precise();
+        let outcome = instances::carry_out(nvml, step);
+        let took = self.clock.precise().saturating_sub(began);
+        let (gpu, profile, start) =
+            (&step.begun.gpu, &step.order.place.profile, step.begun.slot.start);
+        let (work, millis) = (step.work, took.as_millis());
+        match &outcome {
+            Ok(()) => tracing::info!(gpu, profile, start, ?work, millis, "changed a MIG instance"),
+            Err(error) => {
+                tracing::warn!(
+                    gpu,
+                    profile,
+                    start,
+                    ?work,
+                    millis,
+                    error,
+                    "cannot change a MIG instance"
+                );
+            }
+        }
+        match instances::layout_of(nvml, gpu, &mut self.profiles) {
+            Ok(layout) => drop(self.look(&[layout])),
+            // The next round notes what became of it.
+            Err(error) => tracing::warn!(%error, "MIG instances cannot be read"),
+        }
+        outcome
+    }
+
+    fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
+        self.attempts.fail(order, error, now);
+        self.on_demand.note_failures(self.attempts.failures());
+    }
+
+    /// Keeps the failures of these orders alone, and shows them.
+    fn settle(&mut self, open_orders: &BTreeSet<Order>) {
+        self.attempts.keep(open_orders);
+        self.on_demand.note_failures(self.attempts.failures());
+    }
+
+    /// Notes that nothing can be made, because the library does not answer.
+    fn fail_all(&mut self, orders: &MigOrders, error: &ProbeError) {
+        let all: BTreeSet<Order> = orders.make.iter().cloned().map(Order::to_make).collect();
+        for order in &all {
+            self.attempts.refuse(order.clone(), error.to_string());
+        }
+        self.settle(&all);
+    }
+}

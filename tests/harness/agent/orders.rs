@@ -1,0 +1,225 @@
+//! A replica of the extender that gives orders about MIG instances, and believes every report.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::routing::put;
+use axum::{Json, Router};
+use gpupack::api::kind::{ApiVersion, ReplyKind};
+use gpupack::api::state::DeviceKind;
+use gpupack::clock::Clock;
+use gpupack::report::wire::{
+    DeviceReport, MakeInstance, MigFailure, MigOrders, Outcome, Reply, Report,
+};
+use tokio::runtime::Runtime;
+
+/// How the replies are.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Replies {
+    /// They answer the newest report.
+    #[default]
+    New,
+    /// They say that the report was repeated.
+    Repeated,
+    /// Each is of another session than the report.
+    OtherSession,
+}
+
+/// What it has seen, and what it says.
+#[derive(Default)]
+struct Told {
+    orders: Option<MigOrders>,
+    replies: Replies,
+    /// When the orders were first in a reply.
+    ordered: Option<Duration>,
+    inventory: Vec<DeviceReport>,
+    failures: Vec<MigFailure>,
+    /// When each report came.
+    reports: Vec<Duration>,
+    /// Why a report cannot be.
+    fault: Option<String>,
+}
+
+/// The replica; its threads end with it.
+pub(crate) struct Replica {
+    told: Arc<Mutex<Told>>,
+    clock: Clock,
+    address: SocketAddr,
+    threads: Option<Runtime>,
+}
+
+/// A MIG instance as it is reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Instance {
+    pub(crate) uuid: String,
+    pub(crate) profile: String,
+    pub(crate) start: u32,
+    pub(crate) made_here: bool,
+}
+
+async fn take(
+    State((told, clock)): State<(Arc<Mutex<Told>>, Clock)>,
+    Json(report): Json<Report>,
+) -> Json<Reply> {
+    let mut told = told.lock().unwrap();
+    if let Err(error) = report.clone().checked() {
+        told.fault = Some(error.to_string());
+    }
+    told.reports.push(clock.precise());
+    told.failures = report.mig_failures;
+    if let Some(inventory) = report.inventory {
+        told.inventory = inventory;
+    }
+    let named = report.session.unwrap_or(1);
+    let session = if told.replies == Replies::OtherSession { named + 1 } else { named };
+    if told.orders.is_some() {
+        told.ordered.get_or_insert(clock.precise());
+    }
+    Json(Reply {
+        api_version: ApiVersion::default(),
+        kind: ReplyKind::default(),
+        session,
+        outcome: match told.replies {
+            Replies::Repeated => Outcome::Ignored,
+            Replies::New | Replies::OtherSession => Outcome::Accepted,
+        },
+        allocations_version: Some(1),
+        allocations: Some(Vec::new()),
+        mig_orders: told.orders.clone(),
+    })
+}
+
+impl Replica {
+    pub(crate) fn start() -> Self {
+        let threads =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let threads = threads.unwrap();
+        let (told, clock) = (Arc::<Mutex<Told>>::default(), Clock::start());
+        let listener = threads.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new()
+            .route("/v1/nodes/{node}/report", put(take))
+            .with_state((Arc::clone(&told), clock));
+        threads.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { told, clock, address, threads: Some(threads) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap()
+    }
+
+    /// Orders these instances of the GPU `GPU-a` from now on: profile and start. The others go.
+    pub(crate) fn order(&self, term: u64, make: &[(&str, u32)], remove: &[&str]) {
+        self.give(term, ("GPU-a", make), remove);
+    }
+
+    /// The same of another GPU.
+    pub(crate) fn give(&self, term: u64, (gpu, make): (&str, &[(&str, u32)]), remove: &[&str]) {
+        let make = make.iter().map(|(profile, start)| MakeInstance {
+            gpu: gpu.to_owned(),
+            profile: (*profile).to_owned(),
+            start: *start,
+        });
+        let remove = remove.iter().map(|uuid| (*uuid).to_owned()).collect();
+        let mut told = self.told();
+        told.orders = Some(MigOrders { term, make: make.collect(), remove });
+        told.ordered = None;
+    }
+
+    /// Gives no orders from now on.
+    pub(crate) fn withdraw(&self) {
+        self.told().orders = None;
+    }
+
+    /// How its replies are from now on.
+    pub(crate) fn reply(&self, replies: Replies) {
+        self.told().replies = replies;
+    }
+
+    /// Time since the orders were first in a reply.
+    pub(crate) fn since_ordered(&self) -> Duration {
+        self.clock.precise() - self.told().ordered.unwrap()
+    }
+
+    /// The newest inventory.
+    pub(crate) fn inventory(&self) -> Vec<DeviceReport> {
+        self.told().inventory.clone()
+    }
+
+    /// The MIG instances of the newest inventory, by their start.
+    pub(crate) fn instances(&self) -> Vec<Instance> {
+        let mut all: Vec<Instance> = self
+            .inventory()
+            .into_iter()
+            .filter(|it| it.kind == DeviceKind::MigInstance)
+            .map(|it| Instance {
+                uuid: it.uuid,
+                profile: it.mig_profile.unwrap(),
+                start: it.mig_placement.unwrap().start,
+                made_here: it.made_here,
+            })
+            .collect();
+        all.sort_by_key(|it| it.start);
+        all
+    }
+
+    /// Profile, start and origin of these.
+    pub(crate) fn shown(&self) -> Vec<(String, u32, bool)> {
+        self.instances().into_iter().map(|it| (it.profile, it.start, it.made_here)).collect()
+    }
+
+    /// The failures in the newest report.
+    pub(crate) fn failures(&self) -> Vec<MigFailure> {
+        self.told().failures.clone()
+    }
+
+    /// When each report came, since the start.
+    pub(crate) fn reports(&self) -> Vec<Duration> {
+        self.told().reports.clone()
+    }
+
+    /// Waits until `done` holds.
+    pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        for _ in 0..3_000 {
+            if let Some(fault) = &self.told().fault {
+                panic!("the agent sends what cannot be: {fault}");
+            }
+            if done(self) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let failures = self.failures();
+        panic!("not within 30 s: {what}; there are {:?}, {failures:?}", self.instances());
+    }
+
+    /// Waits until exactly these instances are reported: profile, start, whether made here.
+    pub(crate) fn until_instances(&self, wanted: &[(&str, u32, bool)]) {
+        let wanted: BTreeSet<(String, u32, bool)> = wanted
+            .iter()
+            .map(|(profile, start, here)| ((*profile).to_owned(), *start, *here))
+            .collect();
+        self.until(&format!("{wanted:?}"), |it| {
+            it.shown().into_iter().collect::<BTreeSet<_>>() == wanted
+        });
+    }
+
+    /// Waits for so many reports after this moment.
+    pub(crate) fn more_reports(&self, count: usize) {
+        let before = self.reports().len();
+        self.until("more reports", |it| it.reports().len() >= before + count);
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.threads.take().unwrap().shutdown_background();
+    }
+}

@@ -1,0 +1,421 @@
+//! MIG on demand: orders in replies, instances on the stand-in's GPUs, and what is reported of both.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::Duration;
+
+use gpupack::agent::mig::on_demand::MigOnDemand;
+use gpupack::agent::node::client::Proof;
+use gpupack::agent::node::config::AgentConfig;
+use gpupack::agent::node::replicas::Resolver;
+use gpupack::agent::node::run::run_node;
+use gpupack::agent::nvml::maker::MigMaker;
+use gpupack::clock::Clock;
+use serde_json::{Value, json};
+
+use super::guard::println_figure;
+use crate::harness::agent::bed::{Bed, a100, with};
+use crate::harness::agent::orders::{Replica, Replies};
+use crate::harness::agent::process::AgentProcess;
+use crate::harness::turns::turn;
+
+const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+const CREATE_COMPUTE: &str = "nvmlGpuInstanceCreateComputeInstance";
+const DESTROY: &str = "nvmlGpuInstanceDestroy";
+const DESTROY_COMPUTE: &str = "nvmlComputeInstanceDestroy";
+
+/// A period in which a test sees several reports.
+const QUICK: Duration = Duration::from_millis(100);
+
+/// An instance of somebody else, there since the boot.
+const FOREIGN: (&str, u32, bool) = ("1g.10gb", 6, false);
+
+/// A node with one A100 in MIG mode, which has an instance since the boot.
+fn scenario() -> Value {
+    let gpu = with(a100("GPU-a"), "mig", json!([]));
+    let gpu = with(with(gpu, "mig_model", json!("A100-80")), "at_boot", json!([["1g.10gb", 6]]));
+    json!({"gpus": [gpu], "journal": true})
+}
+
+/// The same, with one field of the GPU replaced.
+fn changed(field: &str, value: Value) -> Value {
+    let mut scenario = scenario();
+    scenario["gpus"][0][field] = value;
+    scenario
+}
+
+fn bed(scenario: &Value) -> Bed {
+    let bed = Bed::new(scenario);
+    boot(&bed, "first");
+    bed
+}
+
+/// The id of the boot that the process table shows.
+fn boot(bed: &Bed, id: &str) {
+    let folder = bed.proc_root().join("sys/kernel/random");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();
+}
+
+/// How often a call was made.
+fn count(bed: &Bed, symbol: &str) -> usize {
+    bed.calls().iter().filter(|call| *call == symbol).count()
+}
+
+/// GPU instances that exist, with or without a compute instance.
+fn gpu_instances(bed: &Bed) -> usize {
+    let text = std::fs::read_to_string(bed.path("instances.json")).unwrap();
+    let made: Value = serde_json::from_str(&text).unwrap();
+    made["gpus"]["GPU-a"].as_array().unwrap().len()
+}
+
+/// An agent on threads of its own; they end with it.
+struct Agent(Option<tokio::runtime::Runtime>);
+
+impl Agent {
+    /// One that makes instances.
+    fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
+        let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root());
+        let extenders = replicas.iter().map(|replica| replica.url()).collect();
+        let clock = Clock::start();
+        let config = AgentConfig {
+            extenders,
+            proof: Proof::default(),
+            resolver: Resolver::default(),
+            period,
+            clock,
+            metrics: None,
+            mig: Some(mig.clone()),
+        };
+        let probe = bed.probe().with_mig(mig.clone());
+        let maker = MigMaker::new(Some(bed.library()), mig, clock);
+        let threads =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let threads = threads.unwrap();
+        threads.spawn(maker.run());
+        threads.spawn(async move {
+            run_node(&config, "n", probe, std::future::pending()).await.unwrap();
+        });
+        Self(Some(threads))
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.0.take().unwrap().shutdown_timeout(Duration::from_secs(10));
+    }
+}
+
+/// The agent as it runs on a node, with `--mig-on-demand`.
+fn process(bed: &Bed, replica: &Replica) -> AgentProcess {
+    let folder = bed.path("mig");
+    let flags = ["--mig-on-demand", "--period-ms", "100", "--mig-folder"].map(OsStr::new);
+    let flags: Vec<&OsStr> = flags.into_iter().chain([folder.as_os_str()]).collect();
+    AgentProcess::start_at(bed, &replica.url(), &flags)
+}
+
+#[test]
+fn an_order_makes_exactly_that_instance_and_it_is_reported_at_once() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let _turn = turn();
+    // With so long a period nothing but the change itself brings the report.
+    let _agent = Agent::start(&bed, &[&replica], Duration::from_secs(20));
+    replica.order(1, &[("2g.20gb", 2)], &[]);
+    replica.until_instances(&[("2g.20gb", 2, true), FOREIGN]);
+    let took = replica.since_ordered();
+    println_figure("order of a MIG instance, until its UUID is reported", took);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert_eq!(replica.failures(), []);
+    let inventory = replica.inventory();
+    let made = inventory.iter().find(|it| it.made_here).unwrap();
+    assert_eq!((made.memory_mib, made.sm_count), (19_968, Some(28)));
+    assert_eq!(made.mig_placement.unwrap().size, 2);
+    let gpu = inventory.iter().find(|it| it.uuid == "GPU-a").unwrap();
+    let profiles: Vec<_> =
+        gpu.mig_profiles.iter().map(|it| (it.profile.as_str(), it.size, it.starts.len())).collect();
+    let expected = [
+        ("1g.10gb", 1, 7),
+        ("2g.20gb", 2, 3),
+        ("3g.40gb", 4, 2),
+        ("4g.40gb", 4, 1),
+        ("7g.80gb", 8, 1),
+        ("1g.10gb+me", 1, 7),
+        ("1g.20gb", 2, 4),
+    ];
+    assert_eq!(profiles, expected);
+    assert_eq!(gpu.mig_profiles[2].starts, [0, 4]);
+    assert_eq!((gpu.mig_profiles[2].memory_mib, gpu.mig_profiles[2].sm_count), (40_192, Some(42)));
+}
+
+#[test]
+fn a_repeated_order_changes_nothing_and_a_removal_takes_only_its_instance() {
+    let mut scenario = changed("mig_model", json!("H100-80"));
+    scenario["gpus"][0]["name"] = json!("NVIDIA H100 80GB HBM3");
+    scenario["gpus"][0]["total_mib"] = json!(81_559);
+    let bed = bed(&scenario);
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("1g.10gb+me", 0), ("1g.20gb", 2)], &[]);
+    replica.until_instances(&[("1g.10gb+me", 0, true), ("1g.20gb", 2, true), FOREIGN]);
+    let before = replica.instances();
+    replica.more_reports(15);
+    assert_eq!((count(&bed, CREATE), count(&bed, DESTROY)), (2, 0));
+    assert_eq!(replica.instances(), before);
+    let sms: Vec<_> = replica.inventory().iter().map(|it| it.sm_count).collect();
+    assert!(sms.contains(&Some(26)) && sms.contains(&Some(16)), "{sms:?}");
+    // To be there and to go: it stays. The other one goes, and so does what others made, if ordered.
+    let uuid = |start: u32| before.iter().find(|it| it.start == start).unwrap().uuid.clone();
+    replica.order(1, &[("1g.20gb", 2)], &[&uuid(0), &uuid(2), "MIG-of-nobody"]);
+    replica.until_instances(&[("1g.20gb", 2, true), FOREIGN]);
+    replica.order(1, &[], &[&uuid(6)]);
+    replica.until_instances(&[("1g.20gb", 2, true)]);
+    assert_eq!((replica.failures(), count(&bed, DESTROY)), (Vec::new(), 2));
+}
+
+#[test]
+fn an_instance_with_a_process_stays_and_the_failure_is_reported_until_it_ends() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("3g.40gb", 0)], &[]);
+    replica.until_instances(&[("3g.40gb", 0, true), FOREIGN]);
+    let uuid = replica.instances()[0].uuid.clone();
+    let processes = json!({"0": [{"pid": 77, "used_mib": 500, "lists": ["compute"]}]});
+    bed.play(&changed("mig_processes", processes));
+    replica.order(1, &[], &[&uuid]);
+    replica.until("the failure", |it| !it.failures().is_empty());
+    let failure = replica.failures()[0].clone();
+    assert_eq!(failure.instance.as_deref(), Some(uuid.as_str()));
+    assert_eq!((failure.profile.as_str(), failure.start), ("3g.40gb", 0));
+    assert_eq!(failure.error, "process 77 uses it");
+    assert_eq!((count(&bed, DESTROY_COMPUTE), count(&bed, DESTROY)), (0, 0));
+    // The driver sees a client that no list shows.
+    bed.play(&changed("failures", json!({ DESTROY_COMPUTE: 19 })));
+    replica.until("the driver's word", |it| it.failures()[0].error.contains("IN_USE"));
+    assert_eq!(replica.instances().len(), 2);
+    bed.play(&scenario());
+    replica.until_instances(&[FOREIGN]);
+    replica.until("no failure", |it| it.failures().is_empty());
+}
+
+#[test]
+fn a_refused_order_is_reported_with_its_cause_and_tried_again() {
+    let refused = |code: u32| changed("failures", json!({ CREATE: code }));
+    for (scenario, order, cause) in [
+        (refused(23), ("1g.10gb", 0), "INSUFFICIENT_RESOURCES"),
+        (refused(19), ("1g.10gb", 0), "IN_USE"),
+        (refused(4), ("1g.10gb", 0), "NO_PERMISSION"),
+        (refused(999), ("1g.10gb", 0), "the driver refuses"),
+        (changed("mig", Value::Null), ("1g.10gb", 0), "the GPU is not in MIG mode"),
+        (changed("failures", json!({ CREATE_COMPUTE: 23 })), ("1g.10gb", 0), "compute instance"),
+    ] {
+        let bed = bed(&scenario);
+        let replica = Replica::start();
+        let _agent = Agent::start(&bed, &[&replica], QUICK);
+        replica.order(1, &[order], &[]);
+        replica.until(cause, |it| it.failures().iter().any(|it| it.error.contains(cause)));
+        assert_eq!(replica.failures().len(), 1);
+        assert!(replica.shown().iter().all(|(_, start, _)| *start == 6));
+        bed.play(&self::scenario());
+        replica.until_instances(&[("1g.10gb", 0, true), FOREIGN]);
+        replica.until("no failure", |it| it.failures().is_empty());
+        assert_eq!(gpu_instances(&bed), 2);
+    }
+}
+
+#[test]
+fn an_impossible_order_makes_no_call_and_an_order_that_ends_ends_its_failure() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    for (order, cause) in [
+        (("9g.10gb", 0), "no such profile"),
+        (("2g.20gb", 1), "cannot begin at unit 1"),
+        (("3g.40gb", 4), "(1g.10gb at unit 6) has these units"),
+    ] {
+        replica.order(1, &[order], &[]);
+        replica.until(cause, |it| it.failures().iter().any(|it| it.error.contains(cause)));
+    }
+    replica.withdraw();
+    replica.until("no failure", |it| it.failures().is_empty());
+    assert_eq!(count(&bed, CREATE), 0);
+}
+
+#[test]
+fn what_is_left_of_an_instance_is_completed_or_removed() {
+    let codes = json!({ CREATE_COMPUTE: 999, DESTROY: 19 });
+    for is_withdrawn in [false, true] {
+        let bed = bed(&changed("failures", codes.clone()));
+        let replica = Replica::start();
+        let _agent = Agent::start(&bed, &[&replica], QUICK);
+        replica.order(1, &[("1g.10gb", 3)], &[]);
+        replica.until("the failure", |it| {
+            it.failures().iter().any(|it| it.error.contains("its GPU instance stays"))
+        });
+        assert_eq!(gpu_instances(&bed), 2);
+        if is_withdrawn {
+            replica.withdraw();
+            replica.more_reports(3);
+        }
+        bed.play(&scenario());
+        if is_withdrawn {
+            replica.until("it is removed", |_| gpu_instances(&bed) == 1);
+            replica.until_instances(&[FOREIGN]);
+        } else {
+            replica.until_instances(&[("1g.10gb", 3, true), FOREIGN]);
+            assert_eq!(count(&bed, CREATE), 1, "it was completed");
+        }
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_half_way_leaves_nothing_behind() {
+    for is_withdrawn in [false, true] {
+        let mut slow = scenario();
+        slow["delays_ms"] = json!({ CREATE_COMPUTE: 60_000 });
+        let bed = bed(&slow);
+        let replica = Replica::start();
+        let agent = process(&bed, &replica);
+        replica.order(1, &[("1g.10gb", 3)], &[]);
+        replica.until("the second call", |_| count(&bed, CREATE_COMPUTE) == 1);
+        drop(agent); // SIGKILL
+        assert_eq!(gpu_instances(&bed), 2, "one has no compute instance");
+        bed.play(&scenario());
+        if is_withdrawn {
+            replica.withdraw();
+        }
+        let _agent = process(&bed, &replica);
+        if is_withdrawn {
+            replica.until("it is removed", |_| gpu_instances(&bed) == 1);
+            replica.until_instances(&[FOREIGN]);
+        } else {
+            replica.until_instances(&[("1g.10gb", 3, true), FOREIGN]);
+            // Before the order came again, the part may have been removed.
+            assert_eq!(gpu_instances(&bed), 2);
+        }
+    }
+}
+
+#[test]
+fn an_instance_is_known_as_made_here_until_the_next_boot() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let agent = process(&bed, &replica);
+    replica.order(1, &[("1g.20gb", 0)], &[]);
+    replica.until_instances(&[("1g.20gb", 0, true), FOREIGN]);
+    let first = replica.instances()[0].uuid.clone();
+    replica.withdraw();
+    assert!(agent.end().success());
+    let agent = process(&bed, &replica);
+    replica.more_reports(3);
+    assert_eq!(
+        replica.shown(),
+        [("1g.20gb".to_owned(), 0, true), ("1g.10gb".to_owned(), 6, false)]
+    );
+    assert_eq!(replica.instances()[0].uuid, first);
+    drop(agent);
+    // After a boot the instances are gone, and those of the boot script are others.
+    let mut next = changed("at_boot", json!([["1g.20gb", 0]]));
+    next["boot"] = json!(1);
+    bed.play(&next);
+    boot(&bed, "second");
+    let _agent = process(&bed, &replica);
+    replica.until_instances(&[("1g.20gb", 0, false)]);
+    replica.order(1, &[("1g.10gb", 6)], &[]);
+    replica.until_instances(&[("1g.20gb", 0, false), ("1g.10gb", 6, true)]);
+    assert_ne!(replica.instances()[0].uuid, first);
+}
+
+#[test]
+fn orders_of_an_older_term_are_ignored() {
+    let bed = bed(&scenario());
+    let (old, new) = (Replica::start(), Replica::start());
+    let _agent = Agent::start(&bed, &[&old, &new], QUICK);
+    old.order(5, &[("1g.10gb", 0)], &[]);
+    old.until_instances(&[("1g.10gb", 0, true), FOREIGN]);
+    new.order(4, &[("1g.10gb", 1)], &[]);
+    new.more_reports(10);
+    assert_eq!(count(&bed, CREATE), 1);
+    // A new leader has nothing to do, and the old one does not know of it.
+    new.order(6, &[], &[]);
+    new.more_reports(3);
+    old.order(5, &[("1g.10gb", 2)], &[]);
+    old.more_reports(10);
+    assert_eq!(count(&bed, CREATE), 1);
+    new.order(6, &[("1g.10gb", 3)], &[]);
+    new.until_instances(&[("1g.10gb", 0, true), ("1g.10gb", 3, true), FOREIGN]);
+    assert_eq!(count(&bed, CREATE), 2);
+}
+
+#[test]
+fn orders_of_a_stale_reply_are_ignored() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.more_reports(2);
+    for replies in [Replies::Repeated, Replies::OtherSession] {
+        replica.reply(replies);
+        replica.more_reports(2);
+        replica.order(1, &[("1g.10gb", 0)], &[]);
+        replica.more_reports(10);
+        assert_eq!(count(&bed, CREATE), 0);
+    }
+    replica.reply(Replies::New);
+    replica.until_instances(&[("1g.10gb", 0, true), FOREIGN]);
+}
+
+#[test]
+fn a_slow_driver_delays_no_report() {
+    let mut slow = scenario();
+    slow["delays_ms"] = json!({ CREATE: 4_000 });
+    let bed = bed(&slow);
+    let replica = Replica::start();
+    let _turn = turn();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.more_reports(2);
+    replica.order(1, &[("1g.10gb", 0)], &[]);
+    replica.until("the call", |_| count(&bed, CREATE) == 1);
+    let before = replica.reports().len();
+    replica.until_instances(&[("1g.10gb", 0, true), FOREIGN]);
+    assert!(replica.since_ordered() >= Duration::from_millis(3_900));
+    let reports = replica.reports();
+    let gaps = reports[before - 1..].windows(2).map(|pair| pair[1] - pair[0]);
+    let longest = gaps.max().unwrap();
+    println_figure("longest time between reports while a MIG instance is made", longest);
+    assert!(reports.len() - before >= 8, "{} reports", reports.len() - before);
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+}
+
+#[test]
+fn without_the_flag_nothing_is_made_and_nothing_else_changes() {
+    let bed = bed(&scenario());
+    let replica = Replica::start();
+    let flags = ["--period-ms", "100"].map(OsStr::new);
+    let _agent = AgentProcess::start_at(&bed, &replica.url(), &flags);
+    replica.order(1, &[("1g.10gb", 0)], &[]);
+    replica.until("an inventory", |it| it.inventory().len() == 2);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(replica.inventory().iter().all(|it| it.mig_profiles.is_empty() && !it.made_here));
+    assert_eq!((replica.failures(), replica.shown().len()), (Vec::new(), 1));
+    let calls = bed.calls();
+    let is_of_making = |call: &String| {
+        [CREATE, DESTROY, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstances"]
+            .contains(&call.as_str())
+    };
+    assert!(!calls.iter().any(is_of_making));
+    assert!(!Path::exists(&bed.path("mig")));
+}
+
+#[test]
+fn an_agent_without_the_right_says_that_it_can_make_nothing() {
+    let bed = bed(&changed("failures", json!({"nvmlDeviceGetGpuInstances": 4})));
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("1g.10gb", 0)], &[]);
+    replica.until("the failure", |it| {
+        it.failures().iter().any(|it| it.error.contains("NO_PERMISSION"))
+    });
+    assert!(replica.inventory().iter().all(|it| it.mig_profiles.is_empty()));
+    assert_eq!(count(&bed, CREATE), 0);
+}

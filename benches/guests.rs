@@ -35,7 +35,13 @@ fn pod(name: &str, home: u32, sixteenths: u64) -> Reservation {
     let node = NodeName::new("n");
     Reservation {
         pod: PodRef { uid: PodUid::new(name), name: Arc::from(format!("d/{name}")) },
-        placement: Placement { node, devices, isolation: ConfiguredIsolation::None, guest: None },
+        placement: Placement {
+            node,
+            devices,
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+            spots: Vec::new(),
+        },
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,
         request: Some(Arc::new(request)),

@@ -35,6 +35,7 @@ pub mod hardware {
     pub mod pool;
     pub mod device_class;
     pub mod mig;
+    pub mod spots;
     pub mod layouts;
     pub mod topology;
     pub mod inventory;
@@ -67,8 +68,6 @@ pub mod waste {
     pub(crate) mod residual;
     pub mod scarcity;
     pub(crate) mod expected_waste;
-    pub mod compiled_mix;
-
     /// Where to make MIG instances on demand.
     pub mod mig {
         pub(crate) mod mask_waste;
@@ -78,7 +77,9 @@ pub mod waste {
         pub mod mix;
         pub mod supply;
         pub mod decision;
+        pub mod potentials;
     }
+    pub mod compiled_mix;
 }
 
 /// Which placement is best, of those that fit.

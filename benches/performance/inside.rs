@@ -149,6 +149,7 @@ fn fill(ledger: &Ledger) {
                 devices: vec![PlacedDevice { id: id.clone(), demand: free }],
                 isolation: ConfiguredIsolation::None,
                 guest: None,
+                spots: Vec::new(),
             };
             let held = Reservation {
                 pod: pod(&format!("fills-{id}")),

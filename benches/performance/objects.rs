@@ -131,6 +131,7 @@ impl Placed {
             }],
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         };
         encode(&placement).expect("a sound placement")
     }

@@ -131,6 +131,26 @@ pub enum Health {
     KubeletOwned,
 }
 
+/// How far a MIG instance is that gpupack makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum InstanceState {
+    /// It is promised to a pod, and made when that is bound.
+    Promised,
+    /// It is there.
+    Made,
+    /// It has no tenant and is being removed.
+    Leaving,
+}
+
+/// How many more instances of a profile fit on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PlaceableProfile {
+    /// The profile.
+    pub profile: String,
+    /// How many.
+    pub count: usize,
+}
+
 /// A device: a GPU or a MIG instance. What is not known is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -152,6 +172,12 @@ pub struct Device {
     /// Position of a MIG instance on its GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_placement: Option<MigPlacement>,
+    /// How far an instance is that gpupack makes; left out of those that others made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceState>,
+    /// On a GPU on which gpupack makes instances: how many more of each profile fit, if no other is made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placeable: Vec<PlaceableProfile>,
     /// Part of its GPU's compute that a MIG instance has, in millionths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_millionths: Option<u64>,

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
-use crate::hardware::pool::{Borrow, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use crate::hardware::pool::{
+    Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
+};
 use crate::hardware::units::Share;
 
 /// The keys of one pool, in the order of the docs.
@@ -21,6 +24,16 @@ struct PoolKeys {
     enforcement: Enforcement,
     borrow: BorrowName,
     spread_empty: bool,
+    #[serde(deserialize_with = "MigUseName::deserialize")]
+    mig: MigUse,
+}
+
+/// The names of [`MigUse`].
+#[derive(Deserialize)]
+#[serde(remote = "MigUse", rename_all = "snake_case")]
+enum MigUseName {
+    Fixed,
+    OnDemand,
 }
 
 #[derive(Deserialize)]
@@ -52,6 +65,16 @@ enum BorrowName {
 /// Reads the rules of all pools.
 pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::Error> {
     let pools = BTreeMap::<String, PoolKeys>::deserialize(from)?;
+    let shares = |keys: &PoolKeys| {
+        keys.replicas.is_some() || matches!(keys.mig_instances, Some(MigInstances::Shared))
+    };
+    let both = pools.iter().find(|(_, keys)| keys.mig == MigUse::OnDemand && shares(keys));
+    if let Some((pool, _)) = both {
+        return Err(D::Error::custom(format!(
+            "pool `{pool}` has `mig: on_demand`, which makes each instance for one pod: leave out \
+             `replicas` and `mig_instances: shared`"
+        )));
+    }
     let rule = |keys: PoolKeys| PoolRule {
         replicas: keys.replicas,
         instances: match keys.mig_instances {
@@ -67,6 +90,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         spread_empty: keys.spread_empty,
+        mig: keys.mig,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }

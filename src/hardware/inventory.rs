@@ -1,6 +1,7 @@
 //! All devices of one node as its agent reported them, and which of them cannot be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_CLASSES_PER_NODE,
@@ -9,7 +10,8 @@ use crate::hardware::device::{
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::mig;
 use crate::hardware::mig::MigFault;
-use crate::hardware::pool::PoolRule;
+use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::spots::{MigInventory, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::MemMib;
 
@@ -19,6 +21,7 @@ pub struct NodeInventory {
     devices: Vec<Device>,
     faults: BTreeMap<DeviceId, MigFault>,
     topology: Topology,
+    mig: Arc<MigInventory>,
 }
 
 impl NodeInventory {
@@ -73,7 +76,30 @@ impl NodeInventory {
         }
         refuse_impossible_instances(&devices)?;
         let topology = Topology::of(&devices, details);
-        Ok(Self { devices, faults, topology })
+        Ok(Self { devices, faults, topology, mig: Arc::new(MigInventory::of(details)) })
+    }
+
+    /// The same with what can be made of MIG, and where the instances lie.
+    #[must_use]
+    pub fn with_mig(self, mig: MigInventory) -> Self {
+        Self { mig: Arc::new(mig), ..self }
+    }
+
+    /// What can be made of MIG, and where the instances lie.
+    pub fn mig(&self) -> &Arc<MigInventory> {
+        &self.mig
+    }
+
+    /// One instance of each profile that can be made on a GPU, in a pool with this rule.
+    pub(crate) fn makeable(&self, rule: PoolRule) -> Vec<Device> {
+        if rule.mig == MigUse::Fixed {
+            return Vec::new();
+        }
+        let gpus = self.devices.iter().filter(|device| device.kind == DeviceKind::MigParent);
+        let all = gpus.flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
+        let mut all: Vec<Device> = all.map(|makeable| makeable.device).collect();
+        all.dedup_by(|a, b| a.kind == b.kind);
+        all
     }
 
     /// The MIG instances that cannot be, with the cause.

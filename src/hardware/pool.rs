@@ -77,6 +77,26 @@ pub enum InstanceUse {
     Shared,
 }
 
+/// Who divides the GPUs that are in MIG mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MigUse {
+    /// The operator, or a tool of another maker. gpupack takes the instances as they are.
+    #[default]
+    Fixed,
+    /// gpupack: the node's agent makes an instance when a pod is bound to it, and removes it after the pod.
+    OnDemand,
+}
+
+impl MigUse {
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::OnDemand => "on_demand",
+        }
+    }
+}
+
 /// What is to limit the tenants of a shared device to their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Enforcement {
@@ -158,6 +178,8 @@ pub struct PoolRule {
     pub borrow: Borrow,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
+    /// Who divides GPUs in MIG mode.
+    pub mig: MigUse,
 }
 
 /// The rules of all pools that have one.

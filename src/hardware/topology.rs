@@ -73,6 +73,9 @@ impl Topology {
     }
 
     fn bond(&self, a: usize, b: usize) -> Bond {
+        if a >= self.devices || b >= self.devices {
+            return 0; // a MIG instance that is not made yet
+        }
         self.bonds.get(a * self.devices + b).copied().unwrap_or(0)
     }
 

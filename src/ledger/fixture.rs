@@ -129,6 +129,7 @@ pub(crate) fn bound(pod_uid: &str, node: &str, device: &str, millionths: u64) ->
             devices: vec![PlacedDevice { id, demand }],
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         }),
         bound_by_us: true,
         moves: MoveFact::default(),

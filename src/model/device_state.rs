@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid};
+use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
+use crate::hardware::spots::{Spot, units};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
@@ -86,12 +87,27 @@ pub struct DeviceGuest {
     pub is_leaving: bool,
 }
 
+/// Where a device comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// It is there, and gpupack leaves it as it is: a GPU, or a MIG instance that others made.
+    #[default]
+    Found,
+    /// A MIG instance that an agent of gpupack made. It is removed when it has no tenant.
+    Made,
+    /// A MIG instance that is promised to a pod, and made when the pod is bound.
+    Promised,
+}
+
 /// One device with its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceState {
     pub(crate) device: Device,
     pub(crate) class: ClassId,
     pub(crate) rule: PoolRule,
+    pub(crate) origin: Origin,
+    /// The part of its GPU that a MIG instance covers, if known.
+    pub(crate) slot: Option<Slot>,
     pub(crate) verification: Verification,
     /// Whether some tenant has no isolation, and whether some tenant requires it of all.
     pub(crate) has_unisolated: bool,
@@ -135,6 +151,8 @@ impl DeviceState {
         let fresh = Self {
             class,
             rule,
+            origin: Origin::Found,
+            slot: None,
             verification: Verification::default(),
             has_unisolated: false,
             requires_isolation: false,
@@ -177,6 +195,56 @@ impl DeviceState {
     /// The device as it was reported.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Where it comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// The part of its GPU that a MIG instance covers, if known.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+
+    /// Where it lies, if gpupack makes it.
+    pub fn spot(&self) -> Option<Spot> {
+        let (DeviceKind::MigInstance { parent, profile }, Some(slot)) =
+            (&self.device.kind, self.slot)
+        else {
+            return None;
+        };
+        let is_ours = self.origin != Origin::Found;
+        let (gpu, profile) = (parent.clone(), profile.clone());
+        is_ours.then_some(Spot { gpu, profile, start: slot.start })
+    }
+
+    /// Whether gpupack made it and no pod has it: it is to be removed, and given to no pod.
+    pub fn is_leaving(&self) -> bool {
+        self.origin == Origin::Made && self.tenants.is_empty() && self.on_hold == Demand::ZERO
+    }
+
+    /// The units of its GPU that it covers, one bit each; none if that is not known.
+    pub(crate) fn units(&self) -> u32 {
+        self.slot.map_or(0, units)
+    }
+
+    /// Whether a MIG instance stays, so that no other can be made on its units.
+    pub(crate) fn stays(&self, holds: HoldRule) -> bool {
+        let is_kept = match holds {
+            HoldRule::Respected => self.on_hold != Demand::ZERO,
+            HoldRule::Ignored => false,
+        };
+        match self.origin {
+            Origin::Found => true,
+            Origin::Promised => is_kept || !self.tenants.is_empty(),
+            Origin::Made => {
+                is_kept
+                    || !self.tenants.is_empty()
+                    || self.health == Health::Unhealthy
+                    || self.unallocated_use() > MemMib::ZERO
+            }
+        }
     }
 
     /// What reservations take.
@@ -330,7 +398,8 @@ impl DeviceState {
             HoldRule::Respected => self.free(),
             HoldRule::Ignored => self.unallocated(),
         };
-        Room { class: self.class, health: self.health, free, neighbors: self.neighbors() }
+        let neighbors = self.neighbors();
+        Room { class: self.class, health: self.health, free, neighbors, is_covered: false }
     }
 
     /// How the tenants are isolated from each other.

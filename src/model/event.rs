@@ -45,6 +45,12 @@ pub enum LedgerEvent {
         /// Its node.
         node: NodeName,
     },
+    /// A MIG instance of a pod was made again, for instance after a reboot. It has another UUID now, which
+    /// the annotations of the pod do not show.
+    MadeAgain {
+        /// The pod.
+        pod: PodRef,
+    },
     /// The placement annotations of a pod are not those that it was bound with: another client
     /// changed or removed them. The ledger keeps what it had.
     PlacementEdited {

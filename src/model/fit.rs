@@ -88,6 +88,8 @@ pub struct Room {
     pub free: Demand,
     /// How its tenants are isolated from each other.
     pub neighbors: NeighborIsolation,
+    /// Whether it is a MIG instance that cannot be made, or has to go: others cover its units.
+    pub is_covered: bool,
 }
 
 /// How the tenants of a shared device are isolated from each other. Isolation is a property of the
@@ -133,6 +135,9 @@ pub fn fit(compiled: &CompiledRequest, room: &Room) -> Result<Demand, Rejection>
         Health::Healthy => {}
         Health::KubeletOwned => return Err(Rejection::KubeletOwned),
         Health::Unhealthy => return Err(Rejection::Unhealthy),
+    }
+    if room.is_covered {
+        return Err(Rejection::NoPlace);
     }
     if let Some(request) = &compiled.gpu
         && !compiled.demand.of(room.class).1

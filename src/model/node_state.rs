@@ -5,25 +5,31 @@
 //! outside may put more on a device than it has. It is then *overallocated*: nothing of it is free,
 //! and nothing else stops. Only gpupack's own arithmetic is asserted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, NodeName, PodUid, PoolName};
-use crate::hardware::device_class::{DeviceClass, DeviceClasses};
+use crate::hardware::device::{
+    Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName,
+};
+use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::PoolRule;
+use crate::hardware::mig::Geometry;
+use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::spots::{Makeable, MigInventory, Spot, has_media, makeable, units};
 use crate::hardware::topology::Topology;
-use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Timestamp};
+use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
-    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule,
+    BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule, Origin,
     StandingHold, Verification,
 };
-use crate::model::fit::{CompiledRequest, Room};
+use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Reservation, ReservationState,
+    BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef, Reservation,
+    ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
 
@@ -40,6 +46,27 @@ pub enum NodeReporting {
     Gone,
 }
 
+/// How long no pod gets an instance that could not be made.
+pub const FAILED_FOR: Duration = Duration::from_secs(60);
+
+/// What the agent of a node is to do about MIG instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InstanceOrders {
+    /// What is to be there.
+    pub make: Vec<Spot>,
+    /// What is to go.
+    pub remove: Vec<DeviceId>,
+}
+
+/// A MIG instance that could be made on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpotDevice {
+    /// The instance.
+    pub makeable: Makeable,
+    /// Its class.
+    pub class: ClassId,
+}
+
 /// The state of one node.
 #[derive(Clone, Debug)]
 pub struct NodeState {
@@ -51,6 +78,13 @@ pub struct NodeState {
     host_allocated: HostAmount,
     host_held: HostAmount,
     devices: Vec<DeviceState>,
+    /// The MIG instances that could be made, whether there is room for them or not.
+    spots: Arc<[SpotDevice]>,
+    /// The GPUs of the spots, each with what its model may have, if that is listed.
+    divided: Arc<[(DeviceId, Option<&'static Geometry>)]>,
+    mig: Arc<MigInventory>,
+    /// Spots at which an instance could not be made, by id, with the time of the last failure.
+    failed: BTreeMap<DeviceId, Timestamp>,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
     rooms: Vec<Room>,
@@ -78,6 +112,10 @@ impl NodeState {
             host_allocated: HostAmount::ZERO,
             host_held: HostAmount::ZERO,
             devices: Vec::new(),
+            spots: Arc::default(),
+            divided: Arc::default(),
+            mig: Arc::default(),
+            failed: BTreeMap::new(),
             topology: Topology::default(),
             rooms: Vec::new(),
             rooms_under_holds: Vec::new(),
@@ -115,7 +153,29 @@ impl NodeState {
         &self.topology
     }
 
-    /// Room of each device, in the same order.
+    /// The MIG instances that could be made here.
+    pub fn spots(&self) -> &[SpotDevice] {
+        &self.spots
+    }
+
+    /// The device at a position of [`NodeState::rooms`], and where it lies if gpupack makes it.
+    pub fn offered(&self, position: usize) -> Option<(&Device, Option<Spot>)> {
+        if let Some(device_state) = self.devices.get(position) {
+            return Some((&device_state.device, device_state.spot()));
+        }
+        let makeable = &self.spots.get(position - self.devices.len())?.makeable;
+        Some((&makeable.device, Some(makeable.spot.clone())))
+    }
+
+    /// The position of a device in [`NodeState::rooms`].
+    pub fn position_of(&self, id: &DeviceId) -> Option<usize> {
+        let at = self.devices.iter().position(|device_state| device_state.device.id == *id);
+        let spot = || self.spots.iter().position(|spot| spot.makeable.device.id == *id);
+        at.or_else(|| Some(self.devices.len() + spot()?))
+    }
+
+    /// Room of each device, in the same order, and then of each MIG instance that could be made. Nothing is
+    /// free of one that overlaps another which stays.
     pub fn rooms(&self, holds: HoldRule) -> &[Room] {
         match holds {
             HoldRule::Respected => &self.rooms,
@@ -293,6 +353,10 @@ impl NodeState {
     pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
+        if !reservation.placement.spots.is_empty() {
+            let known = self.devices.iter().map(|it| it.device.id.clone()).collect();
+            self.find_instances_of(&mut reservation.placement, &known);
+        }
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
@@ -413,6 +477,12 @@ impl NodeState {
             .drain(..)
             .map(|device_state| (device_state.device.id.clone(), device_state))
             .collect();
+        // In the first inventory all instances are old: an earlier process may have ordered to remove them.
+        let devices = inventory.devices().iter().map(|device| &device.id);
+        let known: BTreeSet<DeviceId> = match old.is_empty() {
+            true => devices.cloned().collect(),
+            false => old.keys().cloned().collect(),
+        };
         self.devices = inventory
             .devices()
             .iter()
@@ -423,6 +493,9 @@ impl NodeState {
             })
             .collect();
         self.topology = inventory.topology().clone();
+        self.mig = Arc::clone(inventory.mig());
+        self.find_spots(classes);
+        self.find_instances(&known);
         for (_, reservation) in self.reservations.iter_mut() {
             share_ids(&self.devices, reservation);
         }
@@ -432,7 +505,8 @@ impl NodeState {
     /// Gives new pods nothing of the devices that are not `known` yet until a report names them:
     /// processes of pods that ended before may use them.
     pub fn wait_for_use(&mut self, known: &[DeviceId]) {
-        for device_state in &mut self.devices {
+        let are_there = self.devices.iter_mut().filter(|it| it.origin != Origin::Promised);
+        for device_state in are_there {
             let is_new = !known.contains(&device_state.device.id);
             device_state.is_unread |= is_new && !mutated(Mutation::UnreadIsFree);
         }
@@ -442,7 +516,13 @@ impl NodeState {
     /// Whether all devices are of the first `count` classes. A list of classes that was read
     /// earlier may lack those of devices that came since.
     pub fn is_of_classes(&self, count: usize) -> bool {
-        self.devices.iter().all(|device_state| device_state.class.is_of_first(count))
+        self.classes().all(|class| class.is_of_first(count))
+    }
+
+    /// The classes of its devices, and of the MIG instances that could be made.
+    pub fn classes(&self) -> impl Iterator<Item = ClassId> {
+        let devices = self.devices.iter().map(|device_state| device_state.class);
+        devices.chain(self.spots.iter().map(|spot| spot.class))
     }
 
     /// Whether some pod runs on another device than its own, or may use more memory than it requests.
@@ -466,7 +546,194 @@ impl NodeState {
             device_state.class = classes.id_of(DeviceClass::of(&device_state.device, rule));
             device_state.rule = rule;
         }
+        self.find_spots(classes);
+        let known = self.devices.iter().map(|it| it.device.id.clone()).collect();
+        self.find_instances(&known);
         self.recompute_devices();
+    }
+
+    /// Lists the MIG instances that could be made, and says which of those that are there gpupack made.
+    fn find_spots(&mut self, classes: &mut DeviceClasses) {
+        let (mig, rule) = (Arc::clone(&self.mig), self.rule);
+        let is_open = |gpu: &DeviceState| {
+            gpu.device.kind == DeviceKind::MigParent && rule.mig == MigUse::OnDemand
+        };
+        let mut spots = Vec::new();
+        for gpu in self.devices.iter().filter(|device_state| is_open(device_state)) {
+            let all = makeable(&gpu.device, mig.profiles_of(&gpu.device.id));
+            spots.extend(all.map(|makeable| {
+                let class = classes.id_of(DeviceClass::of(&makeable.device, rule));
+                SpotDevice { makeable, class }
+            }));
+        }
+        for device_state in &mut self.devices {
+            let DeviceKind::MigInstance { parent, .. } = &device_state.device.kind else {
+                continue;
+            };
+            let Some((slot, is_made)) = mig.instance(&device_state.device.id) else { continue };
+            let is_ours = is_made && spots.iter().any(|spot| spot.makeable.spot.gpu == *parent);
+            device_state.slot = Some(slot);
+            device_state.origin = if is_ours { Origin::Made } else { Origin::Found };
+        }
+        let gpus: BTreeSet<&DeviceId> = spots.iter().map(|it| &it.makeable.spot.gpu).collect();
+        let gpus = self.devices.iter().filter(|it| gpus.contains(&it.device.id));
+        let geometry = |gpu: &Device| Geometry::of(&gpu.model, gpu.total);
+        let divided = gpus.map(|it| (it.device.id.clone(), geometry(&it.device))).collect();
+        (self.spots, self.divided) = (spots.into(), divided);
+    }
+
+    /// The GPUs on which instances are made, each with what its model may have and the instances that stay:
+    /// profile and first unit. Without those of models that are not listed.
+    pub fn divided(
+        &self,
+        holds: HoldRule,
+    ) -> impl Iterator<Item = (&DeviceId, &'static Geometry, Vec<(MigProfile, u32)>)> {
+        let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, (*known)?)));
+        known.map(move |(gpu, geometry)| {
+            let of = |it: &DeviceState| match &it.device.kind {
+                DeviceKind::MigInstance { parent, profile } if parent == gpu && it.stays(holds) => {
+                    Some((profile.clone(), it.slot?.start))
+                }
+                _ => None,
+            };
+            (gpu, geometry, self.devices.iter().filter_map(of).collect())
+        })
+    }
+
+    /// Gives each placement on a spot the instance that has appeared there: it was made, or made again. An
+    /// instance that was `known` before is given to no pod: an order to remove it may be under way. If an
+    /// instance has gone, the placement gets the spot, where another one is to be made.
+    fn find_instances(&mut self, known: &BTreeSet<DeviceId>) {
+        if self.spots.is_empty() {
+            return;
+        }
+        let mut held = std::mem::take(&mut self.reservations);
+        let mut holds = std::mem::take(&mut self.holds);
+        let mut standing = std::mem::take(&mut self.standing);
+        held.iter_mut().for_each(|(_, held)| self.find_instances_of(&mut held.placement, known));
+        holds.values_mut().for_each(|hold| self.find_instances_of(&mut hold.placement, known));
+        standing.values_mut().for_each(|hold| self.find_instances_of(&mut hold.placement, known));
+        (self.reservations, self.holds, self.standing) = (held, holds, standing);
+    }
+
+    /// The same for one placement.
+    fn find_instances_of(&self, placement: &mut Placement, known: &BTreeSet<DeviceId>) {
+        for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
+            let Some(spot) = spot else { continue };
+            let is_there =
+                |it: &DeviceState| it.device.id == placed.id && it.origin == Origin::Made;
+            let is_known = self.spots.iter().any(|known| known.makeable.spot == *spot);
+            if !is_known || self.devices.iter().any(is_there) {
+                continue;
+            }
+            let is_it = |it: &&DeviceState| {
+                let is_new = it.origin == Origin::Made && !known.contains(&it.device.id);
+                is_new && it.spot().as_ref() == Some(spot)
+            };
+            if let Some(instance) = self.devices.iter().find(is_it) {
+                // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
+                placed.id = instance.device.id.clone();
+                placed.demand = instance.capacity();
+            } else if let Some(id) = spot.id() {
+                placed.id = id;
+            }
+        }
+    }
+
+    /// What the agent is to do now: the instances to make, those of pods that are bound or being bound; and
+    /// those to remove, which no pod has. No pod gets one of the latter.
+    pub fn instance_orders(&self) -> InstanceOrders {
+        let is_bound = |uid: &PodUid| {
+            let state = self.reservations.get(uid).map(|held| held.state);
+            state.is_some_and(|state| !matches!(state, ReservationState::Draining { .. }))
+        };
+        let promised = self.devices.iter().filter(|it| it.origin == Origin::Promised);
+        let promised = promised.filter(|it| it.tenants.keys().any(is_bound));
+        let idle = self
+            .devices
+            .iter()
+            .filter(|it| it.is_leaving() && !it.stays(HoldRule::Respected) && !it.is_unread);
+        InstanceOrders {
+            make: promised.filter_map(DeviceState::spot).collect(),
+            remove: idle.map(|it| it.device.id.clone()).collect(),
+        }
+    }
+
+    /// Notes that the agent could not make instances there. No pod gets one until [`FAILED_FOR`] later.
+    pub fn note_failures(&mut self, failed: impl IntoIterator<Item = Spot>, now: Timestamp) {
+        let ids: Vec<DeviceId> = failed.into_iter().filter_map(|spot| spot.id()).collect();
+        let known = |id: &DeviceId| self.spots.iter().any(|it| it.makeable.device.id == *id);
+        let new: Vec<DeviceId> = ids.into_iter().filter(known).collect();
+        let is_news = new.iter().any(|id| !self.failed.contains_key(id));
+        self.failed.extend(new.into_iter().map(|id| (id, now)));
+        if is_news {
+            self.recompute_rooms();
+        }
+    }
+
+    /// Whether an instance could not be made at this spot a short time ago.
+    pub fn has_failed(&self, id: &DeviceId) -> bool {
+        self.failed.contains_key(id)
+    }
+
+    /// How many more instances of each profile could be made on a GPU, if no other is made.
+    pub fn placeable_instances(&self, gpu: &DeviceId) -> BTreeMap<MigProfile, usize> {
+        let mut counts = BTreeMap::new();
+        let rooms = self.rooms.iter().skip(self.devices.len());
+        let own = self.spots.iter().zip(rooms).filter(|(spot, _)| spot.makeable.spot.gpu == *gpu);
+        for (spot, room) in own {
+            let profile = &spot.makeable.spot.profile;
+            let count: &mut usize = counts.entry(profile.clone()).or_default();
+            let most = if has_media(profile) { 1 } else { usize::MAX };
+            *count += usize::from(room.free != Demand::ZERO && *count < most);
+        }
+        counts
+    }
+
+    /// Whether all instances of a pod are there, and some are others than those written on it: they were made
+    /// again.
+    pub fn has_made_again(&self, uid: &PodUid, written: &Placement) -> bool {
+        let Some(held) = self.reservations.get(uid) else { return false };
+        let is_there = |placed: &PlacedDevice| {
+            let mut devices = self.devices.iter();
+            devices.any(|it| it.device.id == placed.id && it.origin != Origin::Promised)
+        };
+        let held = &held.placement;
+        held.devices != written.devices
+            && held.is_on_spots_of(written)
+            && held.devices.iter().all(is_there)
+    }
+
+    /// The pods that are bound and have instances which were made again since `before`.
+    pub fn made_again(&self, before: &Self) -> Vec<PodRef> {
+        let bound = self.reservations.values().filter(|it| it.state == ReservationState::Confirmed);
+        let again = bound.filter(|held| {
+            let old = before.reservations.get(&held.pod.uid);
+            old.is_some_and(|old| {
+                old.state == ReservationState::Confirmed
+                    && self.has_made_again(&held.pod.uid, &old.placement)
+            })
+        });
+        again.map(|held| held.pod.clone()).collect()
+    }
+
+    /// Adds the instances that are promised to pods and not made yet.
+    fn note_promises(&mut self) {
+        self.devices.retain(|device_state| device_state.origin != Origin::Promised);
+        if self.spots.is_empty() {
+            return;
+        }
+        let held = self.reservations.values().map(|held| &held.placement);
+        let holds = self.holds.values().map(|hold| &hold.placement);
+        let standing = self.standing.values().map(|hold| &hold.placement);
+        let all = held.chain(holds).chain(standing).flat_map(|placement| &placement.devices);
+        let ids: BTreeSet<&DeviceId> = all.map(|placed| &placed.id).collect();
+        for spot in self.spots.iter().filter(|spot| ids.contains(&spot.makeable.device.id)) {
+            let mut promised =
+                DeviceState::new(spot.makeable.device.clone(), spot.class, self.rule, None);
+            (promised.origin, promised.slot) = (Origin::Promised, Some(spot.makeable.slot));
+            self.devices.push(promised);
+        }
     }
 
     /// Notes what the node's agent found about the configured isolation of a device.
@@ -521,6 +788,7 @@ impl NodeState {
     }
 
     fn recompute_devices(&mut self) {
+        self.note_promises();
         for device_state in &mut self.devices {
             device_state.allocated = Demand::ZERO;
             device_state.on_hold = Demand::ZERO;
@@ -587,9 +855,70 @@ impl NodeState {
     }
 
     fn recompute_rooms(&mut self) {
-        let room =
-            |holds| self.devices.iter().map(move |device_state| device_state.room(holds)).collect();
-        (self.rooms, self.rooms_under_holds) = (room(HoldRule::Respected), room(HoldRule::Ignored));
+        let rooms = |holds| -> Vec<Room> {
+            let rooms = self.devices.iter().map(move |device_state| device_state.room(holds));
+            if self.spots.is_empty() {
+                return rooms.collect();
+            }
+            let taken = Taken::of(&self.devices, holds);
+            let rooms = self.devices.iter().zip(rooms).map(|(it, room)| match it.spot() {
+                Some(_) if it.is_leaving() => closed(room),
+                Some(spot) if !it.stays(holds) && taken.covers(&spot, it.units()) => closed(room),
+                Some(_) | None => room,
+            });
+            rooms.chain(self.spots.iter().map(|spot| self.room_of(spot, &taken))).collect()
+        };
+        (self.rooms, self.rooms_under_holds) =
+            (rooms(HoldRule::Respected), rooms(HoldRule::Ignored));
+    }
+
+    /// The room of an instance that could be made. Those that are there, or promised, are devices.
+    fn room_of(&self, spot: &SpotDevice, taken: &Taken<'_>) -> Room {
+        let Makeable { spot: place, slot, device } = &spot.makeable;
+        let gpu = self.devices.iter().find(|it| it.device.id == place.gpu);
+        let is_offered = |it: &DeviceState| !it.is_leaving() && it.spot().as_ref() == Some(place);
+        let is_there = self.devices.iter().any(is_offered) || self.failed.contains_key(&device.id);
+        let room = Room {
+            class: spot.class,
+            health: gpu.map_or(Health::Unhealthy, |gpu| gpu.health),
+            free: Demand { memory: device.capacity(), share: Share::WHOLE },
+            neighbors: NeighborIsolation::default(),
+            is_covered: false,
+        };
+        let is_closed = is_there || taken.covers(place, units(*slot));
+        if is_closed { closed(room) } else { room }
+    }
+}
+
+fn closed(room: Room) -> Room {
+    Room { free: Demand::ZERO, is_covered: true, ..room }
+}
+
+/// The units of GPUs that instances cover which stay.
+struct Taken<'a> {
+    /// By GPU: the units, and whether one has the media engines.
+    by_gpu: BTreeMap<&'a DeviceId, (u32, bool)>,
+}
+
+impl<'a> Taken<'a> {
+    fn of(devices: &'a [DeviceState], holds: HoldRule) -> Self {
+        let mut by_gpu: BTreeMap<&DeviceId, (u32, bool)> = BTreeMap::new();
+        for device_state in devices.iter().filter(|device_state| device_state.stays(holds)) {
+            let DeviceKind::MigInstance { parent, profile } = &device_state.device.kind else {
+                continue;
+            };
+            let (taken, media) = by_gpu.entry(parent).or_default();
+            // Of an instance that lies anywhere no other may be made.
+            *taken |= device_state.slot.map_or(u32::MAX, units);
+            *media |= has_media(profile);
+        }
+        Self { by_gpu }
+    }
+
+    /// Whether an instance cannot be made there.
+    fn covers(&self, spot: &Spot, own: u32) -> bool {
+        let (taken, media) = self.by_gpu.get(&spot.gpu).copied().unwrap_or_default();
+        taken & own != 0 || (media && has_media(&spot.profile))
     }
 }
 
@@ -837,8 +1166,10 @@ impl NodeState {
             let mut processes = uses.iter().flat_map(|seen| seen.processes.iter().flatten());
             processes.any(|process| process.pod.as_ref() == Some(uid))
         };
+        // No process can run on what is not made yet.
+        let are_there = self.devices.iter().filter(|it| it.origin != Origin::Promised);
         let present: Vec<&DeviceId> =
-            self.devices.iter().map(|device_state| &device_state.device.id).collect();
+            are_there.map(|device_state| &device_state.device.id).collect();
         let is_seen = |placed: &PlacedDevice| {
             !present.contains(&&placed.id) || uses.iter().any(|seen| seen.id == placed.id)
         };
@@ -883,6 +1214,7 @@ impl NodeState {
     /// Whether [`NodeState::expire`] would end anything now.
     pub fn is_anything_due(&self, drain_limit: Duration, now: Timestamp) -> bool {
         self.holds.values().any(|hold| hold.expires <= now)
+            || self.failed.values().any(|failed| now.since(*failed) >= FAILED_FOR)
             || self.reservations.values().any(|held| is_drained(held, drain_limit, now))
             || self.reservations.values().any(|held| is_left(held, drain_limit, now))
             || self
@@ -916,6 +1248,11 @@ impl NodeState {
             }
         }
         self.end_departures(drain_limit, now);
+        let count = self.failed.len();
+        self.failed.retain(|_, failed| now.since(*failed) < FAILED_FOR);
+        if self.failed.len() < count {
+            self.recompute_rooms();
+        }
         if self.devices.iter().any(|device_state| device_state.is_leftover_due(drain_limit, now)) {
             self.devices
                 .iter_mut()

@@ -63,6 +63,8 @@ pub enum Rejection {
         /// Devices that fit now.
         fitting: u32,
     },
+    /// No GPU has a free place for the MIG instance, which could be made otherwise.
+    NoPlace,
     /// No suitable device has enough free compute share.
     Share {
         /// What is missing on the closest device.
@@ -142,7 +144,7 @@ const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not rep
 
 impl Rejection {
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
-    pub const LABELS: [&'static str; 27] = [
+    pub const LABELS: [&'static str; 28] = [
         "unknown_node",
         "node_gone",
         "never_reported",
@@ -170,6 +172,7 @@ impl Rejection {
         "group_waits",
         "team_limit",
         "pool",
+        "no_place",
     ];
 
     /// All that is said of this reason. To add a reason, add a row.
@@ -258,6 +261,10 @@ impl Rejection {
             Self::DevicesTaken { fitting } => {
                 Row::of(17, Obstacle::Devices, 19, "insufficient free GPUs")
                     .missing(Amount::Devices(fitting), "room on more than {}")
+                    .met_by_room()
+            }
+            Self::NoPlace => {
+                Row::of(27, Obstacle::Devices, 19, "no free place for the MIG instance")
                     .met_by_room()
             }
             Self::HostMemory { short } => {

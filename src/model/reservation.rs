@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::{Borrow, ConfiguredIsolation, Enforcement, PoolRule};
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Timestamp};
 use crate::model::request::{GpuRequest, Isolation, Limit, Movable};
 use crate::model::workload::Protection;
@@ -56,6 +57,9 @@ pub struct Placement {
     pub isolation: ConfiguredIsolation,
     /// Where the pod runs, or ran, if not on these devices: a pod with one device only.
     pub guest: Option<Guest>,
+    /// Where its MIG instances lie that gpupack makes, by device; empty if it makes none of them. Until one
+    /// is made, its device has the id of the spot.
+    pub spots: Vec<Option<Spot>>,
 }
 
 /// Where a pod runs that does not run on the device that it is allocated, its *home*.
@@ -243,6 +247,19 @@ impl Placement {
     /// The same without the place of the guest: what is allocated.
     pub fn at_home(&self) -> Self {
         Self { guest: None, ..self.clone() }
+    }
+
+    /// Whether both are the same but for MIG instances that were made again: these have other UUIDs.
+    pub fn is_on_spots_of(&self, other: &Self) -> bool {
+        let same = |at: usize, (own, its): (&PlacedDevice, &PlacedDevice)| {
+            let is_made = self.spots.get(at).is_some_and(Option::is_some);
+            own == its || is_made
+        };
+        let mut both = self.devices.iter().zip(&other.devices).enumerate();
+        let rest = |placement: &Self| Self { devices: Vec::new(), ..placement.clone() };
+        self.devices.len() == other.devices.len()
+            && both.all(|(at, devices)| same(at, devices))
+            && rest(self) == rest(other)
     }
 
     /// The devices that the pod runs on, or will after its move, in its order.

@@ -8,12 +8,15 @@ use smallvec::{SmallVec, smallvec};
 use crate::hardware::device::DeviceKind;
 use crate::hardware::device_class::ClassId;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
+use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::fit::{CompiledRequest, Room};
 use crate::model::node_state::NodeState;
 use crate::scoring::cost::Ties;
 use crate::scoring::fragmentation::Uses;
 use crate::scoring::guests;
+use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::expected_waste::ExpectedWaste;
+use crate::waste::mig::potentials::DividedGpu;
 
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
@@ -54,7 +57,7 @@ impl ScoringContext<'_> {
             false => 0,
         };
         let is_empty = |at: &usize| {
-            let device_state = &self.node.devices()[*at];
+            let Some(device_state) = self.node.devices().get(*at) else { return false };
             self.is_empty(*at)
                 && device_state.is_placeable()
                 && device_state.device().kind == DeviceKind::Gpu
@@ -70,7 +73,8 @@ impl ScoringContext<'_> {
 
     /// Containers that would be restarted if this were taken of a device.
     fn restarts(&self, (position, demand): &Taken) -> usize {
-        guests::restarts_for(self.node, &self.node.devices()[*position], *demand)
+        let device_state = self.node.devices().get(*position);
+        device_state.map_or(0, |it| guests::restarts_for(self.node, it, *demand))
     }
 
     /// The first devices by `key`, as many as are requested. On a tie: those nearest to each other,
@@ -140,21 +144,57 @@ impl ScoringContext<'_> {
         (first, self.nearest_of(keyed))
     }
 
-    /// Tenants of a device, without holds.
-    pub(crate) fn tenants(&self, position: usize) -> usize {
-        self.node.devices()[position].tenants().len()
+    /// What it costs to make the MIG instances that a pod could get, in millionths of a GPU. Nothing for
+    /// other devices.
+    pub(crate) fn making(&self, mix: &CompiledMix) -> Making {
+        let divided = match self.node.spots().is_empty() {
+            true => Vec::new(),
+            false => self.node.divided(HoldRule::Respected).collect(),
+        };
+        let costs = self.fits.iter().filter_map(|(position, _)| {
+            let spot = self.node.offered(*position)?.1?;
+            let (_, geometry, instances) = divided.iter().find(|(gpu, ..)| **gpu == spot.gpu)?;
+            let gpu = DividedGpu { geometry, instances: instances.clone() };
+            Some((*position, mix.potentials.cost(&gpu, &spot.profile, spot.start)?))
+        });
+        Making { costs: if divided.is_empty() { Vec::new() } else { costs.collect() } }
     }
 
-    /// Whether nothing of a device is allocated or held.
+    /// Tenants of a device, without holds.
+    pub(crate) fn tenants(&self, position: usize) -> usize {
+        match self.node.devices().get(position) {
+            Some(device_state) => device_state.tenants().len(),
+            None => self.on_gpu_of(position).map(|it| it.tenants().len()).sum(),
+        }
+    }
+
+    /// Whether nothing of a device is allocated or held; of a MIG instance that is not made yet: of its GPU.
     pub(crate) fn is_empty(&self, position: usize) -> bool {
-        let device_state = &self.node.devices()[position];
-        device_state.allocated() == Demand::ZERO && device_state.on_hold() == Demand::ZERO
+        let is_empty =
+            |it: &DeviceState| it.allocated() == Demand::ZERO && it.on_hold() == Demand::ZERO;
+        match self.node.devices().get(position) {
+            Some(device_state) => is_empty(device_state),
+            None => self.on_gpu_of(position).all(is_empty),
+        }
+    }
+
+    /// The instances on the GPU of one that is not made yet.
+    fn on_gpu_of(&self, position: usize) -> impl Iterator<Item = &DeviceState> {
+        let offered = self.node.offered(position);
+        let gpu = offered.and_then(|(_, spot)| spot).map(|spot| spot.gpu);
+        self.node.devices().iter().filter(move |it| match &it.device().kind {
+            DeviceKind::MigInstance { parent, .. } => Some(parent) == gpu.as_ref(),
+            DeviceKind::Gpu | DeviceKind::MigParent => false,
+        })
     }
 
     /// What stays free on a device: the larger of share and memory, as a part of the device.
     pub(crate) fn left(&self, position: usize, taken: Demand) -> Share {
         let left = self.rooms[position].free.checked_sub(taken).expect("only what fits is taken");
-        let capacity = self.node.devices()[position].capacity().memory;
+        let capacity = match self.node.devices().get(position) {
+            Some(device_state) => device_state.capacity().memory,
+            None => self.rooms[position].free.memory,
+        };
         left.share.max(Share::ratio(left.memory, capacity).unwrap_or(Share::ZERO))
     }
 
@@ -166,12 +206,32 @@ impl ScoringContext<'_> {
 
     /// What stays free on the devices that take tenants at all.
     pub(crate) fn left_on_node(&self, taken: &[Taken]) -> Share {
-        let is_open = |position: &usize| self.node.devices()[*position].is_placeable();
+        let is_open = |position: &usize| {
+            self.node.devices().get(*position).is_some_and(DeviceState::is_placeable)
+        };
         let of = |position| {
             let found = taken.iter().find(|(at, _)| *at == position);
             self.left(position, found.map_or(Demand::ZERO, |(_, demand)| *demand))
         };
         total((0..self.rooms.len()).filter(is_open).map(of))
+    }
+}
+
+/// What MIG instances cost that are made on demand.
+pub(crate) struct Making {
+    costs: Vec<(usize, i64)>,
+}
+
+impl Making {
+    /// Whether none is made.
+    pub(crate) fn is_none(&self) -> bool {
+        self.costs.is_empty()
+    }
+
+    /// The cost of these devices, in millionths of a GPU.
+    pub(crate) fn of(&self, taken: &[Taken]) -> i64 {
+        let cost = |at: usize| self.costs.iter().find(|(known, _)| *known == at).map(|it| it.1);
+        taken.iter().filter_map(|(at, _)| cost(*at)).sum()
     }
 }
 

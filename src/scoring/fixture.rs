@@ -140,6 +140,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
             devices,
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         },
         host: HostAmount::ZERO,
         state: ReservationState::Confirmed,

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::cmp::Reverse;
 
 use crate::model::fit::Room;
-use crate::scoring::context::{NodeWaste, ScoringContext, Taken, TakenList};
+use crate::scoring::context::{Making, NodeWaste, ScoringContext, Taken, TakenList};
 use crate::scoring::fragmentation::{Usability, Uses};
 use crate::waste::expected_waste::ExpectedWaste;
 use crate::waste::mix_rows::MixRows;
@@ -19,6 +19,7 @@ pub(crate) fn choose(
     expected_waste: &ExpectedWaste,
     context: &ScoringContext<'_>,
     typical: &MixRows,
+    making: &Making,
 ) -> (WasteChange, TakenList) {
     let node_waste = context.node_waste.get_or_init(|| NodeWaste::of(expected_waste, context));
     let usability = node_waste.uses.on(&expected_waste.requests_of_several, context.rooms);
@@ -28,6 +29,14 @@ pub(crate) fn choose(
     {
         let taken = context.any();
         (node.change(&taken), taken)
+    } else if !making.is_none() {
+        // Places of one class differ in what they leave of their GPU.
+        let gain = |taken: &[Taken]| {
+            let (gain, spared) = node.change(taken);
+            (gain - making.of(taken), spared)
+        };
+        let taken = context.first_by(|fit| Reverse(gain(std::slice::from_ref(fit))));
+        (gain(&taken), taken)
     } else {
         // Devices of several classes may gain the same; then the one that others need less is
         // taken.

@@ -2,10 +2,13 @@
 //!
 //! `filter`, `prioritize`, `bind`, `explain` and the simulator all end up in [`evaluate`].
 
+use std::collections::BTreeSet;
+
 use smallvec::SmallVec;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::spots::{Spot, has_media};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -99,10 +102,31 @@ fn fits_on(
     if compiled.count() > 0 {
         node.placeable_for(compiled)?;
         fits = fitting_devices(compiled, node.rooms(holds))?;
+        if compiled.count() > 1 && !node.spots().is_empty() {
+            fits = together(node, compiled, fits)?;
+        }
     }
     fit_host(compiled, node.host_room(holds))?;
     if holds == HoldRule::Respected && node.takes_kept_host(compiled.host) {
         return Err(Rejection::HostKept);
+    }
+    Ok(fits)
+}
+
+/// Of MIG instances with media engines that could be made, one on each GPU: more do not fit together.
+fn together(
+    node: &NodeState,
+    compiled: &CompiledRequest,
+    mut fits: Fits,
+) -> Result<Fits, Rejection> {
+    let mut gpus = BTreeSet::new();
+    fits.retain(|(position, _)| {
+        let spot = node.offered(*position).and_then(|(_, spot)| spot);
+        spot.is_none_or(|spot| !has_media(&spot.profile) || gpus.insert(spot.gpu))
+    });
+    if fits.len() < compiled.count() {
+        let fitting = u32::try_from(fits.len()).expect("a node has few devices");
+        return Err(Rejection::DevicesTaken { fitting });
     }
     Ok(fits)
 }
@@ -151,13 +175,16 @@ pub fn placement(node: &NodeState, place: &Place) -> Placement {
 
 /// The same of devices at their positions.
 pub(crate) fn placed(node: &NodeState, taken: &TakenList) -> Placement {
-    let devices = taken.iter().map(|(position, demand)| PlacedDevice {
-        id: node.devices()[*position].device().id.clone(),
-        demand: *demand,
+    let offered = taken.iter().map(|(position, demand)| {
+        let (device, spot) = node.offered(*position).expect("a position of this state");
+        (PlacedDevice { id: device.id.clone(), demand: *demand }, spot)
     });
-    let devices: Vec<PlacedDevice> = devices.collect();
+    let (devices, mut spots): (Vec<PlacedDevice>, Vec<Option<Spot>>) = offered.unzip();
+    if spots.iter().all(Option::is_none) {
+        spots.clear();
+    }
     let isolation = isolation(node, &devices);
-    Placement { node: node.name().clone(), devices, isolation, guest: None }
+    Placement { node: node.name().clone(), devices, isolation, guest: None, spots }
 }
 
 /// The weakest isolation of a tenant of these devices.
@@ -165,9 +192,12 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
     let of = |placed: &PlacedDevice| {
         let found =
             node.devices().iter().find(|device_state| device_state.device().id == placed.id);
-        found.map_or(ConfiguredIsolation::None, |device_state| {
-            device_state.isolation_of(placed.demand)
-        })
+        match found {
+            Some(device_state) => device_state.isolation_of(placed.demand),
+            // An instance that is to be made has one tenant.
+            None if node.position_of(&placed.id).is_some() => ConfiguredIsolation::Hardware,
+            None => ConfiguredIsolation::None,
+        }
     };
     devices.iter().map(of).min().unwrap_or_default()
 }
@@ -175,11 +205,8 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
 /// Whether a placement that was found earlier still fits, without holds.
 pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Placement) -> bool {
     let fits = |placed: &PlacedDevice| {
-        let found =
-            node.devices().iter().find(|device_state| device_state.device().id == placed.id);
-        found.is_some_and(|device_state| {
-            fit(compiled, &device_state.room(HoldRule::Ignored)) == Ok(placed.demand)
-        })
+        let room = node.position_of(&placed.id).map(|at| &node.rooms(HoldRule::Ignored)[at]);
+        room.is_some_and(|room| fit(compiled, room) == Ok(placed.demand))
     };
     placement.node == *node.name()
         && placement.devices.len() == compiled.count()
@@ -189,5 +216,7 @@ pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Plac
         && isolation(node, &placement.devices) == placement.isolation
 }
 
+#[cfg(test)]
+mod on_demand;
 #[cfg(test)]
 mod tests;

@@ -107,7 +107,9 @@ impl Strategy {
         if let (Self::Policy(Policy::Fragmentation), Some(expected_waste)) =
             (self, &mix.expected_waste)
         {
-            let (waste_change, taken) = node_waste::choose(expected_waste, context, &mix.typical);
+            let making = context.making(mix);
+            let (waste_change, taken) =
+                node_waste::choose(expected_waste, context, &mix.typical, &making);
             return (
                 LocalCost::WasteChange(
                     context.instance_mib(&taken),
@@ -125,8 +127,11 @@ impl Strategy {
         match self {
             // Before the first request there is nothing to expect.
             Self::Policy(Policy::BinPack | Policy::Fragmentation) => {
-                let taken = context.first_by(|(position, demand)| {
-                    (context.is_empty(*position), context.left(*position, *demand))
+                let making = context.making(mix);
+                let taken = context.first_by(|fit| {
+                    let (position, demand) = fit;
+                    let made_for = making.of(std::slice::from_ref(fit));
+                    (context.is_empty(*position), made_for, context.left(*position, *demand))
                 });
                 let cost = Cost::BinPack {
                     instance_mib: context.instance_mib(&taken),

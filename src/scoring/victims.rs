@@ -158,9 +158,11 @@ impl Search<'_> {
         let mut best = self.give_back((0..few).collect());
         // A smaller set of the same priorities, or one of as many pods that have less.
         let devices = self.devices();
+        let makes_instances = self.makes_instances();
         let is_of_use = |at: &usize| {
             let mut placed = self.tenants[*at].held.placement.devices.iter();
             placed.any(|placed| devices.iter().any(|device| device.id == placed.id))
+                || makes_instances
                 || !self.has_host()
         };
         let useful: Vec<usize> = (0..few).filter(is_of_use).collect();
@@ -251,6 +253,12 @@ impl Search<'_> {
         open.collect()
     }
 
+    /// Whether a MIG instance could be made for the request, for which others of other profiles may go.
+    fn makes_instances(&self) -> bool {
+        let mut spots = self.node.spots().iter();
+        spots.any(|spot| self.compiled.demand_on(spot.class).is_ok())
+    }
+
     /// Whether the amounts alone would be enough: quick, and never wrong when it says no.
     fn may_be_enough(&self, set: &[usize], devices: &[Open]) -> bool {
         let tenants = || set.iter().map(|at| self.tenants[*at].held);
@@ -269,7 +277,9 @@ impl Search<'_> {
             free.is_none_or(|free| fit_host(self.compiled, free).is_ok())
         };
         let is_checked = self.compiled.host_rule == HostRule::Checked;
-        devices.iter().filter(has_room).count() >= self.compiled.count() && (!is_checked || host())
+        let has_devices = self.makes_instances()
+            || devices.iter().filter(has_room).count() >= self.compiled.count();
+        has_devices && (!is_checked || host())
     }
 }
 

@@ -1,7 +1,10 @@
 //! The request mix, compiled for the device classes and the nodes of a cluster.
 
+use std::sync::Arc;
+
 use crate::hardware::device_class::DeviceClasses;
 use crate::waste::expected_waste::ExpectedWaste;
+use crate::waste::mig::potentials::{DividedGpu, Potentials};
 use crate::waste::mix_rows::MixRows;
 use crate::waste::request_mix::Mix;
 use crate::waste::scarcity::ScarcityPrices;
@@ -15,6 +18,8 @@ pub struct CompiledMix {
     pub(crate) typical: MixRows,
     /// The expected waste by all requests together; `None` before the first request for a GPU.
     pub(crate) expected_waste: Option<ExpectedWaste>,
+    /// What MIG instances cost that are made on demand.
+    pub(crate) potentials: Arc<Potentials>,
 }
 
 impl CompiledMix {
@@ -35,7 +40,14 @@ impl CompiledMix {
         Self {
             typical: MixRows::of(typical, classes),
             expected_waste: ExpectedWaste::new(&mix.types, classes, node_shapes, weights),
+            potentials: Arc::default(),
         }
+    }
+
+    /// The same with what it costs to make MIG instances on these GPUs.
+    #[must_use]
+    pub fn with_divided(self, mix: &Mix, gpus: &[DividedGpu]) -> Self {
+        Self { potentials: Arc::new(Potentials::of(mix, gpus)), ..self }
     }
 
     /// No mix at all, for requests that need none.

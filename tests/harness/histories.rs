@@ -10,7 +10,9 @@ use gpupack::hardware::device::{
     PoolName,
 };
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{Borrow, Enforcement, InstanceUse, PoolRule, PoolRules, Replicas};
+use gpupack::hardware::pool::{
+    Borrow, Enforcement, InstanceUse, MigUse, PoolRule, PoolRules, Replicas,
+};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
@@ -48,7 +50,14 @@ const fn rule(
     instances: InstanceUse,
     enforcement: Enforcement,
 ) -> PoolRule {
-    PoolRule { replicas, instances, enforcement, borrow: Borrow::None, spread_empty: false }
+    PoolRule {
+        replicas,
+        instances,
+        enforcement,
+        borrow: Borrow::None,
+        spread_empty: false,
+        mig: MigUse::Fixed,
+    }
 }
 
 /// The pool with the rule at this position.

@@ -11,6 +11,7 @@ mod harness;
 mod ledger {
     mod concurrency;
     mod guests;
+    mod instances;
     mod properties;
     mod races;
     mod simulation;
@@ -53,6 +54,7 @@ mod cluster_api {
     mod forged;
     mod kept;
     mod making_room;
+    mod on_demand;
     mod overlapping;
     mod recalling;
     mod taking_over;

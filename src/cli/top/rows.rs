@@ -3,7 +3,7 @@
 use crate::api::commands::{DeviceItem, DeviceList, NodeList, TenantItem, TenantList};
 use crate::api::kind::{ApiVersion, DeviceListKind, NodeListKind, TeamListKind, TenantListKind};
 use crate::api::page::{Team, TeamList};
-use crate::api::state::{DeviceKind, Health, Node, NodeReporting, PodState, Tenant};
+use crate::api::state::{DeviceKind, Health, InstanceState, Node, NodeReporting, PodState, Tenant};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{Mood, json};
 use crate::cli::top::sums::Sums;
@@ -98,7 +98,11 @@ impl Row for DeviceItem {
     fn cells(&self, no_unicode: bool) -> Vec<String> {
         let device = &self.device;
         let model = match &device.mig_profile {
-            Some(profile) => format!("{} {profile}", short(&device.model)),
+            Some(profile) => {
+                let start = device.mig_placement.filter(|_| device.instance.is_some());
+                let start = start.map(|slot| format!("@{}", slot.start)).unwrap_or_default();
+                format!("{} {profile}{start}", short(&device.model))
+            }
             None => short(&device.model),
         };
         let tenants = device.tenants.iter();
@@ -122,7 +126,10 @@ impl Row for DeviceItem {
                 }
                 (NodeReporting::Reporting, Health::Healthy, _) => match device.kind {
                     DeviceKind::MigParent => "Mig".to_owned(),
-                    DeviceKind::Gpu | DeviceKind::MigInstance => "ok".to_owned(),
+                    DeviceKind::Gpu | DeviceKind::MigInstance => match device.instance {
+                        None | Some(InstanceState::Made) => "ok".to_owned(),
+                        Some(state) => format!("{state:?}"),
+                    },
                 },
                 (NodeReporting::Reporting, Health::Unhealthy, Some(fault)) => format!("{fault:?}"),
                 (NodeReporting::Reporting, health, _) => format!("{health:?}"),

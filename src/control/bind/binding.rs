@@ -35,7 +35,7 @@ use crate::kube_api::containers::mps::ClientLimits;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
-use crate::ledger::change::commits::ReserveError;
+use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
@@ -281,7 +281,8 @@ fn keep_room(call: &Call<'_>, uid: &PodUid, query: &PlacementRequest, kept: Kept
     app.outbox.push(app.ledger.hold(uid, &args.node, query, app.clock.now()));
 }
 
-/// Waits until no guest is left on the devices of a pod, and returns its placement.
+/// Waits until no guest is left on the devices of a pod and its MIG instances are made, and returns its
+/// placement.
 async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, BindError> {
     let app = call.app;
     let (began, mut waited_for) = (app.clock.precise(), BTreeSet::new());
@@ -291,8 +292,12 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
             return Err(ReserveError::Rejection(Rejection::NoDevices).into());
         }
         let waited = app.clock.precise().saturating_sub(began);
+        if to_post.instance == ToMake::Failed {
+            return Err(BindError::NotMade);
+        }
+        let is_made = to_post.instance == ToMake::Nothing;
         let may_go = to_post.waits_for.is_empty() && !to_post.is_short;
-        if may_go || mutated(Mutation::GuestsIgnored) {
+        if is_made && (may_go || mutated(Mutation::GuestsIgnored)) {
             if !waited_for.is_empty() {
                 app.metrics.recalled_for_bind(waited);
             }
@@ -302,7 +307,7 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
         let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.keeps_memory(uid);
         let is_stuck = waited_for.iter().any(stays);
         if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
-            return Err(BindError::Recalling);
+            return Err(if is_made { BindError::Recalling } else { BindError::Making });
         }
         app.outside.sleep(LOOK_AGAIN).await;
     }
@@ -532,6 +537,7 @@ mod tests {
             devices,
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         };
         let written = client_limits(&app, &placement).annotations();
         written.into_values().collect::<Vec<_>>().join(" ")

@@ -56,6 +56,10 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
+        LedgerEvent::MadeAgain { pod } => {
+            tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");
+            app.edits.note(pod, app.clock.now());
+        }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {
             report_over_limit(app, pod, *allowed, &OverLimitUse { node, device, used: *used });

@@ -459,6 +459,18 @@ impl App {
         }
     }
 
+    /// The number of the term in which this process acts now; `None` if it may not.
+    pub fn acts_in(&self) -> Option<u64> {
+        match &self.truth {
+            Truth::Cluster(cluster) => {
+                let term = cluster.writer.term();
+                let writer = term.writer().filter(|_| term.is_valid());
+                writer.map(|writer| writer.term())
+            }
+            Truth::Ledger => Some(0),
+        }
+    }
+
     /// Notes that no Binding of an earlier run can succeed any more.
     pub fn set_fenced(&self) {
         self.is_fenced.store(true, Ordering::Release);

@@ -66,6 +66,14 @@ pub enum BindError {
         "pods that borrow room of its GPUs are being moved: it is tried again when they have left"
     )]
     Recalling,
+    /// Its MIG instance is not made yet.
+    #[error("its MIG instance is being made: it is tried again when that is done")]
+    Making,
+    /// Its MIG instance could not be made.
+    #[error(
+        "its MIG instance could not be made: it is placed elsewhere, or tried again after a minute;          the log of the node's agent has the cause"
+    )]
+    NotMade,
     /// The Binding cannot be written safely.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -94,6 +102,8 @@ impl BindError {
         match self {
             Self::Reserve(_)
             | Self::Recalling
+            | Self::Making
+            | Self::NotMade
             | Self::BoundElsewhere
             | Self::Unsteady
             | Self::OtherProcess => BindResult::Conflict,

@@ -63,6 +63,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::DeviceLost { .. }
         | LedgerEvent::Impossible { .. }
         | LedgerEvent::Unplaced { .. }
+        | LedgerEvent::MadeAgain { .. }
         | LedgerEvent::PlacementEdited { .. }
         | LedgerEvent::Overuse { .. }
         | LedgerEvent::Untracked { .. }

@@ -11,8 +11,9 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, NodeName};
+use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::spots::{MAX_UNITS, Spot};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::json_object;
 use crate::json_object::Object;
@@ -54,8 +55,11 @@ const CDI_KIND: &str = "runtime.nvidia.com/gpu=";
 /// The version that is written, and the only one that can be read.
 const VERSION: u64 = 1;
 /// Longest annotation value that is read or written. [`encode`] produces at most about 64 devices x
-/// 150 bytes.
-const MAX_VALUE_BYTES: usize = 16 << 10;
+/// 150 bytes, and twice that if they are MIG instances that gpupack makes.
+const MAX_VALUE_BYTES: usize = 32 << 10;
+
+/// Longest name of a MIG profile; the longest of 2026 have 16 bytes.
+const MAX_PROFILE_BYTES: usize = 64;
 
 /// The process of gpupack that wrote [`FENCE`]. Those of later terms are greater.
 ///
@@ -179,6 +183,17 @@ pub enum PlacementError {
         /// The number of devices.
         count: usize,
     },
+    /// A MIG instance that is not made yet.
+    #[error("a MIG instance of the placement is not made yet")]
+    NotMade,
+    /// A place of a MIG instance that no GPU has.
+    #[error("a MIG instance `{profile}` at unit {start} is not allowed")]
+    Spot {
+        /// The profile, cut.
+        profile: String,
+        /// The first unit.
+        start: u32,
+    },
     /// The two annotations name different devices.
     #[error("annotation `{DEVICES}` is `{devices}`, which are not the devices of `{PLACEMENT}`")]
     Disagreement {
@@ -200,6 +215,8 @@ impl PlacementError {
             Self::Twice { .. } => "twice",
             Self::Amount { .. } => "amount",
             Self::Guest { .. } => "guest",
+            Self::NotMade => "not_made",
+            Self::Spot { .. } => "spot",
             Self::Disagreement { .. } => "disagreement",
         }
     }
@@ -240,6 +257,20 @@ struct WireDevice {
     id: String,
     mib: u64,
     share: u64,
+    /// Where it lies, if it is a MIG instance that gpupack made: it may have to be made again.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    mig: Option<WireSpot>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSpot {
+    gpu: String,
+    profile: String,
+    start: u32,
 }
 
 /// Reads the name of an isolation. Anything else, for instance a word from a newer writer, means no
@@ -292,6 +323,16 @@ struct KnownDeviceFields {
     id: IgnoredAny,
     mib: IgnoredAny,
     share: IgnoredAny,
+    mig: Option<KnownSpotFields>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only their names count")]
+struct KnownSpotFields {
+    gpu: IgnoredAny,
+    profile: IgnoredAny,
+    start: IgnoredAny,
 }
 
 /// Whether a placement has fields that this version does not read: a newer gpupack wrote it.
@@ -315,11 +356,18 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     check_guest(&placement.devices, placement.guest.as_ref())?;
     let devices = running_devices(placement);
     let guest = placement.guest.as_ref();
+    let spots = || placement.spots.iter().map(Option::as_ref).chain(std::iter::repeat(None));
+    let is_made = |(device, spot): (&PlacedDevice, Option<&Spot>)| {
+        spot.and_then(Spot::id) != Some(device.id.clone())
+    };
+    if !devices.iter().zip(spots()).all(is_made) {
+        return Err(PlacementError::NotMade);
+    }
     let ids = |all: &[PlacedDevice]| all.iter().map(|device| device.id.to_string()).collect();
     let is_away = guest.is_some_and(|guest| guest.leaving.is_none());
     let wire = WirePlacement {
         v: VERSION,
-        devices: devices.iter().map(wire_device).collect(),
+        devices: devices.iter().zip(spots()).map(wire_device).collect(),
         isolation: Some(placement.isolation),
         protection: None,
         home: is_away.then(|| ids(&placement.devices)),
@@ -378,9 +426,14 @@ pub fn decode(
     }
     // With both names, the weaker one counts.
     let isolation = wire.isolation.into_iter().chain(wire.protection).min().unwrap_or_default();
+    let spots = wire.devices.into_iter().map(|device| device.mig.map(spot).transpose());
+    let mut spots = spots.collect::<Result<Vec<_>, _>>()?;
+    if spots.iter().all(Option::is_none) {
+        spots.clear();
+    }
     let (devices, guest) = at_home(placed, wire.home.as_deref(), wire.moved)?;
     check_guest(&devices, guest.as_ref())?;
-    Ok(Some(Placement { node: node.clone(), devices, isolation, guest }))
+    Ok(Some(Placement { node: node.clone(), devices, isolation, guest, spots }))
 }
 
 /// The devices that a pod runs on, or will after its move.
@@ -480,8 +533,13 @@ fn check(devices: &[PlacedDevice]) -> Result<(), PlacementError> {
     Ok(())
 }
 
-fn wire_device(device: &PlacedDevice) -> WireDevice {
+fn wire_device((device, spot): (&PlacedDevice, Option<&Spot>)) -> WireDevice {
     WireDevice {
+        mig: spot.map(|spot| WireSpot {
+            gpu: spot.gpu.to_string(),
+            profile: spot.profile.to_string(),
+            start: spot.start,
+        }),
         id: device.id.as_str().to_owned(),
         mib: device.demand.memory.mib(),
         share: device.demand.share.millionths(),
@@ -494,6 +552,17 @@ fn placed_device(wire: &WireDevice) -> Result<PlacedDevice, PlacementError> {
     let demand =
         Demand { memory: MemMib::new(wire.mib), share: Share::from_millionths(wire.share) };
     Ok(PlacedDevice { id, demand })
+}
+
+/// Where a MIG instance lies that gpupack made.
+fn spot(wire: WireSpot) -> Result<Spot, PlacementError> {
+    let gpu =
+        DeviceId::new(&wire.gpu).map_err(|_| PlacementError::DeviceId { id: shown(&wire.gpu) })?;
+    let WireSpot { profile, start, .. } = wire;
+    if profile.is_empty() || profile.len() > MAX_PROFILE_BYTES || start >= MAX_UNITS {
+        return Err(PlacementError::Spot { profile: shown(&profile), start });
+    }
+    Ok(Spot { gpu, profile: MigProfile::new(profile), start })
 }
 
 fn cdi_names(devices: &[PlacedDevice]) -> String {

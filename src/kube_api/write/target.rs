@@ -239,6 +239,7 @@ mod tests {
             devices,
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         }
     }
 

@@ -8,10 +8,10 @@ use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
-use crate::model::device_state::{DeviceState, HoldRule};
+use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::CompiledRequest;
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{InstanceOrders, NodeState};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
     BorrowedMemory, Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
@@ -49,6 +49,35 @@ pub struct ToPost {
     pub is_short: bool,
     /// Whether a device of it has been replaced since.
     pub is_gone: bool,
+    /// What is still to be made of it.
+    pub instance: ToMake,
+}
+
+/// Whether the MIG instances of a pod are there that gpupack makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToMake {
+    /// They are, or there are none.
+    Nothing,
+    /// The agent is making one.
+    Waits,
+    /// The agent could not make one.
+    Failed,
+}
+
+impl ToMake {
+    fn of(node_state: &NodeState, placement: &Placement) -> Self {
+        let is_promised = |id: &DeviceId| {
+            let mut devices = node_state.devices().iter();
+            devices.any(|it| it.device().id == *id && it.origin() == Origin::Promised)
+        };
+        let mut promised = placement.devices.iter().filter(|placed| is_promised(&placed.id));
+        let has_failed = promised.clone().any(|placed| node_state.has_failed(&placed.id));
+        match promised.next() {
+            None => Self::Nothing,
+            Some(_) if has_failed => Self::Failed,
+            Some(_) => Self::Waits,
+        }
+    }
 }
 
 /// Memory of a device that a pod uses above its request, and others lack.
@@ -205,7 +234,15 @@ impl Ledger {
                 |id: &DeviceId| node_state.devices().iter().any(|it| it.device().id == *id);
             let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
             let is_gone = !all.all(is_there);
-            Some(ToPost { placement, waits_for, is_short, is_gone })
+            let instance = ToMake::of(node_state, &placement);
+            Some(ToPost { placement, waits_for, is_short, is_gone, instance })
+        })
+    }
+
+    /// What the agent of a node is to do about MIG instances; `None` if it makes none.
+    pub fn instance_orders(&self, node: &str) -> Option<InstanceOrders> {
+        self.node_entry(self.position(node)?).look(|_, node_state| {
+            (!node_state.spots().is_empty()).then(|| node_state.instance_orders())
         })
     }
 

@@ -156,7 +156,7 @@ impl Ledger {
                 node_state.remove(uid);
             }));
         }
-        let (mut is_placed, mut is_edited) = (true, false);
+        let (mut is_placed, mut is_edited, mut is_made_again) = (true, false, false);
         events.extend(self.change_node(at, |node_state| {
             let held = node_state.reservation(uid);
             let keeps = |held: &&Reservation| {
@@ -185,9 +185,13 @@ impl Ledger {
             guests::recall_excess(node_state);
             self.teams.see(uid, node_state);
             is_placed = node_state.reservation(uid).is_some();
+            is_made_again =
+                fact.placement.as_ref().is_some_and(|it| node_state.has_made_again(uid, it));
         }));
         if is_edited {
             events.push(edited());
+        } else if is_made_again {
+            events.push(LedgerEvent::MadeAgain { pod: fact.pod.clone() });
         }
         if fact.wants_gpu && !is_placed {
             events.push(LedgerEvent::Unplaced { pod: fact.pod.clone(), node: node.clone() });
@@ -244,6 +248,7 @@ impl Ledger {
                 }
             }
         }
+        self.look_at_divided();
         if self.are_shapes_old.load(Ordering::Acquire) {
             self.replace_mix(None);
         }
@@ -369,7 +374,9 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
 /// Whether a pod that shows this placement shows what the ledger has. Its move may not be shown yet.
 fn is_written(written: &Placement, held: &Placement) -> bool {
     let on = |placement: &Placement| placement.guest.as_ref().map(|guest| guest.on.clone());
-    written.at_home() == held.at_home() && on(written) == on(held)
+    let (written_home, held_home) = (written.at_home(), held.at_home());
+    let is_same = written_home == held_home || written_home.is_on_spots_of(&held_home);
+    is_same && on(written) == on(held)
 }
 
 /// Whether the pod runs on devices of its reservation, despite later edits of its annotations.

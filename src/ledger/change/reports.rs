@@ -15,7 +15,7 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceUse;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
@@ -275,6 +275,8 @@ impl Ledger {
         });
         let mut events: Vec<LedgerEvent> = impossible.collect();
         self.are_shapes_old.store(true, Ordering::Release);
+        let earlier = node_entry
+            .look(|_, node_state| (!node_state.spots().is_empty()).then(|| node_state.clone()));
         cluster.change_classes(|classes| {
             events.extend(self.change_node(at, |node_state| {
                 node_state.replace_inventory(inventory, classes);
@@ -282,6 +284,10 @@ impl Ledger {
                 guests::recall_excess(node_state);
             }));
         });
+        if let Some(earlier) = earlier {
+            let again = node_entry.look(|_, node_state| node_state.made_again(&earlier));
+            events.extend(again.into_iter().map(|pod| LedgerEvent::MadeAgain { pod }));
+        }
         Ok(events)
     }
 
@@ -294,7 +300,9 @@ impl Ledger {
         inventory: &NodeInventory,
     ) -> Result<(), ReportRefusal> {
         let rule = node_entry.read().rule();
-        let classes = inventory.devices().iter().map(|device| DeviceClass::of(device, rule));
+        let makeable = inventory.makeable(rule);
+        let devices = inventory.devices().iter().chain(&makeable);
+        let classes = devices.map(|device| DeviceClass::of(device, rule));
         let (known, new): (BTreeSet<_>, BTreeSet<_>) = classes
             .collect::<BTreeSet<_>>()
             .into_iter()
@@ -306,7 +314,7 @@ impl Ledger {
         let mut used: BTreeSet<ClassId> = known.into_iter().filter_map(|(id, _)| id).collect();
         used.extend(cluster.node_shapes().shapes().map(|(shape, _)| shape.class));
         for other in self.node_table().iter().filter(|other| other.name != node_entry.name) {
-            used.extend(other.read().devices().iter().map(DeviceState::class));
+            used.extend(other.read().classes());
         }
         let count = used.len() + new.len();
         if count > MAX_CLASSES || !cluster.classes.can_name(new.len()) {

@@ -31,10 +31,12 @@ use crate::ledger::nodes::node_entry::{NodeEntry, Shared};
 use crate::ledger::nodes::per_node::{FleetGauge, Gauge};
 use crate::ledger::nodes::table::{NodeTable, VERSION_OF_VACANT};
 use crate::ledger::nodes::teams::Teams;
+use crate::model::device_state::HoldRule;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
 use crate::waste::compiled_mix::CompiledMix;
+use crate::waste::mig::potentials::DividedGpu;
 use crate::waste::request_mix::{Mix, MixWindow};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::weights::WasteWeights;
@@ -76,6 +78,8 @@ pub(crate) struct ClusterModel {
     pub(crate) classes: DeviceClasses,
     mix: Mix,
     node_shapes: NodeShapes,
+    /// The GPUs on which MIG instances are made, as they were when the mix was compiled.
+    divided: Vec<DividedGpu>,
     /// How the devices of each pool are shared.
     pub(crate) pools: PoolRules,
     weights: WasteWeights,
@@ -105,13 +109,17 @@ impl ClusterModel {
     }
 
     /// Uses another mix and other nodes from now on.
-    fn replace_mix(&mut self, mix: Mix, node_shapes: NodeShapes) {
-        (self.mix, self.node_shapes) = (mix, node_shapes);
+    fn replace_mix(&mut self, mix: Mix, node_shapes: NodeShapes, divided: Vec<DividedGpu>) {
+        (self.mix, self.node_shapes, self.divided) = (mix, node_shapes, divided);
         self.compile();
     }
 
     fn compile(&mut self) {
         let mix = CompiledMix::weighted(&self.weights, &self.mix, &self.classes, &self.node_shapes);
+        let mix = match &self.divided[..] {
+            [] => mix,
+            divided => mix.with_divided(&self.mix, divided),
+        };
         self.compiled = Arc::new(mix);
         self.mix_generation += 1;
     }
@@ -171,6 +179,7 @@ impl Ledger {
                 classes,
                 mix,
                 node_shapes,
+                divided: Vec::new(),
                 pools: PoolRules::default(),
                 weights: WasteWeights::default(),
                 compiled,
@@ -241,14 +250,36 @@ impl Ledger {
         self.are_shapes_old.store(false, Ordering::Release);
         let mut node_shapes = NodeShapes::default();
         self.node_table().iter().for_each(|node_entry| node_shapes.count(&node_entry.read()));
+        let divided = self.divided();
         let mut cluster = self.cluster_mut();
         match mix {
-            None if cluster.node_shapes == node_shapes => {} // an agent said hello again
+            // An agent said hello again.
+            None if (&cluster.node_shapes, &cluster.divided) == (&node_shapes, &divided) => {}
             None => {
                 let mix = cluster.mix.clone();
-                cluster.replace_mix(mix, node_shapes);
+                cluster.replace_mix(mix, node_shapes, divided);
             }
-            Some(mix) => cluster.replace_mix(mix, node_shapes),
+            Some(mix) => cluster.replace_mix(mix, node_shapes, divided),
+        }
+    }
+
+    /// The GPUs on which MIG instances are made.
+    fn divided(&self) -> Vec<DividedGpu> {
+        let mut divided = Vec::new();
+        for node_entry in self.node_table().iter() {
+            let node = node_entry.read();
+            let gpus = node.divided(HoldRule::Ignored);
+            divided.extend(gpus.map(|(_, geometry, instances)| DividedGpu { geometry, instances }));
+        }
+        divided
+    }
+
+    /// Notes whether MIG instances have come or gone since the mix was compiled: each one changes what the
+    /// next ones cost.
+    pub(crate) fn look_at_divided(&self) {
+        let divided = self.divided();
+        if self.cluster().divided != divided {
+            self.are_shapes_old.store(true, Ordering::Release);
         }
     }
 

@@ -103,22 +103,21 @@ impl Teams {
     ) -> Share {
         let Some((_, prices)) = self.rules.get() else { return Share::ZERO };
         let parts = placement.devices.iter().map(|placed| {
-            let mut devices = node.devices().iter();
-            let known = devices.find(|device| device.device().id == placed.id);
+            let known = node.position_of(&placed.id).and_then(|at| node.offered(at));
             // An agent that has not reported yet says nothing of it.
-            let Some(device) = known else {
+            let Some((device, _)) = known else {
                 return if request.is_some() { 0 } else { placed.demand.share.millionths() };
             };
-            let weight = prices.weight_of(&device.device().model).millionths();
+            let weight = prices.weight_of(&device.model).millionths();
             let weighed = |share: u64| {
                 let weighed = u128::from(share) * u128::from(weight) / 1_000_000;
                 u64::try_from(weighed).unwrap_or(u64::MAX)
             };
             // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
-            if let DeviceKind::MigInstance { profile, .. } = &device.device().kind {
+            if let DeviceKind::MigInstance { profile, .. } = &device.kind {
                 return weighed(of_instance(profile).map_or(1_000_000, |(share, _)| share));
             }
-            let whole = u128::from(device.capacity().memory.mib().max(1));
+            let whole = u128::from(device.capacity().mib().max(1));
             let of_memory = u128::from(placed.demand.memory.mib()) * 1_000_000 / whole;
             let share = u128::from(placed.demand.share.millionths()).max(of_memory);
             weighed(u64::try_from(share).unwrap_or(u64::MAX).min(1_000_000))

@@ -96,7 +96,7 @@ impl Ledger {
         }
         let node = node_entry.read().clone();
         node.placeable().ok()?;
-        let most = most_free(node.devices())?;
+        let most = if node.spots().is_empty() { most_free(node.devices())? } else { ANY };
         let arrival = Arrival::of(at, &node_entry);
         Some(FreeRoom { arrival, node, classes: cluster.classes.clone(), most })
     }
@@ -122,11 +122,14 @@ impl Ledger {
     }
 }
 
+/// More than is free on any device.
+const ANY: Demand = Demand { memory: MemMib::new(u64::MAX), share: Share::WHOLE };
+
 /// An upper bound of what is free on each device; `None` if nothing is.
 fn most_free(devices: &[DeviceState]) -> Option<Demand> {
     // Amounts on a device with slots are rounded, so they cannot be compared here.
     if devices.iter().any(|device| device.slots().is_some()) {
-        return Some(Demand { memory: MemMib::new(u64::MAX), share: Share::WHOLE });
+        return Some(ANY);
     }
     let free = devices.iter().map(DeviceState::free);
     let memory = free.clone().map(|free| free.memory).max()?;

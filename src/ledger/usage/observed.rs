@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::device::{DeviceId, FailedMigOrder, PodUid};
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
+use crate::model::node_state::NodeState;
 use crate::model::reservation::ReservationState;
 use crate::usage::history::{History, Usage, allocated};
 use crate::usage::isolation::TenantsByMode;
@@ -135,12 +137,18 @@ impl Ledger {
         let _stays = self.stay();
         let Some(at) = self.position(node) else { return Vec::new() };
         let node_entry = self.node_entry(at);
+        let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
+        let not_made: Vec<Spot> = not_made.map(FailedMigOrder::spot).collect();
         let (mut events, found) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
             let events = details.take((version, node_state), seen, rules, now);
             (events, verification(node_state, &details))
         });
         events.extend(self.set_verification(at, &found));
+        if !not_made.is_empty() {
+            let note = |node_state: &mut NodeState| node_state.note_failures(not_made, now);
+            events.extend(self.change_node(at, note));
+        }
         events
     }
 

@@ -71,6 +71,7 @@ fn placement(device: &str, demand: Demand) -> Placement {
         devices,
         isolation: ConfiguredIsolation::None,
         guest: None,
+        spots: Vec::new(),
     }
 }
 

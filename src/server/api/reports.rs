@@ -6,11 +6,14 @@ use crate::api::error::{Error, ErrorReason};
 use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
+use crate::hardware::device::DeviceId;
 use crate::ledger::change::reports::ReportRefusal;
+use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
+use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::wire::{Allocation, Outcome, Reply, Report};
+use crate::report::wire::{Allocation, MakeInstance, MigOrders, Outcome, Reply, Report};
 
 /// Limits how often refused reports are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -58,7 +61,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 allocations_version: Some(receipt.allocations_version),
                 allocations: allocations.map(|held| held.collect()),
-                mig_orders: None,
+                mig_orders: mig_orders(app, node),
             };
             (StatusCode::OK, to_json(&reply))
         }
@@ -85,6 +88,22 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             refuse(status, &refusal.to_string(), reason)
         }
     }
+}
+
+/// What the agent of a node is to do about MIG instances, if this replica gives orders.
+fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
+    let term = app.acts_in()?;
+    if !app.leading.is_here() || !app.is_fenced() || app.readiness() != Readiness::Ready {
+        return None;
+    }
+    let InstanceOrders { make, remove } = app.ledger.instance_orders(node)?;
+    let make = make.into_iter().map(|spot| MakeInstance {
+        gpu: spot.gpu.to_string(),
+        profile: spot.profile.to_string(),
+        start: spot.start,
+    });
+    let remove = remove.iter().map(DeviceId::to_string).collect();
+    Some(MigOrders { term, make: make.collect(), remove })
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<ErrorReason>) -> (StatusCode, Vec<u8>) {

@@ -2,15 +2,15 @@
 
 use crate::api::state;
 use crate::api::state::{
-    Device, DeviceAmount, DeviceIsolation, Guest, IsolationMode, MigPlacement, Neighbor, PodState,
-    Slots, Tenant, TenantIsolation,
+    Device, DeviceAmount, DeviceIsolation, Guest, InstanceState, IsolationMode, MigPlacement,
+    Neighbor, PlaceableProfile, PodState, Slots, Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use crate::hardware::units::{Demand, MemMib};
-use crate::model::device_state::{DeviceState, Verification};
+use crate::model::device_state::{DeviceState, Origin, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::Reservation;
@@ -43,7 +43,12 @@ pub(crate) fn device(
         mig_profile,
         shared_instance: kind == state::DeviceKind::MigInstance
             && found.rule().instances == InstanceUse::Shared,
-        mig_placement: more.slot.map(|it| MigPlacement { start: it.start, size: it.size }),
+        mig_placement: found
+            .slot()
+            .or(more.slot)
+            .map(|it| MigPlacement { start: it.start, size: it.size }),
+        instance: instance(found),
+        placeable: placeable(node, &device.id),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
         slots: found.slots().map(|(total, free)| Slots { total, free }),
@@ -72,6 +77,23 @@ pub(crate) fn device(
         tenants: tenants(node, details, found, limits),
         guests: guests(node, details, found),
     }
+}
+
+/// How far an instance is that gpupack makes.
+fn instance(found: &DeviceState) -> Option<InstanceState> {
+    match found.origin() {
+        Origin::Found => None,
+        Origin::Promised => Some(InstanceState::Promised),
+        Origin::Made if found.is_leaving() => Some(InstanceState::Leaving),
+
+        Origin::Made => Some(InstanceState::Made),
+    }
+}
+
+/// How many more instances of each profile can be made on a GPU.
+fn placeable(node: &NodeState, gpu: &DeviceId) -> Vec<PlaceableProfile> {
+    let all = node.placeable_instances(gpu).into_iter();
+    all.map(|(profile, count)| PlaceableProfile { profile: profile.to_string(), count }).collect()
 }
 
 fn amount(demand: Demand) -> DeviceAmount {

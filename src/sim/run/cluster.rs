@@ -190,8 +190,13 @@ impl SimCluster {
         };
         let devices = placed.devices.iter().map(device).collect::<Option<Vec<PlacedDevice>>>()?;
         let micro = devices.iter().map(|placed| placed.demand.share.millionths()).sum();
-        let placement =
-            Placement { node: name.clone(), devices, isolation: placed.isolation, guest: None };
+        let placement = Placement {
+            node: name.clone(),
+            devices,
+            isolation: placed.isolation,
+            guest: None,
+            spots: Vec::new(),
+        };
         let fact = PodFact {
             pod: PodRef { uid: uid(arrival), name: pod.name.as_str().into() },
             node: Some(name),

@@ -77,7 +77,10 @@ fn chosen(node: &str, mix: &str, request: &str, weights: &WasteWeights) -> (Wast
         host_free,
         node_waste: &node_waste,
     };
-    let (change, taken) = node_waste::choose(&mix.expected_waste.unwrap(), &context, &mix.typical);
+    let (change, taken) = {
+        let making = context.making(&mix);
+        node_waste::choose(&mix.expected_waste.unwrap(), &context, &mix.typical, &making)
+    };
     (change, taken[0].0)
 }
 

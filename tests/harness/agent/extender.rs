@@ -90,6 +90,7 @@ impl Extender {
             devices: vec![PlacedDevice { id, demand }],
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         };
         let fact = PodFact {
             pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },

@@ -217,7 +217,13 @@ fn binding_to(device: &str, mib: u64, limit: &str) -> serde_json::Value {
     let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(500_000) };
     let devices = vec![PlacedDevice { id: DeviceId::new(device).unwrap(), demand }];
     let node = NodeName::new("n1");
-    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None, guest: None };
+    let placement = Placement {
+        node,
+        devices,
+        isolation: ConfiguredIsolation::None,
+        guest: None,
+        spots: Vec::new(),
+    };
     let mut annotations = encode(&placement).unwrap();
     annotations.insert(DRIVER_MEMORY.to_owned(), limit.to_owned());
     json!({

@@ -41,6 +41,7 @@ fn guest(bed: &Bed) -> PodFact {
         devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
         isolation: ConfiguredIsolation::None,
         guest: Some(Guest { on: id("GPU-b"), leaving: None }),
+        spots: Vec::new(),
     };
     let pod = PodRef { uid: PodUid::new("guest"), name: "team-a/guest".into() };
     let seen = SeenPod::from_json(&pod_named("guest", 0).to_string()).unwrap();

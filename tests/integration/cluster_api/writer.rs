@@ -33,7 +33,13 @@ fn target() -> BindTarget {
     let demand = Demand { memory: MemMib::new(4), share: Share::from_millionths(5) };
     let devices = vec![PlacedDevice { id: DeviceId::new("GPU-a").unwrap(), demand }];
     let node = NodeName::new("n1");
-    let placement = Placement { node, devices, isolation: ConfiguredIsolation::None, guest: None };
+    let placement = Placement {
+        node,
+        devices,
+        isolation: ConfiguredIsolation::None,
+        guest: None,
+        spots: Vec::new(),
+    };
     BindTarget::new(&pod, &placement, &ClientLimits::default()).unwrap()
 }
 

@@ -217,6 +217,7 @@ impl Tenant {
             devices: vec![PlacedDevice { id: DeviceId::new(&self.device()).unwrap(), demand }],
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         };
         let mut annotations = encode(&placement).unwrap();
         annotations.insert("gpu-fraction".to_owned(), "0.5".to_owned());

@@ -60,6 +60,7 @@ fn bound(round: u64, node: &str) -> PodFact {
             devices: vec![device],
             isolation: ConfiguredIsolation::None,
             guest: None,
+            spots: Vec::new(),
         }),
         bound_by_us: false,
         moves: MoveFact::default(),

@@ -8,7 +8,7 @@ fn node() -> NodeName {
 
 fn placement(devices: &[(&str, u64, u64)]) -> Placement {
     let device = |(id, mib, share): &(&str, u64, u64)| {
-        let wire = WireDevice { id: (*id).to_owned(), mib: *mib, share: *share };
+        let wire = WireDevice { id: (*id).to_owned(), mib: *mib, share: *share, mig: None };
         placed_device(&wire).unwrap()
     };
     Placement {
@@ -16,6 +16,7 @@ fn placement(devices: &[(&str, u64, u64)]) -> Placement {
         devices: devices.iter().map(device).collect(),
         isolation: ConfiguredIsolation::None,
         guest: None,
+        spots: Vec::new(),
     }
 }
 
@@ -139,7 +140,7 @@ fn impossible_values_are_rejected() {
         (a, r#"{"v":2,"place":7}"#.to_owned(), "version"),
         (a, r#"{"v":18446744073709551616}"#.to_owned(), "json"),
         (a, "[".repeat(10_000), "json"),
-        (a, "[".repeat(20_000), "too_long"),
+        (a, "[".repeat(40_000), "too_long"),
         (a, "null".to_owned(), "json"),
         (a, r#"[1,[{"id":"GPU-a","mib":4,"share":5}],"none"]"#.to_owned(), "json"),
         (a, device(r#"["GPU-a",4,5]"#), "json"),
@@ -184,6 +185,17 @@ prop_compose! {
         let is_one = amounts.len() == 1;
         let guest = moved.filter(|_| is_one);
         let guest = guest.map(|moved| Guest { on: id(1), leaving: moved.map(leaving) });
+        let spot = |at: usize| Spot {
+            gpu: id(100 + at),
+            profile: MigProfile::new("1g.10gb+me"),
+            start: u32::try_from(at % 8).unwrap(),
+        };
+        let is_made = |at: usize| amounts[at].0 % 3 == 0;
+        let mut spots: Vec<_> =
+            (0..amounts.len()).map(|at| is_made(at).then(|| spot(at))).collect();
+        if spots.iter().all(Option::is_none) {
+            spots.clear();
+        }
         Placement {
             node: node(),
             devices: amounts
@@ -193,6 +205,7 @@ prop_compose! {
                 .collect(),
             isolation,
             guest,
+            spots,
         }
     }
 }

@@ -55,6 +55,7 @@ fn facts_of_pod(at: usize, (node, share, is_placed, ends): (usize, u64, bool, bo
         devices: vec![PlacedDevice { id, demand }],
         isolation: ConfiguredIsolation::None,
         guest: None,
+        spots: Vec::new(),
     };
     let bound = PodFact {
         pod: pod(&format!("pod-{at}")),
@@ -159,6 +160,7 @@ fn wild_placement(node: usize) -> impl Strategy<Value = Placement> {
             .collect(),
         isolation: ConfiguredIsolation::None,
         guest: None,
+        spots: Vec::new(),
     })
 }
 

@@ -1,0 +1,174 @@
+//! The MIG instances that gpupack can make: which profiles a GPU may have, and where.
+//!
+//! A *spot* is a profile and its first unit on a GPU. Its instance need not exist: it is made when a pod is
+//! bound there, and removed after the pod. The UUID of an instance is another one each time it is made, the
+//! spot stays the same.
+//!
+//! Source: `nvmlGpuInstanceProfileInfo_t` and `nvmlGpuInstancePlacement_t` of NVML, as the agent reports
+//! them. Instances of one GPU must not overlap, and one of them may have the media engines.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::hardware::device::{
+    Device, DeviceDetails, DeviceId, DeviceKind, FailedMigOrder, Health, MakeableProfile,
+    MigProfile, Slot,
+};
+use crate::hardware::mig::MEDIA;
+use crate::hardware::units::MemMib;
+
+/// Most units of one GPU; there are 12 at most in 2026.
+pub const MAX_UNITS: u32 = 32;
+
+/// A MIG instance by where it lies, whether it exists or not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Spot {
+    /// The GPU.
+    pub gpu: DeviceId,
+    /// The profile.
+    pub profile: MigProfile,
+    /// The first unit.
+    pub start: u32,
+}
+
+impl Spot {
+    /// The id that stands for its instance until that is made. No UUID of NVML has this form. `None` if
+    /// it would be too long.
+    pub fn id(&self) -> Option<DeviceId> {
+        let profile = self.profile.as_str().replace(['.', '+'], "-");
+        DeviceId::new(&format!("{}/{}/{profile}", self.gpu, self.start)).ok()
+    }
+}
+
+impl FailedMigOrder {
+    /// Where the instance lies, or was to lie.
+    pub fn spot(&self) -> Spot {
+        Spot { gpu: self.gpu.clone(), profile: self.profile.clone(), start: self.start }
+    }
+}
+
+/// The units of a slot, one bit each.
+pub fn units(slot: Slot) -> u32 {
+    let all = u64::from(u32::MAX) >> (MAX_UNITS - slot.size.min(MAX_UNITS));
+    u32::try_from(all << slot.start.min(MAX_UNITS) & u64::from(u32::MAX)).unwrap_or(u32::MAX)
+}
+
+/// Whether a profile has the media engines, which one instance of a GPU may have.
+pub fn has_media(profile: &MigProfile) -> bool {
+    profile.as_str().ends_with(MEDIA)
+}
+
+/// An instance that could be made on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Makeable {
+    /// Where it would lie.
+    pub spot: Spot,
+    /// The units that it would cover.
+    pub slot: Slot,
+    /// The instance as a device, under the id of its spot.
+    pub device: Device,
+}
+
+/// All instances that could be made on a GPU in MIG mode, by profile and start. Those overlap of course:
+/// which of them can be made is a matter of those that are there.
+pub fn makeable<'a>(
+    gpu: &'a Device,
+    profiles: &'a [MakeableProfile],
+) -> impl Iterator<Item = Makeable> + 'a {
+    profiles.iter().flat_map(move |profile| {
+        let starts = profile.starts.iter();
+        starts.filter_map(move |start| {
+            let spot =
+                Spot { gpu: gpu.id.clone(), profile: profile.profile.clone(), start: *start };
+            let device = Device {
+                id: spot.id()?,
+                index: gpu.index,
+                model: gpu.model.clone(),
+                total: profile.memory,
+                reserved: MemMib::ZERO,
+                kind: DeviceKind::MigInstance {
+                    parent: gpu.id.clone(),
+                    profile: profile.profile.clone(),
+                },
+                health: Health::Healthy,
+            };
+            Some(Makeable { spot, slot: Slot { start: *start, size: profile.size }, device })
+        })
+    })
+}
+
+/// What an inventory says of MIG: what can be made on which GPU, and where the instances lie that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigInventory {
+    /// By GPU.
+    pub profiles: Vec<(DeviceId, Arc<[MakeableProfile]>)>,
+    /// By instance: where it lies, and whether an agent of gpupack made it.
+    pub instances: Vec<(DeviceId, Slot, bool)>,
+}
+
+impl MigInventory {
+    /// What the details of devices say.
+    pub fn of(details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
+        let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
+        let instances =
+            details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
+        Self {
+            profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
+            instances: instances.collect(),
+        }
+    }
+
+    /// What can be made on a GPU.
+    pub fn profiles_of(&self, gpu: &DeviceId) -> &[MakeableProfile] {
+        let found = self.profiles.iter().find(|(id, _)| id == gpu);
+        found.map_or(&[], |(_, profiles)| profiles)
+    }
+
+    /// Where an instance lies, and whether an agent of gpupack made it.
+    pub fn instance(&self, id: &DeviceId) -> Option<(Slot, bool)> {
+        let found = self.instances.iter().find(|(of, ..)| of == id);
+        found.map(|(_, slot, is_made)| (*slot, *is_made))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::{DeviceIndex, ModelName};
+
+    #[test]
+    fn a_slot_covers_its_units() {
+        for (start, size, bits) in
+            [(0, 1, 0b1), (4, 2, 0b11_0000), (0, 8, 0xff), (0, 32, u32::MAX), (31, 8, 1 << 31)]
+        {
+            assert_eq!(units(Slot { start, size }), bits, "{start} {size}");
+        }
+        assert_eq!((units(Slot { start: 40, size: 1 }), units(Slot { start: 0, size: 0 })), (0, 0));
+    }
+
+    #[test]
+    fn what_can_be_made_has_ids_of_its_own() {
+        let gpu = Device {
+            id: DeviceId::new("GPU-a").unwrap(),
+            index: DeviceIndex(3),
+            model: ModelName::new("NVIDIA A30"),
+            total: MemMib::new(24_576),
+            reserved: MemMib::ZERO,
+            kind: DeviceKind::MigParent,
+            health: Health::Healthy,
+        };
+        let row = |name: &str, size, starts: &[u32]| MakeableProfile {
+            profile: MigProfile::new(name),
+            memory: MemMib::new(5_952),
+            sm_count: None,
+            size,
+            starts: starts.to_vec(),
+        };
+        let rows = [row("1g.6gb+me", 1, &[0, 3]), row("2g.12gb", 2, &[2])];
+        let all: Vec<Makeable> = makeable(&gpu, &rows).collect();
+        let ids: Vec<&str> = all.iter().map(|it| it.device.id.as_str()).collect();
+        assert_eq!(ids, ["GPU-a/0/1g-6gb-me", "GPU-a/3/1g-6gb-me", "GPU-a/2/2g-12gb"]);
+        assert_eq!(all[1].slot, Slot { start: 3, size: 1 });
+        assert_eq!((has_media(&rows[0].profile), has_media(&rows[1].profile)), (true, false));
+    }
+}

@@ -1,0 +1,328 @@
+//! MIG instances that are made on demand: where there is room for one, and what becomes of it.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile, ModelName,
+    NodeName, PoolName, Slot,
+};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::spots::MigInventory;
+use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::model::device_state::{DeviceUse, Origin};
+use crate::model::node_state::InstanceOrders;
+use crate::model::policy::Policy;
+use crate::model::reservation::{Reservation, ReservationState};
+use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
+use crate::waste::mig::potentials::DividedGpu;
+
+/// One MIG instance: name, profile, start, size, and whether gpupack made it.
+type Instance = (&'static str, &'static str, u32, u32, bool);
+
+/// Two A30 in MIG mode with these instances on the first one.
+fn inventory(instances: &[Instance]) -> NodeInventory {
+    let device = |id: &str, index, total, kind| Device {
+        id: DeviceId::new(id).unwrap(),
+        index: DeviceIndex(index),
+        model: ModelName::new("NVIDIA A30"),
+        total: MemMib::new(total),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let gpus = ["GPU-a", "GPU-b"];
+    let mut devices: Vec<Device> = gpus
+        .iter()
+        .zip(0..)
+        .map(|(id, at)| device(id, at, 24_576, DeviceKind::MigParent))
+        .collect();
+    let row = |name: &str, memory, size, starts: &[u32]| MakeableProfile {
+        profile: MigProfile::new(name),
+        memory: MemMib::new(memory),
+        sm_count: None,
+        size,
+        starts: starts.to_vec(),
+    };
+    let rows = vec![
+        row("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
+        row("1g.6gb+me", 5_952, 1, &[0, 1, 2, 3]),
+        row("2g.12gb", 11_968, 2, &[0, 2]),
+        row("4g.24gb", 24_000, 4, &[0]),
+    ];
+    let rows: Arc<[MakeableProfile]> = rows.into();
+    let profiles = gpus.map(|id| (DeviceId::new(id).unwrap(), Arc::clone(&rows))).to_vec();
+    let mut mig = MigInventory { profiles, instances: Vec::new() };
+    for (id, profile, start, size, is_made) in instances {
+        let (parent, profile) = (DeviceId::new("GPU-a").unwrap(), MigProfile::new(*profile));
+        let kind = DeviceKind::MigInstance { parent, profile };
+        devices.push(device(id, 0, 5_952 * u64::from(*size), kind));
+        let slot = Slot { start: *start, size: *size };
+        mig.instances.push((DeviceId::new(id).unwrap(), slot, *is_made));
+    }
+    NodeInventory::new(devices).unwrap().with_mig(mig)
+}
+
+struct Bed {
+    node: NodeState,
+    classes: DeviceClasses,
+}
+
+impl Bed {
+    fn new(instances: &[Instance]) -> Self {
+        let mut classes = DeviceClasses::default();
+        let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
+        node.see_node(HostAmount::ZERO, PoolName::new(""));
+        node.share_by(PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() }, &mut classes);
+        node.replace_inventory(&inventory(instances), &mut classes);
+        node.observe(&[], Timestamp::START);
+        Self { node, classes }
+    }
+
+    fn see(&mut self, instances: &[Instance]) {
+        self.node.replace_inventory(&inventory(instances), &mut self.classes);
+        assert_eq!(self.node.audit(), Ok(()));
+    }
+
+    /// Places a pod, and says where.
+    fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
+        let compiled_request = compiled_request(request, &self.classes);
+        let mix = compiled("1 whole", &self.node, &self.classes);
+        let strategy = Strategy::Policy(Policy::BinPack);
+        let holds = HoldRule::Respected;
+        let place = evaluate(&self.node, &compiled_request, &strategy, &mix, holds)?;
+        let placement = placement(&self.node, &place);
+        assert!(still_fits(&self.node, &compiled_request, &placement));
+        assert_eq!(placement.isolation, ConfiguredIsolation::Hardware);
+        let held = Reservation { placement, ..tenant(pod, Vec::new()) };
+        self.node.allocate(held);
+        assert_eq!(self.node.audit(), Ok(()));
+        Ok(self.of(pod))
+    }
+
+    /// The devices of a pod.
+    fn of(&self, pod: &str) -> String {
+        let held = self.node.reservation(&PodUid::new(pod)).unwrap();
+        let ids = held.placement.devices.iter().map(|placed| placed.id.as_str());
+        ids.collect::<Vec<_>>().join(" ")
+    }
+
+    /// How many more of each profile fit, one at a time on a copy.
+    fn fitting(&self, profile: &str) -> usize {
+        let mut bed = Self { node: self.node.clone(), classes: self.classes.clone() };
+        let all = (0..)
+            .take_while(|at| bed.place(&format!("more-{at}"), &format!("mig={profile}")).is_ok());
+        all.count()
+    }
+
+    fn origins(&self) -> Vec<(&str, Origin)> {
+        let devices = self.node.devices().iter();
+        let instances = devices.filter(|it| it.device().kind != DeviceKind::MigParent);
+        instances.map(|it| (it.device().id.as_str(), it.origin())).collect()
+    }
+}
+
+#[test]
+fn instances_fit_where_they_may_begin_and_no_other_lies() {
+    let mut bed = Bed::new(&[]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [8, 4, 2]);
+    assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb");
+    assert_eq!(bed.origins(), [("GPU-a/0/2g-12gb", Origin::Promised)]);
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [6, 3, 1]);
+    assert_eq!(bed.place("q", "mig=1g.6gb").unwrap(), "GPU-a/2/1g-6gb", "where others are");
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [5, 2, 1]);
+    assert_eq!(bed.place("w", "mig=4g.24gb").unwrap(), "GPU-b/0/4g-24gb");
+    assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [1, 0, 0]);
+    // Several at a time, and again when pods go.
+    bed.node.remove(&PodUid::new("w"));
+    assert_eq!(bed.place("s", "mig=2g.12gb count=2").unwrap(), "GPU-b/0/2g-12gb GPU-b/2/2g-12gb");
+    assert_eq!(bed.fitting("2g.12gb"), 0);
+}
+
+#[test]
+fn one_instance_of_a_gpu_has_the_media_engines() {
+    let mut bed = Bed::new(&[]);
+    assert_eq!(bed.fitting("1g.6gb.me"), 2);
+    assert_eq!(bed.place("p", "mig=1g.6gb.me").unwrap(), "GPU-a/0/1g-6gb-me");
+    assert_eq!((bed.fitting("1g.6gb.me"), bed.fitting("1g.6gb")), (1, 7));
+    let mut bed = Bed::new(&[]);
+    let both = bed.place("p", "mig=1g.6gb.me count=2").unwrap();
+    assert_eq!(both, "GPU-a/0/1g-6gb-me GPU-b/0/1g-6gb-me");
+    let mut bed = Bed::new(&[]);
+    let three = bed.place("p", "mig=1g.6gb.me count=3");
+    assert_eq!(three, Err(Rejection::DevicesTaken { fitting: 2 }));
+}
+
+#[test]
+fn what_covers_an_instance_is_named() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=1g.6gb count=8").unwrap();
+    assert_eq!(bed.place("q", "mig=1g.6gb"), Err(Rejection::NoPlace));
+}
+
+#[test]
+fn an_instance_that_no_pod_has_is_removed_and_given_to_none() {
+    let made = ("MIG-1", "2g.12gb", 0, 2, true);
+    let mut bed = Bed::new(&[made]);
+    let is_removed =
+        |bed: &Bed| bed.node.instance_orders().remove == [DeviceId::new("MIG-1").unwrap()];
+    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-1").unwrap())], Timestamp::START);
+    assert!(is_removed(&bed));
+    assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb", "not the old one");
+    let orders = bed.node.instance_orders();
+    let is_same = |spot: &Spot| (spot.start, spot.profile.as_str()) == (0, "2g.12gb");
+    assert!(orders.make.iter().all(is_same) && orders.make.len() == 1);
+    assert!(is_removed(&bed));
+    // The old one is there still, gone, and the new one is there.
+    for (instances, uuid) in [
+        (&[made][..], "GPU-a/0/2g-12gb"),
+        (&[], "GPU-a/0/2g-12gb"),
+        (&[("MIG-2", "2g.12gb", 0, 2, true)], "MIG-2"),
+    ] {
+        bed.see(instances);
+        assert_eq!(bed.of("p"), uuid);
+    }
+    assert_eq!(bed.node.instance_orders(), InstanceOrders::default(), "it has a tenant");
+}
+
+#[test]
+fn where_an_instance_could_not_be_made_none_is_for_a_minute() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=4g.24gb").unwrap();
+    let spot = bed.node.instance_orders().make.remove(0);
+    bed.node.remove(&PodUid::new("p"));
+    bed.node.note_failures([spot], Timestamp::from_millis(1_000));
+    assert_eq!((bed.fitting("4g.24gb"), bed.fitting("2g.12gb")), (1, 4));
+    let limit = std::time::Duration::from_secs(3_600);
+    bed.node.expire(limit, Timestamp::from_millis(60_999));
+    assert_eq!(bed.fitting("4g.24gb"), 1);
+    assert!(bed.node.is_anything_due(limit, Timestamp::from_millis(61_000)));
+    bed.node.expire(limit, Timestamp::from_millis(61_000));
+    assert_eq!(bed.fitting("4g.24gb"), 2);
+}
+
+#[test]
+fn more_important_pods_take_a_place_that_several_others_cover() {
+    let mut bed = Bed::new(&[]);
+    for pod in ["a", "b", "c", "d"] {
+        bed.place(pod, "mig=1g.6gb").unwrap();
+    }
+    bed.place("w", "mig=4g.24gb").unwrap();
+    let compiled = compiled_request("mig=2g.12gb", &bed.classes);
+    assert!(!fits(&bed.node, &compiled, HoldRule::Respected));
+    let gone = |pods: &[&str]| {
+        let pods: Vec<PodUid> = pods.iter().map(|pod| PodUid::new(*pod)).collect();
+        fits_without(&bed.node, &compiled, pods.iter())
+    };
+    assert_eq!([gone(&["a", "b"]), gone(&["b", "c"]), gone(&["c", "d"])], [true, false, true]);
+}
+
+#[test]
+fn any_instance_with_enough_memory_is_made_for_isolation_by_hardware() {
+    let mut bed = Bed::new(&[]);
+    for (request, on) in [
+        ("memory=6000 isolation=hardware", "GPU-a/0/2g-12gb"),
+        ("memory=5952 isolation=hardware", "GPU-a/2/1g-6gb"),
+        ("memory=20000 isolation=hardware", "GPU-b/0/4g-24gb"),
+    ] {
+        assert_eq!(bed.place(request, request).unwrap(), on, "{request}");
+    }
+}
+
+#[test]
+fn an_instance_gets_its_uuid_once_it_is_made_and_another_one_after_a_reboot() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=2g.12gb").unwrap();
+    for (uuid, instances) in [
+        ("GPU-a/0/2g-12gb", &[][..]),
+        ("MIG-1", &[("MIG-1", "2g.12gb", 0, 2, true)]),
+        ("GPU-a/0/2g-12gb", &[]), // a reboot
+        ("MIG-2", &[("MIG-2", "2g.12gb", 0, 2, true)]),
+    ] {
+        bed.see(instances);
+        assert_eq!((bed.of("p").as_str(), bed.fitting("2g.12gb")), (uuid, 3));
+        let state = bed.node.devices().iter().find(|it| it.device().id.as_str() == uuid);
+        let state = state.unwrap();
+        assert_eq!(state.allocated(), state.capacity(), "{uuid}: all of it");
+    }
+    // An instance that others made there is not the pod's.
+    bed.see(&[("MIG-3", "1g.6gb", 0, 1, false)]);
+    assert_eq!(bed.of("p"), "GPU-a/0/2g-12gb");
+}
+
+#[test]
+fn an_instance_of_others_stays_and_one_of_ours_goes_for_a_better_use() {
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, false)]);
+    assert_eq!(bed.fitting("4g.24gb"), 1);
+    assert_eq!(bed.place("p", "mig=1g.6gb").unwrap(), "MIG-1", "it can be used");
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, true)]);
+    assert_eq!(bed.fitting("4g.24gb"), 2);
+    assert_eq!(bed.fitting("1g.6gb"), 8, "it counts once");
+    assert_eq!(bed.place("w", "mig=4g.24gb count=2").unwrap(), "GPU-a/0/4g-24gb GPU-b/0/4g-24gb");
+    assert_eq!(bed.fitting("1g.6gb"), 0, "it is to be removed");
+    // While a process uses it, it stays.
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, true)]);
+    let used = DeviceUse {
+        used: Some(MemMib::new(100)),
+        ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap())
+    };
+    bed.node.observe(&[used], Timestamp::START);
+    assert_eq!(bed.fitting("4g.24gb"), 1);
+}
+
+#[test]
+fn nothing_is_made_in_other_pools_or_on_a_gpu_that_is_ill() {
+    let mut bed = Bed::new(&[]);
+    bed.node.share_by(PoolRule::default(), &mut bed.classes);
+    assert_eq!(bed.place("p", "mig=1g.6gb"), Err(Rejection::Kind));
+    let mut bed = Bed::new(&[]);
+    let ill =
+        |id| DeviceUse { health: Health::Unhealthy, ..DeviceUse::idle(DeviceId::new(id).unwrap()) };
+    bed.node.observe(&[ill("GPU-a")], Timestamp::START);
+    assert_eq!(bed.fitting("1g.6gb"), 4);
+    bed.node.observe(&[ill("GPU-b")], Timestamp::START);
+    assert_eq!(bed.place("p", "mig=1g.6gb"), Err(Rejection::Unhealthy));
+}
+
+#[test]
+fn a_pod_that_ended_before_its_instance_was_made_leaves_nothing() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=2g.12gb").unwrap();
+    let draining =
+        ReservationState::Draining { since: Timestamp::START, clean_reports: 0, shown: None };
+    let held = bed.node.reservation(&PodUid::new("p")).unwrap().clone();
+    bed.node.allocate(Reservation { state: draining, ..held });
+    let uses = ["GPU-a", "GPU-b"].map(|id| DeviceUse::idle(DeviceId::new(id).unwrap()));
+    let freed: Vec<usize> =
+        (0..2).map(|_| bed.node.observe(&uses, Timestamp::START).len()).collect();
+    assert_eq!((freed, bed.fitting("4g.24gb")), (vec![0, 1], 2));
+    assert_eq!(bed.node.devices().len(), 2);
+}
+
+#[test]
+fn an_instance_is_made_where_it_wastes_least() {
+    // A unit of the second half is taken, so the first half stays whole.
+    for policy in [Policy::Fragmentation, Policy::BinPack] {
+        let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 2, 1, false)]);
+        let in_use = DeviceUse {
+            health: Health::KubeletOwned,
+            ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap())
+        };
+        bed.node.observe(&[in_use], Timestamp::START);
+        let gpus: Vec<DividedGpu> = bed
+            .node
+            .divided(HoldRule::Ignored)
+            .map(|(_, geometry, instances)| DividedGpu { geometry, instances })
+            .collect();
+        assert_eq!(gpus.len(), 2);
+        let requests = mix("1 mig=2g.12gb");
+        let mix = compiled("1 mig=2g.12gb", &bed.node, &bed.classes).with_divided(&requests, &gpus);
+        let request = compiled_request("mig=1g.6gb", &bed.classes);
+        let strategy = Strategy::Policy(policy);
+        let place = evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap();
+        let placement = placement(&bed.node, &place);
+        assert_eq!(placement.devices[0].id.as_str(), "GPU-a/3/1g-6gb", "{policy:?}");
+    }
+}

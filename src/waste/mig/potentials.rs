@@ -1,0 +1,217 @@
+//! What it costs to make an instance on a GPU, by the requests and the GPUs of a cluster at one time.
+//!
+//! The potential of each layout is computed once, when the mix or the layouts of the cluster have
+//! changed. A question is then two look-ups in a table.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use crate::hardware::device::MigProfile;
+use crate::hardware::layouts::{LayoutId, Start};
+use crate::hardware::mig::{GEOMETRIES, Geometry, MEDIA};
+use crate::hardware::units::{MemMib, Share};
+use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::waste::mig::class::{MigClass, MigClassId};
+use crate::waste::mig::decision::{Decision, Scratch};
+use crate::waste::mig::mix::MigMix;
+use crate::waste::mig::supply::MigSupply;
+use crate::waste::mig::types::{MigType, TypeId, Types};
+use crate::waste::request_mix::Mix;
+
+/// A GPU on which instances are made on demand, and those that stay on it: profile and first unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DividedGpu {
+    /// What it may have.
+    pub geometry: &'static Geometry,
+    /// What it has.
+    pub instances: Vec<(MigProfile, u32)>,
+}
+
+/// The potentials of all layouts of the GPUs of a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Potentials {
+    classes: Vec<(&'static Geometry, Arc<MigClass>, Vec<i128>)>,
+}
+
+impl Potentials {
+    /// Those under this mix, with these GPUs. A GPU whose instances lie where its geometry does not allow
+    /// counts for nothing.
+    pub fn of(mix: &Mix, gpus: &[DividedGpu]) -> Self {
+        let mut geometries: Vec<&'static Geometry> = Vec::new();
+        for gpu in gpus {
+            if !geometries.iter().any(|known| std::ptr::eq(*known, gpu.geometry)) {
+                geometries.push(gpu.geometry);
+            }
+        }
+        let known = geometries.iter().filter_map(|geometry| Some((*geometry, class_of(geometry)?)));
+        let (geometries, shared): (Vec<_>, Vec<Arc<MigClass>>) = known.unzip();
+        let classes: Vec<MigClass> = shared.iter().map(|class| MigClass::clone(class)).collect();
+        let mut types = Types::default();
+        let counts = counts(mix, &geometries, &classes, &mut types);
+        let mut supply = MigSupply::none(&classes);
+        for gpu in gpus {
+            let at = geometries.iter().position(|known| std::ptr::eq(*known, gpu.geometry));
+            let Some(at) = at else { continue };
+            let Some(layout) = layout_of(&classes[at], &gpu.instances) else { continue };
+            supply.add(&classes, MigClassId(at), layout);
+            for (profile, _) in &gpu.instances {
+                types.id(&named(&classes, profile)).into_iter().for_each(|id| supply.start(id));
+            }
+        }
+        let mix = MigMix::of(&classes, &types, counts);
+        let mut scratch = Scratch::default();
+        let none = MigType::new([]);
+        let mut decision = Decision::new(&classes, (&mix, &supply), &none, &mut scratch);
+        let potentials: Vec<Vec<i128>> = (0..classes.len())
+            .map(|at| {
+                let layouts = classes[at].layouts().ids();
+                layouts.map(|layout| decision.potential(MigClassId(at), layout)).collect()
+            })
+            .collect();
+        let all = geometries.into_iter().zip(shared).zip(potentials);
+        Self { classes: all.map(|((geometry, class), all)| (geometry, class, all)).collect() }
+    }
+
+    /// What it costs to make an instance on a GPU, in millionths of a GPU; below zero if the rest is worth
+    /// more than before. `None` if the GPU is of a model without a table, or cannot have it there.
+    pub fn cost(&self, gpu: &DividedGpu, profile: &MigProfile, start: u32) -> Option<i64> {
+        let mut classes = self.classes.iter();
+        let (_, class, potentials) = classes.find(|it| std::ptr::eq(it.0, gpu.geometry))?;
+        let before = layout_of(class, &gpu.instances)?;
+        let layouts = class.layouts();
+        let index = layouts.profile(plain(profile))?;
+        let after = layouts.put(before, index, Start(start))?;
+        let change = potentials[after.position()] - potentials[before.position()];
+        i64::try_from(change / 1_000_000 / i128::from(gpu.geometry.axis.max(1))).ok()
+    }
+}
+
+/// The tables of a geometry, made once.
+fn class_of(geometry: &'static Geometry) -> Option<Arc<MigClass>> {
+    static CLASSES: [OnceLock<Option<Arc<MigClass>>>; GEOMETRIES.len()] =
+        [const { OnceLock::new() }; GEOMETRIES.len()];
+    let at = GEOMETRIES.iter().position(|known| known == geometry)?;
+    CLASSES[at].get_or_init(|| MigClass::new(geometry).ok().map(Arc::new)).clone()
+}
+
+fn plain(profile: &MigProfile) -> &str {
+    profile.as_str().strip_suffix(MEDIA).unwrap_or(profile.as_str())
+}
+
+/// The layout of these instances; `None` if they cannot lie so.
+fn layout_of(class: &MigClass, instances: &[(MigProfile, u32)]) -> Option<LayoutId> {
+    let layouts = class.layouts();
+    instances.iter().try_fold(LayoutId::EMPTY, |layout, (profile, start)| {
+        let profile = layouts.profile(plain(profile))?;
+        layouts.put(layout, profile, Start(*start))
+    })
+}
+
+/// The type of the requests for a profile by its name.
+fn named(classes: &[MigClass], profile: &MigProfile) -> MigType {
+    MigType::new(classes.iter().map(|class| class.layouts().profile(plain(profile))))
+}
+
+/// How many instances of each type the mix requests. All profiles count, also those of which none came.
+fn counts(
+    mix: &Mix,
+    geometries: &[&'static Geometry],
+    classes: &[MigClass],
+    types: &mut Types,
+) -> Vec<(TypeId, u64)> {
+    let mut counts = BTreeMap::new();
+    let profiles = geometries.iter().flat_map(|geometry| geometry.profiles);
+    for profile in profiles {
+        if let Some(id) = types.id(&named(classes, &MigProfile::new(profile.name))) {
+            counts.entry(id).or_insert(0);
+        }
+    }
+    for (kind, tally) in &mix.types {
+        let Some(request) = &kind.gpu else { continue };
+        let kinds = geometries.iter().zip(classes);
+        let kind = MigType::new(kinds.map(|(geometry, class)| {
+            let (memory, share) = match (&request.amount, served(request)) {
+                (Amount::MigInstance(profile), _) => {
+                    return class.layouts().profile(plain(profile));
+                }
+                (_, Some(needs)) => needs(geometry),
+                (_, None) => return None,
+            };
+            class.layouts().smallest(memory, share)
+        }));
+        if kind.accepted().next().is_none() {
+            continue;
+        }
+        if let Some(id) = types.id(&kind) {
+            *counts.entry(id).or_insert(0) += tally.pods * u64::from(request.count.get());
+        }
+    }
+    counts.into_iter().collect()
+}
+
+/// What an instance must have for a request that any large enough one serves.
+fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) + '_> {
+    let is_served = request.isolation == Isolation::Hardware && !request.amount.is_whole();
+    is_served.then_some(move |geometry: &Geometry| {
+        let whole = geometry.profiles.last().map_or(0, |profile| profile.memory_mib);
+        match &request.amount {
+            Amount::Memory(memory) => (*memory, Share::ZERO),
+            Amount::Fraction(share) => (share.of(MemMib::new(whole)), *share),
+            Amount::FractionAndMemory(share, memory) => {
+                (share.of(MemMib::new(whole)).max(*memory), *share)
+            }
+            Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => {
+                (MemMib::new(whole), Share::WHOLE)
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(instances: &[(&str, u32)]) -> DividedGpu {
+        let instances = instances.iter().map(|(name, start)| (MigProfile::new(*name), *start));
+        DividedGpu { geometry: &GEOMETRIES[2], instances: instances.collect() }
+    }
+
+    /// The starts at which an instance of the profile costs least on an A100, by GPU.
+    fn best(gpus: &[DividedGpu], profile: &str, starts: &[u32]) -> (usize, u32) {
+        let potentials = Potentials::of(&Mix::default(), gpus);
+        let profile = MigProfile::new(profile);
+        let all = (0..gpus.len()).flat_map(|at| starts.iter().map(move |start| (at, *start)));
+        let cost = |(at, start): (usize, u32)| potentials.cost(&gpus[at], &profile, start);
+        let (_, best) = all.filter_map(|it| Some((cost(it)?, it))).min().unwrap();
+        best
+    }
+
+    #[test]
+    fn instances_go_where_they_waste_least() {
+        // At unit 6 the smallest one would waste unit 7.
+        let starts = [0, 1, 2, 3, 4, 5, 6];
+        let (at, start) = best(&[gpu(&[])], "1g.10gb", &starts);
+        assert!(at == 0 && start != 6, "{start}");
+        // A GPU that is divided already, rather than an empty one.
+        let two = [gpu(&[]), gpu(&[("3g.40gb", 0)])];
+        assert_eq!(best(&two, "3g.40gb", &[0, 4]), (1, 4));
+        assert_eq!(best(&two, "1g.10gb+me", &starts).0, 1);
+        // Beside a run that is there, so that the larger runs stay whole.
+        assert_eq!(best(&[gpu(&[("1g.10gb", 0)])], "1g.10gb", &starts), (0, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_has_no_cost() {
+        let potentials = Potentials::of(&Mix::default(), &[gpu(&[])]);
+        let cost = |gpu: &DividedGpu, profile: &str, start| {
+            potentials.cost(gpu, &MigProfile::new(profile), start)
+        };
+        assert!(cost(&gpu(&[]), "3g.40gb", 4).is_some());
+        assert_eq!(cost(&gpu(&[]), "3g.40gb", 2), None, "it cannot begin there");
+        assert_eq!(cost(&gpu(&[("4g.40gb", 0)]), "1g.10gb", 3), None, "another one lies there");
+        assert_eq!(cost(&gpu(&[]), "9g.90gb", 0), None, "no such profile");
+        assert_eq!(cost(&gpu(&[("9g.90gb", 0)]), "1g.10gb", 3), None);
+        let other = DividedGpu { geometry: &GEOMETRIES[0], instances: Vec::new() };
+        assert_eq!(cost(&other, "1g.6gb", 0), None, "no such GPU was there");
+    }
+}

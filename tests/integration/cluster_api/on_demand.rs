@@ -1,0 +1,198 @@
+//! MIG instances that are made for a bind, given to the container by their UUID, made again after a reboot,
+//! and removed after the pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::clock::Clock;
+use gpupack::config::file::Config;
+use gpupack::control::bind::edits::restore_edited;
+use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::Sink;
+use gpupack::model::reservation::ReservationState;
+use gpupack::server::api::background;
+use serde_json::{Value, json};
+
+use super::binding::{Bed, node, pod_of, requests};
+use crate::harness::api_server::Fake;
+
+const CONFIG: &str = "pools: {'': {mig: on_demand}}";
+
+/// An A30 in MIG mode whose agent can make instances, with these: UUID, profile, start, size.
+fn inventory(instances: &[(&str, &str, u32, u32)]) -> Value {
+    let row = |profile: &str, mib: u64, size: u32, starts: &[u32]| json!({"profile": profile, "memoryMib": mib, "size": size, "starts": starts});
+    let rows = [
+        row("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
+        row("2g.12gb", 11_968, 2, &[0, 2]),
+        row("4g.24gb", 24_000, 4, &[0]),
+    ];
+    let gpu = json!({"id": "GPU-a", "index": 0, "model": "NVIDIA A30", "memoryMib": 24_576,
+        "reservedMib": 0, "kind": "MigParent", "healthy": true, "migProfiles": rows});
+    let instances = instances.iter().map(|(id, profile, start, size)| {
+        json!({"id": id, "index": 0, "model": "NVIDIA A30", "memoryMib": 5_952 * size, "reservedMib": 0,
+            "kind": "MigInstance", "parentId": "GPU-a", "migProfile": profile, "healthy": true,
+            "migPlacement": {"start": start, "size": size}, "madeHere": true})
+    });
+    Value::Array(std::iter::once(gpu).chain(instances).collect())
+}
+
+struct Agent {
+    sequence: u64,
+    session: Value,
+}
+
+impl Agent {
+    /// Reports, and returns the orders of the reply.
+    async fn report(&mut self, bed: &Bed, devices: &Value, failures: Value) -> Value {
+        self.sequence += 1;
+        let uses = devices.as_array().into_iter().flatten().map(|device| match &device["kind"] {
+            kind if kind == "MigParent" => json!({"id": device["id"], "healthy": true}),
+            _ => json!({"id": device["id"], "usedMib": 0, "healthy": true, "processes": []}),
+        });
+        let report = json!({
+            "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "sequence": self.sequence,
+            "session": self.session, "inventory": devices, "devices": uses.collect::<Vec<_>>(),
+            "migFailures": failures,
+        });
+        let mut reply = bed.send("PUT", "/v1/nodes/n1/report", &report).await;
+        self.session = reply["session"].take();
+        reply["migOrders"].take()
+    }
+}
+
+async fn bed(fake: &Fake) -> (Bed, Agent) {
+    let config = Config::from_yaml(CONFIG).unwrap();
+    let asks = json!({"gpu-memory": "9000", "gpupack.dev/isolation": "hardware"});
+    let bed = Bed::made(fake, (config, Clock::start()), asks, &inventory(&[])).await;
+    bed.app.set_fenced();
+    bed.watch(fake);
+    (bed, Agent { sequence: 1, session: Value::Null })
+}
+
+fn orders(make: &[(&str, u32)], remove: &[&str]) -> Value {
+    let make = make
+        .iter()
+        .map(|(profile, start)| json!({"gpu": "GPU-a", "profile": profile, "start": start}));
+    json!({"make": make.collect::<Vec<_>>(), "remove": remove})
+}
+
+/// The orders without their term.
+fn without_term(mut orders: Value) -> Value {
+    assert!(orders["term"].as_u64().is_some(), "{orders}");
+    orders.as_object_mut().unwrap().remove("term");
+    orders
+}
+
+fn annotation(fake: &Fake, name: &str) -> String {
+    let key = format!("placed.gpupack.dev/{name}");
+    fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.get(&key).cloned().unwrap_or_default())
+}
+
+/// Binds the pod while an agent makes its instance.
+async fn bound(fake: &Fake) -> (Bed, Agent) {
+    let (bed, mut agent) = bed(fake).await;
+    assert_eq!(bed.filter(&pod_of(fake)).await, json!(["n1"]));
+    let made = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
+        assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]));
+        assert_eq!(requests(fake, "/binding"), 0, "not before it is made");
+        let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+        agent.report(&bed, &there, json!([])).await
+    };
+    let (error, ordered) = tokio::join!(bed.bind(), made);
+    assert_eq!((error.as_str(), node(fake).as_deref()), ("", Some("n1")));
+    assert_eq!(without_term(ordered), orders(&[], &[]));
+    (bed, agent)
+}
+
+#[tokio::test]
+async fn a_bind_waits_for_its_instance_and_posts_its_uuid() {
+    let fake = Fake::with_pod();
+    let (bed, _) = bound(&fake).await;
+    assert_eq!(annotation(&fake, "uuids"), "MIG-1");
+    let placement: Value = serde_json::from_str(&annotation(&fake, "placement")).unwrap();
+    let spot = json!({"gpu": "GPU-a", "profile": "2g.12gb", "start": 0});
+    assert_eq!(placement["devices"][0]["mig"], spot);
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bound(&fake).await;
+    let see = || {
+        let mut pod = pod_of(&fake);
+        pod["spec"]["nodeName"] = json!("n1");
+        bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+    };
+    see();
+    let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
+    assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]));
+    see(); // the watch shows the old UUID: that is no edit
+    restore_edited(&bed.app).await;
+    assert_eq!(annotation(&fake, "uuids"), "MIG-1", "there is no other yet");
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    agent.report(&bed, &inventory(&[("MIG-2", "2g.12gb", 0, 2)]), json!([])).await;
+    for _ in 0..500 {
+        if annotation(&fake, "uuids") == "MIG-2" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(annotation(&fake, "uuids"), "MIG-2");
+    see(); // our own write is no edit
+    let text = String::from_utf8(bed.app.metrics.text()).unwrap();
+    assert!(!text.contains("gpupack_placement_edits_total{result=\"seen\"} 1"), "{text}");
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn an_instance_is_removed_after_its_pod() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bound(&fake).await;
+    let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+    bed.app.ledger.end_pod(&PodUid::new("u1"), bed.app.clock.now());
+    let mut ordered = Vec::new();
+    for _ in 0..3 {
+        ordered.push(without_term(agent.report(&bed, &there, json!([])).await));
+    }
+    // Two lists without a process of it come first.
+    let (none, remove) = (orders(&[], &[]), orders(&[], &["MIG-1"]));
+    assert_eq!(ordered, [none.clone(), remove.clone(), remove]);
+    // No pod gets an instance that goes: another one is made in its place.
+    let waits = json!({"metadata": {"uid": "next", "namespace": "team-a", "name": "next",
+            "annotations": {"gpu-memory": "20000", "gpupack.dev/isolation": "hardware"}},
+        "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}});
+    assert_eq!(bed.filter(&waits).await, json!(["n1"]));
+    let gone = without_term(agent.report(&bed, &inventory(&[]), json!([])).await);
+    assert_eq!(gone, none);
+}
+
+#[tokio::test]
+async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewhere() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let fails = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let failure =
+            json!([{"gpu": "GPU-a", "profile": "2g.12gb", "start": 0, "error": "in use"}]);
+        agent.report(&bed, &inventory(&[]), failure).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), fails);
+    assert!(error.contains("could not be made"), "{error}");
+    assert_eq!(requests(&fake, "/binding"), 0);
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let made = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
+        assert_eq!(without_term(ordered), orders(&[("2g.12gb", 2)], &[]));
+        agent.report(&bed, &inventory(&[("MIG-1", "2g.12gb", 2, 2)]), json!([])).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), made);
+    assert_eq!((error.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-1"));
+}

@@ -622,8 +622,10 @@ impl NodeState {
             let Some(spot) = spot else { continue };
             let is_there =
                 |it: &DeviceState| it.device.id == placed.id && it.origin == Origin::Made;
-            let is_known = self.spots.iter().any(|known| known.makeable.spot == *spot);
-            if !is_known || self.devices.iter().any(is_there) {
+            let mut makeable = self.spots.iter().map(|known| &known.makeable);
+            let makeable = makeable.find(|known| known.spot == *spot);
+            let Some(Makeable { device, .. }) = makeable else { continue };
+            if self.devices.iter().any(is_there) {
                 continue;
             }
             let is_it = |it: &&DeviceState| {
@@ -634,8 +636,9 @@ impl NodeState {
                 // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
                 placed.id = instance.device.id.clone();
                 placed.demand = instance.capacity();
-            } else if let Some(id) = spot.id() {
-                placed.id = id;
+            } else {
+                placed.id = device.id.clone();
+                placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
             }
         }
     }

@@ -285,8 +285,10 @@ pub(crate) async fn resize(
     seen: &SeenPod,
 ) -> Resized {
     let Some(container) = &seen.gpu_container else { return Resized::Not(Next::Done) };
+    let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let moved = written.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
     let mut fault = String::new();
-    for cpu in container.resized() {
+    for cpu in container.resized(moved) {
         let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
         match cluster.writer.resize(key, &pod.uid, version, change).await {
             PatchOutcome::Patched { .. } => return Resized::Accepted,

@@ -26,6 +26,7 @@ use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{
     Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
+use crate::mutation::{Mutation, mutated};
 
 /// Pause before the next look at a move that goes on.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -170,7 +171,8 @@ fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
         return Some(Next::Done); // the pod that needed its room is gone
     }
     // What others use of its home goes before it comes.
-    app.ledger.waits_for_memory_at_home(&pod.uid).then_some(Next::After(LOOK_AGAIN))
+    let waits = app.ledger.waits_for_memory_at_home(&pod.uid);
+    (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
 }
 
 /// What is known of a pod that goes home.

@@ -89,6 +89,20 @@ mutations! {
     GuestsStay,
     /// A move that an earlier process began is not completed.
     MoveAbandoned,
+    /// A pod is bound although others use the memory that it requests, and are to give it back.
+    LentMemoryIgnored,
+    /// Memory that others request is not taken back.
+    LentMemoryStays,
+    /// Memory counts as back as soon as it is to be taken back.
+    TakeBackBelieved,
+    /// Pods that use more than they request are restarted whether memory is missing or not.
+    TakesBackUnneeded,
+    /// Pods are restarted whose owner has not allowed that.
+    RestartsUnasked,
+    /// A pod is restarted for memory as often as it takes that again.
+    RestartsUnlimited,
+    /// A guest moves home although others use the memory that it requests there.
+    HomeMemoryIgnored,
     /// A team gets more than it may have.
     TeamLimitUnchecked,
     /// Pods within what is guaranteed to their team are evicted for pods of other teams.

@@ -131,10 +131,7 @@ fn to_give_back_on(
     device: &DeviceState,
     (more, leaving): (MemMib, &[PodUid]),
 ) -> Vec<PodUid> {
-    let gives_back = |uid: &PodUid| {
-        let held = node.reservation(uid);
-        held.is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)
-    };
+    let gives_back = |uid: &PodUid| gives_back(node, uid);
     let is_enough = |chosen: &[&PodUid]| {
         let part = |uid: &PodUid| match () {
             () if leaving.contains(uid) => Taken::Nothing,
@@ -143,7 +140,8 @@ fn to_give_back_on(
         };
         device.missing_memory(node.tolerance(), more, part) == MemMib::ZERO
     };
-    if is_enough(&[]) {
+    if is_enough(&[]) && !mutated(Mutation::TakesBackUnneeded) || mutated(Mutation::LentMemoryStays)
+    {
         return Vec::new();
     }
     let mut borrowers: Vec<(i32, Reverse<MemMib>, &PodUid)> = borrowers(node, device)
@@ -155,12 +153,16 @@ fn to_give_back_on(
     if !is_enough(&borrowers) {
         return Vec::new(); // others use it: restarts would help no pod
     }
+    if mutated(Mutation::TakesBackUnneeded) {
+        return borrowers.into_iter().cloned().collect();
+    }
     fewest(&borrowers, is_enough).into_iter().cloned().collect()
 }
 
 /// The pods that must give back memory before all who run on a device have what they request.
 pub fn in_the_way(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
-    if !is_short_of_memory(node, [device].into_iter()) {
+    let is_short = is_short_of_memory(node, [device].into_iter());
+    if !is_short && !mutated(Mutation::TakesBackUnneeded) {
         return Vec::new();
     }
     borrowers(node, device).map(|(uid, _)| uid.clone()).collect()
@@ -172,7 +174,12 @@ pub fn is_short_of_memory<'a>(
     mut devices: impl Iterator<Item = &'a DeviceState>,
 ) -> bool {
     devices.any(|device| {
-        device.missing_memory(node.tolerance(), MemMib::ZERO, |_| Taken::Use) > MemMib::ZERO
+        let part = |uid: &PodUid| match mutated(Mutation::TakeBackBelieved) && gives_back(node, uid)
+        {
+            true => Taken::Request,
+            false => Taken::Use,
+        };
+        device.missing_memory(node.tolerance(), MemMib::ZERO, part) > MemMib::ZERO
     })
 }
 
@@ -189,6 +196,11 @@ pub fn borrowers<'a>(
 pub fn memory_lent(node: &NodeState, device: &DeviceState) -> MemMib {
     let all = borrowers(node, device).map(|(_, borrowed)| borrowed);
     all.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum))
+}
+
+/// Whether a pod is being made to give back what it uses above its request.
+fn gives_back(node: &NodeState, uid: &PodUid) -> bool {
+    node.reservation(uid).is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)
 }
 
 fn importance(node: &NodeState, uid: &PodUid) -> i32 {

@@ -15,6 +15,8 @@ mod faults;
 mod groups;
 mod kubelets;
 mod leading;
+mod lent;
+mod lent_checks;
 mod minimize;
 #[cfg(feature = "mutations")]
 mod mutations;
@@ -239,6 +241,8 @@ struct World {
     /// What was evicted for more important pods.
     preempted: Preempted,
     over_lately: OverLately,
+    /// What became of memory that pods use above their request.
+    lent: lent_checks::Seen,
     open_group: Option<groups::Open>,
     groups: groups::Seen,
     created: u64,
@@ -298,6 +302,7 @@ impl World {
             excused: BTreeSet::new(),
             preempted: Preempted::default(),
             over_lately: OverLately::default(),
+            lent: lent_checks::Seen::default(),
             open_group: None,
             groups: groups::Seen::new(),
             created: 0,
@@ -427,7 +432,8 @@ impl World {
     fn ran(self) -> Ran {
         let bound = self.api.log.iter().filter(|change| change.pod.node.is_some());
         let (preempted, digest) = (self.preempted.count, self.digest.finish());
-        Ran { events: self.events, bound: bound.count(), preempted, digest }
+        let taken_back = self.lent.taken_back();
+        Ran { events: self.events, bound: bound.count(), preempted, taken_back, digest }
     }
 }
 
@@ -459,6 +465,7 @@ fn the_promises_hold_whatever_fails() {
             };
             (sum.events, sum.bound) = (sum.events + ran.events, sum.bound + ran.bound);
             sum.preempted += ran.preempted;
+            sum.taken_back += ran.taken_back;
             sum.digest = sum.digest.wrapping_add(ran.digest);
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
@@ -484,9 +491,10 @@ fn the_promises_hold_whatever_fails() {
         println!("digest {digest:016x}");
     }
     let preempted: u64 = sums.iter().map(|it| it.preempted).sum();
+    let taken_back: usize = sums.iter().map(|it| it.taken_back).sum();
     println!(
         "{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods, {preempted} \
-         evictions for more important ones"
+         evictions for more important ones, {taken_back} restarts for memory"
     );
 }
 

@@ -26,6 +26,7 @@ use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{
     Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
+use crate::mutation::{Mutation, mutated};
 
 /// Pause before the next look at a move that goes on.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -171,7 +172,8 @@ fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
         return Some(Next::Done); // the pod that needed its room is gone
     }
     // What others use of its home goes before it comes.
-    app.ledger.waits_for_memory_at_home(&pod.uid).then_some(Next::After(LOOK_AGAIN))
+    let waits = app.ledger.waits_for_memory_at_home(&pod.uid);
+    (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
 }
 
 /// What is known of a pod that goes home.
@@ -286,8 +288,10 @@ pub(crate) async fn resize(
     seen: &SeenPod,
 ) -> Resized {
     let Some(container) = &seen.gpu_container else { return Resized::Not(Next::Done) };
+    let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let moved = written.and_then(|it| it.guest.as_ref()?.leaving.as_ref());
     let mut fault = String::new();
-    for cpu in container.resized() {
+    for cpu in container.resized(moved) {
         let (version, change) = (seen.resource_version.as_str(), (container.name.as_str(), cpu));
         match cluster.writer.resize(key, &pod.uid, version, change).await {
             PatchOutcome::Patched { .. } => return Resized::Accepted,

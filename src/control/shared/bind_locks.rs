@@ -192,6 +192,7 @@ impl Moving {
         let recent = |at: &&Timestamp| now.since(**at) < COUNTED_FOR;
         let restarts = self.restarts.get(uid);
         restarts.is_none_or(|all| all.iter().filter(recent).count() < MOST_RESTARTS)
+            || mutated(Mutation::RestartsUnlimited)
     }
 
     /// Notes that a pod is restarted to take memory back.

@@ -65,12 +65,16 @@ impl GpuContainer {
 
     /// CPU requests and limits, in thousandths, that make kubelet restart it, the better one first. The
     /// quality of service of a pod may not change, so equal ones stay equal. From an even request to the
-    /// next smaller one and back, so that many restarts take no CPU away.
-    pub fn resized(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
+    /// next smaller one and back, so that many restarts take no CPU away. The request that it had before
+    /// its move home comes last: with that a later process would take the move for one that has not
+    /// happened yet, and restart it once more.
+    pub fn resized(&self, moved: Option<&Move>) -> impl Iterator<Item = (u64, Option<u64>)> {
         let is_equal = self.cpu_limit_milli == Some(self.cpu_milli);
         let less = self.cpu_milli.checked_sub(1).filter(|cpu| *cpu > 0);
         let more = self.cpu_milli.checked_add(1);
-        let all = if self.cpu_milli.is_multiple_of(2) { [less, more] } else { [more, less] };
+        let mut all = if self.cpu_milli.is_multiple_of(2) { [less, more] } else { [more, less] };
+        let before = moved.map(|moved| moved.cpu_milli);
+        all.sort_by_key(|cpu| cpu.is_some() && *cpu == before);
         all.into_iter().flatten().map(move |cpu| (cpu, is_equal.then_some(cpu)))
     }
 }
@@ -140,11 +144,31 @@ mod tests {
     fn a_resize_changes_as_little_as_possible() {
         let of = |cpu, limit| {
             let seen = GpuContainer { cpu_limit_milli: limit, ..seen(cpu, "c1", "running", None) };
-            seen.resized().collect::<Vec<_>>()
+            seen.resized(None).collect::<Vec<_>>()
         };
         assert_eq!(of("10m", None), [(9, None), (11, None)]);
         assert_eq!(of("10m", Some(500)), [(9, None), (11, None)]);
         assert_eq!(of("2", Some(2_000)), [(1_999, Some(1_999)), (2_001, Some(2_001))]);
         assert_eq!(of("1m", None), [(2, None)]);
+    }
+
+    #[test]
+    fn a_container_that_came_home_is_not_resized_to_what_it_was_before() {
+        for (cpu, before, after) in [
+            ("999m", 1_000, [998, 1_000]),
+            ("998m", 1_000, [997, 999]),
+            ("1002m", 1_001, [1_003, 1_001]),
+            ("2m", 1, [3, 1]),
+            ("1m", 2, [2, 0]), // there is no other one
+        ] {
+            let moved = Move { container: "c1".into(), cpu_milli: before };
+            let seen = seen(cpu, "c2", "running", Some(cpu));
+            let all: Vec<u64> = seen.resized(Some(&moved)).map(|(cpu, _)| cpu).collect();
+            let after: Vec<u64> = after.into_iter().filter(|cpu| *cpu > 0).collect();
+            assert_eq!(all, after, "{cpu}");
+            let next = format!("{}m", all[0]);
+            let next = self::seen(&next, "c3", "running", Some(&next));
+            assert_eq!(next.has_left(&moved), cpu != "1m", "{cpu}: it has left once for all");
+        }
     }
 }

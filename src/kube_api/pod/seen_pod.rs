@@ -32,6 +32,7 @@ use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::model::request::{GpuRequest, Movable, PodGroup};
 use crate::model::reservation::{Placement, PodRef, Tenure};
+use crate::mutation::{Mutation, mutated};
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
@@ -408,7 +409,9 @@ fn movable(
     request: Result<Option<GpuRequest>, RequestError>,
 ) -> (Result<Option<GpuRequest>, RequestError>, Option<GpuContainer>) {
     match request {
-        Ok(Some(request)) if request.movable == Movable::Restart => {
+        Ok(Some(request))
+            if request.movable == Movable::Restart || mutated(Mutation::RestartsUnasked) =>
+        {
             let container = GpuContainer::of(pod, &request);
             let movable = container.as_ref().map_or(Movable::Never, |_| Movable::Restart);
             (Ok(Some(GpuRequest { movable, ..request })), container)

@@ -228,8 +228,10 @@ impl Ledger {
             let here = node_state.devices().iter();
             let here = here.filter(|device| runs_on.contains(&device.device().id));
             let giving_back = here.clone().flat_map(|it| guests::in_the_way(node_state, it));
+            let is_ignored = mutated(Mutation::LentMemoryIgnored);
+            let giving_back = giving_back.filter(|_| !is_ignored);
             let waits_for = leaving.chain(giving_back).collect();
-            let is_short = guests::is_short_of_memory(node_state, here);
+            let is_short = guests::is_short_of_memory(node_state, here) && !is_ignored;
             let is_there =
                 |id: &DeviceId| node_state.devices().iter().any(|it| it.device().id == *id);
             let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);

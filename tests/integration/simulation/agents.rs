@@ -154,7 +154,7 @@ impl World {
             let mut processes = Vec::new();
             for (uid, process) in here {
                 let lives = self.api.pods.get(uid).is_some_and(|pod| !pod.is_terminal);
-                for (_, mib) in process.listed(self.now, lives).filter(|(id, _)| *id == gpu.id) {
+                for (_, mib) in process.listed(self.now, lives).filter(|(id, _)| **id == *gpu.id) {
                     processes.push(json!({"pid": 7, "podUid": uid, "memoryMib": mib}));
                 }
             }
@@ -227,6 +227,7 @@ impl World {
         let (now, gpus) = (self.now, self.nodes[from.node].gpus.clone());
         let other = &self.nodes[(from.node + 1) % self.nodes.len()].gpus[0].id;
         let lie = Some(other.clone()).filter(|id| body.contains(&format!("\"{id}\"")));
+        let lends_memory = self.settings.lends_memory;
         let Some(replica) = self.process_mut(life) else { return };
         let newest = replica.sessions.get(&from.node).copied();
         let (mut broken, mut claimed) = (None, None);
@@ -252,6 +253,9 @@ impl World {
         }
         if is_new && reply["outcome"] == "Accepted" {
             replica.note_shown(body, from.sent, now);
+            if lends_memory {
+                replica.note_lists(body, now);
+            }
             if replica.old.contains(&(from.node, from.run, from.attempt)) {
                 broken = Some(format!("report {} of before a freeze was taken", from.sequence));
             }

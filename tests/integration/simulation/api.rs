@@ -66,6 +66,8 @@ pub(super) struct Container {
     /// Its CPU request in thousandths, and what kubelet has carried out of it.
     pub(super) cpu_milli: u64,
     pub(super) actual_cpu_milli: u64,
+    /// Whether kubelet says that it does not carry out a change of it now.
+    pub(super) is_pending: bool,
 }
 
 impl Pod {
@@ -77,6 +79,11 @@ impl Pod {
     /// Whether it may be moved.
     pub(super) fn is_movable(&self) -> bool {
         self.of.annotations.contains_key("gpupack.dev/movable")
+    }
+
+    /// Whether kubelet restarts its container when that is resized: owners may set that themselves, too.
+    pub(super) fn restarts_on_resize(&self) -> bool {
+        self.is_movable() || self.of.annotations.contains_key("gpu-fraction.limit")
     }
 
     /// Whether its annotations say that it runs elsewhere than at home.
@@ -132,10 +139,10 @@ impl Pod {
         let resources = json!({"requests": {"cpu": cpu.to_string()}});
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
-        let Container { starts, cpu_milli, actual_cpu_milli } = self.container;
+        let Container { starts, cpu_milli, actual_cpu_milli, is_pending } = self.container;
         let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
         let mut status = json!({});
-        if self.is_movable() {
+        if self.restarts_on_resize() {
             spec["containers"][0]["resources"] = amount(cpu_milli);
             spec["containers"][0]["resizePolicy"] =
                 json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
@@ -143,6 +150,10 @@ impl Pod {
                 status["containerStatuses"] = json!([{"name": "main",
                     "containerID": format!("c{starts}"), "state": {"running": {}},
                     "resources": amount(actual_cpu_milli)}]);
+            }
+            if is_pending {
+                status["conditions"] = json!([{"type": "PodResizePending", "status": "True",
+                    "reason": "Deferred", "message": "Node didn't have enough resource: cpu"}]);
             }
         }
         if self.of.is_protected {
@@ -207,6 +218,7 @@ impl Api {
                 starts: 0,
                 cpu_milli: of.cpu * 1_000,
                 actual_cpu_milli: of.cpu * 1_000,
+                is_pending: false,
             },
             of,
             created,

@@ -87,6 +87,9 @@ impl World {
                 }
             }
         }
+        if is_turn && self.settings.lends_memory {
+            self.check_lent()?;
+        }
         if is_turn { self.check_standing() } else { Ok(()) }
     }
 
@@ -303,7 +306,9 @@ impl World {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
         }
         let is_late = |uid: &PodUid| {
-            self.fits_since.get(uid).is_some_and(|since| self.now - since > TRIED_WITHIN)
+            let waited = self.waited_for_memory(uid.as_str()).unwrap_or_default();
+            let since = self.fits_since.get(uid).map(|since| waited.max(*since));
+            since.is_some_and(|since| self.now - since > TRIED_WITHIN)
         };
         match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {
             Some((uid, node)) => Err(format!(

@@ -3,6 +3,7 @@
 use rand::Rng;
 
 use super::faults::Fault;
+use super::lent::Lent;
 use super::{What, World};
 
 /// The processes of a pod.
@@ -21,6 +22,7 @@ pub(super) struct Process {
     restarts: Option<u64>,
     /// What is left of its last container, and until when.
     left: (Vec<(String, u64)>, u64),
+    pub(super) lent: Lent,
 }
 
 impl Process {
@@ -31,9 +33,13 @@ impl Process {
     }
 
     /// The same as agents list it: of an ended pod they also list processes that use no GPU.
-    pub(super) fn listed(&self, now: u64, lives: bool) -> impl Iterator<Item = &(String, u64)> {
+    pub(super) fn listed(&self, now: u64, lives: bool) -> impl Iterator<Item = (&str, u64)> {
         let running = self.devices.iter().filter(move |_| !(self.is_idle && lives));
-        running.chain(self.left.0.iter().filter(move |_| now < self.left.1))
+        let has_none = self.is_idle && self.lent.is_on;
+        let running = running.map(move |(id, mib)| (&**id, if has_none { 0 } else { *mib }));
+        let left = self.left.0.iter().filter(move |_| now < self.left.1);
+        let other = left.chain(self.lent.listed(now));
+        running.chain(other.map(|(id, mib)| (&**id, *mib)))
     }
 
     pub(super) fn uses(&self, device: &str) -> bool {
@@ -76,27 +82,41 @@ impl World {
             }
         }
         new.iter().for_each(|uid| self.start_container(uid));
+        if self.settings.lends_memory {
+            self.use_memory();
+        }
         gone.iter().for_each(|uid| self.api.remove(uid));
     }
 
     /// Carries out changes of CPU requests, for which containers restart. Some restart by their own fault.
     fn restart_containers(&mut self) {
         let (now, is_faulty) = (self.now, self.is_faulty());
-        let mut due = Vec::new();
+        let lends_memory = self.settings.lends_memory;
+        let (mut due, mut pending) = (Vec::new(), Vec::new());
         for (uid, process) in self.processes.iter_mut().filter(|(_, it)| it.ends.is_none()) {
             let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.is_movable()) else { continue };
             let is_resized = pod.container.cpu_milli != pod.container.actual_cpu_milli;
             if is_resized && process.restarts.is_none() {
                 let most = if is_faulty { 6_000 } else { 1_500 };
                 process.restarts = Some(now + self.rng.random_range(0..most));
+                if lends_memory && !pod.is_moving() && self.rng.random_range(0..12) == 0 {
+                    pending.push(uid.clone());
+                }
             }
-            if self.rng.random_range(0..3) == 0 {
+            if self.rng.random_range(0..3) == 0 && !lends_memory {
                 process.is_idle = !process.is_idle;
             }
             let crashes = is_faulty && self.rng.random_range(0..60) == 0;
             if crashes || process.restarts.is_some_and(|at| at <= now) {
                 due.push(uid.clone());
             }
+        }
+        for uid in pending {
+            if let Some(pod) = self.api.pods.get_mut(&uid) {
+                pod.container.is_pending = true;
+            }
+            self.api.changed(&uid);
+            self.lent.pended.insert(uid);
         }
         due.iter().for_each(|uid| self.restart_container(uid));
     }
@@ -118,14 +138,22 @@ impl World {
         if parts.any(|((_, used), (_, mib, _))| used > mib) {
             self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
         }
+        let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
-            let is_left = !process.is_idle && before != process.devices;
+            pod.container.is_pending = false;
+            let is_left = !process.is_idle && moves;
             let most = if is_faulty { 9_000 } else { 1_500 };
             let until = now + self.rng.random_range(0..most);
-            process.left = (if is_left { before } else { Vec::new() }, until);
+            lent_until = Some(until).filter(|_| process.lent.is_on && !process.is_idle);
+            process.left = (if is_left { before.clone() } else { Vec::new() }, until);
         }
+        process.lent.ends(&before, moves, lent_until);
         process.is_idle = self.rng.random_range(0..3) == 0;
+        self.begins(uid);
+        if is_resized {
+            self.note_restarted(uid);
+        }
         self.api.changed(uid);
     }
 
@@ -158,9 +186,11 @@ impl World {
             is_idle,
             restarts: None,
             left: (Vec::new(), 0),
+            lent: Lent { is_on: self.settings.lends_memory, ..Lent::default() },
         };
         self.processes.insert(uid.to_owned(), process);
-        if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.is_movable()) {
+        self.begins(uid);
+        if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.restarts_on_resize()) {
             pod.container.starts = 1;
             self.api.changed(uid);
         }

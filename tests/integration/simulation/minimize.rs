@@ -14,6 +14,8 @@ pub(super) struct Ran {
     pub(super) bound: usize,
     /// Pods that were evicted for more important ones.
     pub(super) preempted: u64,
+    /// Restarts to take memory back.
+    pub(super) taken_back: usize,
     /// A digest of everything that happened, if it was traced.
     pub(super) digest: u64,
 }

@@ -110,6 +110,9 @@ impl World {
             annotations,
         };
         self.join(&mut of);
+        if self.settings.lends_memory && of.annotations.contains_key("gpupack.dev/movable") {
+            of.uses = of.uses.min(100); // what it uses above its request comes and goes
+        }
         self.api.create(&uid, self.now, of);
         let is_over = |uid: &String| self.api.pods.get(uid).is_none_or(|pod| !pod.is_placed());
         let is_late = self.settings.has_rests && self.processes.keys().any(is_over);
@@ -138,6 +141,8 @@ impl World {
             for (key, value) in [("gpu-fraction.limit", "1"), ("gpupack.dev/movable", "restart")] {
                 annotations.insert(key.to_owned(), value.to_owned());
             }
+        } else if may_be_moved && self.settings.lends_memory {
+            annotations.insert("gpu-fraction.limit".to_owned(), "1".to_owned()); // it borrows nothing
         }
     }
 

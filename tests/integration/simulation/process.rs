@@ -7,6 +7,7 @@ use gpupack::config::file::Config;
 use gpupack::config::pods::workloads::WorkloadKeys;
 use gpupack::hardware::device::PoolName;
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
+use gpupack::hardware::units::Share;
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
 use rand::Rng;
@@ -139,7 +140,11 @@ impl World {
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
         }
         if self.settings.has_guests {
-            let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+            let borrow = match self.settings.lends_memory {
+                true => Borrow::Memory { most: Share::WHOLE },
+                false => Borrow::Compute,
+            };
+            let rule = PoolRule { borrow, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

@@ -26,6 +26,7 @@ use serde_json::Value;
 
 use super::What;
 use super::leading;
+use super::lent_checks::Lists;
 
 /// The wall clock when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
@@ -89,6 +90,8 @@ pub(super) struct Replica {
     pub(super) last: BTreeMap<(usize, u64), u64>,
     /// Since when reports show processes of a pod on a device.
     pub(super) shown: BTreeMap<(String, String), u64>,
+    /// The last lists of processes of each device.
+    pub(super) lists: Lists,
     /// The devices that a report has named, and when the newest of these was sent.
     pub(super) sampled: BTreeMap<String, u64>,
     /// The nodes of the last call of *filter* about each pod.
@@ -170,6 +173,7 @@ impl Replica {
             owners: BTreeMap::new(),
             last: BTreeMap::new(),
             shown: BTreeMap::new(),
+            lists: Lists::new(),
             sampled: BTreeMap::new(),
             named: BTreeMap::new(),
             old: BTreeSet::new(),

@@ -58,6 +58,11 @@ impl World {
         {
             self.broke(broken);
         }
+        if self.settings.lends_memory
+            && let Err(broken) = self.check_borrowed(life, &request)
+        {
+            self.broke(broken);
+        }
         // The worst times to crash, and to be replaced, are those of a write.
         let is_write = request.method() != "GET";
         let soon = self.rng.random_range(0..8);
@@ -213,6 +218,7 @@ impl World {
             self.note_write((life, id), request, uid.as_deref());
         }
         self.api.now = self.now;
+        let resize = uid.as_ref().and_then(|uid| self.resize_of(request, uid));
         let lease = self.api.lease.clone().filter(|_| request.uri().path().contains("/leases"));
         let (code, body) = match answers {
             Answers::Status(code) => refusal(code, "as this test wants"),
@@ -228,6 +234,9 @@ impl World {
         {
             let version = self.api.pods.get(uid).map_or(0, |pod| pod.version);
             self.written.insert((life, uid.clone()), version);
+        }
+        if let (Some(uid), Some(kind)) = (&uid, resize) {
+            self.resized(life, uid, kind, code);
         }
         if request.uri().path().contains("/leases") {
             self.note_lease(life, id, lease.as_ref());
@@ -331,8 +340,9 @@ impl World {
             && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
         {
             let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
-            let is_over =
-                self.settings.faults.contains(&Fault::Eviction) && (pod.overuses() || is_excused);
+            let is_kept = uid.is_some_and(|uid| self.lent.kept.contains(uid));
+            let is_over = self.settings.faults.contains(&Fault::Eviction)
+                && (pod.overuses() || is_excused || is_kept);
             // Only as an over-quota pod one goes whose class protects it.
             let priority = if pod.of.is_protected { i64::MAX - 1 } else { pod.of.priority };
             let is_asked = uid.is_some_and(|uid| self.preempted.may_evict(uid, priority));
@@ -394,6 +404,9 @@ impl World {
         }
         self.check_leftovers(replica, uid, &body)?;
         self.check_guests(uid, &body)?;
+        if self.settings.lends_memory {
+            self.check_memory(replica, uid, &body)?;
+        }
         self.check_node(replica, uid, node)
     }
 

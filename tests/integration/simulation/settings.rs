@@ -90,6 +90,8 @@ pub(super) struct Settings {
     pub(super) has_classes: bool,
     /// Whether pods borrow what is idle on their node.
     pub(super) has_guests: bool,
+    /// Whether they borrow memory, too.
+    pub(super) lends_memory: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Replicas of the extender. A single one has no Lease.
@@ -122,6 +124,7 @@ impl Settings {
             has_classes: seed % 6 == 4,
             has_groups: seed % 10 == 7,
             has_guests: seed % 5 == 2,
+            lends_memory: matches!(seed % 25, 7 | 12 | 17),
             seed,
             faults,
             nodes: 4,
@@ -167,8 +170,9 @@ pub(super) fn chosen() -> impl Iterator<Item = Settings> {
     let first = number("SIM_SEED").or_else(|| number("SIM_FROM")).unwrap_or(0);
     let count = if text("SIM_SEED").is_some() { 1 } else { number("SIM_SEEDS").unwrap_or(SEEDS) };
     let size = |name| number(name).map(|number| usize::try_from(number).expect("a small number"));
-    (first..first + count).map(move |seed| {
-        let mut settings = Settings::of(seed);
+    let is_lent = text("SIM_LENT").is_some();
+    let all = (first..first + count).map(Settings::of);
+    all.filter(move |it| it.lends_memory || !is_lent).map(move |mut settings| {
         if let Some(without) = text("SIM_WITHOUT") {
             let without: Vec<&str> = without.split(',').collect();
             let named = |kind: &&Fault| !without.contains(&format!("{kind:?}").as_str());

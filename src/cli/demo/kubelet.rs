@@ -299,10 +299,13 @@ impl Movable {
 
     /// Changes the CPU request of its container as little as possible. Pods of the stream have no limit.
     fn resize(&mut self, container: &GpuContainer) {
+        let written = SeenPod::from_api(&self.pod).placement.ok().flatten();
+        let moved = written.and_then(|it| it.guest?.leaving);
+        let cpu = container.resized(moved.as_ref()).next();
         let containers = self.pod.spec.iter_mut().flat_map(|spec| &mut spec.containers);
         let is_it = |it: &&mut Container| it.name == container.name;
         let requests = containers.into_iter().find(is_it).and_then(|it| it.resources.as_mut());
-        if let (Some((cpu, _)), Some(resources)) = (container.resized().next(), requests) {
+        if let (Some((cpu, _)), Some(resources)) = (cpu, requests) {
             let requests = resources.requests.get_or_insert_default();
             requests.insert("cpu".to_owned(), Quantity(format!("{cpu}m")));
         }

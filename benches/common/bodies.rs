@@ -53,7 +53,7 @@ pub(crate) fn usual(piece: &str) -> &'static str {
         "workload" => "infer",
         "namespace" => "team-a",
         "created" => "2026-11-21T00:00:00Z",
-        "devices" => "",
+        "devices" | "resize" => "",
         "cpu" => "1000",
         "memory" => "4096",
         "sign" => "@",

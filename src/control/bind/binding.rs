@@ -304,7 +304,7 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
             return Ok(to_post.placement);
         }
         waited_for.extend(to_post.waits_for);
-        let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.keeps_memory(uid);
+        let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.stays_with_memory(uid);
         let is_stuck = waited_for.iter().any(stays);
         if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
             return Err(if is_made { BindError::Recalling } else { BindError::Making });

@@ -102,6 +102,7 @@ mod tests {
 
     use super::*;
     use crate::kube_api::pod::seen_pod::SeenPod;
+    use crate::model::request::Movable;
 
     /// A pod whose container has this CPU request, id and state, and the CPU that kubelet reports.
     fn seen(cpu: &str, id: &str, state: &str, actual: Option<&str>) -> GpuContainer {
@@ -150,6 +151,29 @@ mod tests {
         assert_eq!(of("10m", Some(500)), [(9, None), (11, None)]);
         assert_eq!(of("2", Some(2_000)), [(1_999, Some(1_999)), (2_001, Some(2_001))]);
         assert_eq!(of("1m", None), [(2, None)]);
+    }
+
+    /// Nothing is lent to such a pod, which could not be taken back.
+    #[test]
+    fn a_pod_whose_container_kubelet_cannot_restart_is_not_movable() {
+        for (requests, restart_policy, is_movable) in [
+            (json!({"cpu": "10m"}), "Always", true),
+            (json!({"cpu": "0"}), "Always", false),
+            (json!({}), "Always", false),
+            (json!({"cpu": "10m"}), "Never", false),
+        ] {
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u",
+                    "annotations": {"gpu-fraction": "0.5", "gpupack.dev/movable": "restart"}},
+                "spec": {"restartPolicy": restart_policy, "containers": [{"name": "main",
+                    "resources": {"requests": requests},
+                    "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
+            });
+            let seen = SeenPod::from_json(&pod.to_string()).unwrap();
+            let movable = if is_movable { Movable::Restart } else { Movable::Never };
+            assert_eq!(seen.gpu_container.is_some(), is_movable, "{pod}");
+            assert_eq!(seen.request.unwrap().unwrap().movable, movable, "{pod}");
+        }
     }
 
     #[test]

@@ -295,9 +295,14 @@ impl Ledger {
         })
     }
 
-    /// Whether the memory that a pod uses above its request cannot be taken back.
-    pub fn keeps_memory(&self, uid: &PodUid) -> bool {
-        self.borrows_as(uid, BorrowedMemory::Kept)
+    /// Whether the memory that a pod uses above its request cannot be taken back, and stays where it is:
+    /// that of a guest on its way home goes with it.
+    pub fn stays_with_memory(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| {
+            let stays =
+                |held: &Reservation| held.borrowed == BorrowedMemory::Kept && !held.is_going_home();
+            node_state.reservation(uid).is_some_and(stays)
+        })
     }
 
     fn borrows_as(&self, uid: &PodUid, borrowed: BorrowedMemory) -> bool {

@@ -13,7 +13,7 @@ use gpupack::hardware::units::{Demand, MemMib, Share};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
-use gpupack::model::reservation::{Guest, PlacedDevice, Placement, PodRef, Tenure};
+use gpupack::model::reservation::{BorrowedMemory, Guest, PlacedDevice, Placement, PodRef, Tenure};
 use serde_json::{Value, json};
 
 use super::binding::{Bed, pod_of};
@@ -143,5 +143,34 @@ async fn a_bind_that_waits_for_guests_ends_if_its_gpu_is_replaced() {
     let (error, ()) = tokio::join!(bed.bind(), meanwhile);
     assert!(error.contains("no GPU on the node"), "{error}");
     assert_eq!(bed.state(), None, "its reservation is taken back");
+    bed.app.ledger.audit().unwrap();
+}
+
+/// What it uses above its request goes with it.
+#[tokio::test]
+async fn a_bind_waits_for_a_guest_whose_memory_could_not_be_taken_back() {
+    let fake = Fake::with_pod();
+    let bed = lending(&fake, Duration::from_secs(3)).await;
+    let uid = PodUid::new("guest");
+    bed.app.ledger.see_pod(&guest(&bed), bed.app.clock.now());
+    bed.app.ledger.note_borrowed(&uid, BorrowedMemory::Kept);
+    assert!(bed.app.ledger.stays_with_memory(&uid), "nobody calls it home");
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!bed.app.ledger.stays_with_memory(&uid), "it is called home");
+        bed.app.ledger.end_pod(&uid, bed.app.clock.now());
+        for sequence in 2..4 {
+            let uses = ["GPU-a", "GPU-b"]
+                .map(|id| json!({"id": id, "usedMib": 0, "healthy": true, "processes": []}));
+            let report = json!({
+                "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "session": 1,
+                "sequence": sequence, "devices": uses,
+            });
+            bed.send("PUT", "/v1/nodes/n1/report", &report).await;
+        }
+    };
+    let (error, ()) = tokio::join!(bed.bind(), meanwhile);
+    assert_eq!(error, "");
     bed.app.ledger.audit().unwrap();
 }

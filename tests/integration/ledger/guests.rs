@@ -571,7 +571,7 @@ impl Bed {
 
     /// Whether a pod neither leaves nor gives memory back.
     fn stays(&self, uid: &PodUid) -> bool {
-        self.stuck.contains(uid) || self.ledger.keeps_memory(uid)
+        self.stuck.contains(uid) || self.ledger.stays_with_memory(uid)
     }
 
     fn waits_in_vain(&self, uid: &PodUid) -> bool {

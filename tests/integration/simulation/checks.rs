@@ -172,8 +172,9 @@ impl World {
             return Err(format!("{device} is allocated above its capacity: {sum:?}"));
         }
         let mut used: BTreeMap<&str, u64> = BTreeMap::new();
-        for process in self.processes.values() {
-            for (id, mib) in process.occupies(self.now) {
+        for (uid, process) in &self.processes {
+            let lives = self.api.pods.get(uid).is_some_and(Pod::is_placed);
+            for (id, mib) in process.may_use(self.now, lives) {
                 *used.entry(id).or_default() += mib;
             }
         }
@@ -280,8 +281,9 @@ impl World {
             // A pod may be evicted for a more important one at any time.
             let is_recent =
                 |since: Timestamp| now.since(since) < Duration::from_secs(DRAINED_WITHIN);
-            // A bind may wait for guests at any time.
-            let is_being_left = node.reservations().values().any(Reservation::is_going_home);
+            // A bind may wait for guests, or for memory, at any time.
+            let is_being_left = self.settings.lends_memory
+                || node.reservations().values().any(Reservation::is_going_home);
             let is_left = |held: &&Reservation| match held.state {
                 ReservationState::Confirmed => false,
                 ReservationState::Draining { since, .. } => !is_recent(since),

@@ -42,6 +42,13 @@ impl Process {
         running.chain(other.map(|(id, mib)| (&**id, *mib)))
     }
 
+    /// The devices that it uses or may use from now on. In runs that lend memory, a program that uses no
+    /// memory when its pod ends allocates none any more.
+    pub(super) fn may_use(&self, now: u64, lives: bool) -> impl Iterator<Item = &(String, u64)> {
+        let is_over = self.lent.is_on && self.is_idle && !lives;
+        self.occupies(now).skip(if is_over { self.devices.len() } else { 0 })
+    }
+
     pub(super) fn uses(&self, device: &str) -> bool {
         self.devices.iter().any(|(id, _)| id == device)
     }

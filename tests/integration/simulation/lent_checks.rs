@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use gpupack::hardware::device::PodUid;
 use gpupack::model::reservation::{BorrowedMemory, Reservation, ReservationState};
 use hyper::Request;
 use serde_json::Value;
@@ -46,14 +47,16 @@ pub(super) struct Seen {
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
     done: BTreeMap<(u64, String), usize>,
+    /// The guests whose move home each process has begun.
+    begun: BTreeSet<(u64, String)>,
     /// When each process read each pod last.
     read: BTreeMap<(u64, String), u64>,
     /// The orders that were refused, by process and pod.
     refused: BTreeSet<(u64, String)>,
     /// Pods whose resize kubelet did not carry out at once.
     pub(super) pended: BTreeSet<String>,
-    /// Pods whose memory some process could not take back.
-    pub(super) kept: BTreeSet<String>,
+    /// Pods whose memory some process could not take back, and since when.
+    kept: BTreeMap<String, u64>,
     /// The moves home that are complete, by pod: the container and its CPU request before.
     came_home: BTreeSet<(String, String)>,
 }
@@ -62,6 +65,11 @@ impl Seen {
     /// How many containers were restarted to take memory back.
     pub(super) fn taken_back(&self) -> usize {
         self.done.values().sum()
+    }
+
+    /// Whether some process could not take back the memory of a pod.
+    pub(super) fn keeps(&self, uid: &str) -> bool {
+        self.kept.contains_key(uid)
     }
 }
 
@@ -138,15 +146,22 @@ impl World {
     }
 
     /// Whether each list of a device since then shows too little memory for those who run there, and one
-    /// that comes.
-    fn has_lacked(&self, replica: &Replica, id: &str, coming: (&str, u64), since: u64) -> bool {
+    /// that comes. What some use above their request is left out.
+    fn has_lacked(
+        &self,
+        (replica, since): (&Replica, u64),
+        id: &str,
+        coming: (&str, u64),
+        leaves_out: impl Fn(&str) -> bool,
+    ) -> bool {
         let others = self.api.pods.iter().filter(|(uid, pod)| pod.is_placed() && **uid != coming.0);
         let others: Vec<(&String, u64)> = others
             .filter(|(_, pod)| pod.written().iter().any(|(on, ..)| on == id))
             .map(|(uid, pod)| (uid, requested(pod, id)))
             .collect();
         let taken = |list: &BTreeMap<String, u64>| -> u64 {
-            others.iter().map(|(uid, requested)| counted(*requested, shown(list, uid))).sum()
+            let used = |uid: &str| if leaves_out(uid) { 0 } else { shown(list, uid) };
+            others.iter().map(|(uid, requested)| counted(*requested, used(uid))).sum()
         };
         let mut lists = replica.lists_since(id, since).peekable();
         lists.peek().is_some() && lists.all(|list| taken(list) + coming.1 > self.capacity(id))
@@ -165,7 +180,7 @@ impl World {
         for device in placement["devices"].as_array().into_iter().flatten() {
             let id = device["id"].as_str().unwrap_or_default();
             let coming = (uid, device["mib"].as_u64().unwrap_or_default());
-            if !self.is_excused(id) && self.has_lacked(replica, id, coming, called) {
+            if !self.is_excused(id) && self.has_lacked((replica, called), id, coming, |_| false) {
                 let last = replica.lists_since(id, u64::MAX).last();
                 return Err(format!(
                     "{uid} is bound to {id}, where no list shows its memory: {last:?}"
@@ -175,14 +190,10 @@ impl World {
         Ok(())
     }
 
-    /// A guest moves home only after a list has shown the memory that it requests there.
-    pub(super) fn check_move(&self, life: u64, uid: &str, body: &Value) -> Result<(), String> {
-        let written = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
-        let placement: Value = serde_json::from_str(written).unwrap_or_default();
-        let (Some(replica), Some(pod)) = (self.process(life), self.api.pods.get(uid)) else {
-            return Ok(());
-        };
-        let is_first = placement["moved"].is_object() && pod.is_guest();
+    /// A guest moves home only after a list has shown the memory that it requests there, beside what cannot
+    /// be taken back. A process that does not know whether its write arrived goes on with the move.
+    fn check_move(&self, life: u64, uid: &str, placement: &Value) -> Result<(), String> {
+        let Some(replica) = self.process(life) else { return Ok(()) };
         let device = &placement["devices"][0];
         let (Some(id), Some(mib)) = (device["id"].as_str(), device["mib"].as_u64()) else {
             return Ok(());
@@ -190,7 +201,12 @@ impl World {
         // It is decided when the pod is read.
         let read = self.lent.read.get(&(life, uid.to_owned())).copied();
         let since = read.unwrap_or_default();
-        if is_first && !self.is_excused(id) && self.has_lacked(replica, id, (uid, mib), since) {
+        let is_kept = |other: &str| {
+            let held = replica.app.ledger.reservation(&PodUid::new(other));
+            held.is_some_and(|held| held.borrowed == BorrowedMemory::Kept)
+        };
+        let lacks = || self.has_lacked((replica, since), id, (uid, mib), is_kept);
+        if !self.is_excused(id) && lacks() {
             let last = replica.lists_since(id, u64::MAX).last();
             return Err(format!(
                 "{uid} moves home to {id}, where no list shows its memory: {last:?}"
@@ -210,8 +226,12 @@ impl World {
         if request.method() == "GET" {
             self.lent.read.insert((life, uid.clone()), self.now);
         }
-        if request.method() == "PATCH" && body["metadata"]["uid"] == *uid {
-            self.check_move(life, &uid, &body)?;
+        let written = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
+        let placement: Value = serde_json::from_str(written).unwrap_or_default();
+        let is_guest = self.api.pods.get(&uid).is_some_and(Pod::is_guest);
+        let is_move = is_guest && placement["moved"].is_object() && body["metadata"]["uid"] == *uid;
+        if is_move && self.lent.begun.insert((life, uid.clone())) {
+            self.check_move(life, &uid, &placement)?;
         }
         self.check_resize(life, request, &uid)
     }
@@ -316,12 +336,13 @@ impl World {
         }
     }
 
-    /// When a bind of a pod ended last that waited for memory, if a restart was ordered for that. It waits
-    /// for several if a program takes memory again at once, and each time kube-scheduler tries it again.
+    /// When a bind of a pod ended last that waited for memory, if a restart was ordered for that, or a process
+    /// gave that up. It waits for several if a program takes memory again at once, and each time
+    /// kube-scheduler tries it again.
     pub(super) fn waited_for_memory(&self, uid: &str) -> Option<u64> {
         let ended = self.recalled_for.get(uid).filter(|_| self.settings.lends_memory)?;
-        let mut ordered = self.lent.ordered_on.values();
-        ordered.any(|at| at + HTTP_TIMEOUT > *ended).then_some(*ended)
+        let mut done = self.lent.ordered_on.values().chain(self.lent.kept.values());
+        done.any(|at| at + HTTP_TIMEOUT > *ended).then_some(*ended)
     }
 
     /// Whether pods on a device lack what they request, and would not if borrowers gave theirs back.
@@ -337,7 +358,7 @@ impl World {
             let used = process.map_or(0, |process| process.used(id, self.now));
             let requested = pod.map_or(0, |pod| requested(pod, id));
             let counts = counted(requested, used);
-            let gives_back = pod.is_some_and(Pod::is_movable) && !self.lent.kept.contains(uid);
+            let gives_back = pod.is_some_and(Pod::is_movable) && !self.lent.keeps(uid);
             all += counts;
             least += if gives_back { requested } else { counts };
         }
@@ -361,7 +382,7 @@ impl World {
             if sent.len() < MOST_RESTARTS && !is_old && !is_refused {
                 return Err(format!("process {} leaves memory to {}: {sent:?}", key.0, key.1));
             }
-            self.lent.kept.insert(key.1);
+            self.lent.kept.entry(key.1).or_insert(self.now);
         }
         Ok(())
     }

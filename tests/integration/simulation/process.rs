@@ -25,6 +25,9 @@ const WARMING_UP: &str = "gpupack is warming up";
 /// The answer to *bind* if guests did not leave in time.
 const WAITS_FOR_GUESTS: &str = "pods that borrow room of its GPUs are being moved";
 
+/// The answer to *bind* if its time is over before the Binding is posted.
+const NO_TIME_LEFT: &str = "no time is left to bind the pod";
+
 impl World {
     pub(super) fn processes(&self) -> impl Iterator<Item = &Replica> {
         self.replicas.iter().flatten().chain(&self.overlapping)
@@ -89,7 +92,9 @@ impl World {
             if is_plain && error == WARMING_UP {
                 self.broke(format!("{} has no GPU, and waits for the start", caller.uid));
             }
-            if error.contains(WAITS_FOR_GUESTS) {
+            // The last moment of its time may be the one in which they have left.
+            let waited = self.settings.lends_memory && error.contains(NO_TIME_LEFT);
+            if waited || error.contains(WAITS_FOR_GUESTS) {
                 self.recalled_for.insert(caller.uid.clone(), self.now);
             }
             if self.hits(Fault::GiveUp, 4) {

@@ -340,7 +340,7 @@ impl World {
             && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
         {
             let is_excused = pod.takes.iter().any(|(id, ..)| self.excused.contains(id));
-            let is_kept = uid.is_some_and(|uid| self.lent.kept.contains(uid));
+            let is_kept = uid.is_some_and(|uid| self.lent.keeps(uid));
             let is_over = self.settings.faults.contains(&Fault::Eviction)
                 && (pod.overuses() || is_excused || is_kept);
             // Only as an over-quota pod one goes whose class protects it.

@@ -369,6 +369,9 @@ pub struct FailedMigOrder {
     pub error: String,
 }
 
+/// Most units of a GPU; in 2026 there are 12 at most.
+pub const MAX_UNITS: u32 = 32;
+
 /// The part of a GPU that a MIG instance covers, in units: 4 on an A30, 8 on an A100 or H100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -376,6 +379,15 @@ pub struct Slot {
     pub start: u32,
     /// How many units, at least 1.
     pub size: u32,
+}
+
+impl Slot {
+    /// Its units, one bit each, without those above [`MAX_UNITS`].
+    pub fn units(self) -> u32 {
+        let all = u64::from(u32::MAX) >> (MAX_UNITS - self.size.min(MAX_UNITS));
+        let all = all << self.start.min(MAX_UNITS) & u64::from(u32::MAX);
+        u32::try_from(all).expect("the lower half of 64 bits")
+    }
 }
 
 #[cfg(test)]

@@ -79,12 +79,6 @@ impl NodeInventory {
         Ok(Self { devices, faults, topology, mig: Arc::new(MigInventory::of(details)) })
     }
 
-    /// The same with what can be made of MIG, and where the instances lie.
-    #[must_use]
-    pub fn with_mig(self, mig: MigInventory) -> Self {
-        Self { mig: Arc::new(mig), ..self }
-    }
-
     /// What can be made of MIG, and where the instances lie.
     pub fn mig(&self) -> &Arc<MigInventory> {
         &self.mig

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::hardware::device::Slot;
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::{MemMib, Share};
 
@@ -125,7 +126,7 @@ impl Layouts {
         let (axis, profiles) = (units_of(self.geometry.axis), self.geometry.profiles.len());
         for layout in 0..self.keys.len() {
             for (at, profile) in self.geometry.profiles.iter().enumerate() {
-                let free = |start: &&u32| self.masks[layout] & run(profile.size, **start) == 0;
+                let free = |start: &&u32| self.masks[layout] & profile.units(**start) == 0;
                 for start in profile.starts.iter().filter(free) {
                     let with = self.keys[layout] | run_key(profile.size, *start);
                     let with = self.number(with);
@@ -243,11 +244,6 @@ impl Layouts {
     }
 }
 
-/// The bits of a run.
-pub(crate) fn run(length: u32, start: u32) -> u32 {
-    ((1 << length) - 1) << start
-}
-
 fn listed(layout: u16) -> Option<LayoutId> {
     (layout != NONE).then_some(LayoutId(layout))
 }
@@ -269,7 +265,7 @@ fn check(geometry: &Geometry) -> Result<(), LayoutError> {
             if !(1..1 << KEY_BITS).contains(&profile.size) || !is_on_it {
                 return false;
             }
-            let own = run(profile.size, *start);
+            let own = profile.units(*start);
             let is_free = taken & own == 0;
             taken |= own;
             is_free
@@ -286,7 +282,7 @@ fn keys_of(geometry: &Geometry) -> Result<Vec<Key>, LayoutError> {
     let (mut known, mut new) = (BTreeSet::from([0]), vec![0]);
     while let Some(key) = new.pop() {
         for profile in geometry.profiles {
-            let free = |start: &&u32| mask_of(key) & run(profile.size, **start) == 0;
+            let free = |start: &&u32| mask_of(key) & profile.units(**start) == 0;
             for start in profile.starts.iter().filter(free) {
                 let with = key | run_key(profile.size, *start);
                 if known.insert(with) {
@@ -310,7 +306,9 @@ fn length_at(key: Key, start: u32) -> u32 {
 }
 
 fn mask_of(key: Key) -> u32 {
-    (0..MOST_UNITS).map(|start| run(length_at(key, start), start)).fold(0, |mask, own| mask | own)
+    (0..MOST_UNITS)
+        .map(|start| Slot { start, size: length_at(key, start) }.units())
+        .fold(0, |mask, own| mask | own)
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, MigProfile, ModelFilter, ModelName};
+use crate::hardware::device::{
+    Device, DeviceId, DeviceKind, MigProfile, ModelFilter, ModelName, Slot,
+};
 use crate::hardware::units::{MemMib, Share};
 
 /// One MIG profile of a model.
@@ -160,8 +162,8 @@ const H200: [Profile; 6] = eight(
     HOPPER,
 );
 
-/// All listed models.
-pub const GEOMETRIES: [Geometry; 7] = [
+/// All listed models. Each has one address, by which geometries are compared quickly.
+pub static GEOMETRIES: [Geometry; 7] = [
     Geometry { names: &["A30"], total_mib: 24_576, axis: 4, profiles: &A30 },
     Geometry { names: &["A100", "A800"], total_mib: 40_960, axis: 8, profiles: &A100_40 },
     Geometry { names: &["A100", "A800"], total_mib: 81_920, axis: 8, profiles: &A100_80 },
@@ -185,9 +187,9 @@ impl Geometry {
 
     /// The profile of this name, with or without media engines.
     pub fn profile(&self, name: &MigProfile) -> Option<&'static Profile> {
-        let (plain, wants_media) = split(name);
         let mut profiles = self.profiles.iter();
-        profiles.find(|known| known.name == plain && (known.has_media || !wants_media))
+        let has_media = |known: &Profile| known.has_media || !name.has_media();
+        profiles.find(|known| known.name == name.plain() && has_media(known))
     }
 
     /// The part of a GPU's compute in MIG mode that an instance of the profile has, rounded down.
@@ -207,15 +209,23 @@ impl Geometry {
     }
 }
 
-fn split(name: &MigProfile) -> (&str, bool) {
-    match name.as_str().strip_suffix(MEDIA) {
-        Some(plain) => (plain, true),
-        None => (name.as_str(), false),
+impl MigProfile {
+    /// The name without the media engines.
+    pub fn plain(&self) -> &str {
+        self.as_str().strip_suffix(MEDIA).unwrap_or(self.as_str())
+    }
+
+    /// Whether it has the media engines, which one instance of a GPU may have.
+    pub fn has_media(&self) -> bool {
+        self.as_str().ends_with(MEDIA)
     }
 }
 
-fn units(profile: &Profile, start: u32) -> u32 {
-    ((1 << profile.size) - 1) << start
+impl Profile {
+    /// The units of an instance that begins there, one bit each.
+    pub(crate) fn units(&self, start: u32) -> u32 {
+        Slot { start, size: self.size }.units()
+    }
 }
 
 /// Whether all instances fit beside the units that are taken. With eight units there is little to
@@ -224,7 +234,7 @@ fn has_room(instances: &[(&Profile, Option<u32>)], taken: u32) -> bool {
     let Some(((profile, start), rest)) = instances.split_first() else { return true };
     let is_meant = |at: &&u32| start.is_none_or(|start| start == **at);
     profile.starts.iter().filter(is_meant).any(|at| {
-        let own = units(profile, *at);
+        let own = profile.units(*at);
         taken & own == 0 && has_room(rest, taken | own)
     })
 }
@@ -320,16 +330,16 @@ fn faults_on(
                 MigFault::Start { profile: profile.clone(), start }
             }
             (Some(known), start) => {
-                sound.push((&device.id, known, start, split(profile).1));
+                sound.push((&device.id, known, start, profile.has_media()));
                 continue;
             }
         };
         faults.insert(device.id.clone(), fault);
     }
     for (id, profile, start, _) in &sound {
-        let own = start.map_or(0, |start| units(profile, start));
+        let own = start.map_or(0, |start| profile.units(start));
         let other = sound.iter().find(|(other, profile, start, _)| {
-            other != id && start.is_some_and(|start| units(profile, start) & own != 0)
+            other != id && start.is_some_and(|start| profile.units(start) & own != 0)
         });
         if let Some((other, ..)) = other {
             faults.insert((*id).clone(), MigFault::Overlap { other: (*other).clone() });

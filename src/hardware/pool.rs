@@ -87,16 +87,6 @@ pub enum MigUse {
     OnDemand,
 }
 
-impl MigUse {
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fixed => "fixed",
-            Self::OnDemand => "on_demand",
-        }
-    }
-}
-
 /// What is to limit the tenants of a shared device to their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Enforcement {

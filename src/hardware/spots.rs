@@ -14,11 +14,8 @@ use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, FailedMigOrder, Health, MakeableProfile,
     MigProfile, Slot,
 };
-use crate::hardware::mig::MEDIA;
+use crate::hardware::mig::Geometry;
 use crate::hardware::units::MemMib;
-
-/// Most units of one GPU; there are 12 at most in 2026.
-pub const MAX_UNITS: u32 = 32;
 
 /// A MIG instance by where it lies, whether it exists or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,15 +44,13 @@ impl FailedMigOrder {
     }
 }
 
-/// The units of a slot, one bit each.
-pub fn units(slot: Slot) -> u32 {
-    let all = u64::from(u32::MAX) >> (MAX_UNITS - slot.size.min(MAX_UNITS));
-    u32::try_from(all << slot.start.min(MAX_UNITS) & u64::from(u32::MAX)).unwrap_or(u32::MAX)
-}
-
-/// Whether a profile has the media engines, which one instance of a GPU may have.
-pub fn has_media(profile: &MigProfile) -> bool {
-    profile.as_str().ends_with(MEDIA)
+/// A GPU on which instances are made, and those that stay on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DividedGpu {
+    /// What it may have.
+    pub geometry: &'static Geometry,
+    /// What it has: profile and first unit.
+    pub instances: Vec<(MigProfile, u32)>,
 }
 
 /// An instance that could be made on a GPU.
@@ -141,9 +136,12 @@ mod tests {
         for (start, size, bits) in
             [(0, 1, 0b1), (4, 2, 0b11_0000), (0, 8, 0xff), (0, 32, u32::MAX), (31, 8, 1 << 31)]
         {
-            assert_eq!(units(Slot { start, size }), bits, "{start} {size}");
+            assert_eq!(Slot { start, size }.units(), bits, "{start} {size}");
         }
-        assert_eq!((units(Slot { start: 40, size: 1 }), units(Slot { start: 0, size: 0 })), (0, 0));
+        assert_eq!(
+            (Slot { start: 40, size: 1 }.units(), Slot { start: 0, size: 0 }.units()),
+            (0, 0)
+        );
     }
 
     #[test]
@@ -169,6 +167,6 @@ mod tests {
         let ids: Vec<&str> = all.iter().map(|it| it.device.id.as_str()).collect();
         assert_eq!(ids, ["GPU-a/0/1g-6gb-me", "GPU-a/3/1g-6gb-me", "GPU-a/2/2g-12gb"]);
         assert_eq!(all[1].slot, Slot { start: 3, size: 1 });
-        assert_eq!((has_media(&rows[0].profile), has_media(&rows[1].profile)), (true, false));
+        assert_eq!((rows[0].profile.has_media(), rows[1].profile.has_media()), (true, false));
     }
 }

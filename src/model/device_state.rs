@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use litemap::LiteMap;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, PodUid, Slot};
+use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, MigProfile, PodUid, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
-use crate::hardware::spots::{Spot, units};
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
@@ -207,26 +207,25 @@ impl DeviceState {
         self.slot
     }
 
-    /// Where it lies, if gpupack makes it.
+    /// Where it lies, if gpupack makes it: GPU, profile and first unit.
+    pub(crate) fn place(&self) -> Option<(&DeviceId, &MigProfile, u32)> {
+        match (&self.device.kind, self.origin) {
+            (DeviceKind::MigInstance { parent, profile }, Origin::Made | Origin::Promised) => {
+                Some((parent, profile, self.slot?.start))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same as a spot.
     pub fn spot(&self) -> Option<Spot> {
-        let (DeviceKind::MigInstance { parent, profile }, Some(slot)) =
-            (&self.device.kind, self.slot)
-        else {
-            return None;
-        };
-        let is_ours = self.origin != Origin::Found;
-        let (gpu, profile) = (parent.clone(), profile.clone());
-        is_ours.then_some(Spot { gpu, profile, start: slot.start })
+        let (gpu, profile, start) = self.place()?;
+        Some(Spot { gpu: gpu.clone(), profile: profile.clone(), start })
     }
 
     /// Whether gpupack made it and no pod has it: it is to be removed, and given to no pod.
     pub fn is_leaving(&self) -> bool {
         self.origin == Origin::Made && self.tenants.is_empty() && self.on_hold == Demand::ZERO
-    }
-
-    /// The units of its GPU that it covers, one bit each; none if that is not known.
-    pub(crate) fn units(&self) -> u32 {
-        self.slot.map_or(0, units)
     }
 
     /// Whether a MIG instance stays, so that no other can be made on its units.

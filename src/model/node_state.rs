@@ -12,13 +12,13 @@ use std::time::Duration;
 use litemap::LiteMap;
 
 use crate::hardware::device::{
-    Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName,
+    Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName, Slot,
 };
 use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{MigUse, PoolRule};
-use crate::hardware::spots::{Makeable, MigInventory, Spot, has_media, makeable, units};
+use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
@@ -353,10 +353,7 @@ impl NodeState {
     pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
-        if !reservation.placement.spots.is_empty() {
-            let known = self.devices.iter().map(|it| it.device.id.clone()).collect();
-            self.find_instances_of(&mut reservation.placement, &known);
-        }
+        find_instances((&self.spots, &self.devices), &mut reservation.placement, |_| true);
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
@@ -449,6 +446,29 @@ impl NodeState {
     /// The reservation of a pod.
     pub fn reservation(&self, uid: &PodUid) -> Option<&Reservation> {
         self.reservations.get(uid)
+    }
+}
+
+/// Gives a placement the instances that are at its spots and not known yet, or else the spots.
+fn find_instances(
+    (spots, devices): (&[SpotDevice], &[DeviceState]),
+    placement: &mut Placement,
+    is_known: impl Fn(&DeviceId) -> bool,
+) {
+    for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
+        let Some(spot) = spot else { continue };
+        let place = Some((&spot.gpu, &spot.profile, spot.start));
+        let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
+        let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
+        let Some(makeable) = makeable.filter(|_| !made.clone().any(|it| it.device.id == placed.id))
+        else {
+            continue;
+        };
+        // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
+        let found = made.find(|it| it.place() == place && !is_known(&it.device.id));
+        let device = found.map_or(&makeable.device, |it| &it.device);
+        placed.id = device.id.clone();
+        placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
     }
 }
 
@@ -582,12 +602,8 @@ impl NodeState {
         (self.spots, self.divided) = (spots.into(), divided);
     }
 
-    /// The GPUs on which instances are made, each with what its model may have and the instances that stay:
-    /// profile and first unit. Without those of models that are not listed.
-    pub fn divided(
-        &self,
-        holds: HoldRule,
-    ) -> impl Iterator<Item = (&DeviceId, &'static Geometry, Vec<(MigProfile, u32)>)> {
+    /// The GPUs on which instances are made, without those of models that are not listed.
+    pub fn divided(&self, holds: HoldRule) -> impl Iterator<Item = (&DeviceId, DividedGpu)> {
         let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, (*known)?)));
         known.map(move |(gpu, geometry)| {
             let of = |it: &DeviceState| match &it.device.kind {
@@ -596,7 +612,8 @@ impl NodeState {
                 }
                 _ => None,
             };
-            (gpu, geometry, self.devices.iter().filter_map(of).collect())
+            let instances = self.devices.iter().filter_map(of).collect();
+            (gpu, DividedGpu { geometry, instances })
         })
     }
 
@@ -607,39 +624,11 @@ impl NodeState {
         if self.spots.is_empty() {
             return;
         }
-        let mut held = std::mem::take(&mut self.reservations);
-        let mut holds = std::mem::take(&mut self.holds);
-        let mut standing = std::mem::take(&mut self.standing);
-        held.iter_mut().for_each(|(_, held)| self.find_instances_of(&mut held.placement, known));
-        holds.values_mut().for_each(|hold| self.find_instances_of(&mut hold.placement, known));
-        standing.values_mut().for_each(|hold| self.find_instances_of(&mut hold.placement, known));
-        (self.reservations, self.holds, self.standing) = (held, holds, standing);
-    }
-
-    /// The same for one placement.
-    fn find_instances_of(&self, placement: &mut Placement, known: &BTreeSet<DeviceId>) {
-        for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
-            let Some(spot) = spot else { continue };
-            let is_there =
-                |it: &DeviceState| it.device.id == placed.id && it.origin == Origin::Made;
-            let mut makeable = self.spots.iter().map(|known| &known.makeable);
-            let makeable = makeable.find(|known| known.spot == *spot);
-            let Some(Makeable { device, .. }) = makeable else { continue };
-            if self.devices.iter().any(is_there) {
-                continue;
-            }
-            let is_it = |it: &&DeviceState| {
-                let is_new = it.origin == Origin::Made && !known.contains(&it.device.id);
-                is_new && it.spot().as_ref() == Some(spot)
-            };
-            if let Some(instance) = self.devices.iter().find(is_it) {
-                // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
-                placed.id = instance.device.id.clone();
-                placed.demand = instance.capacity();
-            } else {
-                placed.id = device.id.clone();
-                placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
-            }
+        let held = self.reservations.iter_mut().map(|(_, held)| &mut held.placement);
+        let holds = self.holds.values_mut().map(|hold| &mut hold.placement);
+        let standing = self.standing.values_mut().map(|hold| &mut hold.placement);
+        for placement in held.chain(holds).chain(standing) {
+            find_instances((&self.spots, &self.devices), placement, |id| known.contains(id));
         }
     }
 
@@ -687,7 +676,7 @@ impl NodeState {
         for (spot, room) in own {
             let profile = &spot.makeable.spot.profile;
             let count: &mut usize = counts.entry(profile.clone()).or_default();
-            let most = if has_media(profile) { 1 } else { usize::MAX };
+            let most = if profile.has_media() { 1 } else { usize::MAX };
             *count += usize::from(room.free != Demand::ZERO && *count < most);
         }
         counts
@@ -707,11 +696,11 @@ impl NodeState {
             && held.devices.iter().all(is_there)
     }
 
-    /// The pods that are bound and have instances which were made again since `before`.
-    pub fn made_again(&self, before: &Self) -> Vec<PodRef> {
+    /// The pods that are bound and have instances which were made again since they had `before`.
+    pub fn made_again(&self, before: &LiteMap<PodUid, Reservation>) -> Vec<PodRef> {
         let bound = self.reservations.values().filter(|it| it.state == ReservationState::Confirmed);
         let again = bound.filter(|held| {
-            let old = before.reservations.get(&held.pod.uid);
+            let old = before.get(&held.pod.uid);
             old.is_some_and(|old| {
                 old.state == ReservationState::Confirmed
                     && self.has_made_again(&held.pod.uid, &old.placement)
@@ -863,32 +852,33 @@ impl NodeState {
             if self.spots.is_empty() {
                 return rooms.collect();
             }
-            let taken = Taken::of(&self.devices, holds);
-            let rooms = self.devices.iter().zip(rooms).map(|(it, room)| match it.spot() {
-                Some(_) if it.is_leaving() => closed(room),
-                Some(spot) if !it.stays(holds) && taken.covers(&spot, it.units()) => closed(room),
-                Some(_) | None => room,
+            let divided = Divided::of(&self.devices, holds);
+            let rooms = self.devices.iter().zip(rooms).map(|(it, room)| {
+                let place = it.place().zip(it.slot);
+                let is_covered = place.is_some_and(|((gpu, profile, _), slot)| {
+                    !it.stays(holds) && divided.covers(gpu, profile, slot)
+                });
+                if it.is_leaving() || is_covered { closed(room) } else { room }
             });
-            rooms.chain(self.spots.iter().map(|spot| self.room_of(spot, &taken))).collect()
+            rooms.chain(self.spots.iter().map(|spot| self.room_of(spot, &divided))).collect()
         };
         (self.rooms, self.rooms_under_holds) =
             (rooms(HoldRule::Respected), rooms(HoldRule::Ignored));
     }
 
     /// The room of an instance that could be made. Those that are there, or promised, are devices.
-    fn room_of(&self, spot: &SpotDevice, taken: &Taken<'_>) -> Room {
-        let Makeable { spot: place, slot, device } = &spot.makeable;
-        let gpu = self.devices.iter().find(|it| it.device.id == place.gpu);
-        let is_offered = |it: &DeviceState| !it.is_leaving() && it.spot().as_ref() == Some(place);
-        let is_there = self.devices.iter().any(is_offered) || self.failed.contains_key(&device.id);
+    fn room_of(&self, spot: &SpotDevice, divided: &Divided<'_>) -> Room {
+        let Makeable { spot: Spot { gpu, profile, start }, slot, device } = &spot.makeable;
         let room = Room {
             class: spot.class,
-            health: gpu.map_or(Health::Unhealthy, |gpu| gpu.health),
+            health: divided.health.get(gpu).copied().unwrap_or(Health::Unhealthy),
             free: Demand { memory: device.capacity(), share: Share::WHOLE },
             neighbors: NeighborIsolation::default(),
             is_covered: false,
         };
-        let is_closed = is_there || taken.covers(place, units(*slot));
+        let is_closed = divided.places.contains(&(gpu, profile, *start))
+            || self.failed.contains_key(&device.id)
+            || divided.covers(gpu, profile, *slot);
         if is_closed { closed(room) } else { room }
     }
 }
@@ -897,31 +887,39 @@ fn closed(room: Room) -> Room {
     Room { free: Demand::ZERO, is_covered: true, ..room }
 }
 
-/// The units of GPUs that instances cover which stay.
-struct Taken<'a> {
-    /// By GPU: the units, and whether one has the media engines.
-    by_gpu: BTreeMap<&'a DeviceId, (u32, bool)>,
+/// What is on the GPUs that are divided.
+#[derive(Default)]
+struct Divided<'a> {
+    health: BTreeMap<&'a DeviceId, Health>,
+    /// By GPU: the units that instances cover which stay, and whether one has the media engines.
+    covered: BTreeMap<&'a DeviceId, (u32, bool)>,
+    /// Where instances lie that are offered as devices: GPU, profile and first unit.
+    places: BTreeSet<(&'a DeviceId, &'a MigProfile, u32)>,
 }
 
-impl<'a> Taken<'a> {
+impl<'a> Divided<'a> {
     fn of(devices: &'a [DeviceState], holds: HoldRule) -> Self {
-        let mut by_gpu: BTreeMap<&DeviceId, (u32, bool)> = BTreeMap::new();
-        for device_state in devices.iter().filter(|device_state| device_state.stays(holds)) {
+        let mut divided = Self::default();
+        for device_state in devices {
             let DeviceKind::MigInstance { parent, profile } = &device_state.device.kind else {
+                divided.health.insert(&device_state.device.id, device_state.health);
                 continue;
             };
-            let (taken, media) = by_gpu.entry(parent).or_default();
-            // Of an instance that lies anywhere no other may be made.
-            *taken |= device_state.slot.map_or(u32::MAX, units);
-            *media |= has_media(profile);
+            divided.places.extend(device_state.place().filter(|_| !device_state.is_leaving()));
+            if device_state.stays(holds) {
+                let (units, has_media) = divided.covered.entry(parent).or_default();
+                // Of an instance that lies anywhere no other may be made.
+                *units |= device_state.slot.map_or(u32::MAX, Slot::units);
+                *has_media |= profile.has_media();
+            }
         }
-        Self { by_gpu }
+        divided
     }
 
     /// Whether an instance cannot be made there.
-    fn covers(&self, spot: &Spot, own: u32) -> bool {
-        let (taken, media) = self.by_gpu.get(&spot.gpu).copied().unwrap_or_default();
-        taken & own != 0 || (media && has_media(&spot.profile))
+    fn covers(&self, gpu: &DeviceId, profile: &MigProfile, slot: Slot) -> bool {
+        let (units, has_media) = self.covered.get(gpu).copied().unwrap_or_default();
+        units & slot.units() != 0 || (has_media && profile.has_media())
     }
 }
 

@@ -20,9 +20,6 @@ pub const MAX_MIG_PROFILES: usize = 32;
 /// Most units at which instances of a profile may begin; in 2026 a GPU has 7 at most.
 pub const MAX_MIG_STARTS: usize = 16;
 
-/// Most units of a GPU on which instances are made; in 2026 GPUs have 4, 8 or 12.
-pub const MAX_MIG_UNITS: u32 = 32;
-
 /// Most failed orders in a report: 9 GPUs with 7 instances each have fewer.
 pub const MAX_MIG_FAILURES: usize = 64;
 

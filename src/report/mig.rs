@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceId, FailedMigOrder, MakeableProfile, MigProfile};
+use crate::hardware::device::{DeviceId, FailedMigOrder, MAX_UNITS, MakeableProfile, MigProfile};
 use crate::report::bounds::{
-    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_MIG_UNITS,
-    MAX_NAME_BYTES, MAX_SM_COUNT, ReportError, memory, text,
+    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
+    MAX_SM_COUNT, ReportError, memory, text,
 };
 use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport};
 
@@ -21,12 +21,12 @@ impl MigFailure {
 impl MigProfileReport {
     /// What cannot be about it, beside its name and its memory.
     fn fault(&self) -> Option<&'static str> {
-        let is_beyond = |start: &u32| *start > MAX_MIG_UNITS - self.size;
+        let is_beyond = |start: &u32| *start > MAX_UNITS - self.size;
         if self.memory_mib == 0 {
             Some("its instances have no memory")
         } else if self.sm_count.is_some_and(|count| !(1..=MAX_SM_COUNT).contains(&count)) {
             Some("its instances have an impossible number of multiprocessors")
-        } else if !(1..=MAX_MIG_UNITS).contains(&self.size) {
+        } else if !(1..=MAX_UNITS).contains(&self.size) {
             Some("its size is not between 1 and 32 units")
         } else if self.starts.is_empty() || self.starts.len() > MAX_MIG_STARTS {
             Some("it has no start, or more than 16")
@@ -82,7 +82,7 @@ pub(crate) fn failures(failures: Vec<MigFailure>) -> Result<Vec<FailedMigOrder>,
         let gpu = DeviceId::new(&it.gpu)?;
         text("migFailures.profile", &it.profile, MAX_NAME_BYTES)?;
         text("migFailures.error", &it.error, MAX_MIG_ERROR_BYTES)?;
-        if it.start >= MAX_MIG_UNITS {
+        if it.start >= MAX_UNITS {
             let field = "first unit of a MIG instance";
             return Err(ReportError::Detail { uuid: gpu, field, value: it.start });
         }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::hardware::device::DeviceKind;
+use crate::hardware::device::{DeviceId, DeviceKind};
 use crate::hardware::device_class::ClassId;
+use crate::hardware::spots::{DividedGpu, Spot};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::fit::{CompiledRequest, Room};
@@ -16,7 +17,6 @@ use crate::scoring::fragmentation::Uses;
 use crate::scoring::guests;
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::expected_waste::ExpectedWaste;
-use crate::waste::mig::potentials::DividedGpu;
 
 /// A device that fits: its position on the node and what is taken of it.
 pub type Taken = (usize, Demand);
@@ -147,17 +147,16 @@ impl ScoringContext<'_> {
     /// What it costs to make the MIG instances that a pod could get, in millionths of a GPU. Nothing for
     /// other devices.
     pub(crate) fn making(&self, mix: &CompiledMix) -> Making {
-        let divided = match self.node.spots().is_empty() {
-            true => Vec::new(),
-            false => self.node.divided(HoldRule::Respected).collect(),
-        };
+        if self.node.spots().is_empty() {
+            return Making { costs: Vec::new() };
+        }
+        let divided: BTreeMap<&DeviceId, DividedGpu> =
+            self.node.divided(HoldRule::Respected).collect();
         let costs = self.fits.iter().filter_map(|(position, _)| {
-            let spot = self.node.offered(*position)?.1?;
-            let (_, geometry, instances) = divided.iter().find(|(gpu, ..)| **gpu == spot.gpu)?;
-            let gpu = DividedGpu { geometry, instances: instances.clone() };
-            Some((*position, mix.potentials.cost(&gpu, &spot.profile, spot.start)?))
+            let Spot { gpu, profile, start } = self.node.offered(*position)?.1?;
+            Some((*position, mix.potentials.cost(divided.get(&gpu)?, &profile, start)?))
         });
-        Making { costs: if divided.is_empty() { Vec::new() } else { costs.collect() } }
+        Making { costs: costs.collect() }
     }
 
     /// Tenants of a device, without holds.

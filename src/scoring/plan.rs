@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::spots::{Spot, has_media};
+use crate::hardware::spots::Spot;
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -122,7 +122,7 @@ fn together(
     let mut gpus = BTreeSet::new();
     fits.retain(|(position, _)| {
         let spot = node.offered(*position).and_then(|(_, spot)| spot);
-        spot.is_none_or(|spot| !has_media(&spot.profile) || gpus.insert(spot.gpu))
+        spot.is_none_or(|spot| !spot.profile.has_media() || gpus.insert(spot.gpu))
     });
     if fits.len() < compiled.count() {
         let fitting = u32::try_from(fits.len()).expect("a node has few devices");

@@ -54,8 +54,6 @@ pub struct NodeDetails {
     pub devices: BTreeMap<DeviceId, DeviceDetails>,
     /// Conditions by UUID, of devices with any.
     pub conditions: BTreeMap<DeviceId, Condition>,
-    /// Orders about MIG instances that the agent cannot carry out.
-    pub mig_failures: Vec<FailedMigOrder>,
     /// What pods were seen to use.
     pub usage_samples: UsageSamples,
     /// What the driver confirms of tenants.
@@ -98,7 +96,6 @@ impl NodeDetails {
             (self.driver, self.devices) = (driver, devices);
         }
         self.conditions = report.conditions;
-        self.mig_failures = report.mig_failures;
         if std::mem::replace(&mut self.pruned_at, version) != version {
             self.usage_samples.prune(node_state);
             self.usages.prune(node_state);

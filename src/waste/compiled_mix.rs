@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::spots::DividedGpu;
 use crate::waste::expected_waste::ExpectedWaste;
-use crate::waste::mig::potentials::{DividedGpu, Potentials};
+use crate::waste::mig::potentials::Potentials;
 use crate::waste::mix_rows::MixRows;
 use crate::waste::request_mix::Mix;
 use crate::waste::scarcity::ScarcityPrices;
@@ -44,10 +45,10 @@ impl CompiledMix {
         }
     }
 
-    /// The same with what it costs to make MIG instances on these GPUs.
+    /// The same with what it costs to make MIG instances on these GPUs. `earlier` saves time.
     #[must_use]
-    pub fn with_divided(self, mix: &Mix, gpus: &[DividedGpu]) -> Self {
-        Self { potentials: Arc::new(Potentials::of(mix, gpus)), ..self }
+    pub fn with_divided(self, mix: &Mix, gpus: &[DividedGpu], earlier: &Self) -> Self {
+        Self { potentials: Arc::new(Potentials::of(mix, gpus, &earlier.potentials)), ..self }
     }
 
     /// No mix at all, for requests that need none.

@@ -8,7 +8,9 @@ use gpupack::hardware::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
 };
 use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::pool::{PoolRule, PoolRules};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::ledger::query::queries::PlacementRequest;
@@ -16,7 +18,7 @@ use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::fit::HostRule;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::model::reservation::PodRef;
+use gpupack::model::reservation::{Placement, PodRef, Tenure};
 use gpupack::scoring::strategy::Strategy;
 
 /// Memory of a device where a test does not care.
@@ -31,6 +33,35 @@ pub(crate) fn settings() -> Settings {
         warm_up: Duration::from_secs(10),
         unmanaged_tolerance: MemMib::new(100),
         first_session: 1,
+    }
+}
+
+/// The ledger of a process that was started so often before. It shares the devices of pool `p` by this rule,
+/// is ready at once, and tolerates no memory.
+pub(crate) fn restarted(restarts: u64, rule: PoolRule) -> Ledger {
+    let ledger = Ledger::new(Settings {
+        first_session: 1 + 1_000_000 * restarts,
+        warm_up: Duration::ZERO,
+        unmanaged_tolerance: MemMib::ZERO,
+        ..settings()
+    });
+    ledger.share_by(PoolRules::new([(PoolName::new("p"), rule)]));
+    ledger
+}
+
+/// What the API server says of a bound pod that this process placed so. It shows no request.
+pub(crate) fn bound(uid: &str, written: &Placement) -> PodFact {
+    PodFact {
+        pod: pod(uid),
+        node: Some(written.node.clone()),
+        host: HostAmount::ZERO,
+        is_terminal: false,
+        wants_gpu: true,
+        request: None,
+        placement: Some(written.clone()),
+        bound_by_us: true,
+        moves: MoveFact::default(),
+        tenure: Tenure::default(),
     }
 }
 

@@ -148,9 +148,7 @@ impl Kubelet {
         let node = self.app.ledger.node(placement.node.as_str());
         let limit_of = |on: &DeviceId| {
             let device = node.as_ref()?.devices().iter().find(|it| it.device().id == *on)?;
-            let held = node.as_ref()?.reservation(uid)?;
-            let demand = held.placement.devices.first()?.demand;
-            held.memory_limit(device.rule(), demand, device.device().capacity())
+            device.memory_limit(uid)
         };
         let runs_on = placement.runs_on();
         let devices = runs_on.iter().zip(&placement.devices).map(|(on, placed)| AllocatedDevice {

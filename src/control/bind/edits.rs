@@ -116,7 +116,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let version = &seen.resource_version;
     match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
         PatchOutcome::Patched { .. } => {
-            tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement of a pod was edited by another client: gpupack restored it");
+            tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement annotations of a pod were not those of the ledger: gpupack wrote them");
             Ok(true)
         }
         PatchOutcome::Gone => Ok(false),

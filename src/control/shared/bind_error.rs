@@ -71,7 +71,8 @@ pub enum BindError {
     Making,
     /// Its MIG instance could not be made.
     #[error(
-        "its MIG instance could not be made: it is placed elsewhere, or tried again after a minute;          the log of the node's agent has the cause"
+        "its MIG instance could not be made: it is placed elsewhere, or tried again after a minute; \
+         the log of the node's agent has the cause"
     )]
     NotMade,
     /// The Binding cannot be written safely.

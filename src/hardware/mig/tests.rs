@@ -17,7 +17,7 @@ fn fullest(
     let mut is_full = true;
     for profile in geometry.profiles {
         for start in profile.starts {
-            let own = units(profile, *start);
+            let own = profile.units(*start);
             if taken & own == 0 {
                 is_full = false;
                 // each set once: the first free units first

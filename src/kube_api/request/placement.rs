@@ -11,9 +11,9 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MigProfile, NodeName};
+use crate::hardware::device::{DeviceId, MAX_DEVICE_MEMORY, MAX_UNITS, MigProfile, NodeName};
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::spots::{MAX_UNITS, Spot};
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::json_object;
 use crate::json_object::Object;

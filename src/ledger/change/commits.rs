@@ -266,7 +266,7 @@ impl Ledger {
 
     /// Notes that no task takes back the memory of a pod any more.
     pub fn end_giving_back(&self, uid: &PodUid) -> Vec<LedgerEvent> {
-        match self.borrows_as(uid, BorrowedMemory::GivingBack) {
+        match self.is_held(uid, |held| held.borrowed == BorrowedMemory::GivingBack) {
             true => self.note_borrowed(uid, BorrowedMemory::Free),
             false => Vec::new(),
         }
@@ -298,17 +298,12 @@ impl Ledger {
     /// Whether the memory that a pod uses above its request cannot be taken back, and stays where it is:
     /// that of a guest on its way home goes with it.
     pub fn stays_with_memory(&self, uid: &PodUid) -> bool {
-        self.look_at_guest(uid, |node_state| {
-            let stays =
-                |held: &Reservation| held.borrowed == BorrowedMemory::Kept && !held.is_going_home();
-            node_state.reservation(uid).is_some_and(stays)
-        })
+        self.is_held(uid, |held| held.borrowed == BorrowedMemory::Kept && !held.is_going_home())
     }
 
-    fn borrows_as(&self, uid: &PodUid, borrowed: BorrowedMemory) -> bool {
-        self.look_at_guest(uid, |node_state| {
-            node_state.reservation(uid).is_some_and(|held| held.borrowed == borrowed)
-        })
+    /// Whether a pod has a reservation of which this is true.
+    fn is_held(&self, uid: &PodUid, is_so: impl Fn(&Reservation) -> bool) -> bool {
+        self.look_at_guest(uid, |node_state| node_state.reservation(uid).is_some_and(is_so))
     }
 
     /// Whether others must give back memory before a guest has what it requests at home.

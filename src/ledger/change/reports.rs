@@ -275,8 +275,9 @@ impl Ledger {
         });
         let mut events: Vec<LedgerEvent> = impossible.collect();
         self.are_shapes_old.store(true, Ordering::Release);
-        let earlier = node_entry
-            .look(|_, node_state| (!node_state.spots().is_empty()).then(|| node_state.clone()));
+        let earlier = node_entry.look(|_, node_state| {
+            (!node_state.spots().is_empty()).then(|| node_state.reservations().clone())
+        });
         cluster.change_classes(|classes| {
             events.extend(self.change_node(at, |node_state| {
                 node_state.replace_inventory(inventory, classes);

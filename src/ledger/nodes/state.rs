@@ -24,6 +24,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::pool::PoolRules;
+use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::answer_cache::ShapeTables;
 use crate::ledger::nodes::changes::{Changes, Ended, Session};
@@ -36,7 +37,6 @@ use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeState;
 use crate::usage::node_details::NodeDetails;
 use crate::waste::compiled_mix::CompiledMix;
-use crate::waste::mig::potentials::DividedGpu;
 use crate::waste::request_mix::{Mix, MixWindow};
 use crate::waste::supply::{NodeShapes, Supply};
 use crate::waste::weights::WasteWeights;
@@ -118,7 +118,7 @@ impl ClusterModel {
         let mix = CompiledMix::weighted(&self.weights, &self.mix, &self.classes, &self.node_shapes);
         let mix = match &self.divided[..] {
             [] => mix,
-            divided => mix.with_divided(&self.mix, divided),
+            divided => mix.with_divided(&self.mix, divided, &self.compiled),
         };
         self.compiled = Arc::new(mix);
         self.mix_generation += 1;
@@ -269,7 +269,7 @@ impl Ledger {
         for node_entry in self.node_table().iter() {
             let node = node_entry.read();
             let gpus = node.divided(HoldRule::Ignored);
-            divided.extend(gpus.map(|(_, geometry, instances)| DividedGpu { geometry, instances }));
+            divided.extend(gpus.map(|(_, gpu)| gpu));
         }
         divided
     }

@@ -1,23 +1,22 @@
 //! MIG instances that are made on demand: where there is room for one, and what becomes of it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use super::*;
 use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile, ModelName,
-    NodeName, PoolName, Slot,
+    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
+    ModelName, NodeName, PoolName, Slot,
 };
 use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{MigUse, PoolRule};
-use crate::hardware::spots::MigInventory;
+use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::model::device_state::{DeviceUse, Origin};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
-use crate::waste::mig::potentials::DividedGpu;
 
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
 type Instance = (&'static str, &'static str, u32, u32, bool);
@@ -52,17 +51,20 @@ fn inventory(instances: &[Instance]) -> NodeInventory {
         row("2g.12gb", 11_968, 2, &[0, 2]),
         row("4g.24gb", 24_000, 4, &[0]),
     ];
-    let rows: Arc<[MakeableProfile]> = rows.into();
-    let profiles = gpus.map(|id| (DeviceId::new(id).unwrap(), Arc::clone(&rows))).to_vec();
-    let mut mig = MigInventory { profiles, instances: Vec::new() };
+    let gpu = |id| {
+        let details = DeviceDetails { mig_profiles: rows.clone(), ..DeviceDetails::default() };
+        (DeviceId::new(id).unwrap(), details)
+    };
+    let mut details = BTreeMap::from(gpus.map(gpu));
     for (id, profile, start, size, is_made) in instances {
         let (parent, profile) = (DeviceId::new("GPU-a").unwrap(), MigProfile::new(*profile));
         let kind = DeviceKind::MigInstance { parent, profile };
         devices.push(device(id, 0, 5_952 * u64::from(*size), kind));
-        let slot = Slot { start: *start, size: *size };
-        mig.instances.push((DeviceId::new(id).unwrap(), slot, *is_made));
+        let slot = Some(Slot { start: *start, size: *size });
+        let more = DeviceDetails { slot, made_here: *is_made, ..DeviceDetails::default() };
+        details.insert(DeviceId::new(id).unwrap(), more);
     }
-    NodeInventory::new(devices).unwrap().with_mig(mig)
+    NodeInventory::placed(devices, &details).unwrap()
 }
 
 struct Bed {
@@ -311,14 +313,12 @@ fn an_instance_is_made_where_it_wastes_least() {
             ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap())
         };
         bed.node.observe(&[in_use], Timestamp::START);
-        let gpus: Vec<DividedGpu> = bed
-            .node
-            .divided(HoldRule::Ignored)
-            .map(|(_, geometry, instances)| DividedGpu { geometry, instances })
-            .collect();
+        let gpus: Vec<DividedGpu> =
+            bed.node.divided(HoldRule::Ignored).map(|(_, gpu)| gpu).collect();
         assert_eq!(gpus.len(), 2);
         let requests = mix("1 mig=2g.12gb");
-        let mix = compiled("1 mig=2g.12gb", &bed.node, &bed.classes).with_divided(&requests, &gpus);
+        let mix = compiled("1 mig=2g.12gb", &bed.node, &bed.classes);
+        let mix = mix.clone().with_divided(&requests, &gpus, &mix);
         let request = compiled_request("mig=1g.6gb", &bed.classes);
         let strategy = Strategy::Policy(policy);
         let place = evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap();

@@ -43,10 +43,7 @@ pub(crate) fn device(
         mig_profile,
         shared_instance: kind == state::DeviceKind::MigInstance
             && found.rule().instances == InstanceUse::Shared,
-        mig_placement: found
-            .slot()
-            .or(more.slot)
-            .map(|it| MigPlacement { start: it.start, size: it.size }),
+        mig_placement: found.slot().map(|it| MigPlacement { start: it.start, size: it.size }),
         instance: instance(found),
         placeable: placeable(node, &device.id),
         compute_millionths: compute_of(node, found),
@@ -85,7 +82,6 @@ fn instance(found: &DeviceState) -> Option<InstanceState> {
         Origin::Found => None,
         Origin::Promised => Some(InstanceState::Promised),
         Origin::Made if found.is_leaving() => Some(InstanceState::Leaving),
-
         Origin::Made => Some(InstanceState::Made),
     }
 }

@@ -1,6 +1,6 @@
 //! The policies that are compared: ours, and published ones as they can be read.
 
-use crate::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start, run};
+use crate::hardware::layouts::{LayoutId, Layouts, ProfileIndex, Start};
 use crate::sim::mig::fleet::Fleet;
 use crate::sim::mig::worlds::Stage;
 use crate::waste::mig::class::{MigClass, MigClassId};
@@ -198,7 +198,7 @@ fn blocked(layouts: &Layouts, layout: LayoutId) -> i64 {
     let profiles = layouts.geometry().profiles.iter().filter(|profile| profile.size <= free);
     let blocked = profiles.flat_map(|profile| {
         let starts = profile.starts.iter();
-        let taken = starts.filter(move |start| run(profile.size, **start) & mask != 0);
+        let taken = starts.filter(move |start| profile.units(**start) & mask != 0);
         taken.map(|_| i64::from(profile.size))
     });
     blocked.sum()

@@ -1,5 +1,7 @@
 //! What a class of GPUs in MIG mode has in tables, whatever is requested of it.
 
+use std::sync::Arc;
+
 use crate::hardware::layouts::{LayoutError, LayoutId, Layouts, ProfileIndex};
 use crate::hardware::mig::Geometry;
 use crate::waste::mig::mask_waste::MaskGraph;
@@ -15,12 +17,12 @@ pub(crate) const MILLION: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MigClassId(pub usize);
 
-/// The tables of one class: GPUs of one geometry, about which requests do not differ.
+/// The tables of one class: GPUs of one geometry, about which requests do not differ. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct MigClass {
-    layouts: Layouts,
-    spots: Vec<u64>,
-    graph: MaskGraph,
+    layouts: Arc<Layouts>,
+    spots: Arc<[u64]>,
+    graph: Arc<MaskGraph>,
 }
 
 impl MigClass {
@@ -30,7 +32,8 @@ impl MigClass {
     /// Any [`LayoutError`].
     pub fn new(geometry: &Geometry) -> Result<Self, LayoutError> {
         let layouts = Layouts::of(geometry)?;
-        Ok(Self { spots: spots(&layouts), graph: MaskGraph::of(&layouts), layouts })
+        let (spots, graph) = (spots(&layouts).into(), MaskGraph::of(&layouts).into());
+        Ok(Self { layouts: layouts.into(), spots, graph })
     }
 
     /// Its layouts.

@@ -10,7 +10,7 @@
 //! The sum is over the profiles *q* and the starts at which they fit. The prices `p` are those at which
 //! empty GPUs, filled so, take the profiles in the proportions in which they are requested.
 
-use crate::hardware::layouts::{Layouts, run};
+use crate::hardware::layouts::Layouts;
 use crate::waste::numbers::float;
 
 /// The `T` above, in units of memory: 0.05 to 0.2 block equally many requests within 3 %.
@@ -44,7 +44,7 @@ impl MaskGraph {
         let steps = |mask: &u32| {
             let mut steps = Vec::new();
             for (at, profile) in geometry.profiles.iter().enumerate() {
-                let runs = profile.starts.iter().map(|start| run(profile.size, *start));
+                let runs = profile.starts.iter().map(|start| profile.units(*start));
                 let free = runs.filter(|run| run & mask == 0);
                 steps.extend(free.map(|run| (at, position(&masks, mask | run))));
             }

@@ -4,11 +4,11 @@
 //! changed. A question is then two look-ups in a table.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
 
 use crate::hardware::device::MigProfile;
 use crate::hardware::layouts::{LayoutId, Start};
-use crate::hardware::mig::{GEOMETRIES, Geometry, MEDIA};
+use crate::hardware::mig::Geometry;
+use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::waste::mig::class::{MigClass, MigClassId};
@@ -18,34 +18,27 @@ use crate::waste::mig::supply::MigSupply;
 use crate::waste::mig::types::{MigType, TypeId, Types};
 use crate::waste::request_mix::Mix;
 
-/// A GPU on which instances are made on demand, and those that stay on it: profile and first unit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DividedGpu {
-    /// What it may have.
-    pub geometry: &'static Geometry,
-    /// What it has.
-    pub instances: Vec<(MigProfile, u32)>,
-}
-
 /// The potentials of all layouts of the GPUs of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Potentials {
-    classes: Vec<(&'static Geometry, Arc<MigClass>, Vec<i128>)>,
+    classes: Vec<(&'static Geometry, MigClass, Vec<i128>)>,
 }
 
 impl Potentials {
     /// Those under this mix, with these GPUs. A GPU whose instances lie where its geometry does not allow
-    /// counts for nothing.
-    pub fn of(mix: &Mix, gpus: &[DividedGpu]) -> Self {
+    /// counts for nothing. The tables of geometries are taken from `earlier` ones.
+    pub fn of(mix: &Mix, gpus: &[DividedGpu], earlier: &Self) -> Self {
         let mut geometries: Vec<&'static Geometry> = Vec::new();
         for gpu in gpus {
             if !geometries.iter().any(|known| std::ptr::eq(*known, gpu.geometry)) {
                 geometries.push(gpu.geometry);
             }
         }
-        let known = geometries.iter().filter_map(|geometry| Some((*geometry, class_of(geometry)?)));
-        let (geometries, shared): (Vec<_>, Vec<Arc<MigClass>>) = known.unzip();
-        let classes: Vec<MigClass> = shared.iter().map(|class| MigClass::clone(class)).collect();
+        let class =
+            |geometry| earlier.class(geometry).cloned().or_else(|| MigClass::new(geometry).ok());
+        let known =
+            geometries.into_iter().filter_map(|geometry| Some((geometry, class(geometry)?)));
+        let (geometries, classes): (Vec<_>, Vec<MigClass>) = known.unzip();
         let mut types = Types::default();
         let counts = counts(mix, &geometries, &classes, &mut types);
         let mut supply = MigSupply::none(&classes);
@@ -68,48 +61,46 @@ impl Potentials {
                 layouts.map(|layout| decision.potential(MigClassId(at), layout)).collect()
             })
             .collect();
-        let all = geometries.into_iter().zip(shared).zip(potentials);
+        let all = geometries.into_iter().zip(classes).zip(potentials);
         Self { classes: all.map(|((geometry, class), all)| (geometry, class, all)).collect() }
+    }
+
+    fn entry(
+        &self,
+        geometry: &'static Geometry,
+    ) -> Option<&(&'static Geometry, MigClass, Vec<i128>)> {
+        self.classes.iter().find(|(known, ..)| std::ptr::eq(*known, geometry))
+    }
+
+    fn class(&self, geometry: &'static Geometry) -> Option<&MigClass> {
+        self.entry(geometry).map(|(_, class, _)| class)
     }
 
     /// What it costs to make an instance on a GPU, in millionths of a GPU; below zero if the rest is worth
     /// more than before. `None` if the GPU is of a model without a table, or cannot have it there.
     pub fn cost(&self, gpu: &DividedGpu, profile: &MigProfile, start: u32) -> Option<i64> {
-        let mut classes = self.classes.iter();
-        let (_, class, potentials) = classes.find(|it| std::ptr::eq(it.0, gpu.geometry))?;
+        let (_, class, potentials) = self.entry(gpu.geometry)?;
         let before = layout_of(class, &gpu.instances)?;
         let layouts = class.layouts();
-        let index = layouts.profile(plain(profile))?;
+        let index = layouts.profile(profile.plain())?;
         let after = layouts.put(before, index, Start(start))?;
         let change = potentials[after.position()] - potentials[before.position()];
         i64::try_from(change / 1_000_000 / i128::from(gpu.geometry.axis.max(1))).ok()
     }
 }
 
-/// The tables of a geometry, made once.
-fn class_of(geometry: &'static Geometry) -> Option<Arc<MigClass>> {
-    static CLASSES: [OnceLock<Option<Arc<MigClass>>>; GEOMETRIES.len()] =
-        [const { OnceLock::new() }; GEOMETRIES.len()];
-    let at = GEOMETRIES.iter().position(|known| known == geometry)?;
-    CLASSES[at].get_or_init(|| MigClass::new(geometry).ok().map(Arc::new)).clone()
-}
-
-fn plain(profile: &MigProfile) -> &str {
-    profile.as_str().strip_suffix(MEDIA).unwrap_or(profile.as_str())
-}
-
 /// The layout of these instances; `None` if they cannot lie so.
 fn layout_of(class: &MigClass, instances: &[(MigProfile, u32)]) -> Option<LayoutId> {
     let layouts = class.layouts();
     instances.iter().try_fold(LayoutId::EMPTY, |layout, (profile, start)| {
-        let profile = layouts.profile(plain(profile))?;
+        let profile = layouts.profile(profile.plain())?;
         layouts.put(layout, profile, Start(*start))
     })
 }
 
 /// The type of the requests for a profile by its name.
 fn named(classes: &[MigClass], profile: &MigProfile) -> MigType {
-    MigType::new(classes.iter().map(|class| class.layouts().profile(plain(profile))))
+    MigType::new(classes.iter().map(|class| class.layouts().profile(profile.plain())))
 }
 
 /// How many instances of each type the mix requests. All profiles count, also those of which none came.
@@ -132,7 +123,7 @@ fn counts(
         let kind = MigType::new(kinds.map(|(geometry, class)| {
             let (memory, share) = match (&request.amount, served(request)) {
                 (Amount::MigInstance(profile), _) => {
-                    return class.layouts().profile(plain(profile));
+                    return class.layouts().profile(profile.plain());
                 }
                 (_, Some(needs)) => needs(geometry),
                 (_, None) => return None,
@@ -170,6 +161,7 @@ fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::mig::GEOMETRIES;
 
     fn gpu(instances: &[(&str, u32)]) -> DividedGpu {
         let instances = instances.iter().map(|(name, start)| (MigProfile::new(*name), *start));
@@ -178,7 +170,7 @@ mod tests {
 
     /// The starts at which an instance of the profile costs least on an A100, by GPU.
     fn best(gpus: &[DividedGpu], profile: &str, starts: &[u32]) -> (usize, u32) {
-        let potentials = Potentials::of(&Mix::default(), gpus);
+        let potentials = Potentials::of(&Mix::default(), gpus, &Potentials::default());
         let profile = MigProfile::new(profile);
         let all = (0..gpus.len()).flat_map(|at| starts.iter().map(move |start| (at, *start)));
         let cost = |(at, start): (usize, u32)| potentials.cost(&gpus[at], &profile, start);
@@ -202,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_has_no_cost() {
-        let potentials = Potentials::of(&Mix::default(), &[gpu(&[])]);
+        let potentials = Potentials::of(&Mix::default(), &[gpu(&[])], &Potentials::default());
         let cost = |gpu: &DividedGpu, profile: &str, start| {
             potentials.cost(gpu, &MigProfile::new(profile), start)
         };

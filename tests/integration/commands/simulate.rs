@@ -13,9 +13,16 @@ const PODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/small-pods.c
 const POLICIES: &str =
     "fragmentation,binpack,spread,fgd,bestfit,dotprod,gpupacking,gpuclustering,random";
 
-fn command(nodes: &str, pods: &str, flags: &str) -> Command {
+/// A call without a trace.
+fn call(flags: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-    command.args(["simulate", "--nodes", nodes, "--pods", pods]).args(flags.split_whitespace());
+    command.arg("simulate").args(flags.split_whitespace());
+    command
+}
+
+fn command(nodes: &str, pods: &str, flags: &str) -> Command {
+    let mut command = call("");
+    command.args(["--nodes", nodes, "--pods", pods]).args(flags.split_whitespace());
     command
 }
 
@@ -29,9 +36,14 @@ fn text(bytes: Vec<u8>) -> String {
 
 /// Standard output of a call that must succeed and complain about nothing.
 fn printed(flags: &str) -> String {
-    let output = simulate(flags);
+    printed_by(command(NODES, PODS, flags))
+}
+
+/// The same of this call.
+fn printed_by(mut command: Command) -> String {
+    let output = command.output().expect("the program starts");
     let complaint = text(output.stderr);
-    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{flags}");
+    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{command:?}");
     text(output.stdout)
 }
 
@@ -555,8 +567,7 @@ fn faults_of_traces_with_bursts_are_named() {
         assert_eq!(output.status.code(), Some(2), "{flags}: {errors}");
         assert!(errors.contains(part), "{flags}: {errors}");
     }
-    let alone = Command::new(env!("CARGO_BIN_EXE_gpupack")).args(["simulate", "--bursts"]).output();
-    let alone = alone.unwrap();
+    let alone = call("--bursts").output().unwrap();
     assert_eq!(alone.status.code(), Some(2));
     assert_eq!(text(alone.stderr), "gpupack: --bursts needs LOAD, or --nodes and --pods\n");
 }
@@ -659,16 +670,6 @@ fn a_build_without_the_solver_names_what_is_missing() {
     check_refusal(&simulate("--bound"), 2, &expected);
 }
 
-/// Standard output of a call without a trace.
-fn printed_alone(flags: &str) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupack"));
-    let output = command.arg("simulate").args(flags.split_whitespace()).output();
-    let output = output.expect("the program starts");
-    let complaint = text(output.stderr);
-    assert_eq!((output.status.code(), complaint.as_str()), (Some(0), ""), "{flags}");
-    text(output.stdout)
-}
-
 #[test]
 fn mig_instances_on_demand_give_the_figures_they_gave_before() {
     let churn = "--mig bimodal,models-80-20 --gpus 10 --mig-churn 0.9 --moves 1 --bound --seed 7";
@@ -691,7 +692,7 @@ fn mig_instances_on_demand_give_the_figures_they_gave_before() {
         "models-80-20",7,"mfi",20.8191,0.0
         "models-80-20",7,"first-fit",25.3242,0.0
     "#]]
-    .assert_eq(&printed_alone(&format!("{churn} --output csv")));
+    .assert_eq(&printed_by(call(&format!("{churn} --output csv"))));
     let arrivals = "--mig small --gpus 10 --bound --seeds 7..8";
     expect![[r#"
         mix,seed,policy,allocated_percent,first_loss_percent
@@ -708,12 +709,15 @@ fn mig_instances_on_demand_give_the_figures_they_gave_before() {
         "small",8,"mfi",92.5,95.0
         "small",8,"first-fit",92.5,95.0
     "#]]
-    .assert_eq(&printed_alone(&format!("{arrivals} --output csv")));
+    .assert_eq(&printed_by(call(&format!("{arrivals} --output csv"))));
     let json: Value =
-        serde_json::from_str(&printed_alone(&format!("{churn} --output json"))).unwrap();
+        serde_json::from_str(&printed_by(call(&format!("{churn} --output json")))).unwrap();
     assert_eq!((&json["gpus"], &json["load"]), (&Value::from(10), &Value::from(0.9)));
-    let table = printed_alone(churn);
+    let table = printed_by(call(churn));
     assert!(table.starts_with("MIG instances on 10 GPUs, churn at load 0.9, "), "{table}");
     assert!(table.contains("\ngpupack, one move "), "{table}");
-    assert!(!printed_alone("--mig odd --gpus 1").contains("one move"), "only where it is wanted");
+    assert!(
+        !printed_by(call("--mig odd --gpus 1")).contains("one move"),
+        "only where it is wanted"
+    );
 }

@@ -9,16 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::harness::ledger::{
-    DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
+    DEVICE_MIB, add_node, bound, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
-use gpupack::hardware::units::{Demand, HostAmount};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
+use gpupack::hardware::units::Demand;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::policy::Policy;
-use gpupack::model::reservation::{Placement, Tenure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -173,21 +171,6 @@ fn commands_from_many_threads_leave_a_consistent_ledger() {
     assert_eq!(ledger.hold_count(), 0);
     for node in ledger.nodes() {
         assert!(node.devices().iter().all(|device| device.allocated() == Demand::ZERO));
-    }
-}
-
-fn bound(uid: &str, placement: &Placement) -> PodFact {
-    PodFact {
-        pod: pod(uid),
-        node: Some(placement.node.clone()),
-        host: HostAmount::ZERO,
-        is_terminal: false,
-        request: None,
-        wants_gpu: true,
-        placement: Some(placement.clone()),
-        bound_by_us: true,
-        moves: MoveFact::default(),
-        tenure: Tenure::default(),
     }
 }
 

@@ -6,27 +6,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
+use gpupack::hardware::pool::{Borrow, PoolRule};
+use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::ledger::change::commits::ToPost;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, Placement, ReservationState, Tenure,
+    BorrowedMemory, Departure, Guest, Move, Placement, ReservationState,
 };
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::harness::ledger::{DEVICE_MIB, gpus, host, pod, request_of, settings};
+use crate::harness::ledger::{DEVICE_MIB, bound, gpus, host, pod, request_of, restarted};
 
 const NODES: [&str; 2] = ["a", "b"];
 const GPUS: u32 = 3;
@@ -95,25 +94,12 @@ struct Bed {
     counts: BTreeMap<&'static str, u64>,
 }
 
-fn rules(lends_memory: bool) -> PoolRules {
+fn new_ledger(restarts: u64, lends_memory: bool) -> Ledger {
     let borrow = match lends_memory {
         true => Borrow::Memory { most: Share::WHOLE },
         false => Borrow::Compute,
     };
-    let rule = PoolRule { borrow, ..PoolRule::default() };
-    PoolRules::new([(PoolName::new("p"), rule)])
-}
-
-fn new_ledger(restarts: u64, lends_memory: bool) -> Ledger {
-    let first_session = 1 + 1_000_000 * restarts;
-    let ledger = Ledger::new(Settings {
-        first_session,
-        warm_up: Duration::ZERO,
-        unmanaged_tolerance: MemMib::ZERO,
-        ..settings()
-    });
-    ledger.share_by(rules(lends_memory));
-    ledger
+    restarted(restarts, PoolRule { borrow, ..PoolRule::default() })
 }
 
 impl Bed {
@@ -171,18 +157,9 @@ impl Bed {
                 && live.cpu_milli != leaving.cpu_milli
                 && live.actual_cpu_milli == live.cpu_milli
         });
-        PodFact {
-            pod: pod(uid.as_str()),
-            node: Some(live.written.node.clone()),
-            host: HostAmount::ZERO,
-            is_terminal: false,
-            wants_gpu: true,
-            request: Some(live.request.clone().into()),
-            placement: Some(live.written.clone()),
-            bound_by_us: true,
-            moves: MoveFact { has_left, is_of_other },
-            tenure: Tenure::default(),
-        }
+        let moves = MoveFact { has_left, is_of_other };
+        let request = Some(live.request.clone().into());
+        PodFact { request, moves, ..bound(uid.as_str(), &live.written) }
     }
 
     fn see(&mut self, uid: &PodUid, is_of_other: bool) {

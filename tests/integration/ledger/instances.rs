@@ -6,31 +6,30 @@
 //! `MIG_STEPS` is the number of steps of all seeds (20,000 without it), `MIG_SEED` the first seed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use gpupack::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
     ModelName, NodeName, PodUid, PoolName, Slot,
 };
 use gpupack::hardware::inventory::NodeInventory;
-use gpupack::hardware::pool::{MigUse, PoolRule, PoolRules};
-use gpupack::hardware::spots::{Spot, units};
-use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
+use gpupack::hardware::pool::{MigUse, PoolRule};
+use gpupack::hardware::spots::Spot;
+use gpupack::hardware::units::{MemMib, Timestamp};
 use gpupack::ledger::change::commits::ToMake;
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
+use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
-use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::InstanceOrders;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest};
-use gpupack::model::reservation::{Placement, Tenure};
+use gpupack::model::reservation::Placement;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::harness::ledger::{host, pod, request_of, settings};
+use crate::harness::ledger::{bound, host, pod, request_of, restarted};
 
 const GPUS: [&str; 2] = ["GPU-a", "GPU-b"];
 const NODE: &str = "n";
@@ -125,8 +124,8 @@ impl Agent {
 
     /// Makes an instance, as NVML does: not over another one.
     fn make(&mut self, spot: &Spot) -> bool {
-        let mask = |it: &Spot| units(Slot { start: it.start, size: size_of(&it.profile) });
-        let has_media = |it: &Spot| it.profile.as_str().ends_with("+me");
+        let mask = |it: &Spot| Slot { start: it.start, size: size_of(&it.profile) }.units();
+        let has_media = |it: &Spot| it.profile.has_media();
         let mut others = self.instances.values().filter(|it| it.gpu == spot.gpu);
         let is_free =
             others.all(|it| mask(it) & mask(spot) == 0 && !(has_media(it) && has_media(spot)));
@@ -155,15 +154,7 @@ struct Bed {
 }
 
 fn new_ledger(restarts: u64) -> Ledger {
-    let ledger = Ledger::new(Settings {
-        first_session: 1 + 1_000_000 * restarts,
-        warm_up: Duration::ZERO,
-        unmanaged_tolerance: MemMib::ZERO,
-        ..settings()
-    });
-    let rule = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
-    ledger.share_by(PoolRules::new([(PoolName::new("p"), rule)]));
-    ledger
+    restarted(restarts, PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() })
 }
 
 impl Bed {
@@ -212,18 +203,8 @@ impl Bed {
 
     fn see(&mut self, uid: &PodUid) {
         let live = &self.pods[uid];
-        let fact = PodFact {
-            pod: pod(uid.as_str()),
-            node: Some(live.written.node.clone()),
-            host: HostAmount::ZERO,
-            is_terminal: false,
-            wants_gpu: true,
-            request: Some(live.request.clone().into()),
-            placement: Some(live.written.clone()),
-            bound_by_us: true,
-            moves: MoveFact::default(),
-            tenure: Tenure::default(),
-        };
+        let request = Some(live.request.clone().into());
+        let fact = PodFact { request, ..bound(uid.as_str(), &live.written) };
         let events = self.ledger.see_pod(&fact, self.at());
         self.hear(&events);
     }
@@ -452,7 +433,7 @@ impl Bed {
         let mut taken: BTreeMap<DeviceId, u32> = BTreeMap::new();
         for held in node.reservations().values() {
             for spot in held.placement.spots.iter().flatten() {
-                let own = units(Slot { start: spot.start, size: size_of(&spot.profile) });
+                let own = Slot { start: spot.start, size: size_of(&spot.profile) }.units();
                 let taken = taken.entry(spot.gpu.clone()).or_default();
                 assert_eq!(*taken & own, 0, "two pods have {spot:?}");
                 *taken |= own;

@@ -7,20 +7,21 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::harness;
 use crate::harness::ledger::{
     DEVICE_MIB, add_node, fraction, gpus, host, pod, request_of, seconds, seen, settings,
 };
 use crate::harness::turns::turn;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use gpupack::ledger::change::facts::{MoveFact, PodFact};
+use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
+use gpupack::ledger::change::facts::PodFact;
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::model::node_state::NodeReporting;
 use gpupack::model::policy::Policy;
-use gpupack::model::reservation::{PlacedDevice, Placement, Tenure};
+use gpupack::model::reservation::{PlacedDevice, Placement};
 
 const ROUNDS: u64 = 2000;
 
@@ -46,26 +47,15 @@ fn uid_of(round: u64) -> PodUid {
 /// The pod of this round as the API server shows it: bound to `node`, on its first device.
 fn bound(round: u64, node: &str) -> PodFact {
     let demand = Demand { memory: MemMib::new(1), share: Share::from_millionths(1) };
-    let device =
-        PlacedDevice { id: crate::harness::ledger::device_id(&format!("{node}-0")), demand };
-    PodFact {
-        pod: pod(uid_of(round).as_str()),
-        node: Some(NodeName::new(node)),
-        host: HostAmount::ZERO,
-        is_terminal: false,
-        request: None,
-        wants_gpu: true,
-        placement: Some(Placement {
-            node: NodeName::new(node),
-            devices: vec![device],
-            isolation: ConfiguredIsolation::None,
-            guest: None,
-            spots: Vec::new(),
-        }),
-        bound_by_us: false,
-        moves: MoveFact::default(),
-        tenure: Tenure::default(),
-    }
+    let device = PlacedDevice { id: harness::ledger::device_id(&format!("{node}-0")), demand };
+    let placement = Placement {
+        node: NodeName::new(node),
+        devices: vec![device],
+        isolation: ConfiguredIsolation::None,
+        guest: None,
+        spots: Vec::new(),
+    };
+    PodFact { bound_by_us: false, ..harness::ledger::bound(uid_of(round).as_str(), &placement) }
 }
 
 /// Lets the other thread run on when this one panics: a counter that has passed every round.

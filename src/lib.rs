@@ -131,6 +131,7 @@ pub mod ledger {
         pub(crate) mod fleet;
         pub mod queries;
         pub mod reading;
+        pub(crate) mod team_limit;
         pub(crate) mod viewing;
     }
 

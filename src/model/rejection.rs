@@ -81,6 +81,8 @@ pub enum Rejection {
     GroupWaits,
     /// Its team has as much as it may have, or would have more with this pod.
     TeamLimit,
+    /// On the node the pod would count more than its request, and more than its team may have.
+    TeamLimitHere,
     /// What the node has left of CPU and host memory is kept for a more important pod.
     HostKept,
     /// The node has too little CPU left.
@@ -286,6 +288,13 @@ impl Rejection {
             Self::TeamLimit => Row::of(25, Obstacle::Team, 22, "GPU limit of the team reached")
                 .suggest(
                     "end pods of the team, or raise its `at_most` in the configuration's `shares`",
+                ),
+            // Less close than room that is lacking on other nodes, for which the pod competes.
+            Self::TeamLimitHere => Row::of(25, Obstacle::Team, 10, "GPU limit of the team reached")
+                .missing(Amount::None, "a larger GPU: of this one it counts more than its team may have")
+                .suggest(
+                    "end pods of the team, raise its `at_most` in the configuration's `shares`, or set \
+                    `quota.reference_memory_mib` to the memory of the GPUs",
                 ),
             Self::HostKept => {
                 Row::of(23, Obstacle::Room, 19, "room on the node is kept for another pod")

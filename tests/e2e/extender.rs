@@ -145,6 +145,11 @@ impl Extender {
         self.process.resident_kib()
     }
 
+    /// Lets the process run on one CPU alone.
+    pub(crate) fn keep_on(&self, cpu: usize) {
+        self.process.keep_on(cpu);
+    }
+
     /// What the process has used since its start.
     pub(crate) fn used(&self) -> Used {
         self.process.used()

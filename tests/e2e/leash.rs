@@ -10,6 +10,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 /// Waits for the program ($@); a background reader of the pipe kills it when the pipe closes.
 const SHELL: &str = r#"
 exec 3<&0
@@ -82,6 +85,11 @@ impl Leash {
         amount.and_then(|number| number.parse().ok()).expect("Linux reports it in KiB")
     }
 
+    /// Lets the program run on one CPU alone.
+    pub(crate) fn keep_on(&self, cpu: usize) {
+        keep_on(&self.program(), cpu);
+    }
+
     /// What the program has used since its start.
     pub(crate) fn used(&self) -> Used {
         let folder = format!("/proc/{}", self.program());
@@ -139,4 +147,23 @@ impl Drop for Leash {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Lets all threads of a process, and those that they start, run on one CPU alone.
+pub(crate) fn keep_on(process: &str, cpu: usize) {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("the program runs");
+    for thread in threads.flatten() {
+        let id = thread.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
+        // A thread may have ended meanwhile.
+        let _kept = sched_setaffinity(Some(id.expect("Linux names threads by numbers")), &cpus);
+    }
+}
+
+/// Lets this thread run on one CPU alone.
+pub(crate) fn keep_thread_on(cpu: usize) {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    sched_setaffinity(None, &cpus).expect("a CPU of this machine");
 }

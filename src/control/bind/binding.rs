@@ -228,7 +228,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         Ok(placement) => placement,
         Err(error) => {
             let error = taken_back(app, &mut lock, &uid, error);
-            keep_room(call, &uid, &query, has_kept);
+            keep_room(call, &pod, &query, has_kept);
             return Err(error);
         }
     };
@@ -265,15 +265,17 @@ impl Kept {
 }
 
 /// Keeps the room of a pod whose guests have not left yet, so that its next bind gets it.
-fn keep_room(call: &Call<'_>, uid: &PodUid, query: &PlacementRequest, kept: Kept) {
-    let Call { app, args, .. } = call;
+fn keep_room(call: &Call<'_>, pod: &SeenPod, query: &PlacementRequest, kept: Kept) {
+    let (Call { app, args, .. }, uid) = (call, &pod.pod.uid);
     if let Kept::Standing = kept {
         let node = NodeName::new(args.node.as_str());
         let (_, events) = app.ledger.stand_again(uid, query, &node, |_| true);
         app.outbox.push(events);
+        // Other pods of the team may have got meanwhile what this one counted.
+        let is_counted = app.ledger.count_kept_of((uid, &pod.namespace), query);
         // Looked at last, as the loop that gives room up may do so at any time. What it has given up would
         // never end.
-        if app.preemptors.node(uid).is_some() {
+        if is_counted && app.preemptors.node(uid).is_some() {
             return;
         }
         app.outbox.push(app.ledger.give_up_room(uid));

@@ -122,10 +122,10 @@ impl Sink for App {
         }
     }
 
-    fn pods_missed(&self, pods: &[PodUid]) {
+    fn listed_again(&self) {
         let is_follower = self.truth.has_replicas() && !self.leading.is_here();
-        // The leader may have bound one that waited here, and its processes may not have ended.
-        if is_follower && pods.iter().any(|uid| self.pending.contains_key(uid)) {
+        // The leader may have bound pods meanwhile whose end this list shows, and processes be left of them.
+        if is_follower {
             self.ledger.wait_for_reports(None);
         }
     }

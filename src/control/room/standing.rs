@@ -71,6 +71,8 @@ pub(crate) struct TeamCall {
     pub(crate) pause: Duration,
     /// Whether it did not come in time before.
     pub(crate) is_late: bool,
+    /// What the team could have more then, in millionths of a GPU.
+    pub(crate) left: u64,
 }
 
 /// A standing hold.

@@ -26,7 +26,7 @@ impl StandingHolds {
         }
         let mut limited: Vec<WaitingState> = Vec::new();
         waiting.look_at_each(|state| {
-            if state.is_at_team_limit() && state.is_answered {
+            if (state.is_at_team_limit() || state.is_limited_somewhere()) && state.is_answered {
                 limited.push(state.clone());
             }
         });
@@ -36,6 +36,13 @@ impl StandingHolds {
         for state in limited {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
             let Some(gpu) = &pod.query.gpu else { continue };
+            let now_left = ledger.teams.left(&pod.namespace).unwrap_or(u64::MAX);
+            if state.is_limited_somewhere() {
+                if self.is_to_call(&state, now_left, now) {
+                    step.call_again.push(pod.clone());
+                }
+                continue;
+            }
             let known = self.team_calls.get(uid).filter(|known| known.call == state.called_at);
             if known.is_some_and(|known| now < known.until && known.is_late) {
                 continue;
@@ -52,7 +59,8 @@ impl StandingHolds {
                 let is_late = known.is_some();
                 let pause = known.map_or(CALLED_WITHIN, |known| (2 * known.pause).min(LONGEST));
                 let (call, until) = (state.called_at, now.plus(pause));
-                self.team_calls.insert(uid.clone(), TeamCall { call, until, pause, is_late });
+                let called = TeamCall { call, until, pause, is_late, left: now_left };
+                self.team_calls.insert(uid.clone(), called);
                 step.call_again.push(pod.clone());
                 if is_late {
                     continue;
@@ -60,6 +68,26 @@ impl StandingHolds {
             }
             *left = left.map(|left| left - charge);
         }
+    }
+
+    /// Whether a pod that fits on a node where it counts more than its team may have is to be called again:
+    /// when the team may have more than at its last call, and now and then.
+    fn is_to_call(&mut self, state: &WaitingState, left: u64, now: Timestamp) -> bool {
+        let (call, known) = (state.called_at, self.team_calls.get(&state.waiting.pod.uid));
+        let has_more = known.is_some_and(|known| known.left < left);
+        let is_noted = known.is_some_and(|known| known.call == call);
+        if is_noted && !has_more && known.is_some_and(|known| now < known.until) {
+            return false;
+        }
+        let pause = known.filter(|_| !has_more).map(|known| known.pause);
+        let pause = match is_noted {
+            true => pause.map(|pause| (2 * pause).min(LONGEST)),
+            false => pause,
+        };
+        let pause = pause.unwrap_or(CALLED_WITHIN);
+        let noted = TeamCall { call, until: now.plus(pause), pause, is_late: false, left };
+        self.team_calls.insert(state.waiting.pod.uid.clone(), noted);
+        is_noted
     }
 }
 

@@ -51,8 +51,8 @@ pub trait Sink: Send + Sync {
     /// also at its end.
     fn start_failed(&self, pod: &SeenPod, failure: &StartFailure);
 
-    /// A list lacks these pods: what became of them before they were deleted was not seen.
-    fn pods_missed(&self, _pods: &[PodUid]) {}
+    /// Pods are listed again. What ran and ended since the last list or change was not seen.
+    fn listed_again(&self) {}
 
     /// A pod is deleted or has ended.
     fn pod_ended(&self, uid: &PodUid);
@@ -241,8 +241,10 @@ impl PodWatch {
                 let listed_now = self.relisted.take().unwrap_or_default();
                 let gone: Vec<PodUid> = self.known.difference(&listed_now).cloned().collect();
                 if !mutated(Mutation::RelistKeepsGone) {
-                    self.sink.pods_missed(&gone);
                     gone.iter().for_each(|uid| self.end(uid));
+                }
+                if self.recalled.is_none() {
+                    self.sink.listed_again();
                 }
                 self.recall();
                 return true;

@@ -118,8 +118,12 @@ impl Teams {
                 return weighed(of_instance(profile).map_or(1_000_000, |(share, _)| share));
             }
             let whole = u128::from(device.capacity().mib().max(1));
-            let of_memory = u128::from(placed.demand.memory.mib()) * 1_000_000 / whole;
-            let share = u128::from(placed.demand.share.millionths()).max(of_memory);
+            let (memory, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());
+            let part = |memory: u64| u128::from(memory) * 1_000_000 / whole;
+            // The memory of a share is rounded up to whole MiB. That does not count.
+            let is_of_share = part(memory.saturating_sub(1)) < u128::from(share);
+            let of_memory = if is_of_share { 0 } else { part(memory) };
+            let share = u128::from(share).max(of_memory);
             weighed(u64::try_from(share).unwrap_or(u64::MAX).min(1_000_000))
         });
         let placed = Share::from_millionths(parts.sum());
@@ -148,6 +152,13 @@ impl Teams {
     /// Whether a team may have what this pod requests. What the pod itself counts already is left out.
     pub fn may_have(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
         self.fits_limit(uid, namespace, self.charge(request))
+    }
+
+    /// The same wherever the pod is placed: none counts more than whole GPUs.
+    pub fn may_have_anywhere(&self, uid: &PodUid, namespace: &str, request: &GpuRequest) -> bool {
+        let whole = Share::WHOLE.millionths() * u64::from(request.count.get());
+        let most = self.charge(request).max(Share::from_millionths(whole));
+        self.fits_limit(uid, namespace, most)
     }
 
     /// Whether a team stays within what is guaranteed to it with what this pod requests.

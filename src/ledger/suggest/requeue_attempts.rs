@@ -30,8 +30,16 @@ impl WaitingState {
 
     /// Whether its last call found its team at its limit.
     pub(crate) fn is_at_team_limit(&self) -> bool {
-        let refused = self.refused.as_ref();
-        refused.is_some_and(|refused| refused.contains_key(&Rejection::TeamLimit))
+        self.was_refused_for(Rejection::TeamLimit)
+    }
+
+    /// Whether its last call found nodes where it would count more than its team may have.
+    pub(crate) fn is_limited_somewhere(&self) -> bool {
+        self.was_refused_for(Rejection::TeamLimitHere)
+    }
+
+    fn was_refused_for(&self, rejection: Rejection) -> bool {
+        self.refused.as_ref().is_some_and(|refused| refused.contains_key(&rejection))
     }
 }
 

@@ -61,7 +61,15 @@ impl Ledger {
     /// Counts the room that is kept for a pod for its team. `false` if the team may not have as much, or if
     /// the pod does not wait any more: then no room is to be kept.
     pub fn count_kept(&self, pod: &WaitingPod) -> bool {
-        let uid = &pod.pod.uid;
+        self.count_kept_of((&pod.pod.uid, &pod.namespace), &pod.query)
+    }
+
+    /// The same of a pod of a namespace with a request.
+    pub fn count_kept_of(
+        &self,
+        (uid, namespace): (&PodUid, &str),
+        query: &PlacementRequest,
+    ) -> bool {
         // A pod that ends meanwhile, or loses its room, would count for ever.
         self.while_unallocated(uid, |_| {
             let Some(at) = self.standing.lock().get(uid).copied() else { return false };
@@ -69,9 +77,9 @@ impl Ledger {
             let charge = {
                 let node_state = node_entry.read();
                 let Some(hold) = node_state.standing_holds().get(uid) else { return false };
-                self.teams.placed_charge(&node_state, &hold.placement, pod.query.gpu.as_ref())
+                self.teams.placed_charge(&node_state, &hold.placement, query.gpu.as_ref())
             };
-            self.teams.admit_kept(uid, &pod.namespace, charge)
+            self.teams.admit_kept(uid, namespace, charge)
         })
     }
 

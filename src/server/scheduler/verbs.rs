@@ -210,9 +210,12 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         return (result.to_json(), Outcome::Ok);
     }
     let waits_for = waits_for(app, pod, query, has_victims);
+    let teams = &app.ledger.teams;
+    let is_below = |gpu| teams.may_have_anywhere(uid, &pod.namespace, gpu);
     if let Some(most) = app.config.keep_best
         && names.len() > NARROW_FROM
         && waits_for.is_none()
+        && query.gpu.as_ref().is_none_or(is_below)
     {
         let choice = app.ledger.choose(query, names.bytes(), most.get());
         let kept: Vec<&str> = choice.kept.iter().map(NodeName::as_str).collect();
@@ -228,7 +231,11 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     let names: Vec<&str> = names.iter().collect();
     let answers: Vec<Option<Rejection>> = match waits_for {
         Some(rejection) => vec![Some(rejection); names.len()],
-        None => app.ledger.answers(query, &names).into_iter().map(Result::err).collect(),
+        None => {
+            let mut answers = app.ledger.answers(query, &names);
+            app.ledger.limit_to_team((uid, &pod.namespace), query, &names, &mut answers);
+            answers.into_iter().map(Result::err).collect()
+        }
     };
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);

@@ -97,7 +97,9 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let (waiting, query) = (&state.waiting, &state.waiting.query);
     let nodes = app.ledger.nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
-    let answers = app.ledger.answers(query, &names);
+    let mut answers = app.ledger.answers(query, &names);
+    let owner = (&waiting.pod.uid, waiting.namespace.as_str());
+    app.ledger.limit_to_team(owner, query, &names, &mut answers);
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
     let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
     let costs = answers.iter().filter_map(|answer| answer.as_ref().ok());

@@ -4,7 +4,8 @@
 //! Attackers use the CPUs of this machine, which would be others. So they have the lowest priority, and each attack is
 //! first made on a server that does nothing: the difference is the extender's.
 //!
-//! It is small for a debug build, and has its full size with `GPUPACK_E2E_BINARY`.
+//! It is small for a debug build, and has its full size with `GPUPACK_E2E_BINARY`. Then the extender and
+//! kube-scheduler's calls have one CPU, and the attackers another one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -33,6 +34,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::authority::{Pair, client_config};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
+use crate::leash::{keep_on, keep_thread_on};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario};
 
@@ -50,15 +52,30 @@ struct Size {
     bodies: usize,
     /// Waiting pods, each with another request.
     shapes: u64,
+    /// Whether attackers have a CPU of their own.
+    is_apart: bool,
 }
+
+/// The CPU of the extender and of kube-scheduler's calls, and that of attackers, if they are apart.
+const CPUS: [usize; 2] = [0, 1];
 
 impl Size {
     fn chosen() -> Self {
         match clock::path_variable("GPUPACK_E2E_BINARY") {
-            Some(_) => {
-                Self { lasts: Duration::from_secs(10), slow: 2_000, bodies: 60, shapes: 10_000 }
-            }
-            None => Self { lasts: Duration::from_secs(1), slow: 300, bodies: 10, shapes: 300 },
+            Some(_) => Self {
+                lasts: Duration::from_secs(10),
+                slow: 2_000,
+                bodies: 60,
+                shapes: 10_000,
+                is_apart: std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1),
+            },
+            None => Self {
+                lasts: Duration::from_secs(1),
+                slow: 300,
+                bodies: 10,
+                shapes: 300,
+                is_apart: false,
+            },
         }
     }
 }
@@ -73,38 +90,43 @@ fn no_client_without_a_proof_slows_kube_scheduler() {
         let setup = Setup { has_identities: true, schedulers: Vec::new(), ..Setup::of(fleet) };
         let stage = bed.stage(setup).await;
         let clients = Arc::new(Clients::of(&stage));
-        let sink = sink(&stage).await;
         let size = Size::chosen();
+        if size.is_apart {
+            stage.extender.keep_on(CPUS[0]);
+            keep_on("self", CPUS[0]);
+        }
+        let sink = sink(&stage, size).await;
         let [verbs, agents, page] = [
             stage.extender.address(),
             stage.extender.agents_address(),
             stage.extender.page_address(),
         ];
         let nothing = async move || tokio::time::sleep(size.lasts).await;
-        beside(&stage, &clients, "nothing", nothing).await;
+        beside(&stage, &clients, size, "nothing", nothing).await;
         for (name, at) in [("a server that does nothing", sink), ("verbs", verbs)] {
             let title = format!("{} handshakes without an end, {name}", size.slow);
-            beside(&stage, &clients, &title, async move || handshakes(at, size).await).await;
+            beside(&stage, &clients, size, &title, async move || handshakes(at, size).await).await;
         }
         for (name, at) in [("a server that does nothing", sink), ("agents", agents), ("page", page)]
         {
             let title = format!("{} heads without an end, {name}", size.slow);
             let them = Arc::clone(&clients);
-            beside(&stage, &clients, &title, async move || them.heads(at, size).await).await;
+            beside(&stage, &clients, size, &title, async move || them.heads(at, size).await).await;
             let title = format!("{} bodies of 32 MiB, {name}", size.bodies);
             let them = Arc::clone(&clients);
-            beside(&stage, &clients, &title, async move || them.bodies(at, size).await).await;
+            beside(&stage, &clients, size, &title, async move || them.bodies(at, size).await).await;
             let title = format!("unknown tokens, {name}");
             let them = Arc::clone(&clients);
-            beside(&stage, &clients, &title, async move || them.tokens(at, size).await).await;
+            beside(&stage, &clients, size, &title, async move || them.tokens(at, size).await).await;
         }
         let pods = waiting_pods(&stage, size).await;
         for (name, at) in [("a server that does nothing", sink), ("verbs", verbs)] {
             let title = format!("{} waiting shapes, {name}", size.shapes);
             let (them, pods) = (Arc::clone(&clients), pods.clone());
-            beside(&stage, &clients, &title, async move || them.shapes(at, &pods).await).await;
+            beside(&stage, &clients, size, &title, async move || them.shapes(at, &pods).await)
+                .await;
         }
-        beside(&stage, &clients, "nothing, with all these shapes", nothing).await;
+        beside(&stage, &clients, size, "nothing, with all these shapes", nothing).await;
         stage.cluster.delete_all_pods().await;
         stage.judge().await;
     });
@@ -278,13 +300,14 @@ async fn handshakes(at: SocketAddr, size: Size) {
 async fn beside<F: Future<Output = ()>>(
     stage: &Stage,
     clients: &Clients,
+    size: Size,
     title: &str,
     attack: impl FnOnce() -> F + Send + 'static,
 ) {
     let mut sender = clients.of_scheduler(stage.extender.address()).await;
     let (ended, mut end) = oneshot::channel();
     let attacking = std::thread::spawn(move || {
-        setpriority_process(None, 19).expect("a lower priority");
+        stand_back(size);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a thread can have one").block_on(attack());
         let _waits = ended.send(());
@@ -315,11 +338,11 @@ async fn beside<F: Future<Output = ()>>(
 }
 
 /// A server of TLS that reads all and answers each request with nothing, in a thread of the lowest priority.
-async fn sink(stage: &Stage) -> SocketAddr {
+async fn sink(stage: &Stage, size: Size) -> SocketAddr {
     let acceptor = sink_acceptor(stage);
     let (bound, address) = oneshot::channel();
     std::thread::spawn(move || {
-        setpriority_process(None, 19).expect("a lower priority");
+        stand_back(size);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a thread can have one").block_on(async move {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -343,6 +366,14 @@ async fn sink(stage: &Stage) -> SocketAddr {
         });
     });
     address.await.expect("it listens")
+}
+
+/// Gives this thread the lowest priority, and a CPU of its own where attackers have one.
+fn stand_back(size: Size) {
+    setpriority_process(None, 19).expect("a lower priority");
+    if size.is_apart {
+        keep_thread_on(CPUS[1]);
+    }
 }
 
 /// With the extender's own certificate.

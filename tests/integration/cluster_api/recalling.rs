@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpupack::config::file::Config;
 use gpupack::config::guard::PreemptionConfig;
+use gpupack::config::pods::quota::SharesConfig;
 use gpupack::control::room::standing::{StandingHolds, StandingRules};
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule, PoolRules};
@@ -14,6 +15,7 @@ use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::model::reservation::{BorrowedMemory, Guest, PlacedDevice, Placement, PodRef, Tenure};
+use gpupack::model::team::TeamShare;
 use serde_json::{Value, json};
 
 use super::binding::{Bed, pod_of};
@@ -24,11 +26,15 @@ fn gpu(at: usize, id: &str) -> Value {
         "kind": "Gpu", "healthy": true})
 }
 
-/// Two GPUs of a pool that lends; binds wait so long for guests.
+const TEAM: TeamShare =
+    TeamShare { guaranteed: Share::ZERO, at_most: Some(Share::from_millionths(4_000_000)) };
+
+/// Two GPUs of a pool that lends, of a team with a limit; binds wait so long for guests.
 async fn lending(fake: &Fake, recall: Duration) -> Bed {
     let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
     let pools = PoolRules::new([(PoolName::new(""), lends)]);
-    let config = Config { recall, pools, ..Config::default() };
+    let shares = SharesConfig::of([("team-a".to_owned(), TEAM)].into_iter());
+    let config = Config { recall, pools, shares, ..Config::default() };
     Bed::with(fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await
 }
 
@@ -119,6 +125,9 @@ async fn room_that_is_given_up_while_its_bind_waits_for_guests_is_not_kept_again
         assert!(error.contains("are being moved"), "{error}");
         let expected = if is_given_up { BTreeSet::from([PodUid::new("first")]) } else { own };
         assert_eq!(kept(&bed), expected);
+        // The guest has one of four, and what is kept is half a GPU or a whole one.
+        let left = if is_given_up { 2_000_000 } else { 2_500_000 };
+        assert_eq!(bed.app.ledger.teams.left("team-a"), Some(left));
         bed.app.ledger.audit().unwrap();
     }
 }

@@ -269,8 +269,10 @@ impl Api {
 
     /// The UID of the pod that a request is about.
     pub(super) fn uid_of(&self, path: &str) -> Option<String> {
-        let name = path.split('/').nth(6)?;
-        self.pods.iter().find(|(_, pod)| pod.of.name == name).map(|(uid, _)| uid.clone())
+        let mut parts = path.split('/').skip(4);
+        let (team, name) = (parts.next()?, parts.nth(1)?);
+        let is_it = |pod: &Pod| pod.of.team == team && pod.of.name == name;
+        self.pods.iter().find(|(_, pod)| is_it(pod)).map(|(uid, _)| uid.clone())
     }
 
     /// Carries out one request. Status and body.

@@ -359,7 +359,15 @@ impl World {
         }
         let above = replica.app.preemptors.nodes_above(seen.priority);
         let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
-        let fitting = query.as_ref().map(|query| ledger.fitting(query));
+        let fitting = query.as_ref().map(|query| {
+            let mut fitting = ledger.fitting(query);
+            let nodes: Vec<String> = fitting.iter().map(|(node, _)| node.to_string()).collect();
+            let mut answers = ledger.answers(query, &nodes);
+            ledger.limit_to_team((uid, pod.of.team), query, &nodes, &mut answers);
+            let mut answers = answers.iter();
+            fitting.retain(|_| answers.next().is_some_and(Result::is_ok));
+            fitting
+        });
         let kept = query.and_then(|query| ledger.fits_in_room_of(uid, &query, None));
         let is_kept = |node: &Node| kept.as_ref().is_some_and(|it| it.as_str() == node.name);
         let fits = |node: &&Node| match &fitting {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::faults::Fault;
 use super::scheduler::Scheduler;
+use super::teams::TEAMS;
 use super::{Caller, QUIET_FOR, Verb, What, World};
 
 /// kube-scheduler's timeout of a call.
@@ -216,8 +217,9 @@ impl World {
 
     pub(super) fn send_bind(&mut self, caller: Caller, node: &str) {
         let uid = &caller.uid;
-        let name = self.api.pods.get(uid).map_or(uid.clone(), |pod| pod.of.name.clone());
-        let body = json!({"PodName": name, "PodNamespace": "team", "PodUID": uid, "Node": node});
+        let of = self.api.pods.get(uid).map(|pod| &pod.of);
+        let (team, name) = of.map_or((TEAMS[0], uid), |of| (of.team, &of.name));
+        let body = json!({"PodName": name, "PodNamespace": team, "PodUID": uid, "Node": node});
         let (life, way, body) =
             (self.serving_life(), self.rng.random_range(0..3), body.to_string());
         self.after(way, What::Bind { life, caller, body });
@@ -268,7 +270,7 @@ impl World {
             Some(pod) if pod.node.is_none() => self.api.change(pod).text.clone(),
             None if uid.starts_with("made-up") => {
                 let annotations = json!({"gpu-fraction": "0.25"});
-                json!({"metadata": {"uid": uid, "namespace": "team", "name": uid,
+                json!({"metadata": {"uid": uid, "namespace": TEAMS[0], "name": uid,
                     "resourceVersion": "1", "annotations": annotations},
                     "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}})
                 .to_string()

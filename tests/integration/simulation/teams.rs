@@ -101,8 +101,12 @@ fn over_quota(replica: &Replica) -> BTreeSet<String> {
             };
             let placed = held.placement.devices.iter().map(|placed| {
                 let (mib, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());
-                capacity(placed.id.clone())
-                    .map_or(share, |whole| share.max(mib * 1_000_000 / whole.max(1)).min(1_000_000))
+                capacity(placed.id.clone()).map_or(share, |whole| {
+                    let part = |mib: u64| mib * 1_000_000 / whole.max(1);
+                    // The memory of a share is rounded up.
+                    let is_of_share = part(mib.saturating_sub(1)) < share;
+                    if is_of_share { share } else { share.max(part(mib)).min(1_000_000) }
+                })
             });
             let charge = held.request.as_ref().map_or(0, |it| prices.charge(it).equivalents);
             let counted = (held.clone(), charge.max(placed.sum()));

@@ -63,6 +63,33 @@ fn the_pods_that_a_team_may_have_are_called_once() {
 }
 
 #[test]
+fn a_pod_that_counts_too_much_where_it_fits_is_called_when_its_team_may_have_more() {
+    let mut bed = bed();
+    bed.bind("team/x", "n", "A", 600_000, 0);
+    bed.bind("team/y", "n", "B", 200_000, 0);
+    let call = |bed: &Bed| {
+        bed.waiting.begin_call(waiting_pod("p", 100_000, 0), bed.now);
+        let named = bed.ledger.named_nodes(ALL.iter());
+        let rejections = BTreeMap::from([(Rejection::TeamLimitHere, 1), (Rejection::NoDevices, 1)]);
+        bed.waiting.refuse(&uid("p"), rejections, Some(named));
+    };
+    bed.waiting.see(waiting_pod("p", 100_000, 0), bed.now);
+    call(&bed);
+    assert_eq!(called(&mut bed, 1), [""; 0], "nothing has changed since its call");
+    assert_eq!(called(&mut bed, 1), [""; 0]);
+    bed.ledger.end_pod(&uid("team/y"), bed.now);
+    bed.ledger.tick(bed.now.plus(Duration::from_secs(31)));
+    assert_eq!(called(&mut bed, 1), ["p"], "its team may have more");
+    assert_eq!(called(&mut bed, 1), [""; 0]);
+    call(&bed);
+    assert_eq!(called(&mut bed, 1), [""; 0], "it was refused again");
+    assert_eq!(called(&mut bed, 10), ["p"], "larger GPUs may be free");
+    call(&bed);
+    assert_eq!(called(&mut bed, 11), [""; 0], "later each time");
+    assert_eq!(called(&mut bed, 20), ["p"]);
+}
+
+#[test]
 fn a_group_that_its_team_may_not_have_is_not_looked_for() {
     let mut bed = bed();
     for at in 0..2 {

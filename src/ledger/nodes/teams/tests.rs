@@ -1,8 +1,13 @@
 use super::*;
+use crate::hardware::device::Device;
+use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, ledger, seconds, share_query, uid};
+use crate::ledger::change::reports::NodeReport;
+use crate::ledger::fixture::{
+    bound, hello, inventory, ledger, seconds, see_node, share_query, uid,
+};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::rejection::Rejection;
@@ -196,6 +201,45 @@ fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
 }
 
 #[test]
+fn a_share_counts_the_same_on_a_gpu_of_any_size() {
+    let ledger = cluster("");
+    see_node(&ledger, "odd");
+    let even = inventory("C");
+    let devices = even.devices().iter().cloned();
+    let odd = devices.map(|device| Device { total: MemMib::new(997), ..device }).collect();
+    let hello = hello("y", 1, "C");
+    let hello = NodeReport { inventory: Some(NodeInventory::new(odd).unwrap()), ..hello };
+    ledger.report("odd", &hello, Timestamp::START).unwrap();
+    let third = share_query(333_333);
+    for name in ["p", "q", "r"] {
+        ledger.reserve(&pod("a", name), "odd", &third, Timestamp::START).unwrap();
+    }
+    assert_eq!(used(&ledger, "a").0, 999_999, "333 of 997 MiB each");
+}
+
+#[test]
+fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind() {
+    let ledger = cluster("");
+    let gpu =
+        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
+    let query = PlacementRequest { gpu: Some(gpu.clone()), ..share_query(1) };
+    let answer = |name: &str, namespace: &str| {
+        let mut answers = ledger.answers(&query, &["n", "unknown"]);
+        ledger.limit_to_team((&uid(name), namespace), &query, &["n", "unknown"], &mut answers);
+        (answers[0].is_ok(), answers[0].as_ref().err().copied())
+    };
+    assert_eq!(answer("p", "a"), (true, None));
+    ledger.hold(&uid("p"), "n", &query, Timestamp::START);
+    assert_eq!(answer("p", "a"), (true, None), "its own room");
+    ledger.reserve(&pod("a", "p"), "n", &query, Timestamp::START).unwrap();
+    assert!(ledger.teams.may_have(&uid("q"), "a", &gpu), "of a GPU of 80 GiB");
+    assert_eq!(answer("q", "a"), (false, Some(Rejection::TeamLimitHere)));
+    assert_eq!(answer("q", "b"), (true, None), "no limit");
+    ledger.forget(&uid("p"));
+    assert_eq!(answer("q", "a"), (true, None));
+}
+
+#[test]
 fn an_audit_finds_what_counts_and_is_not_there() {
     let ledger = cluster("");
     see(&ledger, "a", "p", 250_000, (0, 1));
@@ -211,7 +255,7 @@ fn an_audit_finds_what_counts_and_is_not_there() {
 #[test]
 fn a_device_that_is_not_reported_counts_as_the_request_alone() {
     let ledger = cluster("");
-    crate::ledger::fixture::see_node(&ledger, "m");
+    see_node(&ledger, "m");
     let gpu =
         GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
     let fact = PodFact {
@@ -222,7 +266,7 @@ fn a_device_that_is_not_reported_counts_as_the_request_alone() {
     ledger.see_pod(&fact, Timestamp::START);
     let charge = ledger.teams.charge(&gpu).millionths();
     assert_eq!(ledger.teams.left("a"), Some(1_000_000 - charge));
-    let hello = crate::ledger::fixture::hello("y", 1, "GPU-x");
+    let hello = hello("y", 1, "GPU-x");
     ledger.report("m", &hello, Timestamp::START).unwrap();
     assert_eq!(ledger.teams.left("a"), Some(0), "it has all of the GPU");
     ledger.audit().unwrap();

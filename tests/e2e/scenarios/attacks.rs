@@ -316,6 +316,7 @@ async fn beside<F: Future<Output = ()>>(
             "annotations": {"gpu-fraction": "0.5"}},
         "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}});
     let (mut took, mut peak) = (Vec::new(), 0);
+    let (began, before) = (clock::now(), stage.extender.used().processor);
     loop {
         took.push(clients.filter(&mut sender, &pod).await);
         peak = peak.max(stage.extender.resident_kib());
@@ -324,11 +325,13 @@ async fn beside<F: Future<Output = ()>>(
             () = tokio::time::sleep(Duration::from_millis(5)) => {}
         }
     }
+    let used = stage.extender.used().processor.saturating_sub(before);
+    let percent = 100 * used.as_millis() / began.elapsed().as_millis().max(1);
     attacking.join().expect("the attack does not fail");
     took.sort_unstable();
     let at = |of_thousand: usize| took[(took.len() * of_thousand / 1000).min(took.len() - 1)];
     stage.figure(&format!(
-        "{title}: memory {} MiB, {} calls of filter, p50 {:.1?}, p99 {:.1?}",
+        "{title}: memory {} MiB, {percent} % of a CPU, {} calls of filter, p50 {:.1?}, p99 {:.1?}",
         peak >> 10,
         took.len(),
         at(500),

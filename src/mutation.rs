@@ -97,6 +97,8 @@ mutations! {
     TakeBackBelieved,
     /// Pods that use more than they request are restarted whether memory is missing or not.
     TakesBackUnneeded,
+    /// A pod whose memory MPS limits is restarted for it, and may take as much again.
+    LimitStays,
     /// Pods are restarted whose owner has not allowed that.
     RestartsUnasked,
     /// A pod is restarted for memory as often as it takes that again.

@@ -104,11 +104,11 @@ fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::E
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
         if let Some((pool, _)) = pools.iter().find(|(_, rule)| rule.borrow.lends_memory())
-            && limit != MemoryLimit::None
+            && limit == MemoryLimit::Driver
         {
             return Err(garde::Error::new(format!(
-                "`borrow: memory` of pool `{pool}` lends nothing, because `webhook.memory_limit` limits \
-                 each pod to its request: set it to `none`, or `borrow: compute`"
+                "`borrow: memory` of pool `{pool}` lends nothing, because `webhook.memory_limit: driver` \
+                 limits each pod to its request: set it to `none` or `mps`, or `borrow: compute`"
             )));
         }
         let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
@@ -202,7 +202,7 @@ mod tests {
                 "the enforcement of `a`, `b` must be",
             ),
             (
-                "webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}",
+                "webhook: {memory_limit: driver}\npools: {a: {borrow: memory}}",
                 "`borrow: memory` of pool `a` lends nothing",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::{Borrow, ConfiguredIsolation, Enforcement, PoolRule};
 use crate::hardware::spots::Spot;
-use crate::hardware::units::{Demand, HostAmount, MemMib, Timestamp};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::request::{GpuRequest, Isolation, Limit, Movable};
 use crate::model::workload::Protection;
 
@@ -216,6 +216,17 @@ impl Reservation {
             && self.borrowed != BorrowedMemory::Kept
             && rule.enforcement == Enforcement::None;
         (is_borrower && limit > demand.memory).then_some(limit)
+    }
+
+    /// How much of the compute of a device it may use that has `demand`: its limit, where its pool lends compute.
+    pub fn compute_limit(&self, rule: PoolRule, demand: Demand) -> Share {
+        let limit = self.request.as_ref().and_then(|request| request.limit);
+        match (rule.borrow, limit) {
+            (Borrow::Compute | Borrow::Memory { .. }, Some(Limit::Fraction(share))) => {
+                demand.share.max(share.min(Share::WHOLE))
+            }
+            (Borrow::None, _) | (_, None | Some(Limit::Memory(_))) => demand.share,
+        }
     }
 
     /// What is written on its pod once it is allocated the room where it is a guest.

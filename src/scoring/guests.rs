@@ -49,6 +49,21 @@ pub fn start_place(node: &NodeState, held: &Reservation) -> Option<DeviceId> {
     best.0
 }
 
+/// What a pod with one device may take of the device on which its container starts next, where limits are set
+/// at the start and stay as they are: compute up to its limit where the pool lends it, and memory up to its
+/// limit where the pool lends that and no other pod runs there, else what it requests.
+pub fn at_start(node: &NodeState, uid: &PodUid) -> Option<Demand> {
+    let held = node.reservation(uid)?;
+    let [placed] = &held.placement.devices[..] else { return None };
+    let on = held.guest_on().filter(|_| !held.is_going_home()).unwrap_or(&placed.id);
+    let device = node.devices().iter().find(|it| it.device().id == *on)?;
+    let share = held.compute_limit(device.rule(), placed.demand);
+    let is_alone = device.running().all(|(other, _)| other == uid);
+    let limit = held.memory_limit(device.rule(), placed.demand, device.capacity().memory);
+    let memory = limit.filter(|_| is_alone).unwrap_or(placed.demand.memory);
+    Some(Demand { memory, share })
+}
+
 /// Calls home the guests whose room others are allocated now. Returns them.
 pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
     let has_none = node.devices().iter().all(|device| device.guests().is_empty());

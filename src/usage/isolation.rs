@@ -73,12 +73,8 @@ impl IsolationTable {
     ) -> TenantIsolation {
         let device = &device_state.device().id;
         let seen = self.devices.get(device).and_then(|pods| pods.get(uid));
-        tenant_isolation(
-            device_state,
-            held,
-            seen.map(|seen| seen.reported).unwrap_or_default(),
-            limits,
-        )
+        let reported = seen.map(|seen| seen.reported).unwrap_or_default();
+        tenant_isolation(device_state, (uid, held), reported, limits)
     }
 
     /// How many pods are kept, once for each device.
@@ -113,7 +109,7 @@ impl IsolationTable {
                 let reported =
                     reported.get(id).and_then(|pods| pods.get(uid)).copied().unwrap_or_default();
                 let earlier = before.get(uid);
-                let found = tenant_isolation(device, *held, reported, limits);
+                let found = tenant_isolation(device, (uid, *held), reported, limits);
                 let is_promised = match found.configured {
                     Mode::Driver => true,
                     Mode::Mps => {
@@ -152,10 +148,11 @@ impl IsolationTable {
 }
 
 /// The isolation of a tenant with `held` of a device, from what the driver reports of it. A tenant
-/// with a part of a MIG instance may have neighbors, like one with a part of a GPU.
+/// with a part of a MIG instance may have neighbors, like one with a part of a GPU. Where memory is lent, MPS may
+/// let it take as much as it may use.
 pub(crate) fn tenant_isolation(
     device_state: &DeviceState,
-    held: Demand,
+    (uid, held): (&PodUid, Demand),
     reported: ReportedTenant,
     limits: DriverLimits,
 ) -> TenantIsolation {
@@ -170,8 +167,10 @@ pub(crate) fn tenant_isolation(
         DeviceKind::MigInstance { .. } | DeviceKind::Gpu | DeviceKind::MigParent => {}
     }
     let is_gpu = device_state.device().kind == DeviceKind::Gpu;
-    let within = |limit: Option<MemMib>| limit.is_some_and(|limit| limit <= held.memory);
-    let (is_held, is_held_by_mps) = (within(reported.limit), within(reported.mps_limit));
+    let within = |limit: Option<MemMib>, most| limit.is_some_and(|limit| limit <= most);
+    let lent = device_state.memory_limit(uid).unwrap_or(held.memory);
+    let is_held = within(reported.limit, held.memory);
+    let is_held_by_mps = within(reported.mps_limit, lent);
     let is_promised = is_gpu && limits == DriverLimits::Configured;
     let configured = match device_state.configured_isolation() {
         ConfiguredIsolation::Driver => Mode::Driver,

@@ -139,7 +139,8 @@ pub(crate) fn verification(
         let listed = details.isolation.devices.get(id);
         let held = |(uid, demand): (&PodUid, &Demand)| {
             let seen = listed?.get(uid)?;
-            let found = tenant_isolation(device, *demand, seen.reported, DriverLimits::Unused);
+            let found =
+                tenant_isolation(device, (uid, *demand), seen.reported, DriverLimits::Unused);
             (found.configured == mode).then_some((seen, found.verified == mode))
         };
         let tenants: Vec<_> = device.tenants().iter().filter_map(held).collect();

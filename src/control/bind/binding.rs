@@ -31,6 +31,7 @@ use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::in_flight::NamedPod;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceKind, NodeName, PodUid};
+use crate::hardware::units::Demand;
 use crate::kube_api::containers::mps::ClientLimits;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
@@ -235,7 +236,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            let limits = client_limits(app, &placement);
+            let limits = client_limits(app, &placement, app.ledger.at_start(&uid));
             let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
             if let Err(error) = decide(call, cluster, &mut lock, &pod, target).await {
                 // An earlier Binding of the pod to this node has succeeded.
@@ -343,9 +344,13 @@ async fn settle_earlier(call: &Call<'_>, lock: &mut BindLock<'_>) -> Result<bool
     Ok(false)
 }
 
-/// The limits for the containers of a pod with `placement`. They follow the placement, not the
-/// pod's own limit.
-pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
+/// The limits for the containers of a pod with `placement`: what it is allocated, or under MPS what it may take
+/// at its next start, if that is known.
+pub(crate) fn client_limits(
+    app: &App,
+    placement: &Placement,
+    at_start: Option<Demand>,
+) -> ClientLimits {
     let settings = &app.config.webhook;
     // A copy, for a limit only.
     let node = LazyCell::new(|| app.ledger.node(placement.node.as_str()));
@@ -356,7 +361,7 @@ pub(crate) fn client_limits(app: &App, placement: &Placement) -> ClientLimits {
     match (settings.memory_limit, &placement.devices[..]) {
         (MemoryLimit::Mps, [placed]) => {
             let model = device(placed).map(|device| &device.model);
-            ClientLimits::of(placed.demand, model, settings.thread_cap)
+            ClientLimits::of(at_start.unwrap_or(placed.demand), model, settings.thread_cap)
         }
         (MemoryLimit::Driver, devices) => {
             let is_gpu = |placed| device(placed).is_some_and(|it| it.kind == DeviceKind::Gpu);
@@ -523,7 +528,7 @@ mod tests {
     use crate::config::file::Config;
     use crate::hardware::device::DeviceId;
     use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::{Demand, MemMib, Share};
+    use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture::ledger;
     use crate::model::reservation::PlacedDevice;
 
@@ -541,7 +546,7 @@ mod tests {
             guest: None,
             spots: Vec::new(),
         };
-        let written = client_limits(&app, &placement).annotations();
+        let written = client_limits(&app, &placement, None).annotations();
         written.into_values().collect::<Vec<_>>().join(" ")
     }
 

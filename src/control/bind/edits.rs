@@ -109,7 +109,10 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;
     match known {
         Some(known) => annotations.extend(known.kept()),
-        None => annotations.extend(client_limits(app, &held.placement).annotations()),
+        None => {
+            let at_start = app.ledger.at_start(&pod.uid);
+            annotations.extend(client_limits(app, &held.placement, at_start).annotations());
+        }
     }
     app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());

@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::control::bind::binding::client_limits;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::encode;
+use crate::kube_api::request::placement::{MPS_MEMORY, encode};
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
@@ -192,7 +193,8 @@ impl Known<'_> {
         Placement { guest, ..self.held.placement.clone() }
     }
 
-    /// Writes a placement on it, in the version of `resource_version`.
+    /// Writes a placement on it, in the version of `resource_version`, and what it may take of its device at
+    /// its next start where MPS limits that.
     async fn write(
         &self,
         app: &App,
@@ -200,10 +202,14 @@ impl Known<'_> {
         placement: &Placement,
         resource_version: &str,
     ) -> PatchOutcome {
-        let annotations = match encode(placement) {
+        let mut annotations = match encode(placement) {
             Ok(annotations) => annotations,
             Err(error) => return PatchOutcome::Refused { code: 0, message: error.to_string() },
         };
+        if self.annotations.contains_key(MPS_MEMORY) {
+            let at_start = app.ledger.at_start(&self.pod.uid);
+            annotations.extend(client_limits(app, placement, at_start).annotations());
+        }
         let mut all: BTreeMap<String, String> = owned(self.annotations).collect();
         all.extend(annotations.clone());
         app.edits.wrote(&self.pod.uid, &placement.node, &all);

@@ -1,25 +1,32 @@
 //! Takes memory back that pods use above their request, when other pods that run on the GPU request it.
 //!
-//! The CPU request of the container is changed in place, for which kubelet restarts it. Nothing is written
-//! before: its devices stay the same. A process that stops after the write leaves nothing behind either:
-//! whether memory is missing is seen in the lists of processes.
+//! The CPU request of the container is changed in place, for which kubelet restarts it. Its devices stay the
+//! same, so nothing is written before, unless MPS limits its memory: then first that it gets no more than it
+//! requests from now on. A process that stops after a write leaves nothing behind: whether memory is missing is
+//! seen in the lists of processes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::control::bind::binding::client_limits;
 use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, names, pending_resize, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName};
-use crate::hardware::units::Timestamp;
+use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::placement::MPS_MEMORY;
+use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
+use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::change::commits::Debt;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{BorrowedMemory, Move, PodRef};
+use crate::mutation::{Mutation, mutated};
 
 /// Age of the end of a container from which on a list shows only what ran after it.
 pub(crate) const SAMPLED_WITHIN: Duration = Duration::from_secs(1);
@@ -90,6 +97,7 @@ async fn step(
     };
     let pending = pending_resize(&read);
     let seen = SeenPod::from_api(&read);
+    let annotations = read.metadata.annotations.unwrap_or_default();
     let Some(container) = &seen.gpu_container else {
         return failed(app, pod, "its container does not restart when its CPU request is changed");
     };
@@ -98,7 +106,8 @@ async fn step(
         return Next::After(TRY_AGAIN); // it did not arrive, or was taken back
     }
     let Some(order) = order else {
-        return order_restart(app, cluster, (pod, key), (&seen, container), order).await;
+        let read = (&seen, container, &annotations);
+        return order_restart(app, cluster, (pod, key), read, order).await;
     };
     if container.has_left(&order.before) {
         order.ended = Some(app.clock.now());
@@ -113,12 +122,15 @@ async fn order_restart(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     (pod, key): (&PodRef, &PodKey),
-    (seen, container): (&SeenPod, &GpuContainer),
+    (seen, container, annotations): (&SeenPod, &GpuContainer, &BTreeMap<String, String>),
     order: &mut Option<Order>,
 ) -> Next {
     let Some(debt) = app.ledger.owes_memory(&pod.uid) else { return Next::Done };
     if !app.moves.may_restart(&pod.uid, app.clock.now()) {
         return failed(app, pod, "it was restarted several times, and took it again each time");
+    }
+    if let Some(next) = lower_limit(app, cluster, (pod, key), (seen, annotations)).await {
+        return next;
     }
     let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
@@ -136,6 +148,36 @@ async fn order_restart(
     }
     *order = Some(ordered);
     Next::After(next)
+}
+
+/// Writes that the container may take what it requests from its next start on, where MPS lets it take more.
+/// What to do next if that was to be written; then the pod has another version.
+async fn lower_limit(
+    app: &App,
+    cluster: &ClusterTruth,
+    (pod, key): (&PodRef, &PodKey),
+    (seen, annotations): (&SeenPod, &BTreeMap<String, String>),
+) -> Option<Next> {
+    let written = annotations.get(MPS_MEMORY).filter(|_| !mutated(Mutation::LimitStays))?;
+    let held = app.ledger.reservation(&pod.uid)?;
+    let [placed] = &held.placement.devices[..] else { return None };
+    let (memory, at_start) = (placed.demand.memory, app.ledger.at_start(&pod.uid)?);
+    let least = client_limits(app, &held.placement, Some(Demand { memory, ..at_start }));
+    let limit = least.annotations().remove(MPS_MEMORY).filter(|limit| limit != written)?;
+    let mut all: BTreeMap<String, String> = owned(annotations).collect();
+    all.insert(MPS_MEMORY.to_owned(), limit.clone());
+    app.edits.wrote(&pod.uid, &held.placement.node, &all);
+    let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
+    let version = &seen.resource_version;
+    Some(match cluster.writer.write_placement(key, &pod.uid, version, &patch).await {
+        PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),
+        PatchOutcome::Gone => Next::Done,
+        PatchOutcome::Conflict => Next::After(LOOK_AGAIN),
+        PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
+        PatchOutcome::Refused { code, message } => {
+            failed(app, pod, &format!("its limit was refused with {code}: {message}"))
+        }
+    })
 }
 
 fn tell(app: &App, pod: &PodRef, debt: &Debt) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dashmap::Entry;
 
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
-use crate::hardware::units::{MemMib, Timestamp};
+use crate::hardware::units::{Demand, MemMib, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
@@ -285,6 +285,12 @@ impl Ledger {
                 borrowed: device.borrowed_memory(uid, demand, node_state.tolerance()),
             })
         })
+    }
+
+    /// What a pod with one device may take of it when its container starts next, see [`guests::at_start`].
+    pub fn at_start(&self, uid: &PodUid) -> Option<Demand> {
+        let at = self.pods.get(uid).map(|at| *at)?;
+        self.node_entry(at).look(|_, node_state| guests::at_start(node_state, uid))
     }
 
     /// When a report listed the processes of a device last.

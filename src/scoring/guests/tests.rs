@@ -285,6 +285,34 @@ fn recalled(node: &mut NodeState) -> Vec<String> {
 }
 
 #[test]
+fn a_limit_that_is_set_at_the_start_is_above_the_request_where_no_other_pod_runs() {
+    let starts = |node: &NodeState, name: &str| {
+        let most = at_start(node, &PodUid::new(name)).unwrap();
+        (most.memory.mib(), most.share.millionths())
+    };
+    let mut node = lending_memory("A:1000/1000 B:1000/1000", 800);
+    assert_eq!(start(&mut node, movable("p", "A", 300)), None);
+    assert_eq!(starts(&node, "p"), (800, 1_000_000), "alone; at most what the operator lends");
+    assert_eq!(start(&mut node, movable("q", "A", 700)).as_deref(), Some("B"));
+    assert_eq!(starts(&node, "q"), (800, 1_000_000), "alone where it is a guest");
+    assert_eq!(starts(&node, "p"), (800, 1_000_000), "who is away does not run there");
+    node.allocate(Reservation { request: None, ..movable("r", "B", 1_000) });
+    assert_eq!(recalled(&mut node), ["q"]);
+    assert_eq!(starts(&node, "q"), (700, 1_000_000), "beside `p` at home");
+    assert_eq!(starts(&node, "r").0, 1_000);
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    let mut request = GpuRequest::one(Amount::Fraction(Share::from_millionths(300_000)));
+    request.limit = Some(Limit::Fraction(Share::from_millionths(600_000)));
+    node.allocate(Reservation { request: Some(Arc::new(request)), ..movable("s", "A", 300) });
+    assert_eq!(starts(&node, "s"), (300, 600_000), "nobody could take memory back");
+    let mut node = lending("A:1000/1000");
+    node.allocate(movable("t", "A", 300));
+    assert_eq!(starts(&node, "t"), (300, 1_000_000), "the pool lends compute alone");
+    node.share_by(PoolRule::default(), &mut DeviceClasses::default());
+    assert_eq!(starts(&node, "t"), (300, 300_000));
+}
+
+#[test]
 fn a_pod_starts_where_it_has_strictly_more_room_than_at_home() {
     for (text, held, on) in [
         ("A:1000/1000 B:1000/1000", movable("p", "A", 500), None), // alone at home

@@ -1,12 +1,16 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::api::condition::MpsState;
-use crate::hardware::device::{Device, DeviceDetails, MigProfile};
+use crate::hardware::device::{Device, DeviceDetails, MigProfile, PoolName};
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{Enforcement, PoolRule};
+use crate::hardware::pool::{Borrow, Enforcement, PoolRule, PoolRules};
+use crate::ledger::change::facts::PodFact;
 use crate::ledger::change::reports::NodeReport;
 use crate::ledger::fixture::{bound, hello, inventory, ledger, node, say, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::isolation::Rules;
+use crate::model::request::{GpuRequest, Limit, Movable};
 use crate::usage::node_details::{Condition, DetailsReport, Driver};
 
 /// The node with one GPU of 1000 MiB: `p` has half of it, and reports may say more of it.
@@ -100,6 +104,34 @@ fn only_what_is_read_back_is_verified() {
 }
 
 #[test]
+fn clients_that_borrow_may_have_limits_up_to_what_they_may_use() {
+    let ledger = tenanted(500_000);
+    let mut fact = bound("q", "n", "A", 300_000);
+    let request = fact.request.take().unwrap();
+    let request = GpuRequest {
+        limit: Some(Limit::Fraction(Share::from_millionths(600_000))),
+        movable: Movable::Restart,
+        ..GpuRequest::clone(&request)
+    };
+    ledger.see_pod(&PodFact { request: Some(Arc::new(request)), ..fact }, Timestamp::START);
+    let lends = PoolRule { borrow: Borrow::Memory { most: Share::WHOLE }, ..PoolRule::default() };
+    for (rule, limit, mode) in [
+        (PoolRule::default(), 300, Mode::Mps),
+        (PoolRule::default(), 301, Mode::None),
+        (lends, 600, Mode::Mps),
+        (lends, 601, Mode::None),
+    ] {
+        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+        let node_state = node(&ledger, "n");
+        let device = &node_state.devices()[0];
+        let held = device.tenants()[&uid("q")];
+        let reported = client(Some(limit)).unwrap();
+        let found = tenant_isolation(device, (&uid("q"), held), reported, DriverLimits::OfClients);
+        assert_eq!((found.configured, found.verified), (Mode::Mps, mode), "{limit}");
+    }
+}
+
+#[test]
 fn a_whole_device_isolates_only_its_single_tenant() {
     let gpu = inventory("A").devices()[0].clone();
     let parent = Device {
@@ -119,7 +151,7 @@ fn a_whole_device_isolates_only_its_single_tenant() {
             let device = node_state.devices().iter().find(|it| it.device().id.as_str() == "A");
             let (device, seen) = (device.unwrap(), ReportedTenant::default());
             let held = device.tenants()[&uid("p")];
-            let found = tenant_isolation(device, held, seen, DriverLimits::Unused);
+            let found = tenant_isolation(device, (&uid("p"), held), seen, DriverLimits::Unused);
             (found.configured, found.verified)
         };
         assert_eq!(found(), (alone, alone));

@@ -225,8 +225,38 @@ const USED: u64 = 70_000;
 #[test]
 fn memory_above_the_request_is_given_back_when_another_pod_needs_it() {
     let settings = json!({"pools": {"": {"borrow": "memory"}}});
-    node_scenario("borrow-memory", GpuRuntime::Plain, settings, |node| async move {
+    given_back("borrow-memory", settings, None);
+}
+
+/// The same where MPS limits containers: each may take all of its GPU at first, and half after its restart.
+/// No daemon runs here.
+#[test]
+fn a_container_that_gives_memory_back_gets_a_lower_limit_of_mps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let webhook = json!({"memory_limit": "mps", "mps_folder": folder.path()});
+    let settings = json!({"pools": {"": {"borrow": "memory"}}, "webhook": webhook});
+    given_back("borrow-mps", settings, Some([81_320, 40_660]));
+}
+
+/// What the container of a pod may take of its GPU, if MPS limits that: as written, and in its process.
+async fn check_limit(node: &Machine, name: &str, mib: u64) {
+    let pod = node.pod(name).await;
+    let limit = format!("0={mib}M");
+    assert_eq!(annotation(&pod, "placed.gpupack.dev/mps-memory-limit"), Some(&*limit), "{name}");
+    let (process, _) = node.process(name, "main").await;
+    let variables = std::fs::read(format!("/proc/{process}/environ")).expect("its environment");
+    let variables = String::from_utf8_lossy(&variables);
+    let variable = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limit}");
+    assert!(variables.split('\0').any(|it| it == variable), "{name}: {variables}");
+}
+
+fn given_back(scenario: &'static str, settings: Value, limits: Option<[u64; 2]>) {
+    node_scenario(scenario, GpuRuntime::Plain, settings, |node| async move {
         let (first, second) = run_both(&node, [obedient("nb-1"), obedient("nb-2")]).await;
+        if let Some([alone, _]) = limits {
+            check_limit(&node, "nb-1", alone).await;
+            check_limit(&node, "nb-2", alone).await;
+        }
         use_memory(&node, [&first, &second]).await;
         assert_eq!(node.until_used(&first, "nb-1").await, USED);
         node.figure("two halves of one GPU use 70000 MiB each, of two");
@@ -246,6 +276,9 @@ fn memory_above_the_request_is_given_back_when_another_pod_needs_it() {
         for name in ["nb-1", "nb-2"] {
             assert_eq!(node.reported(name, "main", 1).await.uuids(), first, "{name}");
             node.until("restarted once", name, |pod| restarts(pod, "main") == 1).await;
+            if let Some([_, beside]) = limits {
+                check_limit(&node, name, beside).await;
+            }
         }
         let told = node.cluster.events().await;
         for (name, reason) in [("nb-1", "GpuMemoryTakenBack"), ("nb-2", "GpuMoved")] {

@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::faults::Fault;
-use super::lent::Lent;
+use super::lent::{Lent, client_limit};
 use super::{What, World};
 
 /// The processes of a pod.
@@ -145,6 +145,7 @@ impl World {
         if parts.any(|((_, used), (_, mib, _))| used > mib) {
             self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
         }
+        process.lent.limit = client_limit(pod);
         let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
@@ -193,7 +194,11 @@ impl World {
             is_idle,
             restarts: None,
             left: (Vec::new(), 0),
-            lent: Lent { is_on: self.settings.lends_memory, ..Lent::default() },
+            lent: Lent {
+                is_on: self.settings.lends_memory,
+                limit: client_limit(pod),
+                ..Lent::default()
+            },
         };
         self.processes.insert(uid.to_owned(), process);
         self.begins(uid);

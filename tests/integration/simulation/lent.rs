@@ -4,6 +4,7 @@
 //! else limits programs. So a pod may lack what it requests until another one has given it back. What a
 //! program has not got it tries to get again.
 
+use gpupack::kube_api::request::placement::MPS_MEMORY;
 use rand::Rng;
 
 use super::api::Pod;
@@ -17,6 +18,8 @@ pub(super) struct Lent {
     pub(super) is_on: bool,
     /// What it uses above its request: nothing, or an amount of its only device.
     pub(super) borrowed: Vec<(String, u64)>,
+    /// The most that its process may use of its device, if MPS limits that.
+    pub(super) limit: Option<u64>,
     /// What is left of its last container beside what it requested elsewhere, and until when.
     pub(super) left: (Vec<(String, u64)>, u64),
 }
@@ -98,6 +101,9 @@ impl World {
     /// From now on a program uses so much above what its pod requests.
     fn borrow(&mut self, uid: &str, id: &str, mib: u64) {
         if let Some(process) = self.processes.get_mut(uid) {
+            let own: u64 = process.devices.iter().map(|(_, mib)| mib).sum();
+            let most = process.lent.limit.map_or(mib, |limit| limit.saturating_sub(own));
+            let mib = mib.min(most);
             process.lent.borrowed = if mib > 0 { vec![(id.to_owned(), mib)] } else { Vec::new() };
         }
     }
@@ -144,6 +150,12 @@ impl Process {
     pub(super) fn used(&self, id: &str, now: u64) -> u64 {
         self.listed(now, true).filter(|(on, _)| *on == id).map(|(_, mib)| mib).sum()
     }
+}
+
+/// What the next container of a pod may use of its device, if MPS limits that.
+pub(super) fn client_limit(pod: &Pod) -> Option<u64> {
+    let limit = pod.annotations.get(MPS_MEMORY)?.strip_prefix("0=")?.strip_suffix('M')?;
+    limit.parse().ok()
 }
 
 /// What a pod requests of a device where it runs, by its annotations.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::World;
 use super::api::{PLACEMENT, Pod};
-use super::lent::requested;
+use super::lent::{client_limit, requested};
 use super::replica::Replica;
 use super::scheduling::HTTP_TIMEOUT;
 
@@ -280,6 +280,11 @@ impl World {
             };
         }
         let id = pod.written().first().map(|(id, ..)| id.clone()).unwrap_or_default();
+        // Not what is written: others may have edited that.
+        let requested: u64 = pod.takes.iter().map(|(_, mib, _)| mib).sum();
+        if client_limit(pod).is_some_and(|limit| limit > requested) {
+            return Err(format!("{uid} is restarted for memory, and may take it again"));
+        }
         let key = (life, uid.to_owned());
         if !self.is_excused(&id) {
             check_needed(replica, uid, &id, self.capacity(&id))?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpupack::config::file::Config;
 use gpupack::config::pods::workloads::WorkloadKeys;
+use gpupack::config::webhook::MemoryLimit;
 use gpupack::hardware::device::PoolName;
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
 use gpupack::hardware::units::Share;
@@ -149,6 +150,9 @@ impl World {
                 true => Borrow::Memory { most: Share::WHOLE },
                 false => Borrow::Compute,
             };
+            if self.settings.limits_memory {
+                config.webhook.memory_limit = MemoryLimit::Mps;
+            }
             let rule = PoolRule { borrow, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }

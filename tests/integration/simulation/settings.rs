@@ -92,6 +92,8 @@ pub(super) struct Settings {
     pub(super) has_guests: bool,
     /// Whether they borrow memory, too.
     pub(super) lends_memory: bool,
+    /// Whether MPS limits the memory that they take.
+    pub(super) limits_memory: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Replicas of the extender. A single one has no Lease.
@@ -125,6 +127,7 @@ impl Settings {
             has_groups: seed % 10 == 7,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
+            limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,
             nodes: 4,

@@ -325,6 +325,7 @@ pub mod control {
         pub(crate) mod limits;
         pub mod settle;
         pub(crate) mod start_fence;
+        pub(crate) mod client_limits;
         pub(crate) mod recall;
         pub(crate) mod take_back;
         pub mod binding;

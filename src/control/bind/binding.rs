@@ -9,7 +9,6 @@
 //! process wrote, or when its answer could come after kube-scheduler has given up: in these cases
 //! others may take the room as free.
 
-use std::cell::LazyCell;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -20,7 +19,7 @@ use futures::future::{Either, select};
 use tokio::sync::oneshot;
 
 use crate::config::file::Config;
-use crate::config::webhook::MemoryLimit;
+use crate::control::bind::client_limits::client_limits;
 use crate::control::bind::limits::{check_made_up, check_passed, is_shown, read_pod};
 use crate::control::bind::recall::recall;
 use crate::control::bind::settle::{gone, see_other_binding, settle, settled_bound, taken_back};
@@ -30,9 +29,7 @@ use crate::control::shared::bind_error::BindError;
 use crate::control::shared::bind_locks::BindLock;
 use crate::control::shared::in_flight::NamedPod;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::{DeviceKind, NodeName, PodUid};
-use crate::hardware::units::Demand;
-use crate::kube_api::containers::mps::ClientLimits;
+use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
 use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
@@ -41,7 +38,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::model::rejection::Rejection;
-use crate::model::reservation::{PlacedDevice, Placement, PodRef, Reservation, ReservationState};
+use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::protocol::bounds::ProtocolError;
 use crate::protocol::messages::{ExtenderBindingArgs, ExtenderBindingResult, VerbAnswer};
@@ -344,36 +341,6 @@ async fn settle_earlier(call: &Call<'_>, lock: &mut BindLock<'_>) -> Result<bool
     Ok(false)
 }
 
-/// The limits for the containers of a pod with `placement`: what it is allocated, or under MPS what it may take
-/// at its next start, if that is known.
-pub(crate) fn client_limits(
-    app: &App,
-    placement: &Placement,
-    at_start: Option<Demand>,
-) -> ClientLimits {
-    let settings = &app.config.webhook;
-    // A copy, for a limit only.
-    let node = LazyCell::new(|| app.ledger.node(placement.node.as_str()));
-    let device = |placed: &PlacedDevice| {
-        let mut devices = node.iter().flat_map(|node| node.devices());
-        devices.find(|it| it.device().id == placed.id).map(|node_state| node_state.device())
-    };
-    match (settings.memory_limit, &placement.devices[..]) {
-        (MemoryLimit::Mps, [placed]) => {
-            let model = device(placed).map(|device| &device.model);
-            ClientLimits::of(at_start.unwrap_or(placed.demand), model, settings.thread_cap)
-        }
-        (MemoryLimit::Driver, devices) => {
-            let is_gpu = |placed| device(placed).is_some_and(|it| it.kind == DeviceKind::Gpu);
-            // The NVIDIA container toolkit sets one amount on all of them.
-            let least = devices.iter().map(|placed| placed.demand.memory).min();
-            let least = least.filter(|_| devices.iter().all(is_gpu));
-            least.map(ClientLimits::of_driver).unwrap_or_default()
-        }
-        (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
-    }
-}
-
 /// Whether the pod has a Confirmed reservation on this node.
 fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
     let is_it = |held: &Reservation| {
@@ -519,50 +486,4 @@ async fn unbound_again(
         return Err(taken_back(app, lock, uid, BindError::Unsteady));
     }
     Ok(pod)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::Clock;
-    use crate::config::file::Config;
-    use crate::hardware::device::DeviceId;
-    use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::{MemMib, Share};
-    use crate::ledger::fixture::ledger;
-    use crate::model::reservation::PlacedDevice;
-
-    /// The limits that are written for 250 MiB of each of these devices.
-    fn limits(settings: &str, devices: &[&str]) -> String {
-        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
-        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
-        let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
-        let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
-        let devices = devices.iter().map(id).collect();
-        let placement = Placement {
-            node: NodeName::new("n"),
-            devices,
-            isolation: ConfiguredIsolation::None,
-            guest: None,
-            spots: Vec::new(),
-        };
-        let written = client_limits(&app, &placement, None).annotations();
-        written.into_values().collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn limits_of_clients_are_written_where_they_are_configured() {
-        let capped = "memory_limit: mps, mps_thread_percentage: share";
-        for (settings, devices, written) in [
-            ("", &["A"][..], ""),
-            ("memory_limit: driver", &["A"], "250"),
-            ("memory_limit: driver", &["gone"], ""),
-            ("memory_limit: mps", &["A"], "0=250M"),
-            ("memory_limit: mps", &["A", "B"], ""),
-            (capped, &["A"], "0=250M 25"),
-            (capped, &["gone"], "0=250M 100"),
-        ] {
-            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
-        }
-    }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::bind::binding::client_limits;
+use crate::control::bind::client_limits::client_limits;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::edited::Known;
 use crate::hardware::device::{NodeName, PodUid};

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::control::bind::binding::client_limits;
+use crate::control::bind::client_limits::client_limits;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;

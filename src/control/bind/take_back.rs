@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::bind::binding::client_limits;
+use crate::control::bind::client_limits::client_limits;
 use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, names, pending_resize, read, resize,
 };

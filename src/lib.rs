@@ -210,6 +210,7 @@ pub mod metrics {
     pub mod demand;
     pub mod labels;
     pub mod guard;
+    pub mod mig;
     pub mod moves;
     pub mod registry;
 }

@@ -9,7 +9,7 @@ use prometheus::{
     IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::hardware::device::PoolName;
+use crate::hardware::device::{MigProfile, PoolName};
 use crate::ledger::suggest::displacement::MOST_MOVES;
 use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, TeamFigures, Waste};
 use crate::metrics::fleet::{Fleet, FleetFamilies};
@@ -19,6 +19,7 @@ use crate::metrics::labels::{
     Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
+use crate::metrics::mig::{MakeResult, MigFamilies, MigFigures};
 use crate::metrics::moves::{LentFigures, MoveFamilies, MoveReason, MoveResult};
 use crate::model::rejection::Rejection;
 
@@ -58,6 +59,7 @@ pub struct Metrics {
     demand: DemandFamilies,
     guard: GuardFamilies,
     moves: MoveFamilies,
+    mig: MigFamilies,
     certificate_expiry: GaugeVec,
     scheduler_restart_deadline: Gauge,
 }
@@ -97,6 +99,7 @@ impl Metrics {
             demand: DemandFamilies::new(&make_of_cluster),
             guard: GuardFamilies::new(&make_of_cluster),
             moves: MoveFamilies::new(&make_of_cluster),
+            mig: MigFamilies::new(&make_of_cluster),
             leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
             forwarded: make.counters(
                 "gpupack_forwarded_calls_total",
@@ -350,6 +353,25 @@ impl Metrics {
     /// Notes how long a bind waited for guests.
     pub fn recalled_for_bind(&self, time: Duration) {
         self.moves.waited(time);
+    }
+
+    /// Counts the outcome of orders to make MIG instances.
+    pub fn mig_ordered<'a>(
+        &self,
+        profiles: impl Iterator<Item = &'a MigProfile>,
+        result: MakeResult,
+    ) {
+        self.mig.ordered(profiles, result);
+    }
+
+    /// Notes how long a bind waited for the MIG instances of its pod.
+    pub fn waited_for_mig(&self, time: Duration) {
+        self.mig.waited(time);
+    }
+
+    /// Sets which MIG instances there are, and how many more could be made.
+    pub fn set_mig(&self, all: &BTreeMap<MigProfile, MigFigures>) {
+        self.mig.show(all);
     }
 
     /// Sets what is borrowed now.

@@ -37,6 +37,7 @@ use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::{BindResult, Outcome};
+use crate::metrics::mig::MakeResult;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
@@ -286,13 +287,16 @@ fn keep_room(call: &Call<'_>, pod: &SeenPod, query: &PlacementRequest, kept: Kep
 async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, BindError> {
     let app = call.app;
     let (began, mut waited_for) = (app.clock.precise(), BTreeSet::new());
+    let mut was_to_make = false;
     loop {
         let to_post = app.ledger.to_post(&pod.uid).ok_or_else(|| gone(pod))?;
         if to_post.is_gone {
             return Err(ReserveError::Rejection(Rejection::NoDevices).into());
         }
         let waited = app.clock.precise().saturating_sub(began);
+        let profiles = to_post.placement.spots.iter().flatten().map(|spot| &spot.profile);
         if to_post.instance == ToMake::Failed {
+            app.metrics.mig_ordered(profiles, MakeResult::Failed);
             return Err(BindError::NotMade);
         }
         let is_made = to_post.instance == ToMake::Nothing;
@@ -301,8 +305,13 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
             if !waited_for.is_empty() {
                 app.metrics.recalled_for_bind(waited);
             }
+            if was_to_make {
+                app.metrics.waited_for_mig(waited);
+            }
+            app.metrics.mig_ordered(profiles, MakeResult::Made);
             return Ok(to_post.placement);
         }
+        was_to_make |= !is_made;
         waited_for.extend(to_post.waits_for);
         let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.stays_with_memory(uid);
         let is_stuck = waited_for.iter().any(stays);

@@ -1,18 +1,22 @@
 //! `GET /metrics` and `GET /metrics/gpus`: the metrics for Prometheus.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use parking_lot::Mutex;
 
 use crate::api::page::Team;
 use crate::control::shared::app::{App, Truth};
+use crate::hardware::device::{DeviceKind, MigProfile};
 use crate::hardware::units::Share;
 use crate::ledger::query::reading::Lent;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::demand::{Bearable, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
+use crate::metrics::mig::MigFigures;
 use crate::metrics::moves::LentFigures;
+use crate::model::device_state::Origin;
 use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
@@ -34,6 +38,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
     let Lent { guests, share, memory } = app.ledger.lent();
     app.metrics.set_lent(LentFigures { guests, share, memory });
+    app.metrics.set_mig(&mig(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
     for (mode, counts) in app.ledger.isolation(app.driver_limits()) {
@@ -57,6 +62,32 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
 }
 
 /// What each team may have and has.
+/// The MIG instances that gpupack makes, and those that it could make.
+fn mig(app: &App) -> BTreeMap<MigProfile, MigFigures> {
+    let mut all: BTreeMap<MigProfile, MigFigures> = BTreeMap::new();
+    app.ledger.look_at_each(|node| {
+        if node.spots().is_empty() {
+            return;
+        }
+        for device_state in node.devices() {
+            let device = device_state.device();
+            for (profile, count) in node.placeable_instances(&device.id) {
+                all.entry(profile).or_default().placeable += u64::try_from(count).unwrap_or(0);
+            }
+            let state = match device_state.origin() {
+                Origin::Found => continue,
+                Origin::Promised => 0,
+                Origin::Made if !device_state.is_leaving() => 1,
+                Origin::Made => 2,
+            };
+            if let DeviceKind::MigInstance { profile, .. } = &device.kind {
+                all.entry(profile.clone()).or_default().instances[state] += 1;
+            }
+        }
+    });
+    all
+}
+
 fn team_figures(app: &App) -> Vec<TeamFigures> {
     let share = Share::from_millionths;
     let figures = |team: Team| TeamFigures {

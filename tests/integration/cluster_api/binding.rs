@@ -120,13 +120,21 @@ impl Bed {
     }
 
     pub(crate) async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
+        serde_json::from_str(&self.called(method, path, body).await).unwrap()
+    }
+
+    pub(crate) async fn text(&self, path: &str) -> String {
+        self.called("GET", path, &Value::Null).await
+    }
+
+    async fn called(&self, method: &str, path: &str, body: &Value) -> String {
         let request = Request::builder().method(method).uri(path);
         let request = request.header("content-type", "application/json");
         let request = request.body(Body::from(body.to_string())).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
         assert!(answer.status().is_success(), "{path}: {}", answer.status());
         let body = answer.into_body().collect().await.unwrap().to_bytes();
-        serde_json::from_slice(&body).unwrap()
+        String::from_utf8(body.to_vec()).unwrap()
     }
 
     /// Binds the pod to `n1`; the error, empty on success.

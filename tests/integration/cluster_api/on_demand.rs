@@ -117,6 +117,18 @@ async fn a_bind_waits_for_its_instance_and_posts_its_uuid() {
     assert_eq!(placement["devices"][0]["mig"], spot);
     assert_eq!(bed.state(), Some(ReservationState::Confirmed));
     bed.app.ledger.audit().unwrap();
+    let metrics = bed.text("/metrics").await;
+    for line in [
+        r#"gpupack_mig_instances{profile="2g.12gb",state="made"} 1"#,
+        r#"gpupack_mig_placeable{profile="2g.12gb"} 1"#,
+        r#"gpupack_mig_placeable{profile="1g.6gb"} 2"#,
+        r#"gpupack_mig_placeable{profile="4g.24gb"} 0"#,
+        r#"gpupack_mig_orders_total{outcome="made",profile="2g.12gb"} 1"#,
+        r#"gpupack_mig_orders_total{outcome="failed",profile="2g.12gb"} 0"#,
+        "gpupack_mig_make_seconds_count 1",
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "{line}: {metrics}");
+    }
 }
 
 #[tokio::test]
@@ -186,6 +198,8 @@ async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewh
     let (error, _) = tokio::join!(bed.bind(), fails);
     assert!(error.contains("could not be made"), "{error}");
     assert_eq!(requests(&fake, "/binding"), 0);
+    let failed = r#"gpupack_mig_orders_total{outcome="failed",profile="2g.12gb"} 1"#;
+    assert!(bed.text("/metrics").await.contains(failed));
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     let made = async {
         tokio::time::sleep(Duration::from_millis(150)).await;

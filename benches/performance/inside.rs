@@ -119,6 +119,7 @@ fn make_room(clock: Clock, Cluster { ledger, names }: &Cluster) -> String {
         let query = requests(gpu, Policy::Fragmentation);
         let request = RoomRequest {
             uid: &pod("important").uid,
+            namespace: "team",
             query: &query,
             named: Some(&named),
             planned: &none,

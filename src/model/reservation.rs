@@ -221,11 +221,10 @@ impl Reservation {
     /// How much of the compute of a device it may use that has `demand`: its limit, where its pool lends compute.
     pub fn compute_limit(&self, rule: PoolRule, demand: Demand) -> Share {
         let limit = self.request.as_ref().and_then(|request| request.limit);
-        match (rule.borrow, limit) {
-            (Borrow::Compute | Borrow::Memory { .. }, Some(Limit::Fraction(share))) => {
-                demand.share.max(share.min(Share::WHOLE))
-            }
-            (Borrow::None, _) | (_, None | Some(Limit::Memory(_))) => demand.share,
+        let lends = rule.borrow != Borrow::None && rule.enforcement == Enforcement::None;
+        match limit.filter(|_| lends) {
+            Some(Limit::Fraction(share)) => demand.share.max(share.min(Share::WHOLE)),
+            None | Some(Limit::Memory(_)) => demand.share,
         }
     }
 

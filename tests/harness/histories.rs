@@ -330,7 +330,9 @@ impl Player {
                 Some(ledger.hold(&self.uid(*at), NODES[*node], query, now))
             }
             Event::DropHold(at) => Some(ledger.drop_hold(&self.uid(*at))),
-            Event::Stand(at, query) => Some(ledger.stand(&self.uid(*at), query, None, |_| true).1),
+            Event::Stand(at, query) => {
+                Some(ledger.stand((&self.uid(*at), ""), query, None, |_| true).1)
+            }
             Event::StandDown(at) => Some(ledger.stand_down(&self.uid(*at))),
             // the API server refuses no Binding that it has accepted
             Event::Forget(at) => Some(ledger.forget(&self.uid(*at))),

@@ -11,9 +11,10 @@ use gpupack::agent::node::metrics::AgentMetrics;
 use gpupack::api::condition::DeviceFault;
 use gpupack::api::state::DeviceKind;
 use gpupack::config::file::Config;
-use gpupack::hardware::device::{ModelName, PoolName};
+use gpupack::hardware::device::{MigProfile, ModelName, PoolName};
 use gpupack::metrics::demand::{AccountUse, Bearable, Queue, TeamFigures, Waste};
 use gpupack::metrics::fleet::Fleet;
+use gpupack::metrics::mig::{MakeResult, MigFigures};
 use gpupack::metrics::registry::Metrics;
 use gpupack::report::wire::{
     AllocatedDevice, Allocation, AllocationState, DeviceReport, DeviceUse,
@@ -358,6 +359,9 @@ fn every_metric_family_is_documented() {
     metrics.used("team", "", AccountUse::default());
     metrics.set_waste(&[("team".to_owned(), Waste::default())].into());
     metrics.set_teams(&[TeamFigures::default()]);
+    let profile = MigProfile::new("1g.5gb");
+    metrics.mig_ordered([&profile].into_iter(), MakeResult::Made);
+    metrics.set_mig(&[(profile, MigFigures::default())].into());
     let bearable = Bearable { by_memory: 1, by_load: None };
     metrics.set_bearable(&[(PoolName::new(""), bearable)].into());
     let text = String::from_utf8(metrics.text()).expect("the text format is UTF-8");

@@ -37,7 +37,9 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
     if is_same || app.ledger.reservation(uid).is_none_or(|held| held.placement != *placement) {
         return;
     }
-    if known.is_some_and(|known| known.is_of(placement)) {
+    // What the leader writes is no edit, such as another limit.
+    let is_follower = app.truth.has_replicas() && !app.leading.is_here();
+    if known.is_some_and(|known| known.is_of(placement)) && !is_follower {
         return tell_edited(app, &seen.pod, node);
     }
     // First seen after a start; or noted for a Binding of ours, while another Binding succeeded.

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::control::bind::client_limits::client_limits;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::units::Demand;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{MPS_MEMORY, encode};
 use crate::kube_api::request::request_error::shown;
@@ -193,13 +194,20 @@ impl Known<'_> {
         Placement { guest, ..self.held.placement.clone() }
     }
 
+    /// What it may take where it is now, at most: what it requests.
+    fn requested(&self, app: &App) -> Option<Demand> {
+        let at_start = app.ledger.at_start(&self.pod.uid)?;
+        let memory = self.held.placement.devices.first()?.demand.memory;
+        Some(Demand { memory, ..at_start })
+    }
+
     /// Writes a placement on it, in the version of `resource_version`, and what it may take of its device at
     /// its next start where MPS limits that.
     async fn write(
         &self,
         app: &App,
         cluster: &ClusterTruth,
-        placement: &Placement,
+        (placement, at_start): (&Placement, Option<Demand>),
         resource_version: &str,
     ) -> PatchOutcome {
         let mut annotations = match encode(placement) {
@@ -207,7 +215,6 @@ impl Known<'_> {
             Err(error) => return PatchOutcome::Refused { code: 0, message: error.to_string() },
         };
         if self.annotations.contains_key(MPS_MEMORY) {
-            let at_start = app.ledger.at_start(&self.pod.uid);
             annotations.extend(client_limits(app, placement, at_start).annotations());
         }
         let mut all: BTreeMap<String, String> = owned(self.annotations).collect();
@@ -235,7 +242,8 @@ async fn write(
             app.ledger.write_move(uid, None);
         }
     };
-    match known.write(app, cluster, &placement, resource_version).await {
+    let at_start = app.ledger.at_start(uid);
+    match known.write(app, cluster, (&placement, at_start), resource_version).await {
         PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
@@ -329,8 +337,8 @@ async fn take_back(
     if !is_same(seen) {
         return Next::After(TRY_AGAIN);
     }
-    let placement = known.placement(None);
-    match known.write(app, cluster, &placement, &seen.resource_version).await {
+    let placement = (&known.placement(None), known.requested(app));
+    match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.ledger.write_move(uid, None);
             failed(app, known.pod, fault)
@@ -398,7 +406,8 @@ async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodK
     let annotations = read.metadata.annotations.unwrap_or_default();
     let version = read.metadata.resource_version.unwrap_or_default();
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
-    match known.write(app, cluster, &held.settled_placement(), &version).await {
+    let placement = (&held.settled_placement(), known.requested(app));
+    match known.write(app, cluster, placement, &version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
             app.moves.unstick(&pod.uid);

@@ -18,7 +18,7 @@ use crate::hardware::device::{DeviceId, NodeName};
 use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::MPS_MEMORY;
+use crate::kube_api::request::placement::{MPS_MEMORY, encode};
 use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
@@ -158,18 +158,33 @@ async fn lower_limit(
     (pod, key): (&PodRef, &PodKey),
     (seen, annotations): (&SeenPod, &BTreeMap<String, String>),
 ) -> Option<Next> {
-    let written = annotations.get(MPS_MEMORY).filter(|_| !mutated(Mutation::LimitStays))?;
+    let known = app.edits.written().get(&pod.uid).cloned();
+    let kept: BTreeMap<String, String> =
+        known.iter().flat_map(|known| known.written.kept()).collect();
+    let is_client = kept.contains_key(MPS_MEMORY) || annotations.contains_key(MPS_MEMORY);
+    if !is_client || mutated(Mutation::LimitStays) {
+        return None;
+    }
     let held = app.ledger.reservation(&pod.uid)?;
     let [placed] = &held.placement.devices[..] else { return None };
     let (memory, at_start) = (placed.demand.memory, app.ledger.at_start(&pod.uid)?);
     let least = client_limits(app, &held.placement, Some(Demand { memory, ..at_start }));
-    let limit = least.annotations().remove(MPS_MEMORY).filter(|limit| limit != written)?;
-    let mut all: BTreeMap<String, String> = owned(annotations).collect();
+    let limit = least.annotations().remove(MPS_MEMORY)?;
+    if annotations.get(MPS_MEMORY) == Some(&limit) {
+        return None;
+    }
+    // Not what other clients may have written on it meanwhile.
+    let mut all = encode(&held.placement).unwrap_or_default();
+    all.extend(if known.is_some() { kept } else { owned(annotations).collect() });
     all.insert(MPS_MEMORY.to_owned(), limit.clone());
     app.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
     let version = &seen.resource_version;
-    Some(match cluster.writer.write_placement(key, &pod.uid, version, &patch).await {
+    let outcome = cluster.writer.write_placement(key, &pod.uid, version, &patch).await;
+    if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
+        app.edits.did_not_write(&pod.uid, known, &all);
+    }
+    Some(match outcome {
         PatchOutcome::Patched { .. } => Next::After(Duration::ZERO),
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Conflict => Next::After(LOOK_AGAIN),

@@ -8,7 +8,9 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::suggest::requeue::{Group, RequeueOrder};
-use crate::ledger::suggest::waiting::{Change, Progress, Requeued, WaitingPod, WaitingPods};
+use crate::ledger::suggest::waiting::{
+    Change, Progress, Requeued, WaitingPod, WaitingPods, WaitingState,
+};
 use crate::mutation::{Mutation, mutated};
 
 /// A pod that fits and is not bound after this time will not take the room. kube-scheduler binds
@@ -177,6 +179,10 @@ impl RequeueLoop {
                 let (first, looks) = self.order.first(&room, &chain.tried);
                 all_looks += looks;
                 let Some(uid) = first else { break };
+                if is_limited(waiting, ledger, &uid, node) {
+                    chain.tried.insert(uid);
+                    continue;
+                }
                 let candidate = self.order.take(&uid); // it comes back with its next change
                 if let Some(pod) = waiting.requeue(&uid, room.arrival) {
                     self.sending.set(&uid, candidate);
@@ -197,6 +203,15 @@ impl RequeueLoop {
         self.nodes.remove(node);
         all_looks
     }
+}
+
+/// Whether a pod would count more on the node than its team may have, though it fits.
+fn is_limited(waiting: &WaitingPods, ledger: &Ledger, uid: &PodUid, node: &NodeName) -> bool {
+    if ledger.teams.rules().is_none() {
+        return false;
+    }
+    let Some(WaitingState { waiting: pod, .. }) = waiting.pod(uid) else { return false };
+    ledger.is_limited_on((uid, &pod.namespace), &pod.query, node.as_str())
 }
 
 impl Chain {

@@ -92,6 +92,7 @@ impl StandingHolds {
             let (none, leaving) = (PlannedVictims::new(), self.leaving(preemptors, pod.priority));
             let request = RoomRequest {
                 uid,
+                namespace: &pod.namespace,
                 query: &pod.query,
                 named: None,
                 planned: &none,
@@ -282,6 +283,7 @@ impl StandingHolds {
         let awaits = self.evictions.awaits.get(uid).copied();
         let request = RoomRequest {
             uid,
+            namespace: &pod.namespace,
             query: &pod.query,
             named: named.as_deref(),
             planned: &planned,

@@ -483,7 +483,7 @@ impl StandingHolds {
         if !open.iter().any(may) {
             return true; // its own room stays: it was allowed
         }
-        let (standing, events) = ledger.stand(uid, &pod.query, named, may);
+        let (standing, events) = ledger.stand((uid, &pod.namespace), &pod.query, named, may);
         step.events.extend(events);
         let Some(standing) = standing.filter(|_| ledger.count_kept(pod)) else {
             step.events.extend(ledger.stand_down(uid));

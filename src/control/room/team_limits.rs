@@ -12,6 +12,12 @@ use crate::ledger::suggest::waiting::WaitingState;
 const CALLED_WITHIN: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(300);
 
+/// The same of a pod that fits where it counts too much: a change of what its team may have can be missed.
+const LONGEST_HERE: Duration = Duration::from_secs(60);
+
+/// Most such pods of a team that are called at a time.
+const MOST_HERE: usize = 20;
+
 impl StandingHolds {
     /// Has kube-scheduler call for the pods whose team was at its limit and may have them now: of each team
     /// those that it may have together, the most important and oldest first.
@@ -32,13 +38,16 @@ impl StandingHolds {
         });
         limited.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         self.team_calls.retain(|uid, _| waiting.has(uid));
-        let mut left = BTreeMap::new();
+        let (mut left, mut called) = (BTreeMap::new(), BTreeMap::new());
         for state in limited {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
             let Some(gpu) = &pod.query.gpu else { continue };
             let now_left = ledger.teams.left(&pod.namespace).unwrap_or(u64::MAX);
             if state.is_limited_somewhere() {
-                if self.is_to_call(&state, now_left, now) {
+                let called: &mut usize =
+                    called.entry(ledger.teams.team_of(&pod.namespace)).or_default();
+                if *called < MOST_HERE && self.is_to_call(&state, now_left, now) {
+                    *called += 1;
                     step.call_again.push(pod.clone());
                 }
                 continue;
@@ -81,7 +90,7 @@ impl StandingHolds {
         }
         let pause = known.filter(|_| !has_more).map(|known| known.pause);
         let pause = match is_noted {
-            true => pause.map(|pause| (2 * pause).min(LONGEST)),
+            true => pause.map(|pause| (2 * pause).min(LONGEST_HERE)),
             false => pause,
         };
         let pause = pause.unwrap_or(CALLED_WITHIN);

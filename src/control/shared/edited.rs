@@ -83,6 +83,23 @@ impl Edits {
         }
     }
 
+    /// Notes that what gpupack was about to write did not arrive, and what was `before`, unless something else
+    /// has been noted since.
+    pub(crate) fn did_not_write(
+        &self,
+        uid: &PodUid,
+        before: Option<Known>,
+        annotations: &BTreeMap<String, String>,
+    ) {
+        let mut written = self.written();
+        if written.get(uid).is_some_and(|known| known.written == Written::of(annotations)) {
+            match before {
+                Some(before) => drop(written.insert(uid.clone(), before)),
+                None => drop(written.remove(uid)),
+            }
+        }
+    }
+
     /// Forgets what was written on a pod: it is gone, or its Binding failed.
     pub(crate) fn forget(&self, uid: &PodUid) {
         self.written().remove(uid);

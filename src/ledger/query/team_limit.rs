@@ -1,48 +1,95 @@
 //! Where a pod that a node has room for would give its team too much.
 //!
 //! A pod counts at least the part of the GPUs that it gets ([`crate::ledger::nodes::teams`]). That part is
-//! larger on a smaller GPU, so *filter* looks at each node as *bind* does. Only pods of teams that have
+//! larger on a smaller GPU, so each node is looked at as *bind* does. Only pods of teams that have
 //! nearly all they may have are looked at.
 
 use crate::hardware::device::PodUid;
-use crate::ledger::nodes::state::Ledger;
+use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::ledger::query::queries::{Answer, PlacementRequest};
 use crate::model::device_state::HoldRule;
+use crate::model::fit::CompiledRequest;
+use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
+use crate::model::reservation::Placement;
 use crate::scoring::plan;
+
+/// A pod and its namespace.
+pub(crate) type Owner<'a> = (&'a PodUid, &'a str);
 
 impl Ledger {
     /// Refuses a pod on those of `nodes` that fit and where it would count more than its team may have.
     /// `answers` are those of [`Ledger::answers`] for these nodes.
     pub fn limit_to_team(
         &self,
-        (uid, namespace): (&PodUid, &str),
+        owner: Owner<'_>,
         query: &PlacementRequest,
         nodes: &[impl AsRef<str>],
         answers: &mut [Answer],
     ) {
-        let Some(gpu) = &query.gpu else { return };
-        if self.teams.may_have_anywhere(uid, namespace, gpu) {
+        if !self.is_near_limit(owner, query) {
             return;
         }
         let _stays = self.stay();
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
         for (node, answer) in nodes.iter().zip(answers).filter(|(_, answer)| answer.is_ok()) {
-            let Some(at) = self.position(node.as_ref()) else { continue };
-            let node_entry = self.node_entry(at);
-            let node_state = node_entry.read();
-            let on_hold = node_state.holds().get(uid).map(|hold| hold.placement.clone());
-            let (mix, rule) = (&cluster.compiled, HoldRule::Respected);
-            let placement = on_hold.or_else(|| {
-                let place = plan::evaluate(&node_state, &compiled, &query.strategy, mix, rule);
-                Some(plan::placement(&node_state, &place.ok()?))
-            });
-            let Some(placement) = placement else { continue };
-            let charge = self.teams.placed_charge(&node_state, &placement, Some(gpu));
-            if !self.teams.fits_limit(uid, namespace, charge) {
+            if self.is_beyond(owner, (query, &compiled), &cluster, node.as_ref()) {
                 *answer = Err(Rejection::TeamLimitHere);
             }
         }
+    }
+
+    /// Whether a pod would count more on a node where it fits than its team may have.
+    pub(crate) fn is_limited_on(
+        &self,
+        owner: Owner<'_>,
+        query: &PlacementRequest,
+        node: &str,
+    ) -> bool {
+        if !self.is_near_limit(owner, query) {
+            return false;
+        }
+        let _stays = self.stay();
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        self.is_beyond(owner, (query, &compiled), &cluster, node)
+    }
+
+    /// Whether a team may have what its pod would count with a placement on a node.
+    pub(crate) fn may_have_placed(
+        &self,
+        (uid, namespace): Owner<'_>,
+        query: &PlacementRequest,
+        (node_state, placement): (&NodeState, &Placement),
+    ) -> bool {
+        let Some(gpu) = &query.gpu else { return true };
+        let charge = self.teams.placed_charge(node_state, placement, Some(gpu));
+        self.teams.fits_limit(uid, namespace, charge)
+    }
+
+    /// Whether it depends on the node if a team may have what its pod requests.
+    fn is_near_limit(&self, (uid, namespace): Owner<'_>, query: &PlacementRequest) -> bool {
+        let may_have = |gpu| self.teams.may_have_anywhere(uid, namespace, gpu);
+        query.gpu.as_ref().is_some_and(|gpu| !may_have(gpu))
+    }
+
+    fn is_beyond(
+        &self,
+        owner: Owner<'_>,
+        (query, compiled): (&PlacementRequest, &CompiledRequest),
+        cluster: &ClusterModel,
+        node: &str,
+    ) -> bool {
+        let Some(at) = self.position(node) else { return false };
+        let node_entry = self.node_entry(at);
+        let node_state = node_entry.read();
+        let on_hold = node_state.holds().get(owner.0).map(|hold| hold.placement.clone());
+        let (mix, rule) = (&cluster.compiled, HoldRule::Respected);
+        let placement = on_hold.or_else(|| {
+            let place = plan::evaluate(&node_state, compiled, &query.strategy, mix, rule);
+            Some(plan::placement(&node_state, &place.ok()?))
+        });
+        placement.is_some_and(|it| !self.may_have_placed(owner, query, (&node_state, &it)))
     }
 }

@@ -33,6 +33,8 @@ pub type PlannedVictims = BTreeMap<NodeName, BTreeSet<PodUid>>;
 pub struct RoomRequest<'a> {
     /// The pod.
     pub uid: &'a PodUid,
+    /// Its namespace.
+    pub namespace: &'a str,
     /// Its request.
     pub query: &'a PlacementRequest,
     /// The nodes of its last *filter* call; `None` if there was none. kube-scheduler accepts them as
@@ -112,7 +114,13 @@ impl Ledger {
             }
             let node_state = node_table[at].read().clone();
             let on = (at, &node_state, &sets);
-            if let Some((loss, found)) = room_on(on, &compiled, request, planned) {
+            let may_have = |found: &FoundRoom| {
+                let owner = (request.uid, request.namespace);
+                self.may_have_placed(owner, request.query, (&node_state, &found.hold.placement))
+            };
+            if let Some((loss, found)) = room_on(on, &compiled, request, planned)
+                && may_have(&found)
+            {
                 could += 1;
                 let order = (loss, node_table.order(at));
                 if best.as_ref().is_none_or(|(least, _)| order < *least) {

@@ -11,6 +11,7 @@ use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::query::team_limit::Owner;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
@@ -185,11 +186,12 @@ impl Ledger {
     }
 
     /// Keeps room for a pod where it lacks least, among the nodes that its last call named and whose
-    /// pool `is_open`. Its standing hold moves only to where it lacks strictly less. Looks at all
-    /// nodes, and locks one at a time. `None`, and no hold, if it would fit on no node.
+    /// pool `is_open`, and where its team may have what it would count. Its standing hold moves only to
+    /// where it lacks strictly less. Looks at all nodes, and locks one at a time. `None`, and no hold, if it
+    /// would fit on no node.
     pub fn stand(
         &self,
-        uid: &PodUid,
+        (uid, namespace): Owner<'_>,
         query: &PlacementRequest,
         named: Option<&NamedNodes>,
         is_open: impl Fn(&PoolName) -> bool,
@@ -215,6 +217,10 @@ impl Ledger {
                 }
             };
             let Some((lacks, hold)) = found else { continue };
+            let node_state = node_entry.read();
+            if !self.may_have_placed((uid, namespace), query, (&node_state, &hold.placement)) {
+                continue;
+            }
             let order = |at: usize| node_table.order(at);
             if best.as_ref().is_none_or(|best| (lacks, order(at)) < (best.lacks, order(best.at))) {
                 best = Some(Best { lacks, at, hold });

@@ -263,7 +263,7 @@ impl SimCluster {
             let names = kept.into_iter().chain([self.agents[changed].agent.clone()]);
             self.ledger.named_nodes(names)
         });
-        self.ledger.stand(&uid, &query, named.as_ref(), |_| true);
+        self.ledger.stand((&uid, ""), &query, named.as_ref(), |_| true);
         let node = self.ledger.fits_in_room_of(&uid, &query, None)?;
         Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
     }

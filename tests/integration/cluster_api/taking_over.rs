@@ -219,6 +219,39 @@ fn pod(node: Option<&str>, phase: &str) -> Value {
 }
 
 #[test]
+fn a_limit_that_the_leader_lowers_is_no_edit_for_a_follower() {
+    let mut bed = Bed::new(true, (404, json!({})));
+    let sink: Arc<dyn Sink> = bed.app.clone();
+    let mut watch = PodWatch::new(Arc::clone(&bed.app.ledger), sink, bed.app.clock);
+    let limited = |limit: &str| {
+        let mut pod = pod(Some("n1"), "Running");
+        let devices = json!([{"id": "GPU-n1", "mib": 11_517, "share": 500_000}]);
+        let placement = json!({"v": 1, "devices": devices, "isolation": "none"});
+        for (key, value) in [
+            ("devices", "runtime.nvidia.com/gpu=GPU-n1"),
+            ("uuids", "GPU-n1"),
+            ("placement", &placement.to_string()),
+            ("mps-memory-limit", limit),
+        ] {
+            pod["metadata"]["annotations"][format!("placed.gpupack.dev/{key}")] = value.into();
+        }
+        WatchEvent::Seen(SeenPod::from_json(&pod.to_string()).unwrap())
+    };
+    for event in [WatchEvent::ListBegins, limited("0=23034M"), WatchEvent::ListEnds] {
+        watch.take(event);
+    }
+    assert!(bed.app.ledger.reservation(&PodUid::new("u1")).is_some());
+    watch.take(limited("0=11517M"));
+    assert_eq!(bed.app.edits.count(), 0, "the leader may have written it");
+    bed.pass(4_500);
+    assert!(bed.app.leading.is_here());
+    watch.take(limited("0=11517M"));
+    assert_eq!(bed.app.edits.count(), 0);
+    watch.take(limited("0=23034M"));
+    assert_eq!(bed.app.edits.count(), 1, "nobody else may");
+}
+
+#[test]
 fn nodes_wait_for_a_report_if_a_follower_lists_pods_again() {
     let seen = |node, phase| SeenPod::from_json(&pod(node, phase).to_string()).unwrap();
     // Meanwhile the leader bound it, and it ended; perhaps it is deleted.

@@ -240,6 +240,34 @@ fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind(
 }
 
 #[test]
+fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
+    let ledger = cluster("");
+    see_node(&ledger, "large");
+    let devices = inventory("C");
+    let devices = devices.devices().iter().cloned();
+    let large = devices.map(|device| Device { total: MemMib::new(4_000), ..device }).collect();
+    let hello =
+        NodeReport { inventory: Some(NodeInventory::new(large).unwrap()), ..hello("y", 1, "C") };
+    ledger.report("large", &hello, Timestamp::START).unwrap();
+    let fact = bound("other", "large", "C", 900_000);
+    ledger.see_pod(&PodFact { pod: pod("b", "other"), ..fact }, Timestamp::START);
+    see(&ledger, "a", "there", 500_000, (0, 1));
+    let gpu =
+        GpuRequest { amount: Amount::Memory(MemMib::new(800)), ..share_query(1).gpu.unwrap() };
+    let query = PlacementRequest { gpu: Some(gpu), ..share_query(1) };
+    let stand = |namespace| {
+        let standing = ledger.stand((&uid("p"), namespace), &query, None, |_| true).0.unwrap();
+        let node = standing.node.to_string();
+        ledger.stand_down(&uid("p"));
+        node
+    };
+    assert_eq!(stand("b"), "n", "it is free there");
+    assert_eq!(stand("a"), "large", "it would count 0.8 of a GPU there");
+    assert!(ledger.is_limited_on((&uid("p"), "a"), &query, "n"));
+    assert!(!ledger.is_limited_on((&uid("p"), "b"), &query, "n"));
+}
+
+#[test]
 fn an_audit_finds_what_counts_and_is_not_there() {
     let ledger = cluster("");
     see(&ledger, "a", "p", 250_000, (0, 1));

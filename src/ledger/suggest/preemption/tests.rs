@@ -61,6 +61,7 @@ fn found_with(
     let planned = plan.iter().map(|(node, pods)| (NodeName::new(*node), uids(pods))).collect();
     let request = RoomRequest {
         uid: &uid("p"),
+        namespace: "team",
         query: &share_query(millionths),
         named: named.as_ref(),
         planned: &planned,
@@ -161,6 +162,7 @@ fn a_pod_of_a_plan_stays_if_its_cpu_is_not_needed() {
     };
     let request = RoomRequest {
         uid: &uid("p"),
+        namespace: "team",
         query: &query,
         named: None,
         planned: &named,

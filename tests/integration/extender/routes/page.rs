@@ -415,7 +415,7 @@ async fn room_that_is_kept_is_listed_for_those_who_see_the_pod() {
     }
     bed.post("/v1/filter", call("waits").to_string()).await;
     let (query, seen) = query_of("waits");
-    let standing = bed.app.ledger.stand(&seen.pod.uid, &query, None, |_| true).0;
+    let standing = bed.app.ledger.stand((&seen.pod.uid, ""), &query, None, |_| true).0;
     let standing = standing.expect("some node could have it");
     let (_, summary) = bed.get("/v1/summary").await;
     let summary: Summary<'_> = serde_json::from_str(&summary).expect("a summary");

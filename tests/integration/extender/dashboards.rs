@@ -342,7 +342,10 @@ fn a_real_prometheus_answers_every_expression() {
     assert!(open.len() > 60, "{}", open.len());
     for _ in 0..PATIENCE {
         std::thread::sleep(Duration::from_secs(1));
-        open.retain(|_, expression| !query(port, expression).is_ok_and(|found| found > 0));
+        // The demo makes no MIG instances: of them there is no data, and no fault either.
+        let is_answered =
+            |expression: &str, found| found > 0 || expression.contains("gpupack_mig_");
+        open.retain(|_, it| !query(port, it).is_ok_and(|found| is_answered(it, found)));
         if open.is_empty() {
             break;
         }

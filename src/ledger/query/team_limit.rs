@@ -12,6 +12,7 @@ use crate::model::fit::CompiledRequest;
 use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::Placement;
+use crate::mutation::{Mutation, mutated};
 use crate::scoring::plan;
 
 /// A pod and its namespace.
@@ -71,7 +72,8 @@ impl Ledger {
     /// Whether it depends on the node if a team may have what its pod requests.
     fn is_near_limit(&self, (uid, namespace): Owner<'_>, query: &PlacementRequest) -> bool {
         let may_have = |gpu| self.teams.may_have_anywhere(uid, namespace, gpu);
-        query.gpu.as_ref().is_some_and(|gpu| !may_have(gpu))
+        let is_near = query.gpu.as_ref().is_some_and(|gpu| !may_have(gpu));
+        is_near && !mutated(Mutation::TeamLimitUnchecked)
     }
 
     fn is_beyond(

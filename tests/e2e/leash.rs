@@ -151,19 +151,22 @@ impl Drop for Leash {
 
 /// Lets all threads of a process, and those that they start, run on one CPU alone.
 pub(crate) fn keep_on(process: &str, cpu: usize) {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu);
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("the program runs");
     for thread in threads.flatten() {
         let id = thread.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
         // A thread may have ended meanwhile.
-        let _kept = sched_setaffinity(Some(id.expect("Linux names threads by numbers")), &cpus);
+        let _kept =
+            sched_setaffinity(Some(id.expect("Linux names threads by numbers")), &only(cpu));
     }
 }
 
 /// Lets this thread run on one CPU alone.
 pub(crate) fn keep_thread_on(cpu: usize) {
+    sched_setaffinity(None, &only(cpu)).expect("a CPU of this machine");
+}
+
+fn only(cpu: usize) -> CpuSet {
     let mut cpus = CpuSet::new();
     cpus.set(cpu);
-    sched_setaffinity(None, &cpus).expect("a CPU of this machine");
+    cpus
 }

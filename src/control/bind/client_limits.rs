@@ -7,7 +7,7 @@ use crate::control::shared::app::App;
 use crate::hardware::device::DeviceKind;
 use crate::hardware::units::Demand;
 use crate::kube_api::containers::mps::ClientLimits;
-use crate::model::reservation::{PlacedDevice, Placement};
+use crate::model::reservation::{PlacedDevice, Placement, Reservation};
 
 /// The limits for the containers of a pod with `placement`: what it is allocated, or under MPS what it may take
 /// at its next start, if that is known.
@@ -37,6 +37,13 @@ pub(crate) fn client_limits(
         }
         (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
     }
+}
+
+/// What a pod may take at its next start if other pods run there: of memory what it requests.
+pub(crate) fn least_at_start(app: &App, held: &Reservation) -> Option<Demand> {
+    let [placed] = &held.placement.devices[..] else { return None };
+    let at_start = app.ledger.at_start(&held.pod.uid)?;
+    Some(Demand { memory: placed.demand.memory, ..at_start })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::control::bind::client_limits::client_limits;
+use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::Demand;
@@ -194,13 +194,6 @@ impl Known<'_> {
         Placement { guest, ..self.held.placement.clone() }
     }
 
-    /// What it may take where it is now, at most: what it requests.
-    fn requested(&self, app: &App) -> Option<Demand> {
-        let at_start = app.ledger.at_start(&self.pod.uid)?;
-        let memory = self.held.placement.devices.first()?.demand.memory;
-        Some(Demand { memory, ..at_start })
-    }
-
     /// Writes a placement on it, in the version of `resource_version`, and what it may take of its device at
     /// its next start where MPS limits that.
     async fn write(
@@ -337,7 +330,7 @@ async fn take_back(
     if !is_same(seen) {
         return Next::After(TRY_AGAIN);
     }
-    let placement = (&known.placement(None), known.requested(app));
+    let placement = (&known.placement(None), least_at_start(app, known.held));
     match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.ledger.write_move(uid, None);
@@ -406,7 +399,7 @@ async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodK
     let annotations = read.metadata.annotations.unwrap_or_default();
     let version = read.metadata.resource_version.unwrap_or_default();
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
-    let placement = (&held.settled_placement(), known.requested(app));
+    let placement = (&held.settled_placement(), least_at_start(app, &held));
     match known.write(app, cluster, placement, &version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));

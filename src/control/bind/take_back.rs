@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::bind::client_limits::client_limits;
+use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::bind::recall::{
     Ends, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, names, pending_resize, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName};
-use crate::hardware::units::{Demand, Timestamp};
+use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{MPS_MEMORY, encode};
@@ -166,10 +166,9 @@ async fn lower_limit(
         return None;
     }
     let held = app.ledger.reservation(&pod.uid)?;
-    let [placed] = &held.placement.devices[..] else { return None };
-    let (memory, at_start) = (placed.demand.memory, app.ledger.at_start(&pod.uid)?);
-    let least = client_limits(app, &held.placement, Some(Demand { memory, ..at_start }));
-    let limit = least.annotations().remove(MPS_MEMORY)?;
+    let least = Some(least_at_start(app, &held)?);
+    let limits = client_limits(app, &held.placement, least);
+    let limit = limits.annotations().remove(MPS_MEMORY)?;
     if annotations.get(MPS_MEMORY) == Some(&limit) {
         return None;
     }

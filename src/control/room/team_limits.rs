@@ -88,12 +88,11 @@ impl StandingHolds {
         if is_noted && !has_more && known.is_some_and(|known| now < known.until) {
             return false;
         }
-        let pause = known.filter(|_| !has_more).map(|known| known.pause);
-        let pause = match is_noted {
-            true => pause.map(|pause| (2 * pause).min(LONGEST_HERE)),
-            false => pause,
+        let pause = match known.filter(|_| !has_more) {
+            Some(known) if is_noted => (2 * known.pause).min(LONGEST_HERE),
+            Some(known) => known.pause,
+            None => CALLED_WITHIN,
         };
-        let pause = pause.unwrap_or(CALLED_WITHIN);
         let noted = TeamCall { call, until: now.plus(pause), pause, is_late: false, left };
         self.team_calls.insert(state.waiting.pod.uid.clone(), noted);
         is_noted

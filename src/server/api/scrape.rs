@@ -6,6 +6,7 @@ use std::fmt::Write;
 use parking_lot::Mutex;
 
 use crate::api::page::Team;
+use crate::api::state::InstanceState;
 use crate::control::shared::app::{App, Truth};
 use crate::hardware::device::{DeviceKind, MigProfile};
 use crate::hardware::units::Share;
@@ -16,10 +17,10 @@ use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
 use crate::metrics::mig::MigFigures;
 use crate::metrics::moves::LentFigures;
-use crate::model::device_state::Origin;
 use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
 use crate::scoring::efficiency::Size;
+use crate::server::views::devices::instance;
 use crate::server::views::viewer::Viewer;
 use crate::server::views::{advice, teams};
 use crate::usage::samples::Outside;
@@ -74,11 +75,11 @@ fn mig(app: &App) -> BTreeMap<MigProfile, MigFigures> {
             for (profile, count) in node.placeable_instances(&device.id) {
                 all.entry(profile).or_default().placeable += u64::try_from(count).unwrap_or(0);
             }
-            let state = match device_state.origin() {
-                Origin::Found => continue,
-                Origin::Promised => 0,
-                Origin::Made if !device_state.is_leaving() => 1,
-                Origin::Made => 2,
+            let state = match instance(device_state) {
+                None => continue,
+                Some(InstanceState::Promised) => 0,
+                Some(InstanceState::Made) => 1,
+                Some(InstanceState::Leaving) => 2,
             };
             if let DeviceKind::MigInstance { profile, .. } = &device.kind {
                 all.entry(profile.clone()).or_default().instances[state] += 1;

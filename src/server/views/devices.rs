@@ -77,7 +77,7 @@ pub(crate) fn device(
 }
 
 /// How far an instance is that gpupack makes.
-fn instance(found: &DeviceState) -> Option<InstanceState> {
+pub(crate) fn instance(found: &DeviceState) -> Option<InstanceState> {
     match found.origin() {
         Origin::Found => None,
         Origin::Promised => Some(InstanceState::Promised),

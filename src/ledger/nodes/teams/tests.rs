@@ -31,6 +31,22 @@ fn cluster(label: &str) -> Ledger {
     ledger
 }
 
+/// A node with a GPU `C` of so much memory.
+fn add_node(ledger: &Ledger, name: &str, mib: u64) {
+    see_node(ledger, name);
+    let devices = inventory("C").devices().to_vec().into_iter();
+    let devices = devices.map(|device| Device { total: MemMib::new(mib), ..device }).collect();
+    let inventory = Some(NodeInventory::new(devices).unwrap());
+    let report = NodeReport { inventory, ..hello("y", 1, "C") };
+    ledger.report(name, &report, Timestamp::START).unwrap();
+}
+
+/// A request of so much memory.
+fn memory_query(mib: u64) -> PlacementRequest {
+    let amount = Amount::Memory(MemMib::new(mib));
+    PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_query(1) }
+}
+
 fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i32, i64)) {
     let (priority, started_unix_seconds) = order;
     let tenure = Tenure { priority, started_unix_seconds, is_ending: false, protection: None };
@@ -186,9 +202,8 @@ fn pods_that_leave_are_the_last_that_fill_the_guarantee() {
 #[test]
 fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
     let ledger = cluster("");
-    let gpu =
-        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
-    let query = PlacementRequest { gpu: Some(gpu.clone()), ..share_query(1) };
+    let query = memory_query(600);
+    let gpu = query.gpu.clone().unwrap();
     assert!(ledger.teams.charge(&gpu) < Share::from_millionths(10_000), "of 80 GiB");
     let reserve = |name: &str| ledger.reserve(&pod("a", name), "n", &query, Timestamp::START);
     reserve("p").unwrap();
@@ -203,13 +218,7 @@ fn a_pod_counts_at_least_the_part_of_the_gpu_that_it_gets() {
 #[test]
 fn a_share_counts_the_same_on_a_gpu_of_any_size() {
     let ledger = cluster("");
-    see_node(&ledger, "odd");
-    let even = inventory("C");
-    let devices = even.devices().iter().cloned();
-    let odd = devices.map(|device| Device { total: MemMib::new(997), ..device }).collect();
-    let hello = hello("y", 1, "C");
-    let hello = NodeReport { inventory: Some(NodeInventory::new(odd).unwrap()), ..hello };
-    ledger.report("odd", &hello, Timestamp::START).unwrap();
+    add_node(&ledger, "odd", 997);
     let third = share_query(333_333);
     for name in ["p", "q", "r"] {
         ledger.reserve(&pod("a", name), "odd", &third, Timestamp::START).unwrap();
@@ -220,9 +229,8 @@ fn a_share_counts_the_same_on_a_gpu_of_any_size() {
 #[test]
 fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind() {
     let ledger = cluster("");
-    let gpu =
-        GpuRequest { amount: Amount::Memory(MemMib::new(600)), ..share_query(1).gpu.unwrap() };
-    let query = PlacementRequest { gpu: Some(gpu.clone()), ..share_query(1) };
+    let query = memory_query(600);
+    let gpu = query.gpu.clone().unwrap();
     let answer = |name: &str, namespace: &str| {
         let mut answers = ledger.answers(&query, &["n", "unknown"]);
         ledger.limit_to_team((&uid(name), namespace), &query, &["n", "unknown"], &mut answers);
@@ -242,19 +250,11 @@ fn where_a_pod_counts_more_than_its_team_may_have_it_is_refused_before_the_bind(
 #[test]
 fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
     let ledger = cluster("");
-    see_node(&ledger, "large");
-    let devices = inventory("C");
-    let devices = devices.devices().iter().cloned();
-    let large = devices.map(|device| Device { total: MemMib::new(4_000), ..device }).collect();
-    let hello =
-        NodeReport { inventory: Some(NodeInventory::new(large).unwrap()), ..hello("y", 1, "C") };
-    ledger.report("large", &hello, Timestamp::START).unwrap();
+    add_node(&ledger, "large", 4_000);
     let fact = bound("other", "large", "C", 900_000);
     ledger.see_pod(&PodFact { pod: pod("b", "other"), ..fact }, Timestamp::START);
     see(&ledger, "a", "there", 500_000, (0, 1));
-    let gpu =
-        GpuRequest { amount: Amount::Memory(MemMib::new(800)), ..share_query(1).gpu.unwrap() };
-    let query = PlacementRequest { gpu: Some(gpu), ..share_query(1) };
+    let query = memory_query(800);
     let stand = |namespace| {
         let standing = ledger.stand((&uid("p"), namespace), &query, None, |_| true).0.unwrap();
         let node = standing.node.to_string();

@@ -473,10 +473,10 @@ pub mod agent {
 
     /// MIG on demand: which orders stand, what they take, what was made here.
     pub mod mig {
-        pub(crate) mod standing;
-        pub(crate) mod plan;
-        pub(crate) mod attempts;
-        pub(crate) mod made;
+        pub mod standing;
+        pub mod plan;
+        pub mod attempts;
+        pub mod made;
         pub mod on_demand;
     }
 

@@ -197,6 +197,28 @@ mutations! {
     LateFenceBelieved,
     /// A leader gives the Lease away while its binds go on.
     HandsOverAtOnce,
+    /// A pod gets a MIG instance that was made for another one, and may be about to go.
+    OldInstanceGiven,
+    /// A pod loses its MIG instance when the agent does not know any more that it made it.
+    ForgottenInstanceFreed,
+    /// A pod gets a MIG instance that another pod has had since before a boot.
+    NamedInstanceGiven,
+    /// The place of a MIG instance that is promised and not made yet is free.
+    PromisedPlaceFree,
+    /// A pod is bound before its MIG instance is made.
+    UnmadeBound,
+    /// A pod is bound to a MIG instance that has gone since it was chosen.
+    GoneInstanceBound,
+    /// The new UUID of a MIG instance that was made again is not written on its pod.
+    MadeAgainUnwritten,
+    /// Pods that wait do not hear that a MIG instance can be made.
+    PlaceUnnoticed,
+    /// A MIG instance that no pod has stays.
+    IdleInstanceStays,
+    /// A MIG instance that others made is removed.
+    ForeignInstanceRemoved,
+    /// An agent obeys a leader that was replaced.
+    OldOrdersObeyed,
 }
 
 #[cfg(feature = "mutations")]

@@ -14,6 +14,7 @@ use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
+use crate::mutation::{Mutation, mutated};
 
 /// Reports without a process of an ended pod that free its room. One is not enough: it may have
 /// been sampled before the pod ended. The second was sampled after the reply to the first.
@@ -217,6 +218,15 @@ impl DeviceState {
         }
     }
 
+    /// Whether it is a MIG instance that is there, with the profile of this spot and not known to lie
+    /// elsewhere, whoever made it.
+    pub(crate) fn lies_at(&self, spot: &Spot) -> bool {
+        let DeviceKind::MigInstance { parent, profile } = &self.device.kind else { return false };
+        self.origin != Origin::Promised
+            && (parent, profile) == (&spot.gpu, &spot.profile)
+            && self.slot.is_none_or(|slot| slot.start == spot.start)
+    }
+
     /// The same as a spot.
     pub fn spot(&self) -> Option<Spot> {
         let (gpu, profile, start) = self.place()?;
@@ -236,6 +246,7 @@ impl DeviceState {
         };
         match self.origin {
             Origin::Found => true,
+            Origin::Promised if mutated(Mutation::PromisedPlaceFree) => false,
             Origin::Promised => is_kept || !self.tenants.is_empty(),
             Origin::Made => {
                 is_kept

@@ -3,7 +3,7 @@
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::mig::MigFault;
 use crate::hardware::units::{Demand, MemMib, Share};
-use crate::model::device_state::DeviceState;
+use crate::model::device_state::{DeviceState, Origin};
 use crate::model::isolation::Mode;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::PodRef;
@@ -102,6 +102,8 @@ pub enum LedgerEvent {
 pub(crate) struct StateBefore {
     state: NodeReporting,
     devices: Vec<(DeviceId, DeviceBefore)>,
+    /// Where a MIG instance can be made.
+    open_spots: Vec<DeviceId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -126,7 +128,8 @@ impl DeviceBefore {
             unallocated_use: device.unallocated_use(),
             free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
             is_overallocated: device.is_overallocated(),
-            has_tenants: !device.tenants().is_empty(),
+            // What is not made yet cannot be lost.
+            has_tenants: !device.tenants().is_empty() && device.origin() != Origin::Promised,
             is_unread: device.is_unread(),
             is_being_left: device.is_being_left(),
             borrowers_use: device.borrowers_use(),
@@ -145,6 +148,7 @@ impl StateBefore {
         Self {
             state: node_state.state(),
             devices: now.map(|(id, states)| (id.clone(), states)).collect(),
+            open_spots: node_state.open_spots().cloned().collect(),
         }
     }
 
@@ -152,7 +156,9 @@ impl StateBefore {
     /// if reservations and holds are the same.
     pub(crate) fn is_that_of(&self, node_state: &NodeState) -> bool {
         let before = self.devices.iter().map(|(id, states)| (id, *states));
-        self.state == node_state.state() && before.eq(standings(node_state))
+        self.state == node_state.state()
+            && before.eq(standings(node_state))
+            && self.open_spots.iter().eq(node_state.open_spots())
     }
 
     /// The events of the change since then.
@@ -174,6 +180,9 @@ impl StateBefore {
                 && now.free.memory > MemMib::ZERO
                 && now.free.share > Share::ZERO
         });
+        // Both have the order of the inventory.
+        let mut known = self.open_spots.iter();
+        let grew = grew || node_state.open_spots().any(|spot| !known.any(|known| known == spot));
         let room = grew.then(|| LedgerEvent::Room(node.clone()));
         let overallocated = now.iter().filter(|(_, before, now)| {
             now.is_overallocated && !before.is_some_and(|before| before.is_overallocated)

@@ -458,14 +458,20 @@ fn find_instances(
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
         let Some(spot) = spot else { continue };
         let place = Some((&spot.gpu, &spot.profile, spot.start));
-        let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
-        let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
-        let Some(makeable) = makeable.filter(|_| !made.clone().any(|it| it.device.id == placed.id))
-        else {
-            continue;
+        // It stays the pod's also if the agent does not know any more that it made it.
+        let is_its = |it: &DeviceState| {
+            let may_be = it.origin == Origin::Made || !mutated(Mutation::ForgottenInstanceFreed);
+            it.device.id == placed.id && it.lies_at(spot) && may_be
         };
+        if devices.iter().any(is_its) {
+            continue;
+        }
+        let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
+        let Some(makeable) = makeable else { continue };
+        let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
         // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
-        let found = made.find(|it| it.place() == place && !is_known(&it.device.id));
+        let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
+        let found = made.find(|it| it.place() == place && is_new(&it.device.id));
         let device = found.map_or(&makeable.device, |it| &it.device);
         placed.id = device.id.clone();
         placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
@@ -591,6 +597,7 @@ impl NodeState {
                 continue;
             };
             let Some((slot, is_made)) = mig.instance(&device_state.device.id) else { continue };
+            let is_made = is_made || mutated(Mutation::ForeignInstanceRemoved);
             let is_ours = is_made && spots.iter().any(|spot| spot.makeable.spot.gpu == *parent);
             device_state.slot = Some(slot);
             device_state.origin = if is_ours { Origin::Made } else { Origin::Found };
@@ -618,17 +625,23 @@ impl NodeState {
     }
 
     /// Gives each placement on a spot the instance that has appeared there: it was made, or made again. An
-    /// instance that was `known` before is given to no pod: an order to remove it may be under way. If an
-    /// instance has gone, the placement gets the spot, where another one is to be made.
+    /// instance that was `known` before is given to no pod: an order to remove it may be under way. Nor is
+    /// one that another pod names, which others had made before: a UUID may come again. If an instance has
+    /// gone, the placement gets the spot, where another one is to be made.
     fn find_instances(&mut self, known: &BTreeSet<DeviceId>) {
         if self.spots.is_empty() {
             return;
         }
+        let all = self.reservations.values().map(|held| &held.placement);
+        let named: BTreeSet<DeviceId> = all.flat_map(Placement::given).cloned().collect();
         let held = self.reservations.iter_mut().map(|(_, held)| &mut held.placement);
         let holds = self.holds.values_mut().map(|hold| &mut hold.placement);
         let standing = self.standing.values_mut().map(|hold| &mut hold.placement);
+        let is_ignored = mutated(Mutation::NamedInstanceGiven);
+        let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
+        let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
         for placement in held.chain(holds).chain(standing) {
-            find_instances((&self.spots, &self.devices), placement, |id| known.contains(id));
+            find_instances((&self.spots, &self.devices), placement, is_known);
         }
     }
 
@@ -641,10 +654,12 @@ impl NodeState {
         };
         let promised = self.devices.iter().filter(|it| it.origin == Origin::Promised);
         let promised = promised.filter(|it| it.tenants.keys().any(is_bound));
+        let is_kept = mutated(Mutation::IdleInstanceStays);
         let idle = self
             .devices
             .iter()
-            .filter(|it| it.is_leaving() && !it.stays(HoldRule::Respected) && !it.is_unread);
+            .filter(|it| it.is_leaving() && !it.stays(HoldRule::Respected) && !it.is_unread)
+            .filter(|_| !is_kept);
         InstanceOrders {
             make: promised.filter_map(DeviceState::spot).collect(),
             remove: idle.map(|it| it.device.id.clone()).collect(),
@@ -666,6 +681,17 @@ impl NodeState {
     /// Whether an instance could not be made at this spot a short time ago.
     pub fn has_failed(&self, id: &DeviceId) -> bool {
         self.failed.contains_key(id)
+    }
+
+    /// The ids of the spots where a MIG instance can be made now, beside all holds.
+    pub fn open_spots(&self) -> impl Iterator<Item = &DeviceId> {
+        let takes_pods = self.placeable().is_ok();
+        let rooms = self.rooms.iter().skip(self.devices.len());
+        let is_hidden = mutated(Mutation::PlaceUnnoticed);
+        let open = self.spots.iter().zip(rooms).filter(move |(_, room)| {
+            !is_hidden && takes_pods && room.free != Demand::ZERO && room.health == Health::Healthy
+        });
+        open.map(|(spot, _)| &spot.makeable.device.id)
     }
 
     /// How many more instances of each profile could be made on a GPU, if no other is made.

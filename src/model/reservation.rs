@@ -272,6 +272,13 @@ impl Placement {
             && rest(self) == rest(other)
     }
 
+    /// Its devices without those that gpupack makes.
+    pub fn given(&self) -> impl Iterator<Item = &DeviceId> {
+        let spots = self.spots.iter().map(Option::is_some).chain(std::iter::repeat(false));
+        let found = self.devices.iter().zip(spots).filter(|(_, is_made)| !is_made);
+        found.map(|(placed, _)| &placed.id)
+    }
+
     /// The devices that the pod runs on, or will after its move, in its order.
     pub fn runs_on(&self) -> Vec<DeviceId> {
         match &self.guest {

@@ -348,7 +348,7 @@ pub struct Reply {
 /// The agent removes first and makes then. An order stands until the next reply of the same
 /// replica, or until that replica no longer answers. What is done already is done once only.
 ///
-/// The agent obeys the newest term that it has seen from any replica. So a new leader may give an
+/// The agent obeys the newest term that it has heard from any replica in the last 30 s. So a new leader may give an
 /// empty set of orders: it ends those of the leader before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -17,6 +17,7 @@ mod kubelets;
 mod leading;
 mod lent;
 mod lent_checks;
+mod mig;
 mod minimize;
 #[cfg(feature = "mutations")]
 mod mutations;
@@ -68,6 +69,9 @@ const QUIET_FOR: u64 = 45_000;
 /// Events that a failure prints; `SIM_TRACED` says otherwise.
 const TRACED: u64 = 80;
 
+/// Longest line of them.
+const WIDTH: usize = 9_000;
+
 /// What happens next.
 #[derive(Debug)]
 enum What {
@@ -107,6 +111,12 @@ enum What {
     Reported { life: u64, from: agents::From, body: String },
     /// The reply reaches the agent; `None` if nothing came in time.
     Replied { from: agents::From, reply: Option<Reply> },
+    /// An agent looks at the MIG instances of its node.
+    MigRound { node: usize, run: u64 },
+    /// The driver has carried out a change of one, or refused it.
+    MigDone { node: usize, run: u64 },
+    /// Something happens to a node with MIG.
+    MigChaos,
     /// Kubelets look at their pods.
     Kubelets,
     /// Users create, end and delete pods.
@@ -241,6 +251,8 @@ struct World {
     /// What was evicted for more important pods.
     preempted: Preempted,
     over_lately: OverLately,
+    /// What processes that wrote a placement knew of the MIG instances of its node.
+    mig_writes: BTreeMap<(u64, CallId), u64>,
     /// What became of memory that pods use above their request.
     lent: lent_checks::Seen,
     open_group: Option<groups::Open>,
@@ -277,7 +289,8 @@ struct World {
 
 impl World {
     fn new(settings: Settings, is_traced: bool) -> Self {
-        let nodes = (0..settings.nodes).map(Node::new).collect();
+        let new = |at| Node::new(at, &settings);
+        let nodes = (0..settings.nodes).map(new).collect();
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(settings.seed),
             now: 0,
@@ -302,6 +315,7 @@ impl World {
             excused: BTreeSet::new(),
             preempted: Preempted::default(),
             over_lately: OverLately::default(),
+            mig_writes: BTreeMap::new(),
             lent: lent_checks::Seen::default(),
             open_group: None,
             groups: groups::Seen::new(),
@@ -329,6 +343,9 @@ impl World {
         world.after(100, What::Users);
         world.after(200, What::Kubelets);
         world.after(1_000, What::Chaos);
+        if world.settings.has_mig {
+            world.after(2_000, What::MigChaos);
+        }
         for node in 0..world.nodes.len() {
             world.after(node as u64 * 50, What::Report { node, agent: 0 });
         }
@@ -357,7 +374,7 @@ impl World {
             if self.is_traced {
                 let line = format!("{:>7} {what:?}", self.now);
                 line.hash(&mut self.digest);
-                self.trace.push_back(line.chars().take(900).collect());
+                self.trace.push_back(line.chars().take(WIDTH).collect());
                 if self.trace.len() > self.traced {
                     self.trace.pop_front();
                 }
@@ -411,6 +428,9 @@ impl World {
             What::Report { node, agent } => self.report(node, agent),
             What::Reported { life, from, body } => self.reported(life, from, &body),
             What::Replied { from, reply } => self.replied(&from, reply),
+            What::MigRound { node, run } => self.mig_round(node, run),
+            What::MigDone { node, run } => self.mig_done(node, run),
+            What::MigChaos => self.mig_chaos(),
             What::Kubelets => self.kubelets(),
             What::Users => self.users(),
             What::Chaos => self.chaos(),

@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The orders that could not be carried out.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts {
+pub struct Attempts {
     failed: BTreeMap<Order, Attempt>,
 }
 
@@ -31,18 +31,18 @@ struct Attempt {
 
 impl Attempts {
     /// Takes out of a plan the steps that wait for another attempt.
-    pub(crate) fn hold_back(&self, plan: &mut Plan, now: Timestamp) {
+    pub fn hold_back(&self, plan: &mut Plan, now: Timestamp) {
         let again = |order: &Order| self.failed.get(order).and_then(|it| it.again);
         plan.steps.retain(|step| again(&step.order).is_none_or(|again| again <= now));
     }
 
     /// Notes that an order cannot be carried out now. As soon as it can be, it is tried.
-    pub(crate) fn refuse(&mut self, order: Order, error: String) {
+    pub fn refuse(&mut self, order: Order, error: String) {
         self.failed.insert(order, Attempt { error, count: 0, again: None });
     }
 
     /// Notes that an order was tried and failed.
-    pub(crate) fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
+    pub fn fail(&mut self, order: &Order, error: String, now: Timestamp) {
         let count = self.failed.get(order).map_or(0, |before| before.count);
         let pause = FIRST_PAUSE.saturating_mul(1 << count.min(16)).min(LONGEST_PAUSE);
         let again = Some(now.plus(pause));
@@ -51,17 +51,17 @@ impl Attempts {
     }
 
     /// Forgets the orders that are not among these: they are done, or no longer given.
-    pub(crate) fn keep(&mut self, open: &BTreeSet<Order>) {
+    pub fn keep(&mut self, open: &BTreeSet<Order>) {
         self.failed.retain(|order, _| open.contains(order));
     }
 
     /// When the next order is to be tried again.
-    pub(crate) fn next(&self) -> Option<Timestamp> {
+    pub fn next(&self) -> Option<Timestamp> {
         self.failed.values().filter_map(|it| it.again).min()
     }
 
     /// The failures, as they are reported: those that an extender would accept, the first 64.
-    pub(crate) fn failures(&self) -> Vec<MigFailure> {
+    pub fn failures(&self) -> Vec<MigFailure> {
         let all = self.failed.iter().filter_map(|(order, it)| order.failed(sentence(&it.error)));
         all.filter(MigFailure::is_believable).take(MAX_MIG_FAILURES).collect()
     }

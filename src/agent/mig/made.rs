@@ -39,7 +39,7 @@ struct Content {
 
 /// The instances made since the last boot, and the file with them.
 #[derive(Debug)]
-pub(crate) struct MadeInstances {
+pub struct MadeInstances {
     folder: PathBuf,
     content: Content,
     /// How many instances were noted by this run of the agent.
@@ -50,7 +50,7 @@ pub(crate) struct MadeInstances {
 
 impl MadeInstances {
     /// Reads the file in `folder`, unless it is of another boot than `boot`.
-    pub(crate) fn read(folder: &Path, boot: Option<String>) -> Self {
+    pub fn read(folder: &Path, boot: Option<String>) -> Self {
         let path = folder.join(FILE);
         let content = match content(&path) {
             Ok(content) if content.boot == boot => content,
@@ -68,7 +68,7 @@ impl MadeInstances {
     }
 
     /// What is not done yet.
-    pub(crate) fn unfinished(&self) -> &[Unfinished] {
+    pub fn unfinished(&self) -> &[Unfinished] {
         &self.content.unfinished
     }
 
@@ -76,7 +76,7 @@ impl MadeInstances {
     ///
     /// # Errors
     /// The file cannot be written; nothing is noted then.
-    pub(crate) fn begin(&mut self, work: Unfinished) -> io::Result<()> {
+    pub fn begin(&mut self, work: Unfinished) -> io::Result<()> {
         let mut next = self.content.clone();
         next.unfinished.retain(|it| !it.is_same_place(&work));
         next.unfinished.push(work);
@@ -88,7 +88,7 @@ impl MadeInstances {
     ///
     /// # Errors
     /// The file cannot be written; it is noted in memory all the same.
-    pub(crate) fn settle(&mut self, layouts: &[GpuLayout]) -> io::Result<()> {
+    pub fn settle(&mut self, layouts: &[GpuLayout]) -> io::Result<()> {
         let mut next = self.content.clone();
         next.unfinished.retain(|work| {
             let Some(gpu) = layouts.iter().find(|it| it.uuid == work.gpu) else { return true };
@@ -122,14 +122,14 @@ impl MadeInstances {
     }
 
     /// How many instances were noted so far, for [`MadeInstances::forget_absent`].
-    pub(crate) fn noted(&self) -> u64 {
+    pub fn noted(&self) -> u64 {
         self.noted
     }
 
     /// Forgets the instances that an inventory lacks though it has their GPU: a later one may get
     /// the same UUID. `noted` is [`MadeInstances::noted`] from before the inventory was read, since it
     /// may lack younger instances.
-    pub(crate) fn forget_absent(&mut self, inventory: &[DeviceReport], noted: u64) {
+    pub fn forget_absent(&mut self, inventory: &[DeviceReport], noted: u64) {
         let has = |uuid: &String| inventory.iter().any(|it| it.uuid == *uuid);
         let at = |uuid: &String| self.noted_at.get(uuid).copied().unwrap_or(0);
         let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid) || at(uuid) > noted;
@@ -145,7 +145,7 @@ impl MadeInstances {
     }
 
     /// Whether the agent made this instance since the last boot, or is making it.
-    pub(crate) fn has_made(&self, device: &DeviceReport) -> bool {
+    pub fn has_made(&self, device: &DeviceReport) -> bool {
         let (DeviceKind::MigInstance, Some(gpu)) = (device.kind, &device.parent) else {
             return false;
         };

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use crate::agent::mig::made::MadeInstances;
 use crate::agent::mig::standing::StandingOrders;
+use crate::hardware::units::Timestamp;
 use crate::report::wire::{DeviceReport, MigFailure, MigOrders};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
@@ -48,46 +49,46 @@ impl MigOnDemand {
     }
 
     /// Learns what the replica with this link orders now.
-    pub(crate) fn learn(&self, link: usize, orders: Option<MigOrders>) {
-        if self.shared.standing.lock().learn(link, orders) {
+    pub fn learn(&self, link: usize, orders: Option<MigOrders>, now: Timestamp) {
+        if self.shared.standing.lock().learn(link, orders, now) {
             self.shared.ordered.notify_one();
         }
     }
 
     /// Learns that the replica with this link did not answer.
-    pub(crate) fn lose(&self, link: usize) {
+    pub fn lose(&self, link: usize) {
         if self.shared.standing.lock().lose(link) {
             self.shared.ordered.notify_one();
         }
     }
 
     /// The orders that stand; without any, empty ones.
-    pub(crate) fn orders(&self) -> MigOrders {
+    pub fn orders(&self) -> MigOrders {
         self.shared.standing.lock().orders().cloned().unwrap_or_default()
     }
 
     /// Waits until other orders stand.
-    pub(crate) async fn ordered(&self) {
+    pub async fn ordered(&self) {
         self.shared.ordered.notified().await;
     }
 
     /// Notes that instances have changed, so that the devices are read again at once.
-    pub(crate) fn note_change(&self) {
+    pub fn note_change(&self) {
         self.shared.changed.notify_one();
     }
 
     /// Waits until instances or failures have changed.
-    pub(crate) async fn changed(&self) {
+    pub async fn changed(&self) {
         self.shared.changed.notified().await;
     }
 
     /// The orders that could not be carried out.
-    pub(crate) fn failures(&self) -> Vec<MigFailure> {
+    pub fn failures(&self) -> Vec<MigFailure> {
         self.shared.failures.lock().clone()
     }
 
     /// Notes the orders that could not be carried out.
-    pub(crate) fn note_failures(&self, failures: Vec<MigFailure>) {
+    pub fn note_failures(&self, failures: Vec<MigFailure>) {
         let mut known = self.shared.failures.lock();
         if *known != failures {
             *known = failures;
@@ -97,13 +98,13 @@ impl MigOnDemand {
     }
 
     /// The instances that were made here.
-    pub(crate) fn made(&self) -> MutexGuard<'_, MadeInstances> {
+    pub fn made(&self) -> MutexGuard<'_, MadeInstances> {
         self.shared.made.lock()
     }
 
     /// Marks the instances of an inventory that were made here, and forgets those that it lacks.
     /// `noted` is [`MadeInstances::noted`] from before the inventory was read.
-    pub(crate) fn mark(&self, inventory: &mut [DeviceReport], noted: u64) {
+    pub fn mark(&self, inventory: &mut [DeviceReport], noted: u64) {
         let mut made = self.made();
         for device in inventory.iter_mut() {
             device.made_here = made.has_made(device);

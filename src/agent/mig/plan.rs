@@ -10,59 +10,59 @@ use crate::report::wire::{MakeInstance, MigFailure, MigOrders, MigProfileReport}
 
 /// A GPU and its MIG instances, as NVML shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GpuLayout {
+pub struct GpuLayout {
     /// Its UUID.
-    pub(crate) uuid: String,
+    pub uuid: String,
     /// Whether it is in MIG mode.
-    pub(crate) is_in_mig_mode: bool,
+    pub is_in_mig_mode: bool,
     /// What can be made on it.
-    pub(crate) profiles: Vec<NumberedProfile>,
+    pub profiles: Vec<NumberedProfile>,
     /// Its GPU instances.
-    pub(crate) instances: Vec<GpuInstance>,
+    pub instances: Vec<GpuInstance>,
 }
 
 /// A profile with the driver's number for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NumberedProfile {
+pub struct NumberedProfile {
     /// The number that other calls take.
-    pub(crate) id: u32,
+    pub id: u32,
     /// Most instances of it on one GPU.
-    pub(crate) most: u32,
+    pub most: u32,
     /// What is reported of it.
-    pub(crate) report: MigProfileReport,
+    pub report: MigProfileReport,
 }
 
 /// The GPUs of a node at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Layouts {
+pub struct Layouts {
     /// Those that answered.
-    pub(crate) gpus: Vec<GpuLayout>,
+    pub gpus: Vec<GpuLayout>,
     /// UUIDs of the others, each with its error.
-    pub(crate) unread: BTreeMap<String, String>,
+    pub unread: BTreeMap<String, String>,
 }
 
 /// A GPU instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GpuInstance {
+pub struct GpuInstance {
     /// The driver's number for it.
-    pub(crate) id: u32,
+    pub id: u32,
     /// Number of its profile.
-    pub(crate) profile: u32,
+    pub profile: u32,
     /// The units that it covers.
-    pub(crate) slot: Units,
+    pub slot: Units,
     /// UUIDs of the MIG devices on it: one for each compute instance.
-    pub(crate) devices: Vec<String>,
+    pub devices: Vec<String>,
 }
 
 /// A run of units on a GPU.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
-pub(crate) struct Units {
+pub struct Units {
     /// The first one.
-    pub(crate) start: u32,
+    pub start: u32,
     /// How many, at least 1.
-    pub(crate) size: u32,
+    pub size: u32,
 }
 
 impl Units {
@@ -75,38 +75,38 @@ impl Units {
 /// An instance that the agent has begun to make or to remove: a crash may have left a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Unfinished {
+pub struct Unfinished {
     /// UUID of the GPU.
-    pub(crate) gpu: String,
+    pub gpu: String,
     /// Number of the profile.
-    pub(crate) profile: u32,
+    pub profile: u32,
     /// The units that it covers.
-    pub(crate) slot: Units,
+    pub slot: Units,
     /// Whether it is being made, not removed.
-    pub(crate) is_new: bool,
+    pub is_new: bool,
 }
 
 impl Unfinished {
     /// Whether this GPU instance is it.
-    pub(crate) fn is(&self, gpu: &GpuLayout, instance: &GpuInstance) -> bool {
+    pub fn is(&self, gpu: &GpuLayout, instance: &GpuInstance) -> bool {
         self.gpu == gpu.uuid && self.profile == instance.profile && self.slot == instance.slot
     }
 }
 
 /// One change of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub struct Step {
     /// The order that it carries out, as it is reported if it fails.
-    pub(crate) order: Order,
+    pub order: Order,
     /// What to do.
-    pub(crate) work: Work,
+    pub work: Work,
     /// The instance.
-    pub(crate) begun: Unfinished,
+    pub begun: Unfinished,
 }
 
 /// The work of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub enum Work {
     /// Remove the GPU instance of this number, with its compute instances.
     Remove(u32),
     /// Make a GPU instance and a compute instance that spans it.
@@ -117,16 +117,16 @@ pub(crate) enum Work {
 
 /// An order, for its failures and its pauses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Order {
+pub struct Order {
     /// The instance.
-    pub(crate) place: MakeInstance,
+    pub place: MakeInstance,
     /// What is to become of it.
-    pub(crate) wish: Wish,
+    pub wish: Wish,
 }
 
 /// What is to become of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Wish {
+pub enum Wish {
     /// It is to be there.
     There,
     /// The instance of this UUID is to go.
@@ -137,12 +137,12 @@ pub(crate) enum Wish {
 
 impl Order {
     /// The order to make an instance.
-    pub(crate) fn to_make(place: MakeInstance) -> Self {
+    pub fn to_make(place: MakeInstance) -> Self {
         Self { place, wish: Wish::There }
     }
 
     /// The report that it could not be carried out.
-    pub(crate) fn failed(&self, error: String) -> Option<MigFailure> {
+    pub fn failed(&self, error: String) -> Option<MigFailure> {
         let instance = match &self.wish {
             Wish::There => None,
             Wish::Gone(uuid) => Some(uuid.clone()),
@@ -155,16 +155,16 @@ impl Order {
 
 /// Steps, and orders that cannot be carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// What to do, in this order.
-    pub(crate) steps: Vec<Step>,
+    pub steps: Vec<Step>,
     /// What is in the way of the other orders.
-    pub(crate) failures: Vec<(Order, String)>,
+    pub failures: Vec<(Order, String)>,
 }
 
 impl Plan {
     /// All orders that it is about.
-    pub(crate) fn orders(&self) -> impl Iterator<Item = Order> {
+    pub fn orders(&self) -> impl Iterator<Item = Order> {
         let steps = self.steps.iter().map(|step| step.order.clone());
         steps.chain(self.failures.iter().map(|(order, _)| order.clone()))
     }
@@ -190,7 +190,7 @@ impl GpuLayout {
 /// What to remove: the instances that are ordered to go, unless they are also ordered to be there,
 /// and what is left of an instance that the agent began and that is not ordered. An instance that
 /// is not there is gone already.
-pub(crate) fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
     let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
     let goes: BTreeSet<&String> = orders.remove.iter().collect();
     let mut plan = Plan::default();
@@ -222,7 +222,7 @@ pub(crate) fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfi
 }
 
 /// What to make of what is ordered and not there.
-pub(crate) fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
+pub fn makes(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]) -> Plan {
     let wanted: BTreeSet<&MakeInstance> = orders.make.iter().collect();
     let mut plan = Plan::default();
     for place in wanted {

@@ -89,7 +89,7 @@ impl Link {
         let Some(mig) = &self.node.mig else { return };
         match answer {
             Answer::Reply(reply) if self.session.obeys(reply) => {
-                mig.learn(self.number, reply.mig_orders.clone());
+                mig.learn(self.number, reply.mig_orders.clone(), self.clock.now());
             }
             // It answers an older report, or one of another session: the next one counts.
             Answer::Reply(_) => {}

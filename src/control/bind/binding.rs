@@ -32,7 +32,7 @@ use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{NodeName, PodUid};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::outcome::{BindOutcome, Fenced};
-use crate::kube_api::write::target::{BindTarget, PodKey, TargetError};
+use crate::kube_api::write::target::{BindTarget, PodKey};
 use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
@@ -210,8 +210,8 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         }
         let Truth::Cluster(cluster) = &app.truth else { return Err(gone(&pod.pod)) };
         // Only the pod's GPUs are not known yet, and it requests none.
-        return decide(call, cluster, &mut lock, &pod, |pod| BindTarget::without_gpu(pod, &node))
-            .await;
+        let target = |pod: &SeenPod| Ok(BindTarget::without_gpu(pod, &node)?);
+        return decide(call, cluster, &mut lock, &pod, target).await;
     };
     if !is_ready {
         return Err(BindError::WarmingUp);
@@ -234,9 +234,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     match &app.truth {
         Truth::Ledger => app.ledger.confirm(&uid),
         Truth::Cluster(cluster) => {
-            let limits = client_limits(app, &placement, app.ledger.at_start(&uid));
-            let target = |pod: &SeenPod| BindTarget::new(pod, &placement, &limits);
-            if let Err(error) = decide(call, cluster, &mut lock, &pod, target).await {
+            if let Err(error) = post(call, cluster, &mut lock, &pod, &placement).await {
                 // An earlier Binding of the pod to this node has succeeded.
                 return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
             }
@@ -279,7 +277,10 @@ fn keep_room(call: &Call<'_>, pod: &SeenPod, query: &PlacementRequest, kept: Kep
         }
         app.outbox.push(app.ledger.give_up_room(uid));
     }
-    app.outbox.push(app.ledger.hold(uid, &args.node, query, app.clock.now()));
+    let now = app.clock.now();
+    if app.waiting.may_hold(uid, now) {
+        app.outbox.push(app.ledger.hold(uid, &args.node, query, now));
+    }
 }
 
 /// Waits until no guest is left on the devices of a pod and its MIG instances are made, and returns its
@@ -299,7 +300,7 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
             app.metrics.mig_ordered(profiles, MakeResult::Failed);
             return Err(BindError::NotMade);
         }
-        let is_made = to_post.instance == ToMake::Nothing;
+        let is_made = to_post.instance == ToMake::Nothing || mutated(Mutation::UnmadeBound);
         let may_go = to_post.waits_for.is_empty() && !to_post.is_short;
         if is_made && (may_go || mutated(Mutation::GuestsIgnored)) {
             if !waited_for.is_empty() {
@@ -358,6 +359,35 @@ fn is_bound_there(app: &App, uid: &PodUid, node: &str) -> bool {
     app.ledger.reservation(uid).is_some_and(|held| is_it(&held))
 }
 
+/// Posts a Binding with this placement.
+async fn post(
+    call: &Call<'_>,
+    cluster: &ClusterTruth,
+    lock: &mut BindLock<'_>,
+    pod: &SeenPod,
+    placement: &Placement,
+) -> Result<(), BindError> {
+    let (app, uid) = (call.app, &pod.pod.uid);
+    let limits = client_limits(app, placement, app.ledger.at_start(uid));
+    let target = |pod: &SeenPod| {
+        check_reserved(app, uid, placement)?;
+        Ok(BindTarget::new(pod, placement, &limits)?)
+    };
+    decide(call, cluster, lock, pod, target).await
+}
+
+/// Whether a pod still has what is about to be posted: a node may have lost a device meanwhile, or a MIG
+/// instance, which is made again then.
+fn check_reserved(app: &App, uid: &PodUid, placement: &Placement) -> Result<(), BindError> {
+    match app.ledger.to_post(uid) {
+        _ if mutated(Mutation::GoneInstanceBound) => Ok(()),
+        Some(held) if held.is_gone => Err(ReserveError::Rejection(Rejection::NoDevices).into()),
+        Some(held) if held.instance != ToMake::Nothing => Err(BindError::Making),
+        Some(held) if held.placement == *placement => Ok(()),
+        _ => Err(BindError::Unsteady),
+    }
+}
+
 /// Posts the Binding that `target` makes of the pod until it is decided, and updates the ledger. A
 /// pod without a GPU request is not in the ledger; it is bound as kube-scheduler would bind it.
 async fn decide(
@@ -365,7 +395,7 @@ async fn decide(
     cluster: &ClusterTruth,
     lock: &mut BindLock<'_>,
     pod: &SeenPod,
-    target: impl Fn(&SeenPod) -> Result<BindTarget, TargetError>,
+    target: impl Fn(&SeenPod) -> Result<BindTarget, BindError>,
 ) -> Result<(), BindError> {
     let app = call.app;
     let mut pod = match own_version(call, cluster, pod).await {
@@ -374,7 +404,7 @@ async fn decide(
     };
     for _ in 0..ATTEMPTS {
         let announced = announce(call, cluster, &pod).await;
-        let checked = announced.and_then(|()| call.check_time()).and_then(|()| Ok(target(&pod)?));
+        let checked = announced.and_then(|()| call.check_time()).and_then(|()| target(&pod));
         let target = match checked {
             Ok(target) => target,
             Err(error) => return Err(taken_back(app, lock, &pod.pod.uid, error)),

@@ -9,6 +9,7 @@ use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::kube_api::write::events::NoticeReason;
 use crate::model::event::LedgerEvent;
+use crate::mutation::{Mutation, mutated};
 
 /// Whether a line about a report may be written now; then how many were left out since the last. An
 /// agent can report another inventory each time.
@@ -56,6 +57,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
+        LedgerEvent::MadeAgain { .. } if mutated(Mutation::MadeAgainUnwritten) => {}
         LedgerEvent::MadeAgain { pod } => {
             tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");
             app.edits.note(pod, app.clock.now());

@@ -13,6 +13,7 @@ use crate::hardware::pool::{MigUse, PoolRule};
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::model::device_state::{DeviceUse, Origin};
+use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
 use crate::model::reservation::{Reservation, ReservationState};
@@ -187,6 +188,47 @@ fn an_instance_that_no_pod_has_is_removed_and_given_to_none() {
         assert_eq!(bed.of("p"), uuid);
     }
     assert_eq!(bed.node.instance_orders(), InstanceOrders::default(), "it has a tenant");
+}
+
+#[test]
+fn an_instance_stays_with_its_pod_when_the_agent_forgets_that_it_made_it() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=4g.24gb").unwrap();
+    bed.see(&[("MIG-1", "4g.24gb", 0, 4, true)]);
+    bed.see(&[("MIG-1", "4g.24gb", 0, 4, false)]);
+    assert_eq!((bed.of("p"), bed.fitting("4g.24gb")), ("MIG-1".to_owned(), 1));
+    assert_eq!(bed.node.instance_orders(), InstanceOrders::default());
+    // The same UUID at another place is another instance.
+    bed.see(&[("MIG-1", "2g.12gb", 0, 2, false)]);
+    assert_eq!(bed.of("p"), "GPU-a/0/4g-24gb");
+}
+
+#[test]
+fn pods_that_wait_hear_of_a_place_for_an_instance() {
+    let mut bed = Bed::new(&[]);
+    let grows = |bed: &mut Bed, change: &dyn Fn(&mut Bed)| {
+        let before = StateBefore::of(&bed.node);
+        change(bed);
+        let is_same = before.is_that_of(&bed.node);
+        let events = before.events(&bed.node);
+        assert!(!is_same || events.is_empty());
+        events == [LedgerEvent::Room(NodeName::new("n"))]
+    };
+    for pod in ["p", "q"] {
+        assert!(!grows(&mut bed, &|bed| _ = bed.place(pod, "mig=4g.24gb").unwrap()));
+    }
+    assert!(grows(&mut bed, &|bed| _ = bed.node.remove(&PodUid::new("p"))));
+    let failed = Spot {
+        gpu: DeviceId::new("GPU-a").unwrap(),
+        profile: MigProfile::new("4g.24gb"),
+        start: 0,
+    };
+    let note = |bed: &mut Bed| bed.node.note_failures([failed.clone()], Timestamp::START);
+    assert!(!grows(&mut bed, &note));
+    let limit = std::time::Duration::from_secs(3_600);
+    let later = Timestamp::from_millis(61_000);
+    assert!(grows(&mut bed, &|bed| _ = bed.node.expire(limit, later)));
+    assert!(!grows(&mut bed, &|_| {}));
 }
 
 #[test]

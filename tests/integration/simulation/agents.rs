@@ -31,6 +31,8 @@ struct Link {
     is_sent: bool,
     /// Failures since the last reply.
     failures: u32,
+    /// Whether the next report has the inventory, once this one has its reply.
+    renews: bool,
 }
 
 impl Agent {
@@ -39,6 +41,18 @@ impl Agent {
         for link in &mut self.links {
             (link.session, link.is_sent, link.failures) = (None, false, 0);
             link.attempts += 1;
+        }
+    }
+}
+
+impl Agent {
+    /// The next reports have the inventory. Those under way go on.
+    pub(super) fn renew(&mut self) {
+        for link in &mut self.links {
+            match link.is_sent {
+                true => link.renews = true,
+                false => (link.session, link.failures) = (None, 0),
+            }
         }
     }
 }
@@ -57,6 +71,8 @@ pub(super) struct From {
     session: Option<u64>,
     is_lie: bool,
     sent: u64,
+    /// The era of the instances of its node.
+    era: u64,
 }
 
 impl From {
@@ -76,6 +92,7 @@ impl World {
     pub(super) fn restart_agent(&mut self, node: usize) {
         let agent = &mut self.nodes[node].agents[0];
         *agent = Agent { run: agent.run + 1, ..Agent::default() };
+        self.restart_maker(node);
     }
 
     /// Another agent reports for the node, too, until the faults are over.
@@ -98,6 +115,7 @@ impl World {
             self.nodes[node].inventory_changed();
         }
         let is_silent = self.has(Fault::Silence) && self.now < self.nodes[node].silent_until;
+        let is_silent = is_silent || self.nodes[node].is_down(self.now);
         for to in 0..self.replicas.len() {
             if !is_silent {
                 self.report_to(node, agent, to);
@@ -117,8 +135,8 @@ impl World {
         (link.is_sent, link.attempts) = (true, link.attempts + 1);
         let Link { session, sequence, attempts: attempt, .. } = *link;
         let is_lie = body.contains("\"lie\"");
-        let sent = self.now;
-        let from = From { node, agent, to, run, sequence, attempt, session, is_lie, sent };
+        let (sent, era) = (self.now, self.nodes[node].mig.as_ref().map_or(0, |mig| mig.era));
+        let from = From { node, agent, to, run, sequence, attempt, session, is_lie, sent, era };
         self.after(TIMEOUT, What::Replied { from: from.clone(), reply: None });
         if self.hits(Fault::ReportLoss, 5) || is_deaf {
             return;
@@ -142,6 +160,12 @@ impl World {
             gpus.extend(self.nodes[other].gpus.first().cloned());
         }
         let (name, run) = (self.nodes[at].name.clone(), self.nodes[at].agents[agent].run);
+        let divided = self.nodes[at].mig.as_ref().map(|mig| (mig.devices(), mig.failures()));
+        let (mut inventory, mut failures) = (None, None);
+        if let Some(((devices, used), failed)) = divided {
+            gpus = used;
+            (inventory, failures) = (Some(devices), Some(failed));
+        }
         let speaker = &mut self.nodes[at].agents[agent].links[to];
         // As `agent::node::session` does it: two lists that may lack news would free a drain.
         let is_first = speaker.session.is_none();
@@ -166,7 +190,10 @@ impl World {
         if is_partial {
             match partial_until % 2 {
                 0 => uses.truncate(1), // one device could not be read
-                _ => _ = uses[0].as_object_mut().map(|device| device.remove("processes")),
+                _ => {
+                    let first = uses.first_mut().and_then(Value::as_object_mut);
+                    first.map(|device| device.remove("processes"));
+                }
             }
         }
         for device in uses.iter_mut().filter(|_| may_lack_news) {
@@ -176,6 +203,9 @@ impl World {
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
             "sequence": speaker.sequence, "devices": uses,
         });
+        if let Some(failures) = failures {
+            report["migFailures"] = failures;
+        }
         if lies {
             report["lie"] = true.into(); // for the checks: the extender ignores what it does not know
         }
@@ -186,7 +216,10 @@ impl World {
                     json!({"id": gpu.id, "index": index, "model": "A100", "memoryMib": gpu.mib,
                         "reservedMib": 0, "kind": "Gpu", "healthy": true})
                 };
-                report["inventory"] = gpus.iter().enumerate().map(device).collect();
+                report["inventory"] = match inventory {
+                    Some(inventory) => json!(inventory),
+                    None => gpus.iter().enumerate().map(device).collect(),
+                };
             }
         }
         report
@@ -197,10 +230,10 @@ impl World {
         let Some(replica) = self.process(life) else { return }; // the agent hears nothing
         replica.set_time(now);
         let name = format!("node-{}", from.node);
-        let (draining, gpus) = (replica.draining(&name), &self.nodes[from.node].gpus);
+        let (draining, of) = (replica.draining(&name), &self.nodes[from.node]);
         let (status, reply) = reports::answer(&replica.app, &name, body.as_bytes());
         let is_freed = |uid: &String| {
-            let is_here = |(id, _): &(String, u64)| gpus.iter().any(|gpu| gpu.id == *id);
+            let is_here = |(id, _): &(String, u64)| of.has_device(id);
             let runs = |process: &Process| process.devices.iter().any(is_here);
             replica.app.ledger.reservation(&PodUid::new(uid.as_str())).is_none()
                 && self.processes.get(uid).is_some_and(runs)
@@ -253,6 +286,7 @@ impl World {
         }
         if is_new && reply["outcome"] == "Accepted" {
             replica.note_shown(body, from.sent, now);
+            replica.eras.insert(from.node, from.era);
             if lends_memory {
                 replica.note_lists(body, now);
             }
@@ -293,6 +327,39 @@ impl World {
             return; // an earlier report, or an earlier run
         }
         link.is_sent = false;
+        let is_accepted =
+            |it: &&Reply| it.1["outcome"] == "Accepted" && link.has_session(&it.1["session"]);
+        let taken = reply.as_ref().filter(|(status, _)| *status == 200);
+        let orders = taken.filter(is_accepted).map(|(_, reply)| reply["migOrders"].clone());
+        let is_void = taken.is_some() && orders.is_none();
+        link.settle(reply.as_ref());
+        if let Some((status, reply)) = reply.filter(|(status, _)| !STATUSES.contains(status)) {
+            self.broke(format!("a report was answered with {status}: {reply}"));
+        }
+        if !is_void {
+            self.learn_orders(from.node, from.to, orders.as_ref());
+        }
+    }
+}
+
+/// The statuses of answers to reports.
+const STATUSES: [u16; 5] = [200, 404, 409, 422, 503];
+
+impl Link {
+    fn has_session(&self, session: &Value) -> bool {
+        self.session.is_none_or(|own| Some(own) == session.as_u64())
+    }
+
+    /// Learns the answer, or that there is none.
+    fn settle(&mut self, reply: Option<&Reply>) {
+        self.learn(reply);
+        if std::mem::take(&mut self.renews) {
+            (self.session, self.failures) = (None, 0);
+        }
+    }
+
+    fn learn(&mut self, reply: Option<&Reply>) {
+        let link = self;
         let Some((status, reply)) = reply else {
             link.failures += 1;
             return;
@@ -306,7 +373,7 @@ impl World {
                 (link.failures, link.sequence) =
                     (link.failures + was_hello, link.sequence + u64::from(was_hello));
             }
-            _ => self.broke(format!("a report was answered with {status}: {reply}")),
+            _ => {}
         }
     }
 }

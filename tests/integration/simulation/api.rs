@@ -6,6 +6,8 @@ use gpupack::kube_api::pod::seen_pod::SeenPod;
 use hyper::Request;
 use serde_json::{Map, Value, json};
 
+use super::mig::devices_of;
+
 /// The annotation with devices and amounts.
 pub(super) const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
@@ -31,6 +33,8 @@ pub(super) struct Template {
     pub(super) tolerates: bool,
     /// How much of the memory that it requests its processes use, in percent.
     pub(super) uses: u64,
+    /// The profile of the MIG instances that it requests, and how many.
+    pub(super) mig: Option<(&'static str, u32)>,
     pub(super) annotations: BTreeMap<String, String>,
 }
 
@@ -54,6 +58,8 @@ pub(super) struct Pod {
     pub(super) takes: Vec<Take>,
     /// What it was to run on when it was bound.
     pub(super) first: Vec<Take>,
+    /// The era of its node's MIG instances, as the process knew it that wrote the placement.
+    pub(super) era: u64,
     /// Its container with the GPU.
     pub(super) container: Container,
 }
@@ -71,7 +77,7 @@ pub(super) struct Container {
 }
 
 impl Pod {
-    fn placement(&self) -> Value {
+    pub(super) fn placement(&self) -> Value {
         let text = self.annotations.get(PLACEMENT);
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
@@ -111,6 +117,15 @@ impl Pod {
         placement["devices"].as_array().into_iter().flatten().map(take).collect()
     }
 
+    /// Where its MIG instances lie that gpupack makes: GPU, profile and first unit.
+    pub(super) fn places(&self) -> Vec<(String, String, u32)> {
+        let text = |place: &Value, key: &str| place[key].as_str().unwrap_or_default().to_owned();
+        let start = |place: &Value| place["start"].as_u64().and_then(|it| u32::try_from(it).ok());
+        let places = devices_of(&self.placement()).into_iter().map(|(_, place)| place);
+        let known = places.filter_map(|it| Some((text(&it, "gpu"), text(&it, "profile"), start(&it)?)));
+        known.collect()
+    }
+
     /// Whether it takes room of its node.
     pub(super) fn is_placed(&self) -> bool {
         self.node.is_some() && !self.is_terminal
@@ -122,7 +137,7 @@ impl Pod {
     }
 
     pub(super) fn wants_gpu(&self) -> bool {
-        self.of.annotations.keys().any(|key| key.starts_with("gpu-"))
+        self.of.mig.is_some() || self.of.annotations.keys().any(|key| key.starts_with("gpu-"))
     }
 
     fn json(&self, uid: &str) -> Value {
@@ -136,7 +151,10 @@ impl Pod {
         if self.is_deleting {
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         }
-        let resources = json!({"requests": {"cpu": cpu.to_string()}});
+        let mut resources = json!({"requests": {"cpu": cpu.to_string()}});
+        if let Some((profile, count)) = self.of.mig {
+            resources["limits"][format!("nvidia.com/mig-{profile}")] = count.into();
+        }
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
         let Container { starts, cpu_milli, actual_cpu_milli, is_pending } = self.container;
@@ -231,6 +249,7 @@ impl Api {
             logged: 0,
             takes: Vec::new(),
             first: Vec::new(),
+            era: 0,
         };
         self.pods.insert(uid.to_owned(), pod);
         self.changed(uid);
@@ -339,6 +358,14 @@ impl Api {
         // A guest that cannot be moved is allocated what it runs on.
         if was_guest && !pod.is_guest() && pod.written() == was_on {
             pod.takes = was_on;
+        }
+        // Its instances were made again: it has the new ones at the same places.
+        let written = pod.written();
+        if metadata["annotations"][PLACEMENT].is_string()
+            && !pod.places().is_empty()
+            && written.len() == pod.takes.len()
+        {
+            pod.takes.iter_mut().zip(written).for_each(|(take, (id, ..))| take.0 = id);
         }
         if pod.annotations != before {
             self.changed(uid);

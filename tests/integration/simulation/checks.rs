@@ -61,6 +61,9 @@ impl World {
             self.check_devices()?;
             self.note_groups();
             self.check_leaving()?;
+            if self.settings.has_mig {
+                self.check_units()?;
+            }
             if self.settings.has_teams {
                 self.check_limits()?;
                 self.note_over_quota();
@@ -89,6 +92,9 @@ impl World {
         }
         if is_turn && self.settings.lends_memory {
             self.check_lent()?;
+        }
+        if is_turn && self.settings.has_mig {
+            self.note_idle();
         }
         if is_turn { self.check_standing() } else { Ok(()) }
     }
@@ -235,7 +241,9 @@ impl World {
                 // The watch may show that before the answer to the write comes. Both are allocated until then.
                 let is_settling = held.departure == Departure::Settling
                     && takes_of(&held.settled_placement()) == pod.takes;
-                let is_right = held_takes(held) == pod.takes || is_settled || is_settling;
+                let is_on_places = !pod.places().is_empty() && places_of(held) == pod.places();
+                let is_right =
+                    held_takes(held) == pod.takes || is_settled || is_settling || is_on_places;
                 is_there && (!is_serving || is_right)
             });
             if !is_right {
@@ -283,6 +291,7 @@ impl World {
                 |since: Timestamp| now.since(since) < Duration::from_secs(DRAINED_WITHIN);
             // A bind may wait for guests, or for memory, at any time.
             let is_being_left = self.settings.lends_memory
+                || self.settings.has_mig
                 || node.reservations().values().any(Reservation::is_going_home);
             let is_left = |held: &&Reservation| match held.state {
                 ReservationState::Confirmed => false,
@@ -303,7 +312,17 @@ impl World {
                 return Err(format!("room is still held for {uid} at the end"));
             }
         }
-        let edited = |pod: &&Pod| pod.is_placed() && pod.allocated() != pod.takes;
+        self.check_mig_end()?;
+        // A MIG instance is its pod's as a whole, whatever amounts are written.
+        let ids = |takes: &[Take]| -> Vec<String> { takes.iter().map(|it| it.0.clone()).collect() };
+        let edited = |pod: &&Pod| {
+            let (written, takes) = (pod.allocated(), &pod.takes);
+            let is_same = match pod.places().is_empty() {
+                true => written == *takes,
+                false => ids(&written) == ids(takes),
+            };
+            pod.is_placed() && !is_same
+        };
         if let Some(pod) = self.api.pods.values().find(edited) {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
         }
@@ -444,6 +463,12 @@ impl World {
 fn is_later(replica: &Replica, pod: &Pod) -> bool {
     let written = pod.annotations.get(FENCE).map(|text| FenceWriter::of(text));
     written > replica.maker() && written.is_some()
+}
+
+/// Where the MIG instances of a pod lie.
+fn places_of(held: &Reservation) -> Vec<(String, String, u32)> {
+    let spots = held.placement.spots.iter().flatten();
+    spots.map(|it| (it.gpu.to_string(), it.profile.to_string(), it.start)).collect()
 }
 
 fn held_takes(held: &Reservation) -> Vec<Take> {

@@ -6,21 +6,24 @@ use rand::seq::IndexedRandom;
 
 use super::agents;
 use super::nodes::Gpu;
-use super::{GPU_MIB, What, World};
+use super::{GPU_MIB, What, World, mig};
 
 /// A process that was frozen for less need not notice it.
 const SHORT: u64 = 3_000;
 
 macro_rules! faults {
-    ($($(#[doc = $text:literal])+ $name:ident,)+) => {
+    ($($(#[doc = $text:literal])+ $name:ident,)+; $($(#[doc = $mig:literal])+ $of_mig:ident,)+) => {
         /// A kind of fault. A seed has about half of them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub(super) enum Fault {
             $($(#[doc = $text])+ $name,)+
+            $($(#[doc = $mig])+ $of_mig,)+
         }
 
         impl Fault {
-            pub(super) const ALL: &[Self] = &[$(Self::$name,)+];
+            pub(super) const ALL: &[Self] = &[$(Self::$name,)+ $(Self::$of_mig,)+];
+            pub(super) const WITHOUT_MIG: &[Self] = &[$(Self::$name,)+];
+            pub(super) const OF_MIG: &[Self] = &[$(Self::$of_mig,)+];
         }
     };
 }
@@ -96,6 +99,17 @@ faults! {
     OverLimit,
     /// The operator lets gpupack evict over-limit pods.
     Eviction,
+    ;
+    /// A node boots: its MIG instances are gone.
+    Reboot,
+    /// The driver refuses to make or to remove MIG instances.
+    MigRefused,
+    /// It takes long.
+    SlowMig,
+    /// An administrator makes an instance.
+    ForeignInstance,
+    /// An agent that starts finds no list of the instances that an earlier one made.
+    LostList,
 }
 
 impl World {
@@ -404,10 +418,16 @@ impl World {
         let at = self.rng.random_range(0..self.nodes[node].gpus.len());
         self.replaced += 1;
         let mib = if self.rng.random_range(0..2) == 0 { GPU_MIB } else { GPU_MIB / 2 };
-        let gpu = Gpu { id: format!("node-{node}-{at}-{}", self.replaced), mib };
-        let old = std::mem::replace(&mut self.nodes[node].gpus[at], gpu);
+        let mut gpu = Gpu { id: format!("node-{node}-{at}-{}", self.replaced), mib };
+        let mut gone = vec![self.nodes[node].gpus[at].id.clone()];
+        if let Some(mig) = &mut self.nodes[node].mig {
+            gpu.mib = mig::GPU_MIB;
+            gone.extend(mig.instances_of(&gone[0]));
+            mig.replace(at, &gpu);
+        }
+        self.nodes[node].gpus[at] = gpu;
         self.nodes[node].inventory_changed();
-        let uses = |takes: &[(String, u64)]| takes.iter().any(|(id, _)| *id == old.id);
+        let uses = |takes: &[(String, u64)]| takes.iter().any(|(id, _)| gone.contains(id));
         let ended: Vec<String> = self
             .processes
             .iter()

@@ -88,7 +88,11 @@ impl World {
                 _ => {}
             }
         }
-        new.iter().for_each(|uid| self.start_container(uid));
+        for uid in new {
+            if self.starts_on_instances(&uid) {
+                self.start_container(&uid);
+            }
+        }
         if self.settings.lends_memory {
             self.use_memory();
         }
@@ -169,8 +173,9 @@ impl World {
     fn start_container(&mut self, uid: &str) {
         let is_over = self.has(Fault::OverLimit);
         let Some(pod) = self.api.pods.get(uid) else { return };
-        let overuses = is_over && pod.overuses();
-        let percent = if is_over { pod.of.uses } else { pod.of.uses.min(100) };
+        let overuses = is_over && pod.overuses() && !self.settings.has_mig;
+        let may_overuse = is_over && !self.settings.has_mig; // an instance has no more
+        let percent = if may_overuse { pod.of.uses } else { pod.of.uses.min(100) };
         let used = |mib: u64| mib * percent / 100 + if overuses { 500 } else { 0 };
         // Kubelet may have begun with the pod as it was when it was bound.
         let is_old = self.settings.has_guests && self.rng.random_range(0..3) == 0;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use gpupack::mutation::{Mutation, mutate};
 
 use super::minimize::{minimize, run};
-use super::settings::{Settings, number, text};
+use super::settings::{Settings, number, of_kind, text};
 
 /// Seeds within which each is to be noticed.
 const SEEDS: u64 = 1_000;
@@ -15,7 +15,8 @@ const SEEDS: u64 = 1_000;
 fn caught(fault: Mutation, seeds: std::ops::Range<u64>) -> Option<(Settings, String)> {
     mutate(Some(fault));
     let step = usize::try_from(number("SIM_STEP").unwrap_or(1)).expect("small");
-    let found = seeds.step_by(step).map(Settings::of).find_map(|settings| {
+    let mut all = seeds.step_by(step).map(Settings::of).filter(of_kind());
+    let found = all.find_map(|settings| {
         let broken = run(&settings, false).err()?;
         Some((settings, broken))
     });

@@ -8,6 +8,8 @@ use gpupack::kube_api::pod::watched::NodeFacts;
 
 use super::agents::Agent;
 use super::api::Pod;
+use super::mig::{self, MigNode};
+use super::settings::Settings;
 use super::{GPU_MIB, World};
 
 const GPUS: usize = 2;
@@ -39,22 +41,28 @@ pub(super) struct Node {
     /// Until then they name a device of another node, too.
     pub(super) lies_until: u64,
     pub(super) has_lied: bool,
+    /// What is divided of its GPUs, in the runs with MIG.
+    pub(super) mig: Option<MigNode>,
 }
 
 impl Node {
-    pub(super) fn new(at: usize) -> Self {
+    pub(super) fn new(at: usize, settings: &Settings) -> Self {
         let name = format!("node-{at}");
-        let gpu = |gpu| Gpu { id: format!("{name}-{gpu}"), mib: GPU_MIB };
+        let mib = if settings.has_mig { mig::GPU_MIB } else { GPU_MIB };
+        let gpu = |gpu| Gpu { id: format!("{name}-{gpu}"), mib };
+        let gpus: Vec<Gpu> = (0..GPUS).map(gpu).collect();
+        let mig = settings.has_mig.then(|| MigNode::new(&gpus, settings.seed));
         Self {
             zone: ZONES[at % 2],
             is_tainted: at == 3,
             is_cordoned: false,
-            gpus: (0..GPUS).map(gpu).collect(),
+            gpus,
             agents: vec![Agent::default()],
             silent_until: 0,
             partial_until: 0,
             lies_until: 0,
             has_lied: false,
+            mig,
             name,
         }
     }
@@ -62,6 +70,21 @@ impl Node {
     /// The GPUs that it has now.
     pub(super) fn gpu_ids(&self) -> impl Iterator<Item = &str> {
         self.gpus.iter().map(|gpu| &*gpu.id)
+    }
+
+    /// Whether it has this GPU or MIG instance.
+    pub(super) fn has_device(&self, id: &str) -> bool {
+        self.gpu_ids().any(|gpu| gpu == id) || self.mig.as_ref().is_some_and(|mig| mig.has(id))
+    }
+
+    /// Whether it boots.
+    pub(super) fn is_down(&self, now: u64) -> bool {
+        self.mig.as_ref().is_some_and(|mig| now < mig.down_until)
+    }
+
+    /// The next reports have the inventory again.
+    pub(super) fn devices_changed(&mut self) {
+        self.agents.iter_mut().for_each(Agent::renew);
     }
 
     /// Agents begin again: what they have reported is no longer true.

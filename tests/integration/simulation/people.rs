@@ -86,6 +86,10 @@ impl World {
             8 => vec![],
             _ => vec![("gpu-fraction", "1".to_owned())],
         };
+        let (mig, request) = match self.settings.has_mig {
+            true => self.request_of_mig(),
+            false => (None, request.to_vec()),
+        };
         let mut annotations: BTreeMap<String, String> =
             request.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
         self.let_move(&mut annotations);
@@ -107,6 +111,7 @@ impl World {
             zone: zone.filter(|_| self.rng.random_range(0..4) == 0),
             tolerates: self.rng.random_range(0..3) > 0,
             uses: if is_little { &[5] } else { USES }.choose(&mut self.rng).copied().expect("some"),
+            mig,
             annotations,
         };
         self.join(&mut of);
@@ -130,6 +135,24 @@ impl World {
                 over.for_each(|process| process.ends = Some(soon));
                 self.leave_waiting(&uid);
             }
+        }
+    }
+
+    /// The request of a pod where GPUs are in MIG mode.
+    fn request_of_mig(&mut self) -> (Option<(&'static str, u32)>, Vec<(&'static str, String)>) {
+        let profile = |name, count| (Some((name, count)), Vec::new());
+        match self.rng.random_range(0..10) {
+            0..3 => profile("1g.6gb", 1),
+            3 => profile("1g.6gb", 2),
+            4 => profile("1g.6gb+me", 1),
+            5..7 => profile("2g.12gb", 1),
+            7 => profile("4g.24gb", 1),
+            8 => {
+                let mib = self.rng.random_range(1_000..GPU_MIB);
+                let isolation = ("gpupack.dev/isolation", "hardware".to_owned());
+                (None, vec![("gpu-memory", mib.to_string()), isolation])
+            }
+            _ => (None, Vec::new()),
         }
     }
 

@@ -7,7 +7,7 @@ use gpupack::config::file::Config;
 use gpupack::config::pods::workloads::WorkloadKeys;
 use gpupack::config::webhook::MemoryLimit;
 use gpupack::hardware::device::PoolName;
-use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
+use gpupack::hardware::pool::{Borrow, MigUse, PoolRule, PoolRules};
 use gpupack::hardware::units::Share;
 use gpupack::kube_api::pod::watch::WatchEvent;
 use gpupack::step::outside::{Action, Event};
@@ -25,6 +25,9 @@ const WARMING_UP: &str = "gpupack is warming up";
 
 /// The answer to *bind* if guests did not leave in time.
 const WAITS_FOR_GUESTS: &str = "pods that borrow room of its GPUs are being moved";
+
+/// The answer to *bind* if its MIG instance is not made in time.
+const WAITS_FOR_MIG: &str = "MIG instance";
 
 /// The answer to *bind* if its time is over before the Binding is posted.
 const NO_TIME_LEFT: &str = "no time is left to bind the pod";
@@ -94,8 +97,10 @@ impl World {
                 self.broke(format!("{} has no GPU, and waits for the start", caller.uid));
             }
             // The last moment of its time may be the one in which they have left.
-            let waited = self.settings.lends_memory && error.contains(NO_TIME_LEFT);
-            if waited || error.contains(WAITS_FOR_GUESTS) {
+            let may_wait = self.settings.lends_memory || self.settings.has_mig;
+            let waited = may_wait && error.contains(NO_TIME_LEFT);
+            let waits = [WAITS_FOR_GUESTS, WAITS_FOR_MIG].iter().any(|text| error.contains(text));
+            if waited || waits {
                 self.recalled_for.insert(caller.uid.clone(), self.now);
             }
             if self.hits(Fault::GiveUp, 4) {
@@ -144,6 +149,10 @@ impl World {
         if self.settings.has_classes {
             let class = WorkloadKeys { preemptible: false, ..WorkloadKeys::default() };
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
+        }
+        if self.settings.has_mig {
+            let rule = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
+            config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         if self.settings.has_guests {
             let borrow = match self.settings.lends_memory {

@@ -94,6 +94,8 @@ pub(super) struct Replica {
     pub(super) lists: Lists,
     /// The devices that a report has named, and when the newest of these was sent.
     pub(super) sampled: BTreeMap<String, u64>,
+    /// The era of each node's MIG instances, by its last report.
+    pub(super) eras: BTreeMap<usize, u64>,
     /// The nodes of the last call of *filter* about each pod.
     pub(super) named: BTreeMap<String, BTreeSet<String>>,
     /// Reports that were sent while it was frozen: node, run and attempt.
@@ -175,6 +177,7 @@ impl Replica {
             shown: BTreeMap::new(),
             lists: Lists::new(),
             sampled: BTreeMap::new(),
+            eras: BTreeMap::new(),
             named: BTreeMap::new(),
             old: BTreeSet::new(),
             frozen: 0,

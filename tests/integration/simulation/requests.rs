@@ -63,6 +63,9 @@ impl World {
         {
             self.broke(broken);
         }
+        if self.settings.has_mig {
+            self.check_mig_write((life, id), &request);
+        }
         // The worst times to crash, and to be replaced, are those of a write.
         let is_write = request.method() != "GET";
         let soon = self.rng.random_range(0..8);
@@ -228,6 +231,9 @@ impl World {
                 refusal(code, "as this test wants")
             }
         };
+        if let Some(uid) = uid.as_deref().filter(|_| self.settings.has_mig) {
+            self.note_era((life, id), uid, request);
+        }
         if code == 200
             && request.method() == "PATCH"
             && let Some(uid) = &uid
@@ -417,7 +423,8 @@ impl World {
         let called = replica.calls.get(uid).copied().unwrap_or_default();
         for device in placement["devices"].as_array().into_iter().flatten() {
             let (id, mib) = (device["id"].as_str().unwrap_or_default(), device["mib"].as_u64());
-            if !replica.sampled.contains_key(id) {
+            // One that was made for the pod is new.
+            if !replica.sampled.contains_key(id) && !self.is_made(id) {
                 return Err(format!("{uid} gets {id}, which no report has named"));
             }
             let is_left = |((other, on), since): &(&(String, String), &u64)| {

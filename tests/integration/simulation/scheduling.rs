@@ -111,7 +111,7 @@ impl World {
             }
             replica.named.insert(caller.uid.clone(), named);
             replica.passed.entry(caller.uid.clone()).or_default().extend(names.iter().cloned());
-            if body.contains("\"gpu-") {
+            if body.contains("\"gpu-") || body.contains("nvidia.com/mig-") {
                 broken = broken.or(self.check_passed(life, &caller.uid, &names).err());
             }
         }

@@ -96,6 +96,8 @@ pub(super) struct Settings {
     pub(super) limits_memory: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
+    /// Whether the GPUs are in MIG mode, and instances are made on demand.
+    pub(super) has_mig: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -107,7 +109,7 @@ impl Settings {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5EED);
         let has_all = seed.is_multiple_of(3);
         let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
-        let mut faults: BTreeSet<Fault> = Fault::ALL.iter().filter(chosen).copied().collect();
+        let mut faults: BTreeSet<Fault> = Fault::WITHOUT_MIG.iter().filter(chosen).copied().collect();
         let is_focused = seed % 5 == 3;
         if is_focused {
             let theme = THEMES.choose(&mut rng).expect("some");
@@ -118,15 +120,24 @@ impl Settings {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);
         }
+        let has_mig = matches!(seed % 25, 4 | 11 | 23);
+        if has_mig {
+            // One agent of a node makes instances, and says which devices are its own.
+            faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
+            let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x316);
+            let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
+            faults.extend(Fault::OF_MIG.iter().filter(chosen));
+        }
         let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
         let (is_calm, has_rests) = (seed % 3 == 1 && !is_focused, seed / 4 % 2 == 1);
         Self {
             preempts: seed.is_multiple_of(2),
-            has_teams: seed % 4 == 2,
+            has_teams: seed % 4 == 2 && !has_mig,
             has_classes: seed % 6 == 4,
             has_groups: seed % 10 == 7,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
+            has_mig,
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,
@@ -168,14 +179,24 @@ pub(super) fn number(name: &str) -> Option<u64> {
     text(name).map(|text| text.parse().expect("a number"))
 }
 
+/// Whether a run is of the kind that the environment requests, if it names one.
+pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
+    let only = text("SIM_ONLY");
+    move |settings| match only.as_deref() {
+        Some("lent") => settings.lends_memory,
+        Some("mig") => settings.has_mig,
+        Some(other) => panic!("SIM_ONLY is lent or mig, not {other}"),
+        None => true,
+    }
+}
+
 /// The runs that the environment requests.
 pub(super) fn chosen() -> impl Iterator<Item = Settings> {
     let first = number("SIM_SEED").or_else(|| number("SIM_FROM")).unwrap_or(0);
     let count = if text("SIM_SEED").is_some() { 1 } else { number("SIM_SEEDS").unwrap_or(SEEDS) };
     let size = |name| number(name).map(|number| usize::try_from(number).expect("a small number"));
-    let is_lent = text("SIM_LENT").is_some();
     let all = (first..first + count).map(Settings::of);
-    all.filter(move |it| it.lends_memory || !is_lent).map(move |mut settings| {
+    all.filter(of_kind()).map(move |mut settings| {
         if let Some(without) = text("SIM_WITHOUT") {
             let without: Vec<&str> = without.split(',').collect();
             let named = |kind: &&Fault| !without.contains(&format!("{kind:?}").as_str());

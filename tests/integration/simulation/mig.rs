@@ -1,0 +1,634 @@
+//! GPUs in MIG mode, and the part of their agents that makes instances as it is ordered.
+//!
+//! The orders that stand, the plan, its attempts and the file of what was made are those that ship. The
+//! driver is a model: a call takes its time, may fail, and refuses to remove what is in use.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use gpupack::agent::mig::attempts::Attempts;
+use gpupack::agent::mig::on_demand::MigOnDemand;
+use gpupack::agent::mig::plan::{
+    self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
+};
+use gpupack::api::state::{DeviceKind, MigPlacement};
+use gpupack::hardware::device::{PodUid, Slot};
+use gpupack::hardware::units::Timestamp;
+use gpupack::model::reservation::ReservationState;
+use gpupack::report::wire::{DeviceReport, MigOrders, MigProfileReport};
+use gpupack::step::outside::CallId;
+use hyper::Request;
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use serde_json::{Value, json};
+
+use super::api::{PLACEMENT, Pod};
+use super::faults::Fault;
+use super::nodes::Gpu;
+use super::{What, World};
+
+const MODEL: &str = "NVIDIA A30";
+
+/// Memory of such a GPU.
+pub(super) const GPU_MIB: u64 = 24_576;
+
+/// Its profiles: name, MiB, units, starts.
+const PROFILES: [(&str, u64, u32, &[u32]); 4] = [
+    ("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
+    ("1g.6gb+me", 5_952, 1, &[0, 1, 2, 3]),
+    ("2g.12gb", 11_968, 2, &[0, 2]),
+    ("4g.24gb", 24_000, 4, &[0]),
+];
+
+/// The agent looks again after this time.
+const LOOK_EVERY: u64 = 5_000;
+
+/// Without faults an instance that no pod has is gone after this time, and a pod runs on its own.
+const SETTLED_WITHIN: u64 = 20_000;
+
+/// How the driver names instances.
+#[derive(Clone, Copy, Debug)]
+enum Naming {
+    /// Each gets a new UUID.
+    New,
+    /// One that is made again at the same place gets the same UUID until the next boot.
+    OfBoot,
+    /// Also after it.
+    OfPlace,
+}
+
+/// The GPUs of a node, and what its agent does about their instances.
+#[derive(Debug)]
+pub(super) struct MigNode {
+    naming: Naming,
+    gpus: Vec<GpuLayout>,
+    folder: tempfile::TempDir,
+    on_demand: MigOnDemand,
+    attempts: Attempts,
+    /// How often the node has booted, or a GPU was replaced: no earlier instance is left then.
+    pub(super) era: u64,
+    boots: u64,
+    /// For which run of the agent its calls are.
+    run: u64,
+    /// The call of the driver that goes on.
+    working: Option<Step>,
+    /// For when it looks again.
+    next: Option<u64>,
+    /// How many instances were made.
+    made: u32,
+    /// Those that an administrator made.
+    foreign: BTreeSet<String>,
+    /// Until then the node boots.
+    pub(super) down_until: u64,
+    /// Until then the driver refuses to make or remove anything.
+    refuses_until: u64,
+    /// Since when no pod has an instance.
+    idle: BTreeMap<String, u64>,
+}
+
+fn profiles() -> Vec<NumberedProfile> {
+    let row = |(id, (name, memory_mib, size, starts)): (u32, (&str, u64, u32, &[u32]))| {
+        let report = MigProfileReport {
+            profile: name.to_owned(),
+            memory_mib,
+            sm_count: None,
+            size,
+            starts: starts.to_vec(),
+        };
+        NumberedProfile { id, most: 4, report }
+    };
+    (0..).zip(PROFILES).map(row).collect()
+}
+
+fn layout(gpu: &Gpu) -> GpuLayout {
+    GpuLayout {
+        uuid: gpu.id.clone(),
+        is_in_mig_mode: true,
+        profiles: profiles(),
+        instances: Vec::new(),
+    }
+}
+
+/// What the profile of an instance is.
+fn row(instance: &GpuInstance) -> (&'static str, u64) {
+    let (name, mib, ..) = PROFILES[usize::try_from(instance.profile).expect("small")];
+    (name, mib)
+}
+
+impl MigNode {
+    pub(super) fn new(gpus: &[Gpu], seed: u64) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let gpus = gpus.iter().map(layout).collect();
+        let on_demand = booted(folder.path(), 0);
+        Self {
+            naming: [Naming::New, Naming::OfBoot, Naming::OfPlace]
+                [usize::try_from(seed / 25 % 3).expect("small")],
+            gpus,
+            folder,
+            on_demand,
+            attempts: Attempts::default(),
+            era: 0,
+            boots: 0,
+            run: 0,
+            working: None,
+            next: None,
+            made: 0,
+            foreign: BTreeSet::new(),
+            down_until: 0,
+            refuses_until: 0,
+            idle: BTreeMap::new(),
+        }
+    }
+
+    /// The instances that have a UUID, with their GPU.
+    fn instances(&self) -> impl Iterator<Item = (&str, &GpuLayout, &GpuInstance)> {
+        self.gpus.iter().flat_map(|gpu| {
+            let named = gpu.instances.iter().filter_map(|it| Some((it.devices.first()?, it)));
+            named.map(move |(uuid, it)| (&**uuid, gpu, it))
+        })
+    }
+
+    /// The instances of a GPU.
+    pub(super) fn instances_of(&self, gpu: &str) -> Vec<String> {
+        let own = self.instances().filter(|(_, on, _)| on.uuid == gpu);
+        own.map(|(uuid, ..)| uuid.to_owned()).collect()
+    }
+
+    pub(super) fn has(&self, uuid: &str) -> bool {
+        self.instances().any(|(id, ..)| id == uuid)
+    }
+
+    fn layouts(&self) -> Layouts {
+        Layouts { gpus: self.gpus.clone(), unread: BTreeMap::new() }
+    }
+
+    /// Another GPU takes the place of one.
+    pub(super) fn replace(&mut self, at: usize, gpu: &Gpu) {
+        self.gpus[at] = layout(gpu);
+        self.era += 1;
+    }
+
+    /// Notes what became of what was begun.
+    fn look(&self) -> Vec<Unfinished> {
+        let mut made = self.on_demand.made();
+        made.settle(&self.gpus).expect("the file can be written");
+        made.unfinished().to_vec()
+    }
+
+    /// The devices of the node, as its agent reports them, and the uses of those that have any.
+    pub(super) fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
+        let noted = self.on_demand.made().noted();
+        let (mut devices, mut used) = (Vec::new(), Vec::new());
+        for (index, gpu) in (0..).zip(&self.gpus) {
+            let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
+            let mig_profiles = gpu.profiles.iter().map(|it| it.report.clone()).collect();
+            let parent = new(&gpu.uuid, DeviceKind::MigParent);
+            devices.push(DeviceReport { memory_mib: GPU_MIB, mig_profiles, ..parent });
+            for instance in &gpu.instances {
+                let ((profile, mib), Units { start, size }) = (row(instance), instance.slot);
+                for uuid in &instance.devices {
+                    devices.push(DeviceReport {
+                        memory_mib: mib,
+                        parent: Some(gpu.uuid.clone()),
+                        mig_profile: Some(profile.to_owned()),
+                        mig_placement: Some(MigPlacement { start, size }),
+                        ..new(uuid, DeviceKind::MigInstance)
+                    });
+                    used.push(Gpu { id: uuid.clone(), mib });
+                }
+            }
+        }
+        self.on_demand.mark(&mut devices, noted);
+        (devices, used)
+    }
+
+    pub(super) fn failures(&self) -> Value {
+        json!(self.on_demand.failures())
+    }
+
+    /// Learns what a replica orders, or that it gives no orders. Returns whether other ones stand.
+    pub(super) fn learn(&self, link: usize, orders: Option<&Value>, now: u64) -> bool {
+        let before = self.on_demand.orders();
+        match orders {
+            Some(orders) => {
+                let orders = serde_json::from_value::<Option<MigOrders>>(orders.clone());
+                let now = Timestamp::from_millis(now);
+                self.on_demand.learn(link, orders.expect("orders"), now);
+            }
+            None => self.on_demand.lose(link),
+        }
+        self.on_demand.orders() != before
+    }
+
+    /// Carries out a step, or its first half alone.
+    fn carry_out(&mut self, step: &Step, is_half: bool, is_busy: impl Fn(&str) -> bool) -> bool {
+        let (salt, place) = match self.naming {
+            Naming::New => (u64::from(self.made), String::new()),
+            Naming::OfBoot => (self.boots, format!("-{}", step.begun.slot.start)),
+            Naming::OfPlace => (0, format!("-{}", step.begun.slot.start)),
+        };
+        let uuid = format!("MIG-{}-{}{place}-{salt}", step.begun.gpu, step.begun.profile);
+        let devices = if is_half { Vec::new() } else { vec![uuid] };
+        let Some(gpu) = self.gpus.iter_mut().find(|it| it.uuid == step.begun.gpu) else {
+            return false;
+        };
+        let at = |id: u32| gpu.instances.iter().position(|it| it.id == id);
+        match step.work {
+            Work::Remove(id) => {
+                let Some(at) = at(id) else { return false };
+                if gpu.instances[at].devices.iter().any(|uuid| is_busy(uuid)) {
+                    return false;
+                }
+                match is_half {
+                    true => gpu.instances[at].devices.clear(),
+                    false => drop(gpu.instances.remove(at)),
+                }
+            }
+            Work::Make => {
+                self.made += 1;
+                let (id, profile, slot) = (self.made, step.begun.profile, step.begun.slot);
+                let units = |it: Units| Slot { start: it.start, size: it.size }.units();
+                let has_media = |profile: u32| profile == 1;
+                let is_taken = |it: &GpuInstance| {
+                    units(it.slot) & units(slot) != 0
+                        || has_media(it.profile) && has_media(profile)
+                };
+                if gpu.instances.iter().any(is_taken) {
+                    return false;
+                }
+                gpu.instances.push(GpuInstance { id, profile, slot, devices });
+            }
+            Work::Complete(id) => {
+                let Some(at) = at(id) else { return false };
+                gpu.instances[at].devices = devices;
+            }
+        }
+        true
+    }
+}
+
+/// What an agent knows that starts in this boot.
+fn booted(folder: &Path, boot: u64) -> MigOnDemand {
+    let proc_root = folder.join("proc");
+    let random = proc_root.join("sys/kernel/random");
+    std::fs::create_dir_all(&random).expect("a folder");
+    std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
+    MigOnDemand::new(folder, &proc_root)
+}
+
+/// The devices in a placement, each with its place if gpupack makes it.
+pub(super) fn devices_of(placement: &Value) -> Vec<(String, Value)> {
+    let devices = placement["devices"].as_array().into_iter().flatten();
+    let named = devices.map(|it| (it["id"].as_str().unwrap_or_default().to_owned(), &it["mig"]));
+    named.map(|(id, place)| (id, place.clone())).collect()
+}
+
+impl World {
+    /// Lets the agent of a node look at its instances after this time, or earlier.
+    pub(super) fn plan_mig(&mut self, node: usize, time: u64) {
+        let due = self.now + time;
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        if mig.next.is_none_or(|next| due < next || next < self.now) {
+            mig.next = Some(due);
+            let run = mig.run;
+            self.after(time, What::MigRound { node, run });
+        }
+    }
+
+    /// The agent learns what a replica orders in an answer; without one its orders end.
+    pub(super) fn learn_orders(&mut self, node: usize, link: usize, orders: Option<&Value>) {
+        let Some(mig) = &self.nodes[node].mig else { return };
+        if mig.learn(link, orders, self.now) {
+            let time = self.rng.random_range(1..20);
+            self.plan_mig(node, time);
+        }
+    }
+
+    /// One look of the agent at its instances, as `agent::nvml::maker` has it; it begins one step.
+    pub(super) fn mig_round(&mut self, node: usize, run: u64) {
+        let now = self.now;
+        let Some(mig) = self.nodes[node].mig.as_mut().filter(|mig| mig.run == run) else { return };
+        mig.next = mig.next.filter(|next| *next > now);
+        if mig.working.is_some() {
+            return;
+        }
+        let (orders, layouts) = (mig.on_demand.orders(), mig.layouts());
+        let mut open = BTreeSet::new();
+        for planner in [plan::removals as fn(&_, &_, &_) -> Plan, plan::makes] {
+            let unfinished = mig.look();
+            let mut plan = planner(&orders, &layouts, &unfinished);
+            open.extend(plan.orders());
+            for (order, error) in std::mem::take(&mut plan.failures) {
+                mig.attempts.refuse(order, error);
+            }
+            mig.on_demand.note_failures(mig.attempts.failures());
+            mig.attempts.hold_back(&mut plan, Timestamp::from_millis(now));
+            if let Some(step) = plan.steps.into_iter().next() {
+                mig.on_demand.made().begin(step.begun.clone()).expect("the file can be written");
+                mig.working = Some(step);
+                let most = if self.hits(Fault::SlowMig, 20) { 12_000 } else { 900 };
+                let time = self.rng.random_range(10..most);
+                return self.after(time, What::MigDone { node, run });
+            }
+        }
+        mig.attempts.keep(&open);
+        mig.on_demand.note_failures(mig.attempts.failures());
+        let again = mig.attempts.next().map_or(LOOK_EVERY, |at| at.millis().saturating_sub(now));
+        self.plan_mig(node, again.clamp(1, LOOK_EVERY));
+    }
+
+    /// A call of the driver ends.
+    pub(super) fn mig_done(&mut self, node: usize, run: u64) {
+        let is_refused = self.hits(Fault::MigRefused, 10);
+        let is_faulty = self.is_faulty();
+        let Some(mig) = self.nodes[node].mig.as_mut().filter(|mig| mig.run == run) else { return };
+        let Some(step) = mig.working.take() else { return };
+        let refuses = is_refused || is_faulty && self.now < mig.refuses_until;
+        let is_done = !refuses && self.change_instance(node, &step, false);
+        let now = Timestamp::from_millis(self.now);
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        mig.look();
+        if !is_done {
+            mig.attempts.fail(&step.order, "In use by another client".to_owned(), now);
+            mig.on_demand.note_failures(mig.attempts.failures());
+        }
+        self.plan_mig(node, 1);
+    }
+
+    /// The driver changes an instance, wholly or by half.
+    fn change_instance(&mut self, node: usize, step: &Step, is_half: bool) -> bool {
+        let processes = &self.processes;
+        let is_busy = |uuid: &str| processes.values().any(|process| process.uses(uuid));
+        let Some(mig) = &mut self.nodes[node].mig else { return false };
+        let before: BTreeSet<String> = mig.instances().map(|(uuid, ..)| uuid.to_owned()).collect();
+        let is_done = mig.carry_out(step, is_half, is_busy);
+        let after: BTreeMap<String, u64> =
+            mig.instances().map(|(uuid, _, it)| (uuid.to_owned(), row(it).1)).collect();
+        let gone: Vec<&String> = before.iter().filter(|uuid| !after.contains_key(*uuid)).collect();
+        let has = |uuid: &String| {
+            let placed = self.api.pods.iter().filter(|(_, pod)| pod.is_placed());
+            let mut on = placed.filter(|(_, pod)| pod.written().iter().any(|(id, ..)| id == uuid));
+            on.next().map(|(uid, _)| uid.clone())
+        };
+        let is_foreign = |uuid: &&&String| mig.foreign.contains(**uuid);
+        let broken = gone.iter().find_map(|uuid| {
+            has(uuid).map(|uid| format!("{uuid} is removed, which {uid} has"))
+        });
+        let broken = broken.or_else(|| {
+            let foreign = gone.iter().find(is_foreign);
+            foreign.map(|uuid| format!("{uuid} is removed, which others made"))
+        });
+        broken.into_iter().for_each(|broken| self.broke(broken));
+        self.reported.extend(after);
+        self.nodes[node].devices_changed();
+        is_done
+    }
+
+    /// The agent of a node ends, and another one begins. A call of the driver may be carried out,
+    /// by half, or not at all.
+    pub(super) fn restart_maker(&mut self, node: usize) {
+        let kind = self.rng.random_range(0..3);
+        let is_lost = self.hits(Fault::LostList, 25);
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        mig.run += 1;
+        mig.next = None;
+        let (step, boot) = (mig.working.take(), mig.boots);
+        if let Some(step) = step.filter(|_| kind > 0) {
+            self.change_instance(node, &step, kind == 1);
+        }
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        if is_lost {
+            let _ = std::fs::remove_file(mig.folder.path().join("made.json"));
+        }
+        mig.on_demand = booted(mig.folder.path(), boot);
+        mig.attempts = Attempts::default();
+        self.plan_mig(node, 10);
+    }
+
+    /// Something happens to a node with MIG.
+    pub(super) fn mig_chaos(&mut self) {
+        if !self.is_faulty() {
+            return;
+        }
+        let time = self.rng.random_range(2_000..9_000);
+        self.after(time, What::MigChaos);
+        let node = self.rng.random_range(0..self.nodes.len());
+        let kinds = [Fault::Reboot, Fault::MigRefused, Fault::ForeignInstance];
+        let Some(kind) = kinds.choose(&mut self.rng).copied() else { return };
+        let time = self.rng.random_range(500..8_000);
+        if !self.has(kind) || self.is_resting() {
+            return;
+        }
+        self.disturb(20_000);
+        match kind {
+            Fault::Reboot => self.reboot(node, time),
+            Fault::MigRefused => {
+                if let Some(mig) = &mut self.nodes[node].mig {
+                    mig.refuses_until = self.now + time;
+                }
+            }
+            _ => self.make_by_hand(node),
+        }
+    }
+
+    /// A node boots: no process and no instance is left, and it is back after this time.
+    fn reboot(&mut self, node: usize, time: u64) {
+        let name = self.nodes[node].name.clone();
+        self.restart_agent(node);
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        mig.gpus.iter_mut().for_each(|gpu| gpu.instances.clear());
+        mig.foreign.clear();
+        (mig.era, mig.boots) = (mig.era + 1, mig.boots + 1);
+        mig.on_demand = booted(mig.folder.path(), mig.boots);
+        mig.down_until = self.now + time;
+        self.nodes[node].devices_changed();
+        self.processes.retain(|_, process| process.node != name);
+        self.disturb(time + 20_000);
+    }
+
+    /// An administrator makes an instance where there is room.
+    fn make_by_hand(&mut self, node: usize) {
+        let (at, profile) = (self.rng.random_range(0..2), self.rng.random_range(0..3));
+        let Some(mig) = &self.nodes[node].mig else { return };
+        let gpu = &mig.gpus[at];
+        let row = &gpu.profiles[profile];
+        let Some(start) = row.report.starts.choose(&mut self.rng).copied() else { return };
+        let slot = Units { start, size: row.report.size };
+        let place = gpupack::report::wire::MakeInstance {
+            gpu: gpu.uuid.clone(),
+            profile: row.report.profile.clone(),
+            start,
+        };
+        let begun = Unfinished { gpu: gpu.uuid.clone(), profile: row.id, slot, is_new: true };
+        let step = Step { order: plan::Order::to_make(place), work: Work::Make, begun };
+        if !self.change_instance(node, &step, false) {
+            return;
+        }
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        let gpu = mig.gpus[at].instances.last().and_then(|it| it.devices.first()).cloned();
+        mig.foreign.extend(gpu);
+    }
+
+    // --- checks ----------------------------------------------------------------------------------
+
+    /// What a process writes on a pod names instances that are there, if a report has said so, and that
+    /// no other pod has.
+    pub(super) fn check_mig_write(&mut self, call: (u64, CallId), request: &Request<Vec<u8>>) {
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let Some(text) = body["metadata"]["annotations"][PLACEMENT].as_str() else { return };
+        let placement: Value = serde_json::from_str(text).unwrap_or_default();
+        let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
+        let target = body["target"]["name"].as_str().map(str::to_owned);
+        let node = target.or_else(|| self.api.pods.get(uid)?.node.clone());
+        let at = self.nodes.iter().position(|it| Some(&it.name) == node.as_ref());
+        let (Some(at), Some(replica)) = (at, self.process(call.0)) else { return };
+        let Some(mig) = &self.nodes[at].mig else { return };
+        let known = replica.eras.get(&at).copied();
+        let mut broken = None;
+        for (id, _) in devices_of(&placement).into_iter().filter(|_| known == Some(mig.era)) {
+            if !mig.has(&id) {
+                broken = Some(format!("{uid} gets {id}, which is not there"));
+            }
+            let has = |(other, pod): &(&String, &Pod)| {
+                let is_there = pod.is_placed() && pod.written().iter().any(|(it, ..)| *it == id);
+                *other != uid && is_there && pod.era == mig.era
+            };
+            if let Some((other, _)) = self.api.pods.iter().find(has) {
+                broken = Some(format!("{uid} gets {id}, which {other} has"));
+            }
+        }
+        self.mig_writes.insert(call, known.unwrap_or_default());
+        broken.into_iter().for_each(|broken| self.broke(broken));
+    }
+
+    /// Notes on a pod what the process knew that wrote its placement.
+    pub(super) fn note_era(
+        &mut self,
+        call: (u64, CallId),
+        uid: &str,
+        request: &Request<Vec<u8>>,
+    ) {
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let placement = body["metadata"]["annotations"][PLACEMENT].as_str();
+        let (Some(placement), Some(era)) = (placement, self.mig_writes.remove(&call)) else {
+            return;
+        };
+        let pod = self.api.pods.get_mut(uid);
+        let is_written = |pod: &&mut Pod| {
+            pod.node.is_some() && pod.annotations.get(PLACEMENT).is_some_and(|it| it == placement)
+        };
+        pod.filter(is_written).into_iter().for_each(|pod| pod.era = era);
+    }
+
+    /// Whether an agent made this instance, or it is gone.
+    pub(super) fn is_made(&self, uuid: &str) -> bool {
+        let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
+        let mut devices = all.flat_map(|mig| mig.devices().0);
+        let found = devices.find(|it| it.uuid == uuid);
+        self.settings.has_mig && found.is_none_or(|it| it.made_here)
+    }
+
+    /// No two pods have the same units of a GPU.
+    pub(super) fn check_units(&self) -> Result<(), String> {
+        let mut taken: BTreeMap<String, (u32, String)> = BTreeMap::new();
+        for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
+            for (gpu, profile, start) in pod.places() {
+                let size = PROFILES.iter().find(|it| it.0 == profile).map_or(0, |it| it.2);
+                let units = Slot { start, size }.units();
+                let (all, by) = taken.entry(gpu.clone()).or_default();
+                if *all & units != 0 {
+                    return Err(format!("{uid} and {by} have the same units of {gpu}"));
+                }
+                (*all, *by) = (*all | units, uid.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the container of a pod can start: its instances are there.
+    pub(super) fn starts_on_instances(&mut self, uid: &str) -> bool {
+        let Some(pod) = self.api.pods.get(uid) else { return false };
+        let node = self.nodes.iter().find(|it| Some(&it.name) == pod.node.as_ref());
+        let Some((mig, node)) = node.and_then(|node| Some((node.mig.as_ref()?, node))) else {
+            return true;
+        };
+        if self.now < mig.down_until {
+            return false;
+        }
+        let mut broken = None;
+        for (id, place) in devices_of(&pod.placement()) {
+            let found = mig.instances().find(|(uuid, ..)| *uuid == id);
+            let Some((_, gpu, instance)) = found else {
+                if pod.era == mig.era {
+                    broken = Some(format!("{uid} starts on {id}, which is not on {}", node.name));
+                }
+                if broken.is_none() {
+                    return false; // until the new UUID is written
+                }
+                continue;
+            };
+            let is_it = place["gpu"] == gpu.uuid && place["profile"] == row(instance).0
+                && place["start"] == instance.slot.start;
+            if !is_it && place.is_object() {
+                broken = Some(format!("{uid} starts on {id}, which is not {place}"));
+            }
+            let mut others = self.processes.iter().filter(|(other, _)| *other != uid);
+            if let Some((other, _)) = others.find(|(_, process)| process.uses(&id)) {
+                broken = Some(format!("{uid} starts on {id}, which {other} uses"));
+            }
+        }
+        let is_broken = broken.is_some();
+        broken.into_iter().for_each(|broken| self.broke(broken));
+        !is_broken
+    }
+
+    /// Notes which instances no pod has.
+    pub(super) fn note_idle(&mut self) {
+        let now = self.now;
+        let leader = self.replicas[self.serving()].as_ref();
+        let mut used: BTreeSet<String> = BTreeSet::new();
+        if let Some(replica) = leader {
+            replica.app.ledger.look_at_each(|node| {
+                let held = node.reservations().values();
+                let held = held.filter(|it| !matches!(it.state, ReservationState::Draining { .. }));
+                used.extend(held.flat_map(|it| &it.placement.devices).map(|it| it.id.to_string()));
+            });
+        }
+        let placed = self.api.pods.values().filter(|pod| pod.is_placed());
+        used.extend(placed.flat_map(Pod::written).map(|(id, ..)| id));
+        let running = self.processes.values().flat_map(|it| it.occupies(now));
+        used.extend(running.map(|(id, _)| id.clone()));
+        for mig in self.nodes.iter_mut().filter_map(|node| node.mig.as_mut()) {
+            let inventory = mig.devices().0;
+            let made = inventory.iter().filter(|it| it.made_here && !used.contains(&it.uuid));
+            let since = |uuid: &String| mig.idle.get(uuid).copied().unwrap_or(now);
+            mig.idle = made.map(|it| (it.uuid.clone(), since(&it.uuid))).collect();
+        }
+    }
+
+    /// At the end each pod runs, and no instance is left that no pod has.
+    pub(super) fn check_mig_end(&self) -> Result<(), String> {
+        let is_old = |since: u64| since + SETTLED_WITHIN < self.now;
+        let is_late = |(uid, pod): &(&String, &Pod)| {
+            // One that others made is not made again, and none on a GPU that is gone.
+            let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
+            let places = pod.places();
+            let is_lost = places.is_empty() || !places.iter().all(|(gpu, ..)| has(gpu));
+            let runs = self.processes.contains_key(*uid) || pod.is_deleting || is_lost;
+            pod.is_placed() && !runs && is_old(pod.bound)
+        };
+        if let Some((uid, pod)) = self.api.pods.iter().find(is_late) {
+            let held = self.replicas[self.serving()].as_ref();
+            let held = held.and_then(|it| it.app.ledger.reservation(&PodUid::new(uid.as_str())));
+            return Err(format!("{uid} never starts on {:?}: {held:?}", pod.written()));
+        }
+        for node in &self.nodes {
+            let idle = node.mig.iter().flat_map(|mig| &mig.idle);
+            let mut old = idle.filter(|(_, since)| is_old(**since));
+            if let Some((uuid, since)) = old.next() {
+                return Err(format!("since {since} ms no pod has {uuid} on {}", node.name));
+            }
+        }
+        Ok(())
+    }
+}

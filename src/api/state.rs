@@ -175,6 +175,9 @@ pub struct Device {
     /// How far an instance is that gpupack makes; left out of those that others made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceState>,
+    /// On a GPU on which gpupack makes instances: the units into which it is divided, see `migPlacement`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_units: Option<u32>,
     /// On a GPU on which gpupack makes instances: how many more of each profile fit, if no other is made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placeable: Vec<PlaceableProfile>,

@@ -633,7 +633,8 @@ impl NodeState {
             return;
         }
         let all = self.reservations.values().map(|held| &held.placement);
-        let named: BTreeSet<DeviceId> = all.flat_map(Placement::given).cloned().collect();
+        let given = all.flat_map(Placement::parts).filter(|(_, spot)| spot.is_none());
+        let named: BTreeSet<DeviceId> = given.map(|(placed, _)| placed.id.clone()).collect();
         let held = self.reservations.iter_mut().map(|(_, held)| &mut held.placement);
         let holds = self.holds.values_mut().map(|hold| &mut hold.placement);
         let standing = self.standing.values_mut().map(|hold| &mut hold.placement);

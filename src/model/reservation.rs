@@ -272,11 +272,10 @@ impl Placement {
             && rest(self) == rest(other)
     }
 
-    /// Its devices without those that gpupack makes.
-    pub fn given(&self) -> impl Iterator<Item = &DeviceId> {
-        let spots = self.spots.iter().map(Option::is_some).chain(std::iter::repeat(false));
-        let found = self.devices.iter().zip(spots).filter(|(_, is_made)| !is_made);
-        found.map(|(placed, _)| &placed.id)
+    /// Its devices, each with its spot if it is a MIG instance that gpupack makes.
+    pub fn parts(&self) -> impl Iterator<Item = (&PlacedDevice, Option<&Spot>)> {
+        let spots = self.spots.iter().map(Option::as_ref).chain(std::iter::repeat(None));
+        self.devices.iter().zip(spots)
     }
 
     /// The devices that the pod runs on, or will after its move, in its order.

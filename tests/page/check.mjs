@@ -138,6 +138,35 @@ await step("keys walk the map, open a GPU and show a table", async () => {
   await page.keyboard.press("t");
   assert.ok(await page.locator("#map").isVisible());
 });
+await step("the MIG instances of a GPU are drawn where they lie", async () => {
+  const divided = (state) => {
+    const [device] = state.nodes[0].devices, none = { overLimitPods: [], usedMib: 0, usedBeyondAllocatedMib: 0 };
+    const instance = (migProfile, start, size, more) => ({ ...device, ...none, id: "MIG-" + start, kind: "MigInstance", migProfile, migPlacement: { start, size }, tenants: [], ...more });
+    const tenant = { ...device.tenants[0], pod: "team/" + HOSTILE };
+    const placeable = [{ profile: "1g.10gb", count: 2 }, { profile: "2g.20gb", count: 1 }, { profile: "7g.80gb", count: 0 }];
+    const gpu = { ...device, ...none, kind: "MigParent", tenants: [], migUnits: 8, placeable };
+    state.nodes[0].devices = [
+      gpu, instance("3g.40gb", 0, 4, { instance: "Made", tenants: [tenant] }), instance("1g.10gb", 4, 1, { instance: "Promised" }),
+      instance("1g.10gb+me", 7, 1), ...state.nodes[0].devices.slice(1),
+    ];
+    return state;
+  };
+  await page.route("**/v1/state*", async (route) => route.fulfill({ json: divided(await (await route.fetch()).json()) }));
+  await page.locator("#map").focus();
+  await page.keyboard.press("Home");
+  await page.keyboard.press("Enter");
+  await until("the instances", async () => /MIG instances/.test(await text(page, "#drawer")));
+  const drawer = await text(page, "#drawer");
+  for (const line of ["3g.40gb, units 0 to 3: team/" + HOSTILE + ", made for its pod", "1g.10gb, unit 4: no tenant, promised", "1g.10gb+me, unit 7: no tenant, made by others", "2 × 1g.10gb, 1 × 2g.20gb"]) {
+    assert.ok(drawer.includes(line), line + " in " + drawer);
+  }
+  assert.ok(!drawer.includes("7g.80gb"), drawer);
+  assert.deepEqual(await Promise.all([".unit", ".there", ".coming"].map((part) => page.locator("#drawer .layout " + part).count())), [8, 2, 1]);
+  await axe(page, "MIG instances");
+  await shot(page, "mig");
+  await page.unroute("**/v1/state*");
+  await page.keyboard.press("Escape");
+});
 await step("a click opens the GPU under the pointer", async () => {
   const box = await page.locator("#map").boundingBox();
   await page.mouse.click(box.x + 8, box.y + 45);

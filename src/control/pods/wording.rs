@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
+use crate::hardware::spots::Spot;
 use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::search::{Change, Lever, Suggestion};
+use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{PodRef, Reservation};
@@ -122,8 +123,13 @@ pub(crate) fn words(
         Change::Request(lever, changed) => {
             format!("{}: it fits on node {node} now", requesting(query, *lever, changed))
         }
-        Change::End(way, pods) => {
-            format!("end {} ({} GPU): it fits on node {node} then", named(pods, sees), way.moved)
+        Change::End(Ends { way, pods, instances }) => {
+            let instances: Vec<String> = instances.iter().map(instance).collect();
+            let what = match instances.is_empty() {
+                true => format!("{} GPU", way.moved),
+                false => instances.join(", "),
+            };
+            format!("end {} ({what}): it fits on node {node} then", named(pods, sees))
         }
         Change::Kubelet(devices) => format!(
             "{} to kubelet (a device plugin allocates them), for example on node {node}: turn off the \
@@ -135,6 +141,11 @@ pub(crate) fn words(
             counted(*devices, "GPU that would take it is", "GPUs that would take it are")
         ),
     }
+}
+
+/// A MIG instance by where it lies.
+fn instance(spot: &Spot) -> String {
+    format!("{} at unit {}", spot.profile, spot.start)
 }
 
 /// The changed request that a suggestion proposes.

@@ -6,12 +6,13 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{DeviceKind, PodUid, Slot};
+use crate::hardware::spots::{Makeable, Spot};
 use crate::hardware::units::{HostAmount, Share};
-use crate::model::device_state::{DeviceState, HoldRule};
+use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::fit::{CompiledRequest, fit_host};
-use crate::model::node_state::NodeState;
-use crate::model::reservation::Reservation;
+use crate::model::node_state::{NodeState, SpotDevice};
+use crate::model::reservation::{PlacedDevice, Reservation};
 use crate::scoring::plan;
 
 /// Most moves that are proposed for one waiting pod or one GPU: with each the number of sets grows.
@@ -81,9 +82,19 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn share_of(&self, pods: &BTreeSet<PodUid>) -> Share {
         let held = self.movable.iter().filter(|(uid, _)| pods.contains(*uid));
-        let shares = held.flat_map(|(_, held)| &held.placement.devices);
-        let millionths = shares.map(|placed| placed.demand.share.millionths()).sum();
-        Share::from_millionths(millionths)
+        let parts = held.flat_map(|(_, held)| held.placement.parts());
+        let millionths = parts.map(|(placed, spot)| match spot {
+            Some(spot) => self.part_of_gpu(placed, spot),
+            None => placed.demand.share.millionths(),
+        });
+        Share::from_millionths(millionths.sum())
+    }
+
+    /// How much of its GPU's memory an instance has, in millionths.
+    fn part_of_gpu(&self, placed: &PlacedDevice, spot: &Spot) -> u64 {
+        let gpu = self.node.devices().iter().find(|it| it.device().id == spot.gpu);
+        let whole = gpu.map_or(0, |gpu| gpu.device().total.mib()).max(1);
+        (placed.demand.memory.mib().saturating_mul(1_000_000) / whole).min(1_000_000)
     }
 
     /// Sets of pods whose end leaves enough room on the devices; ignores the host.
@@ -94,6 +105,8 @@ impl Finder<'_> {
             .iter()
             .filter_map(|device_state| self.clear_device(device_state))
             .collect();
+        let spots = self.node.spots().iter().filter_map(|spot| self.clear_spot(spot));
+        by_device.extend(spots.map(|pods| vec![pods]));
         match self.compiled.count() {
             0 => vec![BTreeSet::new()],
             1 => by_device.into_iter().flatten().collect(),
@@ -109,6 +122,29 @@ impl Finder<'_> {
                 if all.len() <= self.most { vec![all] } else { Vec::new() }
             }
         }
+    }
+
+    /// The pods whose MIG instances are in the way of one that could be made there. `None` if it does not
+    /// serve the request, or others have an instance there.
+    fn clear_spot(&self, spot: &SpotDevice) -> Option<BTreeSet<PodUid>> {
+        self.compiled.demand_on(spot.class).ok()?;
+        let Makeable { spot: Spot { gpu, profile, .. }, slot, .. } = &spot.makeable;
+        let is_in_the_way = |it: &&DeviceState| match &it.device().kind {
+            DeviceKind::MigInstance { parent, profile: other } if parent == gpu => {
+                let units = it.slot().map_or(u32::MAX, Slot::units);
+                units & slot.units() != 0 || (profile.has_media() && other.has_media())
+            }
+            _ => false,
+        };
+        let mut pods = BTreeSet::new();
+        for device_state in self.node.devices().iter().filter(is_in_the_way) {
+            if device_state.tenants().is_empty() && device_state.origin() == Origin::Found {
+                return None;
+            }
+            pods.extend(device_state.tenants().keys().cloned());
+        }
+        let is_movable = |uid: &PodUid| self.movable.iter().any(|(known, _)| *known == uid);
+        (pods.len() <= self.most && pods.iter().all(is_movable)).then_some(pods)
     }
 
     /// The sets of tenants of one device without which one part of the request fits there; the

@@ -7,6 +7,7 @@ use parking_lot::MutexGuard;
 
 use crate::hardware::device::NodeName;
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::ClusterModel;
@@ -129,11 +130,22 @@ pub enum Change {
     /// The pod makes this request instead.
     Request(Lever, Box<PlacementRequest>),
     /// These pods end; none of them could stay.
-    End(Clearing, Vec<PodRef>),
+    End(Ends),
     /// gpupack gets this many GPUs of kubelet, on nodes where the pod would then fit.
     Kubelet(usize),
     /// This many unhealthy GPUs work again, on nodes where the pod would then fit.
     Heal(usize),
+}
+
+/// Pods that would have to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Which, and what they have.
+    pub way: Clearing,
+    /// The same pods, those with the least first.
+    pub pods: Vec<PodRef>,
+    /// The MIG instances that are removed then.
+    pub instances: Vec<Spot>,
 }
 
 /// Which part of a request changes.

@@ -9,11 +9,12 @@ use std::num::NonZeroU32;
 
 use crate::hardware::device::{Health, MigProfile, ModelFilter, NodeName};
 use crate::hardware::device_class::ClassKind;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, MOST_MOVES, clearings};
-use crate::ledger::suggest::search::{Change, Lever, Search, Suggestion};
+use crate::ledger::suggest::search::{Change, Ends, Lever, Search, Suggestion};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, HostRule, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -65,7 +66,7 @@ impl Ledger {
             Change::Request(_, changed) => {
                 plan::fits(&node_state, &changed.compile(&search.classes), HoldRule::Respected)
             }
-            Change::Ending(pods) | Change::End(_, pods) => {
+            Change::Ending(pods) | Change::End(Ends { pods, .. }) => {
                 let gone = pods.iter().map(|pod| &pod.uid);
                 plan::fits_without(&node_state, &compiled, gone)
             }
@@ -227,7 +228,7 @@ impl Search<'_> {
     /// The cheapest sets of pods without which it fits: fewest pods, then the least share.
     fn ending(&self, query: &PlacementRequest) -> Vec<Suggestion> {
         let compiled = query.compile(&self.classes);
-        let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>)> = Vec::new();
+        let mut ways: Vec<(Clearing, NodeName, Vec<PodRef>, Vec<Spot>)> = Vec::new();
         for (name, node_state) in self.nodes() {
             if node_state.placeable_for(&compiled).is_err() {
                 continue;
@@ -236,18 +237,23 @@ impl Search<'_> {
             let copy = node_state.clone();
             drop(node_state);
             let node_state = copy;
-            let pods = |way: &Clearing| {
+            let ends = |way: Clearing| {
                 let mut held: Vec<_> =
                     way.pods.iter().filter_map(|uid| node_state.reservation(uid)).collect();
                 held.sort_by_key(|held| held.placement.devices.iter().map(|d| d.demand).max());
-                held.into_iter().map(|held| held.pod.clone()).collect()
+                let spots = held.iter().flat_map(|held| held.placement.spots.iter().flatten());
+                let spots = spots.cloned().collect();
+                (way, name.clone(), held.into_iter().map(|held| held.pod.clone()).collect(), spots)
             };
             let found = clearings(&node_state, &compiled, MOST_MOVES).into_iter().take(MOST_WAYS);
-            ways.extend(found.map(|way| (way.clone(), name.clone(), pods(&way))));
+            ways.extend(found.map(ends));
             ways.sort();
             ways.truncate(MOST_WAYS);
         }
-        let suggestion = |(way, node, pods)| Suggestion { node, change: Change::End(way, pods) };
+        let suggestion = |(way, node, pods, instances)| Suggestion {
+            node,
+            change: Change::End(Ends { way, pods, instances }),
+        };
         ways.into_iter().map(suggestion).collect()
     }
 

@@ -12,11 +12,13 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{MigUse, PoolRule};
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::ledger::suggest::displacement::{Clearing, clearings};
 use crate::model::device_state::{DeviceUse, Origin};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
 use crate::model::reservation::{Reservation, ReservationState};
+use crate::scoring::fixture;
 use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
@@ -99,7 +101,8 @@ impl Bed {
         let placement = placement(&self.node, &place);
         assert!(still_fits(&self.node, &compiled_request, &placement));
         assert_eq!(placement.isolation, ConfiguredIsolation::Hardware);
-        let held = Reservation { placement, ..tenant(pod, Vec::new()) };
+        let request = fixture::request(request).0.map(Into::into);
+        let held = Reservation { placement, request, ..tenant(pod, Vec::new()) };
         self.node.allocate(held);
         assert_eq!(self.node.audit(), Ok(()));
         Ok(self.of(pod))
@@ -261,6 +264,30 @@ fn more_important_pods_take_a_place_that_several_others_cover() {
         fits_without(&bed.node, &compiled, pods.iter())
     };
     assert_eq!([gone(&["a", "b"]), gone(&["b", "c"]), gone(&["c", "d"])], [true, false, true]);
+}
+
+#[test]
+fn the_pods_are_found_whose_end_makes_a_place() {
+    let mut bed = Bed::new(&[]);
+    for pod in ["a", "b", "c", "d"] {
+        bed.place(pod, "mig=1g.6gb").unwrap();
+    }
+    bed.place("w", "mig=4g.24gb").unwrap();
+    let ways = |bed: &Bed, request: &str| -> Vec<String> {
+        let compiled = compiled_request(request, &bed.classes);
+        let found = clearings(&bed.node, &compiled, 3);
+        let names = |way: &Clearing| {
+            let pods: Vec<&str> = way.pods.iter().map(PodUid::as_str).collect();
+            format!("{} {}", pods.join(" "), way.moved)
+        };
+        found.iter().map(names).collect()
+    };
+    assert_eq!(ways(&bed, "mig=2g.12gb"), ["w 0.976562", "a b 0.484374", "c d 0.484374"]);
+    assert_eq!(ways(&bed, "mig=4g.24gb"), ["w 0.976562"], "four pods are too many");
+    // An instance of others stays.
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, false), ("MIG-2", "1g.6gb", 2, 1, true)]);
+    bed.place("w", "mig=4g.24gb").unwrap();
+    assert_eq!(ways(&bed, "mig=4g.24gb"), ["w 0.976562"]);
 }
 
 #[test]

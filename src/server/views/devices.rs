@@ -45,6 +45,7 @@ pub(crate) fn device(
             && found.rule().instances == InstanceUse::Shared,
         mig_placement: found.slot().map(|it| MigPlacement { start: it.start, size: it.size }),
         instance: instance(found),
+        mig_units: units(node, &device.id),
         placeable: placeable(node, &device.id),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
@@ -84,6 +85,13 @@ pub(crate) fn instance(found: &DeviceState) -> Option<InstanceState> {
         Origin::Made if found.is_leaving() => Some(InstanceState::Leaving),
         Origin::Made => Some(InstanceState::Made),
     }
+}
+
+/// Into how many units a GPU is divided, if instances can be made on it.
+fn units(node: &NodeState, gpu: &DeviceId) -> Option<u32> {
+    let makeable = node.spots().iter().map(|spot| &spot.makeable);
+    let own = makeable.filter(|makeable| makeable.spot.gpu == *gpu);
+    own.map(|makeable| makeable.slot.start.saturating_add(makeable.slot.size)).max()
 }
 
 /// How many more instances of each profile can be made on a GPU.

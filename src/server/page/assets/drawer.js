@@ -82,12 +82,51 @@ function gpuBody(node, device, openPod) {
     ["Slots", device.slots ? device.slots.free + " of " + device.slots.total + " free" : null],
     ["Node", number.format(Math.round(node.free.cpuMilli / 100) / 10) + " cores and " + gib(node.free.memoryMib) + " of host memory free" + (node.driver ? ", driver " + node.driver : "")],
   ])];
+  body.push(...layoutOf(node, device));
   body.push(make("h3", device.tenants.length ? count(device.tenants.length, "tenant", "tenants") : "No tenant"));
   const overs = new Set((device.overLimitPods || []).map((it) => it.pod));
   body.push(...device.tenants.map((tenant) => tenantBox(tenant, device, overs, openPod)));
   const guests = device.guests || [];
   if (guests.length) body.push(make("h3", count(guests.length, "guest", "guests")), make("p", "They run here in free room, and go to the GPU that they are allocated when another pod needs it."));
   return [...body, ...guests.map((guest) => guestBox(guest, openPod))];
+}
+
+// --- the MIG instances of a GPU ----------------------------------------------------------------
+
+const INSTANCE = { Promised: "promised, and made when its pod is bound", Made: "made for its pod", Leaving: "being removed" };
+
+function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+const teamInk = (pod) => {
+  const position = fleet.namespaces.indexOf((pod || "").split("/")[0]);
+  return color(position < 0 ? "--other" : teamColor(position));
+};
+
+// The units of a GPU as a bar, with an instance from its first unit to its last one. What is not there yet,
+// or about to go, is pale.
+function layoutOf(node, device) {
+  const gpu = device.kind === "MigInstance" ? node.devices.find((it) => it.kind === "MigParent" && it.index === device.index) : device;
+  const units = gpu && gpu.migUnits;
+  if (!units) return [];
+  const instances = node.devices.filter((it) => it.kind === "MigInstance" && it.index === gpu.index && it.migPlacement);
+  instances.sort((one, other) => one.migPlacement.start - other.migPlacement.start);
+  const bar = svg("svg", { class: "layout", viewBox: "0 0 " + 100 * units + " 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+  for (let unit = 0; unit < units; unit++) bar.append(svg("rect", { class: "unit", x: 100 * unit + 2, y: 2, width: 96, height: 96 }));
+  const all = make("ul", undefined, "plain");
+  for (const instance of instances) {
+    const { start, size } = instance.migPlacement, [tenant] = instance.tenants, isThere = !instance.instance || instance.instance === "Made";
+    bar.append(svg("rect", { class: isThere ? "there" : "coming", x: 100 * start + 6, y: 6, width: 100 * size - 12, height: 88, fill: tenant ? teamInk(tenant.pod) : color("--other") }));
+    const where = size === 1 ? "unit " + start : "units " + start + " to " + (start + size - 1);
+    const whose = tenant ? tenant.pod || tenant.podUid || "another team" : "no tenant";
+    all.append(make("li", instance.migProfile + ", " + where + ": " + whose + ", " + (INSTANCE[instance.instance] || "made by others")));
+  }
+  const more = gpu.placeable.filter((it) => it.count).map((it) => it.count + " \u00d7 " + it.profile);
+  const free = more.length ? "Fits now, one profile at a time: " + more.join(", ") : "No more instance fits.";
+  return [make("h3", "MIG instances"), bar, ...(instances.length ? [all] : []), make("p", free)];
 }
 
 function guestBox(guest, openPod) {

@@ -6,7 +6,7 @@ use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::ledger::suggest::search::{Change, Lever, Suggestion};
+use gpupack::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
 use gpupack::model::device_state::HoldRule;
 use gpupack::model::request::{Amount, GpuRequest};
 use proptest::prelude::*;
@@ -150,7 +150,7 @@ fn check_suggestion(
             let wanted = |query: &PlacementRequest| query.gpu.as_ref().map(GpuRequest::shape);
             prop_assert!(wanted(query) != wanted(changed) || query.host != changed.host);
         }
-        Change::End(_, pods) | Change::Ending(pods) => {
+        Change::End(Ends { pods, .. }) | Change::Ending(pods) => {
             check_end(ledger, query, suggestion, &pods.iter().map(|pod| &pod.uid).collect())?;
         }
         Change::Kubelet(devices) | Change::Heal(devices) => prop_assert!(*devices > 0),

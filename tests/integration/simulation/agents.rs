@@ -166,27 +166,13 @@ impl World {
             gpus = used;
             (inventory, failures) = (Some(devices), Some(failed));
         }
+        let mut uses = self.uses_on(&name, &gpus);
         let speaker = &mut self.nodes[at].agents[agent].links[to];
         // As `agent::node::session` does it: two lists that may lack news would free a drain.
         let is_first = speaker.session.is_none();
         let is_again = speaker.failures == 1 || speaker.failures > 1 && is_first;
         speaker.sequence += u64::from(!is_again);
         let may_lack_news = speaker.failures > 1 && !is_first;
-        let mut uses: Vec<Value> = Vec::new();
-        for gpu in &gpus {
-            let here = self.processes.iter().filter(|(_, process)| process.node == name);
-            let mut processes = Vec::new();
-            for (uid, process) in here {
-                let lives = self.api.pods.get(uid).is_some_and(|pod| !pod.is_terminal);
-                for (_, mib) in process.listed(self.now, lives).filter(|(id, _)| **id == *gpu.id) {
-                    processes.push(json!({"pid": 7, "podUid": uid, "memoryMib": mib}));
-                }
-            }
-            let used: u64 = processes.iter().filter_map(|it| it["memoryMib"].as_u64()).sum();
-            uses.push(
-                json!({"id": gpu.id, "usedMib": used, "healthy": true, "processes": processes}),
-            );
-        }
         if is_partial {
             match partial_until % 2 {
                 0 => uses.truncate(1), // one device could not be read
@@ -223,6 +209,23 @@ impl World {
             }
         }
         report
+    }
+
+    /// What is used of these devices of a node.
+    fn uses_on(&self, node: &str, devices: &[Gpu]) -> Vec<Value> {
+        let uses = devices.iter().map(|gpu| {
+            let here = self.processes.iter().filter(|(_, process)| process.node == node);
+            let mut processes = Vec::new();
+            for (uid, process) in here {
+                let lives = self.api.pods.get(uid).is_some_and(|pod| !pod.is_terminal);
+                for (_, mib) in process.listed(self.now, lives).filter(|(id, _)| **id == *gpu.id) {
+                    processes.push(json!({"pid": 7, "podUid": uid, "memoryMib": mib}));
+                }
+            }
+            let used: u64 = processes.iter().filter_map(|it| it["memoryMib"].as_u64()).sum();
+            json!({"id": gpu.id, "usedMib": used, "healthy": true, "processes": processes})
+        });
+        uses.collect()
     }
 
     pub(super) fn reported(&mut self, life: u64, from: From, body: &str) {

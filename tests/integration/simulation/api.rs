@@ -17,6 +17,9 @@ pub(super) const PROTECTED: &str = "protected";
 /// What a placement takes of a device: its id, MiB, and millionths.
 pub(super) type Take = (String, u64, u64);
 
+/// MIG instances: their profile, and how many.
+pub(super) type Instances = (&'static str, u32);
+
 /// What a pod is created with, beside its request.
 #[derive(Clone, Debug)]
 pub(super) struct Template {
@@ -33,8 +36,8 @@ pub(super) struct Template {
     pub(super) tolerates: bool,
     /// How much of the memory that it requests its processes use, in percent.
     pub(super) uses: u64,
-    /// The profile of the MIG instances that it requests, and how many.
-    pub(super) mig: Option<(&'static str, u32)>,
+    /// The MIG instances that it requests.
+    pub(super) mig: Option<Instances>,
     pub(super) annotations: BTreeMap<String, String>,
 }
 
@@ -122,7 +125,8 @@ impl Pod {
         let text = |place: &Value, key: &str| place[key].as_str().unwrap_or_default().to_owned();
         let start = |place: &Value| place["start"].as_u64().and_then(|it| u32::try_from(it).ok());
         let places = devices_of(&self.placement()).into_iter().map(|(_, place)| place);
-        let known = places.filter_map(|it| Some((text(&it, "gpu"), text(&it, "profile"), start(&it)?)));
+        let known =
+            places.filter_map(|it| Some((text(&it, "gpu"), text(&it, "profile"), start(&it)?)));
         known.collect()
     }
 

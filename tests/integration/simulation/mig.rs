@@ -250,8 +250,7 @@ impl MigNode {
                 let units = |it: Units| Slot { start: it.start, size: it.size }.units();
                 let has_media = |profile: u32| profile == 1;
                 let is_taken = |it: &GpuInstance| {
-                    units(it.slot) & units(slot) != 0
-                        || has_media(it.profile) && has_media(profile)
+                    units(it.slot) & units(slot) != 0 || has_media(it.profile) && has_media(profile)
                 };
                 if gpu.instances.iter().any(is_taken) {
                     return false;
@@ -371,9 +370,9 @@ impl World {
             on.next().map(|(uid, _)| uid.clone())
         };
         let is_foreign = |uuid: &&&String| mig.foreign.contains(**uuid);
-        let broken = gone.iter().find_map(|uuid| {
-            has(uuid).map(|uid| format!("{uuid} is removed, which {uid} has"))
-        });
+        let broken = gone
+            .iter()
+            .find_map(|uuid| has(uuid).map(|uid| format!("{uuid} is removed, which {uid} has")));
         let broken = broken.or_else(|| {
             let foreign = gone.iter().find(is_foreign);
             foreign.map(|uuid| format!("{uuid} is removed, which others made"))
@@ -410,7 +409,7 @@ impl World {
         if !self.is_faulty() {
             return;
         }
-        let time = self.rng.random_range(2_000..9_000);
+        let time = self.rng.random_range(1_000..5_000);
         self.after(time, What::MigChaos);
         let node = self.rng.random_range(0..self.nodes.len());
         let kinds = [Fault::Reboot, Fault::MigRefused, Fault::ForeignInstance];
@@ -502,12 +501,7 @@ impl World {
     }
 
     /// Notes on a pod what the process knew that wrote its placement.
-    pub(super) fn note_era(
-        &mut self,
-        call: (u64, CallId),
-        uid: &str,
-        request: &Request<Vec<u8>>,
-    ) {
+    pub(super) fn note_era(&mut self, call: (u64, CallId), uid: &str, request: &Request<Vec<u8>>) {
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let placement = body["metadata"]["annotations"][PLACEMENT].as_str();
         let (Some(placement), Some(era)) = (placement, self.mig_writes.remove(&call)) else {
@@ -567,7 +561,8 @@ impl World {
                 }
                 continue;
             };
-            let is_it = place["gpu"] == gpu.uuid && place["profile"] == row(instance).0
+            let is_it = place["gpu"] == gpu.uuid
+                && place["profile"] == row(instance).0
                 && place["start"] == instance.slot.start;
             if !is_it && place.is_object() {
                 broken = Some(format!("{uid} starts on {id}, which is not {place}"));
@@ -606,6 +601,17 @@ impl World {
         }
     }
 
+    /// Whether others made an instance on one of the GPUs of these places.
+    fn has_foreign(&self, places: &[(String, String, u32)]) -> bool {
+        let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
+        let mut gpus = all.flat_map(|mig| mig.gpus.iter().map(move |gpu| (mig, gpu)));
+        gpus.any(|(mig, gpu)| {
+            let has = gpu.instances.iter().flat_map(|it| &it.devices);
+            places.iter().any(|(on, ..)| *on == gpu.uuid)
+                && has.into_iter().any(|uuid| mig.foreign.contains(uuid))
+        })
+    }
+
     /// At the end each pod runs, and no instance is left that no pod has.
     pub(super) fn check_mig_end(&self) -> Result<(), String> {
         let is_old = |since: u64| since + SETTLED_WITHIN < self.now;
@@ -613,7 +619,9 @@ impl World {
             // One that others made is not made again, and none on a GPU that is gone.
             let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
             let places = pod.places();
-            let is_lost = places.is_empty() || !places.iter().all(|(gpu, ..)| has(gpu));
+            let is_lost = places.is_empty()
+                || !places.iter().all(|(gpu, ..)| has(gpu))
+                || self.has_foreign(&places); // an administrator has taken its place
             let runs = self.processes.contains_key(*uid) || pod.is_deleting || is_lost;
             pod.is_placed() && !runs && is_old(pod.bound)
         };

@@ -17,7 +17,11 @@ fn caught(fault: Mutation, seeds: std::ops::Range<u64>) -> Option<(Settings, Str
     let step = usize::try_from(number("SIM_STEP").unwrap_or(1)).expect("small");
     let mut all = seeds.step_by(step).map(Settings::of).filter(of_kind());
     let found = all.find_map(|settings| {
-        let broken = run(&settings, false).err()?;
+        let is_traced = text("SIM_TRACED").is_some();
+        let broken = run(&settings, is_traced).err()?;
+        if is_traced {
+            println!("{broken}");
+        }
         Some((settings, broken))
     });
     mutate(None);

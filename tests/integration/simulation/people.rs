@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
-use super::api::{PLACEMENT, Template};
+use super::api::{Instances, PLACEMENT, Template};
 use super::faults::Fault;
 use super::nodes::ZONES;
 use super::scheduler::PROFILES;
@@ -68,30 +68,11 @@ impl World {
         }
         let kind = self.rng.random_range(0..10);
         let is_little = self.settings.has_extremes && kind < 5;
-        let request: &[(&str, String)] = &match kind {
-            _ if is_little => vec![("gpu-fraction", "0.1".to_owned())],
-            5..8 if self.settings.has_extremes => vec![("gpu-fraction", "1".to_owned())],
-            0..5 => {
-                let share = ["0.1", "0.25", "0.5", "0.75"].choose(&mut self.rng).expect("some");
-                vec![("gpu-fraction", (*share).to_owned())]
-            }
-            5..7 => {
-                let mib: u64 = self.rng.random_range(100..GPU_MIB);
-                vec![("gpu-memory", mib.to_string())]
-            }
-            7 => vec![
-                ("gpu-fraction", "0.5".to_owned()),
-                ("gpu-fraction-num-devices", "2".to_owned()),
-            ],
-            8 => vec![],
-            _ => vec![("gpu-fraction", "1".to_owned())],
-        };
-        let (mig, request) = match self.settings.has_mig {
+        let annotations = self.request_of(kind);
+        let (mig, mut annotations) = match self.settings.has_mig {
             true => self.request_of_mig(),
-            false => (None, request.to_vec()),
+            false => (None, annotations),
         };
-        let mut annotations: BTreeMap<String, String> =
-            request.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
         self.let_move(&mut annotations);
         let zone = ZONES.choose(&mut self.rng).copied();
         let team = match self.settings.has_teams {
@@ -138,21 +119,45 @@ impl World {
         }
     }
 
-    /// The request of a pod where GPUs are in MIG mode.
-    fn request_of_mig(&mut self) -> (Option<(&'static str, u32)>, Vec<(&'static str, String)>) {
-        let profile = |name, count| (Some((name, count)), Vec::new());
-        match self.rng.random_range(0..10) {
-            0..3 => profile("1g.6gb", 1),
-            3 => profile("1g.6gb", 2),
-            4 => profile("1g.6gb+me", 1),
-            5..7 => profile("2g.12gb", 1),
-            7 => profile("4g.24gb", 1),
-            8 => {
-                let mib = self.rng.random_range(1_000..GPU_MIB);
-                let isolation = ("gpupack.dev/isolation", "hardware".to_owned());
-                (None, vec![("gpu-memory", mib.to_string()), isolation])
+    /// The request of a pod of this kind, as annotations.
+    fn request_of(&mut self, kind: u32) -> BTreeMap<String, String> {
+        let has_extremes = self.settings.has_extremes;
+        let request = match kind {
+            0..5 if has_extremes => vec![("gpu-fraction", "0.1".to_owned())],
+            5..8 if has_extremes => vec![("gpu-fraction", "1".to_owned())],
+            0..5 => {
+                let share = ["0.1", "0.25", "0.5", "0.75"].choose(&mut self.rng).expect("some");
+                vec![("gpu-fraction", (*share).to_owned())]
             }
-            _ => (None, Vec::new()),
+            5..7 => {
+                let mib: u64 = self.rng.random_range(100..GPU_MIB);
+                vec![("gpu-memory", mib.to_string())]
+            }
+            7 => vec![
+                ("gpu-fraction", "0.5".to_owned()),
+                ("gpu-fraction-num-devices", "2".to_owned()),
+            ],
+            8 => vec![],
+            _ => vec![("gpu-fraction", "1".to_owned())],
+        };
+        request.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    /// The request of a pod where GPUs are in MIG mode: instances, or annotations.
+    fn request_of_mig(&mut self) -> (Option<Instances>, BTreeMap<String, String>) {
+        let of = |profile| (Some((profile, 1)), BTreeMap::new());
+        match self.rng.random_range(0..10) {
+            0..3 => of("1g.6gb"),
+            3 => (Some(("1g.6gb", 2)), BTreeMap::new()),
+            4 => of("1g.6gb+me"),
+            5..7 => of("2g.12gb"),
+            7 => of("4g.24gb"),
+            8 => {
+                let mib = self.rng.random_range(1_000..GPU_MIB).to_string();
+                let request = [("gpu-memory", &*mib), ("gpupack.dev/isolation", "hardware")];
+                (None, request.map(|(key, value)| (key.to_owned(), value.to_owned())).into())
+            }
+            _ => (None, BTreeMap::new()),
         }
     }
 

@@ -109,7 +109,8 @@ impl Settings {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5EED);
         let has_all = seed.is_multiple_of(3);
         let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
-        let mut faults: BTreeSet<Fault> = Fault::WITHOUT_MIG.iter().filter(chosen).copied().collect();
+        let mut faults: BTreeSet<Fault> =
+            Fault::WITHOUT_MIG.iter().filter(chosen).copied().collect();
         let is_focused = seed % 5 == 3;
         if is_focused {
             let theme = THEMES.choose(&mut rng).expect("some");

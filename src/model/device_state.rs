@@ -218,8 +218,8 @@ impl DeviceState {
         }
     }
 
-    /// Whether it is a MIG instance that is there, with the profile of this spot and not known to lie
-    /// elsewhere, whoever made it.
+    /// Whether it is a MIG instance that is there, made by gpupack or not, with the profile of this spot and
+    /// not known to lie elsewhere.
     pub(crate) fn lies_at(&self, spot: &Spot) -> bool {
         let DeviceKind::MigInstance { parent, profile } = &self.device.kind else { return false };
         self.origin != Origin::Promised

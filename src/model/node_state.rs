@@ -646,6 +646,26 @@ impl NodeState {
         }
     }
 
+    /// Gives a placement that waits for instances those that are written on its pod, if they are there: another
+    /// process knew them first.
+    pub fn take_written(&self, placement: &mut Placement, written: &Placement) {
+        if !written.is_on_spots_of(placement) {
+            return;
+        }
+        let its = placement.devices.iter_mut().zip(&placement.spots).zip(&written.devices);
+        for ((placed, spot), written) in its {
+            let Some(spot) = spot.as_ref().filter(|spot| spot.id().as_ref() == Some(&placed.id))
+            else {
+                continue;
+            };
+            let is_it = |it: &&DeviceState| it.device.id == written.id && it.lies_at(spot);
+            if let Some(there) = self.devices.iter().find(is_it) {
+                placed.id = there.device.id.clone();
+                placed.demand = Demand { memory: there.device.capacity(), share: Share::WHOLE };
+            }
+        }
+    }
+
     /// What the agent is to do now: the instances to make, those of pods that are bound or being bound; and
     /// those to remove, which no pod has. No pod gets one of the latter.
     pub fn instance_orders(&self) -> InstanceOrders {
@@ -661,9 +681,12 @@ impl NodeState {
             .iter()
             .filter(|it| it.is_leaving() && !it.stays(HoldRule::Respected) && !it.is_unread)
             .filter(|_| !is_kept);
+        let idle: Vec<&DeviceState> = idle.collect();
+        // An idle one at the same place has to go before: the agent lets stay what is to be there.
+        let is_open = |spot: &Spot| !idle.iter().any(|it| it.lies_at(spot));
         InstanceOrders {
-            make: promised.filter_map(DeviceState::spot).collect(),
-            remove: idle.map(|it| it.device.id.clone()).collect(),
+            make: promised.filter_map(DeviceState::spot).filter(is_open).collect(),
+            remove: idle.iter().map(|it| it.device.id.clone()).collect(),
         }
     }
 

@@ -266,6 +266,24 @@ pub(crate) struct Successor {
 }
 
 impl Stage {
+    /// A folder of this scenario.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.plane.work().join(self.name)
+    }
+
+    /// Ends the simulated agents.
+    pub(crate) fn stop_agents(&mut self) {
+        self.agents.iter_mut().for_each(Leash::kill);
+    }
+
+    /// Starts an agent of the extender with these flags.
+    pub(crate) fn start_agent(&self, flags: impl Iterator<Item = String>) -> Leash {
+        let extender = format!("http://{}", self.extender.agents_address());
+        let own = ["agent", "--period-ms=500", "--extender", &extender].map(str::to_owned);
+        let arguments: Vec<String> = own.into_iter().chain(flags).collect();
+        Leash::start("gpupack agent", &gpupack(), &arguments, &self.plane.log("agent"))
+    }
+
     /// Ends the extender and the agents, as if gpupack were not installed.
     pub(crate) fn stop_gpupack(&mut self) {
         self.agents.iter_mut().for_each(Leash::kill);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::agent::mig::plan::{GpuLayout, Unfinished};
 use crate::api::state::DeviceKind;
-use crate::report::wire::DeviceReport;
+use crate::report::wire::{DeviceReport, MigOrders};
 
 /// Name of the file in its folder.
 const FILE: &str = "made.json";
@@ -119,6 +119,21 @@ impl MadeInstances {
         }
         self.content = next.clone();
         self.replace(next)
+    }
+
+    /// The orders of which none is about an instance that was not made here.
+    pub fn own(&self, orders: &MigOrders) -> MigOrders {
+        let is_own = |uuid: &&String| self.content.made.contains_key(*uuid);
+        let remove = orders.remove.iter().filter(is_own).cloned().collect();
+        MigOrders { remove, ..orders.clone() }
+    }
+
+    /// Notes that the driver refused what was begun. A whole instance at that place is then of others.
+    pub fn refused(&mut self, work: &Unfinished, layout: &GpuLayout) {
+        let there = layout.instances.iter().find(|it| work.is(layout, it));
+        if there.is_some_and(|it| !it.devices.is_empty()) {
+            self.content.unfinished.retain(|it| !it.is_same_place(work));
+        }
     }
 
     /// How many instances were noted so far, for [`MadeInstances::forget_absent`].

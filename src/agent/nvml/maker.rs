@@ -115,7 +115,8 @@ impl MigMaker {
         for plan in [plan::removals as Planner, plan::makes] {
             let layouts = instances::layouts(&nvml, &mut self.profiles)?;
             let unfinished = self.look(&layouts.gpus);
-            let mut plan = plan(orders, &layouts, &unfinished);
+            let own = self.on_demand.made().own(orders);
+            let mut plan = plan(&own, &layouts, &unfinished);
             open_orders.extend(plan.orders());
             for (order, error) in std::mem::take(&mut plan.failures) {
                 self.attempts.refuse(order, error);
@@ -175,7 +176,12 @@ impl MigMaker {
             }
         }
         match instances::layout_of(nvml, gpu, &mut self.profiles) {
-            Ok(layout) => drop(self.look(&[layout])),
+            Ok(layout) => {
+                if outcome.is_err() && step.begun.is_new {
+                    self.on_demand.made().refused(&step.begun, &layout);
+                }
+                drop(self.look(&[layout]));
+            }
             // The next round notes what became of it.
             Err(error) => tracing::warn!(%error, "MIG instances cannot be read"),
         }

@@ -227,7 +227,7 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         Ok(placement) => placement,
         Err(error) => {
             let error = taken_back(app, &mut lock, &uid, error);
-            keep_room(call, &pod, &query, has_kept);
+            keep_room(call, &pod, (&query, has_kept), &error);
             return Err(error);
         }
     };
@@ -236,7 +236,13 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
         Truth::Cluster(cluster) => {
             if let Err(error) = post(call, cluster, &mut lock, &pod, &placement).await {
                 // An earlier Binding of the pod to this node has succeeded.
-                return if is_bound_there(app, &uid, &args.node) { Ok(()) } else { Err(error) };
+                if is_bound_there(app, &uid, &args.node) {
+                    return Ok(());
+                }
+                if matches!(error, BindError::Lost) {
+                    keep_room(call, &pod, (&query, has_kept), &error);
+                }
+                return Err(error);
             }
             app.tell_placed(&pod, &placement);
             app.tell_small(&pod, &placement);
@@ -261,8 +267,14 @@ impl Kept {
     }
 }
 
-/// Keeps the room of a pod whose guests have not left yet, so that its next bind gets it.
-fn keep_room(call: &Call<'_>, pod: &SeenPod, query: &PlacementRequest, kept: Kept) {
+/// Keeps the room of a pod that could not be bound yet, so that its next bind gets it. That its instances are
+/// not made is no reason to keep it again and again.
+fn keep_room(
+    call: &Call<'_>,
+    pod: &SeenPod,
+    (query, kept): (&PlacementRequest, Kept),
+    error: &BindError,
+) {
     let (Call { app, args, .. }, uid) = (call, &pod.pod.uid);
     if let Kept::Standing = kept {
         let node = NodeName::new(args.node.as_str());
@@ -278,7 +290,8 @@ fn keep_room(call: &Call<'_>, pod: &SeenPod, query: &PlacementRequest, kept: Kep
         app.outbox.push(app.ledger.give_up_room(uid));
     }
     let now = app.clock.now();
-    if app.waiting.may_hold(uid, now) {
+    let is_counted = matches!(error, BindError::Making | BindError::NotMade | BindError::Lost);
+    if !is_counted || app.waiting.may_hold(uid, now) {
         app.outbox.push(app.ledger.hold(uid, &args.node, query, now));
     }
 }
@@ -376,15 +389,16 @@ async fn post(
     decide(call, cluster, lock, pod, target).await
 }
 
-/// Whether a pod still has what is about to be posted: a node may have lost a device meanwhile, or a MIG
-/// instance, which is made again then.
+/// Whether the devices of a pod are still there that are about to be posted: a node may have lost one
+/// meanwhile, or a MIG instance, which is made again then. A guest that is called home moves after its bind.
 fn check_reserved(app: &App, uid: &PodUid, placement: &Placement) -> Result<(), BindError> {
-    match app.ledger.to_post(uid) {
-        _ if mutated(Mutation::GoneInstanceBound) => Ok(()),
-        Some(held) if held.is_gone => Err(ReserveError::Rejection(Rejection::NoDevices).into()),
-        Some(held) if held.instance != ToMake::Nothing => Err(BindError::Making),
-        Some(held) if held.placement == *placement => Ok(()),
-        _ => Err(BindError::Unsteady),
+    let is_there = app.ledger.to_post(uid).is_some_and(|held| {
+        let is_same = held.placement.devices == placement.devices;
+        is_same && !held.is_gone && held.instance == ToMake::Nothing
+    });
+    match is_there || mutated(Mutation::GoneInstanceBound) {
+        true => Ok(()),
+        false => Err(BindError::Lost),
     }
 }
 

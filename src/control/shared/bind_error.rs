@@ -75,6 +75,9 @@ pub enum BindError {
          the log of the node's agent has the cause"
     )]
     NotMade,
+    /// A device or MIG instance that was chosen for it is gone.
+    #[error("a device that was chosen for it has gone meanwhile: it is tried again")]
+    Lost,
     /// The Binding cannot be written safely.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -105,6 +108,7 @@ impl BindError {
             | Self::Recalling
             | Self::Making
             | Self::NotMade
+            | Self::Lost
             | Self::BoundElsewhere
             | Self::Unsteady
             | Self::OtherProcess => BindResult::Conflict,

@@ -168,7 +168,11 @@ impl Ledger {
                     let held = moved(fact, held, now);
                     let is_known = |written: &Placement| is_written(written, &held.placement);
                     is_edited = !written.as_ref().is_some_and(is_known);
-                    node_state.allocate(kept(fact, &held));
+                    let mut now_held = kept(fact, &held);
+                    if let Some(written) = written {
+                        node_state.take_written(&mut now_held.placement, written);
+                    }
+                    node_state.allocate(now_held);
                 }
                 (None, Some(written)) => {
                     let request = fact.request.clone();

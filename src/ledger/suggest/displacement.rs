@@ -54,15 +54,14 @@ pub fn clearings(node: &NodeState, compiled: &CompiledRequest, most: usize) -> V
     if finder.movable.is_empty() || plan::fits(node, compiled, HoldRule::Respected) {
         return Vec::new();
     }
-    let mut found: Vec<Clearing> = finder
-        .candidates()
+    let candidates = finder.candidates().into_iter().flat_map(|pods| finder.with_host(pods));
+    let candidates: BTreeSet<BTreeSet<PodUid>> = candidates.collect();
+    let mut found: Vec<Clearing> = candidates
         .into_iter()
-        .flat_map(|pods| finder.with_host(pods))
         .filter(|pods| plan::fits_without(node, compiled, pods))
         .map(|pods| Clearing { moved: finder.share_of(&pods), pods })
         .collect();
     found.sort();
-    found.dedup();
     let whole = found.clone();
     found.retain(|one| {
         !whole
@@ -138,6 +137,11 @@ impl Finder<'_> {
         };
         let mut pods = BTreeSet::new();
         for device_state in self.node.devices().iter().filter(is_in_the_way) {
+            if device_state.spot().as_ref() == Some(&spot.makeable.spot)
+                && !device_state.is_leaving()
+            {
+                return None; // it is looked at as a device
+            }
             if device_state.tenants().is_empty() && device_state.origin() == Origin::Found {
                 return None;
             }

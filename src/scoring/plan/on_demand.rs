@@ -177,10 +177,7 @@ fn an_instance_that_no_pod_has_is_removed_and_given_to_none() {
     bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-1").unwrap())], Timestamp::START);
     assert!(is_removed(&bed));
     assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb", "not the old one");
-    let orders = bed.node.instance_orders();
-    let is_same = |spot: &Spot| (spot.start, spot.profile.as_str()) == (0, "2g.12gb");
-    assert!(orders.make.iter().all(is_same) && orders.make.len() == 1);
-    assert!(is_removed(&bed));
+    assert!(is_removed(&bed) && bed.node.instance_orders().make.is_empty(), "first that one goes");
     // The old one is there still, gone, and the new one is there.
     for (instances, uuid) in [
         (&[made][..], "GPU-a/0/2g-12gb"),
@@ -189,6 +186,11 @@ fn an_instance_that_no_pod_has_is_removed_and_given_to_none() {
     ] {
         bed.see(instances);
         assert_eq!(bed.of("p"), uuid);
+        let made = bed.node.instance_orders().make;
+        let places: Vec<(u32, &str)> =
+            made.iter().map(|spot| (spot.start, spot.profile.as_str())).collect();
+        let is_ordered = instances.is_empty();
+        assert_eq!(places, if is_ordered { vec![(0, "2g.12gb")] } else { vec![] });
     }
     assert_eq!(bed.node.instance_orders(), InstanceOrders::default(), "it has a tenant");
 }
@@ -204,6 +206,36 @@ fn an_instance_stays_with_its_pod_when_the_agent_forgets_that_it_made_it() {
     // The same UUID at another place is another instance.
     bed.see(&[("MIG-1", "2g.12gb", 0, 2, false)]);
     assert_eq!(bed.of("p"), "GPU-a/0/4g-24gb");
+}
+
+#[test]
+fn an_idle_instance_at_a_promised_place_goes_before_another_is_made() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=2g.12gb").unwrap();
+    let held = bed.node.reservation(&PodUid::new("p")).unwrap().clone();
+    // A process that starts knows the pod by the UUID of before a boot, and the instance that is there now.
+    let there = [("MIG-2", "2g.12gb", 0, 2, true)];
+    let mut bed = Bed::new(&there);
+    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-2").unwrap())], Timestamp::START);
+    let mut written = held.placement.clone();
+    written.devices[0].id = DeviceId::new("MIG-1").unwrap();
+    bed.node.allocate(Reservation { placement: written.clone(), ..held });
+    let shown = |bed: &Bed| {
+        let InstanceOrders { make, remove } = bed.node.instance_orders();
+        (make.len(), remove.len(), bed.of("p"))
+    };
+    assert_eq!(shown(&bed), (0, 1, "GPU-a/0/2g-12gb".to_owned()));
+    bed.see(&[]);
+    assert_eq!(shown(&bed), (1, 0, "GPU-a/0/2g-12gb".to_owned()));
+    // Another process has written the new UUID: this one is the pod's.
+    let mut bed = Bed::new(&there);
+    bed.place("p", "mig=2g.12gb").unwrap();
+    let mut placement = bed.node.reservation(&PodUid::new("p")).unwrap().placement.clone();
+    bed.node.take_written(&mut placement, &written);
+    assert_eq!(placement.devices[0].id.as_str(), "GPU-a/0/2g-12gb", "that one is gone");
+    written.devices[0].id = DeviceId::new("MIG-2").unwrap();
+    bed.node.take_written(&mut placement, &written);
+    assert_eq!(placement.devices[0].id.as_str(), "MIG-2");
 }
 
 #[test]

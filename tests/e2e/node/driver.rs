@@ -117,7 +117,7 @@ impl Driver {
 }
 
 /// The stand-in, as cargo has built it.
-fn built_library() -> Result<PathBuf, String> {
+pub(crate) fn built_library() -> Result<PathBuf, String> {
     let test = std::env::current_exe().map_err(|error| format!("no path of the test: {error}"))?;
     // `target/debug/deps/e2e-…`
     let library = test.ancestors().nth(2).map(|folder| folder.join("examples/libfake_nvml.so"));

@@ -23,6 +23,7 @@ mod install;
 mod kueue;
 mod limits;
 mod manifests;
+mod mig;
 mod mixed;
 mod mps;
 mod needed_rights;

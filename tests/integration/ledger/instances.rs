@@ -280,7 +280,11 @@ impl Bed {
         let to_remove: Vec<DeviceId> = orders
             .remove
             .iter()
-            .filter(|uuid| self.agent.instances.contains_key(*uuid) && !busy(uuid))
+            .filter(|uuid| {
+                // One that is also to be there stays.
+                let spot = self.agent.instances.get(*uuid);
+                spot.is_some_and(|spot| !orders.make.contains(spot)) && !busy(uuid)
+            })
             .cloned()
             .collect();
         if let Some(uuid) = self.any(&to_remove) {

@@ -65,9 +65,8 @@ pub(super) struct MigNode {
     folder: tempfile::TempDir,
     on_demand: MigOnDemand,
     attempts: Attempts,
-    /// How often the node has booted, or a GPU was replaced: no earlier instance is left then.
+    /// How often the node has booted: no earlier instance is left then.
     pub(super) era: u64,
-    boots: u64,
     /// For which run of the agent its calls are.
     run: u64,
     /// The call of the driver that goes on.
@@ -128,7 +127,6 @@ impl MigNode {
             on_demand,
             attempts: Attempts::default(),
             era: 0,
-            boots: 0,
             run: 0,
             working: None,
             next: None,
@@ -165,7 +163,11 @@ impl MigNode {
     /// Another GPU takes the place of one.
     pub(super) fn replace(&mut self, at: usize, gpu: &Gpu) {
         self.gpus[at] = layout(gpu);
-        self.era += 1;
+    }
+
+    /// Whether an instance is, or was, on one of the GPUs that are here.
+    fn is_of_gpus(&self, uuid: &str) -> bool {
+        self.gpus.iter().any(|gpu| uuid.starts_with(&format!("MIG-{}-", gpu.uuid)))
     }
 
     /// Notes what became of what was begun.
@@ -224,7 +226,7 @@ impl MigNode {
     fn carry_out(&mut self, step: &Step, is_half: bool, is_busy: impl Fn(&str) -> bool) -> bool {
         let (salt, place) = match self.naming {
             Naming::New => (u64::from(self.made), String::new()),
-            Naming::OfBoot => (self.boots, format!("-{}", step.begun.slot.start)),
+            Naming::OfBoot => (self.era, format!("-{}", step.begun.slot.start)),
             Naming::OfPlace => (0, format!("-{}", step.begun.slot.start)),
         };
         let uuid = format!("MIG-{}-{}{place}-{salt}", step.begun.gpu, step.begun.profile);
@@ -315,7 +317,8 @@ impl World {
         let mut open = BTreeSet::new();
         for planner in [plan::removals as fn(&_, &_, &_) -> Plan, plan::makes] {
             let unfinished = mig.look();
-            let mut plan = planner(&orders, &layouts, &unfinished);
+            let own = mig.on_demand.made().own(&orders);
+            let mut plan = planner(&own, &layouts, &unfinished);
             open.extend(plan.orders());
             for (order, error) in std::mem::take(&mut plan.failures) {
                 mig.attempts.refuse(order, error);
@@ -346,6 +349,10 @@ impl World {
         let is_done = !refuses && self.change_instance(node, &step, false);
         let now = Timestamp::from_millis(self.now);
         let Some(mig) = &mut self.nodes[node].mig else { return };
+        let gpu = mig.gpus.iter().find(|gpu| gpu.uuid == step.begun.gpu).cloned();
+        if let Some(gpu) = gpu.filter(|_| !is_done && step.begun.is_new) {
+            mig.on_demand.made().refused(&step.begun, &gpu);
+        }
         mig.look();
         if !is_done {
             mig.attempts.fail(&step.order, "In use by another client".to_owned(), now);
@@ -391,7 +398,7 @@ impl World {
         let Some(mig) = &mut self.nodes[node].mig else { return };
         mig.run += 1;
         mig.next = None;
-        let (step, boot) = (mig.working.take(), mig.boots);
+        let (step, boot) = (mig.working.take(), mig.era);
         if let Some(step) = step.filter(|_| kind > 0) {
             self.change_instance(node, &step, kind == 1);
         }
@@ -437,8 +444,8 @@ impl World {
         let Some(mig) = &mut self.nodes[node].mig else { return };
         mig.gpus.iter_mut().for_each(|gpu| gpu.instances.clear());
         mig.foreign.clear();
-        (mig.era, mig.boots) = (mig.era + 1, mig.boots + 1);
-        mig.on_demand = booted(mig.folder.path(), mig.boots);
+        mig.era += 1;
+        mig.on_demand = booted(mig.folder.path(), mig.era);
         mig.down_until = self.now + time;
         self.nodes[node].devices_changed();
         self.processes.retain(|_, process| process.node != name);
@@ -484,13 +491,14 @@ impl World {
         let Some(mig) = &self.nodes[at].mig else { return };
         let known = replica.eras.get(&at).copied();
         let mut broken = None;
-        for (id, _) in devices_of(&placement).into_iter().filter(|_| known == Some(mig.era)) {
+        let is_known = |(id, _): &(String, Value)| known == Some(mig.era) && mig.is_of_gpus(id);
+        for (id, _) in devices_of(&placement).into_iter().filter(is_known) {
             if !mig.has(&id) {
                 broken = Some(format!("{uid} gets {id}, which is not there"));
             }
             let has = |(other, pod): &(&String, &Pod)| {
                 let is_there = pod.is_placed() && pod.written().iter().any(|(it, ..)| *it == id);
-                *other != uid && is_there && pod.era == mig.era
+                *other != uid && is_there
             };
             if let Some((other, _)) = self.api.pods.iter().find(has) {
                 broken = Some(format!("{uid} gets {id}, which {other} has"));
@@ -553,7 +561,7 @@ impl World {
         for (id, place) in devices_of(&pod.placement()) {
             let found = mig.instances().find(|(uuid, ..)| *uuid == id);
             let Some((_, gpu, instance)) = found else {
-                if pod.era == mig.era {
+                if pod.era == mig.era && mig.is_of_gpus(&id) {
                     broken = Some(format!("{uid} starts on {id}, which is not on {}", node.name));
                 }
                 if broken.is_none() {
@@ -601,6 +609,17 @@ impl World {
         }
     }
 
+    /// Whether no instance is made for a pod any more: others made it, its GPU is gone, or an administrator has
+    /// taken its place.
+    pub(super) fn is_lost(&self, pod: &Pod) -> bool {
+        let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
+        let places = pod.places();
+        self.settings.has_mig
+            && (places.is_empty()
+                || !places.iter().all(|(gpu, ..)| has(gpu))
+                || self.has_foreign(&places))
+    }
+
     /// Whether others made an instance on one of the GPUs of these places.
     fn has_foreign(&self, places: &[(String, String, u32)]) -> bool {
         let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
@@ -616,13 +635,7 @@ impl World {
     pub(super) fn check_mig_end(&self) -> Result<(), String> {
         let is_old = |since: u64| since + SETTLED_WITHIN < self.now;
         let is_late = |(uid, pod): &(&String, &Pod)| {
-            // One that others made is not made again, and none on a GPU that is gone.
-            let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
-            let places = pod.places();
-            let is_lost = places.is_empty()
-                || !places.iter().all(|(gpu, ..)| has(gpu))
-                || self.has_foreign(&places); // an administrator has taken its place
-            let runs = self.processes.contains_key(*uid) || pod.is_deleting || is_lost;
+            let runs = self.processes.contains_key(*uid) || pod.is_deleting || self.is_lost(pod);
             pod.is_placed() && !runs && is_old(pod.bound)
         };
         if let Some((uid, pod)) = self.api.pods.iter().find(is_late) {

@@ -60,6 +60,27 @@ fn an_instance_is_known_as_made_here_from_its_beginning_to_its_end() {
 }
 
 #[test]
+fn an_instance_that_others_made_at_that_moment_is_theirs_and_no_order_removes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), None);
+    made.begin(work(3, true)).unwrap();
+    made.begin(work(4, true)).unwrap();
+    let there = layout(&[(3, &["MIG-3"]), (4, &["MIG-4"]), (5, &["MIG-5"])]);
+    made.refused(&work(3, true), &there[0]);
+    made.settle(&there).unwrap();
+    assert!(!made.has_made(&instance("MIG-3", 3)) && made.has_made(&instance("MIG-4", 4)));
+    let remove = ["MIG-3", "MIG-4", "MIG-5"].map(str::to_owned).into();
+    let orders = MigOrders { term: 7, remove, ..MigOrders::default() };
+    let own = made.own(&orders);
+    assert_eq!((own.term, own.remove), (7, vec!["MIG-4".to_owned()]));
+    // A part of it that a refused call left is still its own.
+    made.begin(work(6, true)).unwrap();
+    let part = layout(&[(6, &[])]);
+    made.refused(&work(6, true), &part[0]);
+    assert_eq!(made.unfinished(), [work(6, true)]);
+}
+
+#[test]
 fn what_a_crash_left_stays_noted_until_it_is_settled() {
     let folder = tempfile::tempdir().unwrap();
     let mut made = MadeInstances::read(folder.path(), None);

@@ -70,6 +70,10 @@ function state(node, device) {
 const of = (mib, device) => gib(mib) + (device.capacityMib ? " (" + (100 * mib / device.capacityMib).toFixed(0) + " %)" : "");
 
 function gpuBody(node, device, openPod) {
+  if (device.migUnits) {
+    const divided = gib(device.capacityMib) + ", divided into " + count(device.migUnits, "unit", "units");
+    return [facts([["Model", device.model], ["UUID", device.id], ["State", state(node, device)], ["Memory", divided]]), ...layoutOf(node, device)];
+  }
   const body = [facts([
     ["Model", device.model + (device.migProfile ? " " + device.migProfile : "")],
     ["UUID", device.id],

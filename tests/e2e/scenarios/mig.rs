@@ -1,0 +1,339 @@
+//! MIG instances on demand: real kube-scheduler and extender, the agent as it runs on a node, and a
+//! stand-in for NVML. Judged by the pods of the API server and the instances of the stand-in alone.
+//!
+//! `GPUPACK_FAULTS_MINUTES=30 cargo test --features e2e --test e2e mig -- --nocapture` lets faults happen
+//! for that long, without the variable for 20 seconds. `GPUPACK_E2E_SEED` decides what happens when.
+//! `GPUPACK_SHOTS=FOLDER` leaves pictures of the page there, with Chromium.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+
+use crate::checker::PLACEMENT;
+use crate::clock;
+use crate::fleet::{A100, Fleet};
+use crate::leash::Leash;
+use crate::node::driver::built_library;
+use crate::pods::PodPlan;
+use crate::testbed::{Setup, Stage, scenario_within};
+use crate::watching::is_bound;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+const GPU: &str = "GPU-mig-on-demand";
+
+/// The call of the driver that makes an instance, and its answer while something uses the GPU.
+const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+const IN_USE: u32 = 19;
+
+/// A call of the driver takes so long, as on a real GPU.
+const CALL_MS: u64 = 150;
+
+/// Memory in MiB, and the profile of an A100 with 80 GB that it gets.
+const REQUESTS: [(u64, &str); 4] =
+    [(9_000, "1g.10gb"), (18_000, "1g.20gb"), (38_000, "3g.40gb"), (70_000, "7g.80gb")];
+
+/// An instance as the stand-in has it: profile and first unit.
+type Instances = BTreeMap<String, (String, u64)>;
+
+/// A node with one GPU in MIG mode and an agent.
+struct Node {
+    folder: PathBuf,
+    name: String,
+    boot: u64,
+    agent: Leash,
+}
+
+impl Node {
+    fn start(stage: &Stage) -> Self {
+        let folder = stage.folder();
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let library = built_library().expect("cargo builds it");
+        std::fs::copy(library, folder.join("libnvidia-ml.so.1")).expect("a copy");
+        let name = stage.fleet.nodes[0].name.clone();
+        play(&folder, 0, &json!({}));
+        let agent = start_agent(stage, &folder, &name);
+        Self { folder, name, boot: 0, agent }
+    }
+
+    /// The agent ends, and another one begins.
+    fn restart_agent(&mut self, stage: &Stage) {
+        self.agent.kill();
+        self.agent = start_agent(stage, &self.folder, &self.name);
+    }
+
+    /// The node boots: no instance is left.
+    fn boot(&mut self, stage: &Stage) {
+        self.agent.kill();
+        self.boot += 1;
+        play(&self.folder, self.boot, &json!({}));
+        self.agent = start_agent(stage, &self.folder, &self.name);
+    }
+
+    /// The instances that exist, by UUID.
+    fn instances(&self) -> Instances {
+        let read = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        let made: Value = serde_json::from_str(&read("instances.json")).unwrap_or_default();
+        let all = made["gpus"][GPU].as_array().into_iter().flatten();
+        let is_of_boot = made["boot"] == self.boot;
+        let named = all.filter(|_| is_of_boot).filter_map(|instance| {
+            let uuid = instance["computes"][0]["uuid"].as_str()?.to_owned();
+            let profile = self.profile(instance["profile"].as_u64()?)?;
+            Some((uuid, (profile, instance["start"].as_u64()?)))
+        });
+        named.collect()
+    }
+
+    /// The name of a profile by its number.
+    fn profile(&self, id: u64) -> Option<String> {
+        let text = include_str!("../../harness/fake_nvml/profiles.json");
+        let profiles: Value = serde_json::from_str(text).expect("it is part of the source");
+        let mut of_model = profiles["A100-80"].as_array().into_iter().flatten();
+        let found = of_model.find(|it| it["id"] == id)?;
+        found["name"].as_str().map(str::to_owned)
+    }
+}
+
+/// Changes the hardware.
+fn play(folder: &Path, boot: u64, failures: &Value) {
+    let random = folder.join("proc/sys/kernel/random");
+    std::fs::create_dir_all(&random).expect("a folder");
+    std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
+    let scenario = json!({"boot": boot, "failures": failures, "delays_ms": {CREATE: CALL_MS}, "gpus": [
+        {"uuid": GPU, "name": "NVIDIA A100-SXM4-80GB", "total_mib": 81920, "reserved_mib": 634,
+            "mig": [], "mig_model": "A100-80"},
+    ]});
+    // In one step: the library reads at any time.
+    std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a file");
+    std::fs::rename(folder.join("next.json"), folder.join("scenario.json")).expect("a file");
+}
+
+fn start_agent(stage: &Stage, folder: &Path, node: &str) -> Leash {
+    let path = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
+    let flags = [
+        ("--node", node.to_owned()),
+        ("--nvml-library", path("libnvidia-ml.so.1")),
+        ("--proc-root", path("proc")),
+        ("--kubelet-socket", path("kubelet.sock")),
+        ("--mig-folder", path("mig")),
+        ("--metrics-listen", "127.0.0.1:0".to_owned()),
+    ];
+    let flags = flags.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]))
+}
+
+/// What runs, as kubelet would have it: the UUID on which the container of each pod started.
+#[derive(Default)]
+struct Kubelet {
+    running: BTreeMap<String, String>,
+    starts: usize,
+}
+
+/// The annotation of a placement, of a bound pod.
+fn placement(pod: &Pod) -> Option<Value> {
+    pod.spec.as_ref()?.node_name.as_ref()?;
+    let text = pod.metadata.annotations.as_ref()?.get(PLACEMENT)?;
+    serde_json::from_str(text).ok()
+}
+
+fn name(pod: &Pod) -> String {
+    pod.metadata.name.clone().expect("it has one")
+}
+
+impl Kubelet {
+    /// Looks at the pods: those whose instance is there start on it. It must be as requested, lie where the
+    /// placement says, and be used by no other pod.
+    fn look(&mut self, node: &Node, pods: &[Pod]) {
+        let instances = node.instances();
+        let is_there = |pod: &str| pods.iter().any(|it| name(it) == pod);
+        self.running.retain(|pod, uuid| is_there(pod) && instances.contains_key(uuid));
+        for pod in pods {
+            let Some(placement) = placement(pod) else { continue };
+            let device = &placement["devices"][0];
+            let uuid = device["id"].as_str().expect("a UUID").to_owned();
+            let Some((profile, start)) = instances.get(&uuid) else { continue };
+            let wanted = pod.metadata.labels.as_ref().and_then(|labels| labels.get("profile"));
+            let without_media = profile.trim_end_matches("+me");
+            let wanted = wanted.map(String::as_str);
+            assert_eq!(Some(without_media), wanted, "{} starts on {uuid}", name(pod));
+            assert_eq!(device["mig"]["start"], *start, "{} starts on {uuid}", name(pod));
+            let mut others = self.running.iter().filter(|(other, _)| **other != name(pod));
+            let other = others.find(|(_, on)| **on == uuid);
+            assert_eq!(other, None, "{} starts on {uuid}", name(pod));
+            let before = self.running.insert(name(pod), uuid.clone());
+            self.starts += usize::from(before != Some(uuid));
+        }
+    }
+}
+
+async fn pods(stage: &Stage) -> Vec<Pod> {
+    stage.cluster.pods().list(&ListParams::default()).await.expect("pods can be listed").items
+}
+
+fn plan(name: &str, (mib, profile): (u64, &str)) -> PodPlan {
+    PodPlan::memory(name, mib)
+        .annotated("gpupack.dev/isolation", "hardware")
+        .labelled("profile", profile)
+}
+
+/// Waits until each bound pod runs, and no other instance is left.
+async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Duration {
+    let started = clock::now();
+    loop {
+        let pods = pods(stage).await;
+        kubelet.look(node, &pods);
+        let bound = pods.iter().filter(|pod| placement(pod).is_some()).count();
+        let instances = node.instances();
+        if kubelet.running.len() == bound && instances.len() == bound {
+            return started.elapsed();
+        }
+        let running = &kubelet.running;
+        assert!(started.elapsed() < LIMIT, "{bound} bound, {running:?} run, {instances:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A picture of the page with the drawer of the GPU open, if a folder is named.
+fn shot(stage: &Stage, node: &Node, name: &str) {
+    let Some(folder) = clock::variable("GPUPACK_SHOTS") else { return };
+    let page = format!("http://{}/#open=gpu:{}%2F0", stage.extender.page_address(), node.name);
+    let file = format!("--screenshot={folder}/{name}.png");
+    let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,760"];
+    // The page never ends to load: events come as long as it is open.
+    let limits = ["20", "chromium", "--timeout=9000"];
+    let taken = Command::new("timeout").args(limits).args(flags).args([&file, &page]).output();
+    taken.expect("chromium is installed");
+}
+
+#[test]
+fn pods_get_mig_instances_that_are_made_for_them() {
+    let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
+    let time = Duration::from_secs((60 * minutes).max(20));
+    scenario_within("mig", time + 6 * LIMIT, |bed| async move {
+        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+        let fleet = Fleet::new().with("mig", 1, (1, A100));
+        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        stage.stop_agents();
+        let mut node = Node::start(&stage);
+        let mut kubelet = Kubelet::default();
+        until_divided(&stage).await;
+        shot(&stage, &node, "mig-1");
+        let mut times = Vec::new();
+        for (pod, request) in [("a", REQUESTS[1]), ("b", REQUESTS[0]), ("c", REQUESTS[2])] {
+            stage.cluster.add_pods(&[plan(pod, request)]).await;
+            times.push(
+                stage.watching.until("bound", LIMIT, |pods| is_bound(pods, pod)).await.as_millis(),
+            );
+            shot(&stage, &node, &format!("mig-{}", 1 + times.len()));
+        }
+        until_settled(&stage, &node, &mut kubelet).await;
+        stage.figure(&format!("bound after {times:?} ms, each with an instance made for it"));
+        stage.cluster.delete_pod("a").await;
+        let gone = until_settled(&stage, &node, &mut kubelet).await;
+        stage.figure(&format!("an instance is removed {} ms after its pod", clock::ms(gone)));
+        shot(&stage, &node, "mig-5");
+        // Beside c there is a place for one of two; what waits gets the place of c.
+        stage.cluster.delete_pod("b").await;
+        stage.cluster.add_pods(&[plan("d", REQUESTS[2]), plan("e", REQUESTS[2])]).await;
+        let waits = |pods: &_| is_bound(pods, "d") != is_bound(pods, "e");
+        stage.watching.until("one of two bound", LIMIT, waits).await;
+        explained(&stage).await;
+        stage.cluster.delete_pod("c").await;
+        let both = |pods: &_| is_bound(pods, "d") && is_bound(pods, "e");
+        let waited = stage.watching.until("both bound", LIMIT, both).await;
+        stage.figure(&format!("a pod that waited is bound {} ms after another", clock::ms(waited)));
+        until_settled(&stage, &node, &mut kubelet).await;
+        node.boot(&stage);
+        let again = until_settled(&stage, &node, &mut kubelet).await;
+        stage.figure(&format!("made again {} ms after a boot", clock::ms(again)));
+        faults(&mut stage, &mut node, &mut kubelet, time).await;
+    });
+}
+
+/// Waits until the extender knows what can be made.
+async fn until_divided(stage: &Stage) {
+    let started = clock::now();
+    while !stage.extender.page("/v1/state").await.contains("\"migUnits\":8") {
+        assert!(started.elapsed() < LIMIT, "the agent does not say what it can make");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The pod that waits is told whose end makes a place.
+async fn explained(stage: &Stage) {
+    let waits = stage.watching.ask(|pods| if is_bound(pods, "d") { "e" } else { "d" });
+    let path = format!("/v1/explain?pod={}/{waits}", stage.cluster.namespace);
+    let started = clock::now();
+    loop {
+        let explained = stage.extender.page(&path).await;
+        if explained.contains("3g.40gb at unit") && explained.contains("it fits on node") {
+            return;
+        }
+        assert!(started.elapsed() < LIMIT, "{explained}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Faults for a while, and then none: no start on a wrong instance, and everything settles.
+async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time: Duration) {
+    let seed = u64::try_from(clock::number("GPUPACK_E2E_SEED", 1)).expect("64 bits");
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let (began, mut created, mut counts) = (clock::now(), 0, BTreeMap::new());
+    let mut refuses = false;
+    while began.elapsed() < time {
+        let all = pods(stage).await;
+        kubelet.look(node, &all);
+        let what = match rng.random_range(0..100) {
+            0..30 if all.len() < 8 => {
+                created += 1;
+                let request = REQUESTS[[0, 0, 0, 1, 1, 2, 3][rng.random_range(0..7)]];
+                stage.cluster.add_pods(&[plan(&format!("p{created}"), request)]).await;
+                "pods"
+            }
+            30..50 if !all.is_empty() => {
+                let gone = &all[rng.random_range(0..all.len())];
+                stage.cluster.delete_pod(&name(gone)).await;
+                "ends"
+            }
+            50..53 => {
+                node.restart_agent(stage);
+                "agents killed"
+            }
+            53..55 => {
+                node.boot(stage);
+                "boots"
+            }
+            55..57 => {
+                stage.extender.kill();
+                stage.extender.start_again().await;
+                "extenders killed"
+            }
+            57..60 => {
+                refuses = !refuses;
+                let code = if refuses { IN_USE } else { 0 };
+                play(&node.folder, node.boot, &json!({CREATE: code}));
+                "refusals"
+            }
+            _ => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+        };
+        *counts.entry(what).or_insert(0) += 1;
+    }
+    play(&node.folder, node.boot, &json!({}));
+    let settled = until_settled(stage, node, kubelet).await;
+    stage.figure(&format!(
+        "{} s of faults {counts:?}: {} starts, none on a wrong instance; settled after {} ms",
+        time.as_secs(),
+        kubelet.starts,
+        clock::ms(settled)
+    ));
+}

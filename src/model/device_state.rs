@@ -278,9 +278,10 @@ impl DeviceState {
     }
 
     /// The pods that run here, each with what it requests: tenants that are not guests elsewhere, and
-    /// guests.
+    /// guests. A list that shows a pod here is newer than what the watch has shown of its move.
     pub fn running(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
-        self.users().filter(|(uid, _)| self.guests.contains_key(*uid) || !self.away.contains(uid))
+        let is_here = |uid: &PodUid| !self.away.contains(uid) || self.covered(uid) > MemMib::ZERO;
+        self.users().filter(move |(uid, _)| self.guests.contains_key(*uid) || is_here(uid))
     }
 
     /// Whether a tenant runs on another device.

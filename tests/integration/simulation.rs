@@ -213,8 +213,8 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// Binds that the extender has answered, with the error.
-type Answered = Arc<Mutex<Vec<(Caller, String)>>>;
+/// Binds that the extender has answered: who called, when, and the error.
+type Answered = Arc<Mutex<Vec<(Caller, u64, String)>>>;
 
 struct World {
     settings: Settings,

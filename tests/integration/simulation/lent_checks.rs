@@ -18,9 +18,6 @@ use super::lent::{client_limit, requested};
 use super::replica::Replica;
 use super::scheduling::HTTP_TIMEOUT;
 
-/// A second kube-scheduler may call *bind* for a pod so shortly before the Binding of the first call.
-const BOTH_CALL: u64 = 20;
-
 /// Use above a request that counts as nothing: `unmanaged_tolerance_mib`.
 const TOLERANCE: u64 = 128;
 
@@ -179,8 +176,9 @@ impl World {
     ) -> Result<(), String> {
         let placement = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
         let placement: Value = serde_json::from_str(placement).unwrap_or_default();
-        let called = replica.calls.get(uid).copied().unwrap_or_default();
-        let called = called.min(self.now.saturating_sub(BOTH_CALL));
+        // Several clients may call at the same time: it may be the bind of the first one.
+        let open = replica.open_calls.get(uid).and_then(BTreeSet::first);
+        let called = open.copied().unwrap_or_default();
         for device in placement["devices"].as_array().into_iter().flatten() {
             let id = device["id"].as_str().unwrap_or_default();
             let coming = (uid, device["mib"].as_u64().unwrap_or_default());

@@ -88,7 +88,10 @@ impl World {
         self.plan_list(life);
         self.end_replaced(life);
         let answered = std::mem::take(&mut *self.answered.lock().expect("no panic"));
-        for (caller, error) in answered {
+        for (caller, called, error) in answered {
+            let replica = self.process_mut(life);
+            let open = replica.and_then(|replica| replica.open_calls.get_mut(&caller.uid));
+            open.into_iter().for_each(|open| _ = open.remove(&called));
             if error.contains("a bug in gpupack") {
                 self.broke(format!("the bind of {} panicked", caller.uid));
             }

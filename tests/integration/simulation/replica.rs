@@ -76,6 +76,8 @@ pub(super) struct Replica {
     pub(super) checked: usize,
     /// When *bind* was called last for each pod.
     pub(super) calls: BTreeMap<String, u64>,
+    /// When each call of *bind* came that has no answer yet, by pod.
+    pub(super) open_calls: BTreeMap<String, BTreeSet<u64>>,
     /// Where *filter* passed each pod.
     pub(super) passed: BTreeMap<String, BTreeSet<String>>,
     /// Pods that *bind* was called for before *filter* passed any node: an earlier process may have.
@@ -167,6 +169,7 @@ impl Replica {
             was_ready: false,
             checked: 0,
             calls: BTreeMap::new(),
+            open_calls: BTreeMap::new(),
             passed: BTreeMap::new(),
             unfiltered: BTreeSet::new(),
             holds: BTreeMap::new(),

@@ -233,6 +233,7 @@ impl World {
         };
         replica.set_time(now);
         replica.calls.insert(caller.uid.clone(), now);
+        replica.open_calls.entry(caller.uid.clone()).or_default().insert(now);
         replica.under_way += 1;
         if replica.passed.get(&caller.uid).is_none_or(BTreeSet::is_empty) {
             replica.unfiltered.insert(caller.uid.clone());
@@ -242,7 +243,7 @@ impl World {
             let (answer, _) = binding::bind(&app, body.as_bytes()).await.expect("a good body");
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
             let error = answer["Error"].as_str().unwrap_or_default().to_owned();
-            answered.lock().expect("no panic").push((caller, error));
+            answered.lock().expect("no panic").push((caller, now, error));
         });
         self.step(life, Event::Changed);
     }

@@ -341,10 +341,18 @@ impl DeviceState {
     /// pods. It is not free. For listed processes of ended pods it is at least 1 MiB, up to the
     /// drain limit, so that no pod gets the whole device beside them.
     pub fn unallocated_use(&self) -> MemMib {
-        if self.leftovers.values().all(|leftover| leftover.is_over) {
-            return self.unallocated_use;
+        match self.leftovers.values().all(|leftover| leftover.is_over) {
+            true => self.used_by_others(),
+            false => self.used_by_others().max(MemMib::new(1)),
         }
-        self.unallocated_use.max(self.outside).max(MemMib::new(1))
+    }
+
+    /// The same as it was seen, also where no list has shown yet who uses nothing.
+    pub(crate) fn used_by_others(&self) -> MemMib {
+        match self.leftovers.values().all(|leftover| leftover.is_over) {
+            true => self.unallocated_use,
+            false => self.unallocated_use.max(self.outside),
+        }
     }
 
     /// The worse of the health in the inventory and that in the last report.

@@ -65,7 +65,7 @@ impl DeviceState {
             Taken::Request => Some(demand.memory),
             Taken::Use => demand.memory.checked_add(self.borrowed_memory(uid, demand, tolerance)),
         });
-        let mut taken = taken.chain([Some(self.unallocated_use())]);
+        let mut taken = taken.chain([Some(self.used_by_others())]);
         let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
         taken.unwrap_or(BEYOND.memory)
     }

@@ -91,6 +91,21 @@ fn use_that_no_list_explains_yet_is_not_free() {
 }
 
 #[test]
+fn no_pod_gives_memory_back_because_another_may_have_ended() {
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 300));
+    let seen = DeviceUse {
+        used: Some(MemMib::new(1_000)),
+        processes: None,
+        ..DeviceUse::idle(DeviceId::new("A").unwrap())
+    };
+    node.observe(&[seen], Timestamp::START);
+    observe(&mut node, "A", &[("p", 1_000)]);
+    assert_eq!(owing(&node), [""; 0], "it uses all of the memory, and no other pod is there");
+    assert!(!is_short_of_memory(&node, node.devices().iter()));
+}
+
+#[test]
 fn memory_is_given_back_when_others_request_it() {
     let mut node = lending_memory("A:1000/1000", 1_000);
     let with_priority = |name: &str, part, priority| {

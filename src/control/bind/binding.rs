@@ -221,34 +221,45 @@ async fn bind_pod(call: &Call<'_>) -> Result<(), BindError> {
     let now = app.clock.now();
     let (_, events) = app.ledger.reserve_for_bind(&pod.pod, &args.node, &query, now)?;
     app.outbox.push(events);
+    bind_reserved(call, &mut lock, &pod, (&query, has_kept)).await
+}
+
+/// Binds a pod that has a reservation.
+async fn bind_reserved(
+    call: &Call<'_>,
+    lock: &mut BindLock<'_>,
+    pod: &SeenPod,
+    kept: (&PlacementRequest, Kept),
+) -> Result<(), BindError> {
+    let (Call { app, args, .. }, uid) = (call, &pod.pod.uid);
     recall(app, Some(&args.node));
     take_back(app, Some(&args.node));
     let placement = match wait_for_guests(call, &pod.pod).await {
         Ok(placement) => placement,
         Err(error) => {
-            let error = taken_back(app, &mut lock, &uid, error);
-            keep_room(call, &pod, (&query, has_kept), &error);
+            let error = taken_back(app, lock, uid, error);
+            keep_room(call, pod, kept, &error);
             return Err(error);
         }
     };
     match &app.truth {
-        Truth::Ledger => app.ledger.confirm(&uid),
+        Truth::Ledger => app.ledger.confirm(uid),
         Truth::Cluster(cluster) => {
-            if let Err(error) = post(call, cluster, &mut lock, &pod, &placement).await {
+            if let Err(error) = post(call, cluster, lock, pod, &placement).await {
                 // An earlier Binding of the pod to this node has succeeded.
-                if is_bound_there(app, &uid, &args.node) {
+                if is_bound_there(app, uid, &args.node) {
                     return Ok(());
                 }
                 if matches!(error, BindError::Lost) {
-                    keep_room(call, &pod, (&query, has_kept), &error);
+                    keep_room(call, pod, kept, &error);
                 }
                 return Err(error);
             }
-            app.tell_placed(&pod, &placement);
-            app.tell_small(&pod, &placement);
+            app.tell_placed(pod, &placement);
+            app.tell_small(pod, &placement);
         }
     }
-    placed(app, &pod, &placement);
+    placed(app, pod, &placement);
     Ok(())
 }
 

@@ -168,11 +168,7 @@ impl Ledger {
                     let held = moved(fact, held, now);
                     let is_known = |written: &Placement| is_written(written, &held.placement);
                     is_edited = !written.as_ref().is_some_and(is_known);
-                    let mut now_held = kept(fact, &held);
-                    if let Some(written) = written {
-                        node_state.take_written(&mut now_held.placement, written);
-                    }
-                    node_state.allocate(now_held);
+                    node_state.allocate(kept(fact, &held, node_state));
                 }
                 (None, Some(written)) => {
                     let request = fact.request.clone();
@@ -327,15 +323,18 @@ fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>
 }
 
 /// A reservation with the devices and request that it already had, and the rest as the API server
-/// has it now.
-fn kept(fact: &PodFact, held: &Reservation) -> Reservation {
+/// has it now. MIG instances that were made again are those that are written, once they are there.
+fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservation {
     match held.state {
         ReservationState::Draining { .. } => held.clone(),
         ReservationState::Assumed { .. } | ReservationState::Confirmed => {
             let request = held.request.clone().or_else(|| fact.request.clone());
             let (departure, borrowed) = (held.departure, held.borrowed);
-            let confirmed = confirmed(fact, held.placement.clone(), request);
-            Reservation { departure, borrowed, ..confirmed }
+            let mut placement = held.placement.clone();
+            if let Some(written) = &fact.placement {
+                node_state.take_written(&mut placement, written);
+            }
+            Reservation { departure, borrowed, ..confirmed(fact, placement, request) }
         }
     }
 }

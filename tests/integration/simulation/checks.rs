@@ -313,17 +313,7 @@ impl World {
             }
         }
         self.check_mig_end()?;
-        let ledger = &replica.app.ledger;
-        let differs = |(uid, pod): &(&String, &Pod)| {
-            let held = ledger.reservation(&PodUid::new(uid.as_str()));
-            let is_seen = replica.seen == self.api.log.len() && pod.is_placed();
-            let is_late = pod.bound + DRAINED_WITHIN * 1_000 < self.now && !self.is_lost(pod);
-            is_seen && is_late && held.is_some_and(|held| held_takes(&held) != pod.takes)
-        };
-        if let Some((uid, pod)) = self.api.pods.iter().find(differs) {
-            let held = ledger.reservation(&PodUid::new(uid.as_str()));
-            return Err(format!("{uid} has {:?}, and held at the end is {held:?}", pod.takes));
-        }
+        self.check_uuids(replica)?;
         // A MIG instance is its pod's as a whole, whatever amounts are written.
         let ids = |takes: &[Take]| -> Vec<String> { takes.iter().map(|it| it.0.clone()).collect() };
         let edited = |pod: &&Pod| {
@@ -350,6 +340,23 @@ impl World {
             )),
             None => Ok(()),
         }
+    }
+
+    /// At the end the ledger has the devices that are written on the pods, MIG instances that were made again
+    /// included.
+    fn check_uuids(&self, replica: &Replica) -> Result<(), String> {
+        let ledger = &replica.app.ledger;
+        let differs = |(uid, pod): &(&String, &Pod)| {
+            let held = ledger.reservation(&PodUid::new(uid.as_str()));
+            let is_seen = replica.seen == self.api.log.len() && pod.is_placed();
+            let is_late = pod.bound + DRAINED_WITHIN * 1_000 < self.now && !self.is_lost(pod);
+            is_seen && is_late && held.is_some_and(|held| held_takes(&held) != pod.takes)
+        };
+        if let Some((uid, pod)) = self.api.pods.iter().find(differs) {
+            let held = ledger.reservation(&PodUid::new(uid.as_str()));
+            return Err(format!("{uid} has {:?}, and held at the end is {held:?}", pod.takes));
+        }
+        Ok(())
     }
 
     /// The pods that wait and fit on a node that kube-scheduler would choose, each with that node.

@@ -19,9 +19,6 @@ fn caught(fault: Mutation, seeds: std::ops::Range<u64>) -> Option<(Settings, Str
     let found = all.find_map(|settings| {
         let is_traced = text("SIM_TRACED").is_some();
         let broken = run(&settings, is_traced).err()?;
-        if is_traced {
-            println!("{broken}");
-        }
         Some((settings, broken))
     });
     mutate(None);
@@ -47,6 +44,9 @@ fn each_mutation_is_caught() {
     let work = || {
         while let Some(fault) = chosen.get(next.fetch_add(1, Relaxed)) {
             let found = caught(**fault, seeds.clone());
+            if let Some((_, broken)) = found.as_ref().filter(|_| text("SIM_TRACED").is_some()) {
+                println!("{broken}");
+            }
             let (seed, broken) = found.map_or_else(Default::default, |(settings, broken)| {
                 (settings.seed.to_string(), first_line(&broken))
             });

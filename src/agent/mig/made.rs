@@ -42,10 +42,8 @@ struct Content {
 pub struct MadeInstances {
     folder: PathBuf,
     content: Content,
-    /// How many instances were noted by this run of the agent.
-    noted: u64,
-    /// For each instance of this run: the value of `noted` then.
-    noted_at: BTreeMap<String, u64>,
+    /// How often this run of the agent has changed an instance, or noted what became of a change.
+    changes: u64,
 }
 
 impl MadeInstances {
@@ -63,8 +61,7 @@ impl MadeInstances {
             }
         };
         let content = Content { boot, ..content };
-        let (noted, noted_at) = (0, BTreeMap::new());
-        Self { folder: folder.to_owned(), content, noted, noted_at }
+        Self { folder: folder.to_owned(), content, changes: 0 }
     }
 
     /// What is not done yet.
@@ -77,6 +74,7 @@ impl MadeInstances {
     /// # Errors
     /// The file cannot be written; nothing is noted then.
     pub fn begin(&mut self, work: Unfinished) -> io::Result<()> {
+        self.changes += 1;
         let mut next = self.content.clone();
         next.unfinished.retain(|it| !it.is_same_place(&work));
         next.unfinished.push(work);
@@ -109,14 +107,10 @@ impl MadeInstances {
         while next.made.len() > MAX_INSTANCES {
             next.made.pop_last();
         }
-        for uuid in next.made.keys().filter(|uuid| !self.content.made.contains_key(*uuid)) {
-            self.noted += 1;
-            self.noted_at.insert(uuid.clone(), self.noted);
-        }
-        self.noted_at.retain(|uuid, _| next.made.contains_key(uuid));
         if next == self.content {
             return Ok(());
         }
+        self.changes += 1;
         self.content = next.clone();
         self.replace(next)
     }
@@ -133,21 +127,24 @@ impl MadeInstances {
         let there = layout.instances.iter().find(|it| work.is(layout, it));
         if there.is_some_and(|it| !it.devices.is_empty()) {
             self.content.unfinished.retain(|it| !it.is_same_place(work));
+            self.changes += 1;
         }
     }
 
-    /// How many instances were noted so far, for [`MadeInstances::forget_absent`].
-    pub fn noted(&self) -> u64 {
-        self.noted
+    /// How often instances were changed so far, for [`MadeInstances::forget_absent`].
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Forgets the instances that an inventory lacks though it has their GPU: a later one may get
-    /// the same UUID. `noted` is [`MadeInstances::noted`] from before the inventory was read, since it
-    /// may lack younger instances.
-    pub fn forget_absent(&mut self, inventory: &[DeviceReport], noted: u64) {
+    /// the same UUID. `changes` is [`MadeInstances::changes`] from before the inventory was read: one that
+    /// was read during a change may lack instances that are there.
+    pub fn forget_absent(&mut self, inventory: &[DeviceReport], changes: u64) {
+        if changes != self.changes || !self.content.unfinished.is_empty() {
+            return;
+        }
         let has = |uuid: &String| inventory.iter().any(|it| it.uuid == *uuid);
-        let at = |uuid: &String| self.noted_at.get(uuid).copied().unwrap_or(0);
-        let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid) || at(uuid) > noted;
+        let is_kept = |uuid: &String, gpu: &String| !has(gpu) || has(uuid);
         if self.content.made.iter().all(|(uuid, gpu)| is_kept(uuid, gpu)) {
             return;
         }

@@ -103,12 +103,12 @@ impl MigOnDemand {
     }
 
     /// Marks the instances of an inventory that were made here, and forgets those that it lacks.
-    /// `noted` is [`MadeInstances::noted`] from before the inventory was read.
-    pub fn mark(&self, inventory: &mut [DeviceReport], noted: u64) {
+    /// `changes` is [`MadeInstances::changes`] from before the inventory was read.
+    pub fn mark(&self, inventory: &mut [DeviceReport], changes: u64) {
         let mut made = self.made();
         for device in inventory.iter_mut() {
             device.made_here = made.has_made(device);
         }
-        made.forget_absent(inventory, noted);
+        made.forget_absent(inventory, changes);
     }
 }

@@ -155,9 +155,9 @@ impl NvmlProbe {
         sweeper.sweep()
     }
 
-    /// The sample of a sweep, with the known devices that did not answer. `noted` says how many
-    /// instances were noted as made here before the sweep.
-    fn settle(&mut self, sweep: Sweep, open: &mut Opened, noted: u64) -> Sample {
+    /// The sample of a sweep, with the known devices that did not answer. `changes` says how often
+    /// instances were changed here before the sweep.
+    fn settle(&mut self, sweep: Sweep, open: &mut Opened, changes: u64) -> Sample {
         let Sweep { seen, mut failures } = sweep;
         let mut seen = distrust_duplicates(seen);
         seen.retain(|device| {
@@ -194,7 +194,7 @@ impl NvmlProbe {
             seen.into_iter().map(|device| (device.report, device.usage)).unzip();
         inventory.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         if let Some(on_demand) = &self.on_demand {
-            on_demand.mark(&mut inventory, noted);
+            on_demand.mark(&mut inventory, changes);
         }
         Sample {
             inventory: inventory.into(),
@@ -352,9 +352,9 @@ impl NvmlProbe {
         };
         let has_ended = self.watched.forget_ended(&self.pods);
         let processes = if has_ended { ProcessSampling::List } else { processes };
-        let noted = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().noted());
+        let changes = self.on_demand.as_ref().map_or(0, |on_demand| on_demand.made().changes());
         let sweep = self.sweep(&mut open, processes, now)?;
-        let mut sample = self.settle(sweep, &mut open, noted);
+        let mut sample = self.settle(sweep, &mut open, changes);
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);
         sample.has_unwatched_pods = self.watched.lacks_a_pod();

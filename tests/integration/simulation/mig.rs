@@ -179,7 +179,7 @@ impl MigNode {
 
     /// The devices of the node, as its agent reports them, and the uses of those that have any.
     pub(super) fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
-        let noted = self.on_demand.made().noted();
+        let changes = self.on_demand.made().changes();
         let (mut devices, mut used) = (Vec::new(), Vec::new());
         for (index, gpu) in (0..).zip(&self.gpus) {
             let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
@@ -200,7 +200,7 @@ impl MigNode {
                 }
             }
         }
-        self.on_demand.mark(&mut devices, noted);
+        self.on_demand.mark(&mut devices, changes);
         (devices, used)
     }
 

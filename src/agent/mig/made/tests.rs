@@ -123,15 +123,19 @@ fn an_instance_that_is_gone_is_forgotten_and_a_younger_one_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut made = MadeInstances::read(folder.path(), None);
     let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
-    let begun_at = made.noted();
+    let begun_at = made.changes();
     made.begin(work(3, true)).unwrap();
     made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
     made.forget_absent(std::slice::from_ref(&gpu), begun_at);
     assert!(made.has_made(&instance("MIG-1", 3)), "the sample began before it was made");
-    made.forget_absent(&[], made.noted());
-    made.forget_absent(&[gpu.clone(), instance("MIG-1", 3)], made.noted());
+    made.begin(work(5, true)).unwrap();
+    made.forget_absent(std::slice::from_ref(&gpu), made.changes());
+    assert!(made.has_made(&instance("MIG-1", 3)), "the sample is of the time of a change");
+    made.settle(&layout(&[(3, &["MIG-1"])])).unwrap();
+    made.forget_absent(&[], made.changes());
+    made.forget_absent(&[gpu.clone(), instance("MIG-1", 3)], made.changes());
     assert!(made.has_made(&instance("MIG-1", 3)), "its GPU is not there, or both are");
-    made.forget_absent(&[gpu], made.noted());
+    made.forget_absent(&[gpu], made.changes());
     assert!(!made.has_made(&instance("MIG-1", 3)), "a reset of the GPU took it");
 }
 

@@ -353,7 +353,8 @@ impl NodeState {
     pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
-        find_instances((&self.spots, &self.devices), &mut reservation.placement, |_| true);
+        let is_any = |_: &DeviceId| true;
+        find_instances((&self.spots, &self.devices), &mut reservation.placement, is_any, is_any);
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
@@ -449,11 +450,13 @@ impl NodeState {
     }
 }
 
-/// Gives a placement the instances that are at its spots and not known yet, or else the spots.
+/// Gives a placement the instances that are at its spots and not known yet, or else the spots. Those that are
+/// `named` are other pods' own.
 fn find_instances(
     (spots, devices): (&[SpotDevice], &[DeviceState]),
     placement: &mut Placement,
     is_known: impl Fn(&DeviceId) -> bool,
+    is_named: impl Fn(&DeviceId) -> bool,
 ) {
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
         let Some(spot) = spot else { continue };
@@ -472,6 +475,12 @@ fn find_instances(
         // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
         let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
         let found = made.find(|it| it.place() == place && is_new(&it.device.id));
+        // One that others made at this place, or that the agent does not know any more: none can be made there,
+        // and no order removes it.
+        let is_its =
+            |it: &&DeviceState| it.origin == Origin::Found && it.slot.is_some() && it.lies_at(spot);
+        let given = || devices.iter().find(|it| is_its(it) && !is_named(&it.device.id));
+        let found = found.or_else(given);
         let device = found.map_or(&makeable.device, |it| &it.device);
         placed.id = device.id.clone();
         placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
@@ -642,7 +651,7 @@ impl NodeState {
         let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
         let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
         for placement in held.chain(holds).chain(standing) {
-            find_instances((&self.spots, &self.devices), placement, is_known);
+            find_instances((&self.spots, &self.devices), placement, is_known, is_named);
         }
     }
 

@@ -251,8 +251,8 @@ struct World {
     /// What was evicted for more important pods.
     preempted: Preempted,
     over_lately: OverLately,
-    /// What processes that wrote a placement knew of the MIG instances of its node.
-    mig_writes: BTreeMap<(u64, CallId), u64>,
+    /// What processes that wrote a placement knew of the MIG instances of its node, and what was wrong.
+    mig_writes: BTreeMap<(u64, CallId), (u64, Option<String>)>,
     /// What became of memory that pods use above their request.
     lent: lent_checks::Seen,
     open_group: Option<groups::Open>,

@@ -203,6 +203,12 @@ fn an_instance_stays_with_its_pod_when_the_agent_forgets_that_it_made_it() {
     bed.see(&[("MIG-1", "4g.24gb", 0, 4, false)]);
     assert_eq!((bed.of("p"), bed.fitting("4g.24gb")), ("MIG-1".to_owned(), 1));
     assert_eq!(bed.node.instance_orders(), InstanceOrders::default());
+    // After a boot it was made again, and the agent has forgotten that, too.
+    bed.see(&[]);
+    assert_eq!(bed.of("p"), "GPU-a/0/4g-24gb");
+    bed.see(&[("MIG-2", "4g.24gb", 0, 4, false)]);
+    assert_eq!(bed.of("p"), "MIG-2");
+    bed.see(&[("MIG-1", "4g.24gb", 0, 4, true)]);
     // The same UUID at another place is another instance.
     bed.see(&[("MIG-1", "2g.12gb", 0, 2, false)]);
     assert_eq!(bed.of("p"), "GPU-a/0/4g-24gb");

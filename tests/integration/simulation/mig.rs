@@ -504,22 +504,26 @@ impl World {
                 broken = Some(format!("{uid} gets {id}, which {other} has"));
             }
         }
-        self.mig_writes.insert(call, known.unwrap_or_default());
-        broken.into_iter().for_each(|broken| self.broke(broken));
+        self.mig_writes.insert(call, (known.unwrap_or_default(), broken));
     }
 
     /// Notes on a pod what the process knew that wrote its placement.
     pub(super) fn note_era(&mut self, call: (u64, CallId), uid: &str, request: &Request<Vec<u8>>) {
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let placement = body["metadata"]["annotations"][PLACEMENT].as_str();
-        let (Some(placement), Some(era)) = (placement, self.mig_writes.remove(&call)) else {
+        let (Some(placement), Some((era, broken))) = (placement, self.mig_writes.remove(&call))
+        else {
             return;
         };
         let pod = self.api.pods.get_mut(uid);
         let is_written = |pod: &&mut Pod| {
             pod.node.is_some() && pod.annotations.get(PLACEMENT).is_some_and(|it| it == placement)
         };
-        pod.filter(is_written).into_iter().for_each(|pod| pod.era = era);
+        // One that is refused, as that of a process that was replaced, does no harm.
+        if let Some(pod) = pod.filter(is_written) {
+            pod.era = era;
+            broken.into_iter().for_each(|broken| self.broke(broken));
+        }
     }
 
     /// Whether an agent made this instance, or it is gone.

@@ -28,6 +28,7 @@ use crate::hardware::units::Share;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::query::reading::Readiness;
 use crate::model::device_state::DeviceState;
+use crate::model::event::LedgerEvent;
 use crate::model::team::TeamRules;
 use crate::mutation::{Mutation, mutated};
 
@@ -247,6 +248,7 @@ async fn events(app: &Arc<App>) {
             app.outside.sleep(GATHER_FOR).await;
         }
         if !app.leading.is_here() {
+            note_made_again(app, &taken);
             until_leading(app).await;
             requeues = RequeueLoop::default();
             continue;
@@ -269,11 +271,21 @@ async fn until_leading(app: &App) {
         tokio::select! {
             biased;
             _ = leader.changed() => {}
-            _ = app.outbox.take() => {} // the leader sees the same
+            taken = app.outbox.take() => note_made_again(app, &taken), // the leader sees the same
         }
     }
     app.waiting.change_all();
     app.waiting.take_over();
+}
+
+/// Notes the MIG instances that were made again. The leader writes their UUIDs, unless it ends before: then its
+/// successor does.
+fn note_made_again(app: &App, taken: &[LedgerEvent]) {
+    for event in taken {
+        if let LedgerEvent::MadeAgain { pod } = event {
+            app.edits.note(pod, app.clock.now());
+        }
+    }
 }
 
 /// Requeues the pods that are due. It chooses them off the threads that answer calls, and pauses

@@ -353,7 +353,7 @@ impl NodeState {
     pub fn allocate(&mut self, mut reservation: Reservation) {
         let uid = reservation.pod.uid.clone();
         reservation.placement.node = self.name.clone();
-        let is_any = |_: &DeviceId| true;
+        let is_any = |_: &DeviceId| true; // the next inventory gives it what is there
         find_instances((&self.spots, &self.devices), &mut reservation.placement, is_any, is_any);
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
@@ -644,14 +644,18 @@ impl NodeState {
         let all = self.reservations.values().map(|held| &held.placement);
         let given = all.flat_map(Placement::parts).filter(|(_, spot)| spot.is_none());
         let named: BTreeSet<DeviceId> = given.map(|(placed, _)| placed.id.clone()).collect();
-        let held = self.reservations.iter_mut().map(|(_, held)| &mut held.placement);
-        let holds = self.holds.values_mut().map(|hold| &mut hold.placement);
-        let standing = self.standing.values_mut().map(|hold| &mut hold.placement);
+        let is_bound = |held: &Reservation| held.state == ReservationState::Confirmed;
+        let held = self.reservations.iter_mut();
+        let held = held.map(|(_, held)| (is_bound(held), &mut held.placement));
+        let holds = self.holds.values_mut().map(|hold| (false, &mut hold.placement));
+        let standing = self.standing.values_mut().map(|hold| (false, &mut hold.placement));
         let is_ignored = mutated(Mutation::NamedInstanceGiven);
         let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
         let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
-        for placement in held.chain(holds).chain(standing) {
-            find_instances((&self.spots, &self.devices), placement, is_known, is_named);
+        for (is_bound, placement) in held.chain(holds).chain(standing) {
+            // A pod that is not bound yet can go elsewhere.
+            let is_others = |id: &DeviceId| !is_bound || is_named(id);
+            find_instances((&self.spots, &self.devices), placement, is_known, is_others);
         }
     }
 

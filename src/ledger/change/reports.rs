@@ -275,8 +275,11 @@ impl Ledger {
         });
         let mut events: Vec<LedgerEvent> = impossible.collect();
         self.are_shapes_old.store(true, Ordering::Release);
+        // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {
-            (!node_state.spots().is_empty()).then(|| node_state.reservations().clone())
+            let mut held = node_state.reservations().values();
+            let is_made = held.any(|held| !held.placement.spots.is_empty());
+            is_made.then(|| node_state.reservations().clone())
         });
         cluster.change_classes(|classes| {
             events.extend(self.change_node(at, |node_state| {

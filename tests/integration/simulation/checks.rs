@@ -349,7 +349,8 @@ impl World {
         let differs = |(uid, pod): &(&String, &Pod)| {
             let held = ledger.reservation(&PodUid::new(uid.as_str()));
             let is_seen = replica.seen == self.api.log.len() && pod.is_placed();
-            let is_late = pod.bound + DRAINED_WITHIN * 1_000 < self.now && !self.is_lost(pod);
+            let is_late = pod.bound + DRAINED_WITHIN * 1_000 < self.now;
+            let is_late = is_late && !self.is_lost(pod) && !is_later(replica, pod);
             is_seen && is_late && held.is_some_and(|held| held_takes(&held) != pod.takes)
         };
         if let Some((uid, pod)) = self.api.pods.iter().find(differs) {
@@ -478,7 +479,7 @@ impl World {
 }
 
 /// Whether another process, whose clock is ahead, wrote the pod last: it is left alone for 300 s.
-fn is_later(replica: &Replica, pod: &Pod) -> bool {
+pub(super) fn is_later(replica: &Replica, pod: &Pod) -> bool {
     let written = pod.annotations.get(FENCE).map(|text| FenceWriter::of(text));
     written > replica.maker() && written.is_some()
 }

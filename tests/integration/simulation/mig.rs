@@ -23,6 +23,7 @@ use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
 use super::api::{PLACEMENT, Pod};
+use super::checks::is_later;
 use super::faults::Fault;
 use super::nodes::Gpu;
 use super::{What, World};
@@ -167,7 +168,7 @@ impl MigNode {
 
     /// Whether an instance is, or was, on one of the GPUs that are here.
     fn is_of_gpus(&self, uuid: &str) -> bool {
-        self.gpus.iter().any(|gpu| uuid.starts_with(&format!("MIG-{}-", gpu.uuid)))
+        self.gpus.iter().any(|gpu| uuid.starts_with(&format!("MIG-{}-at-", gpu.uuid)))
     }
 
     /// Notes what became of what was begun.
@@ -229,7 +230,7 @@ impl MigNode {
             Naming::OfBoot => (self.era, format!("-{}", step.begun.slot.start)),
             Naming::OfPlace => (0, format!("-{}", step.begun.slot.start)),
         };
-        let uuid = format!("MIG-{}-{}{place}-{salt}", step.begun.gpu, step.begun.profile);
+        let uuid = format!("MIG-{}-at-{}{place}-{salt}", step.begun.gpu, step.begun.profile);
         let devices = if is_half { Vec::new() } else { vec![uuid] };
         let Some(gpu) = self.gpus.iter_mut().find(|it| it.uuid == step.begun.gpu) else {
             return false;
@@ -619,7 +620,7 @@ impl World {
         let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
         let places = pod.places();
         self.settings.has_mig
-            && (places.is_empty()
+            && (places.len() < pod.written().len()
                 || !places.iter().all(|(gpu, ..)| has(gpu))
                 || self.has_foreign(&places))
     }
@@ -639,7 +640,9 @@ impl World {
     pub(super) fn check_mig_end(&self) -> Result<(), String> {
         let is_old = |since: u64| since + SETTLED_WITHIN < self.now;
         let is_late = |(uid, pod): &(&String, &Pod)| {
-            let runs = self.processes.contains_key(*uid) || pod.is_deleting || self.is_lost(pod);
+            let leader = self.replicas[self.serving()].as_ref();
+            let is_left = self.is_lost(pod) || leader.is_some_and(|it| is_later(it, pod));
+            let runs = self.processes.contains_key(*uid) || pod.is_deleting || is_left;
             pod.is_placed() && !runs && is_old(pod.bound)
         };
         if let Some((uid, pod)) = self.api.pods.iter().find(is_late) {

@@ -401,13 +401,9 @@ async fn post(
 }
 
 /// Whether the devices of a pod are still there that are about to be posted: a node may have lost one
-/// meanwhile, or a MIG instance, which is made again then. A guest that is called home moves after its bind.
+/// meanwhile, or a MIG instance, which is made again then.
 fn check_reserved(app: &App, uid: &PodUid, placement: &Placement) -> Result<(), BindError> {
-    let is_there = app.ledger.to_post(uid).is_some_and(|held| {
-        let is_same = held.placement.devices == placement.devices;
-        is_same && !held.is_gone && held.instance == ToMake::Nothing
-    });
-    match is_there || mutated(Mutation::GoneInstanceBound) {
+    match app.ledger.may_post(uid, placement) || mutated(Mutation::GoneInstanceBound) {
         true => Ok(()),
         false => Err(BindError::Lost),
     }

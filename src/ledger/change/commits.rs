@@ -241,6 +241,23 @@ impl Ledger {
         })
     }
 
+    /// Whether the devices of a placement that is about to be posted are still the pod's, and there. Changes
+    /// nothing: a guest that is called home meanwhile moves after its bind.
+    pub fn may_post(&self, uid: &PodUid, placement: &Placement) -> bool {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
+        self.node_entry(at).look(|_, node_state| {
+            let is_there = |id: &DeviceId| {
+                let mut devices = node_state.devices().iter();
+                devices.any(|it| it.device().id == *id && it.origin() != Origin::Promised)
+            };
+            let held = node_state.reservation(uid);
+            let runs_on = placement.runs_on();
+            let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
+            held.is_some_and(|held| held.placement.devices == placement.devices)
+                && all.all(is_there)
+        })
+    }
+
     /// What the agent of a node is to do about MIG instances; `None` if it makes none.
     pub fn instance_orders(&self, node: &str) -> Option<InstanceOrders> {
         self.node_entry(self.position(node)?).look(|_, node_state| {

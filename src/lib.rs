@@ -473,7 +473,7 @@ pub mod agent {
 
     /// MIG on demand: which orders stand, what they take, what was made here.
     pub mod mig {
-        pub mod standing;
+        pub(crate) mod standing;
         pub mod plan;
         pub mod attempts;
         pub mod made;

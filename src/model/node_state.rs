@@ -462,17 +462,16 @@ fn find_instances(
         let Some(spot) = spot else { continue };
         let place = Some((&spot.gpu, &spot.profile, spot.start));
         // It stays the pod's also if the agent does not know any more that it made it.
-        let is_its = |it: &DeviceState| {
+        let keeps = |it: &DeviceState| {
             let may_be = it.origin == Origin::Made || !mutated(Mutation::ForgottenInstanceFreed);
             it.device.id == placed.id && it.lies_at(spot) && may_be
         };
-        if devices.iter().any(is_its) {
+        if devices.iter().any(keeps) {
             continue;
         }
         let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
         let Some(makeable) = makeable else { continue };
         let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
-        // It is the pod's as a whole, also if it has some MiB more or less than its profile says.
         let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
         let found = made.find(|it| it.place() == place && is_new(&it.device.id));
         // One that others made at this place, or that the agent does not know any more: none can be made there,
@@ -481,10 +480,14 @@ fn find_instances(
             |it: &&DeviceState| it.origin == Origin::Found && it.slot.is_some() && it.lies_at(spot);
         let given = || devices.iter().find(|it| is_its(it) && !is_named(&it.device.id));
         let found = found.or_else(given);
-        let device = found.map_or(&makeable.device, |it| &it.device);
-        placed.id = device.id.clone();
-        placed.demand = Demand { memory: device.capacity(), share: Share::WHOLE };
+        *placed = whole(found.map_or(&makeable.device, |it| &it.device));
     }
+}
+
+/// All of an instance, also if it has some MiB more or less than its profile says.
+fn whole(instance: &Device) -> PlacedDevice {
+    let demand = Demand { memory: instance.capacity(), share: Share::WHOLE };
+    PlacedDevice { id: instance.id.clone(), demand }
 }
 
 /// Lets a reservation share the texts of its ids with the devices. Its own copies would be a third
@@ -673,8 +676,7 @@ impl NodeState {
             };
             let is_it = |it: &&DeviceState| it.device.id == written.id && it.lies_at(spot);
             if let Some(there) = self.devices.iter().find(is_it) {
-                placed.id = there.device.id.clone();
-                placed.demand = Demand { memory: there.device.capacity(), share: Share::WHOLE };
+                *placed = whole(&there.device);
             }
         }
     }

@@ -48,7 +48,7 @@ pub struct MadeInstances {
 
 impl MadeInstances {
     /// Reads the file in `folder`, unless it is of another boot than `boot`.
-    pub fn read(folder: &Path, boot: Option<String>) -> Self {
+    pub(crate) fn read(folder: &Path, boot: Option<String>) -> Self {
         let path = folder.join(FILE);
         let content = match content(&path) {
             Ok(content) if content.boot == boot => content,
@@ -139,7 +139,7 @@ impl MadeInstances {
     /// Forgets the instances that an inventory lacks though it has their GPU: a later one may get
     /// the same UUID. `changes` is [`MadeInstances::changes`] from before the inventory was read: one that
     /// was read during a change may lack instances that are there.
-    pub fn forget_absent(&mut self, inventory: &[DeviceReport], changes: u64) {
+    pub(crate) fn forget_absent(&mut self, inventory: &[DeviceReport], changes: u64) {
         if changes != self.changes || !self.content.unfinished.is_empty() {
             return;
         }

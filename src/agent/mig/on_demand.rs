@@ -68,17 +68,17 @@ impl MigOnDemand {
     }
 
     /// Waits until other orders stand.
-    pub async fn ordered(&self) {
+    pub(crate) async fn ordered(&self) {
         self.shared.ordered.notified().await;
     }
 
     /// Notes that instances have changed, so that the devices are read again at once.
-    pub fn note_change(&self) {
+    pub(crate) fn note_change(&self) {
         self.shared.changed.notify_one();
     }
 
     /// Waits until instances or failures have changed.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         self.shared.changed.notified().await;
     }
 

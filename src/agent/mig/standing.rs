@@ -19,7 +19,7 @@ const MAX_ORDERS: usize = 512;
 /// orders of a replica end with its next reply, and when it does not answer: then another replica
 /// may have given a pod the instance that was to go.
 #[derive(Debug, Default)]
-pub struct StandingOrders {
+pub(crate) struct StandingOrders {
     /// The newest term of any replica, and when it was heard last.
     newest: Option<(u64, Timestamp)>,
     /// The orders that stand, with the number of the link to the replica that gave them.
@@ -28,7 +28,7 @@ pub struct StandingOrders {
 
 impl StandingOrders {
     /// Learns what the replica with this link says now. Returns whether other orders stand.
-    pub fn learn(&mut self, link: usize, orders: Option<MigOrders>, now: Timestamp) -> bool {
+    pub(crate) fn learn(&mut self, link: usize, orders: Option<MigOrders>, now: Timestamp) -> bool {
         let counts = |(_, heard): &(u64, Timestamp)| now.since(*heard) < TERM_COUNTS_FOR;
         let newest = self.newest.filter(counts).map_or(0, |(term, _)| term);
         let sane = orders.filter(|orders| {
@@ -51,12 +51,12 @@ impl StandingOrders {
 
     /// Learns that the replica with this link gives no orders, or does not answer. Returns whether
     /// its orders stood.
-    pub fn lose(&mut self, link: usize) -> bool {
+    pub(crate) fn lose(&mut self, link: usize) -> bool {
         self.given.take_if(|(by, _)| *by == link).is_some()
     }
 
     /// The orders that stand.
-    pub fn orders(&self) -> Option<&MigOrders> {
+    pub(crate) fn orders(&self) -> Option<&MigOrders> {
         self.given.as_ref().map(|(_, orders)| orders)
     }
 }

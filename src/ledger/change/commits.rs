@@ -214,6 +214,11 @@ impl Ledger {
         if self.reservation(uid).is_some_and(|held| is_recalled(&held)) {
             self.change_guest(uid, |node_state| node_state.start_at_home(uid));
         }
+        self.reserved(uid)
+    }
+
+    /// The same, and changes nothing.
+    fn reserved(&self, uid: &PodUid) -> Option<ToPost> {
         let at = self.pods.get(uid).map(|at| *at)?;
         self.node_entry(at).look(|_, node_state| {
             let placement = node_state.reservation(uid)?.placement.clone();
@@ -244,17 +249,9 @@ impl Ledger {
     /// Whether the devices of a placement that is about to be posted are still the pod's, and there. Changes
     /// nothing: a guest that is called home meanwhile moves after its bind.
     pub fn may_post(&self, uid: &PodUid, placement: &Placement) -> bool {
-        let Some(at) = self.pods.get(uid).map(|at| *at) else { return false };
-        self.node_entry(at).look(|_, node_state| {
-            let is_there = |id: &DeviceId| {
-                let mut devices = node_state.devices().iter();
-                devices.any(|it| it.device().id == *id && it.origin() != Origin::Promised)
-            };
-            let held = node_state.reservation(uid);
-            let runs_on = placement.runs_on();
-            let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
-            held.is_some_and(|held| held.placement.devices == placement.devices)
-                && all.all(is_there)
+        self.reserved(uid).is_some_and(|held| {
+            let is_same = held.placement.devices == placement.devices;
+            is_same && !held.is_gone && held.instance == ToMake::Nothing
         })
     }
 

@@ -160,7 +160,7 @@ impl World {
             gpus.extend(self.nodes[other].gpus.first().cloned());
         }
         let (name, run) = (self.nodes[at].name.clone(), self.nodes[at].agents[agent].run);
-        let divided = self.nodes[at].mig.as_ref().map(|mig| (mig.devices(), mig.failures()));
+        let divided = self.nodes[at].mig.as_ref().map(|mig| (mig.sampled(), mig.failures()));
         let (mut inventory, mut failures) = (None, None);
         if let Some(((devices, used), failed)) = divided {
             gpus = used;
@@ -362,19 +362,18 @@ impl Link {
     }
 
     fn learn(&mut self, reply: Option<&Reply>) {
-        let link = self;
         let Some((status, reply)) = reply else {
-            link.failures += 1;
+            self.failures += 1;
             return;
         };
         match status {
-            200 => (link.session, link.failures) = (reply["session"].as_u64(), 0),
-            503 => link.failures += 1,
-            404 | 422 => link.session = None,
+            200 => (self.session, self.failures) = (reply["session"].as_u64(), 0),
+            503 => self.failures += 1,
+            404 | 422 => self.session = None,
             409 => {
-                let was_hello = u32::from(link.session.take().is_none());
-                (link.failures, link.sequence) =
-                    (link.failures + was_hello, link.sequence + u64::from(was_hello));
+                let was_hello = u32::from(self.session.take().is_none());
+                (self.failures, self.sequence) =
+                    (self.failures + was_hello, self.sequence + u64::from(was_hello));
             }
             _ => {}
         }

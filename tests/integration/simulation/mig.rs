@@ -179,8 +179,15 @@ impl MigNode {
     }
 
     /// The devices of the node, as its agent reports them, and the uses of those that have any.
-    pub(super) fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
+    pub(super) fn sampled(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
         let changes = self.on_demand.made().changes();
+        let (mut devices, used) = self.devices();
+        self.on_demand.mark(&mut devices, changes);
+        (devices, used)
+    }
+
+    /// The same without who made them.
+    fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
         let (mut devices, mut used) = (Vec::new(), Vec::new());
         for (index, gpu) in (0..).zip(&self.gpus) {
             let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
@@ -201,8 +208,12 @@ impl MigNode {
                 }
             }
         }
-        self.on_demand.mark(&mut devices, changes);
         (devices, used)
+    }
+
+    /// Whether the agent knows that it made this instance.
+    fn has_made(&self, device: &DeviceReport) -> bool {
+        self.on_demand.made().has_made(device)
     }
 
     pub(super) fn failures(&self) -> Value {
@@ -530,9 +541,9 @@ impl World {
     /// Whether an agent made this instance, or it is gone.
     pub(super) fn is_made(&self, uuid: &str) -> bool {
         let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
-        let mut devices = all.flat_map(|mig| mig.devices().0);
-        let found = devices.find(|it| it.uuid == uuid);
-        self.settings.has_mig && found.is_none_or(|it| it.made_here)
+        let mut devices = all.flat_map(|mig| mig.devices().0.into_iter().map(move |it| (mig, it)));
+        let found = devices.find(|(_, it)| it.uuid == uuid);
+        self.settings.has_mig && found.is_none_or(|(mig, it)| mig.has_made(&it))
     }
 
     /// No two pods have the same units of a GPU.
@@ -608,7 +619,8 @@ impl World {
         used.extend(running.map(|(id, _)| id.clone()));
         for mig in self.nodes.iter_mut().filter_map(|node| node.mig.as_mut()) {
             let inventory = mig.devices().0;
-            let made = inventory.iter().filter(|it| it.made_here && !used.contains(&it.uuid));
+            let made = inventory.iter();
+            let made = made.filter(|it| !used.contains(&it.uuid) && mig.has_made(it));
             let since = |uuid: &String| mig.idle.get(uuid).copied().unwrap_or(now);
             mig.idle = made.map(|it| (it.uuid.clone(), since(&it.uuid))).collect();
         }

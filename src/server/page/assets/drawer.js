@@ -50,6 +50,17 @@ async function fill(key, path, body) {
   }
 }
 
+function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+const teamInk = (pod) => {
+  const position = fleet.namespaces.indexOf((pod || "").split("/")[0]);
+  return color(position < 0 ? "--other" : teamColor(position));
+};
+
 // --- a GPU ------------------------------------------------------------------------------------
 
 export function showGpu(name, index, openPod) {
@@ -99,17 +110,6 @@ function gpuBody(node, device, openPod) {
 
 const INSTANCE = { Promised: "promised, and made when its pod is bound", Made: "made for its pod", Leaving: "being removed" };
 
-function svg(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
-
-const teamInk = (pod) => {
-  const position = fleet.namespaces.indexOf((pod || "").split("/")[0]);
-  return color(position < 0 ? "--other" : teamColor(position));
-};
-
 // The units of a GPU as a bar, with an instance from its first unit to its last one. What is not there yet,
 // or about to go, is pale.
 function layoutOf(node, device) {
@@ -146,30 +146,18 @@ function guestBox(guest, openPod) {
 
 // Allocated memory as a pale bar, memory in use as a dark bar in it.
 function meter(tenant, device, ink) {
-  const box = make("div", undefined, "meter"), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("aria-hidden", "true");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("viewBox", "0 0 100 10");
-  for (const [mib, y, high, opacity] of [[tenant.allocated.memoryMib, 0, 10, 0.4], [tenant.usedMib || 0, 3, 4, 1]]) {
-    const bar = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    const attributes = { x: 0, y, height: high, width: Math.min(100, 100 * mib / Math.max(1, device.capacityMib)), fill: ink, "fill-opacity": opacity };
-    for (const [name, value] of Object.entries(attributes)) bar.setAttribute(name, value);
-    svg.append(bar);
+  const box = make("div", undefined, "meter"), bars = svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none", viewBox: "0 0 100 10" });
+  for (const [mib, y, height, opacity] of [[tenant.allocated.memoryMib, 0, 10, 0.4], [tenant.usedMib || 0, 3, 4, 1]]) {
+    bars.append(svg("rect", { x: 0, y, height, width: Math.min(100, 100 * mib / Math.max(1, device.capacityMib)), fill: ink, "fill-opacity": opacity }));
   }
-  box.append(svg);
+  box.append(bars);
   return box;
 }
 
 function tenantBox(tenant, device, overs, openPod) {
   const box = make("div", undefined, "tenant"), name = make("div", undefined, "name");
-  const position = fleet.namespaces.indexOf(tenant.pod.split("/")[0]), ink = color(position < 0 ? "--other" : teamColor(position));
-  const swatch = document.createElementNS("http://www.w3.org/2000/svg", "svg"), dot = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  swatch.setAttribute("class", "swatch");
-  swatch.setAttribute("aria-hidden", "true");
-  dot.setAttribute("width", 12);
-  dot.setAttribute("height", 12);
-  dot.setAttribute("fill", ink);
-  swatch.append(dot);
+  const ink = teamInk(tenant.pod), swatch = svg("svg", { class: "swatch", "aria-hidden": "true" });
+  swatch.append(svg("rect", { width: 12, height: 12, fill: ink }));
   name.append(swatch, tenant.pod ? button(tenant.pod, () => openPod(tenant.pod), "plain") : make("span", tenant.podUid || "another team"));
   if (tenant.pod && overs.has(tenant.pod)) name.append(make("span", "uses more than it may", "bad small"));
   const { configured, verified } = tenant.isolation;

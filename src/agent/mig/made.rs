@@ -131,7 +131,7 @@ impl MadeInstances {
         }
     }
 
-    /// How often instances were changed so far, for [`MadeInstances::forget_absent`].
+    /// How often instances were changed so far: it tells a list read before a change from one read after it.
     pub fn changes(&self) -> u64 {
         self.changes
     }

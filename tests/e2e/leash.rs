@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -34,6 +35,9 @@ pub(crate) struct Leash {
     name: String,
     shell: Child,
     pipe: Option<ChildStdin>,
+    /// The id of the program, once it is known: to look for it takes a millisecond, which is seen where
+    /// times are measured.
+    program: OnceLock<String>,
 }
 
 impl Leash {
@@ -55,7 +59,7 @@ impl Leash {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
         let pipe = shell.stdin.take();
-        Self { name: name.to_owned(), shell, pipe }
+        Self { name: name.to_owned(), shell, pipe, program: OnceLock::new() }
     }
 
     /// Kills the program with SIGKILL and waits until it is gone.
@@ -111,16 +115,24 @@ impl Leash {
 
     /// The id of the program: the only child of the shell that is no shell.
     fn program(&self) -> String {
-        let parent = self.shell.id().to_string();
-        let processes = std::fs::read_dir("/proc").expect("Linux has it").flatten();
-        let mut programs = processes.filter_map(|process| {
-            let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-            let (id, rest) = stat.split_once(" (")?;
-            let (name, rest) = rest.rsplit_once(") ")?;
-            let is_it = name != "sh" && rest.split(' ').nth(1) == Some(parent.as_str());
-            is_it.then(|| id.to_owned())
+        // Another process may have its id by now.
+        let known = self.program.get().filter(|id| self.is_program(id));
+        let found = known.cloned().or_else(|| {
+            let processes = std::fs::read_dir("/proc").expect("Linux has it").flatten();
+            let mut ids = processes.filter_map(|process| process.file_name().into_string().ok());
+            ids.find(|id| self.is_program(id))
         });
-        programs.next().unwrap_or_else(|| panic!("{} does not run", self.name))
+        let found = found.unwrap_or_else(|| panic!("{} does not run", self.name));
+        let _known = self.program.set(found.clone());
+        found
+    }
+
+    fn is_program(&self, id: &str) -> bool {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{id}/stat")) else { return false };
+        let names = stat.split_once(" (").and_then(|(_, rest)| rest.rsplit_once(") "));
+        names.is_some_and(|(name, rest)| {
+            name != "sh" && rest.split(' ').nth(1) == Some(&self.shell.id().to_string())
+        })
     }
 
     /// How the program ended, if it has.

@@ -32,10 +32,11 @@ impl<'a> Search<'a> {
     }
 
     /// The nodes by position, each locked while it is read. Leaves out a node that got devices of a
-    /// new class since the search began.
+    /// new class since the search began. Calls have the processor first, between two nodes.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeState>)> {
         let known = self.classes.count();
         self.node_table.iter().filter_map(move |node_entry| {
+            std::thread::yield_now();
             let node_state = node_entry.read();
             node_state.is_of_classes(known).then_some((&node_entry.name, node_state))
         })

@@ -6,7 +6,9 @@
 //! important and oldest one that fits there, chosen in `requeue`. Its binding is an event that
 //! makes kube-scheduler look at the others. The pod's next call shows whether the requeue helped.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +52,9 @@ const UNBOUND_FOR: Duration = Duration::from_secs(10);
 
 /// The number of sets from which unused ones are removed.
 const FEW_SETS: usize = 64;
+
+/// Pods that one look at all of them locks at a time.
+const LOOKED_AT_ONCE: usize = 64;
 
 /// How often, and within which time, room is held for a pod that is not bound. kube-scheduler tries
 /// again after seconds. Then something else prevents the bind, or another client calls in its name.
@@ -214,6 +219,17 @@ impl Pods {
     /// The pods that the watch shows.
     fn shown(&self) -> impl Iterator<Item = &WaitingState> {
         self.by_uid.values().filter(|state| state.is_watched)
+    }
+
+    /// The next pods that the watch shows, [`LOOKED_AT_ONCE`] at most, and the UID after which others follow.
+    fn some_shown(&self, after: Option<&PodUid>) -> (Vec<&WaitingState>, Option<PodUid>) {
+        let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let pods = self.by_uid.range::<PodUid, _>(range).take(LOOKED_AT_ONCE);
+        let pods: Vec<(&PodUid, &WaitingState)> = pods.collect();
+        let last = pods.last().filter(|_| pods.len() == LOOKED_AT_ONCE);
+        let last = last.map(|(uid, _)| (*uid).clone());
+        let shown = pods.into_iter().map(|(_, state)| state).filter(|state| state.is_watched);
+        (shown.collect(), last)
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -441,14 +457,29 @@ impl WaitingPods {
 
     /// All waiting pods that the watch shows, the most important and then oldest first.
     pub fn all(&self) -> Vec<WaitingState> {
-        let mut all: Vec<_> = self.pods().shown().cloned().collect();
+        let mut all = Vec::new();
+        self.look_at_each(|state| all.push(state.clone()));
         all.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         all
     }
 
-    /// Lets `look` see the same pods, in no order. They are locked meanwhile.
-    pub fn look_at_each(&self, look: impl FnMut(&WaitingState)) {
-        self.pods().shown().for_each(look);
+    /// Lets `look` see the same pods, in no order. Some of them are locked at a time: no call waits for
+    /// thousands.
+    pub fn look_at_each(&self, mut look: impl FnMut(&WaitingState)) {
+        self.look_at_some(|pods| pods.iter().for_each(|state| look(state)));
+    }
+
+    fn look_at_some(&self, mut look: impl FnMut(&[&WaitingState])) {
+        let (mut pods, mut last) = (self.pods(), None);
+        loop {
+            let (some, next) = pods.some_shown(last.as_ref());
+            look(&some);
+            if next.is_none() {
+                return;
+            }
+            last = next;
+            MutexGuard::unlocked_fair(&mut pods, std::thread::yield_now);
+        }
     }
 
     /// The first pod of each line, the most important and then oldest first: of the pods for which
@@ -463,37 +494,61 @@ impl WaitingPods {
         may: impl Fn(&WaitingState) -> bool,
         apart: impl Fn(&WaitingPod) -> T,
     ) -> Vec<WaitingState> {
-        let pods = self.pods();
-        let mut firsts: BTreeMap<_, &WaitingState> = BTreeMap::new();
-        for state in pods.shown().filter(|state| may(state)) {
-            let named = state.named.as_ref().map(Arc::as_ptr);
-            let line = (&state.waiting.query, named, apart(&state.waiting));
-            let first = firsts.entry(line).or_insert(state);
-            if state.waiting.order() < first.waiting.order() {
-                *first = state;
+        let mut firsts: BTreeMap<_, WaitingState> = BTreeMap::new();
+        self.look_at_some(|pods| {
+            // Pods of one line are the rule: of these, one is copied.
+            let mut of_some: BTreeMap<_, &WaitingState> = BTreeMap::new();
+            for state in pods.iter().filter(|state| may(state)) {
+                let named = state.named.as_ref().map(Arc::as_ptr);
+                let line = (&state.waiting.query, named, apart(&state.waiting));
+                let first = of_some.entry(line).or_insert(state);
+                if state.waiting.order() < first.waiting.order() {
+                    *first = state;
+                }
             }
-        }
-        let mut firsts: Vec<WaitingState> = firsts.into_values().cloned().collect();
+            for ((query, named, apart), state) in of_some {
+                // The copies keep the sets of nodes, and so their addresses.
+                match firsts.entry((query.clone(), named, apart)) {
+                    Entry::Vacant(free) => _ = free.insert(state.clone()),
+                    Entry::Occupied(mut first)
+                        if state.waiting.order() < first.get().waiting.order() =>
+                    {
+                        first.insert(state.clone());
+                    }
+                    Entry::Occupied(_) => {}
+                }
+            }
+        });
+        let mut firsts: Vec<WaitingState> = firsts.into_values().collect();
         firsts.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         firsts
     }
 
     /// Pods that fitted on no node last time.
     pub fn refused_count(&self) -> usize {
-        self.pods().shown().filter(|state| state.refused.is_some()).count()
+        let mut count = 0;
+        self.look_at_each(|state| count += usize::from(state.refused.is_some()));
+        count
     }
 
     /// Drops pods that the watch never showed and no verb mentioned for long.
     pub fn tick(&self, now: Timestamp) {
         let pods = &mut *self.pods();
-        let is_unwatched = pods.is_unwatched;
-        let is_old = |state: &WaitingState| {
-            (!state.is_watched || is_unwatched) && now.since(state.seen) >= UNSEEN_FOR
-        };
-        pods.unseen.retain(|(seen, _)| now.since(*seen) < UNSEEN_FOR);
-        let old = pods.by_uid.extract_if(.., |_, state| is_old(state));
-        let old: Vec<PodUid> = old.map(|(uid, _)| uid).collect();
-        old.iter().for_each(|uid| pods.changed(uid));
+        let is_old = |seen| now.since(seen) >= UNSEEN_FOR;
+        let unseen = pods.unseen.extract_if(.., |(seen, _)| is_old(*seen));
+        let mut old: Vec<PodUid> = unseen.map(|(_, uid)| uid).collect();
+        if pods.is_unwatched {
+            old.extend(
+                pods.by_uid
+                    .values()
+                    .filter(|it| is_old(it.seen))
+                    .map(|it| it.waiting.pod.uid.clone()),
+            );
+        }
+        for uid in old {
+            pods.by_uid.remove(&uid);
+            pods.changed(&uid);
+        }
     }
 
     pub(crate) fn pods(&self) -> MutexGuard<'_, Pods> {

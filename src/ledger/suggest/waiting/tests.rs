@@ -150,3 +150,64 @@ fn no_caller_changes_what_the_watch_shows() {
     let state = waiting.pod(&uid("a")).unwrap();
     assert_eq!((state.waiting.priority, state.refused.is_some()), (0, true));
 }
+
+#[test]
+fn a_call_does_not_wait_for_a_look_at_all_pods() {
+    let waiting = WaitingPods::default();
+    let all = 10 * LOOKED_AT_ONCE;
+    (0..all).for_each(|at| begin_call(&waiting, &format!("{at}")));
+    let (begins, begun) = std::sync::mpsc::channel();
+    let (ends, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiting = &waiting;
+        scope.spawn(move || {
+            begun.recv().unwrap();
+            waiting.begin_call(named("new"), seconds(0));
+            ends.send(()).unwrap();
+        });
+        let (mut seen, mut seen_before) = (BTreeSet::new(), None);
+        waiting.look_at_each(|state| {
+            assert!(seen.insert(state.waiting.name.clone()), "{} twice", state.waiting.name);
+            let is_first_of_some = seen.len() % LOOKED_AT_ONCE == 1;
+            if seen.len() == 1 {
+                begins.send(()).unwrap();
+            }
+            // It may have to wait for those that are locked now.
+            if is_first_of_some && seen_before.is_none() {
+                let is_answered = ended.recv_timeout(Duration::from_millis(100)).is_ok();
+                seen_before = is_answered.then_some(seen.len());
+            }
+        });
+        assert!(seen_before.is_some_and(|seen| seen < all), "{seen_before:?}");
+        seen.remove("new");
+        assert_eq!(seen.len(), all);
+    });
+}
+
+#[test]
+fn the_first_of_a_line_is_found_among_many() {
+    let waiting = WaitingPods::default();
+    for at in 0..10 * LOOKED_AT_ONCE {
+        let query = share_query(if at % 2 == 0 { 500_000 } else { 250_000 });
+        let created_unix_seconds = i64::try_from(1_000 - at).unwrap();
+        let pod = WaitingPod { query, created_unix_seconds, ..named(&format!("{at}")) };
+        waiting.see(pod, seconds(0));
+    }
+    let firsts = waiting.firsts(|state| state.waiting.name != "639");
+    let names: Vec<String> = firsts.into_iter().map(|first| first.waiting.name).collect();
+    assert_eq!(names, ["638", "637"]);
+}
+
+#[test]
+fn a_pod_that_only_calls_name_is_forgotten_some_time_after_the_last_one() {
+    let waiting = WaitingPods::default();
+    waiting.begin_call(named("a"), seconds(0));
+    waiting.begin_call(named("b"), seconds(0));
+    begin_call(&waiting, "shown");
+    waiting.begin_call(named("b"), seconds(1));
+    waiting.tick(seconds(0).plus(UNSEEN_FOR));
+    let has = |name: &str| waiting.has(&uid(name));
+    assert!(!has("a") && has("b") && has("shown"));
+    waiting.tick(seconds(0).plus(2 * UNSEEN_FOR));
+    assert!(!has("b") && has("shown"));
+}

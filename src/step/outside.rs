@@ -221,6 +221,11 @@ impl Outside {
         done.await.ok()
     }
 
+    /// The same, and waits for nothing.
+    pub fn work_later(&self, work: impl FnOnce() + Send + 'static) {
+        self.enqueue(|queue| queue.actions.push(Action::Work(Box::new(work))));
+    }
+
     /// Lets this time pass, to the next millisecond.
     pub async fn sleep(&self, time: Duration) {
         self.until(self.0.clock.now().plus(time + Duration::from_micros(999))).await;

@@ -113,6 +113,8 @@ pub struct MixWindow {
     seen: BTreeMap<PodUid, (RequestType, MemMib)>,
     counts: BTreeMap<RequestType, Tally>,
     arrivals: u64,
+    /// How many had come when the mix in use was made; `None` if it was not made of this window.
+    used: Option<u64>,
 }
 
 impl MixWindow {
@@ -121,8 +123,8 @@ impl MixWindow {
         self.order.len()
     }
 
-    /// Notes a pod. Returns whether to make the mix again: the pod was new, and enough have come
-    /// since the last time.
+    /// Notes a pod. Returns whether to make the mix again: the pod was new, enough have come since the last
+    /// look, and since the mix in use was made enough that another one can differ.
     pub fn observe(&mut self, uid: PodUid, kind: RequestType, memory: MemMib) -> bool {
         if self.seen.contains_key(&uid) {
             return false;
@@ -137,7 +139,33 @@ impl MixWindow {
         }
         self.arrivals += 1;
         let is_early = self.arrivals < LOOK_EVERY;
-        self.arrivals.is_multiple_of(LOOK_EVERY) || (is_early && self.arrivals.is_power_of_two())
+        let is_due = self.arrivals.is_multiple_of(LOOK_EVERY)
+            || (is_early && self.arrivals.is_power_of_two());
+        is_due && self.can_differ()
+    }
+
+    /// Whether a mix made now can differ from that in use: each new pod makes one pod of the window another
+    /// one at most.
+    fn can_differ(&self) -> bool {
+        let Some(used) = self.used else { return true };
+        let new = u128::from(self.arrivals.saturating_sub(used));
+        let all = u128::try_from(self.order.len()).unwrap_or(u128::MAX);
+        new * 100 > DIFFERENT_PERCENT.saturating_mul(all)
+    }
+
+    /// How many pods have come.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
+    /// Notes that the mix is used that was made when this number of pods had come; `None`: another one.
+    pub fn uses(&mut self, made_at: Option<u64>) {
+        self.used = made_at;
+    }
+
+    /// How often each type of request is in the window.
+    pub fn counts(&self) -> &BTreeMap<RequestType, Tally> {
+        &self.counts
     }
 
     /// The mix of the pods in the window.
@@ -158,6 +186,8 @@ impl MixWindow {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::hardware::units::Share;
     use crate::model::request::Amount;
@@ -220,5 +250,31 @@ mod tests {
         let rebuilds: Vec<u64> = (1..=2000).filter(&mut is_due).collect();
         assert_eq!(rebuilds[..9], [1, 2, 4, 8, 16, 32, 64, 128, 192]);
         assert_eq!(rebuilds[rebuilds.len() - 2..], [1920, 1984], "every 64th later on");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4))]
+
+        #[test]
+        fn a_mix_that_cannot_differ_is_not_made(
+            sizes in prop::collection::vec(prop_oneof![4 => 1..3_u64, 1 => 1..2_000_u64], 1..6_000),
+        ) {
+            let mut window = MixWindow::default();
+            let mut used = Mix::default();
+            for (i, size) in (0_u64..).zip(sizes) {
+                let uid = PodUid::new(format!("{i}"));
+                let is_due = window.observe(uid, kind(size), MemMib::ZERO);
+                let is_looked_at = window.arrivals().is_multiple_of(LOOK_EVERY);
+                if is_due || is_looked_at {
+                    let mix = window.mix();
+                    let differs = mix.differs(&used);
+                    prop_assert!(is_due || !differs, "after {} pods", window.arrivals());
+                    if is_due && differs {
+                        used = mix;
+                        window.uses(Some(window.arrivals()));
+                    }
+                }
+            }
+        }
     }
 }

@@ -118,7 +118,15 @@ impl App {
             self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
         }
         self.classes.see(pod);
-        self.ledger.learn(uid.clone(), query);
+        self.learn(uid, query);
+    }
+
+    /// Lets the request mix follow, on another thread if that takes long.
+    fn learn(&self, uid: &PodUid, query: &PlacementRequest) {
+        if self.ledger.observe(uid.clone(), query) {
+            let ledger = Arc::clone(&self.ledger);
+            self.outside.work_later(move || ledger.learn_mix());
+        }
     }
 
     /// Notes that no node fits a pod, and why.
@@ -166,7 +174,7 @@ impl App {
             self.outbox.push(self.ledger.hold(uid, node.as_str(), &query, now));
         }
         if self.waiting.see(Self::waiting_pod(pod, query.clone()), now) {
-            self.ledger.learn(uid.clone(), &query);
+            self.learn(uid, &query);
             self.reasons.refused(uid);
         }
     }

@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 
 /// Changed pods that are taken over at once, while *filter* may have to wait.
-const CHANGES_AT_ONCE: usize = 256;
+const CHANGES_AT_ONCE: usize = 64;
 
 /// Groups of pods after which the other nodes have to wait for the next step: about 10 ms.
 const LOOKS: usize = 50_000;
@@ -131,6 +131,7 @@ impl RequeueLoop {
                     if is_all {
                         return;
                     }
+                    std::thread::yield_now(); // to calls
                 }
             }
         }

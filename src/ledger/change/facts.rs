@@ -22,6 +22,9 @@ use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
 use crate::waste::request_mix::{Mix, RequestType};
 
+/// Types of requests of which the mix is made within a fraction of a millisecond.
+const FEW_TYPES: usize = 256;
+
 /// What the API server says about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFact {
@@ -280,14 +283,24 @@ impl Ledger {
 
     /// Learns from a request, so that the request mix follows what pods request.
     pub fn learn(&self, uid: PodUid, query: &PlacementRequest) {
-        let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
-        let mix = {
-            let mut window = self.window.lock();
-            window.observe(uid, kind, query.host.memory).then(|| window.mix())
-        };
-        if let Some(mix) = mix.filter(|mix| mix.differs(self.cluster().mix())) {
-            self.replace_mix(Some(mix));
+        if self.observe(uid, query) {
+            self.learn_mix();
         }
+    }
+
+    /// The same for a thread that answers calls. Returns whether the mix is due and has more than 256 types:
+    /// to make it takes milliseconds then, and [`Ledger::learn_mix`] is for another thread.
+    #[must_use]
+    pub fn observe(&self, uid: PodUid, query: &PlacementRequest) -> bool {
+        let kind = RequestType::new(query.gpu.as_ref(), query.host.cpu);
+        let (is_due, is_large) = {
+            let mut window = self.window.lock();
+            (window.observe(uid, kind, query.host.memory), window.counts().len() > FEW_TYPES)
+        };
+        if is_due && !is_large {
+            self.learn_mix();
+        }
+        is_due && is_large
     }
 
     /// Learns from the requests of pods that came before the process started, oldest first.
@@ -297,6 +310,8 @@ impl Ledger {
             for (uid, kind, memory) in requests {
                 window.observe(uid, kind, memory);
             }
+            let made_at = window.arrivals();
+            window.uses(Some(made_at));
             window.mix()
         };
         self.replace_mix(Some(mix));
@@ -304,6 +319,7 @@ impl Ledger {
 
     /// Sets the mix, if it is known beforehand (simulation).
     pub fn set_mix(&self, mix: Mix) {
+        self.window.lock().uses(None);
         self.replace_mix(Some(mix));
     }
 }

@@ -23,7 +23,8 @@ use crate::scoring::strategy::Strategy;
 const KEPT_ANSWERS: usize = 64 * 5_000;
 
 /// Shapes whose answers are kept: on few nodes as many as the answers allow, up to 1,024; on many
-/// at least 64. A new one replaces the one that was not used for the longest time.
+/// at least 64. For a new one the eighth goes that was not used for the longest time: with one at a time,
+/// each new shape would look at all.
 fn kept_shapes(nodes: usize) -> usize {
     (KEPT_ANSWERS / nodes.max(1)).clamp(64, 1_024)
 }
@@ -259,17 +260,23 @@ impl ShapeTables {
             return Arc::clone(&found.0);
         }
         if self.tables.len() >= kept_shapes(nodes) {
-            let last_used = self
-                .tables
-                .iter()
-                .map(|entry| (entry.value().1.load(Ordering::Relaxed), entry.key().clone()))
-                .min();
-            if let Some((_, oldest)) = last_used {
-                self.tables.remove(&oldest);
-            }
+            self.drop_unused();
         }
         let fresh = (Arc::default(), Arc::new(AtomicU64::new(tick)));
         Arc::clone(&self.tables.entry(shape).or_insert(fresh).0)
+    }
+
+    fn drop_unused(&self) {
+        let last_used = |used: &AtomicU64| used.load(Ordering::Relaxed);
+        let times = self.tables.iter().map(|entry| last_used(&entry.value().1));
+        let mut times: Vec<u64> = times.collect();
+        let others = times.iter().filter(|used| **used & PREFERRED == 0).count();
+        let most = if others == 0 { times.len() } else { others };
+        if most > 0 {
+            let last_that_goes = (times.len() / 8).min(most - 1);
+            let latest = *times.select_nth_unstable(last_that_goes).1;
+            self.tables.retain(|_, (_, used)| last_used(used) > latest);
+        }
     }
 }
 
@@ -365,6 +372,31 @@ mod tests {
         tables.table(shape(0), 1); // its preference outlasts the next call
         (1..5_000).for_each(|milli| drop(tables.table(shape(milli), 1)));
         assert!(tables.tables.contains_key(&shape(0)) && !tables.tables.contains_key(&shape(1)));
-        assert_eq!(tables.count(), kept_shapes(1));
+        assert!((kept_shapes(1) / 2..=kept_shapes(1)).contains(&tables.count()));
+        assert!(tables.tables.contains_key(&shape(4_999)), "the latest");
+    }
+
+    #[test]
+    fn of_full_tables_an_eighth_goes_and_no_real_shape_before_a_forged_one() {
+        let shape = |milli| Shape {
+            gpu: None,
+            host: HostAmount { cpu: MilliCpu::new(milli), memory: MemMib::ZERO },
+            host_rule: HostRule::Checked,
+            strategy: Strategy::Policy(crate::model::policy::Policy::Spread),
+        };
+        let kept = |real: u64| {
+            let tables = ShapeTables::default();
+            for milli in 0..1_024 {
+                tables.table(shape(milli), 1);
+                (milli < real).then(|| tables.prefer(&shape(milli)));
+            }
+            tables.table(shape(1_024), 1);
+            (0..=1_024).filter(|milli| tables.tables.contains_key(&shape(*milli))).collect()
+        };
+        let (none, all): (Vec<u64>, Vec<u64>) = (kept(0), kept(1_024));
+        assert_eq!(none, (129..=1_024).collect::<Vec<_>>());
+        assert_eq!(all, none);
+        let (some, last): (Vec<u64>, Vec<u64>) = (kept(1_000), (0..1_000).chain([1_024]).collect());
+        assert_eq!(some, last);
     }
 }

@@ -76,7 +76,7 @@ fn vacant(tolerance: MemMib) -> NodeEntry {
 /// What is the same for all nodes: device classes, and the request mix compiled for them.
 pub(crate) struct ClusterModel {
     pub(crate) classes: DeviceClasses,
-    mix: Mix,
+    mix: Arc<Mix>,
     node_shapes: NodeShapes,
     /// The GPUs on which MIG instances are made, as they were when the mix was compiled.
     divided: Vec<DividedGpu>,
@@ -99,7 +99,7 @@ impl ClusterModel {
     }
 
     /// The request mix.
-    pub(crate) fn mix(&self) -> &Mix {
+    pub(crate) fn mix(&self) -> &Arc<Mix> {
         &self.mix
     }
 
@@ -108,10 +108,29 @@ impl ClusterModel {
         &self.node_shapes
     }
 
-    /// Uses another mix and other nodes from now on.
-    fn replace_mix(&mut self, mix: Mix, node_shapes: NodeShapes, divided: Vec<DividedGpu>) {
-        (self.mix, self.node_shapes, self.divided) = (mix, node_shapes, divided);
-        self.compile();
+    /// The same with another mix and other nodes, not compiled yet.
+    fn with_mix(&self, mix: Arc<Mix>, node_shapes: NodeShapes, divided: Vec<DividedGpu>) -> Self {
+        Self {
+            classes: self.classes.clone(),
+            mix,
+            node_shapes,
+            divided,
+            pools: self.pools.clone(),
+            weights: self.weights,
+            compiled: Arc::clone(&self.compiled),
+            mix_generation: self.mix_generation,
+        }
+    }
+
+    /// Uses the mix of `next` from now on, which was compiled beforehand.
+    fn adopt(&mut self, next: Self) {
+        (self.mix, self.node_shapes, self.divided) = (next.mix, next.node_shapes, next.divided);
+        if next.classes.count() == self.classes.count() {
+            self.compiled = next.compiled;
+            self.mix_generation += 1;
+        } else {
+            self.compile();
+        }
     }
 
     fn compile(&mut self) {
@@ -148,6 +167,8 @@ pub struct Ledger {
     /// Whether nodes have come, gone or changed their size since they were last counted.
     pub(crate) are_shapes_old: AtomicBool,
     pub(crate) window: Mutex<MixWindow>,
+    /// Held while the mix is made. Taken before the window, the cluster and the state of nodes.
+    mixing: Mutex<()>,
     ended: Mutex<Ended>,
     pub(crate) shapes: ShapeTables,
     pub(crate) gauge: Mutex<Gauge>,
@@ -177,7 +198,7 @@ impl Ledger {
             domains: Mutex::default(),
             cluster: RwLock::new(ClusterModel {
                 classes,
-                mix,
+                mix: Arc::new(mix),
                 node_shapes,
                 divided: Vec::new(),
                 pools: PoolRules::default(),
@@ -190,6 +211,7 @@ impl Ledger {
             vacant: Arc::new(vacant(settings.unmanaged_tolerance)),
             are_shapes_old: AtomicBool::new(false),
             window: Mutex::default(),
+            mixing: Mutex::default(),
             ended: Mutex::default(),
             shapes: ShapeTables::default(),
             gauge: Mutex::default(),
@@ -245,22 +267,44 @@ impl Ledger {
         cluster.compile();
     }
 
-    /// Uses another mix from now on, or the same one for other nodes.
+    /// Uses another mix from now on, or the same one for other nodes. To compile thousands of types takes
+    /// milliseconds, for which nothing that calls need is locked.
     pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
+        self.put_mix(mix.map(Arc::new), self.mixing.lock());
+    }
+
+    /// Makes the mix again from the window. Takes milliseconds if it has thousands of types.
+    pub fn learn_mix(&self) {
+        let turn = self.mixing.lock();
+        let (counts, made_at) = {
+            let window = self.window.lock();
+            (window.counts().clone(), window.arrivals())
+        };
+        let mix = Mix::of(&counts);
+        let used = Arc::clone(self.cluster().mix());
+        if mix.differs(&used) {
+            self.window.lock().uses(Some(made_at));
+            self.put_mix(Some(Arc::new(mix)), turn);
+        }
+    }
+
+    /// `_turn` keeps the order: the mix that is made last is used last.
+    fn put_mix(&self, mix: Option<Arc<Mix>>, _turn: MutexGuard<'_, ()>) {
         self.are_shapes_old.store(false, Ordering::Release);
         let mut node_shapes = NodeShapes::default();
         self.node_table().iter().for_each(|node_entry| node_shapes.count(&node_entry.read()));
         let divided = self.divided();
-        let mut cluster = self.cluster_mut();
-        match mix {
-            // An agent said hello again.
-            None if (&cluster.node_shapes, &cluster.divided) == (&node_shapes, &divided) => {}
-            None => {
-                let mix = cluster.mix.clone();
-                cluster.replace_mix(mix, node_shapes, divided);
+        let mut next = {
+            let cluster = self.cluster();
+            let is_same = (&cluster.node_shapes, &cluster.divided) == (&node_shapes, &divided);
+            if mix.is_none() && is_same {
+                return; // an agent said hello again
             }
-            Some(mix) => cluster.replace_mix(mix, node_shapes, divided),
-        }
+            let mix = mix.unwrap_or_else(|| Arc::clone(&cluster.mix));
+            cluster.with_mix(mix, node_shapes, divided)
+        };
+        next.compile();
+        self.cluster_mut().adopt(next);
     }
 
     /// The GPUs on which MIG instances are made.

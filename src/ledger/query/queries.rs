@@ -7,6 +7,7 @@
 //! the call about the next pod does not count it as free.
 
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use dashmap::Entry;
 use fixedbitset::FixedBitSet;
@@ -261,7 +262,7 @@ impl Ledger {
         // A copy: the ledger does not wait for a client with made-up nodes.
         let (mut classes, mix, node_shapes) = {
             let cluster = self.cluster();
-            (cluster.classes.clone(), cluster.mix().clone(), cluster.node_shapes().clone())
+            (cluster.classes.clone(), Arc::clone(cluster.mix()), cluster.node_shapes().clone())
         };
         let most = classes.count() + MOST_NEW_CLASSES;
         let mut judged = FixedBitSet::with_capacity(count);

@@ -47,8 +47,9 @@ pub struct Report {
     /// the inventory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
-    /// Grows with the reports of one run of the agent. A report without an answer is sent again
-    /// with the same number: the extender accepts one of the two.
+    /// Grows with the reports of one run of the agent, from the time of its start on, in milliseconds since
+    /// 1970: while an agent reports, one that began earlier is refused. A report without an answer is sent
+    /// again with the same number: the extender accepts one of the two.
     pub sequence: u64,
     /// All devices of the node: at the beginning of a session, and after a change.
     #[serde(

@@ -93,6 +93,8 @@ pub async fn run_probes<P: Probe + 'static>(
 struct Agent {
     /// Random id of this run.
     instance: String,
+    /// When it began, in milliseconds since 1970.
+    began_unix_millis: u64,
     config: AgentConfig,
     /// The addresses of the configuration, each with the family of addresses in use.
     targets: Vec<(Arc<Target>, Family)>,
@@ -129,6 +131,7 @@ impl Agent {
         let target = |url: &String| Ok((Arc::new(Target::new(scheme, url)?), Family::V4));
         Ok(Self {
             instance: format!("{:032x}", rand::random::<u128>()),
+            began_unix_millis: u64::try_from(config.clock.unix_micros() / 1_000).unwrap_or(0),
             config: config.clone(),
             targets: config.extenders.iter().map(target).collect::<Result<_, AddressError>>()?,
             nodes: Vec::new(),
@@ -200,7 +203,7 @@ impl Agent {
             node: Arc::clone(&reported.node),
             number,
             extender: Arc::clone(&extender),
-            session: Session::new(self.instance.clone()),
+            session: Session::new(self.instance.clone(), self.began_unix_millis),
             newest: reported.newest.clone(),
             clock: self.config.clock,
             period: self.config.period,

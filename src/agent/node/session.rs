@@ -103,12 +103,12 @@ impl Owned {
 }
 
 impl Session {
-    /// A conversation that begins with a hello.
-    pub fn new(agent: impl Into<String>) -> Self {
+    /// A conversation that begins with a hello, of an agent that began then, in milliseconds since 1970.
+    pub fn new(agent: impl Into<String>, began_unix_millis: u64) -> Self {
         Self {
             agent: agent.into(),
             number: None,
-            sequence: 0,
+            sequence: began_unix_millis,
             sent: None,
             known: None,
             sent_uses: Vec::new(),

@@ -360,7 +360,7 @@ fn report_all(app: &App, fleet: &Fleet) -> Result<()> {
     for node in &fleet.nodes {
         let mut probe = SimulatedProbe::new(fleet, node);
         let sample = probe.sample(ProcessSampling::List, app.clock.now())?;
-        let report = Session::new("demo-first-report").report(&sample);
+        let report = Session::new("demo-first-report", 0).report(&sample);
         let (status, body) = reports::answer(app, &node.name, &serde_json::to_vec(&report)?);
         if !status.is_success() {
             bail!("the report of {} is refused: {}", node.name, String::from_utf8_lossy(&body));

@@ -13,6 +13,7 @@ use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
 use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::changes::Session;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::model::device_state::DeviceUse;
@@ -29,6 +30,12 @@ pub const MAX_CLASSES: usize = 512;
 /// Classes up to which none is forgotten.
 const CLASSES_BEFORE_REUSE: usize = 64;
 
+/// Whether a sequence number began with the time of the start of its agent, in milliseconds since 1970. Those
+/// of older versions began with zero.
+fn is_dated(sequence: u64) -> bool {
+    sequence >= 1_000_000_000_000
+}
+
 /// What an agent reports, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeReport {
@@ -36,7 +43,7 @@ pub struct NodeReport {
     pub agent: String,
     /// The session that it belongs to; `None` for a hello.
     pub session: Option<u64>,
-    /// Grows with every report of this agent.
+    /// Grows with every report of this agent, from the time of its start on, in milliseconds since 1970.
     pub sequence: u64,
     /// The devices, if they changed; always in a hello.
     pub inventory: Option<NodeInventory>,
@@ -90,6 +97,17 @@ pub enum ReportRefusal {
         /// The last one of its agent.
         last: u64,
     },
+    /// A hello of an agent that began before the one that reports.
+    #[error(
+        "this agent began before another one, which reports for this node: stop one of them, or wait until \
+         the other has been silent"
+    )]
+    EarlierAgent {
+        /// Its sequence number, which began with the time of its start.
+        sequence: u64,
+        /// The last one of the other agent.
+        last: u64,
+    },
     /// A hello without inventory.
     #[error("a hello must carry the inventory")]
     NoInventory,
@@ -122,11 +140,40 @@ impl ReportRefusal {
             Self::UnknownNode { .. } => "unknown_node",
             Self::OldSession { .. } => "old_session",
             Self::LateHello { .. } => "late_hello",
+            Self::EarlierAgent { .. } => "earlier_agent",
             Self::NoInventory => "no_inventory",
             Self::DeviceOfOtherNode { .. } => "device_of_other_node",
             Self::TooManyClasses { .. } => "too_many_classes",
             Self::Inventory(_) => "inventory",
         }
+    }
+}
+
+/// The session that a report goes on with; `None` if it begins a new one. Repeated is one of the same agent,
+/// fresh a session whose last report is not old.
+fn checked_session(
+    session: &Session,
+    report: &NodeReport,
+    (is_repeated, is_fresh): (bool, bool),
+) -> Result<Option<u64>, ReportRefusal> {
+    let is_known_agent = session.agent == report.agent && session.id.is_some();
+    let last_of_earlier =
+        if is_known_agent { None } else { session.last_of_earlier(&report.agent) };
+    let (sequence, last) = (report.sequence, session.sequence);
+    // Else the late hello of an agent that has ended would bring its inventory back.
+    let are_dated = is_dated(sequence) && is_dated(last);
+    let is_of_earlier = !is_known_agent && is_fresh && are_dated && sequence < last;
+    match (report.session, session.id) {
+        (Some(spoken), Some(id)) if spoken == id && is_known_agent => Ok(Some(id)),
+        (Some(_), Some(id)) if mutated(Mutation::OldSessionTaken) => Ok(Some(id)),
+        (Some(spoken), _) => Err(ReportRefusal::OldSession { session: spoken }),
+        (None, Some(id)) if is_repeated => Ok(Some(id)),
+        (None, _) if last_of_earlier.is_some_and(|last| sequence <= last) => {
+            Err(ReportRefusal::LateHello { sequence, last: last_of_earlier.unwrap_or_default() })
+        }
+        (None, Some(_)) if is_of_earlier => Err(ReportRefusal::EarlierAgent { sequence, last }),
+        (None, _) if report.inventory.is_none() => Err(ReportRefusal::NoInventory),
+        (None, _) => Ok(None),
     }
 }
 
@@ -157,19 +204,10 @@ impl Ledger {
         let is_repeated = is_known_agent
             && report.sequence <= session.sequence
             && !mutated(Mutation::RepeatedReportTaken);
-        let last_of_earlier =
-            if is_known_agent { None } else { session.last_of_earlier(&report.agent) };
-        let current = match (report.session, session.id) {
-            (Some(spoken), Some(id)) if spoken == id && is_known_agent => id,
-            (Some(_), Some(id)) if mutated(Mutation::OldSessionTaken) => id,
-            (Some(spoken), _) => return Err(ReportRefusal::OldSession { session: spoken }),
-            (None, Some(id)) if is_repeated => id,
-            (None, _) if last_of_earlier.is_some_and(|last| report.sequence <= last) => {
-                let (sequence, last) = (report.sequence, last_of_earlier.unwrap_or_default());
-                return Err(ReportRefusal::LateHello { sequence, last });
-            }
-            (None, _) if report.inventory.is_none() => return Err(ReportRefusal::NoInventory),
-            (None, _) => self.next_session.fetch_add(1, Ordering::AcqRel),
+        let is_fresh = last_report.is_some_and(|at| now.since(at) <= self.settings.stale_after);
+        let current = match checked_session(&session, report, (is_repeated, is_fresh))? {
+            Some(current) => current,
+            None => self.next_session.fetch_add(1, Ordering::AcqRel),
         };
         let mut events = Vec::new();
         if !is_repeated {

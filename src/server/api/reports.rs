@@ -69,7 +69,9 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             app.metrics.report(ReportResult::Refused, None);
             let (status, reason) = match &refusal {
                 ReportRefusal::UnknownNode { .. } => (StatusCode::NOT_FOUND, None),
-                ReportRefusal::OldSession { .. } | ReportRefusal::LateHello { .. } => {
+                ReportRefusal::OldSession { .. }
+                | ReportRefusal::LateHello { .. }
+                | ReportRefusal::EarlierAgent { .. } => {
                     (StatusCode::CONFLICT, Some(ErrorReason::SessionExpired))
                 }
                 ReportRefusal::NoInventory

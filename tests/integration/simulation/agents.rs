@@ -11,6 +11,9 @@ use super::kubelets::Process;
 use super::nodes::Gpu;
 use super::{MOST_REPLICAS, What, World};
 
+/// The beginning of a run, in milliseconds since 1970.
+const SIMULATED_UNIX_MILLIS: u64 = 1_767_225_600_000;
+
 /// An agent gives up waiting for a reply after this time.
 const TIMEOUT: u64 = 2_000;
 
@@ -31,28 +34,23 @@ struct Link {
     is_sent: bool,
     /// Failures since the last reply.
     failures: u32,
-    /// Whether the next report has the inventory, once this one has its reply.
-    renews: bool,
+    /// Whether the extender does not know the inventory as it is now.
+    owes: bool,
+    /// Whether the last report has it.
+    carries: bool,
 }
 
 impl Agent {
-    /// The next reports have the inventory. The replies to the last ones no longer count.
-    pub(super) fn begin_again(&mut self) {
-        for link in &mut self.links {
-            (link.session, link.is_sent, link.failures) = (None, false, 0);
-            link.attempts += 1;
-        }
+    /// An agent that begins now. Its reports have numbers from that time on.
+    pub(super) fn begun(run: u64, now: u64) -> Self {
+        let link = Link { sequence: SIMULATED_UNIX_MILLIS + now, ..Link::default() };
+        Self { run, links: std::array::from_fn(|_| link.clone()) }
     }
-}
 
-impl Agent {
     /// The next reports have the inventory. Those under way go on.
     pub(super) fn renew(&mut self) {
         for link in &mut self.links {
-            match link.is_sent {
-                true => link.renews = true,
-                false => (link.session, link.failures) = (None, 0),
-            }
+            (link.owes, link.carries) = (true, false);
         }
     }
 }
@@ -90,15 +88,16 @@ pub(super) type Reply = (u16, Value);
 
 impl World {
     pub(super) fn restart_agent(&mut self, node: usize) {
+        let now = self.now;
         let agent = &mut self.nodes[node].agents[0];
-        *agent = Agent { run: agent.run + 1, ..Agent::default() };
+        *agent = Agent::begun(agent.run + 1, now);
         self.restart_maker(node);
     }
 
     /// Another agent reports for the node, too, until the faults are over.
     pub(super) fn second_agent(&mut self, node: usize) {
         if self.nodes[node].agents.len() == 1 {
-            self.nodes[node].agents.push(Agent { run: 1_000 + self.count, ..Agent::default() });
+            self.nodes[node].agents.push(Agent::begun(1_000 + self.count, self.now));
             self.after(1, What::Report { node, agent: 1 });
         }
     }
@@ -112,7 +111,7 @@ impl World {
         self.after(again, What::Report { node, agent });
         let lies = self.has(Fault::Lie) && self.now < self.nodes[node].lies_until;
         if std::mem::replace(&mut self.nodes[node].has_lied, lies) != lies {
-            self.nodes[node].inventory_changed();
+            self.nodes[node].devices_changed();
         }
         let is_silent = self.has(Fault::Silence) && self.now < self.nodes[node].silent_until;
         let is_silent = is_silent || self.nodes[node].is_down(self.now);
@@ -195,18 +194,19 @@ impl World {
         if lies {
             report["lie"] = true.into(); // for the checks: the extender ignores what it does not know
         }
-        match speaker.session {
-            Some(session) => report["session"] = session.into(),
-            None => {
-                let device = |(index, gpu): (usize, &Gpu)| {
-                    json!({"id": gpu.id, "index": index, "model": "A100", "memoryMib": gpu.mib,
-                        "reservedMib": 0, "kind": "Gpu", "healthy": true})
-                };
-                report["inventory"] = match inventory {
-                    Some(inventory) => json!(inventory),
-                    None => gpus.iter().enumerate().map(device).collect(),
-                };
-            }
+        if let Some(session) = speaker.session {
+            report["session"] = session.into();
+        }
+        speaker.carries = speaker.session.is_none() || speaker.owes;
+        if speaker.carries {
+            let device = |(index, gpu): (usize, &Gpu)| {
+                json!({"id": gpu.id, "index": index, "model": "A100", "memoryMib": gpu.mib,
+                    "reservedMib": 0, "kind": "Gpu", "healthy": true})
+            };
+            report["inventory"] = match inventory {
+                Some(inventory) => json!(inventory),
+                None => gpus.iter().enumerate().map(device).collect(),
+            };
         }
         report
     }
@@ -355,19 +355,15 @@ impl Link {
 
     /// Learns the answer, or that there is none.
     fn settle(&mut self, reply: Option<&Reply>) {
-        self.learn(reply);
-        if std::mem::take(&mut self.renews) {
-            (self.session, self.failures) = (None, 0);
-        }
-    }
-
-    fn learn(&mut self, reply: Option<&Reply>) {
         let Some((status, reply)) = reply else {
             self.failures += 1;
             return;
         };
         match status {
-            200 => (self.session, self.failures) = (reply["session"].as_u64(), 0),
+            200 => {
+                (self.session, self.failures) = (reply["session"].as_u64(), 0);
+                self.owes &= !(self.carries && reply["outcome"] == "Accepted");
+            }
             503 => self.failures += 1,
             404 | 422 => self.session = None,
             409 => {

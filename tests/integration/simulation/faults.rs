@@ -426,7 +426,7 @@ impl World {
             mig.replace(at, &gpu);
         }
         self.nodes[node].gpus[at] = gpu;
-        self.nodes[node].inventory_changed();
+        self.nodes[node].devices_changed();
         let uses = |takes: &[(String, u64)]| takes.iter().any(|(id, _)| gone.contains(id));
         let ended: Vec<String> = self
             .processes

@@ -57,7 +57,7 @@ impl Node {
             is_tainted: at == 3,
             is_cordoned: false,
             gpus,
-            agents: vec![Agent::default()],
+            agents: vec![Agent::begun(0, 0)],
             silent_until: 0,
             partial_until: 0,
             lies_until: 0,
@@ -85,11 +85,6 @@ impl Node {
     /// The next reports have the inventory again.
     pub(super) fn devices_changed(&mut self) {
         self.agents.iter_mut().for_each(Agent::renew);
-    }
-
-    /// Agents begin again: what they have reported is no longer true.
-    pub(super) fn inventory_changed(&mut self) {
-        self.agents.iter_mut().for_each(Agent::begin_again);
     }
 
     pub(super) fn facts(&self) -> NodeFacts {

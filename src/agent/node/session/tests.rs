@@ -38,7 +38,7 @@ fn said(session: &mut Session, sample: &Sample) -> (Option<u64>, u64, bool) {
 
 #[test]
 fn the_inventory_is_sent_with_hello_and_after_a_change() {
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let (one, two) = (sample("GPU-a"), sample("GPU-b"));
     let accepted = Answer::Reply(reply(7, Outcome::Accepted));
     assert_eq!(said(&mut session, &one), (None, 1, true));
@@ -56,7 +56,7 @@ fn the_inventory_is_sent_with_hello_and_after_a_change() {
 
 #[test]
 fn orders_count_in_the_answer_to_the_newest_report_of_the_session() {
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let (given, repeated) = (reply(7, Outcome::Accepted), reply(7, Outcome::Ignored));
     said(&mut session, &sample("GPU-a"));
     assert!(session.obeys(&given) && !session.obeys(&repeated), "a hello has no session yet");
@@ -75,7 +75,7 @@ fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
     use crate::report::wire::{MigFailure, MigProfileReport};
     let plain = sample("GPU-a");
     let needs = |sample: &Sample| {
-        let mut session = Session::new("a");
+        let mut session = Session::new("a", 0);
         session.report(sample);
         session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
         session.needs(sample, Duration::ZERO, Duration::from_secs(1))
@@ -99,12 +99,12 @@ fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
     };
     let failed = Sample { mig_failures: vec![failure.clone()], ..plain };
     assert!(needs(&failed));
-    assert_eq!(Session::new("a").report(&failed).mig_failures, [failure]);
+    assert_eq!(Session::new("a", 0).report(&failed).mig_failures, [failure]);
 }
 
 #[test]
 fn the_reservations_version_is_sent_only_within_its_session() {
-    let (mut session, sample) = (Session::new("a"), sample("GPU-a"));
+    let (mut session, sample) = (Session::new("a", 0), sample("GPU-a"));
     let mut named = |answer: Answer| {
         session.settle(&answer);
         session.report(&sample).allocations_version
@@ -120,7 +120,7 @@ fn the_reservations_version_is_sent_only_within_its_session() {
 
 #[test]
 fn an_expired_session_sends_exactly_one_hello_immediately() {
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let one = sample("GPU-a");
     said(&mut session, &one);
     session.settle(&Answer::Reply(reply(7, Outcome::Accepted)));
@@ -134,7 +134,7 @@ fn an_expired_session_sends_exactly_one_hello_immediately() {
 
 #[test]
 fn pauses_grow_while_the_extender_is_unavailable() {
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let away = Answer::Away { error: "refused".to_owned() };
     let mut pauses = Vec::new();
     for _ in 0..100 {
@@ -212,7 +212,7 @@ fn allocations_of_several_extenders_are_joined_by_pod() {
 
 #[test]
 fn a_list_taken_before_a_pod_drained_is_not_reported() {
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let listed = |draining: &[&str]| {
         let unread = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost);
         let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
@@ -262,7 +262,7 @@ enum Call {
 fn lists_taken(calls: impl Iterator<Item = Call>) -> Vec<usize> {
     let unread = DeviceUse::unread("GPU-a".to_owned(), DeviceFault::Lost);
     let uses = vec![DeviceUse { processes: Some(Vec::new()), ..unread }];
-    let (mut session, sample) = (Session::new("a"), Sample { uses, ..sample("GPU-a") });
+    let (mut session, sample) = (Session::new("a", 0), Sample { uses, ..sample("GPU-a") });
     let (mut newest, mut taken) = (0, vec![0]);
     for call in calls {
         let report = session.report(&sample);
@@ -333,7 +333,7 @@ fn a_sample_is_reported_if_it_shows_a_change_or_is_needed_otherwise() {
         ("a driver", Sample { driver, ..used(Some(1_000)) }, 0, true),
         ("a blind spot", Sample { has_unwatched_pods: true, ..used(Some(1_000)) }, 0, true),
     ];
-    let mut session = Session::new("a");
+    let mut session = Session::new("a", 0);
     let accepted = Answer::Reply(reply(7, Outcome::Accepted));
     let second = Duration::from_secs(1);
     assert!(session.needs(&used(Some(1_000)), Duration::ZERO, second), "the first");

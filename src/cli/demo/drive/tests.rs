@@ -133,7 +133,7 @@ async fn extender(fleet: &Fleet, policy: Policy, others: &[(usize, u64)]) -> Arc
     for node in &fleet.nodes {
         let mut probe = SimulatedProbe::new(fleet, node);
         let sample = probe.sample(ProcessSampling::List, app.clock.now()).unwrap();
-        let mut report = Session::new("first").report(&sample);
+        let mut report = Session::new("first", 0).report(&sample);
         for device in &mut report.devices {
             // Processes outside of all pods.
             if let Some((_, mib)) = others.iter().find(|(at, _)| *at == number) {

@@ -47,7 +47,7 @@ fn bed() -> Bed {
         app,
         kubelet,
         probe,
-        session: Session::new("agent"),
+        session: Session::new("agent", 0),
         time,
         draining: BTreeSet::new(),
     };

@@ -105,6 +105,22 @@ fn a_late_hello_of_an_agent_changes_nothing_while_another_one_reports() {
 }
 
 #[test]
+fn an_agent_that_began_earlier_is_not_believed_while_a_later_one_reports() {
+    let ledger = ledger("A");
+    let began = 1_767_225_600_000;
+    let say = |agent, sequence, device, second| {
+        ledger.report("n", &hello(agent, sequence, device), seconds(second))
+    };
+    assert!(say("y", began, "A", 0).is_ok());
+    let earlier = ReportRefusal::EarlierAgent { sequence: began - 1, last: began };
+    assert_eq!(say("x", began - 1, "B", 10), Err(earlier), "its hello is late");
+    assert_eq!(node(&ledger, "n").devices()[0].device().id.as_str(), "A");
+    assert!(say("x", began - 1, "A", 11).is_ok(), "the other one is silent");
+    assert!(say("y", began + 1, "A", 12).is_ok(), "it goes on");
+    assert!(say("z", 7, "A", 13).is_ok(), "an older version, whose numbers say nothing");
+}
+
+#[test]
 fn devices_are_free_after_two_lists_of_one_agent() {
     let ledger = ledger("A");
     ledger.see_pod(&bound("p", "n", "A", 500_000), seconds(0));

@@ -137,7 +137,7 @@ impl ApiWriter {
     }
 
     /// Writes annotations of a placement again, on the pod with this UID in this version; `None`
-    /// removes an annotation.
+    /// removes an annotation. Also [`FENCE`]: an earlier process that goes on later sees who knows better.
     pub async fn write_placement(
         &self,
         key: &PodKey,
@@ -145,6 +145,8 @@ impl ApiWriter {
         resource_version: &str,
         annotations: &BTreeMap<String, Option<String>>,
     ) -> PatchOutcome {
+        let mut annotations = annotations.clone();
+        annotations.insert(FENCE.to_owned(), Some(self.signed("placement")));
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 

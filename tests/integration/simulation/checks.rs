@@ -204,7 +204,12 @@ impl World {
         let mut leaving = BTreeMap::new();
         replica.app.ledger.look_at_each(|node| {
             let held = node.reservations().iter().filter(|(_, held)| held.is_going_home());
-            for (uid, _) in held {
+            // Of a pod that was deleted no container starts again, and its program may take its time.
+            let lives = |uid: &PodUid| {
+                let pod = self.api.pods.get(uid.as_str());
+                pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal)
+            };
+            for (uid, _) in held.filter(|(uid, _)| lives(uid)) {
                 let since = self.leaving_since.get(uid).copied().unwrap_or(self.now);
                 leaving.insert(uid.clone(), since);
             }

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gpupack::hardware::device::PodUid;
+use gpupack::kube_api::request::placement::MPS_MEMORY;
 use gpupack::model::reservation::{BorrowedMemory, Reservation, ReservationState};
 use hyper::Request;
 use serde_json::Value;
@@ -309,6 +310,14 @@ impl World {
                 let done = *done;
                 self.broke(format!("process {life} restarts {uid} {done} times for memory"));
             }
+        }
+    }
+
+    /// A write has reached the API server that may lower the limit of a pod.
+    pub(super) fn limited(&mut self, life: u64, uid: &str, request: &Request<Vec<u8>>, code: u16) {
+        let is_limit = || String::from_utf8_lossy(request.body()).contains(MPS_MEMORY);
+        if matches!(code, 403 | 422) && request.method() == "PATCH" && is_limit() {
+            self.lent.refused.insert((life, uid.to_owned()));
         }
     }
 

@@ -241,8 +241,11 @@ impl World {
             let version = self.api.pods.get(uid).map_or(0, |pod| pod.version);
             self.written.insert((life, uid.clone()), version);
         }
-        if let (Some(uid), Some(kind)) = (&uid, resize) {
-            self.resized(life, uid, kind, code);
+        if let Some(uid) = &uid {
+            match resize {
+                Some(kind) => self.resized(life, uid, kind, code),
+                None => self.limited(life, uid, request, code),
+            }
         }
         if request.uri().path().contains("/leases") {
             self.note_lease(life, id, lease.as_ref());

@@ -68,6 +68,9 @@ impl World {
     pub(super) fn note_victims(&mut self, holder: &str, note: Option<&RoomNote>) {
         let victims = note.into_iter().flat_map(|note| &note.victims).map(ToString::to_string);
         let victims: Vec<String> = victims.filter(|_| self.settings.has_teams).collect();
+        if !victims.is_empty() {
+            self.note_over_quota(); // what the process has learnt since the last look
+        }
         for victim in victims {
             match self.is_owed(&victim, holder) {
                 Some(true) => self.preempted.owe(&victim),

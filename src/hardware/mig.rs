@@ -1,6 +1,6 @@
 //! Which MIG instances each model can have, and which of them fit on one GPU together.
 //!
-//! A GPU in MIG mode is divided into units (4 on an A30, else 8). An instance covers a run of
+//! A GPU in MIG mode is divided into units (4 on an A30, 12 on an RTX PRO 6000, else 8). An instance covers a run of
 //! units, which may begin only where its profile allows. Memory is divided like the units, compute
 //! is not: on Hopper the smallest profile with twice the memory has 26 of 132 multiprocessors.
 //!
@@ -22,7 +22,7 @@ use crate::hardware::units::{MemMib, Share};
 /// One MIG profile of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// Its name, without `+me`.
+    /// Its name, without a variant.
     pub name: &'static str,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -32,8 +32,8 @@ pub struct Profile {
     pub starts: &'static [u32],
     /// How many units it covers.
     pub size: u32,
-    /// Whether one instance of it may also have the media engines; then its name ends in [`MEDIA`].
-    pub has_media: bool,
+    /// What may follow its name: variants at the same places, such as the one with media engines.
+    pub variants: &'static [&'static str],
 }
 
 /// The MIG profiles of one model.
@@ -49,8 +49,8 @@ pub struct Geometry {
     pub profiles: &'static [Profile],
 }
 
-/// Ending of a profile with media engines; one instance of a GPU may have it.
-pub const MEDIA: &str = "+me";
+/// Beginning of the variants with media engines, `+me` and `+me.all`; one instance of a GPU may have them.
+const MEDIA: &str = "+me";
 
 /// Two boards of one name differ in memory by more percent than this, two drivers by less.
 const SAME_MEMORY_PERCENT: u64 = 5;
@@ -62,11 +62,11 @@ const fn profile(
     starts: &'static [u32],
     size: u32,
 ) -> Profile {
-    Profile { name, multiprocessors, memory_mib, starts, size, has_media: false }
+    Profile { name, multiprocessors, memory_mib, starts, size, variants: &[] }
 }
 
 const fn with_media(profile: Profile) -> Profile {
-    Profile { has_media: true, ..profile }
+    Profile { variants: &[MEDIA], ..profile }
 }
 
 /// Name and memory of six profiles on eight units: one unit, the same with twice the memory, two,
@@ -162,8 +162,18 @@ const H200: [Profile; 6] = eight(
     HOPPER,
 );
 
+/// Graphics APIs are for `+gfx` alone there, and `-me` is without media engines.
+const RTX_PRO_6000: [Profile; 3] = [
+    Profile {
+        variants: &["+me", "+me.all", "+gfx", "-me"],
+        ..profile("1g.24gb", 46, 24_192, &[0, 3, 6, 9], 3)
+    },
+    Profile { variants: &["+me.all", "+gfx", "-me"], ..profile("2g.48gb", 94, 48_512, &[0, 6], 6) },
+    Profile { variants: &["+gfx"], ..profile("4g.96gb", 188, 97_408, &[0], 12) },
+];
+
 /// All listed models. Each has one address, by which geometries are compared quickly.
-pub static GEOMETRIES: [Geometry; 7] = [
+pub static GEOMETRIES: [Geometry; 8] = [
     Geometry { names: &["A30"], total_mib: 24_576, axis: 4, profiles: &A30 },
     Geometry { names: &["A100", "A800"], total_mib: 40_960, axis: 8, profiles: &A100_40 },
     Geometry { names: &["A100", "A800"], total_mib: 81_920, axis: 8, profiles: &A100_80 },
@@ -171,6 +181,12 @@ pub static GEOMETRIES: [Geometry; 7] = [
     Geometry { names: &["H100 NVL", "H800 NVL"], total_mib: 95_830, axis: 8, profiles: &H100_94 },
     Geometry { names: &["H100", "GH200"], total_mib: 97_871, axis: 8, profiles: &H100_96 },
     Geometry { names: &["H200"], total_mib: 143_771, axis: 8, profiles: &H200 },
+    Geometry {
+        names: &["RTX PRO 6000 Blackwell"],
+        total_mib: 97_887,
+        axis: 12,
+        profiles: &RTX_PRO_6000,
+    },
 ];
 
 impl Geometry {
@@ -185,11 +201,38 @@ impl Geometry {
         GEOMETRIES.iter().filter(is_named).filter(is_near).min_by_key(apart)
     }
 
-    /// The profile of this name, with or without media engines.
+    /// The geometry of the GPU of an instance with this much usable memory, and the part of the GPU's compute
+    /// that it has. `None` if the model is not listed.
+    pub fn of_instance(
+        model: &ModelName,
+        profile: &MigProfile,
+        usable: MemMib,
+    ) -> Option<(&'static Self, Share)> {
+        let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
+        let named = GEOMETRIES.iter().filter(is_named);
+        let has_it = named.filter_map(|known| Some((known, known.profile(profile)?)));
+        let apart = |of: &Profile| of.memory_mib.abs_diff(usable.mib());
+        let nearest = has_it.min_by_key(|(_, of)| apart(of))?;
+        let is_near = apart(nearest.1) * 100 <= nearest.1.memory_mib * SAME_MEMORY_PERCENT;
+        nearest.0.compute_of(profile).filter(|_| is_near).map(|compute| (nearest.0, compute))
+    }
+
+    /// Memory of the instance that is the whole GPU.
+    pub fn usable(&self) -> MemMib {
+        MemMib::new(self.profiles.last().map_or(0, |profile| profile.memory_mib))
+    }
+
+    /// The profile of this name, of whatever variant.
     pub fn profile(&self, name: &MigProfile) -> Option<&'static Profile> {
-        let mut profiles = self.profiles.iter();
-        let has_media = |known: &Profile| known.has_media || !name.has_media();
-        profiles.find(|known| known.name == name.plain() && has_media(known))
+        let (plain, variant) = name.parts();
+        let is_one = |known: &Profile| variant.is_empty() || known.variants.contains(&variant);
+        self.profiles.iter().find(|known| known.name == plain && is_one(known))
+    }
+
+    /// How many slices of compute it has: those of the whole GPU, such as 7 of `7g.80gb`.
+    pub fn slices(&self) -> u64 {
+        let (slices, _) = self.profiles.last().and_then(|all| all.name.split_once('g')).unzip();
+        slices.and_then(|slices| slices.parse().ok()).unwrap_or(1)
     }
 
     /// The part of a GPU's compute in MIG mode that an instance of the profile has, rounded down.
@@ -210,14 +253,20 @@ impl Geometry {
 }
 
 impl MigProfile {
-    /// The name without the media engines.
+    /// The name without the variant, and the variant: `1g.10gb` and `+me` of `1g.10gb+me`.
+    fn parts(&self) -> (&str, &str) {
+        let end = self.as_str().find("gb").map_or(self.as_str().len(), |at| at + "gb".len());
+        self.as_str().split_at(end)
+    }
+
+    /// The name without the variant.
     pub fn plain(&self) -> &str {
-        self.as_str().strip_suffix(MEDIA).unwrap_or(self.as_str())
+        self.parts().0
     }
 
     /// Whether it has the media engines, which one instance of a GPU may have.
     pub fn has_media(&self) -> bool {
-        self.as_str().ends_with(MEDIA)
+        self.parts().1.starts_with(MEDIA)
     }
 }
 

@@ -224,3 +224,30 @@ fn impossible_instances_are_reported_and_get_no_pod() {
         &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],
     );
 }
+
+#[test]
+fn variants_of_a_profile_are_at_its_places() {
+    let model = ModelName::new("NVIDIA RTX PRO 6000 Blackwell Server Edition");
+    let geometry = Geometry::of(&model, MemMib::new(97_887)).unwrap();
+    assert_eq!((geometry.axis, geometry.slices(), GEOMETRIES[2].slices()), (12, 4, 7));
+    for (name, is_known, has_media) in [
+        ("1g.24gb", true, false),
+        ("1g.24gb+me", true, true),
+        ("1g.24gb+me.all", true, true),
+        ("1g.24gb+gfx", true, false),
+        ("1g.24gb-me", true, false),
+        ("2g.48gb+me", false, true),
+        ("4g.96gb+gfx", true, false),
+        ("4g.96gb-me", false, false),
+        ("1g.24gb+", false, false),
+        ("1g.10gb", false, false),
+    ] {
+        let name = MigProfile::new(name);
+        let found = geometry.profile(&name);
+        assert_eq!(found.is_some(), is_known, "{name}");
+        assert_eq!(name.has_media(), has_media, "{name}");
+        assert!(found.is_none_or(|found| found.name == name.plain()), "{name}");
+    }
+    let quarter = geometry.compute_of(&MigProfile::new("1g.24gb+gfx")).unwrap();
+    assert_eq!(quarter, Share::from_millionths(244_680), "46 of 188");
+}

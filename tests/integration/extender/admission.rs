@@ -410,8 +410,8 @@ fn the_second_scheduler_ignores_exactly_the_resources_that_are_served() {
     let ignored: Vec<&str> = ignored.iter().map(|name| name.as_str().unwrap()).collect();
     let instances = GEOMETRIES.iter().flat_map(|geometry| geometry.profiles).flat_map(|profile| {
         let plain = format!("{MIG_PREFIX}{}", profile.name);
-        let with_media = profile.has_media.then(|| format!("{plain}.me"));
-        [Some(plain), with_media].into_iter().flatten()
+        let variants = profile.variants.iter().map(|it| format!("{plain}{}", it.replace('+', ".")));
+        [plain.clone()].into_iter().chain(variants.collect::<Vec<_>>())
     });
     let fixed = [WHOLE, SHARED_SLOT].into_iter().chain(MARKERS).map(str::to_owned);
     let served: BTreeSet<String> = instances.chain(fixed).collect();

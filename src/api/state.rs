@@ -441,6 +441,9 @@ pub struct PodRequest {
     pub policy: Option<String>,
     /// Least memory of a part of a device, a rule of the operator.
     pub min_memory_mib: u64,
+    /// Whether a whole MIG instance may serve it, a rule of the operator.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_instance: bool,
 }
 
 /// A pod: a placed one with what it holds, or a waiting one with its request.

@@ -24,9 +24,10 @@ use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
 use crate::config::pools;
 use crate::config::values::{
-    address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_number,
+    address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_mib,
+    some_number,
 };
-use crate::config::webhook::WebhookConfig;
+use crate::config::webhook::{MemoryLimit, WebhookConfig};
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::{MemMib, Share};
 use crate::http_client::without_user;
@@ -128,6 +129,12 @@ pub struct Config {
     /// Largest limit of a pod, as a share of the GPU.
     #[serde(deserialize_with = "requests::share")]
     pub max_limit: Share,
+    /// Of how much memory a fraction is meant; `None`: of that of the GPU that the pod gets.
+    #[serde(rename = "fraction_of_mib", deserialize_with = "some_mib::<1_024, 16_777_216, _>")]
+    pub fraction_of: Option<MemMib>,
+    /// Whether a whole MIG instance may serve an amount of memory.
+    #[garde(custom(not_under_mps(self.webhook.memory_limit)))]
+    pub memory_by_instance: bool,
     /// Longest time of a hold.
     #[serde(rename = "hold_seconds", deserialize_with = "seconds::<1, 300, _>")]
     pub hold_for: Duration,
@@ -223,6 +230,8 @@ impl Default for Config {
             other_resources: Vec::new(),
             min_memory: MemMib::new(64),
             max_limit: Share::WHOLE,
+            fraction_of: None,
+            memory_by_instance: false,
             hold_for: Duration::from_secs(10),
             standing_hold_after: Duration::from_secs(60),
             standing_hold_at_most: Share::from_millionths(250_000),
@@ -346,6 +355,8 @@ impl Config {
             other_resources: self.other_resources.clone(),
             min_memory: self.min_memory,
             max_limit: self.max_limit,
+            fraction_of: self.fraction_of,
+            by_instance: self.memory_by_instance,
             prices: Prices {
                 reference: self.quota.reference,
                 models: self.quota.models(),
@@ -418,6 +429,16 @@ fn host_names(hosts: &[String], (): &()) -> garde::Result {
 
 fn best<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {
     number::<0, 10_000, usize, D>(from).map(NonZeroUsize::new)
+}
+
+/// A client of MPS on a MIG instance would find no daemon.
+fn not_under_mps(limit: MemoryLimit) -> impl FnOnce(&bool, &()) -> garde::Result {
+    move |by_instance, ()| match *by_instance && limit == MemoryLimit::Mps {
+        true => Err(garde::Error::new(
+            "instances have no MPS daemon: it must be `false` with `webhook.memory_limit: mps`",
+        )),
+        false => Ok(()),
+    }
 }
 
 fn mib_in_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {

@@ -146,17 +146,19 @@ impl Prices {
             (Amount::Whole | Amount::MigInstance(_), _)
             | (Amount::SharedSlot, Isolation::None | Isolation::Memory) => (share, part),
             (_, Isolation::None | Isolation::Memory) => {
-                let share = Share::from_millionths(share);
-                self.in_slots(Demand { memory: MemMib::new(part), share }, memory)
+                let demand =
+                    Demand { memory: MemMib::new(part), share: Share::from_millionths(share) };
+                let (in_slots, of_slots) = self.in_slots(demand, memory);
+                match request.by_instance {
+                    true => alone(in_slots, of_slots, memory),
+                    false => (in_slots, of_slots),
+                }
             }
             (Amount::SharedSlot, Isolation::Hardware) => whole,
             (
                 Amount::Fraction(_) | Amount::Memory(_) | Amount::FractionAndMemory(..),
                 Isolation::Hardware,
-            ) => {
-                let (least_share, least) = instance_for(part, memory.mib());
-                (share.max(least_share), part.max(least))
-            }
+            ) => alone(share, part, memory),
         }
     }
 }
@@ -192,14 +194,19 @@ pub(crate) fn of_instance(profile: &MigProfile) -> Option<(u64, u64)> {
     let slices: NonZeroU32 = slices.parse().ok()?;
     let gigabytes: NonZeroU32 = gigabytes.parse().ok()?;
     let has_it = |geometry: &&Geometry| geometry.profile(profile).is_some();
-    let is_of_four = GEOMETRIES.iter().filter(has_it).any(|geometry| geometry.axis == 4);
-    let of = if is_of_four { 4 } else { 7 };
+    // `1g.24gb` is one of four on an RTX PRO 6000, and one of seven on an H100.
+    let of = GEOMETRIES.iter().filter(has_it).map(Geometry::slices).max().unwrap_or(7);
     let share = up(WHOLE, u64::from(slices.get()), of).min(WHOLE);
     Some((share, u64::from(gigabytes.get()) * 1024))
 }
 
-/// Share and memory of the smallest MIG instance of a GPU with `whole` MiB that has `part`; such a
-/// pod is alone on it.
+/// The most that a part of a GPU with `memory` takes, if its pod may be alone on a MIG instance.
+fn alone(share: u64, part: u64, memory: MemMib) -> (u64, u64) {
+    let (least_share, least) = instance_for(part, memory.mib());
+    (share.max(least_share), part.max(least))
+}
+
+/// Share and memory of the smallest MIG instance of a GPU with `whole` MiB that has `part`.
 fn instance_for(part: u64, whole: u64) -> (u64, u64) {
     let sizes =
         [(1, 8), (2, 4), (4, 2)].map(|(slices, parts)| (up(WHOLE, slices, 7), whole / parts));

@@ -63,11 +63,7 @@ impl CompiledRequest {
 
     /// Whether any MIG instance with enough memory will do. It is taken whole.
     pub fn wants_any_instance(&self) -> bool {
-        self.gpu.as_ref().is_some_and(|request| {
-            request.isolation == Isolation::Hardware
-                && request.count.get() == 1
-                && !request.amount.is_whole()
-        })
+        self.gpu.as_ref().is_some_and(GpuRequest::wants_any_instance)
     }
 
     /// How many devices are requested; zero for a pod that requests no GPU.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::mig::Geometry;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
@@ -98,6 +99,9 @@ pub struct GpuRequest {
     pub min_memory: MemMib,
     /// The pools that it may use, a rule of the operator for its namespace.
     pub pools: PoolFilter,
+    /// Whether a whole MIG instance may serve it, though it has no isolation by hardware: a rule of the
+    /// operator for amounts of memory.
+    pub by_instance: bool,
 }
 
 impl Isolation {
@@ -152,7 +156,14 @@ impl GpuRequest {
             container: None,
             min_memory: MemMib::ZERO,
             pools: PoolFilter::default(),
+            by_instance: false,
         }
+    }
+
+    /// Whether any MIG instance that is large enough will do. It is taken whole.
+    pub fn wants_any_instance(&self) -> bool {
+        let is_open = self.isolation == Isolation::Hardware || self.by_instance;
+        is_open && self.count.get() == 1 && !self.amount.is_whole()
     }
 
     /// What decides where this fits. Two requests of one shape are placed alike on the same state
@@ -187,10 +198,11 @@ impl GpuRequest {
         let demand = self.amount.demand_of(class)?;
         let whole = class.whole();
         match (self.isolation, &class.kind) {
-            (Isolation::None | Isolation::Memory, _) => Ok(demand),
-            (Isolation::Hardware, ClassKind::MigInstance(_) | ClassKind::SharedInstance(_)) => {
-                Ok(whole)
+            (_, ClassKind::MigInstance(profile)) => {
+                self.amount.fit_instance(class, profile).map(|()| whole)
             }
+            (Isolation::None | Isolation::Memory, _) => Ok(demand),
+            (Isolation::Hardware, ClassKind::SharedInstance(_)) => Ok(whole),
             (Isolation::Hardware, ClassKind::Gpu | ClassKind::MigParent) if demand == whole => {
                 Ok(demand)
             }
@@ -202,9 +214,9 @@ impl GpuRequest {
 
     /// Whether devices of this kind can serve it at all.
     ///
-    /// An instance that is not shared serves an amount of memory only with isolation by hardware,
-    /// and as a whole. A share of a GPU is a share of an instance only in a pool that shares them.
-    /// Several instances are not several GPUs: a process sees at most one of them.
+    /// An instance that is not shared serves a part of a GPU only with isolation by hardware, or by a
+    /// rule of the operator, and as a whole. A share of a GPU is a share of an instance only in a pool that
+    /// shares them. Several instances are not several GPUs: a process sees at most one of them.
     fn is_kind(&self, kind: &ClassKind) -> bool {
         match (kind, &self.amount) {
             (ClassKind::Gpu, amount) => !matches!(amount, Amount::MigInstance(_)),
@@ -214,10 +226,8 @@ impl GpuRequest {
                 Amount::MigInstance(wanted),
             ) => wanted.means(profile),
             (ClassKind::MigInstance(_) | ClassKind::SharedInstance(_), Amount::Whole) => false,
-            (ClassKind::MigInstance(_), Amount::Memory(_)) => {
-                self.isolation == Isolation::Hardware && self.count.get() == 1
-            }
-            (ClassKind::MigInstance(_), _) => false,
+            (ClassKind::MigInstance(_), Amount::SharedSlot) => false,
+            (ClassKind::MigInstance(_), _) => self.wants_any_instance(),
             (ClassKind::SharedInstance(_), _) => self.count.get() == 1,
         }
     }
@@ -261,6 +271,22 @@ impl Amount {
             Self::SharedSlot => {
                 class.replicas.map(|all| all.amount(1, capacity)).ok_or(Rejection::NoReplicas)
             }
+        }
+    }
+
+    /// Whether an instance of this profile is large enough: for a share, if it has that part of the compute
+    /// and of the memory of its GPU, which only listed models tell.
+    fn fit_instance(&self, class: &DeviceClass, profile: &MigProfile) -> Result<(), Rejection> {
+        let (Self::Fraction(share) | Self::FractionAndMemory(share, _)) = self else {
+            return Ok(()); // memory is compared as on any device
+        };
+        let geometry = Geometry::of_instance(&class.model, profile, class.capacity);
+        let Some((geometry, compute)) = geometry else { return Err(Rejection::Kind) };
+        let over = share.of(geometry.usable()).checked_sub(class.capacity);
+        match over.filter(|over| *over > MemMib::ZERO) {
+            Some(over) => Err(Rejection::TooLarge { over }),
+            None if *share > compute => Err(Rejection::Kind),
+            None => Ok(()),
         }
     }
 
@@ -364,5 +390,47 @@ mod tests {
         assert!(
             requested(Amount::MigInstance(MigProfile::new("1g.5gb")), &class("A100", mig)).is_ok()
         );
+    }
+
+    #[test]
+    fn any_instance_that_is_large_enough_serves_a_part_of_a_gpu_apart_or_by_a_rule() {
+        let instance = |profile: &str, mib| DeviceClass {
+            capacity: MemMib::new(mib),
+            ..class("NVIDIA A100-SXM4-80GB", ClassKind::MigInstance(MigProfile::new(profile)))
+        };
+        let share = |millionths| Amount::Fraction(Share::from_millionths(millionths));
+        let memory = |mib| Amount::Memory(MemMib::new(mib));
+        let apart =
+            |amount| GpuRequest { isolation: Isolation::Hardware, ..GpuRequest::one(amount) };
+        let open = |amount| GpuRequest { by_instance: true, ..GpuRequest::one(amount) };
+        let [small, wide] = [instance("1g.10gb", 9_728), instance("1g.20gb", 19_968)];
+        let [two, all] = [instance("2g.20gb", 19_968), instance("7g.80gb", 80_896)];
+        let fits = |request: &GpuRequest| {
+            let instances = [&small, &two, &all].into_iter();
+            let fitting = instances.filter(|class| match request.demand_on(class) {
+                Ok(demand) => demand == class.whole(),
+                Err(_) => false,
+            });
+            fitting.map(|class| class.capacity.mib()).collect::<Vec<_>>()
+        };
+        for request in [apart(memory(9_729)), open(memory(9_729))] {
+            assert_eq!(fits(&request), [19_968, 80_896]);
+        }
+        assert!(fits(&GpuRequest::one(memory(1))).is_empty());
+        // A share is one of 80,896 MiB and of 98 multiprocessors.
+        assert_eq!(fits(&apart(share(246_800))), [19_968, 80_896]);
+        assert_eq!(fits(&apart(share(250_000))), [80_896]);
+        assert_eq!(fits(&apart(share(120_000))), [9_728, 19_968, 80_896]);
+        let over = MemMib::new(20_224 - 19_968);
+        assert_eq!(apart(share(250_000)).demand_on(&two), Err(Rejection::TooLarge { over }));
+        assert_eq!(apart(share(142_857)).demand_on(&wide), Ok(wide.whole()));
+        assert_eq!(apart(share(142_858)).demand_on(&wide), Err(Rejection::Kind), "14 of 98");
+        let both = Amount::FractionAndMemory(Share::from_millionths(10), MemMib::new(9_729));
+        assert_eq!(fits(&apart(both)), [19_968, 80_896]);
+        let several = GpuRequest { count: 2.try_into().unwrap(), ..apart(memory(1)) };
+        assert!(fits(&several).is_empty());
+        let unknown = DeviceClass { model: ModelName::new("New"), ..small.clone() };
+        assert_eq!(apart(share(10)).demand_on(&unknown), Err(Rejection::Kind));
+        assert_eq!(apart(memory(10)).demand_on(&unknown), Ok(unknown.whole()));
     }
 }

@@ -231,6 +231,7 @@ fn request(pod: &PodRequest) -> Option<GpuRequest> {
         limit: limit_share.or(limit_memory),
         policy: pod.policy.as_deref().and_then(|policy| policy.parse().ok()),
         min_memory: MemMib::new(pod.min_memory_mib),
+        by_instance: pod.by_instance,
         ..GpuRequest::several(amount, NonZeroU32::new(pod.devices)?)
     })
 }

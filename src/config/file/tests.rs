@@ -24,7 +24,7 @@ fn an_empty_file_is_the_default() {
 fn every_key_is_read() {
     let text = "listen: 0.0.0.0:9\nkubeconfig: /k\nscheduler_names: [a, b]\npolicy: spread\n\
         pool_label: p/q\nkeep_best: 0\ndomain_label: r/s\npools: {a: {replicas: 2, borrow: compute}}\n\
-        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\ngroup_timeout_seconds: 9\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
+        other_resources: [c/d]\nmin_memory_mib: 8\nmax_limit: 0.5\nfraction_of_mib: 2048\nmemory_by_instance: true\nplaced_events: false\nhold_seconds: 1\nstanding_hold_after_seconds: 7\nstanding_hold_at_most: 0.75\ngroup_timeout_seconds: 9\nreport_stale_seconds: 20\nwarm_up_seconds: 3\n\
         recall_seconds: 7\ndrain_seconds: 40\napi_timeout_seconds: 5\nscheduler_timeout_seconds: 6\nunmanaged_tolerance_mib: 6\nmax_body_mib: 7\n\
         log_level: debug\nlog_format: json\nlease:\npreemption:\nguard:\nadvice:\nquota:\nshares:\nworkloads:\naccess:\nwebhook:\npage_listen: 0.0.0.0:8\n\
         agents_listen: 0.0.0.0:7\nmetrics_listen: 0.0.0.0:6\nplain_text: true\ntls: {}\ncertificates: {}\nagents:\n\
@@ -58,6 +58,8 @@ fn every_key_is_read() {
         other_resources: vec!["c/d".to_owned()],
         min_memory: MemMib::new(8),
         max_limit: Share::from_millionths(500_000),
+        fraction_of: Some(MemMib::new(2_048)),
+        memory_by_instance: true,
         hold_for: Duration::from_secs(1),
         standing_hold_after: Duration::from_secs(7),
         standing_hold_at_most: Share::from_millionths(750_000),

@@ -1,4 +1,5 @@
-//! Rules for requests: the keys `other_resources`, `min_memory_mib` and `max_limit`.
+//! Rules for requests: the keys `other_resources`, `min_memory_mib`, `max_limit`, `fraction_of_mib`
+//! and `memory_by_instance`.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -7,6 +8,7 @@ use serde_yaml_ng::Value;
 use crate::config::values::each;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::charge::Prices;
+use crate::model::request::{Amount, GpuRequest, Limit};
 use crate::model::workload::{AccessRules, Workloads};
 
 /// Checked rules for requests. The webhook and the extender read them from one configuration.
@@ -18,6 +20,10 @@ pub struct RequestRules {
     pub min_memory: MemMib,
     /// Largest limit of a pod, as a share of the GPU.
     pub max_limit: Share,
+    /// Of how much memory a fraction is meant; `None`: of that of the GPU that the pod gets.
+    pub fraction_of: Option<MemMib>,
+    /// Whether a whole MIG instance may serve an amount of memory.
+    pub by_instance: bool,
     /// What requests count against quotas.
     pub prices: Prices,
     /// Whether a waiting pod needs markers of at least what it counts.
@@ -34,6 +40,8 @@ impl Default for RequestRules {
             other_resources: Vec::new(),
             min_memory: MemMib::new(64),
             max_limit: Share::WHOLE,
+            fraction_of: None,
+            by_instance: false,
             prices: Prices::default(),
             needs_markers: false,
             workloads: Workloads::default(),
@@ -46,6 +54,25 @@ impl RequestRules {
     /// Whether the operator says that this container resource is not a GPU.
     pub fn is_other(&self, resource: &str) -> bool {
         self.other_resources.iter().any(|pattern| is_like(pattern, resource))
+    }
+
+    /// What a pod's own request means here.
+    ///
+    /// With `fraction_of_mib` a fraction below 1 is that part of so much memory, rounded down to whole MiB,
+    /// on each GPU; and so is the limit of one. A whole GPU stays one. With `memory_by_instance` one amount of
+    /// memory may be a whole MIG instance.
+    pub fn meant(&self, request: &GpuRequest) -> GpuRequest {
+        let mut meant = request.clone();
+        if let (Some(of), Amount::Fraction(share)) = (self.fraction_of, &request.amount) {
+            meant.amount = Amount::Memory(share.of(of));
+            meant.limit = request.limit.map(|limit| match limit {
+                Limit::Fraction(limit) if limit < Share::WHOLE => Limit::Memory(limit.of(of)),
+                other => other,
+            });
+        }
+        let is_amount = matches!(meant.amount, Amount::Memory(_)) && meant.count.get() == 1;
+        meant.by_instance = self.by_instance && is_amount;
+        meant
     }
 }
 
@@ -106,12 +133,15 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "other_resources: [nvidia.com/hostdev, 'nvidia.com/rdma*']\nmin_memory_mib: 1\n\
-            max_limit: 0.25";
+            max_limit: 0.25\nfraction_of_mib: 81920\n\
+            memory_by_instance: true";
         let rules = read(text).unwrap();
         let expected = RequestRules {
             other_resources: vec!["nvidia.com/hostdev".to_owned(), "nvidia.com/rdma*".to_owned()],
             min_memory: MemMib::new(1),
             max_limit: Share::from_millionths(250_000),
+            fraction_of: Some(MemMib::new(81_920)),
+            by_instance: true,
             ..RequestRules::default()
         };
         assert_eq!(rules, expected);
@@ -140,5 +170,53 @@ mod tests {
             assert!(fault.contains("`max_limit:"), "{bad}: {fault}");
         }
         assert!(read("min_memory_mib: 0").unwrap_err().contains("1 to 65536"));
+        assert!(read("fraction_of_mib: 1023").unwrap_err().contains("1024 to 16777216"));
+        assert!(read("fraction_of_mib: none").unwrap_err().contains("1024 to 16777216"));
+    }
+
+    #[test]
+    fn a_fraction_can_mean_the_same_amount_on_each_gpu() {
+        let share = Share::from_millionths;
+        let memory = |mib| Amount::Memory(MemMib::new(mib));
+        let limited = |amount, limit| GpuRequest { limit: Some(limit), ..GpuRequest::one(amount) };
+        let rules = read("fraction_of_mib: 81919").unwrap();
+        let third = Amount::Fraction(share(333_330));
+        for (written, meant) in [
+            (GpuRequest::one(third.clone()), GpuRequest::one(memory(27_306))), // 27,306.06
+            (
+                limited(third.clone(), Limit::Fraction(share(500_000))),
+                limited(memory(27_306), Limit::Memory(MemMib::new(40_959))),
+            ),
+            (
+                limited(third.clone(), Limit::Fraction(Share::WHOLE)),
+                limited(memory(27_306), Limit::Fraction(Share::WHOLE)),
+            ),
+        ] {
+            assert_eq!(rules.meant(&written), meant);
+            assert_eq!(rules.meant(&meant), meant, "twice is the same");
+            assert_eq!(RequestRules::default().meant(&written), written);
+        }
+        let both = Amount::FractionAndMemory(share(333_330), MemMib::new(9));
+        for other in [Amount::Whole, memory(9), both, Amount::SharedSlot] {
+            let other = GpuRequest::one(other);
+            assert_eq!(rules.meant(&other), other);
+        }
+    }
+
+    #[test]
+    fn a_whole_instance_may_serve_one_amount_of_memory() {
+        let rules = read("fraction_of_mib: 2048\nmemory_by_instance: true").unwrap();
+        let memory = Amount::Memory(MemMib::new(1_024));
+        let half = Amount::Fraction(Share::from_millionths(500_000));
+        let two = GpuRequest::several(memory.clone(), 2.try_into().unwrap());
+        for (written, by_instance) in [
+            (GpuRequest::one(memory.clone()), true),
+            (GpuRequest::one(half), true),
+            (GpuRequest::one(Amount::Whole), false),
+            (two, false),
+        ] {
+            assert_eq!(rules.meant(&written).by_instance, by_instance, "{written:?}");
+            assert!(!RequestRules::default().meant(&written).by_instance);
+        }
     }
 }

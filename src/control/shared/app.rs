@@ -227,7 +227,7 @@ impl App {
         Some(GpuRequest {
             policy: request.policy.or_else(|| class?.policy),
             pools: rules.access.of(&pod.namespace).pools.clone(),
-            ..request.clone()
+            ..rules.meant(request)
         })
     }
 

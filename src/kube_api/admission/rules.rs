@@ -248,7 +248,7 @@ impl Admission {
     /// Refuses a pod that came with less than it counts.
     fn refuse_uncounted(&self, spec: &PodSpec, request: &GpuRequest) -> Result<(), AdmissionError> {
         let written = markers_of(&container_requests(spec));
-        match short_marker(request, &self.requests.prices, written) {
+        match short_marker(&self.requests.meant(request), &self.requests.prices, written) {
             Some(ShortMarker { marker, has, needed }) => {
                 Err(AdmissionError::KueueMarker { marker, has, needed })
             }
@@ -335,7 +335,8 @@ impl Admission {
             granted.extend(mps::variables(self.settings.thread_cap));
             mounts.extend(mps::mounts());
         }
-        let markers: Vec<_> = markers(request, &self.requests.prices).collect();
+        let meant = self.requests.meant(request);
+        let markers: Vec<_> = markers(&meant, &self.requests.prices).collect();
         for container in &all {
             refuse_container(container, &self.settings)?;
             let gets_it = container.name == gets && container.list != ContainerList::Ephemeral;

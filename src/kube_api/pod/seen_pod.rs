@@ -310,7 +310,8 @@ impl SeenPod {
             }
             // It did not come through the webhook, or its annotations or the prices have changed.
             if rules.needs_markers
-                && let Some(short) = short_marker(request, &rules.prices, self.markers)
+                && let Some(short) =
+                    short_marker(&rules.meant(request), &rules.prices, self.markers)
             {
                 let ShortMarker { marker, has, needed } = short;
                 return Some(RequestError::Marker { marker, has, needed });

@@ -269,7 +269,8 @@ impl PodWatch {
     }
 
     fn see(&mut self, seen: &SeenPod) {
-        if let (Some(recalled), Ok(Some(request))) = (&mut self.recalled, &seen.request) {
+        let request = self.sink.request(seen);
+        if let (Some(recalled), Some(request)) = (&mut self.recalled, &request) {
             let kind = RequestType::new(Some(request), seen.host.cpu);
             let key = (seen.created_unix_seconds, seen.pod.uid.clone());
             recalled.insert(key, (kind, seen.host.memory));
@@ -281,7 +282,7 @@ impl PodWatch {
         if let Some(relisted) = &mut self.relisted {
             relisted.insert(seen.pod.uid.clone());
         }
-        let request = self.sink.request(seen).map(|request| self.shared(&request));
+        let request = request.map(|request| self.shared(&request));
         let fact = self.sink.fact(seen, request);
         let events = self.ledger.see_pod(&fact, self.clock.now());
         if seen.is_terminal {

@@ -171,12 +171,13 @@ pub fn check(
         }
     }
     let Some(request) = request else { return Ok(()) };
+    if let Amount::Memory(memory) | Amount::FractionAndMemory(_, memory) =
+        rules.meant(request).amount
+        && memory < rules.min_memory
+    {
+        return Err(RequestError::SmallMemory { memory, least: rules.min_memory });
+    }
     let share = match request.amount {
-        Amount::Memory(memory) | Amount::FractionAndMemory(_, memory)
-            if memory < rules.min_memory =>
-        {
-            return Err(RequestError::SmallMemory { memory, least: rules.min_memory });
-        }
         Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => share,
         Amount::Memory(_) | Amount::MigInstance(_) | Amount::SharedSlot => Share::ZERO,
         Amount::Whole => Share::WHOLE,

@@ -305,7 +305,7 @@ pub enum RequestError {
     /// Less memory than the operator allows to request.
     #[error(
         "the pod requests {memory} of GPU memory: the least that is given here is {least}, so raise \
-         `gpu-memory`; a CUDA context alone takes some 500 MiB"
+         `gpu-memory` or `gpu-fraction`; a CUDA context alone takes some 500 MiB"
     )]
     SmallMemory {
         /// The requested memory.

@@ -80,6 +80,18 @@ fn parts_count_as_the_slots_that_they_take() {
 }
 
 #[test]
+fn a_pod_that_may_get_a_whole_instance_counts_as_one_at_least() {
+    let may = |amount| {
+        let (share, memory, ..) =
+            counts(&GpuRequest { by_instance: true, ..GpuRequest::one(amount) });
+        (share, memory)
+    };
+    assert_eq!(may(Amount::Memory(MemMib::new(1))), (142_858, 10_000));
+    assert_eq!(may(Amount::Memory(MemMib::new(10_001))), (285_715, 20_000));
+    assert_eq!(may(Amount::Memory(MemMib::new(70_000))), (1_000_000, 80_000));
+}
+
+#[test]
 fn a_pod_alone_on_an_instance_counts_as_one() {
     let alone = |amount| {
         let (share, memory, ..) =

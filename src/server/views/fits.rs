@@ -107,7 +107,7 @@ fn request(rules: &RequestRules, query: &BTreeMap<String, String>) -> Result<Gpu
     match parse_request(&annotations, &[container]) {
         Ok(Some(request)) => {
             check(rules, Some(&request), &[]).map_err(|error| error.to_string())?;
-            Ok(GpuRequest { min_memory: rules.min_memory, ..request })
+            Ok(GpuRequest { min_memory: rules.min_memory, ..rules.meant(&request) })
         }
         Ok(None) => Err(format!(
             "name a request, such as /v1/fit?fraction=0.25 or /v1/fit?memory=16Gi: the keys are {KEYS}"

@@ -112,6 +112,7 @@ fn request_of(request: &GpuRequest) -> PodRequest {
         limit_memory_mib: limit_memory.map(MemMib::mib),
         policy: request.policy.map(|policy| policy.name().to_owned()),
         min_memory_mib: request.min_memory.mib(),
+        by_instance: request.by_instance,
     }
 }
 

@@ -258,6 +258,7 @@ impl Writer {
             more.limit = request.limit;
             more.policy = request.policy;
             more.min_memory = request.min_memory;
+            more.by_instance = request.by_instance;
         }
         row.more = (more != MoreOfPod::default()).then(|| Box::new(more));
         Some(row)

@@ -54,6 +54,8 @@ pub struct MoreOfPod {
     pub policy: Option<Policy>,
     /// Least memory of a part of a device.
     pub min_memory: MemMib,
+    /// Whether a whole MIG instance may serve it.
+    pub by_instance: bool,
     /// Its priority.
     pub priority: i32,
     /// Where it runs.

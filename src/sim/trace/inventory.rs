@@ -156,6 +156,7 @@ impl RowOfPod<'_> {
             movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
             policy: more.policy,
             min_memory: more.min_memory,
+            by_instance: more.by_instance,
             ..plain
         })
     }

@@ -308,6 +308,7 @@ pub(crate) struct PodColumns {
     burst_memory: Option<Column>,
     policy: Option<Column>,
     min_memory: Option<Column>,
+    by_instance: Option<Column>,
     priority: Option<Column>,
     node: Option<Column>,
     devices: Option<Column>,
@@ -336,6 +337,7 @@ impl PodColumns {
             burst_memory: table.find("burst_memory_milli")?,
             policy: table.find("policy")?,
             min_memory: table.find("min_gpu_memory_mib")?,
+            by_instance: table.find("by_instance")?,
             priority: table.find("priority")?,
             node: table.find("node")?,
             devices: table.find("devices")?,
@@ -362,6 +364,11 @@ impl PodColumns {
                 None => None,
             };
             more.min_memory = self.memory_in(row, self.min_memory)?.unwrap_or(MemMib::ZERO);
+            more.by_instance = match given(row, self.by_instance) {
+                None | Some((_, "false")) => false,
+                Some((_, "true")) => true,
+                Some((column, _)) => return row.refuse(column, "`true` or `false`"),
+            };
             gpu_milli
         };
         if let Some((column, text)) = given(row, self.priority) {
@@ -391,10 +398,11 @@ impl PodColumns {
             self.burst_memory,
             self.policy,
             self.min_memory,
+            self.by_instance,
             self.devices,
             self.placed_isolation,
         ];
-        let is_odd = |text: &str| !matches!(text, "0" | "none");
+        let is_odd = |text: &str| !matches!(text, "0" | "none" | "false");
         match of_gpus.into_iter().find_map(|it| given(row, it).filter(|(_, text)| is_odd(text))) {
             Some((column, _)) => row.refuse(column, "nothing, as `num_gpu` is 0"),
             None => Ok(()),

@@ -37,7 +37,7 @@ const POD_COLUMNS: [&str; 8] = [
 ];
 
 /// Optional columns.
-const MORE_POD_COLUMNS: [&str; 15] = [
+const MORE_POD_COLUMNS: [&str; 16] = [
     "gpu_memory_mib",
     "mig_profile",
     "gpu_slots",
@@ -49,6 +49,7 @@ const MORE_POD_COLUMNS: [&str; 15] = [
     "burst_memory_milli",
     "policy",
     "min_gpu_memory_mib",
+    "by_instance",
     "priority",
     "node",
     "devices",
@@ -125,7 +126,7 @@ fn more_of_node(more: &MoreOfNode) -> [String; 8] {
     ]
 }
 
-fn more_of_pod(more: &MoreOfPod) -> [String; 15] {
+fn more_of_pod(more: &MoreOfPod) -> [String; 16] {
     let mib = |memory: MemMib| memory.mib().to_string();
     let memory = match &more.amount {
         Some(Amount::Memory(memory) | Amount::FractionAndMemory(_, memory)) => mib(*memory),
@@ -163,6 +164,7 @@ fn more_of_pod(more: &MoreOfPod) -> [String; 15] {
         burst_memory,
         more.policy.map(|policy| policy.name().to_owned()).unwrap_or_default(),
         min_memory.unwrap_or_default(),
+        if more.by_instance { "true".to_owned() } else { String::new() },
         priority.map(|priority| priority.to_string()).unwrap_or_default(),
         node,
         devices,

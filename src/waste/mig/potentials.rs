@@ -10,7 +10,7 @@ use crate::hardware::layouts::{LayoutId, Start};
 use crate::hardware::mig::Geometry;
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Isolation};
+use crate::model::request::{Amount, GpuRequest};
 use crate::waste::mig::class::{MigClass, MigClassId};
 use crate::waste::mig::decision::{Decision, Scratch};
 use crate::waste::mig::mix::MigMix;
@@ -142,18 +142,13 @@ fn counts(
 
 /// What an instance must have for a request that any large enough one serves.
 fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) + '_> {
-    let is_served = request.isolation == Isolation::Hardware && !request.amount.is_whole();
-    is_served.then_some(move |geometry: &Geometry| {
-        let whole = geometry.profiles.last().map_or(0, |profile| profile.memory_mib);
+    request.wants_any_instance().then_some(move |geometry: &Geometry| {
+        let whole = geometry.usable();
         match &request.amount {
             Amount::Memory(memory) => (*memory, Share::ZERO),
-            Amount::Fraction(share) => (share.of(MemMib::new(whole)), *share),
-            Amount::FractionAndMemory(share, memory) => {
-                (share.of(MemMib::new(whole)).max(*memory), *share)
-            }
-            Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => {
-                (MemMib::new(whole), Share::WHOLE)
-            }
+            Amount::Fraction(share) => (share.of(whole), *share),
+            Amount::FractionAndMemory(share, memory) => (share.of(whole).max(*memory), *share),
+            Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => (whole, Share::WHOLE),
         }
     })
 }

@@ -89,13 +89,13 @@ fn every_request_is_written_as_it_is() {
         limit: Some(Limit::Memory(MemMib::new(900))),
         policy: Some(Policy::Spread),
         min_memory: MemMib::new(64),
+        by_instance: true,
         container: Some("main".into()),
         ..memory(800).unwrap()
     };
     let important = ClusterPod { priority: -5, ..pod("p", None, Some(request)) };
-    let columns =
-        "gpu_memory_mib,isolation,limit_gpu_memory_mib,policy,min_gpu_memory_mib,priority";
-    check(important, &with(columns, "1,0,,,,800,memory,900,spread,64,-5"), &[]);
+    let columns = "gpu_memory_mib,isolation,limit_gpu_memory_mib,policy,min_gpu_memory_mib,by_instance,priority";
+    check(important, &with(columns, "1,0,,,,800,memory,900,spread,64,true,-5"), &[]);
     let demand = Demand { memory: MemMib::new(20_003), share: Share::from_millionths(250_037) };
     let at = |gpu| DeviceAt { gpu, instance: None };
     let held = Some((vec![(at(0), demand), (at(1), demand)], ConfiguredIsolation::Driver));

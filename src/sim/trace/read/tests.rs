@@ -237,6 +237,25 @@ fn pods_request_in_all_dimensions() {
     assert_eq!(parse_pods("again", pods_csv(&read).unwrap().as_slice()).unwrap(), read);
 }
 
+#[test]
+fn a_whole_instance_may_serve_an_amount_of_memory() {
+    let header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,by_instance\n";
+    let text = format!("{header}a,1,1,1,,9,true\nb,1,1,1,,9,false\nc,1,1,1,,9,\n");
+    let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
+    assert_eq!([0, 1, 2].map(|at| read[at].request().unwrap().by_instance), [true, false, false]);
+    assert_eq!(parse_pods("again", pods_csv(&read).unwrap().as_slice()).unwrap(), read);
+    for (row, expected) in [
+        ("p,1,1,1,,9,yes", "`yes` is not allowed, expected `true` or `false`"),
+        ("p,1,1,0,0,,true", "`true` is not allowed, expected nothing, as `num_gpu` is 0"),
+    ] {
+        let refused = parse_pods("p.csv", format!("{header}{row}\n").as_bytes()).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("`p.csv` line 2, column `by_instance`: {expected}")
+        );
+    }
+}
+
 const BURSTS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,limit_milli,\
     limit_gpu_memory_mib,isolation,burst_gap_seconds,burst_seconds,burst_memory_milli\n";
 

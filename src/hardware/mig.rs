@@ -201,20 +201,40 @@ impl Geometry {
         GEOMETRIES.iter().filter(is_named).filter(is_near).min_by_key(apart)
     }
 
-    /// The geometry of the GPU of an instance with this much usable memory, and the part of the GPU's compute
-    /// that it has. `None` if the model is not listed.
+    /// The geometry of the GPU of an instance with this much usable memory. `None` if the model is not
+    /// listed.
     pub fn of_instance(
         model: &ModelName,
         profile: &MigProfile,
         usable: MemMib,
-    ) -> Option<(&'static Self, Share)> {
+    ) -> Option<&'static Self> {
         let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
         let named = GEOMETRIES.iter().filter(is_named);
         let has_it = named.filter_map(|known| Some((known, known.profile(profile)?)));
         let apart = |of: &Profile| of.memory_mib.abs_diff(usable.mib());
-        let nearest = has_it.min_by_key(|(_, of)| apart(of))?;
-        let is_near = apart(nearest.1) * 100 <= nearest.1.memory_mib * SAME_MEMORY_PERCENT;
-        nearest.0.compute_of(profile).filter(|_| is_near).map(|compute| (nearest.0, compute))
+        let (geometry, of) = has_it.min_by_key(|(_, of)| apart(of))?;
+        (apart(of) * 100 <= of.memory_mib * SAME_MEMORY_PERCENT).then_some(geometry)
+    }
+
+    /// Whether a GPU of a model that is accepted may have this geometry.
+    pub fn may_be(&self, models: &ModelFilter) -> bool {
+        let own = ModelFilter::new(self.names.iter().copied());
+        let is_own = |name: &str| own.matches(&ModelName::new(name));
+        let is_accepted = |name: &&str| models.matches(&ModelName::new(*name));
+        self.names.iter().any(is_accepted) || models.names().any(is_own)
+    }
+
+    /// The part of the GPU's slices that an instance of the profile has, rounded down.
+    pub fn slices_of(&self, profile: &Profile) -> Share {
+        let part = Share::ratio(MemMib::new(profile.slices()), MemMib::new(self.slices()));
+        part.unwrap_or(Share::WHOLE).min(Share::WHOLE)
+    }
+
+    /// The part of the GPU that it has of both slices and units, rounded down: a quarter for `2g.20gb` of
+    /// eight units.
+    pub fn part_of(&self, profile: &Profile) -> Share {
+        let units = Share::ratio(MemMib::new(profile.size.into()), MemMib::new(self.axis.into()));
+        self.slices_of(profile).min(units.unwrap_or(Share::WHOLE))
     }
 
     /// Memory of the instance that is the whole GPU.
@@ -225,14 +245,20 @@ impl Geometry {
     /// The profile of this name, of whatever variant.
     pub fn profile(&self, name: &MigProfile) -> Option<&'static Profile> {
         let (plain, variant) = name.parts();
-        let is_one = |known: &Profile| variant.is_empty() || known.variants.contains(&variant);
+        // Resource names have `.` for `+`.
+        let is_written = |known: &str| {
+            known == variant
+                || known.strip_prefix('+').is_some_and(|it| variant.strip_prefix('.') == Some(it))
+        };
+        let is_one = |known: &Profile| {
+            variant.is_empty() || known.variants.iter().any(|known| is_written(known))
+        };
         self.profiles.iter().find(|known| known.name == plain && is_one(known))
     }
 
     /// How many slices of compute it has: those of the whole GPU, such as 7 of `7g.80gb`.
     pub fn slices(&self) -> u64 {
-        let (slices, _) = self.profiles.last().and_then(|all| all.name.split_once('g')).unzip();
-        slices.and_then(|slices| slices.parse().ok()).unwrap_or(1)
+        self.profiles.last().map_or(1, Profile::slices)
     }
 
     /// The part of a GPU's compute in MIG mode that an instance of the profile has, rounded down.
@@ -266,11 +292,18 @@ impl MigProfile {
 
     /// Whether it has the media engines, which one instance of a GPU may have.
     pub fn has_media(&self) -> bool {
-        self.parts().1.starts_with(MEDIA)
+        let variant = self.parts().1;
+        [MEDIA, ".me"].iter().any(|media| variant.starts_with(media))
     }
 }
 
 impl Profile {
+    /// How many slices of compute it has, such as 2 of `2g.20gb`.
+    fn slices(&self) -> u64 {
+        let (slices, _) = self.name.split_once('g').unzip();
+        slices.and_then(|slices| slices.parse().ok()).unwrap_or(1)
+    }
+
     /// The units of an instance that begins there, one bit each.
     pub(crate) fn units(&self, start: u32) -> u32 {
         Slot { start, size: self.size }.units()

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{MigProfile, ModelName, words};
+use crate::hardware::device::{MigProfile, ModelFilter, ModelName, words};
 use crate::hardware::mig::{GEOMETRIES, Geometry};
 use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -137,7 +137,7 @@ impl Prices {
                 part.mib().max(up(share.millionths(), memory.mib(), WHOLE)),
             ),
             Amount::Whole => whole,
-            Amount::MigInstance(profile) => of_instance(profile).unwrap_or(whole),
+            Amount::MigInstance(profile) => of_instance(profile, &request.models).unwrap_or(whole),
             Amount::SharedSlot => {
                 self.replicas.first().map_or(whole, |replicas| slots(*replicas, 1, memory))
             }
@@ -186,16 +186,19 @@ fn up(amount: u64, times: u64, parts: u64) -> u64 {
     u64::try_from(all.div_ceil(u128::from(parts.max(1)))).unwrap_or(u64::MAX)
 }
 
-/// Share and memory of a MIG instance, by the name of its profile; `None` if it has none of the
-/// form `<slices>g.<GB>gb`.
-pub(crate) fn of_instance(profile: &MigProfile) -> Option<(u64, u64)> {
+/// Share and memory of a MIG instance on one of these models, by the name of its profile; `None` if it has
+/// none of the form `<slices>g.<GB>gb`.
+pub(crate) fn of_instance(profile: &MigProfile, models: &ModelFilter) -> Option<(u64, u64)> {
     let (slices, rest) = profile.as_str().split_once("g.")?;
     let (gigabytes, _) = rest.split_once("gb")?;
     let slices: NonZeroU32 = slices.parse().ok()?;
     let gigabytes: NonZeroU32 = gigabytes.parse().ok()?;
     let has_it = |geometry: &&Geometry| geometry.profile(profile).is_some();
-    // `1g.24gb` is one of four on an RTX PRO 6000, and one of seven on an H100.
-    let of = GEOMETRIES.iter().filter(has_it).map(Geometry::slices).max().unwrap_or(7);
+    // The dearest: `1g.24gb` is one of four on an RTX PRO 6000, and one of seven on an H100.
+    let all = GEOMETRIES.iter().filter(has_it);
+    let accepted = all.clone().filter(|geometry| geometry.may_be(models));
+    let fewest = accepted.map(Geometry::slices).min();
+    let of = fewest.or_else(|| all.map(Geometry::slices).min()).unwrap_or(7);
     let share = up(WHOLE, u64::from(slices.get()), of).min(WHOLE);
     Some((share, u64::from(gigabytes.get()) * 1024))
 }

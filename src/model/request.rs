@@ -274,19 +274,25 @@ impl Amount {
         }
     }
 
-    /// Whether an instance of this profile is large enough: for a share, if it has that part of the compute
-    /// and of the memory of its GPU, which only listed models tell.
+    /// Whether an instance of this profile is large enough: for a share, if it is that part of its GPU, in
+    /// slices and in units, which only listed models tell.
     fn fit_instance(&self, class: &DeviceClass, profile: &MigProfile) -> Result<(), Rejection> {
-        let (Self::Fraction(share) | Self::FractionAndMemory(share, _)) = self else {
-            return Ok(()); // memory is compared as on any device
+        let share = match self {
+            Self::Fraction(share) | Self::FractionAndMemory(share, _) => *share,
+            _ => return Ok(()), // memory is compared as on any device
         };
         let geometry = Geometry::of_instance(&class.model, profile, class.capacity);
-        let Some((geometry, compute)) = geometry else { return Err(Rejection::Kind) };
+        let known = geometry.and_then(|geometry| Some((geometry, geometry.profile(profile)?)));
+        let Some((geometry, known)) = known else { return Err(Rejection::Kind) };
+        let part = match self {
+            Self::Fraction(_) => geometry.part_of(known),
+            _ => geometry.slices_of(known),
+        };
         let over = share.of(geometry.usable()).checked_sub(class.capacity);
         match over.filter(|over| *over > MemMib::ZERO) {
+            _ if share <= part => Ok(()),
             Some(over) => Err(Rejection::TooLarge { over }),
-            None if *share > compute => Err(Rejection::Kind),
-            None => Ok(()),
+            None => Err(Rejection::Kind),
         }
     }
 
@@ -417,14 +423,18 @@ mod tests {
             assert_eq!(fits(&request), [19_968, 80_896]);
         }
         assert!(fits(&GpuRequest::one(memory(1))).is_empty());
-        // A share is one of 80,896 MiB and of 98 multiprocessors.
-        assert_eq!(fits(&apart(share(246_800))), [19_968, 80_896]);
-        assert_eq!(fits(&apart(share(250_000))), [80_896]);
-        assert_eq!(fits(&apart(share(120_000))), [9_728, 19_968, 80_896]);
-        let over = MemMib::new(20_224 - 19_968);
-        assert_eq!(apart(share(250_000)).demand_on(&two), Err(Rejection::TooLarge { over }));
+        // A share is one of eight units and of seven slices.
+        assert_eq!(fits(&apart(share(125_000))), [9_728, 19_968, 80_896]);
+        assert_eq!(fits(&apart(share(125_010))), [19_968, 80_896]);
+        assert_eq!(fits(&apart(share(250_000))), [19_968, 80_896]);
+        assert_eq!(fits(&apart(share(250_010))), [80_896]);
+        let over = MemMib::new(40_448 - 19_968);
+        assert_eq!(apart(share(500_000)).demand_on(&two), Err(Rejection::TooLarge { over }));
         assert_eq!(apart(share(142_857)).demand_on(&wide), Ok(wide.whole()));
-        assert_eq!(apart(share(142_858)).demand_on(&wide), Err(Rejection::Kind), "14 of 98");
+        assert_eq!(apart(share(142_858)).demand_on(&wide), Err(Rejection::Kind), "one of seven");
+        let [three, four] = [instance("3g.40gb", 40_192), instance("4g.40gb", 40_192)];
+        assert!(apart(share(500_000)).demand_on(&three).is_err(), "three of seven");
+        assert_eq!(apart(share(500_000)).demand_on(&four), Ok(four.whole()));
         let both = Amount::FractionAndMemory(Share::from_millionths(10), MemMib::new(9_729));
         assert_eq!(fits(&apart(both)), [19_968, 80_896]);
         let several = GpuRequest { count: 2.try_into().unwrap(), ..apart(memory(1)) };

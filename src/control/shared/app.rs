@@ -44,7 +44,7 @@ use crate::metrics::labels::RequeueResult;
 use crate::metrics::registry::Metrics;
 use crate::model::fit::HostRule;
 use crate::model::isolation::DriverLimits;
-use crate::model::request::{GpuRequest, Isolation};
+use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{Placement, PodRef};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::strategy::Strategy;
@@ -234,6 +234,11 @@ impl App {
     /// Whether pods of this namespace may do what a suggestion proposes.
     pub(crate) fn may_do(&self, namespace: &str, suggestion: &Suggestion) -> bool {
         let Change::Request(_, changed) = &suggestion.change else { return true };
+        // That part of the GPU is not what the fraction would mean.
+        let is_part = |gpu: &GpuRequest| matches!(gpu.amount, Amount::Fraction(_));
+        if self.request_rules.fraction_of.is_some() && changed.gpu.as_ref().is_some_and(is_part) {
+            return false;
+        }
         let allowed = &self.request_rules.access.of(namespace).isolation;
         let isolation = changed.gpu.as_ref().map_or(Isolation::None, |gpu| gpu.isolation);
         allowed.as_ref().is_none_or(|allowed| allowed.contains(&isolation))

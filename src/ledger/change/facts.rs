@@ -253,7 +253,7 @@ impl Ledger {
         }
         self.look_at_divided();
         if self.are_shapes_old.load(Ordering::Acquire) {
-            self.replace_mix(None);
+            self.mix_for_other_nodes();
         }
         self.forget_many_gone_nodes();
         let node_table = self.node_table();
@@ -305,22 +305,22 @@ impl Ledger {
 
     /// Learns from the requests of pods that came before the process started, oldest first.
     pub fn recall(&self, requests: impl Iterator<Item = (PodUid, RequestType, MemMib)>) {
-        let mix = {
-            let mut window = self.window.lock();
+        self.make_mix(|window| {
             for (uid, kind, memory) in requests {
                 window.observe(uid, kind, memory);
             }
             let made_at = window.arrivals();
             window.uses(Some(made_at));
             window.mix()
-        };
-        self.replace_mix(Some(mix));
+        });
     }
 
     /// Sets the mix, if it is known beforehand (simulation).
     pub fn set_mix(&self, mix: Mix) {
-        self.window.lock().uses(None);
-        self.replace_mix(Some(mix));
+        self.make_mix(|window| {
+            window.uses(None);
+            mix
+        });
     }
 }
 

@@ -192,6 +192,7 @@ impl Ledger {
         let unknown = || ReportRefusal::UnknownNode { node: node.to_owned() };
         let at = self.position(node).ok_or_else(unknown)?;
         let node_entry = self.node_entry(at);
+        let mut session = node_entry.session.lock();
         let last_report = {
             let node_state = node_entry.read();
             if node_state.is_forgettable() {
@@ -199,7 +200,6 @@ impl Ledger {
             }
             node_state.last_report()
         };
-        let mut session = node_entry.session.lock();
         let is_known_agent = session.agent == report.agent && session.id.is_some();
         let is_repeated = is_known_agent
             && report.sequence <= session.sequence

@@ -267,10 +267,16 @@ impl Ledger {
         cluster.compile();
     }
 
-    /// Uses another mix from now on, or the same one for other nodes. To compile thousands of types takes
-    /// milliseconds, for which nothing that calls need is locked.
-    pub(crate) fn replace_mix(&self, mix: Option<Mix>) {
-        self.put_mix(mix.map(Arc::new), self.mixing.lock());
+    /// Uses the same mix for other nodes from now on.
+    pub(crate) fn mix_for_other_nodes(&self) {
+        self.put_mix(None, self.mixing.lock());
+    }
+
+    /// Uses a mix that is made now.
+    pub(crate) fn make_mix(&self, make: impl FnOnce(&mut MixWindow) -> Mix) {
+        let turn = self.mixing.lock();
+        let mix = make(&mut self.window.lock());
+        self.put_mix(Some(Arc::new(mix)), turn);
     }
 
     /// Makes the mix again from the window. Takes milliseconds if it has thousands of types.
@@ -288,7 +294,8 @@ impl Ledger {
         }
     }
 
-    /// `_turn` keeps the order: the mix that is made last is used last.
+    /// Uses another mix, or the same one for other nodes. To compile thousands of types takes milliseconds, for
+    /// which nothing that calls need is locked. `_turn` keeps the order: the mix that is made last is used last.
     fn put_mix(&self, mix: Option<Arc<Mix>>, _turn: MutexGuard<'_, ()>) {
         self.are_shapes_old.store(false, Ordering::Release);
         let mut node_shapes = NodeShapes::default();

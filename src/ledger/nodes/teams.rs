@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::{DeviceKind, PodUid};
+use crate::hardware::device::{DeviceKind, ModelFilter, PodUid};
 use crate::hardware::units::Share;
 use crate::model::charge::{Prices, of_instance};
 use crate::model::node_state::NodeState;
@@ -115,7 +115,9 @@ impl Teams {
             };
             // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
             if let DeviceKind::MigInstance { profile, .. } = &device.kind {
-                return weighed(of_instance(profile).map_or(1_000_000, |(share, _)| share));
+                let model = ModelFilter::new([device.model.as_str()]);
+                let counted = of_instance(profile, &model);
+                return weighed(counted.map_or(1_000_000, |(share, _)| share));
             }
             let whole = u128::from(device.capacity().mib().max(1));
             let (memory, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());

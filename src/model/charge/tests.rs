@@ -92,6 +92,20 @@ fn a_pod_that_may_get_a_whole_instance_counts_as_one_at_least() {
 }
 
 #[test]
+fn an_instance_counts_as_that_of_the_dearest_model_that_may_have_it() {
+    let share_of = |profile: &str, models: &[&str]| counts(&with(mig(profile), 1, models)).0;
+    assert_eq!(share_of("1g.24gb", &[]), 250_000, "an RTX PRO 6000 has four");
+    assert_eq!(share_of("1g.24gb", &["H100"]), 142_858);
+    assert_eq!(share_of("1g.24gb", &["NVIDIA RTX PRO 6000 Blackwell Server Edition"]), 250_000);
+    assert_eq!(share_of("1g.24gb", &["H100", "RTX PRO 6000"]), 250_000);
+    for (profile, share) in
+        [("4g.96gb.gfx", 1_000_000), ("2g.48gb.me.all", 500_000), ("1g.6gb.me", 250_000)]
+    {
+        assert_eq!(share_of(profile, &[]), share, "{profile}");
+    }
+}
+
+#[test]
 fn a_pod_alone_on_an_instance_counts_as_one() {
     let alone = |amount| {
         let (share, memory, ..) =

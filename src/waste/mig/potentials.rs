@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::hardware::device::MigProfile;
 use crate::hardware::layouts::{LayoutId, Start};
-use crate::hardware::mig::Geometry;
+use crate::hardware::mig::{Geometry, Profile};
 use crate::hardware::spots::DividedGpu;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::request::{Amount, GpuRequest};
@@ -146,8 +146,22 @@ fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) 
         let whole = geometry.usable();
         match &request.amount {
             Amount::Memory(memory) => (*memory, Share::ZERO),
-            Amount::Fraction(share) => (share.of(whole), *share),
-            Amount::FractionAndMemory(share, memory) => (share.of(whole).max(*memory), *share),
+            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => {
+                let memory = match &request.amount {
+                    Amount::FractionAndMemory(_, memory) => *memory,
+                    _ => MemMib::ZERO,
+                };
+                let has_enough = |it: &&Profile| {
+                    let is_plain = memory == MemMib::ZERO;
+                    let part = if is_plain { geometry.part_of(it) } else { geometry.slices_of(it) };
+                    *share <= part && it.memory_mib >= memory.mib()
+                };
+                let smallest = geometry.profiles.iter().find(has_enough);
+                let compute = |it: &Profile| geometry.compute_of(&MigProfile::new(it.name));
+                smallest.map_or((whole, Share::WHOLE), |it| {
+                    (MemMib::new(it.memory_mib), compute(it).unwrap_or(Share::WHOLE))
+                })
+            }
             Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => (whole, Share::WHOLE),
         }
     })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
-use crate::hardware::mig::Geometry;
+use crate::hardware::mig::{Geometry, Profile};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
@@ -284,15 +284,21 @@ impl Amount {
         let geometry = Geometry::of_instance(&class.model, profile, class.capacity);
         let known = geometry.and_then(|geometry| Some((geometry, geometry.profile(profile)?)));
         let Some((geometry, known)) = known else { return Err(Rejection::Kind) };
-        let part = match self {
-            Self::Fraction(_) => geometry.part_of(known),
-            _ => geometry.slices_of(known),
-        };
+        let part = self.part_in(geometry, known);
         let over = share.of(geometry.usable()).checked_sub(class.capacity);
         match over.filter(|over| *over > MemMib::ZERO) {
             _ if share <= part => Ok(()),
             Some(over) => Err(Rejection::TooLarge { over }),
             None => Err(Rejection::Kind),
+        }
+    }
+
+    /// Which share of its GPU an instance of the profile serves: with an amount of memory beside the share, that
+    /// of the slices alone.
+    pub(crate) fn part_in(&self, geometry: &Geometry, profile: &Profile) -> Share {
+        match self {
+            Self::FractionAndMemory(..) => geometry.slices_of(profile),
+            _ => geometry.part_of(profile),
         }
     }
 

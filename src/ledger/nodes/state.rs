@@ -4,9 +4,9 @@
 //! Everything is behind `&self`: one short lock per node, no lock across I/O. A call returns as
 //! [`LedgerEvent`]s what it changed for others; the caller passes them on.
 //!
-//! Lock order, so that no thread waits in a circle: membership, a session, `cluster`, a shape table
-//! or an entry of `pods`, an entry of `holds`, `standing`, the state of one node, its expected waste, its part
-//! of the supply. `node_table`, `ended`, entries of `owners`, details, the supply of the cluster and its
+//! Lock order, so that no thread waits in a circle: membership, a session, `mixing`, `window`, `cluster`, a
+//! shape table or an entry of `pods`, an entry of `holds`, `standing`, the state of one node, its expected
+//! waste, its part of the supply. `node_table`, `ended`, entries of `owners`, details, the supply of the cluster and its
 //! changes may be taken under any of these, and nothing under them. Gauges are taken first.
 //!
 //! Several threads make calls about one pod (verbs, watch, timers). What a call finds out about the
@@ -167,7 +167,7 @@ pub struct Ledger {
     /// Whether nodes have come, gone or changed their size since they were last counted.
     pub(crate) are_shapes_old: AtomicBool,
     pub(crate) window: Mutex<MixWindow>,
-    /// Held while the mix is made. Taken before the window, the cluster and the state of nodes.
+    /// Held while the mix is made.
     mixing: Mutex<()>,
     ended: Mutex<Ended>,
     pub(crate) shapes: ShapeTables,

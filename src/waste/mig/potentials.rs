@@ -152,9 +152,7 @@ fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) 
                     _ => MemMib::ZERO,
                 };
                 let has_enough = |it: &&Profile| {
-                    let is_plain = memory == MemMib::ZERO;
-                    let part = if is_plain { geometry.part_of(it) } else { geometry.slices_of(it) };
-                    *share <= part && it.memory_mib >= memory.mib()
+                    *share <= request.amount.part_in(geometry, it) && it.memory_mib >= memory.mib()
                 };
                 let smallest = geometry.profiles.iter().find(has_enough);
                 let compute = |it: &Profile| geometry.compute_of(&MigProfile::new(it.name));

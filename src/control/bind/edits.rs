@@ -4,7 +4,6 @@
 //! writes the ledger's placement on exactly that version. Each further edit is answered more
 //! slowly, so two writers that fight cost the API server little.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::labels::EditResult;
-use crate::model::reservation::{Placement, PodRef, ReservationState};
+use crate::model::reservation::{PodRef, ReservationState};
 use crate::mutation::{Mutation, mutated};
 
 /// Pause between two looks for placements to write back.
@@ -102,18 +101,15 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     // Again: a move that was written meanwhile is no edit.
     let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
     let seen = SeenPod::from_api(&read);
-    let is_made_again = |written: &Placement| {
-        written.is_on_spots_of(&held.placement) && written.devices != held.placement.devices
-    };
-    let is_other = matches!(&seen.placement, Ok(Some(written)) if is_made_again(written));
-    if is_other && app.fenced(cluster, &seen) == Ordering::Greater {
-        return Ok(false); // a later process wrote the UUIDs of its MIG instances: it knows better
-    }
     let known = app.edits.written().get(&pod.uid).cloned();
     let known = known.filter(|known| known.is_of(&held.placement)).map(|known| known.written);
     let is_same = known.as_ref().is_none_or(|known| *known == seen.written);
     let is_ours = is_same && seen.placement.as_ref() == Ok(&Some(held.placement.clone()));
     if is_ours || seen.pod.uid != pod.uid {
+        return Ok(false);
+    }
+    if app.is_of_later(cluster, &seen) {
+        app.edits.note(pod, app.clock.now()); // it may be gone
         return Ok(false);
     }
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;

@@ -111,7 +111,7 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     {
         return next;
     }
-    let seen = match read(cluster, pod, key).await {
+    let seen = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -152,11 +152,21 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     }
 }
 
-/// The pod as the API server has it now, or what to do without it.
-pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Pod, Next> {
+/// The pod as the API server has it now, or what to do without it or while a later process writes on it.
+pub(crate) async fn read(
+    app: &App,
+    cluster: &ClusterTruth,
+    pod: &PodRef,
+    key: &PodKey,
+) -> Result<Pod, Next> {
     match cluster.writer.read_back(key).await {
         Err(_) => Err(Next::After(TRY_AGAIN)),
-        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(read),
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => {
+            match app.is_of_later(cluster, &SeenPod::from_api(&read)) {
+                true => Err(Next::After(TRY_AGAIN)),
+                false => Ok(read),
+            }
+        }
         Ok(_) => Err(Next::Done),
     }
 }
@@ -392,7 +402,7 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let read = match read(cluster, pod, key).await {
+    let read = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

@@ -16,6 +16,7 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::NamedNodes;
 use crate::model::rejection::Rejection;
+use crate::mutation::{Mutation, mutated};
 
 impl App {
     /// Whether the watch shows a pod of ours that waits with this request. Only such a pod gets a
@@ -59,6 +60,20 @@ impl App {
             Ordering::Less if cluster.replica.is_some() => Ordering::Equal,
             known => known,
         }
+    }
+
+    /// Whether a later process, which may live, last wrote where a bound pod runs: it does so from now on, and
+    /// this one does not.
+    pub(crate) fn is_of_later(&self, cluster: &ClusterTruth, pod: &SeenPod) -> bool {
+        let (uid, now) = (&pod.pod.uid, self.clock.now());
+        if cluster.writer.fenced(pod) != Ordering::Greater
+            || mutated(Mutation::LaterPlacementOverwritten)
+        {
+            self.other_placements.forget(uid);
+            return false;
+        }
+        self.other_placements.see(uid, pod.fence, now);
+        !self.other_placements.is_old(uid, pod.fence, now)
     }
 
     /// Lets pods be requeued again that a later process wrote last, once that process is gone.

@@ -137,6 +137,7 @@ impl Sink for App {
         self.forget_waiting(uid);
         self.settle_pod(uid);
         self.moves.forget(uid);
+        self.other_placements.forget(uid);
         self.unseen_binds.remove(uid);
     }
 

@@ -105,6 +105,8 @@ pub struct App {
     pub binds: BindLocks,
     /// Pods that another process wrote last.
     pub other_fences: OtherFences,
+    /// The same of bound pods, as far as this process wanted to write on them.
+    pub other_placements: OtherFences,
     /// What *filter* passed in the last 15 minutes.
     pub passed: PassedPods,
     /// The priority classes of the pods that hold something.
@@ -176,6 +178,7 @@ impl App {
             start_failures: DashMap::new(),
             binds: BindLocks::default(),
             other_fences: OtherFences::default(),
+            other_placements: OtherFences::default(),
             passed: PassedPods::default(),
             classes: PriorityClasses::default(),
             moves: Moving::default(),
@@ -392,6 +395,7 @@ impl App {
             ("pending", self.pending.len()),
             ("without a GPU", self.without_gpu.len()),
             ("fences of other processes", self.other_fences.count()),
+            ("placements of other processes", self.other_placements.count()),
             ("gated", self.gated.len()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),

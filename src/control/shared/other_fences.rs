@@ -1,4 +1,4 @@
-//! Waiting pods that another gpupack process wrote last (requeue or fence), whose start it says was
+//! Pods that another gpupack process wrote last (requeue, fence or placement), whose start it says was
 //! later.
 //!
 //! That process is responsible for them as long as it may live. But it may be gone: the clocks of

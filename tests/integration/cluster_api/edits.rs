@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::bind::edits;
+use gpupack::control::shared::other_fences::GONE_AFTER;
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
 use gpupack::hardware::pool::ConfiguredIsolation;
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
 use gpupack::kube_api::request::placement::{decode, encode};
@@ -110,6 +112,34 @@ async fn an_edited_placement_frees_nothing_and_is_written_back() {
     }
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(text.contains("gpupack_placement_edits_total{result=\"seen\"} 3"), "{text}");
+}
+
+#[tokio::test]
+async fn what_a_later_process_wrote_stays_until_that_process_is_gone() {
+    let fake = Fake::with_pod();
+    let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,
+        "reservedMib": 0, "kind": "Gpu", "healthy": true}]);
+    let made = (Config::default(), Clock::started_ago(GONE_AFTER));
+    let bed = Bed::made(&fake, made, json!({"gpu-fraction": "0.5"}), &gpu).await;
+    bed.app.set_fenced();
+    let (bed, _stop) = run(bed).await;
+    let ours = annotations(&fake);
+    edit(&fake, |all| {
+        all.insert(PLACEMENT.to_owned(), ours[PLACEMENT].replace("500000", "400000"));
+        all.insert(FENCE.to_owned(), "ffffffffff-1 placement".to_owned());
+    });
+    bed.app.outbox.push(bed.app.ledger.see_pod(&fact(&fake), bed.app.clock.now()));
+    until("it wanted to write", || bed.app.other_placements.count() == 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_ne!(annotations(&fake), ours, "it may live");
+    let (uid, fence) =
+        (PodUid::new("u1"), SeenPod::from_json(&pod_of(&fake).to_string()).unwrap().fence);
+    bed.app.other_placements.forget(&uid);
+    let at = Timestamp::from_millis(bed.app.clock.now().millis() - 300_000);
+    bed.app.other_placements.see(&uid, fence, at);
+    until("written back", || annotations(&fake) == ours).await;
+    bed.app.pod_ended(&uid);
+    assert_eq!(bed.app.other_placements.count(), 0);
 }
 
 #[tokio::test]

@@ -320,14 +320,14 @@ impl World {
         self.check_mig_end()?;
         self.check_uuids(replica)?;
         // A MIG instance is its pod's as a whole, whatever amounts are written.
-        let ids = |takes: &[Take]| -> Vec<String> { takes.iter().map(|it| it.0.clone()).collect() };
         let edited = |pod: &&Pod| {
             let (written, takes) = (pod.allocated(), &pod.takes);
             let is_same = match pod.places().is_empty() {
                 true => written == *takes,
-                false => ids(&written) == ids(takes),
+                false => ids_of(&written) == ids_of(takes),
             };
-            pod.is_placed() && !is_same
+            // Of a later process nothing shows within the run that it is gone.
+            pod.is_placed() && !is_same && !is_later(replica, pod)
         };
         if let Some(pod) = self.api.pods.values().find(edited) {
             return Err(format!("an edit is left at the end: {:?}", pod.annotations));
@@ -337,7 +337,13 @@ impl World {
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
             since.is_some_and(|since| self.now - since > TRIED_WITHIN)
         };
-        match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {
+        // Nothing shows within the run that the process is gone which moved the guests of a node last.
+        let are_left_to_later = |node: &str| {
+            let mut guests = self.api.pods.values().filter(|pod| pod.is_placed() && pod.is_guest());
+            guests.any(|pod| pod.node.as_deref() == Some(node) && is_later(replica, pod))
+        };
+        let mut fitting = self.waiting_that_fit(replica);
+        match fitting.find(|(uid, node)| is_late(uid) && !are_left_to_later(&node.name)) {
             Some((uid, node)) => Err(format!(
                 "since {} ms {}",
                 self.fits_since[&uid],
@@ -356,7 +362,11 @@ impl World {
             let is_seen = replica.seen == self.api.log.len() && pod.is_placed();
             let is_late = pod.bound + DRAINED_WITHIN * 1_000 < self.now;
             let is_late = is_late && !self.is_lost(pod) && !is_later(replica, pod);
-            is_seen && is_late && held.is_some_and(|held| held_takes(&held) != pod.takes)
+            let has_others = |held: &[Take]| match pod.places().is_empty() {
+                true => *held != *pod.takes,
+                false => ids_of(held) != ids_of(&pod.takes),
+            };
+            is_seen && is_late && held.is_some_and(|held| has_others(&held_takes(&held)))
         };
         if let Some((uid, pod)) = self.api.pods.iter().find(differs) {
             let held = ledger.reservation(&PodUid::new(uid.as_str()));
@@ -487,6 +497,10 @@ impl World {
 pub(super) fn is_later(replica: &Replica, pod: &Pod) -> bool {
     let written = pod.annotations.get(FENCE).map(|text| FenceWriter::of(text));
     written > replica.maker() && written.is_some()
+}
+
+fn ids_of(takes: &[Take]) -> Vec<&str> {
+    takes.iter().map(|(id, ..)| &**id).collect()
 }
 
 /// Where the MIG instances of a pod lie.

@@ -637,14 +637,17 @@ impl World {
                 || self.has_foreign(&places))
     }
 
-    /// Whether others made an instance on one of the GPUs of these places.
+    /// Whether others made an instance on one of the GPUs of these places, or part of one is left of which the
+    /// agent has lost its list.
     fn has_foreign(&self, places: &[(String, String, u32)]) -> bool {
         let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
         let mut gpus = all.flat_map(|mig| mig.gpus.iter().map(move |gpu| (mig, gpu)));
         gpus.any(|(mig, gpu)| {
-            let has = gpu.instances.iter().flat_map(|it| &it.devices);
-            places.iter().any(|(on, ..)| *on == gpu.uuid)
-                && has.into_iter().any(|uuid| mig.foreign.contains(uuid))
+            let is_of_others = |it: &GpuInstance| match &it.devices[..] {
+                [] => !mig.on_demand.made().unfinished().iter().any(|known| known.is(gpu, it)),
+                devices => devices.iter().any(|uuid| mig.foreign.contains(uuid)),
+            };
+            places.iter().any(|(on, ..)| *on == gpu.uuid) && gpu.instances.iter().any(is_of_others)
         })
     }
 

@@ -141,6 +141,7 @@ pub mod ledger {
         pub mod facts;
         pub(crate) mod pools;
         pub mod reports;
+        pub mod spread;
     }
 
     /// Usage samples from reports, and advice.
@@ -305,6 +306,8 @@ pub mod protocol {
 
 /// Actions outside the ledger: Bindings, requeues, evictions.
 pub mod control {
+    pub mod moving;
+
     /// What the others of this module share.
     pub mod shared {
         pub mod bind_error;
@@ -329,6 +332,7 @@ pub mod control {
         pub(crate) mod client_limits;
         pub(crate) mod recall;
         pub(crate) mod take_back;
+        pub(crate) mod respread;
         pub mod binding;
         pub mod edits;
     }
@@ -559,6 +563,7 @@ pub mod sim {
     /// Pods that use more than they request now and then.
     pub mod bursts {
         pub(crate) mod world;
+        pub(crate) mod respreading;
         pub mod scenario;
         pub mod compare;
     }

@@ -53,6 +53,8 @@ mutations! {
     ForeignVersionBound,
     /// A Binding is posted again on a version that another process fenced meanwhile.
     ForeignVersionAdopted,
+    /// A pod is moved to an idle GPU while it uses its own.
+    BusyPodRespread,
     /// A placement is written over that of a later process.
     LaterPlacementOverwritten,
     /// A Binding is posted after kube-scheduler has given up.

@@ -1,11 +1,12 @@
 //! The section `pools`: how the devices of each pool are shared.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::values::number;
+use crate::config::values::{number, seconds};
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{
@@ -24,6 +25,8 @@ struct PoolKeys {
     enforcement: Enforcement,
     borrow: BorrowName,
     spread_empty: bool,
+    #[serde(deserialize_with = "respread_after")]
+    respread_idle_seconds: Option<Duration>,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
 }
@@ -75,6 +78,14 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `replicas` and `mig_instances: shared`"
         )));
     }
+    let lends = |keys: &PoolKeys| !matches!(keys.borrow, BorrowName::None);
+    let alone = |keys: &PoolKeys| keys.respread_idle_seconds.is_some() && !lends(keys);
+    if let Some((pool, _)) = pools.iter().find(|(_, keys)| alone(keys)) {
+        return Err(D::Error::custom(format!(
+            "pool `{pool}` has `respread_idle_seconds`, which moves pods to idle GPUs, and lends none: add \
+             `borrow: compute` or `memory`, or leave it out"
+        )));
+    }
     let rule = |keys: PoolKeys| PoolRule {
         replicas: keys.replicas,
         instances: match keys.mig_instances {
@@ -90,6 +101,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         spread_empty: keys.spread_empty,
+        respread_after: keys.respread_idle_seconds,
         mig: keys.mig,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
@@ -98,6 +110,10 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
 fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::Error> {
     const { assert!(Replicas::MIN == 2 && Replicas::MAX == 64) };
     number::<2, 64, _, D>(from).map(Replicas::new)
+}
+
+fn respread_after<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    seconds::<10, 86_400, D>(from).map(Some)
 }
 
 /// A rule for the pools: `limit` is how the webhook limits memory.
@@ -157,8 +173,8 @@ mod tests {
 
     #[test]
     fn a_pool_lends_memory_up_to_the_highest_limit() {
-        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute}, \
-                    c: {}}";
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute, \
+                    respread_idle_seconds: 600}, c: {}}";
         let pools = Config::from_yaml(text).unwrap().pools;
         let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
         let most = Share::from_millionths(750_000);
@@ -166,6 +182,9 @@ mod tests {
         assert_eq!(found, [Borrow::Memory { most }, Borrow::Compute, Borrow::None]);
         let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
         assert_eq!([spreads("a"), spreads("b")], [true, false]);
+        let after = |pool| pools.of(&PoolName::new(pool)).respread_after;
+        assert_eq!([after("a"), after("b")], [None, Some(Duration::from_secs(600))]);
+        assert!(pools.respreads());
     }
 
     #[test]
@@ -206,6 +225,11 @@ mod tests {
                 "`borrow: memory` of pool `a` lends nothing",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
+            ("pools: {a: {respread_idle_seconds: 600}}", "and lends none: add `borrow: compute`"),
+            (
+                "pools: {a: {borrow: memory, respread_idle_seconds: 9}}",
+                "`pools.a.respread_idle_seconds: 9` is not allowed: it must be a whole number from 10",
+            ),
             ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;

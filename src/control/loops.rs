@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
 use crate::control::bind::recall::recall;
+use crate::control::bind::respread::respread;
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::bind::take_back::take_back;
 use crate::control::lead::election::electing;
@@ -40,6 +41,9 @@ const ACCOUNT_EVERY: u64 = 5;
 
 /// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
+
+/// Ticks between two looks for pods that are better restarted on another GPU.
+const RESPREAD_EVERY: u64 = 10;
 
 /// Ticks between two looks for guests on their way home, where no pool lends.
 const GUESTS_EVERY: u64 = 10;
@@ -103,6 +107,9 @@ async fn ticks(app: &Arc<App>) {
         if is_due && !mutated(Mutation::MoveAbandoned) {
             recall(app, None);
             take_back(app, None);
+        }
+        if app.config.pools.respreads() && tick.is_multiple_of(RESPREAD_EVERY) {
+            respread(app);
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, account).await;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use crate::hardware::device::{DeviceKind, PoolName};
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -168,6 +169,9 @@ pub struct PoolRule {
     pub borrow: Borrow,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
+    /// How long a pod that may be restarted must have used no GPU before it is restarted on another one where
+    /// it may use more; `None`: it is not.
+    pub respread_after: Option<Duration>,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
 }
@@ -192,6 +196,11 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
+    }
+
+    /// Whether pods of some pool that use no GPU are restarted where they may use more.
+    pub fn respreads(&self) -> bool {
+        self.by_pool.values().any(|rule| rule.respread_after.is_some())
     }
 
     /// The same rules, where no pod may use more than this share of the memory of a device.

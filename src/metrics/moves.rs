@@ -17,6 +17,8 @@ pub enum MoveReason {
     Recall,
     /// It uses more memory than it requests, which others lack.
     TakeBack,
+    /// It uses no GPU, and may use more on another one.
+    Respread,
 }
 
 impl MoveReason {
@@ -24,6 +26,7 @@ impl MoveReason {
         match self {
             Self::Recall => "recall",
             Self::TakeBack => "take_back",
+            Self::Respread => "respread",
         }
     }
 }
@@ -31,7 +34,8 @@ impl MoveReason {
 /// How a move ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveResult {
-    /// No process of the pod is left where it was a guest, or it uses no memory that others lack.
+    /// No process of the pod is left where it was a guest, or it uses no memory that others lack, or it starts
+    /// elsewhere.
     Done,
     /// The pod cannot be moved, or its memory cannot be taken back.
     Failed,
@@ -92,7 +96,7 @@ impl MoveFamilies {
                 &RECALL_BUCKETS,
             ),
         };
-        for reason in [MoveReason::Recall, MoveReason::TakeBack] {
+        for reason in [MoveReason::Recall, MoveReason::TakeBack, MoveReason::Respread] {
             for outcome in [MoveResult::Done, MoveResult::Failed] {
                 families.moves.with_label_values(&[reason.label(), outcome.label()]);
             }

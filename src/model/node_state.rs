@@ -1074,10 +1074,11 @@ impl NodeState {
     }
 
     /// Lets a pod run on another device than its own, before it is written. The caller has checked
-    /// that it has room there.
+    /// that it has room there, and that it runs nowhere else than at home.
     pub fn lend(&mut self, uid: &PodUid, on: DeviceId) {
         self.change_guest(uid, |reservation| {
             reservation.placement.guest = Some(Guest { on, leaving: None });
+            reservation.departure = Departure::Stays;
         });
     }
 

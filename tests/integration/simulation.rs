@@ -452,8 +452,8 @@ impl World {
     fn ran(self) -> Ran {
         let bound = self.api.log.iter().filter(|change| change.pod.node.is_some());
         let (preempted, digest) = (self.preempted.count, self.digest.finish());
-        let taken_back = self.lent.taken_back();
-        Ran { events: self.events, bound: bound.count(), preempted, taken_back, digest }
+        let (taken_back, respread) = (self.lent.taken_back(), self.lent.respread());
+        Ran { events: self.events, bound: bound.count(), preempted, taken_back, respread, digest }
     }
 }
 
@@ -486,6 +486,7 @@ fn the_promises_hold_whatever_fails() {
             (sum.events, sum.bound) = (sum.events + ran.events, sum.bound + ran.bound);
             sum.preempted += ran.preempted;
             sum.taken_back += ran.taken_back;
+            sum.respread += ran.respread;
             sum.digest = sum.digest.wrapping_add(ran.digest);
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
@@ -512,9 +513,10 @@ fn the_promises_hold_whatever_fails() {
     }
     let preempted: u64 = sums.iter().map(|it| it.preempted).sum();
     let taken_back: usize = sums.iter().map(|it| it.taken_back).sum();
+    let respread: usize = sums.iter().map(|it| it.respread).sum();
     println!(
         "{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods, {preempted} \
-         evictions for more important ones, {taken_back} restarts for memory"
+         evictions for more important ones, {taken_back} restarts for memory, {respread} of pods at rest"
     );
 }
 

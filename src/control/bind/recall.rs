@@ -188,13 +188,13 @@ fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
     (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
 }
 
-/// What is known of a pod that goes home.
-struct Known<'a> {
-    pod: &'a PodRef,
-    key: &'a PodKey,
-    held: &'a Reservation,
-    guest: &'a Guest,
-    annotations: &'a BTreeMap<String, String>,
+/// What is known of a pod that is moved.
+pub(crate) struct Known<'a> {
+    pub(crate) pod: &'a PodRef,
+    pub(crate) key: &'a PodKey,
+    pub(crate) held: &'a Reservation,
+    pub(crate) guest: &'a Guest,
+    pub(crate) annotations: &'a BTreeMap<String, String>,
 }
 
 impl Known<'_> {
@@ -206,7 +206,7 @@ impl Known<'_> {
 
     /// Writes a placement on it, in the version of `resource_version`, and what it may take of its device at
     /// its next start where MPS limits that.
-    async fn write(
+    pub(crate) async fn write(
         &self,
         app: &App,
         cluster: &ClusterTruth,
@@ -274,6 +274,7 @@ async fn restart(
 ) -> Next {
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
+            app.moves.moved(&known.pod.uid, app.clock.now());
             tell_moved(app, known);
             Next::After(LOOK_AGAIN)
         }

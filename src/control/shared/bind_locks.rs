@@ -5,14 +5,12 @@
 //! be bound without a reservation until the watch shows it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use dashmap::{DashMap, DashSet};
+use dashmap::DashMap;
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
 
 use crate::control::shared::bind_error::BindError;
 use crate::hardware::device::PodUid;
-use crate::hardware::units::Timestamp;
 use crate::kube_api::write::target::BindTarget;
 use crate::mutation::{Mutation, mutated};
 
@@ -137,94 +135,9 @@ impl Drop for BindLock<'_> {
     }
 }
 
-/// The guests that this process moves home.
-#[derive(Default)]
-pub struct Moving {
-    /// Those with a task.
-    going_on: DashSet<PodUid>,
-    /// Those that cannot be moved.
-    stuck: DashSet<PodUid>,
-    /// When memory was taken back of each pod.
-    restarts: DashMap<PodUid, Vec<Timestamp>>,
-}
-
-/// Most restarts of one pod to take memory back, within [`COUNTED_FOR`].
-const MOST_RESTARTS: usize = 3;
-
-/// How long such a restart counts.
-const COUNTED_FOR: Duration = Duration::from_secs(600);
-
-impl Moving {
-    /// Begins a move. False if it goes on already.
-    pub(crate) fn begin(&self, uid: &PodUid) -> bool {
-        self.going_on.insert(uid.clone())
-    }
-
-    /// Ends the task of a move.
-    pub(crate) fn end(&self, uid: &PodUid) {
-        self.going_on.remove(uid);
-    }
-
-    /// Notes that a pod cannot be moved. False if that is known.
-    pub(crate) fn stick(&self, uid: &PodUid) -> bool {
-        self.stuck.insert(uid.clone())
-    }
-
-    /// Whether a pod cannot be moved.
-    pub(crate) fn is_stuck(&self, uid: &PodUid) -> bool {
-        self.stuck.contains(uid)
-    }
-
-    /// Notes that a pod need not be moved any more.
-    pub(crate) fn unstick(&self, uid: &PodUid) {
-        self.stuck.remove(uid);
-    }
-
-    /// Forgets a pod that has ended.
-    pub(crate) fn forget(&self, uid: &PodUid) {
-        self.stuck.remove(uid);
-        self.restarts.remove(uid);
-    }
-
-    /// Whether a pod may be restarted once more to take memory back. Else one whose program takes it
-    /// again each time would be restarted forever.
-    pub(crate) fn may_restart(&self, uid: &PodUid, now: Timestamp) -> bool {
-        let recent = |at: &&Timestamp| now.since(**at) < COUNTED_FOR;
-        let restarts = self.restarts.get(uid);
-        restarts.is_none_or(|all| all.iter().filter(recent).count() < MOST_RESTARTS)
-            || mutated(Mutation::RestartsUnlimited)
-    }
-
-    /// Notes that a pod is restarted to take memory back.
-    pub(crate) fn restarted(&self, uid: &PodUid, now: Timestamp) {
-        let mut restarts = self.restarts.entry(uid.clone()).or_default();
-        restarts.retain(|at| now.since(*at) < COUNTED_FOR);
-        restarts.push(now);
-    }
-
-    /// How many pods are noted.
-    pub(crate) fn count(&self) -> usize {
-        self.going_on.len() + self.stuck.len() + self.restarts.len()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pod_is_restarted_three_times_within_ten_minutes() {
-        let (moves, uid) = (Moving::default(), PodUid::new("p"));
-        let at = |seconds: u64| Timestamp::from_millis(1_000 * seconds);
-        for seconds in [0, 100, 599] {
-            assert!(moves.may_restart(&uid, at(seconds)), "{seconds}");
-            moves.restarted(&uid, at(seconds));
-        }
-        assert!(!moves.may_restart(&uid, at(599)) && moves.may_restart(&uid, at(600)));
-        assert!(moves.may_restart(&PodUid::new("q"), at(599)));
-        moves.forget(&uid);
-        assert_eq!(moves.count(), 0);
-    }
 
     #[test]
     fn binds_of_unconfirmed_pods_displace_no_other_bind() {

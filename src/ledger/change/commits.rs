@@ -381,7 +381,11 @@ impl Ledger {
         self.node_entry(at).look(|_, node_state| look(node_state))
     }
 
-    fn change_guest(&self, uid: &PodUid, change: impl FnOnce(&mut NodeState)) -> Vec<LedgerEvent> {
+    pub(crate) fn change_guest(
+        &self,
+        uid: &PodUid,
+        change: impl FnOnce(&mut NodeState),
+    ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let at = self.pods.get(uid).map(|at| *at);
         at.map(|at| self.change_node(at, change)).unwrap_or_default()

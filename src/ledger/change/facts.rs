@@ -16,7 +16,8 @@ use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::request::GpuRequest;
 use crate::model::reservation::{
-    BorrowedMemory, Departure, OtherPod, Placement, PodRef, Reservation, ReservationState, Tenure,
+    BorrowedMemory, Departure, Guest, OtherPod, Placement, PodRef, Reservation, ReservationState,
+    Tenure,
 };
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
@@ -366,6 +367,13 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
     {
         held.take_guest_room(); // it cannot be moved
     }
+    if fact.moves.is_of_other
+        && let Some(written) = written
+        && written.at_home() == held.placement.at_home()
+        && starts_elsewhere(written, &held)
+    {
+        (held.placement.guest, held.departure) = (written.guest.clone(), Departure::Stays);
+    }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());
     let Some(seen) = seen.filter(|seen| seen.on == guest.on) else { return held };
@@ -388,6 +396,17 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
         known => known,
     };
     held
+}
+
+/// Whether it is written that the container of a pod which runs at home starts on another device, or that such a
+/// pod stays at home after all.
+fn starts_elsewhere(written: &Placement, held: &Reservation) -> bool {
+    let is_staying = |guest: &Option<Guest>| guest.as_ref().is_some_and(|it| it.leaving.is_none());
+    match (held.guest_on(), &written.guest) {
+        (None, written) => is_staying(written),
+        (Some(_), None) => is_staying(&held.placement.guest),
+        (Some(_), Some(_)) => false,
+    }
 }
 
 /// Whether a pod that shows this placement shows what the ledger has. Its move may not be shown yet.

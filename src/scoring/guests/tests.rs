@@ -478,3 +478,58 @@ fn a_guest_is_gone_after_two_lists_without_it() {
     }
     assert!(node.devices()[1].guests().is_empty());
 }
+
+/// The pod that is moved although no other pod needs room, and where it starts then.
+fn spread_again(node: &NodeState, at_rest: &[&str]) -> Option<(String, String)> {
+    let rests = |held: &Reservation, _: &DeviceState| at_rest.contains(&held.pod.uid.as_str());
+    respread(node, rests).map(|(uid, on)| (uid.to_string(), on.to_string()))
+}
+
+#[test]
+fn a_pod_at_rest_is_moved_where_pods_may_use_a_quarter_of_a_gpu_more() {
+    let to = |uid: &str, on: &str| Some((uid.to_owned(), on.to_owned()));
+    for (text, homes, at_rest, moved) in [
+        // Nothing is left at home, and all of another one.
+        (
+            "A:1000/1000 B:1000/1000",
+            &[("p", "A", 500), ("q", "A", 500)][..],
+            &["p", "q"][..],
+            to("p", "B"),
+        ),
+        ("A:1000/1000 B:1000/1000", &[("p", "A", 500), ("q", "A", 500)], &["q"], to("q", "B")),
+        ("A:1000/1000 B:1000/1000", &[("p", "A", 500), ("q", "A", 500)], &[], None),
+        // At home it may use all that it could use elsewhere.
+        ("A:1000/1000 B:1000/1000", &[("p", "A", 500)], &["p"], None),
+        // A fifth of a GPU more is too little, a quarter is enough.
+        (
+            "A:1000/1000 B:1000/1000",
+            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 300)],
+            &["p"],
+            None,
+        ),
+        (
+            "A:1000/1000 B:1000/1000",
+            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 250)],
+            &["p"],
+            to("p", "B"),
+        ),
+        // Where most is.
+        (
+            "A:1000/1000 B:1000/1000 C:1000/1000",
+            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 200)],
+            &["p"],
+            to("p", "C"),
+        ),
+    ] {
+        let mut node = lending(text);
+        for (uid, home, part) in homes {
+            let held = movable(uid, home, *part);
+            let request = held.request.clone().filter(|_| *uid != "r"); // this one borrows nothing
+            node.allocate(Reservation { request, ..held });
+        }
+        assert_eq!(spread_again(&node, at_rest), moved, "{text} {homes:?} {at_rest:?}");
+        let Some((uid, on)) = moved else { continue };
+        node.lend(&PodUid::new(uid), DeviceId::new(&on).unwrap());
+        assert_eq!(spread_again(&node, at_rest), None, "it comes to rest: {homes:?}");
+    }
+}

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -33,7 +34,7 @@ pub struct Comparison {
 }
 
 /// The rules that are compared, by name.
-fn rules() -> [(&'static str, PoolRule); 5] {
+fn rules() -> [(&'static str, PoolRule); 6] {
     let rule = |borrow, spread_empty| PoolRule { borrow, spread_empty, ..PoolRule::default() };
     let memory = Borrow::Memory { most: Share::WHOLE };
     [
@@ -42,6 +43,10 @@ fn rules() -> [(&'static str, PoolRule); 5] {
         ("compute, spread_empty", rule(Borrow::Compute, true)),
         ("memory", rule(memory, false)),
         ("memory, spread_empty", rule(memory, true)),
+        (
+            "memory, both",
+            PoolRule { respread_after: Some(Duration::from_secs(600)), ..rule(memory, true) },
+        ),
     ]
 }
 
@@ -130,7 +135,7 @@ impl Comparison {
     pub fn table(&self) -> String {
         let mut text = format!(
             "{}, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
-             {:>9} {:>8} {:>8} {:>6}\n",
+             {:>9} {:>8} {:>8} {:>8} {:>6}\n",
             self.title,
             self.seeds,
             "borrow",
@@ -140,23 +145,25 @@ impl Comparison {
             "slowdown",
             "waiting %",
             "recalls",
+            "at rest",
             "in place",
             "lost",
         );
         for (name, figures) in &self.rows {
-            let [allocated, served, refused, slowdown, waiting, recalls, in_place, lost] =
+            let [allocated, served, refused, slowdown, waiting, recalls, at_rest, in_place, lost] =
                 figures.named().map(|(_, value)| value);
             // Writing into a text cannot fail.
             let _ = writeln!(
                 text,
                 "{name:<22} {allocated:>11.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
-                 {recalls:>8.1} {in_place:>8.1} {lost:>6.1}"
+                 {recalls:>8.1} {at_rest:>8.1} {in_place:>8.1} {lost:>6.1}"
             );
         }
         text += "\nserved: GPU time of bursts, of what they wanted. refused: bursts that did not get their \
-                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, in place and \
-                 lost: guests moved\nhome, restarts to take memory back, and processes with memory that these \
-                 ended, per 100 notebook-hours.\n";
+                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, at rest, in \
+                 place and lost: guests moved\nhome, pods without a process moved elsewhere, restarts to take \
+                 memory back, and processes with memory\nthat these ended, per 100 notebook-hours. both: with \
+                 spread_empty and respread_idle_seconds 600.\n";
         text
     }
 

@@ -12,10 +12,12 @@ use crate::hardware::pool::{PoolRule, PoolRules};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
+use crate::ledger::change::spread::Respread;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
 use crate::model::request::Limit;
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
+use crate::sim::bursts::respreading::Respreading;
 use crate::sim::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
 use crate::sim::run::cluster::{add_node, pool_of, untimed_ledger};
 use crate::sim::trace::read::TraceNode;
@@ -46,6 +48,7 @@ pub struct Figures {
     delivered: f64,
     notebook_time: f64,
     recalls: u64,
+    respreads: u64,
     give_backs: u64,
     lost: u64,
     whole_pods: u64,
@@ -67,6 +70,7 @@ impl Figures {
         self.delivered += delivered;
         self.notebook_time += notebook_time;
         self.recalls += recalls;
+        self.respreads += other.respreads;
         self.give_backs += give_backs;
         self.lost += lost;
         self.whole_pods += other.whole_pods;
@@ -74,7 +78,7 @@ impl Figures {
     }
 
     /// The figures of the table, by name.
-    pub fn named(&self) -> [(&'static str, f64); 8] {
+    pub fn named(&self) -> [(&'static str, f64); 9] {
         let part = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
         let per_100_hours =
             |count: u64| part(count as f64 * 100.0, self.notebook_time / HOUR as f64);
@@ -88,6 +92,7 @@ impl Figures {
                 100.0 * part(self.whole_waited as f64, self.whole_pods as f64),
             ),
             ("recalls", per_100_hours(self.recalls)),
+            ("respreads", per_100_hours(self.respreads)),
             ("give_backs", per_100_hours(self.give_backs)),
             ("lost", per_100_hours(self.lost)),
         ]
@@ -104,7 +109,12 @@ enum Event {
     /// With the number of the burst.
     Frees(usize, u32),
     Ends(usize),
+    /// Pods that use no GPU are looked for.
+    Looks,
 }
+
+/// Pause between two looks.
+const LOOK_EVERY: Ms = 60 * SECOND;
 
 /// A burst that goes on.
 struct Running {
@@ -171,6 +181,8 @@ struct Fleet {
     allocated: u64,
     allocated_since: Ms,
     figures: Figures,
+    /// Where pods that use no GPU are restarted elsewhere.
+    respreading: Option<Respreading>,
 }
 
 /// A device of the fleet.
@@ -209,6 +221,7 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
             Event::Done(pod, speed) => fleet.done(pod, speed, now),
             Event::Frees(pod, burst) => fleet.frees(pod, burst, now),
             Event::Ends(pod) => fleet.ends(pod, now),
+            Event::Looks => fleet.looks(now),
         }
     }
     Ok(fleet.close(end))
@@ -216,7 +229,8 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
 
 /// The rule of a node's own pool, which lends as `rule` says.
 fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
-    PoolRule { borrow: rule.borrow, spread_empty: rule.spread_empty, ..node.rule() }
+    let PoolRule { borrow, spread_empty, respread_after, .. } = rule;
+    PoolRule { borrow, spread_empty, respread_after, ..node.rule() }
 }
 
 impl Fleet {
@@ -261,10 +275,14 @@ impl Fleet {
             allocated: 0,
             allocated_since: 0,
             figures: Figures::default(),
+            respreading: rule.respread_after.map(|_| Respreading::default()),
             comers: world.comers.clone(),
         };
         for pod in 0..fleet.comers.len() {
             fleet.push(fleet.comers[pod].comes, Event::Comes(pod));
+        }
+        if fleet.respreading.is_some() {
+            fleet.push(LOOK_EVERY, Event::Looks);
         }
         Ok(fleet)
     }
@@ -411,15 +429,36 @@ impl Fleet {
             moves: MoveFact { has_left: true, is_of_other: false },
             tenure: Tenure::default(),
         };
-        self.ledger.see_pod(&fact, Timestamp::from_millis(now));
+        let now_at = Timestamp::from_millis(now);
+        self.ledger.see_pod(&fact, now_at);
+        self.respreading.iter().for_each(|it| it.recalled(uid, now_at));
+        let node = self.runs_on(pod, &home);
+        (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
+    }
+
+    /// A pod with one device runs on another one from now on. Returns its node.
+    fn runs_on(&mut self, pod: usize, to: &DeviceId) -> usize {
         let live = self.live.get_mut(&pod).expect("it runs");
-        let (node, home) = (live.node, self.gpus[&home]);
+        let to = self.gpus[to];
         for (gpu, _) in &mut live.on {
             self.devices[*gpu].tenants.remove(&pod);
-            *gpu = home;
-            self.devices[home].tenants.insert(pod);
+            *gpu = to;
+            self.devices[to].tenants.insert(pod);
         }
-        (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
+        live.node
+    }
+
+    /// Restarts pods that use no GPU where they may use more.
+    fn looks(&mut self, now: Ms) {
+        (0..self.reports.len()).for_each(|node| self.report(node, now));
+        let now_at = Timestamp::from_millis(now);
+        let step = self.respreading.as_ref().map(|it| it.step(&self.ledger, now_at));
+        for Respread { pod, to, .. } in step.unwrap_or_default() {
+            self.figures.respreads += u64::from(self.is_measured(now));
+            self.restart(number(&pod.uid), now);
+            self.runs_on(number(&pod.uid), &to);
+        }
+        self.push(now + LOOK_EVERY, Event::Looks);
     }
 
     /// The container of a pod is restarted: what it has in memory is lost.
@@ -617,6 +656,9 @@ impl Fleet {
         report.sequence += 1;
         let taken = self.ledger.report(&report.agent, report, Timestamp::from_millis(now));
         taken.expect("the agent reports in its session and sends no inventory");
+        if self.respreading.is_some() {
+            Respreading::note(&self.ledger, report, Timestamp::from_millis(now));
+        }
     }
 
     /// Accounts for what was allocated until now.

@@ -263,7 +263,7 @@ impl World {
         let (now, gpus) = (self.now, self.nodes[from.node].gpus.clone());
         let other = &self.nodes[(from.node + 1) % self.nodes.len()].gpus[0].id;
         let lie = Some(other.clone()).filter(|id| body.contains(&format!("\"{id}\"")));
-        let lends_memory = self.settings.lends_memory;
+        let are_lists_noted = self.settings.lends_memory || self.settings.respreads;
         let Some(replica) = self.process_mut(life) else { return };
         let newest = replica.sessions.get(&from.node).copied();
         let (mut broken, mut claimed) = (None, None);
@@ -290,7 +290,7 @@ impl World {
         if is_new && reply["outcome"] == "Accepted" {
             replica.note_shown(body, from.sent, now);
             replica.eras.insert(from.node, from.era);
-            if lends_memory {
+            if are_lists_noted {
                 replica.note_lists(body, now);
             }
             if replica.old.contains(&(from.node, from.run, from.attempt)) {

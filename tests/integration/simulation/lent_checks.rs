@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::World;
 use super::api::{PLACEMENT, Pod};
+use super::faults::Fault;
 use super::lent::{client_limit, requested};
 use super::replica::Replica;
 use super::scheduling::HTTP_TIMEOUT;
@@ -31,6 +32,9 @@ const MOST_RESTARTS: usize = 3;
 
 /// A process gives up a container that has not ended after this time.
 const ENDS_WITHIN: u64 = 60_000;
+
+/// From the decision to restart a pod elsewhere to its first write.
+const DECIDED_WITHIN: u64 = 2_000;
 
 /// How long lists are kept: as long as a call of *bind* lasts.
 const KEPT_FOR: u64 = HTTP_TIMEOUT;
@@ -50,6 +54,10 @@ pub(super) struct Seen {
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
+    /// The pods that each process has begun to restart on another device, with the starts of their container
+    /// before; and how many containers have been restarted so.
+    spreads: BTreeMap<(u64, String), u64>,
+    spread: usize,
     /// When each process read each pod last.
     read: BTreeMap<(u64, String), u64>,
     /// The orders that were refused, by process and pod.
@@ -68,6 +76,11 @@ impl Seen {
         self.done.values().sum()
     }
 
+    /// How many containers were restarted where they may use more.
+    pub(super) fn respread(&self) -> usize {
+        self.spread
+    }
+
     /// Whether some process could not take back the memory of a pod.
     pub(super) fn keeps(&self, uid: &str) -> bool {
         self.kept.contains_key(uid)
@@ -81,6 +94,8 @@ pub(super) enum Resize {
     Move,
     /// To take memory back.
     TakeBack,
+    /// To let it use more elsewhere.
+    Respread,
 }
 
 /// The move that is written on a pod, as text.
@@ -239,8 +254,45 @@ impl World {
         self.check_resize(life, request, &uid)
     }
 
+    /// A process writes that a pod starts elsewhere from now on: only one that uses no GPU.
+    pub(super) fn check_respread(
+        &mut self,
+        life: u64,
+        request: &Request<Vec<u8>>,
+    ) -> Result<(), String> {
+        let Some(uid) = self.api.uid_of(request.uri().path()) else { return Ok(()) };
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let written = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
+        let placement: Value = serde_json::from_str(written).unwrap_or_default();
+        let (Some(pod), Some(replica)) = (self.api.pods.get(&uid), self.process(life)) else {
+            return Ok(());
+        };
+        // Not a move home that is taken back.
+        let is_home =
+            |moved: Value| self.lent.came_home.contains(&(uid.clone(), moved.to_string()));
+        let is_home = written_move(pod).is_none_or(is_home);
+        let is_new = is_home && !pod.is_guest() && request.method() == "PATCH";
+        let Some(home) = placement["home"][0].as_str().filter(|_| is_new) else { return Ok(()) };
+        if !pod.is_movable() {
+            return Err(format!("{uid} is moved, and its owner has not allowed that"));
+        }
+        let since = self.now.saturating_sub(DECIDED_WITHIN);
+        let is_idle = replica.lists_since(home, since).any(|list| shown(list, &uid) == 0);
+        if !is_idle && !self.settings.faults.contains(&Fault::Edit) {
+            return Err(format!("{uid} is moved to an idle GPU while it uses its own"));
+        }
+        let starts = pod.container.starts;
+        self.lent.spreads.insert((life, uid), starts);
+        Ok(())
+    }
+
     /// What a resize of a pod in its newest version is for.
-    pub(super) fn resize_of(&self, request: &Request<Vec<u8>>, uid: &str) -> Option<Resize> {
+    pub(super) fn resize_of(
+        &self,
+        life: u64,
+        request: &Request<Vec<u8>>,
+        uid: &str,
+    ) -> Option<Resize> {
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let pod = self.api.pods.get(uid)?;
         let is_resize = request.uri().path().ends_with("/resize");
@@ -250,7 +302,13 @@ impl World {
         }
         let is_open = |moved: &Value| moved["cpu_milli"] == pod.container.cpu_milli;
         let is_move = written_move(pod).is_some_and(|moved| is_open(&moved));
-        Some(if is_move { Resize::Move } else { Resize::TakeBack })
+        let begun = self.lent.spreads.get(&(life, uid.to_owned()));
+        let is_respread = pod.is_guest() && begun == Some(&pod.container.starts);
+        Some(match () {
+            () if is_move => Resize::Move,
+            () if is_respread => Resize::Respread,
+            () => Resize::TakeBack,
+        })
     }
 
     /// A process sends a resize: only of a pod that may be restarted, and only if it must be.
@@ -260,7 +318,7 @@ impl World {
         request: &Request<Vec<u8>>,
         uid: &str,
     ) -> Result<(), String> {
-        let Some(kind) = self.resize_of(request, uid) else { return Ok(()) };
+        let Some(kind) = self.resize_of(life, request, uid) else { return Ok(()) };
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let (Some(pod), Some(replica)) = (self.api.pods.get(uid), self.process(life)) else {
             return Ok(());
@@ -273,6 +331,9 @@ impl World {
         let is_placement = body["metadata"]["annotations"].is_object();
         if is_placement || cpu.abs_diff(pod.container.cpu_milli) != 1 {
             return Err(format!("{uid} is not only restarted: {body}"));
+        }
+        if kind == Resize::Respread {
+            return Ok(());
         }
         let moved = written_move(pod).map(|moved| (uid.to_owned(), moved.to_string()));
         if kind == Resize::Move {
@@ -302,6 +363,10 @@ impl World {
         let key = (life, uid.to_owned());
         if matches!(code, 403 | 422) {
             self.lent.refused.insert(key.clone());
+        }
+        if kind == Resize::Respread && code == 200 {
+            self.lent.spreads.remove(&key);
+            self.lent.spread += 1;
         }
         if kind == Resize::TakeBack && matches!(code, 200 | 504) {
             let done = self.lent.done.entry(key).or_default();

@@ -16,6 +16,8 @@ pub(super) struct Ran {
     pub(super) preempted: u64,
     /// Restarts to take memory back.
     pub(super) taken_back: usize,
+    /// Restarts of pods that use no GPU.
+    pub(super) respread: usize,
     /// A digest of everything that happened, if it was traced.
     pub(super) digest: u64,
 }

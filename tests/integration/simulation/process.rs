@@ -23,6 +23,9 @@ use super::{What, Work, World};
 /// The answer to *bind* while a process starts.
 const WARMING_UP: &str = "gpupack is warming up";
 
+/// How long a pod has used no GPU that is restarted where it may use more.
+const RESPREAD_AFTER: Duration = Duration::from_secs(1);
+
 /// The answer to *bind* if guests did not leave in time.
 const WAITS_FOR_GUESTS: &str = "pods that borrow room of its GPUs are being moved";
 
@@ -165,7 +168,8 @@ impl World {
             if self.settings.limits_memory {
                 config.webhook.memory_limit = MemoryLimit::Mps;
             }
-            let rule = PoolRule { borrow, ..PoolRule::default() };
+            let respread_after = self.settings.respreads.then_some(RESPREAD_AFTER);
+            let rule = PoolRule { borrow, respread_after, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

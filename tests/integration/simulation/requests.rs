@@ -63,6 +63,11 @@ impl World {
         {
             self.broke(broken);
         }
+        if self.settings.respreads
+            && let Err(broken) = self.check_respread(life, &request)
+        {
+            self.broke(broken);
+        }
         if self.settings.has_mig {
             self.check_mig_write((life, id), &request);
         }
@@ -221,7 +226,7 @@ impl World {
             self.note_write((life, id), request, uid.as_deref());
         }
         self.api.now = self.now;
-        let resize = uid.as_ref().and_then(|uid| self.resize_of(request, uid));
+        let resize = uid.as_ref().and_then(|uid| self.resize_of(life, request, uid));
         let lease = self.api.lease.clone().filter(|_| request.uri().path().contains("/leases"));
         let (code, body) = match answers {
             Answers::Status(code) => refusal(code, "as this test wants"),

@@ -92,6 +92,8 @@ pub(super) struct Settings {
     pub(super) has_guests: bool,
     /// Whether they borrow memory, too.
     pub(super) lends_memory: bool,
+    /// Whether pods that use no GPU are restarted where they may use more.
+    pub(super) respreads: bool,
     /// Whether MPS limits the memory that they take.
     pub(super) limits_memory: bool,
     /// Whether some pods are of groups that start together.
@@ -138,6 +140,7 @@ impl Settings {
             has_groups: seed % 10 == 7,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
+            respreads: matches!(seed % 25, 12 | 22),
             has_mig,
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
@@ -186,7 +189,8 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
     move |settings| match only.as_deref() {
         Some("lent") => settings.lends_memory,
         Some("mig") => settings.has_mig,
-        Some(other) => panic!("SIM_ONLY is lent or mig, not {other}"),
+        Some("respread") => settings.respreads,
+        Some(other) => panic!("SIM_ONLY is lent, mig or respread, not {other}"),
         None => true,
     }
 }

@@ -1,0 +1,218 @@
+//! The pods whose containers this process restarts so that they run elsewhere or give memory back, and how often
+//! it may do so.
+
+use std::time::Duration;
+
+use dashmap::mapref::multiple::RefMulti;
+use dashmap::{DashMap, DashSet};
+
+use crate::hardware::device::{NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
+
+/// The pods that are being restarted.
+#[derive(Default)]
+pub struct Moving {
+    /// Those with a task.
+    going_on: DashSet<PodUid>,
+    /// Those that cannot be moved.
+    stuck: DashSet<PodUid>,
+    /// When memory was taken back of each pod.
+    restarts: DashMap<PodUid, Vec<Timestamp>>,
+    /// When each pod was moved, home or elsewhere.
+    moved: DashMap<PodUid, Vec<Timestamp>>,
+    /// The pods that are restarted elsewhere while they use no GPU, with their namespaces.
+    respreads: DashMap<PodUid, String>,
+    /// When pods of each node were.
+    by_node: DashMap<NodeName, Vec<Timestamp>>,
+}
+
+/// Most restarts of pods of one node that use no GPU, within an hour.
+const MOST_OF_NODE: usize = 6;
+
+/// How long such a restart counts.
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The part of the pods of a namespace that are restarted so at the same time; one at least.
+const PART_OF_NAMESPACE: usize = 10;
+
+/// A pod that was moved so often within [`MOVES_COUNT`] stays where it is, unless another pod needs the room.
+const MOST_MOVES: usize = 6;
+
+/// How long a move counts.
+const MOVES_COUNT: Duration = Duration::from_secs(6 * 3_600);
+
+/// A pod stays where it is for so many times as long as it must have used no GPU.
+const STAYS: u32 = 3;
+
+/// Most restarts of one pod to take memory back, within [`COUNTED_FOR`].
+const MOST_RESTARTS: usize = 3;
+
+/// How long such a restart counts.
+const COUNTED_FOR: Duration = Duration::from_secs(600);
+
+impl Moving {
+    /// Begins a move. False if it goes on already.
+    pub(crate) fn begin(&self, uid: &PodUid) -> bool {
+        self.going_on.insert(uid.clone())
+    }
+
+    /// Ends the task of a move.
+    pub(crate) fn end(&self, uid: &PodUid) {
+        self.going_on.remove(uid);
+    }
+
+    /// Notes that a pod cannot be moved. False if that is known.
+    pub(crate) fn stick(&self, uid: &PodUid) -> bool {
+        self.stuck.insert(uid.clone())
+    }
+
+    /// Whether a pod cannot be moved.
+    pub(crate) fn is_stuck(&self, uid: &PodUid) -> bool {
+        self.stuck.contains(uid)
+    }
+
+    /// Notes that a pod need not be moved any more.
+    pub(crate) fn unstick(&self, uid: &PodUid) {
+        self.stuck.remove(uid);
+    }
+
+    /// Forgets a pod that has ended.
+    pub(crate) fn forget(&self, uid: &PodUid) {
+        self.stuck.remove(uid);
+        self.restarts.remove(uid);
+        self.moved.remove(uid);
+    }
+
+    /// Notes that the container of a pod is restarted on another device than before.
+    pub(crate) fn moved(&self, uid: &PodUid, now: Timestamp) {
+        note(&mut self.moved.entry(uid.clone()).or_default(), MOVES_COUNT, now);
+    }
+
+    /// Whether a pod may be restarted elsewhere though no other pod needs that, after it has used no GPU for
+    /// `after`.
+    pub(crate) fn may_respread(&self, uid: &PodUid, after: Duration, now: Timestamp) -> bool {
+        let moved = self.moved.get(uid);
+        let within = |time| moved.as_ref().map_or(0, |all| recent(all, time, now));
+        within(MOVES_COUNT) < MOST_MOVES
+            && within(STAYS * after) == 0
+            && !self.is_stuck(uid)
+            && !self.going_on.contains(uid)
+    }
+
+    /// Begins such a restart, of a pod of a namespace with so many that may be moved. False if that would be too
+    /// many at a time or within an hour.
+    pub(crate) fn begin_respread(
+        &self,
+        pod: &PodRef,
+        node: &NodeName,
+        movable: usize,
+        now: Timestamp,
+    ) -> bool {
+        let same = |it: &RefMulti<'_, PodUid, String>| it.value() == pod.namespace();
+        let at_once = self.respreads.iter().filter(same).count();
+        let of_node = self.by_node.get(node).map_or(0, |all| recent(&all, HOUR, now));
+        if at_once >= (movable / PART_OF_NAMESPACE).max(1)
+            || of_node >= MOST_OF_NODE
+            || !self.begin(&pod.uid)
+        {
+            return false;
+        }
+        self.by_node.retain(|_, all| recent(all, HOUR, now) > 0);
+        note(&mut self.by_node.entry(node.clone()).or_default(), HOUR, now);
+        self.respreads.insert(pod.uid.clone(), pod.namespace().to_owned());
+        true
+    }
+
+    /// Ends the task of such a restart.
+    pub(crate) fn end_respread(&self, uid: &PodUid) {
+        self.respreads.remove(uid);
+        self.end(uid);
+    }
+
+    /// Whether a pod may be restarted once more to take memory back. Else one whose program takes it
+    /// again each time would be restarted forever.
+    pub(crate) fn may_restart(&self, uid: &PodUid, now: Timestamp) -> bool {
+        let restarts = self.restarts.get(uid);
+        restarts.is_none_or(|all| recent(&all, COUNTED_FOR, now) < MOST_RESTARTS)
+            || mutated(Mutation::RestartsUnlimited)
+    }
+
+    /// Notes that a pod is restarted to take memory back.
+    pub(crate) fn restarted(&self, uid: &PodUid, now: Timestamp) {
+        note(&mut self.restarts.entry(uid.clone()).or_default(), COUNTED_FOR, now);
+    }
+
+    /// How many pods are noted.
+    pub(crate) fn count(&self) -> usize {
+        let of_pods = self.restarts.len() + self.moved.len() + self.respreads.len();
+        self.going_on.len() + self.stuck.len() + of_pods + self.by_node.len()
+    }
+}
+
+/// How many of these times are less than `time` ago.
+fn recent(all: &[Timestamp], time: Duration, now: Timestamp) -> usize {
+    all.iter().filter(|at| now.since(**at) < time).count()
+}
+
+/// Adds a time to those that are less than `time` ago.
+fn note(all: &mut Vec<Timestamp>, time: Duration, now: Timestamp) {
+    all.retain(|at| now.since(*at) < time);
+    all.push(now);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_restarted_three_times_within_ten_minutes() {
+        let (moves, uid) = (Moving::default(), PodUid::new("p"));
+        let at = |seconds: u64| Timestamp::from_millis(1_000 * seconds);
+        for seconds in [0, 100, 599] {
+            assert!(moves.may_restart(&uid, at(seconds)), "{seconds}");
+            moves.restarted(&uid, at(seconds));
+        }
+        assert!(!moves.may_restart(&uid, at(599)) && moves.may_restart(&uid, at(600)));
+        assert!(moves.may_restart(&PodUid::new("q"), at(599)));
+        moves.forget(&uid);
+        assert_eq!(moves.count(), 0);
+    }
+
+    #[test]
+    fn pods_at_rest_are_moved_seldom_and_a_few_at_a_time() {
+        let moves = Moving::default();
+        let at = |seconds: u64| Timestamp::from_millis(1_000 * seconds);
+        let pod = |uid: &str| PodRef { uid: PodUid::new(uid), name: format!("a/{uid}").into() };
+        let node = NodeName::new("n");
+        let begin =
+            |uid: &str, movable, now| moves.begin_respread(&pod(uid), &node, movable, at(now));
+        assert!(begin("p", 9, 0) && !begin("q", 19, 0), "one of fewer than 20");
+        assert!(begin("q", 20, 0), "two of 20");
+        let other = PodRef { uid: PodUid::new("r"), name: "b/r".into() };
+        assert!(moves.begin_respread(&other, &node, 1, at(0)), "another namespace");
+        for uid in ["p", "q", "r"] {
+            moves.end_respread(&PodUid::new(uid));
+        }
+        for uid in ["s", "t", "u"] {
+            assert!(begin(uid, 1, 3_599), "{uid}");
+            moves.end_respread(&PodUid::new(uid));
+        }
+        assert!(!begin("v", 1, 3_599) && begin("v", 1, 3_600), "six within an hour");
+        moves.end_respread(&PodUid::new("v"));
+
+        let (uid, after) = (PodUid::new("p"), Duration::from_secs(60));
+        for seconds in [0, 180, 360, 540, 720, 900] {
+            assert!(moves.may_respread(&uid, after, at(seconds)), "{seconds}");
+            moves.moved(&uid, at(seconds));
+            assert!(!moves.may_respread(&uid, after, at(seconds + 179)), "{seconds}");
+        }
+        assert!(!moves.may_respread(&uid, after, at(21_599)), "six within six hours");
+        assert!(moves.may_respread(&uid, after, at(21_600)));
+        moves.stick(&uid);
+        assert!(!moves.may_respread(&uid, after, at(90_000)));
+        moves.forget(&uid);
+        assert_eq!(moves.count(), 1, "the node");
+    }
+}

@@ -1,0 +1,105 @@
+//! Pods that use no GPU, and may use more on another one of their node.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::node_entry::NodeEntry;
+use crate::ledger::nodes::state::Ledger;
+use crate::model::device_state::DeviceState;
+use crate::model::node_state::NodeState;
+use crate::model::reservation::{PodRef, Reservation};
+use crate::mutation::{Mutation, mutated};
+use crate::scoring::guests;
+
+/// A pod that is to be restarted on another GPU of its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Respread {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its node.
+    pub node: NodeName,
+    /// The GPU that it is allocated, where it runs.
+    pub home: DeviceId,
+    /// The other one.
+    pub to: DeviceId,
+}
+
+impl Ledger {
+    /// Of each node the pod that is best restarted as a guest, see [`guests::respread`]: it has used no GPU for as
+    /// long as its pool says, and `may` says that it may be restarted after such a time.
+    pub fn to_respread(
+        &self,
+        now: Timestamp,
+        may: impl Fn(&PodUid, Duration) -> bool,
+    ) -> Vec<Respread> {
+        let mut all = Vec::new();
+        for node_entry in self.node_table().iter() {
+            let node_state = node_entry.read();
+            all.extend(respread(&node_state, node_entry, now, &may));
+        }
+        all
+    }
+
+    /// Lets a pod be a guest, if that is still its best place. Whether it is: it is to be written.
+    pub fn lend(
+        &self,
+        chosen: &Respread,
+        now: Timestamp,
+        may: impl Fn(&PodUid, Duration) -> bool,
+    ) -> bool {
+        let Some(at) = self.position(chosen.node.as_str()) else { return false };
+        let mut is_lent = false;
+        // Where it starts counts from now on: nothing becomes free.
+        self.change_guest(&chosen.pod.uid, |node_state| {
+            is_lent =
+                respread(node_state, &self.node_entry(at), now, &may).as_ref() == Some(chosen);
+            if is_lent {
+                node_state.lend(&chosen.pod.uid, chosen.to.clone());
+            }
+        });
+        is_lent
+    }
+
+    /// Notes that a pod stays at home that was to be restarted elsewhere: that is not written on it any more.
+    pub fn stay_home(&self, uid: &PodUid) {
+        self.change_guest(uid, |node_state| node_state.start_at_home(uid));
+    }
+
+    /// How many pods of each namespace may be restarted elsewhere.
+    pub fn movable_pods(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        self.look_at_each(|node_state| {
+            for held in node_state.reservations().values().filter(|held| held.may_borrow()) {
+                *counts.entry(held.pod.namespace().to_owned()).or_default() += 1;
+            }
+        });
+        counts
+    }
+}
+
+fn respread(
+    node: &NodeState,
+    node_entry: &NodeEntry,
+    now: Timestamp,
+    may: impl Fn(&PodUid, Duration) -> bool,
+) -> Option<Respread> {
+    let after = node.rule().respread_after?;
+    let details = node_entry.details.lock();
+    let rests = |held: &Reservation, home: &DeviceState| {
+        let uid = &held.pod.uid;
+        let samples = details.usage_samples.on(&home.device().id);
+        let is_listed = samples.is_none_or(|on| on.pods.get(uid).is_some());
+        let is_idle = details.usages.of(uid).is_some_and(|usage| usage.idle_for(now) >= after);
+        let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
+        // One whose use the driver cannot say is in no sample, and covers all that it has.
+        let is_at_rest = is_idle && !is_listed && home.covered(uid).mib() == 0
+            || mutated(Mutation::BusyPodRespread);
+        is_at_rest && !is_ending && may(uid, after)
+    };
+    let (uid, to) = guests::respread(node, rests)?;
+    let held = node.reservation(&uid)?;
+    let home = held.placement.devices.first()?.id.clone();
+    Some(Respread { pod: held.pod.clone(), node: node.name().clone(), home, to })
+}

@@ -43,7 +43,7 @@ const MOST_MOVES: usize = 6;
 /// How long a move counts.
 const MOVES_COUNT: Duration = Duration::from_secs(6 * 3_600);
 
-/// A pod stays where it is for so many times as long as it must have used no GPU.
+/// A pod stays where it is for this multiple of the time for which it must have used no GPU.
 const STAYS: u32 = 3;
 
 /// Most restarts of one pod to take memory back, within [`COUNTED_FOR`].
@@ -101,7 +101,7 @@ impl Moving {
             && !self.going_on.contains(uid)
     }
 
-    /// Begins such a restart, of a pod of a namespace with so many that may be moved. False if that would be too
+    /// Begins such a restart; `movable` pods of its namespace may be moved. False if that would be too
     /// many at a time or within an hour.
     pub(crate) fn begin_respread(
         &self,
@@ -123,6 +123,11 @@ impl Moving {
         note(&mut self.by_node.entry(node.clone()).or_default(), HOUR, now);
         self.respreads.insert(pod.uid.clone(), pod.namespace().to_owned());
         true
+    }
+
+    /// Whether such a restart goes on.
+    pub(crate) fn is_respread(&self, uid: &PodUid) -> bool {
+        self.respreads.contains_key(uid)
     }
 
     /// Ends the task of such a restart.

@@ -48,6 +48,9 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
 
 /// Writes an event that the placement was edited, and notes the pod to be written back.
 pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
+    if app.moves.is_respread(&pod.uid) {
+        return app.edits.note(pod, app.clock.now()); // its watch may not show that yet
+    }
     app.metrics.placement_edit(EditResult::Seen);
     let note = format!(
         "its annotations under placed.gpupack.dev/ were edited or removed while it is bound to node \

@@ -11,7 +11,6 @@ use crate::control::bind::recall::{
     Known, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, pending_resize, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
@@ -20,14 +19,12 @@ use crate::ledger::change::spread::Respread;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{Departure, Move, Reservation, ReservationState};
 
-/// How far a restart is.
-enum Stage {
-    /// Nothing is known to be written.
-    Chosen,
-    /// The annotations may be written, while this container ran.
-    Written(Move),
-    /// kubelet is to restart this container.
-    Ordered(Move),
+/// What this task has begun to write.
+struct Begun {
+    /// The container before, with its CPU request.
+    before: Move,
+    /// Whether kubelet is to restart it.
+    is_ordered: bool,
 }
 
 /// Restarts of each node the pod that gains most, each in a task of its own.
@@ -74,9 +71,9 @@ async fn carry_out(app: &Arc<App>, chosen: &Respread) {
     if !app.ledger.lend(chosen, began, |_, _| true) {
         return;
     }
-    let mut stage = Stage::Chosen;
+    let mut begun = None;
     while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(app, cluster, (chosen, &key), &mut stage).await {
+        match step(app, cluster, (chosen, &key), &mut begun).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -98,7 +95,7 @@ async fn step(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     (chosen, key): (&Respread, &PodKey),
-    stage: &mut Stage,
+    begun: &mut Option<Begun>,
 ) -> Next {
     let pod = &chosen.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
@@ -123,59 +120,44 @@ async fn step(
         }
     };
     let known = Known { pod, key, held: &held, guest, annotations: &annotations };
-    match stage {
-        Stage::Chosen => {
-            *stage = Stage::Written(now_running(container));
-            write(app, cluster, (chosen, &known), &seen, stage).await
-        }
-        Stage::Written(_) if !is_written => {
-            write(app, cluster, (chosen, &known), &seen, stage).await
-        }
-        Stage::Written(before) if has_changed(container, before) => {
-            // It crashed, or another client changed its request: it may have started elsewhere.
-            app.metrics.moved(MoveReason::Respread, MoveResult::Done);
-            Next::Done
-        }
-        Stage::Written(before) => match resize(cluster, (pod, key), &seen).await {
+    let Begun { before, is_ordered } = begun.get_or_insert_with(|| {
+        let id = container.id.as_str().into();
+        Begun { before: Move { container: id, cpu_milli: container.cpu_milli }, is_ordered: false }
+    });
+    let is_resized = container.cpu_milli != before.cpu_milli;
+    if !is_written && !*is_ordered {
+        return write(app, cluster, (chosen, &known), &seen, begun).await;
+    }
+    // Also one that crashed: then it has started elsewhere, too.
+    if container.has_left(before) || *container.id != *before.container {
+        app.metrics.moved(MoveReason::Respread, MoveResult::Done);
+        return Next::Done;
+    }
+    if !is_resized {
+        return match resize(cluster, (pod, key), &seen).await {
             Resized::Accepted => {
+                *is_ordered = true;
                 app.moves.moved(&pod.uid, app.clock.now());
                 tell(app, chosen);
-                *stage = Stage::Ordered(before.clone());
                 Next::After(LOOK_AGAIN)
             }
             Resized::Undecided => {
-                *stage = Stage::Ordered(before.clone());
+                app.moves.moved(&pod.uid, app.clock.now()); // it may have arrived
                 Next::After(TRY_AGAIN)
             }
             Resized::Not(next) => next,
             Resized::Refused(fault) => {
                 take_back(app, cluster, (chosen, &known), &seen, &fault).await
             }
-        },
-        Stage::Ordered(before) if container.has_left(before) => {
-            app.metrics.moved(MoveReason::Respread, MoveResult::Done);
-            Next::Done
-        }
-        Stage::Ordered(before) if container.cpu_milli == before.cpu_milli => {
-            *stage = Stage::Written(before.clone()); // it did not arrive
-            Next::After(TRY_AGAIN)
-        }
-        Stage::Ordered(_) => match pending {
-            Some(pending) => {
-                let fault = format!("kubelet does not carry out its resize: {pending}");
-                take_back(app, cluster, (chosen, &known), &seen, &fault).await
-            }
-            None => Next::After(LOOK_AGAIN),
-        },
+        };
     }
-}
-
-fn now_running(container: &GpuContainer) -> Move {
-    Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli }
-}
-
-fn has_changed(container: &GpuContainer, before: &Move) -> bool {
-    *container.id != *before.container || container.cpu_milli != before.cpu_milli
+    match pending {
+        Some(pending) => {
+            let fault = format!("kubelet does not carry out its resize: {pending}");
+            take_back(app, cluster, (chosen, &known), &seen, &fault).await
+        }
+        None => Next::After(LOOK_AGAIN),
+    }
 }
 
 /// The first write: from now on its container starts elsewhere.
@@ -184,7 +166,7 @@ async fn write(
     cluster: &ClusterTruth,
     (chosen, known): (&Respread, &Known<'_>),
     seen: &SeenPod,
-    stage: &mut Stage,
+    begun: &mut Option<Begun>,
 ) -> Next {
     let uid = &chosen.pod.uid;
     let placement = (&known.held.placement, app.ledger.at_start(uid));
@@ -193,7 +175,7 @@ async fn write(
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
         PatchOutcome::Conflict => {
-            *stage = Stage::Chosen;
+            *begun = None;
             Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {

@@ -150,6 +150,7 @@ fn a_pod_at_rest_is_moved_where_it_may_use_more() {
         assert_eq!(node.reported(moved, "main", 1).await.uuids(), second);
         assert_eq!(placement(&node, moved).await["home"], json!([first]));
         let told = node.cluster.events().await;
+        assert!(!told.iter().any(|it| it.reason == "PlacementEdited"), "{told:#?}");
         let told = told.iter().find(|it| it.pod == moved && it.reason == "GpuMoved");
         let told = told.expect("an event").message.clone();
         assert!(told.contains("where it may use more"), "{told}");

@@ -370,11 +370,16 @@ fn agents_make_mig_instances_only_if_the_value_says_so() {
         assert_eq!(container["args"].to_string().contains("--mig-on-demand"), is_on);
         assert_eq!(container["env"].to_string().contains("NVIDIA_MIG_CONFIG_DEVICES"), is_on);
         assert_eq!(container["securityContext"]["privileged"] == true, is_on);
+        assert!(!container["args"].to_string().contains("--mig-adopt"));
         if is_on {
             assert_eq!(volume(agent, "mig")["hostPath"]["path"], "/run/gpupack/mig");
             assert_eq!(mounted(agent, "mig"), "/run/gpupack/mig");
         }
     }
+    let both = ["--set", "agents.migOnDemand=true,agents.migAdopt=true"];
+    let agent = rendered("default", &both).unwrap();
+    let agent = pod(&agent, "DaemonSet", "gpupack-agent");
+    assert!(agent["containers"][0]["args"].to_string().contains("--mig-adopt"));
 }
 
 #[test]

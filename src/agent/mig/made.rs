@@ -115,6 +115,35 @@ impl MadeInstances {
         self.replace(next)
     }
 
+    /// Takes over what others made on these GPUs, as if it were made here. What has no compute instance is to go.
+    /// Returns how many instances that are.
+    ///
+    /// # Errors
+    /// The file cannot be written; nothing is taken over then.
+    pub fn adopt(&mut self, layouts: &[GpuLayout]) -> io::Result<usize> {
+        let mut next = self.content.clone();
+        let in_mig_mode = layouts.iter().filter(|gpu| gpu.is_in_mig_mode);
+        for (gpu, there) in
+            in_mig_mode.flat_map(|gpu| gpu.instances.iter().map(move |it| (gpu, it)))
+        {
+            let is_known = |work: &Unfinished| work.is(gpu, there);
+            let count = next.made.len() + next.unfinished.len() + there.devices.len();
+            match &there.devices[..] {
+                _ if count >= MAX_INSTANCES => break,
+                [] if next.unfinished.iter().any(is_known) => {}
+                [] => next.unfinished.push(gpu.begun(there)),
+                all => next.made.extend(all.iter().map(|uuid| (uuid.clone(), gpu.uuid.clone()))),
+            }
+        }
+        let count = |content: &Content| content.made.len() + content.unfinished.len();
+        let adopted = count(&next) - count(&self.content);
+        if adopted > 0 {
+            self.changes += 1;
+            self.replace(next)?;
+        }
+        Ok(adopted)
+    }
+
     /// The orders of which none is about an instance that was not made here.
     pub fn own(&self, orders: &MigOrders) -> MigOrders {
         let is_own = |uuid: &&String| self.content.made.contains_key(*uuid);

@@ -181,7 +181,8 @@ impl GpuLayout {
         MakeInstance { gpu: self.uuid.clone(), profile, start: instance.slot.start }
     }
 
-    fn begun(&self, instance: &GpuInstance) -> Unfinished {
+    /// An instance that is to go.
+    pub(crate) fn begun(&self, instance: &GpuInstance) -> Unfinished {
         let (gpu, is_new) = (self.uuid.clone(), false);
         Unfinished { gpu, profile: instance.profile, slot: instance.slot, is_new }
     }

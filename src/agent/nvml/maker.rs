@@ -36,6 +36,8 @@ pub struct MigMaker {
     clock: Clock,
     attempts: Attempts,
     profiles: KnownProfiles,
+    /// Whether it has yet to take over what others made.
+    is_to_adopt: bool,
 }
 
 /// One half of a round: what to remove, or what to make.
@@ -59,7 +61,14 @@ impl MigMaker {
             clock,
             attempts: Attempts::default(),
             profiles: KnownProfiles::new(),
+            is_to_adopt: false,
         }
+    }
+
+    /// Takes over the instances first that others have made, if `adopts`.
+    #[must_use]
+    pub fn adopting(self, adopts: bool) -> Self {
+        Self { is_to_adopt: adopts, ..self }
     }
 
     /// Runs forever.
@@ -89,6 +98,15 @@ impl MigMaker {
 
     /// Carries out what is ordered now. Returns the time until the next look.
     fn round(&mut self) -> Duration {
+        if self.is_to_adopt {
+            match self.adopt() {
+                Ok(()) => self.is_to_adopt = false,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take over MIG instances of others, trying again");
+                    return LOOK_EVERY;
+                }
+            }
+        }
         loop {
             let orders = self.on_demand.orders();
             let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
@@ -106,6 +124,26 @@ impl MigMaker {
             let again = self.attempts.next().map(|at| at.since(now).max(Duration::from_millis(1)));
             return again.map_or(longest, |again| again.min(longest));
         }
+    }
+
+    /// Takes over the instances that others have made.
+    fn adopt(&mut self) -> Result<(), String> {
+        let nvml = open(&self.library).map_err(|error| error.to_string())?;
+        let layouts = instances::layouts(&nvml, &mut self.profiles);
+        let layouts = layouts.map_err(|error| error.to_string())?;
+        if let Some((gpu, error)) = layouts.unread.first_key_value() {
+            return Err(format!("GPU `{gpu}` does not answer: {error}"));
+        }
+        let count = self.on_demand.made().adopt(&layouts.gpus);
+        let count = count.map_err(|error| error.to_string())?;
+        if count > 0 {
+            tracing::info!(
+                count,
+                "took over MIG instances that others made: idle ones are removed"
+            );
+            self.on_demand.note_change();
+        }
+        Ok(())
     }
 
     /// Removes and then makes, with one look at the instances before each.

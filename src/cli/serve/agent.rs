@@ -90,6 +90,10 @@ pub struct AgentArgs {
     #[arg(long, conflicts_with = "simulate")]
     pub mig_on_demand: bool,
 
+    /// Take over the MIG instances that others have made when the agent starts: idle ones are removed.
+    #[arg(long, requires = "mig_on_demand")]
+    pub mig_adopt: bool,
+
     /// Folder with the list of the MIG instances that were made since the last boot.
     #[arg(long, value_name = "PATH", default_value = "/run/gpupack/mig")]
     pub mig_folder: PathBuf,
@@ -202,7 +206,8 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
             let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
             if let Some(mig) = mig {
                 probe = probe.with_mig(mig.clone());
-                tokio::spawn(MigMaker::new(args.nvml_library, mig, clock).run());
+                let maker = MigMaker::new(args.nvml_library, mig, clock).adopting(args.mig_adopt);
+                tokio::spawn(maker.run());
             }
             if let Some(daemons) = &daemons {
                 probe = probe.with_mps(daemons.clone());
@@ -265,6 +270,7 @@ mod tests {
             "--extender http://a:1 --simulate f --mps rely",
             "--extender http://a:1 --node n --mps sometimes",
             "--extender http://a:1 --simulate f --mig-on-demand",
+            "--extender http://a:1 --node n --mig-adopt",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

@@ -185,6 +185,33 @@ async fn an_instance_is_removed_after_its_pod() {
 }
 
 #[tokio::test]
+async fn instances_that_an_agent_takes_over_go_when_no_pod_has_them() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    let adopted = inventory(&[("MIG-1", "2g.12gb", 0, 2), ("MIG-2", "1g.6gb", 2, 1)]);
+    let mut of_others = adopted.clone();
+    of_others
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .for_each(|it| _ = it.as_object_mut().unwrap().remove("madeHere"));
+    let (none, remove) = (orders(&[], &[]), |uuid| orders(&[], &[uuid]));
+    assert_eq!(without_term(agent.report(&bed, &of_others, json!([])).await), none);
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!((bed.bind().await.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+    assert_eq!(annotation(&fake, "uuids"), "MIG-1");
+    // The idle one goes, that of the pod stays.
+    assert_eq!(without_term(agent.report(&bed, &adopted, json!([])).await), remove("MIG-2"));
+    let left = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+    assert_eq!(without_term(agent.report(&bed, &left, json!([])).await), none);
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    bed.app.ledger.audit().unwrap();
+    bed.app.ledger.end_pod(&PodUid::new("u1"), bed.app.clock.now());
+    assert_eq!(without_term(agent.report(&bed, &left, json!([])).await), none);
+    assert_eq!(without_term(agent.report(&bed, &left, json!([])).await), remove("MIG-1"));
+}
+
+#[tokio::test]
 async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewhere() {
     let fake = Fake::with_pod();
     let (bed, mut agent) = bed(&fake).await;

@@ -478,6 +478,10 @@ impl World {
             start,
         };
         let begun = Unfinished { gpu: gpu.uuid.clone(), profile: row.id, slot, is_new: true };
+        // What the agent is about to make itself, nobody could tell from this one after a crash.
+        if mig.on_demand.made().unfinished().contains(&begun) {
+            return;
+        }
         let step = Step { order: plan::Order::to_make(place), work: Work::Make, begun };
         if !self.change_instance(node, &step, false) {
             return;

@@ -148,3 +148,35 @@ fn nothing_is_noted_where_the_file_cannot_be_written() {
     assert!(made.begin(work(3, true)).is_err());
     assert_eq!(made.unfinished(), []);
 }
+
+#[test]
+fn what_others_made_is_taken_over_and_known_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), boot(1));
+    made.begin(work(1, true)).unwrap();
+    let there = layout(&[(0, &["MIG-0"]), (1, &[]), (2, &[]), (3, &["MIG-3", "MIG-4"])]);
+    assert_eq!(made.adopt(&there).unwrap(), 4, "three instances, and the half at unit 2");
+    assert_eq!(made.adopt(&there).unwrap(), 0);
+    assert_eq!(made.unfinished(), [work(1, true), work(2, false)]);
+    let made = MadeInstances::read(folder.path(), boot(1));
+    for (uuid, start) in [("MIG-0", 0), ("MIG-3", 3), ("MIG-4", 3)] {
+        assert!(made.has_made(&instance(uuid, start)), "{uuid}");
+    }
+    let mut outside = layout(&[(0, &["MIG-0"])]);
+    outside[0].is_in_mig_mode = false;
+    let mut made = MadeInstances::read(folder.path(), boot(2));
+    assert_eq!(made.adopt(&outside).unwrap(), 0);
+    // Never more than the list may have.
+    let names: Vec<String> = (0..=MAX_INSTANCES).map(|number| format!("MIG-{number}")).collect();
+    let mut many = layout(&[]);
+    many[0].instances = names
+        .iter()
+        .map(|name| GpuInstance {
+            id: 0,
+            profile: 19,
+            slot: Units { start: 0, size: 1 },
+            devices: vec![name.clone()],
+        })
+        .collect();
+    assert!(made.adopt(&many).unwrap() < MAX_INSTANCES);
+}

@@ -108,9 +108,15 @@ impl Drop for Agent {
 
 /// The agent as it runs on a node, with `--mig-on-demand`.
 fn process(bed: &Bed, replica: &Replica) -> AgentProcess {
+    process_with(bed, replica, &[])
+}
+
+/// The same with more flags.
+fn process_with(bed: &Bed, replica: &Replica, more: &[&str]) -> AgentProcess {
     let folder = bed.path("mig");
     let flags = ["--mig-on-demand", "--period-ms", "100", "--mig-folder"].map(OsStr::new);
-    let flags: Vec<&OsStr> = flags.into_iter().chain([folder.as_os_str()]).collect();
+    let flags = flags.into_iter().chain([folder.as_os_str()]);
+    let flags: Vec<&OsStr> = flags.chain(more.iter().map(OsStr::new)).collect();
     AgentProcess::start_at(bed, &replica.url(), &flags)
 }
 
@@ -326,6 +332,34 @@ fn an_instance_is_known_as_made_here_until_the_next_boot() {
     replica.order(1, &[("1g.10gb", 6)], &[]);
     replica.until_instances(&[("1g.20gb", 0, false), ("1g.10gb", 6, true)]);
     assert_ne!(replica.instances()[0].uuid, first);
+}
+
+#[test]
+fn an_agent_takes_over_what_others_made_if_it_is_told_to() {
+    // Half of an instance is left, too, of which no list knows.
+    let bed = bed(&changed("failures", json!({ CREATE_COMPUTE: 999, DESTROY: 19 })));
+    let replica = Replica::start();
+    let agent = process(&bed, &replica);
+    replica.order(1, &[("1g.10gb", 3)], &[]);
+    replica.until("the failure", |it| {
+        it.failures().iter().any(|it| it.error.contains("its GPU instance stays"))
+    });
+    replica.withdraw();
+    drop(agent);
+    std::fs::remove_dir_all(bed.path("mig")).unwrap();
+    bed.play(&scenario());
+    let agent = process(&bed, &replica);
+    replica.more_reports(3);
+    assert_eq!((gpu_instances(&bed), replica.shown().len()), (2, 1), "they are of others");
+    drop(agent);
+
+    let adopting = process_with(&bed, &replica, &["--mig-adopt"]);
+    replica.until_instances(&[("1g.10gb", 6, true)]);
+    replica.until("the half is removed", |_| gpu_instances(&bed) == 1);
+    let uuid = replica.instances()[0].uuid.clone();
+    replica.order(1, &[], &[&uuid]);
+    replica.until_instances(&[]);
+    drop(adopting);
 }
 
 #[test]

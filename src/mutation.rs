@@ -53,6 +53,10 @@ mutations! {
     ForeignVersionBound,
     /// A Binding is posted again on a version that another process fenced meanwhile.
     ForeignVersionAdopted,
+    /// A guest goes home while another one that leaves uses the memory there.
+    LeavingUseIgnored,
+    /// What a list shows of a pod that is not known yet counts as used by others when it is.
+    ListedUseForgotten,
     /// A pod is moved to an idle GPU while it uses its own.
     BusyPodRespread,
     /// A placement is written over that of a later process.

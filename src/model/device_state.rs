@@ -547,14 +547,28 @@ impl DeviceState {
             self.covered = all;
             self.untracked = beyond(used, self.covered.values().copied());
         }
-        let allocated = beyond(used, self.allowances());
-        let unallocated_use = self.untracked.min(used).max(allocated);
+        let allocated = self.count_others(used, tolerance);
         if seen.processes.is_none() {
             self.untracked = self.untracked.max(allocated);
         }
-        self.outside = unallocated_use;
-        self.unallocated_use =
-            if unallocated_use > tolerance { unallocated_use } else { MemMib::ZERO };
+    }
+
+    /// Counts what is used beyond what is allocated. Returns the least that it can be.
+    fn count_others(&mut self, used: MemMib, tolerance: MemMib) -> MemMib {
+        let allocated = beyond(used, self.allowances());
+        self.outside = self.untracked.min(used).max(allocated);
+        self.unallocated_use = if self.outside > tolerance { self.outside } else { MemMib::ZERO };
+        allocated
+    }
+
+    /// Notes that a pod is known now of which the last list showed processes that use so much.
+    pub(crate) fn explain(&mut self, uid: &PodUid, memory: MemMib, tolerance: MemMib) {
+        let held = self.users().find(|(user, _)| *user == uid).map(|(_, held)| held);
+        let (Some(held), Some(used)) = (held, self.used) else { return };
+        let own = memory.min(self.memory_limit(uid).unwrap_or(held.memory));
+        self.covered.insert(uid.clone(), own);
+        self.untracked = self.untracked.checked_sub(own).unwrap_or(MemMib::ZERO);
+        self.count_others(used, tolerance);
     }
 
     /// The most memory that each of them may use. Before the first list it is not known who uses more than
@@ -605,6 +619,14 @@ impl DeviceState {
     }
 }
 
+/// What the processes of a pod use, if that is known of each.
+fn used_by(list: &[ProcessUse], uid: &PodUid) -> MemMib {
+    let own = list.iter().filter(|process| process.pod.as_ref() == Some(uid));
+    let sum =
+        own.map(|process| process.memory).try_fold(MemMib::ZERO, |sum, own| sum.checked_add(own?));
+    sum.unwrap_or(MemMib::ZERO)
+}
+
 /// The part of `used` that the `parts` do not explain.
 fn beyond(used: MemMib, mut parts: impl Iterator<Item = MemMib>) -> MemMib {
     let explained = parts.try_fold(MemMib::ZERO, MemMib::checked_add);
@@ -621,6 +643,8 @@ const MAX_LEFTOVERS: usize = 64;
 struct Leftover {
     /// When the first list showed them.
     since: Timestamp,
+    /// What they use, by the last list; zero if that is not known.
+    memory: MemMib,
     /// Successive lists after that without them.
     clean_reports: u32,
     /// Whether they have run for so long that only their use counts.
@@ -639,12 +663,18 @@ impl DeviceState {
         for (uid, leftover) in &mut self.leftovers {
             let is_shown = seen().any(|seen| seen == uid);
             leftover.clean_reports = if is_shown { 0 } else { leftover.clean_reports + 1 };
+            leftover.memory = used_by(list, uid);
         }
         self.leftovers.retain(|_, leftover| leftover.clean_reports < CLEAN_REPORTS_TO_FREE);
-        let fresh = Leftover { since: now, clean_reports: 0, is_over: false };
+        let fresh = |uid: &PodUid| Leftover {
+            since: now,
+            memory: used_by(list, uid),
+            clean_reports: 0,
+            is_over: false,
+        };
         for uid in seen().filter(|uid| !holds(uid)) {
             if self.leftovers.len() < MAX_LEFTOVERS && !self.leftovers.contains_key(uid) {
-                self.leftovers.insert(uid.clone(), fresh);
+                self.leftovers.insert(uid.clone(), fresh(uid));
             }
         }
     }
@@ -656,7 +686,8 @@ impl DeviceState {
         if self.listed.is_some() || used.is_none_or(is_explained) {
             return;
         }
-        let fresh = Leftover { since: now, clean_reports: 0, is_over: false };
+        let memory = MemMib::ZERO;
+        let fresh = Leftover { since: now, memory, clean_reports: 0, is_over: false };
         let unknown = PodUid::new("");
         if !self.leftovers.contains_key(&unknown) {
             self.leftovers.insert(unknown, fresh);
@@ -668,15 +699,16 @@ impl DeviceState {
         self.leftovers.iter_mut().for_each(|(_, leftover)| leftover.clean_reports = 0);
     }
 
-    /// Notes that a pod has something on the node, so that its processes are known.
     /// As if nothing beyond what is allocated were used: what is used so may drain.
     pub(crate) fn forget_unallocated_use(&mut self) {
         (self.unallocated_use, self.outside) = (MemMib::ZERO, MemMib::ZERO);
         self.leftovers.clear();
     }
 
-    pub(crate) fn forget_leftover(&mut self, uid: &PodUid) {
-        self.leftovers.remove(uid);
+    /// Notes that a pod has something on the node, so that its processes are known. What they use, if the last
+    /// list says so.
+    pub(crate) fn forget_leftover(&mut self, uid: &PodUid) -> Option<MemMib> {
+        self.leftovers.remove(uid).map(|leftover| leftover.memory)
     }
 
     /// Whether [`DeviceState::end_leftovers`] would end anything now.

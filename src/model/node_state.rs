@@ -23,7 +23,7 @@ use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
     BEYOND, CLEAN_REPORTS_TO_FREE, DeviceGuest, DeviceState, DeviceUse, Hold, HoldRule, Origin,
-    StandingHold, Verification,
+    ProcessUse, StandingHold, Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::rejection::Rejection;
@@ -358,16 +358,28 @@ impl NodeState {
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
-        self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
-        self.reservations.insert(uid, reservation);
+        let known = |device_state: &mut DeviceState| device_state.forget_leftover(&uid);
+        let uses: Vec<Option<MemMib>> = self.devices.iter_mut().map(known).collect();
+        self.reservations.insert(uid.clone(), reservation);
         self.recompute();
+        if uses.iter().all(Option::is_none) || mutated(Mutation::ListedUseForgotten) {
+            return;
+        }
+        for (device_state, memory) in self.devices.iter_mut().zip(uses) {
+            if let Some(memory) = memory {
+                device_state.explain(&uid, memory, self.unmanaged_tolerance);
+            }
+        }
+        self.recompute_rooms();
     }
 
     /// Notes that a pod without a GPU runs here, with its CPU and host memory.
     pub fn allocate_host(&mut self, uid: PodUid, other: OtherPod) {
         self.release(&uid);
         self.reservations.remove(&uid);
-        self.devices.iter_mut().for_each(|device_state| device_state.forget_leftover(&uid));
+        for device_state in &mut self.devices {
+            device_state.forget_leftover(&uid);
+        }
         self.others.insert(uid, other);
         self.recompute();
     }
@@ -886,7 +898,8 @@ impl NodeState {
                 device_state.note_memory_limit(reservation, *demand);
             }
             // On its way it may run in either place.
-            if let Some(device_state) = device_mut(&mut self.devices, home).filter(|_| !is_leaving)
+            let is_at_home = is_leaving || reservation.is_arriving();
+            if let Some(device_state) = device_mut(&mut self.devices, home).filter(|_| !is_at_home)
             {
                 device_state.away.push(uid.clone());
             }
@@ -1038,20 +1051,32 @@ impl NodeState {
             let Some(on) = reservation.placement.guest.as_ref().map(|guest| &guest.on) else {
                 continue;
             };
-            let Departure::Restarted { since, clean_lists } = &mut reservation.departure else {
-                continue;
-            };
-            let list = uses.iter().find(|seen| seen.id == *on).map(|seen| &seen.processes);
-            match list {
-                Some(Some(list)) if list.iter().any(|it| it.pod.as_ref() == Some(uid)) => {
-                    (*since, *clean_lists) = (now, 0); // time ends nothing that lists show
+            let home = reservation.placement.devices.first().map(|placed| &placed.id);
+            let left = if reservation.is_arriving() { home.unwrap_or(on) } else { on };
+            let list = uses.iter().find(|seen| seen.id == *left).map(|seen| &seen.processes);
+            let is_shown =
+                |list: &Vec<ProcessUse>| list.iter().any(|it| it.pod.as_ref() == Some(uid));
+            let is_clean = list.and_then(Option::as_ref).map(|list| !is_shown(list));
+            let (clean_lists, next) = match &mut reservation.departure {
+                Departure::Restarted { since, clean_lists } => {
+                    if is_clean == Some(false) {
+                        *since = now; // time ends nothing that lists show
+                    }
+                    (clean_lists, Departure::Gone)
                 }
-                Some(Some(_)) => *clean_lists += 1,
-                Some(None) | None => {}
+                Departure::Arrives { clean_lists: Some(clean_lists) } => {
+                    (clean_lists, Departure::Stays)
+                }
+                _ => continue,
+            };
+            match is_clean {
+                Some(true) => *clean_lists += 1,
+                Some(false) => *clean_lists = 0,
+                None => {}
             }
             let enough = if mutated(Mutation::OneCleanList) { 1 } else { CLEAN_REPORTS_TO_FREE };
-            if *clean_lists >= enough || !present.contains(&on) {
-                (reservation.departure, is_any_gone) = (Departure::Gone, true);
+            if *clean_lists >= enough || !present.contains(&left) {
+                (reservation.departure, is_any_gone) = (next, true);
             }
         }
         if is_any_gone {
@@ -1073,12 +1098,28 @@ impl NodeState {
         }
     }
 
-    /// Lets a pod run on another device than its own, before it is written. The caller has checked
-    /// that it has room there, and that it runs nowhere else than at home.
+    /// Lets a pod start on another device than its own, before it is written. The caller has checked
+    /// that it has room there.
     pub fn lend(&mut self, uid: &PodUid, on: DeviceId) {
         self.change_guest(uid, |reservation| {
             reservation.placement.guest = Some(Guest { on, leaving: None });
-            reservation.departure = Departure::Stays;
+        });
+    }
+
+    /// The same for a pod that runs at home.
+    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId) {
+        self.change_guest(uid, |reservation| {
+            reservation.placement.guest = Some(Guest { on, leaving: None });
+            reservation.departure = Departure::Arrives { clean_lists: None };
+        });
+    }
+
+    /// Notes that the container of such a pod has ended at home.
+    pub fn moved_out(&mut self, uid: &PodUid) {
+        self.change_guest(uid, |reservation| {
+            if reservation.is_arriving() {
+                reservation.departure = Departure::Arrives { clean_lists: Some(0) };
+            }
         });
     }
 
@@ -1093,7 +1134,7 @@ impl NodeState {
     pub fn recall(&mut self, uids: &[PodUid]) {
         for uid in uids {
             if let Some(reservation) = self.reservations.get_mut(uid)
-                && reservation.departure == Departure::Stays
+                && (reservation.departure == Departure::Stays || reservation.is_arriving())
                 && reservation.placement.guest.is_some()
             {
                 reservation.departure = Departure::Recalled;
@@ -1124,7 +1165,9 @@ impl NodeState {
             let Some(guest) = &mut reservation.placement.guest else { return };
             let is_ordered = leaving.is_some();
             guest.leaving = leaving;
-            if is_ordered && reservation.departure == Departure::Stays {
+            if is_ordered
+                && (reservation.departure == Departure::Stays || reservation.is_arriving())
+            {
                 reservation.departure = Departure::Recalled;
             }
         });
@@ -1210,8 +1253,18 @@ impl NodeState {
             reservation.state =
                 ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;
-            if matches!(reservation.departure, Departure::Stays | Departure::Settling) {
-                reservation.take_guest_room(); // it never goes home
+            let is_at_home = |placed: &PlacedDevice| {
+                let mut devices = self.devices.iter().filter(|it| it.device.id == placed.id);
+                devices.any(|home| home.covered(uid) > MemMib::ZERO)
+            };
+            match reservation.departure {
+                // Its processes may be in both places.
+                Departure::Arrives { .. } => reservation.departure = Departure::Settling,
+                Departure::Stays if reservation.placement.devices.iter().any(is_at_home) => {
+                    reservation.departure = Departure::Settling;
+                }
+                Departure::Stays | Departure::Settling => reservation.take_guest_room(), // it never goes home
+                Departure::Recalled | Departure::Restarted { .. } | Departure::Gone => {}
             }
             self.recompute();
         }
@@ -1271,7 +1324,9 @@ impl NodeState {
             if let ReservationState::Draining { clean_reports, .. } = &mut reservation.state {
                 *clean_reports = 0;
             }
-            if let Departure::Restarted { clean_lists, .. } = &mut reservation.departure {
+            if let Departure::Restarted { clean_lists, .. }
+            | Departure::Arrives { clean_lists: Some(clean_lists) } = &mut reservation.departure
+            {
                 *clean_lists = 0;
             }
         }
@@ -1342,7 +1397,11 @@ fn is_older(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool {
 fn is_left(held: &Reservation, limit: Duration, now: Timestamp) -> bool {
     match held.departure {
         Departure::Restarted { since, .. } => now.since(since) >= limit,
-        Departure::Stays | Departure::Recalled | Departure::Gone | Departure::Settling => false,
+        Departure::Stays
+        | Departure::Recalled
+        | Departure::Gone
+        | Departure::Arrives { .. }
+        | Departure::Settling => false,
     }
 }
 

@@ -100,6 +100,13 @@ pub enum Departure {
     },
     /// It is at home.
     Gone,
+    /// It ran at home and is to run where it is a guest: until its processes at home have ended it counts in both
+    /// places.
+    Arrives {
+        /// Successive lists of the processes at home that show none of the pod, since its container has been
+        /// restarted; `None` before.
+        clean_lists: Option<u32>,
+    },
     /// It cannot be moved, and is to be allocated the room where it runs. Until that is written it is
     /// allocated both.
     Settling,
@@ -248,8 +255,16 @@ impl Reservation {
     pub fn is_going_home(&self) -> bool {
         match self.departure {
             Departure::Recalled | Departure::Restarted { .. } => self.guest_on().is_some(),
-            Departure::Stays | Departure::Gone | Departure::Settling => false,
+            Departure::Stays
+            | Departure::Gone
+            | Departure::Arrives { .. }
+            | Departure::Settling => false,
         }
+    }
+
+    /// Whether it is on its way from its home to where it is a guest.
+    pub fn is_arriving(&self) -> bool {
+        matches!(self.departure, Departure::Arrives { .. })
     }
 }
 

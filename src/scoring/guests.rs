@@ -80,6 +80,7 @@ pub fn respread(
     let is_open = |held: &Reservation| {
         matches!(held.state, ReservationState::Assumed { .. })
             || held.is_going_home()
+            || held.is_arriving()
             || held.departure == Departure::Settling
     };
     let reports = node.state() == NodeReporting::Reporting;
@@ -266,6 +267,27 @@ pub fn in_the_way(node: &NodeState, device: &DeviceState) -> Vec<PodUid> {
         return Vec::new();
     }
     borrowers(node, device).map(|(uid, _)| uid.clone()).collect()
+}
+
+/// Whether a guest that is to go home has to wait, because what it requests there is in use: by pods that use
+/// more than they request, or by guests that leave themselves. Of the latter one does not wait for those that
+/// may wait for it: their move is not written yet, and their UID is larger.
+pub fn waits_at_home(node: &NodeState, uid: &PodUid) -> bool {
+    let held = node.reservation(uid);
+    let Some(home) = held.and_then(|held| home_of(node, held)) else { return false };
+    if !home.rule().borrow.lends_memory() {
+        return false;
+    }
+    let goes_first = |other: &PodUid| {
+        let guest = node.reservation(other).and_then(|held| held.placement.guest.as_ref());
+        other < uid || guest.is_some_and(|guest| guest.leaving.is_some())
+    };
+    let leaving = home.guests().iter().filter(|(other, it)| it.is_leaving && goes_first(other));
+    let used = leaving.map(|(other, _)| home.covered(other));
+    let used = used.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum));
+    let is_used =
+        used > home.unused_memory(node.tolerance()) && !mutated(Mutation::LeavingUseIgnored);
+    is_used || !in_the_way(node, home).is_empty()
 }
 
 /// Whether memory is missing on a device for all who run there.

@@ -125,7 +125,7 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     }
     app.edits.wrote(&pod.uid, &held.placement.node, &annotations);
     let patch = patch_to(&annotations, &read.metadata.annotations.unwrap_or_default());
-    let version = &seen.resource_version;
+    let version = (seen.resource_version.as_str(), seen.fenced_by);
     match cluster.writer.write_placement(&key, &pod.uid, version, &patch).await {
         PatchOutcome::Patched { .. } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, node = %held.placement.node, "the placement annotations of a pod were not those of the ledger: gpupack wrote them");

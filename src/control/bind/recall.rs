@@ -18,7 +18,7 @@ use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::Demand;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{MPS_MEMORY, encode};
+use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
@@ -96,7 +96,8 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         (ReservationState::Assumed { .. }, _) | (_, Departure::Restarted { .. }) => {
             return Next::After(LOOK_AGAIN);
         }
-        (ReservationState::Draining { .. }, _) | (_, Departure::Stays) => return Next::Done,
+        (ReservationState::Draining { .. }, _)
+        | (_, Departure::Stays | Departure::Arrives { .. }) => return Next::Done,
         (ReservationState::Confirmed, Departure::Gone) => {
             app.metrics.moved(MoveReason::Recall, MoveResult::Done);
             return Next::Done;
@@ -111,7 +112,7 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     {
         return next;
     }
-    let seen = match read(app, cluster, pod, key).await {
+    let seen = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -152,21 +153,11 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     }
 }
 
-/// The pod as the API server has it now, or what to do without it or while a later process writes on it.
-pub(crate) async fn read(
-    app: &App,
-    cluster: &ClusterTruth,
-    pod: &PodRef,
-    key: &PodKey,
-) -> Result<Pod, Next> {
+/// The pod as the API server has it now, or what to do without it.
+pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Pod, Next> {
     match cluster.writer.read_back(key).await {
         Err(_) => Err(Next::After(TRY_AGAIN)),
-        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => {
-            match app.is_of_later(cluster, &SeenPod::from_api(&read)) {
-                true => Err(Next::After(TRY_AGAIN)),
-                false => Ok(read),
-            }
-        }
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(read),
         Ok(_) => Err(Next::Done),
     }
 }
@@ -225,7 +216,9 @@ impl Known<'_> {
         app.edits.wrote(&self.pod.uid, &placement.node, &all);
         let patch = annotations.into_iter().map(|(key, value)| (key, Some(value))).collect();
         let uid = &self.pod.uid;
-        cluster.writer.write_placement(self.key, uid, resource_version, &patch).await
+        let fenced_by = self.annotations.get(FENCE).map(|value| FenceWriter::of(value));
+        let version = (resource_version, fenced_by);
+        cluster.writer.write_placement(self.key, uid, version, &patch).await
     }
 }
 
@@ -403,7 +396,7 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let read = match read(app, cluster, pod, key).await {
+    let read = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

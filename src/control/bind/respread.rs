@@ -17,7 +17,7 @@ use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::change::spread::Respread;
 use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::{Departure, Move, Reservation, ReservationState};
+use crate::model::reservation::{Move, Reservation, ReservationState};
 
 /// What this task has begun to write.
 struct Begun {
@@ -59,6 +59,8 @@ struct Ends<'a> {
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
+        // Whatever came of it: from now on lists say where it runs.
+        self.app.ledger.moved_out(&self.chosen.pod.uid);
         self.app.moves.end_respread(&self.chosen.pod.uid);
     }
 }
@@ -86,7 +88,7 @@ fn still_chosen(app: &App, chosen: &Respread) -> Option<Reservation> {
     let guest = held.placement.guest.as_ref()?;
     let is_it = guest.on == chosen.to
         && guest.leaving.is_none()
-        && held.departure == Departure::Stays
+        && held.is_arriving()
         && held.state == ReservationState::Confirmed;
     is_it.then_some(held)
 }
@@ -100,7 +102,7 @@ async fn step(
     let pod = &chosen.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
-    let seen = match read(app, cluster, pod, key).await {
+    let seen = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

@@ -91,7 +91,7 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let read = match read(app, cluster, pod, key).await {
+    let read = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -178,7 +178,7 @@ async fn lower_limit(
     all.insert(MPS_MEMORY.to_owned(), limit.clone());
     app.edits.wrote(&pod.uid, &held.placement.node, &all);
     let patch = BTreeMap::from([(MPS_MEMORY.to_owned(), Some(limit))]);
-    let version = &seen.resource_version;
+    let version = (seen.resource_version.as_str(), seen.fenced_by);
     let outcome = cluster.writer.write_placement(key, &pod.uid, version, &patch).await;
     if matches!(outcome, PatchOutcome::Conflict | PatchOutcome::Refused { .. }) {
         app.edits.did_not_write(&pod.uid, known, &all);

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::hardware::device::PodUid;
 use crate::kube_api::pod::seen_pod::SeenPod;
-use crate::kube_api::request::placement::{FENCE, HOLD};
+use crate::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
 use crate::kube_api::write::outcome::{BindOutcome, Cause, Fenced, PatchOutcome, Settled};
 use crate::kube_api::write::target::{BindTarget, PodKey, Trace};
 use crate::kube_api::write::term::Term;
@@ -138,15 +138,18 @@ impl ApiWriter {
 
     /// Writes annotations of a placement again, on the pod with this UID in this version; `None`
     /// removes an annotation. Also [`FENCE`]: an earlier process that goes on later sees who knows better.
+    /// `fenced_by` wrote it on that version; if that is a later process, it stays.
     pub async fn write_placement(
         &self,
         key: &PodKey,
         uid: &PodUid,
-        resource_version: &str,
+        (resource_version, fenced_by): (&str, Option<FenceWriter>),
         annotations: &BTreeMap<String, Option<String>>,
     ) -> PatchOutcome {
         let mut annotations = annotations.clone();
-        annotations.insert(FENCE.to_owned(), Some(self.signed("placement")));
+        if fenced_by <= self.term.writer() || mutated(Mutation::LaterPlacementOverwritten) {
+            annotations.insert(FENCE.to_owned(), Some(self.signed("placement")));
+        }
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }
 

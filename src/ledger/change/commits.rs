@@ -268,7 +268,8 @@ impl Ledger {
         self.named_on(node, |node_state, all| {
             let chosen = guests::to_give_back(node_state);
             let held = chosen.iter().filter_map(|uid| node_state.reservation(uid));
-            let held = held.filter(|held| !held.is_going_home());
+            // Of one that is on its way the container is restarted anyway.
+            let held = held.filter(|held| !held.is_going_home() && !held.is_arriving());
             all.extend(held.map(|held| held.pod.clone()));
         })
     }
@@ -328,13 +329,7 @@ impl Ledger {
 
     /// Whether others must give back memory before a guest has what it requests at home.
     pub fn waits_for_memory_at_home(&self, uid: &PodUid) -> bool {
-        self.look_at_guest(uid, |node_state| {
-            let held = node_state.reservation(uid);
-            let home = held.and_then(|held| held.placement.devices.first());
-            let mut devices = node_state.devices().iter();
-            let home = home.and_then(|home| devices.find(|it| it.device().id == home.id));
-            home.is_some_and(|home| !guests::in_the_way(node_state, home).is_empty())
-        })
+        self.look_at_guest(uid, |node_state| guests::waits_at_home(node_state, uid))
     }
 
     /// Lets a recalled guest stay, if its room is free again and no move is written. Whether it stays.

@@ -372,7 +372,10 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
         && written.at_home() == held.placement.at_home()
         && starts_elsewhere(written, &held)
     {
-        (held.placement.guest, held.departure) = (written.guest.clone(), Departure::Stays);
+        // A follower sees no more of it than lists show.
+        let departure = Departure::Arrives { clean_lists: Some(0) };
+        let departure = if written.guest.is_some() { departure } else { Departure::Stays };
+        (held.placement.guest, held.departure) = (written.guest.clone(), departure);
     }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());
@@ -384,12 +387,14 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
     }
     let is_shown = guest.leaving.is_some() && guest.leaving == seen.leaving;
     held.departure = match held.departure {
-        Departure::Stays | Departure::Recalled
+        Departure::Stays | Departure::Recalled | Departure::Arrives { .. }
             if is_shown && (fact.moves.has_left || mutated(Mutation::RestartBelieved)) =>
         {
             Departure::Restarted { since: now, clean_lists: 0 }
         }
-        Departure::Stays if guest.leaving.is_some() => Departure::Recalled,
+        Departure::Stays | Departure::Arrives { .. } if guest.leaving.is_some() => {
+            Departure::Recalled
+        }
         Departure::Recalled if guest.leaving.is_none() && fact.moves.is_of_other => {
             Departure::Stays
         }

@@ -56,10 +56,15 @@ impl Ledger {
             is_lent =
                 respread(node_state, &self.node_entry(at), now, &may).as_ref() == Some(chosen);
             if is_lent {
-                node_state.lend(&chosen.pod.uid, chosen.to.clone());
+                node_state.move_out(&chosen.pod.uid, chosen.to.clone());
             }
         });
         is_lent
+    }
+
+    /// Notes that the container of such a pod has ended at home.
+    pub fn moved_out(&self, uid: &PodUid) {
+        self.change_guest(uid, |node_state| node_state.moved_out(uid));
     }
 
     /// Notes that a pod stays at home that was to be restarted elsewhere: that is not written on it any more.

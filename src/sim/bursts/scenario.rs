@@ -456,7 +456,9 @@ impl Fleet {
         for Respread { pod, to, .. } in step.unwrap_or_default() {
             self.figures.respreads += u64::from(self.is_measured(now));
             self.restart(number(&pod.uid), now);
-            self.runs_on(number(&pod.uid), &to);
+            let node = self.runs_on(number(&pod.uid), &to);
+            self.ledger.moved_out(&pod.uid);
+            (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
         }
         self.push(now + LOOK_EVERY, Event::Looks);
     }

@@ -337,13 +337,7 @@ impl World {
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
             since.is_some_and(|since| self.now - since > TRIED_WITHIN)
         };
-        // Nothing shows within the run that the process is gone which moved the guests of a node last.
-        let are_left_to_later = |node: &str| {
-            let mut guests = self.api.pods.values().filter(|pod| pod.is_placed() && pod.is_guest());
-            guests.any(|pod| pod.node.as_deref() == Some(node) && is_later(replica, pod))
-        };
-        let mut fitting = self.waiting_that_fit(replica);
-        match fitting.find(|(uid, node)| is_late(uid) && !are_left_to_later(&node.name)) {
+        match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {
             Some((uid, node)) => Err(format!(
                 "since {} ms {}",
                 self.fits_since[&uid],

@@ -221,7 +221,9 @@ impl World {
         let since = read.unwrap_or_default();
         let is_kept = |other: &str| {
             let held = replica.app.ledger.reservation(&PodUid::new(other));
-            held.is_some_and(|held| held.borrowed == BorrowedMemory::Kept)
+            // Of two guests that leave one goes first.
+            let follows = |held: &Reservation| held.is_going_home() && other > uid;
+            held.is_some_and(|held| held.borrowed == BorrowedMemory::Kept || follows(&held))
         };
         let lacks = || self.has_lacked((replica, since), id, (uid, mib), is_kept);
         if !self.is_excused(id) && lacks() {

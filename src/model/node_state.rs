@@ -674,7 +674,7 @@ impl NodeState {
         }
     }
 
-    /// Gives a placement that waits for instances those that are written on its pod, if they are there: another
+    /// Gives a placement whose instances are not there those that are written on its pod, if these are: another
     /// process knew them first.
     pub fn take_written(&self, placement: &mut Placement, written: &Placement) {
         if !written.is_on_spots_of(placement) {
@@ -682,13 +682,17 @@ impl NodeState {
         }
         let its = placement.devices.iter_mut().zip(&placement.spots).zip(&written.devices);
         for ((placed, spot), written) in its {
-            let Some(spot) = spot.as_ref().filter(|spot| spot.id().as_ref() == Some(&placed.id))
-            else {
+            let Some(spot) = spot else { continue };
+            let is_made = |it: &DeviceState| it.device.id == placed.id && it.lies_at(spot);
+            if self.devices.iter().any(is_made) {
                 continue;
-            };
+            }
             let is_it = |it: &&DeviceState| it.device.id == written.id && it.lies_at(spot);
-            if let Some(there) = self.devices.iter().find(is_it) {
-                *placed = whole(&there.device);
+            match self.devices.iter().find(is_it) {
+                Some(there) => *placed = whole(&there.device),
+                // The first inventory says whether it lies there.
+                None if self.spots.is_empty() => placed.id = written.id.clone(),
+                None => {}
             }
         }
     }
@@ -1253,16 +1257,16 @@ impl NodeState {
             reservation.state =
                 ReservationState::Draining { since: now, clean_reports: 0, shown: None };
             reservation.host = HostAmount::ZERO;
-            let is_at_home = |placed: &PlacedDevice| {
-                let mut devices = self.devices.iter().filter(|it| it.device.id == placed.id);
-                devices.any(|home| home.covered(uid) > MemMib::ZERO)
-            };
+            let uses = |home: &DeviceState| home.covered(uid) > MemMib::ZERO;
+            let placement = &reservation.placement;
+            let is_home =
+                |it: &&DeviceState| placement.devices.iter().any(|own| own.id == it.device.id);
+            let is_at_home =
+                placement.guest.is_some() && self.devices.iter().filter(is_home).any(uses);
             match reservation.departure {
                 // Its processes may be in both places.
                 Departure::Arrives { .. } => reservation.departure = Departure::Settling,
-                Departure::Stays if reservation.placement.devices.iter().any(is_at_home) => {
-                    reservation.departure = Departure::Settling;
-                }
+                Departure::Stays if is_at_home => reservation.departure = Departure::Settling,
                 Departure::Stays | Departure::Settling => reservation.take_guest_room(), // it never goes home
                 Departure::Recalled | Departure::Restarted { .. } | Departure::Gone => {}
             }

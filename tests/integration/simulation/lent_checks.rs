@@ -192,6 +192,10 @@ impl World {
     ) -> Result<(), String> {
         let placement = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
         let placement: Value = serde_json::from_str(placement).unwrap_or_default();
+        let version = body["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+        if self.api.pods.get(uid).is_some_and(|pod| pod.version.to_string() != version) {
+            return Ok(()); // the API server refuses it
+        }
         // Several clients may call at the same time: it may be the bind of the first one.
         let open = replica.open_calls.get(uid).and_then(BTreeSet::first);
         let called = open.copied().unwrap_or_default();

@@ -542,12 +542,10 @@ impl World {
         }
     }
 
-    /// Whether an agent made this instance, or it is gone.
+    /// Whether an agent made this instance, though it may have lost its list since, or it is gone.
     pub(super) fn is_made(&self, uuid: &str) -> bool {
-        let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
-        let mut devices = all.flat_map(|mig| mig.devices().0.into_iter().map(move |it| (mig, it)));
-        let found = devices.find(|(_, it)| it.uuid == uuid);
-        self.settings.has_mig && found.is_none_or(|(mig, it)| mig.has_made(&it))
+        let mut all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
+        self.settings.has_mig && !all.any(|mig| mig.foreign.contains(uuid))
     }
 
     /// No two pods have the same units of a GPU.

@@ -9,7 +9,7 @@ use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
-use crate::model::reservation::{PlacedDevice, Tenure};
+use crate::model::reservation::{Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
 use crate::scoring::plan;
@@ -532,4 +532,72 @@ fn a_pod_at_rest_is_moved_where_pods_may_use_a_quarter_of_a_gpu_more() {
         node.lend(&PodUid::new(uid), DeviceId::new(&on).unwrap());
         assert_eq!(spread_again(&node, at_rest), None, "it comes to rest: {homes:?}");
     }
+}
+
+#[test]
+fn what_a_list_shows_of_a_pod_counts_as_its_own_once_it_is_known() {
+    let mut node = lending_memory("A:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 500));
+    observe(&mut node, "A", &[("p", 700), ("q", 250)]);
+    assert_eq!(node.devices()[0].unallocated_use(), MemMib::new(250), "q is not known yet");
+    node.allocate(movable("q", "A", 100));
+    assert_eq!(node.devices()[0].unallocated_use(), MemMib::ZERO);
+    let borrowed: Vec<_> = borrowers(&node, &node.devices()[0]).map(|(_, it)| it.mib()).collect();
+    assert_eq!((borrowed, owing(&node)), (vec![200, 150], vec![]), "no memory is missing");
+}
+
+#[test]
+fn a_guest_waits_for_the_memory_of_those_that_leave_its_home_and_they_not_for_it() {
+    let leaving = |written: bool| written.then(|| Move { container: "c".into(), cpu_milli: 10 });
+    for (other, is_written, waits) in
+        [("a", false, true), ("a", true, true), ("z", false, false), ("z", true, true)]
+    {
+        let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+        node.allocate(movable("p", "A", 500));
+        node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
+        node.allocate(movable(other, "B", 500));
+        node.lend(&PodUid::new(other), DeviceId::new("A").unwrap());
+        observe(&mut node, "A", &[(other, 900)]);
+        let both = ["p", other].map(PodUid::new);
+        assert!(!waits_at_home(&node, &both[0]), "{other} stays: it gives memory back");
+        node.recall(&both);
+        node.write_move(&both[1], leaving(is_written));
+        assert_eq!(waits_at_home(&node, &both[0]), waits, "{other} {is_written}");
+        observe(&mut node, "A", &[(other, 400)]);
+        assert!(!waits_at_home(&node, &both[0]), "there is room for both");
+    }
+}
+
+#[test]
+fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left() {
+    let (uid, b) = (PodUid::new("p"), DeviceId::new("B").unwrap());
+    let moved_out = || {
+        let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+        node.allocate(movable("p", "A", 500));
+        node.move_out(&uid, b.clone());
+        node
+    };
+    let runs = |node: &NodeState| -> Vec<usize> {
+        node.devices().iter().map(|device| device.running().count()).collect()
+    };
+    let mut node = moved_out();
+    observe(&mut node, "A", &[]);
+    observe(&mut node, "A", &[]);
+    assert_eq!(runs(&node), [1, 1], "its container has not been restarted");
+    node.moved_out(&uid);
+    for (uses, running) in [(&[][..], [1, 1]), (&[("p", 5)], [1, 1]), (&[], [1, 1]), (&[], [0, 1])]
+    {
+        observe(&mut node, "A", uses);
+        assert_eq!(runs(&node), running, "{uses:?}");
+    }
+    assert_eq!(node.reservation(&uid).unwrap().departure, Departure::Stays);
+    // It ends on its way: both are taken until its processes have ended.
+    let mut node = moved_out();
+    node.drain(&uid, Timestamp::START);
+    let allocated = node.devices().iter().map(|device| device.allocated().memory.mib());
+    assert_eq!(allocated.collect::<Vec<_>>(), [500, 500]);
+    // It is called home on its way.
+    let mut node = moved_out();
+    node.recall(std::slice::from_ref(&uid));
+    assert!(node.reservation(&uid).unwrap().is_going_home());
 }

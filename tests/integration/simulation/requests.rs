@@ -310,6 +310,16 @@ impl World {
         }
     }
 
+    /// A process that has given up the room which an earlier one noted pauses.
+    fn note_given_up(&mut self, life: u64, uid: Option<&str>, metadata: &Value) {
+        let has_ended = metadata["annotations"].get(HOLD).is_some_and(Value::is_null);
+        if let Some(uid) = uid.filter(|_| has_ended)
+            && let Some(replica) = self.process_mut(life)
+        {
+            replica.stood.insert(uid.to_owned());
+        }
+    }
+
     /// Checks a write that arrives: who may post a Binding, and what may be overwritten.
     fn note_write(
         &mut self,
@@ -376,13 +386,7 @@ impl World {
             let noted = self.preempted.note(life, (holder, priority), note, self.now);
             noted.err().into_iter().for_each(|broken| self.broke(broken));
         }
-        // It has given up the room that an earlier process noted, and pauses.
-        let has_ended = metadata["annotations"].get(HOLD).is_some_and(Value::is_null);
-        if let Some(uid) = uid.filter(|_| has_ended).map(str::to_owned)
-            && let Some(replica) = self.process_mut(life)
-        {
-            replica.stood.insert(uid);
-        }
+        self.note_given_up(life, uid, metadata);
         let written = metadata["annotations"][FENCE].as_str().unwrap_or_default();
         let version = &metadata["resourceVersion"];
         let pod = uid.and_then(|uid| self.api.pods.get(uid));

@@ -358,17 +358,16 @@ impl NodeState {
         share_ids(&self.devices, &mut reservation);
         self.release(&uid);
         self.others.remove(&uid);
-        let known = |device_state: &mut DeviceState| device_state.forget_leftover(&uid);
-        let uses: Vec<Option<MemMib>> = self.devices.iter_mut().map(known).collect();
+        let devices = self.devices.iter_mut().enumerate();
+        let listed = devices.filter_map(|(at, it)| Some((at, it.forget_leftover(&uid)?)));
+        let listed: Vec<(usize, MemMib)> = listed.collect();
         self.reservations.insert(uid.clone(), reservation);
         self.recompute();
-        if uses.iter().all(Option::is_none) || mutated(Mutation::ListedUseForgotten) {
+        if listed.is_empty() || mutated(Mutation::ListedUseForgotten) {
             return;
         }
-        for (device_state, memory) in self.devices.iter_mut().zip(uses) {
-            if let Some(memory) = memory {
-                device_state.explain(&uid, memory, self.unmanaged_tolerance);
-            }
+        for (at, memory) in listed {
+            self.devices[at].explain(&uid, memory, self.unmanaged_tolerance);
         }
         self.recompute_rooms();
     }

@@ -229,6 +229,8 @@ async fn after_a_start_the_first_limits_that_are_read_count() {
     let before = limiting(&fake, "driver").await;
     assert_eq!(before.bind().await, "");
     let ours = annotations(&fake);
+    // It started long before: both do so within a second here.
+    edit(&fake, |all| drop(all.insert(FENCE.to_owned(), "1-1 bind".into())));
     let bed = Bed::starting(&fake, Config::default(), json!({})).await;
     bed.app.set_fenced();
     let (_stop, stopped) = tokio::sync::watch::channel(false);

@@ -8,6 +8,8 @@ use dashmap::{DashMap, DashSet};
 
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
+use crate::ledger::change::spread::Respread;
+use crate::ledger::nodes::state::Ledger;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
@@ -92,7 +94,7 @@ impl Moving {
 
     /// Whether a pod may be restarted elsewhere though no other pod needs that, after it has used no GPU for
     /// `after`.
-    pub(crate) fn may_respread(&self, uid: &PodUid, after: Duration, now: Timestamp) -> bool {
+    fn may_respread(&self, uid: &PodUid, after: Duration, now: Timestamp) -> bool {
         let moved = self.moved.get(uid);
         let within = |time| moved.as_ref().map_or(0, |all| recent(all, time, now));
         within(MOVES_COUNT) < MOST_MOVES
@@ -101,9 +103,23 @@ impl Moving {
             && !self.going_on.contains(uid)
     }
 
+    /// Begins such restarts, of each node that of the pod which gains most, as far as that is not too many.
+    pub(crate) fn begin_respreads(&self, ledger: &Ledger, now: Timestamp) -> Vec<Respread> {
+        let mut chosen = ledger.to_respread(now, |uid, after| self.may_respread(uid, after, now));
+        if chosen.is_empty() {
+            return chosen;
+        }
+        let movable = ledger.movable_pods();
+        chosen.retain(|Respread { pod, node, .. }| {
+            let movable = movable.get(pod.namespace()).copied().unwrap_or_default();
+            self.begin_respread(pod, node, movable, now)
+        });
+        chosen
+    }
+
     /// Begins such a restart; `movable` pods of its namespace may be moved. False if that would be too
     /// many at a time or within an hour.
-    pub(crate) fn begin_respread(
+    fn begin_respread(
         &self,
         pod: &PodRef,
         node: &NodeName,

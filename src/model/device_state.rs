@@ -534,14 +534,9 @@ impl DeviceState {
         self.is_unread = false;
         let Some(used) = seen.used else { return };
         if let Some(processes) = &seen.processes {
-            let covered = self.users().map(|(uid, held)| {
-                let own = processes.iter().filter(|process| process.pod.as_ref() == Some(uid));
-                let own = own
-                    .map(|process| process.memory)
-                    .try_fold(MemMib::ZERO, |sum, memory| sum.checked_add(memory?));
-                let most = self.memory_limit(uid).unwrap_or(held.memory);
-                (uid.clone(), own.map_or(held.memory, |own| own.min(most)))
-            });
+            let covered = self
+                .users()
+                .map(|(uid, held)| (uid.clone(), self.part_of(uid, held, used_by(processes, uid))));
             let mut all = LiteMap::with_capacity(self.tenants.len() + self.guests.len());
             all.extend(covered);
             self.covered = all;
@@ -561,11 +556,17 @@ impl DeviceState {
         allocated
     }
 
-    /// Notes that a pod is known now of which the last list showed processes that use so much.
-    pub(crate) fn explain(&mut self, uid: &PodUid, memory: MemMib, tolerance: MemMib) {
+    /// How much of what a pod uses counts as its own; all that it has, if its use is not known.
+    fn part_of(&self, uid: &PodUid, held: Demand, used: Option<MemMib>) -> MemMib {
+        let most = self.memory_limit(uid).unwrap_or(held.memory);
+        used.map_or(held.memory, |used| used.min(most))
+    }
+
+    /// Notes that a pod is known now of which the last list showed processes that use so much, if that is known.
+    pub(crate) fn explain(&mut self, uid: &PodUid, memory: Option<MemMib>, tolerance: MemMib) {
         let held = self.users().find(|(user, _)| *user == uid).map(|(_, held)| held);
         let (Some(held), Some(used)) = (held, self.used) else { return };
-        let own = memory.min(self.memory_limit(uid).unwrap_or(held.memory));
+        let own = self.part_of(uid, held, memory);
         self.covered.insert(uid.clone(), own);
         self.untracked = self.untracked.checked_sub(own).unwrap_or(MemMib::ZERO);
         self.count_others(used, tolerance);
@@ -620,11 +621,9 @@ impl DeviceState {
 }
 
 /// What the processes of a pod use, if that is known of each.
-fn used_by(list: &[ProcessUse], uid: &PodUid) -> MemMib {
-    let own = list.iter().filter(|process| process.pod.as_ref() == Some(uid));
-    let sum =
-        own.map(|process| process.memory).try_fold(MemMib::ZERO, |sum, own| sum.checked_add(own?));
-    sum.unwrap_or(MemMib::ZERO)
+fn used_by(list: &[ProcessUse], uid: &PodUid) -> Option<MemMib> {
+    let mut own = list.iter().filter(|process| process.pod.as_ref() == Some(uid));
+    own.try_fold(MemMib::ZERO, |sum, process| sum.checked_add(process.memory?))
 }
 
 /// The part of `used` that the `parts` do not explain.
@@ -643,8 +642,8 @@ const MAX_LEFTOVERS: usize = 64;
 struct Leftover {
     /// When the first list showed them.
     since: Timestamp,
-    /// What they use, by the last list; zero if that is not known.
-    memory: MemMib,
+    /// What they use, by the last list, if that is known.
+    memory: Option<MemMib>,
     /// Successive lists after that without them.
     clean_reports: u32,
     /// Whether they have run for so long that only their use counts.
@@ -686,8 +685,7 @@ impl DeviceState {
         if self.listed.is_some() || used.is_none_or(is_explained) {
             return;
         }
-        let memory = MemMib::ZERO;
-        let fresh = Leftover { since: now, memory, clean_reports: 0, is_over: false };
+        let fresh = Leftover { since: now, memory: None, clean_reports: 0, is_over: false };
         let unknown = PodUid::new("");
         if !self.leftovers.contains_key(&unknown) {
             self.leftovers.insert(unknown, fresh);
@@ -707,7 +705,7 @@ impl DeviceState {
 
     /// Notes that a pod has something on the node, so that its processes are known. What they use, if the last
     /// list says so.
-    pub(crate) fn forget_leftover(&mut self, uid: &PodUid) -> Option<MemMib> {
+    pub(crate) fn forget_leftover(&mut self, uid: &PodUid) -> Option<Option<MemMib>> {
         self.leftovers.remove(uid).map(|leftover| leftover.memory)
     }
 

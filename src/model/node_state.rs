@@ -360,7 +360,7 @@ impl NodeState {
         self.others.remove(&uid);
         let devices = self.devices.iter_mut().enumerate();
         let listed = devices.filter_map(|(at, it)| Some((at, it.forget_leftover(&uid)?)));
-        let listed: Vec<(usize, MemMib)> = listed.collect();
+        let listed: Vec<(usize, Option<MemMib>)> = listed.collect();
         self.reservations.insert(uid.clone(), reservation);
         self.recompute();
         if listed.is_empty() || mutated(Mutation::ListedUseForgotten) {

@@ -112,15 +112,12 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     {
         return next;
     }
-    let seen = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    let annotations = seen.metadata.annotations.clone().unwrap_or_default();
-    let pending = pending_resize(&seen);
-    let seen = SeenPod::from_api(&seen);
     let Some(container) = &seen.gpu_container else {
-        return failed(app, pod, "its container does not restart when its CPU request is changed");
+        return failed(app, pod, NO_RESTART);
     };
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let shows_move =
@@ -153,11 +150,28 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     }
 }
 
+/// Why the container of a pod cannot be restarted that is not set up for that.
+pub(crate) const NO_RESTART: &str =
+    "its container does not restart when its CPU request is changed";
+
+/// A pod as the API server has it now.
+pub(crate) struct Read {
+    pub(crate) seen: SeenPod,
+    /// All of them.
+    pub(crate) annotations: BTreeMap<String, String>,
+    /// Why kubelet does not carry out its resize now, if it says so.
+    pub(crate) pending: Option<String>,
+}
+
 /// The pod as the API server has it now, or what to do without it.
-pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Pod, Next> {
+pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Read, Next> {
     match cluster.writer.read_back(key).await {
         Err(_) => Err(Next::After(TRY_AGAIN)),
-        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(read),
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(Read {
+            seen: SeenPod::from_api(&read),
+            pending: pending_resize(&read),
+            annotations: read.metadata.annotations.unwrap_or_default(),
+        }),
         Ok(_) => Err(Next::Done),
     }
 }
@@ -348,7 +362,7 @@ async fn take_back(
 }
 
 /// Why kubelet does not carry out a resize of a pod now, if it says so.
-pub(crate) fn pending_resize(pod: &Pod) -> Option<String> {
+fn pending_resize(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     let pending = conditions.find(|it| it.type_ == "PodResizePending" && it.status == "True")?;
@@ -396,15 +410,13 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let read = match read(cluster, pod, key).await {
+    let Read { seen, annotations, .. } = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    let annotations = read.metadata.annotations.unwrap_or_default();
-    let version = read.metadata.resource_version.unwrap_or_default();
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
     let placement = (&held.settled_placement(), least_at_start(app, &held));
-    match known.write(app, cluster, placement, &version).await {
+    match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
             app.moves.unstick(&pod.uid);

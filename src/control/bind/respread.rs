@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::control::bind::client_limits::least_at_start;
 use crate::control::bind::recall::{
-    Known, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, pending_resize, read, resize,
+    Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -33,21 +33,12 @@ pub(crate) fn respread(app: &Arc<App>) {
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }
-    let now = app.clock.now();
-    let chosen = app.ledger.to_respread(now, |uid, after| app.moves.may_respread(uid, after, now));
-    if chosen.is_empty() {
-        return;
-    }
-    let movable = app.ledger.movable_pods();
-    for chosen in chosen {
-        let movable = movable.get(chosen.pod.namespace()).copied().unwrap_or_default();
-        if app.moves.begin_respread(&chosen.pod, &chosen.node, movable, now) {
-            let worker = Arc::clone(app);
-            app.outside.spawn(async move {
-                let _ends = Ends { app: &worker, chosen: &chosen };
-                carry_out(&worker, &chosen).await;
-            });
-        }
+    for chosen in app.moves.begin_respreads(&app.ledger, app.clock.now()) {
+        let worker = Arc::clone(app);
+        app.outside.spawn(async move {
+            let _ends = Ends { app: &worker, chosen: &chosen };
+            carry_out(&worker, &chosen).await;
+        });
     }
 }
 
@@ -69,8 +60,7 @@ async fn carry_out(app: &Arc<App>, chosen: &Respread) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(&chosen.pod) else { return };
     let began = app.clock.now();
-    // This task moves it already.
-    if !app.ledger.lend(chosen, began, |_, _| true) {
+    if !app.ledger.lend(chosen, began) {
         return;
     }
     let mut begun = None;
@@ -102,24 +92,14 @@ async fn step(
     let pod = &chosen.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
-    let seen = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    let annotations = seen.metadata.annotations.clone().unwrap_or_default();
-    let pending = pending_resize(&seen);
-    let seen = SeenPod::from_api(&seen);
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
-    let (container, guest) = match (&seen.gpu_container, &held.placement.guest) {
-        (Some(container), Some(guest)) => (container, guest),
-        (None, _) | (_, None) => {
-            return give_up(
-                app,
-                chosen,
-                "its container does not restart when its CPU request is changed",
-            );
-        }
+    let (Some(container), Some(guest)) = (&seen.gpu_container, &held.placement.guest) else {
+        return give_up(app, chosen, NO_RESTART);
     };
     let known = Known { pod, key, held: &held, guest, annotations: &annotations };
     let Begun { before, is_ordered } = begun.get_or_insert_with(|| {

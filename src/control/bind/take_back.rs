@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::bind::recall::{
-    Ends, LOOK_AGAIN, Next, Resized, STAY_FOR, TRY_AGAIN, names, pending_resize, read, resize,
+    Ends, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, names, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName};
@@ -91,15 +91,12 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let read = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    let pending = pending_resize(&read);
-    let seen = SeenPod::from_api(&read);
-    let annotations = read.metadata.annotations.unwrap_or_default();
     let Some(container) = &seen.gpu_container else {
-        return failed(app, pod, "its container does not restart when its CPU request is changed");
+        return failed(app, pod, NO_RESTART);
     };
     let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
     if order.take_if(|order| is_open(order)).is_some() {

@@ -43,18 +43,13 @@ impl Ledger {
     }
 
     /// Lets a pod be a guest, if that is still its best place. Whether it is: it is to be written.
-    pub fn lend(
-        &self,
-        chosen: &Respread,
-        now: Timestamp,
-        may: impl Fn(&PodUid, Duration) -> bool,
-    ) -> bool {
+    pub fn lend(&self, chosen: &Respread, now: Timestamp) -> bool {
+        let may = |uid: &PodUid, _: Duration| *uid == chosen.pod.uid;
         let Some(at) = self.position(chosen.node.as_str()) else { return false };
         let mut is_lent = false;
         // Where it starts counts from now on: nothing becomes free.
         self.change_guest(&chosen.pod.uid, |node_state| {
-            is_lent =
-                respread(node_state, &self.node_entry(at), now, &may).as_ref() == Some(chosen);
+            is_lent = respread(node_state, &self.node_entry(at), now, may).as_ref() == Some(chosen);
             if is_lent {
                 node_state.move_out(&chosen.pod.uid, chosen.to.clone());
             }

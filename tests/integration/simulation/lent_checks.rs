@@ -113,6 +113,12 @@ impl Pod {
     }
 }
 
+/// The placement in what is sent about a pod.
+fn written_placement(body: &Value) -> Value {
+    let text = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
+    serde_json::from_str(text).unwrap_or_default()
+}
+
 /// What counts of the memory that a pod uses.
 fn counted(requested: u64, used: u64) -> u64 {
     if used > requested + TOLERANCE { used } else { requested }
@@ -190,8 +196,7 @@ impl World {
         uid: &str,
         body: &Value,
     ) -> Result<(), String> {
-        let placement = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
-        let placement: Value = serde_json::from_str(placement).unwrap_or_default();
+        let placement = written_placement(body);
         let version = body["metadata"]["resourceVersion"].as_str().unwrap_or_default();
         if self.api.pods.get(uid).is_some_and(|pod| pod.version.to_string() != version) {
             return Ok(()); // the API server refuses it
@@ -250,8 +255,7 @@ impl World {
         if request.method() == "GET" {
             self.lent.read.insert((life, uid.clone()), self.now);
         }
-        let written = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
-        let placement: Value = serde_json::from_str(written).unwrap_or_default();
+        let placement = written_placement(&body);
         let is_guest = self.api.pods.get(&uid).is_some_and(Pod::is_guest);
         let is_move = is_guest && placement["moved"].is_object() && body["metadata"]["uid"] == *uid;
         if is_move && self.lent.begun.insert((life, uid.clone())) {
@@ -268,8 +272,7 @@ impl World {
     ) -> Result<(), String> {
         let Some(uid) = self.api.uid_of(request.uri().path()) else { return Ok(()) };
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let written = body["metadata"]["annotations"][PLACEMENT].as_str().unwrap_or_default();
-        let placement: Value = serde_json::from_str(written).unwrap_or_default();
+        let placement = written_placement(&body);
         let (Some(pod), Some(replica)) = (self.api.pods.get(&uid), self.process(life)) else {
             return Ok(());
         };

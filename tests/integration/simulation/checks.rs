@@ -12,6 +12,7 @@ use gpupack::model::reservation::{Departure, Placement, Reservation, Reservation
 use super::api::{Pod, Take};
 use super::nodes::Node;
 use super::replica::Replica;
+use super::requests::REQUEST_LOST;
 use super::{GPU_MIB, QUIET_FOR, World};
 
 /// Room that appears must be used within this time.
@@ -215,7 +216,8 @@ impl World {
             }
         });
         self.leaving_since = leaving;
-        let begin = self.settings.faults_for.min(self.disturbed_until);
+        // The last request that is lost may be one of those that call it home.
+        let begin = (self.settings.faults_for + REQUEST_LOST).min(self.disturbed_until);
         let is_late = |since: u64| self.now > since.max(begin) + LEFT_WITHIN;
         match self.leaving_since.iter().find(|(_, since)| is_late(**since)) {
             Some((uid, since)) => Err(format!("since {since} ms {uid} is on its way home")),

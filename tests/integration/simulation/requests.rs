@@ -30,7 +30,7 @@ const SLOW: u64 = 1_500;
 const LONG: u64 = 8_000;
 
 /// How long a request that is lost may delay a requeue: its timeout, and the next attempt.
-const REQUEST_LOST: u64 = 9_000;
+pub(super) const REQUEST_LOST: u64 = 9_000;
 
 /// The same for one that is answered with an error.
 const REQUEST_REFUSED: u64 = 3_000;

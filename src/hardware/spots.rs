@@ -64,6 +64,15 @@ pub struct Makeable {
     pub device: Device,
 }
 
+impl Makeable {
+    /// Whether its instance cannot be there together with the `other` one.
+    pub fn excludes(&self, other: &Self) -> bool {
+        let have_media = self.spot.profile.has_media() && other.spot.profile.has_media();
+        let is_one_gpu = self.spot.gpu == other.spot.gpu;
+        is_one_gpu && (self.slot.units() & other.slot.units() != 0 || have_media)
+    }
+}
+
 /// All instances that could be made on a GPU in MIG mode, by profile and start. Those overlap of course:
 /// which of them can be made is a matter of those that are there.
 pub fn makeable<'a>(

@@ -662,11 +662,11 @@ impl NodeState {
         let held = self.reservations.iter_mut();
         let held = held.map(|(_, held)| (is_bound(held), &mut held.placement));
         let holds = self.holds.values_mut().map(|hold| (false, &mut hold.placement));
-        let standing = self.standing.values_mut().map(|hold| (false, &mut hold.placement));
         let is_ignored = mutated(Mutation::NamedInstanceGiven);
         let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
         let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
-        for (is_bound, placement) in held.chain(holds).chain(standing) {
+        // What is made at the spot of a standing hold is that of a pod which has to end first.
+        for (is_bound, placement) in held.chain(holds) {
             // A pod that is not bound yet can go elsewhere.
             let is_others = |id: &DeviceId| !is_bound || is_named(id);
             find_instances((&self.spots, &self.devices), placement, is_known, is_others);
@@ -735,6 +735,33 @@ impl NodeState {
     /// Whether an instance could not be made at this spot a short time ago.
     pub fn has_failed(&self, id: &DeviceId) -> bool {
         self.failed.contains_key(id)
+    }
+
+    /// The part of a spot's units, in millionths, on which instances lie that end with their pods. `None` if
+    /// others have an instance there, or if none could be made a short time ago.
+    pub fn covered_part(&self, spot: &SpotDevice) -> Option<u64> {
+        let Makeable { spot: Spot { gpu, profile, .. }, slot, device } = &spot.makeable;
+        if self.has_failed(&device.id) {
+            return None;
+        }
+        let mut covered = 0;
+        for device_state in &self.devices {
+            let DeviceKind::MigInstance { parent, profile: other } = &device_state.device.kind
+            else {
+                continue;
+            };
+            if parent != gpu || !device_state.stays(HoldRule::Respected) {
+                continue;
+            }
+            let units = device_state.slot.map_or(u32::MAX, Slot::units) & slot.units();
+            let has_media = profile.has_media() && other.has_media();
+            if (units != 0 || has_media) && device_state.origin == Origin::Found {
+                return None;
+            }
+            covered |= if has_media { slot.units() } else { units };
+        }
+        let whole = u64::from(slot.units().count_ones().max(1));
+        Some((u64::from(covered.count_ones()) * Share::WHOLE.millionths()).div_ceil(whole))
     }
 
     /// The ids of the spots where a MIG instance can be made now, beside all holds.

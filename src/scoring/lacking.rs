@@ -3,10 +3,11 @@
 //! How long pods run is not known, so nothing says which node has room first. The devices that lack
 //! least keep the least room idle meanwhile (EASY backfilling, Lifka 1995, in space).
 
-use crate::hardware::units::{Demand, HostAmount, Share};
+use crate::hardware::spots::Makeable;
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room, fit};
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{NodeState, SpotDevice};
 use crate::scoring::context::{Taken, TakenList};
 use crate::scoring::plan::placed;
 
@@ -20,14 +21,16 @@ pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, Sta
     if is_known && (compiled.host.cpu > host.cpu || compiled.host.memory > host.memory) {
         return None;
     }
-    let devices = node.devices().iter().zip(node.rooms(HoldRule::Respected)).enumerate();
-    let lacking = devices.filter_map(|(at, (device, room))| {
-        let (lacks, demand) = lacking_on(device, room, compiled)?;
-        Some((lacks, (at, demand)))
-    });
-    let mut lacking: Vec<(u64, Taken)> = lacking.collect();
-    lacking.sort_by_key(|(lacks, (at, _))| (*lacks, *at));
-    lacking.truncate(compiled.count());
+    let mut lacking: Vec<(u64, Taken)> = (0..node.rooms(HoldRule::Respected).len())
+        .filter_map(|at| {
+            lacking_at(node, at, compiled).map(|(lacks, demand)| (lacks, (at, demand)))
+        })
+        .collect();
+    // Of instances, which are taken whole, the smallest wastes least.
+    let size =
+        |demand: &Demand| if compiled.wants_any_instance() { demand.memory } else { MemMib::ZERO };
+    lacking.sort_by_key(|(lacks, (at, demand))| (*lacks, size(demand), *at));
+    let lacking = beside_each_other(node, lacking, compiled.count());
     if lacking.is_empty() || lacking.len() < compiled.count() {
         return None;
     }
@@ -44,14 +47,52 @@ pub fn lacks_there(
     held: &StandingHold,
 ) -> Option<u64> {
     node.placeable_for(compiled).ok()?;
-    let devices = || node.devices().iter().zip(node.rooms(HoldRule::Respected));
     let lacks = held.placement.devices.iter().map(|placed| {
-        let (device, room) = devices().find(|(device, _)| device.device().id == placed.id)?;
-        lacking_on(device, room, compiled)
+        // An instance of another pod may be promised there.
+        let mut spots = node.spots().iter();
+        let spot = spots.position(|spot| spot.makeable.device.id == placed.id);
+        let spot = spot.map(|spot| node.devices().len() + spot);
+        let at = spot.or_else(|| node.position_of(&placed.id))?;
+        lacking_at(node, at, compiled)
             .filter(|(_, demand)| *demand == placed.demand)
             .map(|(lacks, _)| lacks)
     });
     lacks.sum()
+}
+
+/// The first of these that can be had together: of instances that would overlap, or of two with the media
+/// engines of one GPU, only one is there at a time.
+fn beside_each_other(node: &NodeState, all: Vec<(u64, Taken)>, count: usize) -> Vec<(u64, Taken)> {
+    let mut chosen: Vec<(u64, Taken)> = Vec::new();
+    let mut spots: Vec<&Makeable> = Vec::new();
+    for (lacks, (at, demand)) in all {
+        if chosen.len() == count {
+            break;
+        }
+        let spot = at.checked_sub(node.devices().len()).and_then(|at| node.spots().get(at));
+        if let Some(SpotDevice { makeable, .. }) = spot {
+            if spots.iter().any(|other| makeable.excludes(other)) {
+                continue;
+            }
+            spots.push(makeable);
+        }
+        chosen.push((lacks, (at, demand)));
+    }
+    chosen
+}
+
+/// What a position of [`NodeState::rooms`] lacks, in millionths of that device, and what is taken of it.
+fn lacking_at(node: &NodeState, at: usize, compiled: &CompiledRequest) -> Option<(u64, Demand)> {
+    let room = node.rooms(HoldRule::Respected).get(at)?;
+    if let Some(device) = node.devices().get(at) {
+        // Instances of gpupack end with their pods, and others are made then.
+        return if device.spot().is_some() { None } else { lacking_on(device, room, compiled) };
+    }
+    let spot = node.spots().get(at - node.devices().len())?;
+    let lacks = node.covered_part(spot)?;
+    let whole = Demand { memory: spot.makeable.device.capacity(), share: Share::WHOLE };
+    let demand = fit(compiled, &Room { free: whole, is_covered: false, ..*room }).ok()?;
+    Some((lacks, demand))
 }
 
 /// What a device lacks, in millionths of it, and what is taken of it.

@@ -399,7 +399,7 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
         tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it is allocated the GPU on which it runs");
         let note = format!(
             "it cannot be moved, and is allocated the GPU on which it runs: {fault}; check `kubectl \
-             describe` of the pod, and that `moves` of the chart are enabled"
+             describe` of the pod, and that `rbac.moves` of the chart is `true`"
         );
         app.tell(pod, NoticeReason::GpuMoveFailed, note);
     }

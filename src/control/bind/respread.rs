@@ -194,7 +194,7 @@ fn give_up(app: &App, chosen: &Respread, fault: &str) -> Next {
         tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved to an idle GPU: it stays where it is");
         let note = format!(
             "it cannot be moved to an idle GPU, and stays on {home}: {fault}; check `kubectl describe` of the \
-             pod, and that `moves` of the chart are enabled"
+             pod, and that `rbac.moves` of the chart is `true`"
         );
         app.tell(pod, NoticeReason::GpuMoveFailed, note);
     }

@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::device::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
+use crate::hardware::spots::Makeable;
 use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::TeamPod;
@@ -16,7 +17,8 @@ use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
-use crate::model::node_state::NodeState;
+use crate::model::fit::CompiledRequest;
+use crate::model::node_state::{NodeState, SpotDevice};
 use crate::scoring::lacking::{lacking, lacks_there};
 use crate::scoring::plan;
 
@@ -36,6 +38,20 @@ struct Best {
     lacks: u64,
     at: usize,
     hold: StandingHold,
+}
+
+/// How many instances that serve a request could be made on the GPUs of a node if these were empty, all of
+/// one profile. Those of one profile never overlap.
+fn most_instances(node_state: &NodeState, compiled: &CompiledRequest) -> usize {
+    let mut counts: BTreeMap<&DeviceId, BTreeMap<&MigProfile, usize>> = BTreeMap::new();
+    let serves = |spot: &&SpotDevice| compiled.demand_on(spot.class).is_ok();
+    for SpotDevice { makeable: Makeable { spot, .. }, .. } in
+        node_state.spots().iter().filter(serves)
+    {
+        let count = counts.entry(&spot.gpu).or_default().entry(&spot.profile).or_default();
+        *count = if spot.profile.has_media() { 1 } else { *count + 1 };
+    }
+    counts.values().filter_map(|of_gpu| of_gpu.values().max()).sum()
 }
 
 impl Ledger {
@@ -154,9 +170,11 @@ impl Ledger {
                 return;
             }
             let serves = |device: &&DeviceState| {
-                device.is_placeable() && compiled.demand_on(device.class()).is_ok()
+                let is_there = device.is_placeable() && device.spot().is_none();
+                is_there && compiled.demand_on(device.class()).is_ok()
             };
             let count = node_state.devices().iter().filter(serves).count();
+            let count = count + most_instances(node_state, &compiled);
             *sizes.entry(node_state.pool().clone()).or_default() +=
                 u64::try_from(count).unwrap_or(u64::MAX);
         });

@@ -20,6 +20,7 @@ use crate::model::policy::Policy;
 use crate::model::reservation::{Reservation, ReservationState};
 use crate::scoring::fixture;
 use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
+use crate::scoring::lacking::{lacking, lacks_there};
 
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
 type Instance = (&'static str, &'static str, u32, u32, bool);
@@ -326,6 +327,104 @@ fn the_pods_are_found_whose_end_makes_a_place() {
     let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, false), ("MIG-2", "1g.6gb", 2, 1, true)]);
     bed.place("w", "mig=4g.24gb").unwrap();
     assert_eq!(ways(&bed, "mig=4g.24gb"), ["w 0.976562"]);
+}
+
+/// What the node lacks of a request, and where room for it is kept.
+fn lacks(bed: &Bed, request: &str) -> Option<(u64, String)> {
+    let compiled = compiled_request(request, &bed.classes);
+    let (lacks, hold) = lacking(&bed.node, &compiled)?;
+    assert_eq!(lacks_there(&bed.node, &compiled, &hold), Some(lacks));
+    let ids = hold.placement.devices.iter().map(|placed| placed.id.as_str());
+    Some((lacks, ids.collect::<Vec<_>>().join(" ")))
+}
+
+#[test]
+fn room_is_kept_where_the_fewest_units_have_to_become_free() {
+    let mut bed = Bed::new(&[]);
+    for (pod, request) in [("a", "mig=1g.6gb"), ("b", "mig=4g.24gb"), ("c", "mig=2g.12gb")] {
+        bed.place(pod, request).unwrap();
+    }
+    assert_eq!(
+        ["a", "b", "c"].map(|pod| bed.of(pod)),
+        ["GPU-a/0/1g-6gb", "GPU-b/0/4g-24gb", "GPU-a/2/2g-12gb"]
+    );
+    let found = |lacks: u64, ids: &str| Some((lacks, ids.to_owned()));
+    assert_eq!(lacks(&bed, "mig=1g.6gb"), found(0, "GPU-a/1/1g-6gb"));
+    assert_eq!(lacks(&bed, "mig=2g.12gb"), found(500_000, "GPU-a/0/2g-12gb"));
+    assert_eq!(lacks(&bed, "mig=4g.24gb"), found(750_000, "GPU-a/0/4g-24gb"));
+    let all = found(1_500_000, "GPU-a/0/2g-12gb GPU-a/2/2g-12gb");
+    assert_eq!(lacks(&bed, "mig=2g.12gb count=2"), all);
+    let both = found(1_000_000, "GPU-a/1/1g-6gb.me GPU-b/0/1g-6gb.me".replace('.', "-").as_str());
+    assert_eq!(lacks(&bed, "mig=1g.6gb.me count=2"), both, "one of a GPU");
+    assert_eq!(lacks(&bed, "mig=2g.12gb count=5"), None);
+    assert_eq!(lacks(&bed, "memory=11000 isolation=hardware"), found(500_000, "GPU-a/0/2g-12gb"));
+    // Not where others have an instance, or where none could be made a minute ago.
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, false)]);
+    assert_eq!(lacks(&bed, "mig=4g.24gb"), found(0, "GPU-b/0/4g-24gb"));
+    bed.place("w", "mig=4g.24gb").unwrap();
+    assert_eq!(lacks(&bed, "mig=4g.24gb"), found(1_000_000, "GPU-b/0/4g-24gb"));
+    let failed = bed.node.instance_orders().make;
+    bed.node.note_failures(failed, Timestamp::START);
+    assert_eq!(lacks(&bed, "mig=4g.24gb"), None);
+}
+
+#[test]
+fn kept_units_are_given_to_no_other_pod_and_its_own_when_all_are_free() {
+    let mut bed = Bed::new(&[]);
+    for pod in ["a", "b", "c", "d"] {
+        bed.place(pod, "mig=1g.6gb").unwrap();
+    }
+    bed.place("w", "mig=4g.24gb").unwrap();
+    let waiting = PodUid::new("waiting");
+    let request = compiled_request("mig=2g.12gb", &bed.classes);
+    let stand = |bed: &mut Bed| {
+        let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+        bed.node.stand(waiting.clone(), hold);
+        assert_eq!(bed.node.audit(), Ok(()));
+        lacks
+    };
+    assert_eq!(stand(&mut bed), 1_000_000);
+    // The instances of the pods are made meanwhile, also one where the room is kept.
+    let ours = |uuid, start| (uuid, "1g.6gb", start, 1, true);
+    bed.see(&[ours("MIG-a", 0), ours("MIG-b", 1), ours("MIG-c", 2), ours("MIG-d", 3)]);
+    let fits = |bed: &Bed, request: &str| {
+        fits(&bed.node, &compiled_request(request, &bed.classes), HoldRule::Respected)
+    };
+    bed.node.remove(&PodUid::new("b"));
+    bed.see(&[ours("MIG-a", 0), ours("MIG-c", 2), ours("MIG-d", 3)]);
+    assert!(!fits(&bed, "mig=1g.6gb"), "it is kept");
+    let ordered = bed.node.instance_orders().make;
+    assert_eq!(ordered.iter().map(|spot| spot.gpu.as_str()).collect::<Vec<_>>(), ["GPU-b"]);
+    bed.node.remove(&PodUid::new("c"));
+    assert!(!fits(&bed, "mig=2g.12gb") && fits(&bed, "mig=1g.6gb"), "this one is not");
+    bed.node.remove(&PodUid::new("a"));
+    let mut own = bed.node.clone();
+    own.stand_down(&waiting);
+    assert!(super::fits(&own, &request, HoldRule::Respected));
+    bed.node.stand_down(&waiting);
+    assert_eq!(bed.place("waiting", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb");
+}
+
+#[test]
+fn an_instance_at_kept_units_is_that_of_the_pod_which_has_to_end_first() {
+    let mut bed = Bed::new(&[]);
+    for pod in ["v", "w"] {
+        bed.place(pod, "mig=4g.24gb").unwrap();
+    }
+    let request = compiled_request("mig=4g.24gb", &bed.classes);
+    let (_, hold) = lacking(&bed.node, &request).unwrap();
+    assert_eq!(hold.placement.devices[0].id.as_str(), "GPU-a/0/4g-24gb");
+    let waiting = PodUid::new("waiting");
+    bed.node.stand(waiting.clone(), hold.clone());
+    let made = [("MIG-v", "4g.24gb", 0, 4, true)];
+    bed.see(&made);
+    assert_eq!((bed.of("v").as_str(), &bed.node.standing_holds()[&waiting]), ("MIG-v", &hold));
+    bed.node.remove(&PodUid::new("v"));
+    bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-v").unwrap())], Timestamp::START);
+    assert_eq!(bed.node.instance_orders().remove.len(), 1, "then it goes");
+    assert_eq!(bed.fitting("4g.24gb"), 0);
+    bed.node.stand_down(&waiting);
+    assert_eq!(bed.fitting("4g.24gb"), 1);
 }
 
 #[test]

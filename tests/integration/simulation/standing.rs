@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::device::{DeviceKind, Health, PodUid};
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::ledger::suggest::waiting::WaitingState;
-use gpupack::model::node_state::NodeReporting;
+use gpupack::model::device_state::{DeviceState, Origin};
+use gpupack::model::node_state::{NodeReporting, SpotDevice};
 
 use super::replica::Replica;
 use super::{GPU_MIB, World};
@@ -93,9 +94,18 @@ fn unkept(replica: &Replica, after: u64, open: &BTreeSet<&str>) -> Option<String
     }
     let mut are_well = true;
     ledger.look_at_each(|node| {
-        let mut devices = node.devices().iter();
+        let is_parent = |device: &DeviceState| device.device().kind == DeviceKind::MigParent;
+        let is_well = |device: &DeviceState| {
+            let can_be_made = device.health() == Health::Healthy && !node.spots().is_empty();
+            !device.is_unread() && (device.is_placeable() || is_parent(device) && can_be_made)
+        };
+        // Where others have an instance, or one could not be made, none is made.
+        let is_others =
+            |device: &DeviceState| device.slot().is_some() && device.origin() == Origin::Found;
+        let has_failed = |spot: &SpotDevice| node.has_failed(&spot.makeable.device.id);
         are_well &= node.state() == NodeReporting::Reporting
-            && devices.all(|device| device.is_placeable() && !device.is_unread());
+            && node.devices().iter().all(|device| is_well(device) && !is_others(device))
+            && !node.spots().iter().any(has_failed);
     });
     let created_by = app.clock.unix_seconds().saturating_sub(after);
     let firsts = app.waiting.firsts(|state: &WaitingState| {

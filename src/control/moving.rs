@@ -87,6 +87,13 @@ impl Moving {
         self.moved.remove(uid);
     }
 
+    /// Forgets pods that have nothing any more: a move may have been noted after their end.
+    pub(crate) fn sweep(&self, is_held: impl Fn(&PodUid) -> bool) {
+        self.stuck.retain(|uid| is_held(uid));
+        self.restarts.retain(|uid, _| is_held(uid));
+        self.moved.retain(|uid, _| is_held(uid));
+    }
+
     /// Notes that the container of a pod is restarted on another device than before.
     pub(crate) fn moved(&self, uid: &PodUid, now: Timestamp) {
         note(&mut self.moved.entry(uid.clone()).or_default(), MOVES_COUNT, now);
@@ -235,5 +242,11 @@ mod tests {
         assert!(!moves.may_respread(&uid, after, at(90_000)));
         moves.forget(&uid);
         assert_eq!(moves.count(), 1, "the node");
+        moves.moved(&uid, at(90_000));
+        moves.stick(&uid);
+        moves.sweep(|_| true);
+        assert_eq!(moves.count(), 3);
+        moves.sweep(|_| false);
+        assert_eq!(moves.count(), 1);
     }
 }

@@ -150,7 +150,7 @@ impl Prices {
                     Demand { memory: MemMib::new(part), share: Share::from_millionths(share) };
                 let (in_slots, of_slots) = self.in_slots(demand, memory);
                 match request.by_instance {
-                    true => alone(in_slots, of_slots, memory),
+                    true => alone((in_slots, of_slots), memory, &request.models),
                     false => (in_slots, of_slots),
                 }
             }
@@ -158,7 +158,7 @@ impl Prices {
             (
                 Amount::Fraction(_) | Amount::Memory(_) | Amount::FractionAndMemory(..),
                 Isolation::Hardware,
-            ) => alone(share, part, memory),
+            ) => alone((share, part), memory, &request.models),
         }
     }
 }
@@ -203,10 +203,38 @@ pub(crate) fn of_instance(profile: &MigProfile, models: &ModelFilter) -> Option<
     Some((share, u64::from(gigabytes.get()) * 1024))
 }
 
-/// The most that a part of a GPU with `memory` takes, if its pod may be alone on a MIG instance.
-fn alone(share: u64, part: u64, memory: MemMib) -> (u64, u64) {
+/// The most that a part of a GPU with `memory` takes, if its pod may be alone on a MIG instance of these models:
+/// the smallest that has the part, or the dearest that they name, such as `MIG 7g.80gb`.
+fn alone((share, part): (u64, u64), memory: MemMib, models: &ModelFilter) -> (u64, u64) {
     let (least_share, least) = instance_for(part, memory.mib());
-    (share.max(least_share), part.max(least))
+    let named = models.names().filter_map(|name| named_instance(name, memory));
+    named.fold((share.max(least_share), part.max(least)), |most, named| {
+        (most.0.max(named.0), most.1.max(named.1))
+    })
+}
+
+/// Share and memory of the dearest MIG instance that a name of a model means; `None` if it names no instance.
+/// Words after `MIG` are the first of a profile. A whole GPU, with `memory`, if no known profile has them.
+fn named_instance(name: &str, memory: MemMib) -> Option<(u64, u64)> {
+    let wanted = words(name);
+    let after = wanted.iter().position(|word| word == "mig").map(|at| &wanted[at + 1..]);
+    let of_model = ModelFilter::new([name]);
+    if after.is_none() && GEOMETRIES.iter().any(|geometry| geometry.may_be(&of_model)) {
+        return None;
+    }
+    let is_meant = |profile: &str| {
+        let own = words(profile);
+        match after {
+            Some(after) => own.starts_with(&after[..after.len().min(own.len())]),
+            None => !wanted.is_empty() && own.windows(wanted.len()).any(|run| run == wanted),
+        }
+    };
+    let all = GEOMETRIES.iter().flat_map(|geometry| geometry.profiles);
+    let meant = all.map(|profile| profile.name).filter(|profile| is_meant(profile));
+    let any = ModelFilter::default();
+    let charges = meant.filter_map(|profile| of_instance(&MigProfile::new(profile), &any));
+    let dearest = charges.reduce(|most, next| (most.0.max(next.0), most.1.max(next.1)));
+    dearest.or_else(|| after.map(|_| (WHOLE, memory.mib())))
 }
 
 /// Share and memory of the smallest MIG instance of a GPU with `whole` MiB that has `part`.

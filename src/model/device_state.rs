@@ -251,7 +251,7 @@ impl DeviceState {
             Origin::Made => {
                 is_kept
                     || !self.tenants.is_empty()
-                    || self.health == Health::Unhealthy
+                    || self.health != Health::Healthy
                     || self.unallocated_use() > MemMib::ZERO
             }
         }

@@ -1217,6 +1217,17 @@ impl NodeState {
         self.change_guest(uid, |reservation| reservation.departure = Departure::Settling);
     }
 
+    /// Sends a pod home that counts on both devices, if its move is written.
+    pub fn goes_on(&mut self, uid: &PodUid) {
+        self.change_guest(uid, |reservation| {
+            let is_written =
+                reservation.placement.guest.as_ref().is_some_and(|it| it.leaving.is_some());
+            if reservation.departure == Departure::Settling && is_written {
+                reservation.departure = Departure::Recalled;
+            }
+        });
+    }
+
     /// Frees the home of a pod that is written as allocated the room where it runs.
     pub fn settled(&mut self, uid: &PodUid) {
         self.change_guest(uid, |reservation| {

@@ -31,6 +31,9 @@ const GRAIN: u64 = 256;
 /// counts as.
 const LIST_EVERY: Duration = Duration::from_secs(5);
 
+/// A pod that no list has shown for so long, six lists, may have been busy.
+const UNMEASURED: Duration = Duration::from_secs(30);
+
 /// What one pod used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -95,6 +98,9 @@ impl Usage {
     /// most for the usual pause.
     fn list(&mut self, used: &Used, allocated: MemMib, now: Timestamp) {
         let pause = self.listed.map_or(LIST_EVERY, |at| now.since(at).min(LIST_EVERY));
+        if self.listed.is_some_and(|at| now.since(at) > UNMEASURED) {
+            self.last_busy = Some(now); // it may have been, meanwhile
+        }
         self.listed = Some(now);
         self.note(used, allocated, (1, pause));
     }
@@ -197,7 +203,7 @@ impl Usages {
     }
 
     /// Adds the lists of a report; the usage samples must have it already. Skips a pod whose use
-    /// the driver cannot say, or of which a device was not listed.
+    /// the driver cannot say, which counts as busy then, or of which a device was not listed.
     pub(crate) fn take(
         &mut self,
         node_state: &NodeState,
@@ -217,7 +223,16 @@ impl Usages {
                 OnDevice::of((uid, busy_percent), &part, node_state, (uses, usage_samples))
             };
             let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
-            let Some(seen) = seen else { continue };
+            let Some(seen) = seen else {
+                let shows = |seen: &DeviceUse| {
+                    let mut list = seen.processes.iter().flatten();
+                    list.any(|process| process.pod.as_ref() == Some(uid))
+                };
+                if let Some(usage) = self.0.get_mut(uid).filter(|_| uses.iter().any(shows)) {
+                    usage.last_busy = Some(now); // what it does is not known
+                }
+                continue;
+            };
             let memory = seen.iter().try_fold(MemMib::ZERO, |sum, on| sum.checked_add(on.memory));
             let Some(memory) = memory else { continue };
             let loads: Option<Vec<u64>> =

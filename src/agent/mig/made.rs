@@ -6,7 +6,7 @@
 //! know whose the instance is. A damaged file counts as empty: then the instances count as those of
 //! others, and gpupack never removes these on its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::io::Read;
@@ -115,12 +115,16 @@ impl MadeInstances {
         self.replace(next)
     }
 
-    /// Takes over what others made on these GPUs, as if it were made here. What has no compute instance is to go.
-    /// Returns how many instances that are.
+    /// Takes over what others made on these GPUs, as if it were made here, but the devices `of_kubelet`. What has
+    /// no compute instance is to go. Returns how many instances that are.
     ///
     /// # Errors
     /// The file cannot be written; nothing is taken over then.
-    pub fn adopt(&mut self, layouts: &[GpuLayout]) -> io::Result<usize> {
+    pub fn adopt(
+        &mut self,
+        layouts: &[GpuLayout],
+        of_kubelet: &BTreeSet<String>,
+    ) -> io::Result<usize> {
         let mut next = self.content.clone();
         let in_mig_mode = layouts.iter().filter(|gpu| gpu.is_in_mig_mode);
         for (gpu, there) in
@@ -130,6 +134,7 @@ impl MadeInstances {
             let count = next.made.len() + next.unfinished.len() + there.devices.len();
             match &there.devices[..] {
                 _ if count >= MAX_INSTANCES => break,
+                all if all.iter().any(|uuid| of_kubelet.contains(uuid)) => {}
                 [] if next.unfinished.iter().any(is_known) => {}
                 [] => next.unfinished.push(gpu.begun(there)),
                 all => next.made.extend(all.iter().map(|uuid| (uuid.clone(), gpu.uuid.clone()))),

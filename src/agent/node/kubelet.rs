@@ -19,6 +19,7 @@ use hyper::{HeaderMap, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::api::condition::DeviceFault;
@@ -65,6 +66,7 @@ pub enum KubeletError {
 pub struct KubeletDevices {
     socket: PathBuf,
     known: Arc<Mutex<Known>>,
+    owned: watch::Sender<Option<BTreeSet<String>>>,
 }
 
 /// The last known state.
@@ -79,7 +81,12 @@ struct Known {
 impl KubeletDevices {
     /// A handle for the service at `socket`. It knows nothing before the first call.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), known: Arc::default() }
+        Self { socket: socket.into(), known: Arc::default(), owned: watch::Sender::new(None) }
+    }
+
+    /// UUIDs of the devices that kubelet hands out, now and later; `None` before it is known which these are.
+    pub fn owned(&self) -> watch::Receiver<Option<BTreeSet<String>>> {
+        self.owned.subscribe()
     }
 
     /// Calls once. Without a socket kubelet has no devices; other failures keep the last state.
@@ -96,6 +103,9 @@ impl KubeletDevices {
                 | KubeletError::Refused { .. }
                 | KubeletError::Malformed,
             ) => {}
+        }
+        if matches!(&answer, Ok(_) | Err(KubeletError::Absent)) {
+            self.owned.send_replace(Some(known.devices.clone()));
         }
         if known.logged.as_ref() != Some(&answer) {
             let socket = self.socket.display();

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nvml_wrapper::Nvml;
+use tokio::sync::watch;
 
 use crate::agent::gpu::probe::ProbeError;
 use crate::agent::mig::attempts::Attempts;
@@ -36,8 +37,18 @@ pub struct MigMaker {
     clock: Clock,
     attempts: Attempts,
     profiles: KnownProfiles,
-    /// Whether it has yet to take over what others made.
-    is_to_adopt: bool,
+    adoption: Adoption,
+}
+
+/// Whose instances it has yet to take over.
+#[derive(Debug)]
+enum Adoption {
+    /// None.
+    Done,
+    /// Those on all GPUs but the devices that kubelet hands out, once these are known.
+    All(watch::Receiver<Option<BTreeSet<String>>>),
+    /// Those on these GPUs, which have not answered yet.
+    Rest(BTreeSet<String>, watch::Receiver<Option<BTreeSet<String>>>),
 }
 
 /// One half of a round: what to remove, or what to make.
@@ -61,14 +72,14 @@ impl MigMaker {
             clock,
             attempts: Attempts::default(),
             profiles: KnownProfiles::new(),
-            is_to_adopt: false,
+            adoption: Adoption::Done,
         }
     }
 
-    /// Takes over the instances first that others have made, if `adopts`.
+    /// Takes over the instances first that others have made, but those that kubelet hands out.
     #[must_use]
-    pub fn adopting(self, adopts: bool) -> Self {
-        Self { is_to_adopt: adopts, ..self }
+    pub fn adopting(self, kubelets: watch::Receiver<Option<BTreeSet<String>>>) -> Self {
+        Self { adoption: Adoption::All(kubelets), ..self }
     }
 
     /// Runs forever.
@@ -98,43 +109,49 @@ impl MigMaker {
 
     /// Carries out what is ordered now. Returns the time until the next look.
     fn round(&mut self) -> Duration {
-        if self.is_to_adopt {
-            match self.adopt() {
-                Ok(()) => self.is_to_adopt = false,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot take over MIG instances of others, trying again");
-                    return LOOK_EVERY;
-                }
-            }
+        if let Err(error) = self.adopt() {
+            tracing::warn!(%error, "cannot take over MIG instances of others, trying again");
         }
+        let longest_without_orders = match self.adoption {
+            Adoption::Done => LOOK_WITHOUT_ORDERS,
+            Adoption::All(_) | Adoption::Rest(..) => LOOK_EVERY,
+        };
         loop {
             let orders = self.on_demand.orders();
             let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
             if !has_orders && self.on_demand.made().unfinished().is_empty() {
                 self.settle(&BTreeSet::new());
-                return LOOK_WITHOUT_ORDERS;
+                return longest_without_orders;
             }
             match self.obey(&orders) {
                 Ok(Ended::Overtaken) => continue,
                 Ok(Ended::Done) => {}
                 Err(error) => self.fail_all(&orders, &error),
             }
-            let longest = if has_orders { LOOK_EVERY } else { LOOK_WITHOUT_ORDERS };
+            let longest = if has_orders { LOOK_EVERY } else { longest_without_orders };
             let now = self.clock.now();
             let again = self.attempts.next().map(|at| at.since(now).max(Duration::from_millis(1)));
             return again.map_or(longest, |again| again.min(longest));
         }
     }
 
-    /// Takes over the instances that others have made.
+    /// Takes over the instances that others have made on the GPUs that answer. Orders are obeyed meanwhile.
     fn adopt(&mut self) -> Result<(), String> {
+        let (kubelets, rest) = match &self.adoption {
+            Adoption::Done => return Ok(()),
+            Adoption::All(kubelets) => (kubelets.clone(), None),
+            Adoption::Rest(rest, kubelets) => (kubelets.clone(), Some(rest)),
+        };
+        let of_kubelet = kubelets.borrow().clone();
+        let of_kubelet = of_kubelet.ok_or("kubelet has not said yet which devices it hands out")?;
         let nvml = open(&self.library).map_err(|error| error.to_string())?;
         let layouts = instances::layouts(&nvml, &mut self.profiles);
-        let layouts = layouts.map_err(|error| error.to_string())?;
-        if let Some((gpu, error)) = layouts.unread.first_key_value() {
-            return Err(format!("GPU `{gpu}` does not answer: {error}"));
+        let mut layouts = layouts.map_err(|error| error.to_string())?;
+        if let Some(rest) = rest {
+            layouts.gpus.retain(|gpu| rest.contains(&gpu.uuid));
+            layouts.unread.retain(|gpu, _| rest.contains(gpu));
         }
-        let count = self.on_demand.made().adopt(&layouts.gpus);
+        let count = self.on_demand.made().adopt(&layouts.gpus, &of_kubelet);
         let count = count.map_err(|error| error.to_string())?;
         if count > 0 {
             tracing::info!(
@@ -143,7 +160,13 @@ impl MigMaker {
             );
             self.on_demand.note_change();
         }
-        Ok(())
+        let Some((gpu, error)) = layouts.unread.first_key_value() else {
+            self.adoption = Adoption::Done;
+            return Ok(());
+        };
+        let error = format!("GPU `{gpu}` does not answer: {error}");
+        self.adoption = Adoption::Rest(layouts.unread.into_keys().collect(), kubelets);
+        Err(error)
     }
 
     /// Removes and then makes, with one look at the instances before each.

@@ -204,18 +204,21 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         (None, Some(node)) => {
             let pods = PodsByProcess::new(args.proc_root);
             let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
+            let kubelet = KubeletDevices::new(args.kubelet_socket);
+            kubelet.refresh().await; // before any pod can be placed there
+            tokio::spawn(kubelet.clone().run());
             if let Some(mig) = mig {
                 probe = probe.with_mig(mig.clone());
-                let maker = MigMaker::new(args.nvml_library, mig, clock).adopting(args.mig_adopt);
+                let mut maker = MigMaker::new(args.nvml_library, mig, clock);
+                if args.mig_adopt {
+                    maker = maker.adopting(kubelet.owned());
+                }
                 tokio::spawn(maker.run());
             }
             if let Some(daemons) = &daemons {
                 probe = probe.with_mps(daemons.clone());
             }
             let loops = daemons.map(|daemons| daemons.start());
-            let kubelet = KubeletDevices::new(args.kubelet_socket);
-            kubelet.refresh().await; // before any pod can be placed there
-            tokio::spawn(kubelet.clone().run());
             let result = run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await;
             if let Some(loops) = loops {
                 loops.end().await;

@@ -68,6 +68,7 @@ pub(crate) async fn restoring(app: &Arc<App>) {
         if look.is_multiple_of(LOOKS_PER_SWEEP) {
             let is_held = |uid: &PodUid| app.ledger.reservation(uid).is_some();
             app.edits.written().retain(|uid, _| is_held(uid));
+            app.moves.sweep(is_held);
         }
     }
 }

@@ -36,6 +36,9 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Pause before a write that failed is tried again.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(500);
 
+/// Pause before a restart that was refused is tried again.
+const TRY_SLOWLY: Duration = Duration::from_secs(5);
+
 /// How long one task stays with a move. Then the next tick begins another one.
 pub(crate) const STAY_FOR: Duration = Duration::from_secs(60);
 
@@ -117,7 +120,10 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         Err(next) => return next,
     };
     let Some(container) = &seen.gpu_container else {
-        return failed(app, pod, NO_RESTART);
+        return match guest.leaving {
+            None => failed(app, pod, NO_RESTART),
+            Some(_) => count_on_both(app, pod, NO_RESTART),
+        };
     };
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let shows_move =
@@ -285,7 +291,10 @@ async fn restart(
             tell_moved(app, known);
             Next::After(LOOK_AGAIN)
         }
-        Resized::Undecided => Next::After(TRY_AGAIN),
+        Resized::Undecided => {
+            app.moves.moved(&known.pod.uid, app.clock.now()); // it may have arrived
+            Next::After(TRY_AGAIN)
+        }
         Resized::Not(next) => next,
         Resized::Refused(fault) => {
             let Some(leaving) = &known.guest.leaving else { return Next::Done };
@@ -346,7 +355,7 @@ async fn take_back(
         container.is_some_and(|it| it.is_running && *it.id == *leaving.container)
     };
     if !is_same(seen) {
-        return Next::After(TRY_AGAIN);
+        return count_on_both(app, known.pod, fault);
     }
     let placement = (&known.placement(None), least_at_start(app, known.held));
     match known.write(app, cluster, placement, &seen.resource_version).await {
@@ -371,11 +380,16 @@ fn pending_resize(pod: &Pod) -> Option<String> {
     Some(shown(&format!("{reason}: {message}")))
 }
 
-/// The pods that are being bound to a device, for people.
-pub(crate) fn names(app: &App, node: &str, device: &DeviceId) -> String {
-    let names = app.ledger.binding_on(node, device);
-    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-    if names.is_empty() { "another pod".to_owned() } else { names.join(", ") }
+/// The pods that are being bound to a device, for those who may see pods of a namespace.
+pub(crate) fn names(app: &App, node: &str, device: &DeviceId, namespace: &str) -> String {
+    let pods = app.ledger.binding_on(node, device);
+    let own = pods.iter().filter(|pod| pod.namespace() == namespace).map(ToString::to_string);
+    let own: Vec<String> = own.collect();
+    match (own.is_empty(), pods.is_empty()) {
+        (false, _) => own.join(", "),
+        (true, false) => "a pod of another namespace".to_owned(),
+        (true, true) => "another pod".to_owned(),
+    }
 }
 
 fn tell_moved(app: &App, known: &Known<'_>) {
@@ -383,7 +397,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
     let (node, from) = (&held.placement.node, &guest.on);
     let home = held.placement.devices.first().map(|placed| &placed.id);
     let Some(home) = home else { return };
-    let needed_by = names(app, node.as_str(), from);
+    let needed_by = names(app, node.as_str(), from, pod.namespace());
     tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to = %home, needed_by, "moved home");
     let note = format!(
         "moved from {from} to {home} on node {node}, which it is allocated, because {needed_by} needs \
@@ -406,15 +420,65 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
     Next::After(LOOK_AGAIN)
 }
 
-/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both.
+/// Notes that a guest cannot be moved now of which it is not known where it runs: its container has started
+/// since its move was written, and may not have seen that. It counts on both GPUs until it is restarted.
+fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
+    if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
+        app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
+        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it counts on two GPUs");
+        let note = format!(
+            "it cannot be moved now, and counts on both GPUs until its container is restarted: {fault}; check \
+             `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
+        );
+        app.tell(pod, NoticeReason::GpuMoveFailed, note);
+    }
+    // Not before the pod has gone that needed the room.
+    match app.ledger.settle_guest(&pod.uid) {
+        true => Next::After(TRY_SLOWLY),
+        false => Next::After(TRY_AGAIN),
+    }
+}
+
+/// Tries again to restart a guest that counts on both GPUs.
+async fn try_slowly(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    (known, leaving): (&Known<'_>, &Move),
+    Read { seen, pending, .. }: &Read,
+) -> Next {
+    let uid = &known.pod.uid;
+    let Some(container) = seen.gpu_container.as_ref().filter(|_| pending.is_none()) else {
+        return Next::After(TRY_SLOWLY);
+    };
+    if container.cpu_milli == leaving.cpu_milli {
+        match resize(cluster, (known.pod, known.key), seen).await {
+            Resized::Accepted | Resized::Undecided => app.moves.moved(uid, app.clock.now()),
+            Resized::Not(next) => return next,
+            Resized::Refused(_) => return Next::After(TRY_SLOWLY),
+        }
+    }
+    app.ledger.goes_on(uid);
+    app.moves.unstick(uid);
+    Next::After(LOOK_AGAIN)
+}
+
+/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both. In a pool that restarts
+/// pods at rest it stays so: it may never have started where it is a guest.
 async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    let Read { seen, annotations, .. } = match read(cluster, pod, key).await {
+    if guest.leaving.is_none() && app.ledger.respreads_on(&held.placement.node) {
+        return Next::After(TRY_SLOWLY);
+    }
+    let read = match read(cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
+    let Read { seen, annotations, .. } = &read;
+    let known = Known { pod, key, held: &held, guest: &guest, annotations };
+    if let Some(leaving) = &guest.leaving {
+        return try_slowly(app, cluster, (&known, leaving), &read).await;
+    }
     let placement = (&held.settled_placement(), least_at_start(app, &held));
     match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => {

@@ -5,12 +5,14 @@
 //! other at any time, and runs at home until then: so a process that stops in between leaves a guest like any other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::control::bind::client_limits::least_at_start;
 use crate::control::bind::recall::{
     Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, read, resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
@@ -19,12 +21,39 @@ use crate::ledger::change::spread::Respread;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{Move, Reservation, ReservationState};
 
+/// After the first write was taken back: how long the status of the pod is watched. A container may have started
+/// elsewhere before, of which kubelet tells only then.
+const WATCHED_FOR: Duration = Duration::from_secs(5);
+
 /// What this task has begun to write.
 struct Begun {
     /// The container before, with its CPU request.
     before: Move,
     /// Whether kubelet is to restart it.
     is_ordered: bool,
+    /// When the first write was taken back, and why.
+    taken_back: Option<(Timestamp, String)>,
+}
+
+/// A restart that goes on. Ends when it is dropped, also after a panic.
+struct Task<'a> {
+    app: &'a Arc<App>,
+    chosen: &'a Respread,
+    /// The version of the pod for which the first write was sent, unless it is known not to have arrived.
+    sent: Option<String>,
+    begun: Option<Begun>,
+}
+
+impl Drop for Task<'_> {
+    fn drop(&mut self) {
+        let (app, uid) = (self.app, &self.chosen.pod.uid);
+        match self.sent.is_none() && app.leading.is_here() {
+            true => app.ledger.stay_home(uid), // nothing is written
+            // Whatever came of it: from now on lists say where it runs.
+            false => app.ledger.moved_out(uid),
+        }
+        app.moves.end_respread(uid);
+    }
 }
 
 /// Restarts of each node the pod that gains most, each in a task of its own.
@@ -36,36 +65,22 @@ pub(crate) fn respread(app: &Arc<App>) {
     for chosen in app.moves.begin_respreads(&app.ledger, app.clock.now()) {
         let worker = Arc::clone(app);
         app.outside.spawn(async move {
-            let _ends = Ends { app: &worker, chosen: &chosen };
-            carry_out(&worker, &chosen).await;
+            let mut task = Task { app: &worker, chosen: &chosen, sent: None, begun: None };
+            carry_out(&mut task).await;
         });
     }
 }
 
-/// Ends a task, also one that panics.
-struct Ends<'a> {
-    app: &'a App,
-    chosen: &'a Respread,
-}
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        // Whatever came of it: from now on lists say where it runs.
-        self.app.ledger.moved_out(&self.chosen.pod.uid);
-        self.app.moves.end_respread(&self.chosen.pod.uid);
-    }
-}
-
-async fn carry_out(app: &Arc<App>, chosen: &Respread) {
+async fn carry_out(task: &mut Task<'_>) {
+    let Task { app, chosen, .. } = *task;
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(&chosen.pod) else { return };
     let began = app.clock.now();
     if !app.ledger.lend(chosen, began) {
         return;
     }
-    let mut begun = None;
     while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(app, cluster, (chosen, &key), &mut begun).await {
+        match step(task, cluster, &key).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -83,12 +98,8 @@ fn still_chosen(app: &App, chosen: &Respread) -> Option<Reservation> {
     is_it.then_some(held)
 }
 
-async fn step(
-    app: &Arc<App>,
-    cluster: &ClusterTruth,
-    (chosen, key): (&Respread, &PodKey),
-    begun: &mut Option<Begun>,
-) -> Next {
+async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next {
+    let Task { app, chosen, .. } = *task;
     let pod = &chosen.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
@@ -96,89 +107,127 @@ async fn step(
         Ok(read) => read,
         Err(next) => return next,
     };
+    if app.is_of_later(cluster, &seen) {
+        return Next::Done;
+    }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
+    let is_taken_back = task.begun.as_ref().is_some_and(|begun| begun.taken_back.is_some());
+    if !is_written && !is_taken_back {
+        task.sent.take_if(|version| *version != seen.resource_version); // it did not arrive
+    }
     let (Some(container), Some(guest)) = (&seen.gpu_container, &held.placement.guest) else {
-        return give_up(app, chosen, NO_RESTART);
+        // Once written, it may have started elsewhere.
+        return if task.sent.is_some() { Next::Done } else { give_up(app, chosen, NO_RESTART) };
     };
     let known = Known { pod, key, held: &held, guest, annotations: &annotations };
-    let Begun { before, is_ordered } = begun.get_or_insert_with(|| {
-        let id = container.id.as_str().into();
-        Begun { before: Move { container: id, cpu_milli: container.cpu_milli }, is_ordered: false }
+    let begun = task.begun.get_or_insert_with(|| {
+        let before =
+            Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
+        Begun { before, is_ordered: false, taken_back: None }
     });
-    let is_resized = container.cpu_milli != before.cpu_milli;
-    if !is_written && !*is_ordered {
-        return write(app, cluster, (chosen, &known), &seen, begun).await;
+    let is_same = container.is_running && *container.id == *begun.before.container;
+    if let Some((at, fault)) = begun.taken_back.clone() {
+        if !is_same {
+            return write_again(app, cluster, &known, &seen).await;
+        }
+        let is_over = app.clock.now().since(at) >= WATCHED_FOR;
+        return if is_over { give_up(app, chosen, &fault) } else { Next::After(TRY_AGAIN) };
+    }
+    if !is_written && !begun.is_ordered {
+        return write(task, cluster, &known, &seen).await;
     }
     // Also one that crashed: then it has started elsewhere, too.
-    if container.has_left(before) || *container.id != *before.container {
+    if container.has_left(&begun.before) || *container.id != *begun.before.container {
         app.metrics.moved(MoveReason::Respread, MoveResult::Done);
         return Next::Done;
     }
-    if !is_resized {
-        return match resize(cluster, (pod, key), &seen).await {
+    let fault = if container.cpu_milli == begun.before.cpu_milli {
+        match resize(cluster, (pod, key), &seen).await {
             Resized::Accepted => {
-                *is_ordered = true;
+                begun.is_ordered = true;
                 app.moves.moved(&pod.uid, app.clock.now());
                 tell(app, chosen);
-                Next::After(LOOK_AGAIN)
+                return Next::After(LOOK_AGAIN);
             }
             Resized::Undecided => {
                 app.moves.moved(&pod.uid, app.clock.now()); // it may have arrived
-                Next::After(TRY_AGAIN)
+                return Next::After(TRY_AGAIN);
             }
-            Resized::Not(next) => next,
-            Resized::Refused(fault) => {
-                take_back(app, cluster, (chosen, &known), &seen, &fault).await
-            }
-        };
-    }
-    match pending {
-        Some(pending) => {
-            let fault = format!("kubelet does not carry out its resize: {pending}");
-            take_back(app, cluster, (chosen, &known), &seen, &fault).await
+            Resized::Not(next) => return next,
+            Resized::Refused(fault) => fault,
         }
-        None => Next::After(LOOK_AGAIN),
+    } else if let Some(pending) = pending {
+        format!("kubelet does not carry out its resize: {pending}")
+    } else {
+        return Next::After(LOOK_AGAIN);
+    };
+    // One that has ended starts elsewhere.
+    if is_same {
+        take_back(begun, (app, cluster), &known, &seen, fault).await
+    } else {
+        Next::After(TRY_AGAIN)
     }
 }
 
 /// The first write: from now on its container starts elsewhere.
 async fn write(
-    app: &Arc<App>,
+    task: &mut Task<'_>,
     cluster: &ClusterTruth,
-    (chosen, known): (&Respread, &Known<'_>),
+    known: &Known<'_>,
     seen: &SeenPod,
-    begun: &mut Option<Begun>,
 ) -> Next {
-    let uid = &chosen.pod.uid;
-    let placement = (&known.held.placement, app.ledger.at_start(uid));
-    match known.write(app, cluster, placement, &seen.resource_version).await {
-        PatchOutcome::Patched { .. } => Next::After(LOOK_AGAIN),
+    let Task { app, chosen, .. } = *task;
+    let placement = (&known.held.placement, app.ledger.at_start(&chosen.pod.uid));
+    let before = task.sent.replace(seen.resource_version.clone());
+    let next = match known.write(app, cluster, placement, &seen.resource_version).await {
+        PatchOutcome::Patched { .. } => return Next::After(LOOK_AGAIN),
+        PatchOutcome::Undecided { .. } => return Next::After(TRY_AGAIN),
         PatchOutcome::Gone => Next::Done,
-        PatchOutcome::Undecided { .. } => Next::After(TRY_AGAIN),
         PatchOutcome::Conflict => {
-            *begun = None;
+            task.begun = None;
             Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {
             give_up(app, chosen, &format!("refused with {code}: {message}"))
         }
-    }
+    };
+    task.sent = before;
+    next
 }
 
 /// Takes back the first write, since the second one has no effect: it stays at home.
 async fn take_back(
-    app: &Arc<App>,
-    cluster: &ClusterTruth,
-    (chosen, known): (&Respread, &Known<'_>),
+    begun: &mut Begun,
+    (app, cluster): (&Arc<App>, &ClusterTruth),
+    known: &Known<'_>,
     seen: &SeenPod,
-    fault: &str,
+    fault: String,
 ) -> Next {
     let home = known.held.placement.at_home();
     let placement = (&home, least_at_start(app, known.held));
     match known.write(app, cluster, placement, &seen.resource_version).await {
-        PatchOutcome::Patched { .. } => give_up(app, chosen, fault),
+        PatchOutcome::Patched { .. } => {
+            begun.taken_back = Some((app.clock.now(), fault));
+            Next::After(TRY_AGAIN)
+        }
         PatchOutcome::Gone => Next::Done,
+        PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
+            Next::After(TRY_AGAIN)
+        }
+    }
+}
+
+/// Writes once more that it is a guest: it may have started elsewhere before that was taken back.
+async fn write_again(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    known: &Known<'_>,
+    seen: &SeenPod,
+) -> Next {
+    let placement = (&known.held.placement, app.ledger.at_start(&known.pod.uid));
+    match known.write(app, cluster, placement, &seen.resource_version).await {
+        PatchOutcome::Patched { .. } | PatchOutcome::Gone => Next::Done,
         PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
             Next::After(TRY_AGAIN)
         }

@@ -193,7 +193,7 @@ async fn lower_limit(
 
 fn tell(app: &App, pod: &PodRef, debt: &Debt) {
     let Debt { node, device, borrowed, .. } = debt;
-    let needed_by = names(app, node.as_str(), device);
+    let needed_by = names(app, node.as_str(), device, pod.namespace());
     tracing::info!(pod_uid = %pod.uid, %pod, %node, %device, %borrowed, needed_by, "memory is taken back");
     let note = format!(
         "{borrowed} of {device} on node {node} are taken back that it uses above its request, because \

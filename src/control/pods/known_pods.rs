@@ -76,6 +76,14 @@ impl App {
         !self.other_placements.is_old(uid, pod.fence, now)
     }
 
+    /// Whether an earlier process last wrote where a bound pod runs, and this one has written nothing there.
+    pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
+        let (Truth::Cluster(cluster), uid) = (&self.truth, &pod.pod.uid) else { return false };
+        cluster.writer.fenced(pod) == Ordering::Less
+            && !self.moves.is_respread(uid)
+            && !self.edits.written().get(uid).is_some_and(|known| known.is_own)
+    }
+
     /// Lets pods be requeued again that a later process wrote last, once that process is gone.
     pub(crate) fn take_over_waiting(&self) {
         let old = self.other_fences.newly_old(self.clock.now());

@@ -60,7 +60,9 @@ impl Sink for App {
         };
         let fact = pod.fact(request);
         let protection = class.and_then(|class| class.protection);
-        let moves = MoveFact { is_of_other: !self.leading.is_here(), ..fact.moves };
+        let is_of_other = !self.leading.is_here();
+        let is_of_earlier = !is_of_other && self.is_of_earlier(pod);
+        let moves = MoveFact { is_of_other, is_of_earlier, ..fact.moves };
         PodFact { bound_by_us, moves, tenure: Tenure { protection, ..fact.tenure }, ..fact }
     }
 

@@ -41,11 +41,14 @@ pub(crate) struct Known {
     /// The mark of the placement that it was written with. The pod may get another placement, from
     /// a Binding of another process, if ours fails.
     pub(crate) placement: u64,
+    /// Whether this process has written it, or was about to.
+    pub(crate) is_own: bool,
 }
 
 impl Known {
+    /// What another process wrote.
     pub(crate) fn new(written: Written, placement: &Placement) -> Self {
-        Self { written, placement: placement_mark(placement) }
+        Self { written, placement: placement_mark(placement), is_own: false }
     }
 
     pub(crate) fn is_of(&self, placement: &Placement) -> bool {
@@ -78,7 +81,7 @@ impl Edits {
         annotations: &BTreeMap<String, String>,
     ) {
         if let Ok(Some(placement)) = decode(annotations, node) {
-            let known = Known::new(Written::of(annotations), &placement);
+            let known = Known { is_own: true, ..Known::new(Written::of(annotations), &placement) };
             self.written().insert(uid.clone(), known);
         }
     }

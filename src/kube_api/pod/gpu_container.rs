@@ -74,7 +74,9 @@ impl GpuContainer {
         let more = self.cpu_milli.checked_add(1);
         let mut all = if self.cpu_milli.is_multiple_of(2) { [less, more] } else { [more, less] };
         let before = moved.map(|moved| moved.cpu_milli);
-        all.sort_by_key(|cpu| cpu.is_some() && *cpu == before);
+        // Nor the one that runs: kubelet may not have seen the change before, and would restart nothing.
+        let is_last = |cpu: &Option<u64>| *cpu == before || *cpu == self.actual_cpu_milli;
+        all.sort_by_key(|cpu| cpu.is_some() && is_last(cpu));
         all.into_iter().flatten().map(move |cpu| (cpu, is_equal.then_some(cpu)))
     }
 }
@@ -174,6 +176,17 @@ mod tests {
             assert_eq!(seen.gpu_container.is_some(), is_movable, "{pod}");
             assert_eq!(seen.request.unwrap().unwrap().movable, movable, "{pod}");
         }
+    }
+
+    #[test]
+    fn a_container_is_not_resized_to_what_it_still_runs_with() {
+        let next = |cpu, actual| {
+            let seen = seen(cpu, "c1", "running", Some(actual));
+            seen.resized(None).next().map(|(cpu, _)| cpu)
+        };
+        assert_eq!(next("999m", "1000m"), Some(998), "kubelet has not seen 999 yet");
+        assert_eq!(next("1000m", "999m"), Some(1_001));
+        assert_eq!(next("999m", "999m"), Some(1_000));
     }
 
     #[test]

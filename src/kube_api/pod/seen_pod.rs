@@ -243,7 +243,7 @@ impl SeenPod {
             request,
             placement: self.placement.as_ref().ok().cloned().flatten(),
             bound_by_us: false,
-            moves: MoveFact { has_left: self.has_left(), is_of_other: false },
+            moves: MoveFact { has_left: self.has_left(), ..MoveFact::default() },
             tenure: Tenure {
                 priority: self.priority,
                 started_unix_seconds: self.started_unix_seconds,

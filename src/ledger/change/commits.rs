@@ -269,7 +269,10 @@ impl Ledger {
             let chosen = guests::to_give_back(node_state);
             let held = chosen.iter().filter_map(|uid| node_state.reservation(uid));
             // Of one that is on its way the container is restarted anyway.
-            let held = held.filter(|held| !held.is_going_home() && !held.is_arriving());
+            let held = held.filter(|held| {
+                let is_restarted = held.departure == Departure::Arrives { clean_lists: None };
+                !held.is_going_home() && !is_restarted
+            });
             all.extend(held.map(|held| held.pod.clone()));
         })
     }
@@ -363,6 +366,17 @@ impl Ledger {
             }
         });
         is_settling
+    }
+
+    /// Notes that such a pod, whose move home is written, is on its way after all.
+    pub fn goes_on(&self, uid: &PodUid) {
+        self.change_guest(uid, |node_state| node_state.goes_on(uid));
+    }
+
+    /// Whether pods at rest are restarted elsewhere on a node.
+    pub fn respreads_on(&self, node: &NodeName) -> bool {
+        let at = self.position(node.as_str());
+        at.is_some_and(|at| self.node_entry(at).read().rule().respread_after.is_some())
     }
 
     /// Notes that it is written where such a pod is allocated now, and returns the events of the room

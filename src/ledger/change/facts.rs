@@ -8,6 +8,7 @@ use std::time::Duration;
 use dashmap::Entry;
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::pool::PoolRule;
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;
 use crate::ledger::nodes::state::Ledger;
@@ -59,6 +60,9 @@ pub struct MoveFact {
     /// Whether another process moves pods, so that what is written counts. Of this process's own
     /// moves the ledger knows more than a watch that may be behind.
     pub is_of_other: bool,
+    /// Whether a process before this one, which acts, wrote it, and this one nothing yet: its watch may show only
+    /// now that the pod starts elsewhere.
+    pub is_of_earlier: bool,
 }
 
 impl Ledger {
@@ -169,7 +173,7 @@ impl Ledger {
             };
             match (held.filter(keeps), &fact.placement) {
                 (Some(held), written) => {
-                    let held = moved(fact, held, now);
+                    let held = moved(fact, held, node_state.rule(), now);
                     let is_known = |written: &Placement| is_written(written, &held.placement);
                     is_edited = !written.as_ref().is_some_and(is_known);
                     node_state.allocate(kept(fact, &held, node_state));
@@ -178,7 +182,8 @@ impl Ledger {
                     let request = fact.request.clone();
                     let request = request.or_else(|| held.and_then(|held| held.request.clone()));
                     let found = confirmed(fact, written.clone(), request);
-                    node_state.allocate(moved(fact, &found, now));
+                    let rule = node_state.rule();
+                    node_state.allocate(moved(fact, &found, rule, now));
                 }
                 (None, None) => {
                     let (name, host) = (fact.pod.name.clone(), fact.host);
@@ -357,7 +362,8 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
 }
 
 /// A reservation after what the pod shows about where it runs.
-fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
+fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> Reservation {
+    let may_be_moved = rule.respread_after.is_some() && held.may_borrow();
     let mut held = held.clone();
     let written = fact.placement.as_ref();
     if fact.moves.is_of_other
@@ -376,6 +382,17 @@ fn moved(fact: &PodFact, held: &Reservation, now: Timestamp) -> Reservation {
         let departure = Departure::Arrives { clean_lists: Some(0) };
         let departure = if written.guest.is_some() { departure } else { Departure::Stays };
         (held.placement.guest, held.departure) = (written.guest.clone(), departure);
+    }
+    if fact.moves.is_of_earlier
+        && may_be_moved
+        && let Some(written) = written
+        && held.placement.guest.is_none()
+        && written.at_home() == held.placement.at_home()
+        && starts_elsewhere(written, &held)
+    {
+        // Taken for an edit, it would start where nothing is counted for it.
+        held.placement.guest.clone_from(&written.guest);
+        held.departure = Departure::Arrives { clean_lists: Some(0) };
     }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());
@@ -410,7 +427,10 @@ fn starts_elsewhere(written: &Placement, held: &Reservation) -> bool {
     match (held.guest_on(), &written.guest) {
         (None, written) => is_staying(written),
         (Some(_), None) => is_staying(&held.placement.guest),
-        (Some(_), Some(_)) => false,
+        (Some(on), Some(guest)) => {
+            let is_other = guest.on != *on;
+            is_other && is_staying(&held.placement.guest) && is_staying(&written.guest)
+        }
     }
 }
 

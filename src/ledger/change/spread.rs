@@ -26,6 +26,9 @@ pub struct Respread {
     pub to: DeviceId,
 }
 
+/// How old the last list of a device may be, three lists.
+const RECENT: Duration = Duration::from_secs(15);
+
 impl Ledger {
     /// Of each node the pod that is best restarted as a guest, see [`guests::respread`]: it has used no GPU for as
     /// long as its pool says, and `may` says that it may be restarted after such a time.
@@ -92,9 +95,11 @@ fn respread(
         let samples = details.usage_samples.on(&home.device().id);
         let is_listed = samples.is_none_or(|on| on.pods.get(uid).is_some());
         let is_idle = details.usages.of(uid).is_some_and(|usage| usage.idle_for(now) >= after);
+        // Lists that cannot be read any more say nothing of now.
+        let is_recent = home.listed.is_some_and(|at| now.since(at) <= RECENT);
         let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
         // One whose use the driver cannot say is in no sample, and covers all that it has.
-        let is_at_rest = is_idle && !is_listed && home.covered(uid).mib() == 0
+        let is_at_rest = is_idle && is_recent && !is_listed && home.covered(uid).mib() == 0
             || mutated(Mutation::BusyPodRespread);
         is_at_rest && !is_ending && may(uid, after)
     };

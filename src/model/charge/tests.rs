@@ -181,3 +181,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_instance_that_a_name_of_a_model_means_is_paid_for() {
+    let of = |models: &[&str]| {
+        let alone = with(Amount::Memory(MemMib::new(64)), 1, models);
+        let (share, memory, ..) =
+            counts(&GpuRequest { isolation: Isolation::Hardware, ..alone.clone() });
+        let by_rule = counts(&GpuRequest { by_instance: true, ..alone });
+        assert_eq!((share, memory), (by_rule.0, by_rule.1), "{models:?}");
+        (share, memory)
+    };
+    let (smallest, whole) = ((142_858, 10_000), (1_000_000, 80_000));
+    for (models, expected) in [
+        (&[][..], smallest),
+        (&["H100"], smallest),
+        (&["NVIDIA A100-SXM4-80GB"], smallest),
+        (&["MIG 1g.10gb"], (142_858, 10_240)),
+        (&["NVIDIA H100 80GB HBM3 MIG 3g.40gb"], (428_572, 40_960)),
+        (&["MIG 7g.80gb"], (1_000_000, 81_920)),
+        (&["7g.80gb"], (1_000_000, 81_920)),
+        (&["H100", "MIG 7g.80gb"], (1_000_000, 81_920)),
+        (&["mig 9g"], whole),
+        (&["MIG 9g.900gb+me"], whole),
+    ] {
+        assert_eq!(of(models), expected, "{models:?}");
+    }
+    assert!(of(&["7g"]).0 == 1_000_000 && of(&["MIG"]).0 == 1_000_000);
+}

@@ -481,6 +481,19 @@ fn an_instance_of_others_stays_and_one_of_ours_goes_for_a_better_use() {
 }
 
 #[test]
+fn an_idle_instance_that_kubelet_hands_out_stays() {
+    let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 0, 1, true)]);
+    for (health, removed) in
+        [(Health::KubeletOwned, 0), (Health::Unhealthy, 0), (Health::Healthy, 1)]
+    {
+        let idle = DeviceUse { health, ..DeviceUse::idle(DeviceId::new("MIG-1").unwrap()) };
+        bed.node.observe(&[idle], Timestamp::START);
+        assert_eq!(bed.node.instance_orders().remove.len(), removed, "{health:?}");
+        assert_eq!(bed.fitting("4g.24gb"), 1 + removed);
+    }
+}
+
+#[test]
 fn nothing_is_made_in_other_pools_or_on_a_gpu_that_is_ill() {
     let mut bed = Bed::new(&[]);
     bed.node.share_by(PoolRule::default(), &mut bed.classes);

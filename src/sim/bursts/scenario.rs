@@ -426,7 +426,7 @@ impl Fleet {
             request: held.request.clone(),
             placement: Some(written),
             bound_by_us: true,
-            moves: MoveFact { has_left: true, is_of_other: false },
+            moves: MoveFact { has_left: true, ..MoveFact::default() },
             tenure: Tenure::default(),
         };
         let now_at = Timestamp::from_millis(now);

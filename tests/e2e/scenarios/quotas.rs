@@ -78,6 +78,12 @@ fn forms() -> Vec<(PodPlan, [u64; 3])> {
             [142_858, 5_000, 1],
         ),
         (
+            PodPlan::memory("p", 64)
+                .annotated("gpupack.dev/isolation", "hardware")
+                .annotated("gpupack.dev/gpu-model", "MIG 3g.20gb"),
+            [428_572, 20_480, 1],
+        ),
+        (
             PodPlan::fraction("p", "1").annotated("gpupack.dev/gpu-model", "A10"),
             [1_000_000, 20_000, 1],
         ),

@@ -157,7 +157,7 @@ impl Bed {
                 && live.cpu_milli != leaving.cpu_milli
                 && live.actual_cpu_milli == live.cpu_milli
         });
-        let moves = MoveFact { has_left, is_of_other };
+        let moves = MoveFact { has_left, is_of_other, is_of_earlier: false };
         let request = Some(live.request.clone().into());
         PodFact { request, moves, ..bound(uid.as_str(), &live.written) }
     }

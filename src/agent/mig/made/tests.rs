@@ -151,12 +151,13 @@ fn nothing_is_noted_where_the_file_cannot_be_written() {
 
 #[test]
 fn what_others_made_is_taken_over_and_known_after_a_restart() {
+    let none = BTreeSet::new();
     let folder = tempfile::tempdir().unwrap();
     let mut made = MadeInstances::read(folder.path(), boot(1));
     made.begin(work(1, true)).unwrap();
     let there = layout(&[(0, &["MIG-0"]), (1, &[]), (2, &[]), (3, &["MIG-3", "MIG-4"])]);
-    assert_eq!(made.adopt(&there).unwrap(), 4, "three instances, and the half at unit 2");
-    assert_eq!(made.adopt(&there).unwrap(), 0);
+    assert_eq!(made.adopt(&there, &none).unwrap(), 4, "three instances, and the half at unit 2");
+    assert_eq!(made.adopt(&there, &none).unwrap(), 0);
     assert_eq!(made.unfinished(), [work(1, true), work(2, false)]);
     let made = MadeInstances::read(folder.path(), boot(1));
     for (uuid, start) in [("MIG-0", 0), ("MIG-3", 3), ("MIG-4", 3)] {
@@ -165,7 +166,7 @@ fn what_others_made_is_taken_over_and_known_after_a_restart() {
     let mut outside = layout(&[(0, &["MIG-0"])]);
     outside[0].is_in_mig_mode = false;
     let mut made = MadeInstances::read(folder.path(), boot(2));
-    assert_eq!(made.adopt(&outside).unwrap(), 0);
+    assert_eq!(made.adopt(&outside, &none).unwrap(), 0);
     // Never more than the list may have.
     let names: Vec<String> = (0..=MAX_INSTANCES).map(|number| format!("MIG-{number}")).collect();
     let mut many = layout(&[]);
@@ -178,5 +179,16 @@ fn what_others_made_is_taken_over_and_known_after_a_restart() {
             devices: vec![name.clone()],
         })
         .collect();
-    assert!(made.adopt(&many).unwrap() < MAX_INSTANCES);
+    assert!(made.adopt(&many, &none).unwrap() < MAX_INSTANCES);
+}
+
+#[test]
+fn what_kubelet_hands_out_is_not_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut made = MadeInstances::read(folder.path(), boot(1));
+    let there = layout(&[(0, &["MIG-0"]), (3, &["MIG-3"])]);
+    let of_kubelet = BTreeSet::from(["MIG-3".to_owned()]);
+    assert_eq!(made.adopt(&there, &of_kubelet).unwrap(), 1);
+    let has_made = |uuid, start| made.has_made(&instance(uuid, start));
+    assert_eq!((has_made("MIG-0", 0), has_made("MIG-3", 3)), (true, false));
 }

@@ -57,6 +57,8 @@ mutations! {
     LeavingUseIgnored,
     /// What a list shows of a pod that is not known yet counts as used by others when it is.
     ListedUseForgotten,
+    /// The first write of a pod at rest is taken back whatever its container does.
+    TakenBackBlindly,
     /// A pod is moved to an idle GPU while it uses its own.
     BusyPodRespread,
     /// A placement is written over that of a later process.

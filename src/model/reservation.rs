@@ -262,6 +262,12 @@ impl Reservation {
         }
     }
 
+    /// Whether its container is restarted anyway, for a move that goes on. A pod that is not restarted elsewhere after
+    /// all may use its home for long.
+    pub fn is_being_restarted(&self) -> bool {
+        self.is_going_home() || self.departure == Departure::Arrives { clean_lists: None }
+    }
+
     /// Whether it is on its way from its home to where it is a guest.
     pub fn is_arriving(&self) -> bool {
         matches!(self.departure, Departure::Arrives { .. })

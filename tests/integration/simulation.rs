@@ -28,6 +28,7 @@ mod preempted;
 mod process;
 mod replica;
 mod requests;
+mod resting;
 mod scheduler;
 mod scheduling;
 mod settings;
@@ -145,6 +146,12 @@ enum What {
     LeaderEnds { life: u64, since: u64 },
     /// Somebody deletes a pod by force.
     Removed { uid: String },
+    /// The container of a pod ends, and the next one starts before anybody sees that.
+    EndsUnseen { uid: String },
+    /// Kubelet's status says that a container has ended, or that the next one runs.
+    Shown { uid: String, is_running: bool },
+    /// The CPU request of a pod can be changed again.
+    Resizable { uid: String },
     /// Patches of a pod are no longer refused.
     Allowed { uid: String },
 }
@@ -274,6 +281,8 @@ struct World {
     fits_since: BTreeMap<PodUid, u64>,
     /// Guests on their way home, and since when.
     leaving_since: BTreeMap<PodUid, u64>,
+    /// Since when a pod runs where it does not count.
+    uncounted: BTreeMap<String, u64>,
     /// Pods whose bind ended because guests had not left, and when the last one did.
     recalled_for: BTreeMap<String, u64>,
     looks_again: u64,
@@ -329,6 +338,7 @@ impl World {
             unused_since: None,
             fits_since: BTreeMap::new(),
             leaving_since: BTreeMap::new(),
+            uncounted: BTreeMap::new(),
             recalled_for: BTreeMap::new(),
             looks_again: 0,
             broken: None,
@@ -445,6 +455,9 @@ impl World {
             What::Ended { uid } => self.end_pod(&uid),
             What::LeaderEnds { life, since } => self.leader_ends(life, since),
             What::Removed { uid } => self.api.remove(&uid),
+            What::EndsUnseen { uid } => self.ends_unseen(&uid),
+            What::Shown { uid, is_running } => self.show_container(&uid, is_running),
+            What::Resizable { uid } => _ = self.api.unresizable.remove(&uid),
             What::Allowed { uid } => _ = self.api.denied.remove(&uid),
         }
     }

@@ -268,11 +268,7 @@ impl Ledger {
         self.named_on(node, |node_state, all| {
             let chosen = guests::to_give_back(node_state);
             let held = chosen.iter().filter_map(|uid| node_state.reservation(uid));
-            // Of one that is on its way the container is restarted anyway.
-            let held = held.filter(|held| {
-                let is_restarted = held.departure == Departure::Arrives { clean_lists: None };
-                !held.is_going_home() && !is_restarted
-            });
+            let held = held.filter(|held| !held.is_being_restarted());
             all.extend(held.map(|held| held.pod.clone()));
         })
     }

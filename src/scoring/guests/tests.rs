@@ -584,7 +584,12 @@ fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left(
     observe(&mut node, "A", &[]);
     observe(&mut node, "A", &[]);
     assert_eq!(runs(&node), [1, 1], "its container has not been restarted");
+    assert!(node.reservation(&uid).unwrap().is_being_restarted());
     node.moved_out(&uid);
+    assert!(
+        !node.reservation(&uid).unwrap().is_being_restarted(),
+        "it may use memory here for long"
+    );
     for (uses, running) in [(&[][..], [1, 1]), (&[("p", 5)], [1, 1]), (&[], [1, 1]), (&[], [0, 1])]
     {
         observe(&mut node, "A", uses);
@@ -599,5 +604,25 @@ fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left(
     // It is called home on its way.
     let mut node = moved_out();
     node.recall(std::slice::from_ref(&uid));
+    assert!(node.reservation(&uid).unwrap().is_going_home());
+}
+
+#[test]
+fn a_guest_that_cannot_be_restarted_counts_in_both_places_until_it_can() {
+    let uid = PodUid::new("p");
+    let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 500));
+    node.lend(&uid, DeviceId::new("B").unwrap());
+    node.goes_on(&uid);
+    assert_eq!(node.reservation(&uid).unwrap().departure, Departure::Stays);
+    node.write_move(&uid, Some(Move { container: "c".into(), cpu_milli: 10 }));
+    assert!(may_settle(&node, &uid));
+    node.settle_guest(&uid);
+    let allocated = |node: &NodeState| -> Vec<u64> {
+        node.devices().iter().map(|device| device.allocated().memory.mib()).collect()
+    };
+    assert_eq!(allocated(&node), [500, 500]);
+    node.goes_on(&uid);
+    assert_eq!(allocated(&node), [500, 0]);
     assert!(node.reservation(&uid).unwrap().is_going_home());
 }

@@ -206,6 +206,27 @@ fn lists_are_weighted_by_the_time_they_cover() {
     assert_eq!(usage.mean_load().map(Share::millionths), Some(mean));
 }
 
+#[test]
+fn a_pod_is_idle_only_while_lists_show_it() {
+    let ledger = tenanted();
+    let idle_for = |at| {
+        let usage = *ledger.details("n").usages.of(&uid("p")).unwrap();
+        usage.idle_for(seconds(at)).as_secs()
+    };
+    for at in (0..=600).step_by(5) {
+        list(&ledger, None, Some(0), at);
+    }
+    assert_eq!(idle_for(600), 600);
+    list(&ledger, None, Some(0), 630);
+    assert_eq!(idle_for(630), 630, "six lists may be lost");
+    list(&ledger, None, Some(0), 661);
+    assert_eq!(idle_for(671), 10, "nobody knows what it did meanwhile");
+    let mut seen = uses("A", &[]);
+    seen[0].processes = Some(vec![ProcessUse { pod: Some(uid("p")), memory: None }]);
+    note(&ledger, &seen, 700);
+    assert_eq!(idle_for(700), 0, "what it does is not known");
+}
+
 fn used(mib: u64, load: Option<u64>) -> Option<Used> {
     Some(Used { memory: MemMib::new(mib), load: load.map(Share::from_millionths) })
 }

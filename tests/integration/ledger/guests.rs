@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::{Borrow, PoolRule};
+use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule};
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::ledger::change::commits::ToPost;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
@@ -19,13 +20,15 @@ use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, Placement, ReservationState,
+    BorrowedMemory, Departure, Guest, Move, PlacedDevice, Placement, ReservationState,
 };
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::harness::ledger::{DEVICE_MIB, bound, gpus, host, pod, request_of, restarted};
+use crate::harness::ledger::{
+    DEVICE_MIB, add_node, bound, device_id, fraction, gpus, host, pod, request_of, restarted,
+};
 
 const NODES: [&str; 2] = ["a", "b"];
 const GPUS: u32 = 3;
@@ -628,5 +631,45 @@ fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
     let memory = ["borrowed", "gave back", "kept", "waited for memory"];
     for what in moves.iter().chain(&memory) {
         assert!(counts.contains_key(*what), "{what} was never tried: {counts:?}");
+    }
+}
+
+/// A process that takes over may see only then what the one before wrote. As an edit that would be written back,
+/// and the pod would start where nothing is counted for it.
+#[test]
+fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
+    let (uid, at) = (PodUid::new("p"), Timestamp::START);
+    let on = |ledger: &Ledger| ledger.reservation(&uid).unwrap().placement.guest;
+    for (is_of_earlier, respread_after, is_movable, counts) in [
+        (true, Some(Duration::from_secs(60)), true, true),
+        (false, Some(Duration::from_secs(60)), true, false),
+        (true, None, true, false),
+        (true, Some(Duration::from_secs(60)), false, false),
+    ] {
+        let rule = PoolRule { borrow: Borrow::Compute, respread_after, ..PoolRule::default() };
+        let ledger = restarted(0, rule);
+        add_node(&ledger, "a", &gpus("a", GPUS, "A100", DEVICE_MIB), at);
+        ledger.see_node(&NodeName::new("a"), host(), PoolName::new("p"));
+        ledger.set_listed(at);
+        let movable = if is_movable { Movable::Restart } else { Movable::Never };
+        let request = GpuRequest { movable, ..GpuRequest::one(fraction(500_000)) };
+        let demand = Demand { memory: MemMib::new(5_000), share: Share::from_millionths(500_000) };
+        let home = Placement {
+            node: NodeName::new("a"),
+            devices: vec![PlacedDevice { id: device_id("a-0"), demand }],
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+            spots: Vec::new(),
+        };
+        let guest = Some(Guest { on: device_id("a-1"), leaving: None });
+        let elsewhere = Placement { guest: guest.clone(), ..home.clone() };
+        let fact = |placement: &Placement, moves| PodFact {
+            request: Some(request.clone().into()),
+            moves,
+            ..bound("p", placement)
+        };
+        ledger.see_pod(&fact(&home, MoveFact::default()), at);
+        ledger.see_pod(&fact(&elsewhere, MoveFact { is_of_earlier, ..MoveFact::default() }), at);
+        assert_eq!(on(&ledger), if counts { guest } else { None });
     }
 }

@@ -77,6 +77,9 @@ pub(super) struct Container {
     pub(super) actual_cpu_milli: u64,
     /// Whether kubelet says that it does not carry out a change of it now.
     pub(super) is_pending: bool,
+    /// What kubelet's status says of `starts`, and whether it says that the container has ended.
+    pub(super) shown: u64,
+    pub(super) has_ended: bool,
 }
 
 impl Pod {
@@ -161,16 +164,18 @@ impl Pod {
         }
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
-        let Container { starts, cpu_milli, actual_cpu_milli, is_pending } = self.container;
+        let Container { cpu_milli, actual_cpu_milli, is_pending, shown, has_ended, .. } =
+            self.container;
         let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
         let mut status = json!({});
         if self.restarts_on_resize() {
             spec["containers"][0]["resources"] = amount(cpu_milli);
             spec["containers"][0]["resizePolicy"] =
                 json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
-            if starts > 0 {
+            if shown > 0 {
+                let state = if has_ended { "waiting" } else { "running" };
                 status["containerStatuses"] = json!([{"name": "main",
-                    "containerID": format!("c{starts}"), "state": {"running": {}},
+                    "containerID": format!("c{shown}"), "state": {state: {}},
                     "resources": amount(actual_cpu_milli)}]);
             }
             if is_pending {
@@ -226,6 +231,8 @@ pub(super) struct Api {
     pub(super) now: u64,
     /// Pods whose patches are refused, with the status.
     pub(super) denied: BTreeMap<String, u16>,
+    /// Pods whose CPU request cannot be changed.
+    pub(super) unresizable: BTreeSet<String>,
     /// Whether evictions are refused because of a disruption budget.
     pub(super) has_budget: bool,
     /// Pods that a request of gpupack evicted or deleted.
@@ -237,10 +244,9 @@ impl Api {
         let pod = Pod {
             annotations: of.annotations.clone(),
             container: Container {
-                starts: 0,
                 cpu_milli: of.cpu * 1_000,
                 actual_cpu_milli: of.cpu * 1_000,
-                is_pending: false,
+                ..Container::default()
             },
             of,
             created,
@@ -381,6 +387,9 @@ impl Api {
     fn resize(&mut self, uid: &str, patch: &Value) -> (u16, String) {
         if let Some(code) = self.denied.get(uid) {
             return refusal(*code, "a webhook refuses it");
+        }
+        if self.unresizable.contains(uid) {
+            return refusal(403, "exceeded quota");
         }
         let pod = self.pods.get_mut(uid).expect("found above");
         let metadata = &patch["metadata"];

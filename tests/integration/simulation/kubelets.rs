@@ -141,6 +141,7 @@ impl World {
         };
         let is_resized = process.restarts.take().is_some_and(|at| at <= now);
         pod.container.starts += 1;
+        (pod.container.shown, pod.container.has_ended) = (pod.container.starts, false);
         let before = process.devices.clone();
         for (device, (id, ..)) in process.devices.iter_mut().zip(pod.written()) {
             device.0 = id;
@@ -208,7 +209,7 @@ impl World {
         self.processes.insert(uid.to_owned(), process);
         self.begins(uid);
         if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.restarts_on_resize()) {
-            pod.container.starts = 1;
+            (pod.container.starts, pod.container.shown) = (1, 1);
             self.api.changed(uid);
         }
     }

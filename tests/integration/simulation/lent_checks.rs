@@ -129,6 +129,20 @@ fn shown(list: &BTreeMap<String, u64>, uid: &str) -> u64 {
     list.get(uid).copied().unwrap_or_default()
 }
 
+impl Seen {
+    /// Whether a request is the first write of a process that restarts a pod at rest.
+    pub(super) fn begins_elsewhere(
+        &self,
+        life: u64,
+        uid: &str,
+        request: &Request<Vec<u8>>,
+    ) -> bool {
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let is_begun = self.spreads.contains_key(&(life, uid.to_owned()));
+        is_begun && written_placement(&body)["home"].is_array()
+    }
+}
+
 impl Replica {
     /// Notes the lists of a report that is taken.
     pub(super) fn note_lists(&mut self, report: &str, now: u64) {
@@ -504,7 +518,8 @@ fn requested_on(held: &Reservation, id: &str) -> u64 {
     let is_ending = matches!(held.state, ReservationState::Draining { .. });
     let runs_on = held.placement.runs_on();
     let is_here = runs_on.iter().any(|on| on.as_str() == id);
-    let comes = held.is_going_home() || is_ending;
+    // One that moves out may still come back.
+    let comes = held.is_going_home() || held.is_arriving() || is_ending;
     let placed = held.placement.devices.iter();
     let placed = placed.filter(|it| is_here || comes && it.id.as_str() == id);
     placed.map(|it| it.demand.memory.mib()).max().unwrap_or_default()

@@ -246,6 +246,13 @@ impl World {
             let version = self.api.pods.get(uid).map_or(0, |pod| pod.version);
             self.written.insert((life, uid.clone()), version);
         }
+        if code == 200
+            && self.settings.respreads
+            && let Some(uid) = &uid
+            && self.lent.begins_elsewhere(life, uid, request)
+        {
+            self.first_write(uid);
+        }
         if let Some(uid) = &uid {
             match resize {
                 Some(kind) => self.resized(life, uid, kind, code),

@@ -764,6 +764,17 @@ impl NodeState {
         Some((u64::from(covered.count_ones()) * Share::WHOLE.millionths()).div_ceil(whole))
     }
 
+    /// Whether a position of [`NodeState::rooms`] is that of an instance on a GPU where another one could not be
+    /// made a short time ago.
+    pub fn is_doubtful(&self, position: usize) -> bool {
+        let spot = position.checked_sub(self.devices.len()).and_then(|at| self.spots.get(at));
+        let Some(SpotDevice { makeable, .. }) = spot.filter(|_| !self.failed.is_empty()) else {
+            return false;
+        };
+        let mut same = self.spots.iter().map(|it| &it.makeable);
+        same.any(|it| it.spot.gpu == makeable.spot.gpu && self.has_failed(&it.device.id))
+    }
+
     /// The ids of the spots where a MIG instance can be made now, beside all holds.
     pub fn open_spots(&self) -> impl Iterator<Item = &DeviceId> {
         let takes_pods = self.placeable().is_ok();

@@ -6,6 +6,9 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use gpupack::api::state::DeviceKind;
+use gpupack::hardware::device::ModelName;
+use gpupack::hardware::mig::Geometry;
+use gpupack::hardware::units::MemMib;
 use gpupack::report::wire::{DeviceReport, MigProfileReport};
 
 use crate::orders::Replica;
@@ -86,4 +89,38 @@ fn mig_instance_is_made_reported_and_removed() {
     assert_eq!(made.mig_profile.as_ref(), Some(&profile.profile));
     assert_eq!(made.mig_placement.map(|it| (it.start, it.size)), Some((start, profile.size)));
     assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+/// Reads only. The driver lists them in MIG mode and outside it.
+#[test]
+fn profiles_of_the_driver_are_those_of_the_table() {
+    let Some((probe, sample)) = first_sample("MIG profiles of a real GPU") else { return };
+    let listed = probe.listed_mig_profiles().unwrap();
+    for gpu in sample.inventory.iter().filter(|it| it.kind != DeviceKind::MigInstance) {
+        let model = ModelName::new(gpu.model.as_str());
+        let profiles = &listed[&gpu.uuid];
+        let Some(geometry) = Geometry::of(&model, MemMib::new(gpu.memory_mib)) else {
+            say(&format!("skipped: MIG profiles of {model} (the table does not have this model)"));
+            continue;
+        };
+        for known in geometry.profiles {
+            let found = profiles.iter().find(|it| it.profile == known.name);
+            let found = found.unwrap_or_else(|| panic!("no {}: {profiles:?}", known.name));
+            assert_eq!((&*found.starts, found.size), (known.starts, known.size), "{found:?}");
+            assert_eq!(found.sm_count, Some(known.multiprocessors), "{found:?}");
+            let apart = found.memory_mib.abs_diff(known.memory_mib);
+            assert!(apart * 50 <= known.memory_mib, "two drivers differ by less: {found:?}");
+            let mib = (known.memory_mib, found.memory_mib);
+            report(
+                &sample,
+                &format!("{}: the table has {} MiB, the driver {}", known.name, mib.0, mib.1),
+            );
+        }
+        let is_known = |it: &&MigProfileReport| {
+            let mut all = geometry.profiles.iter();
+            all.any(|known| it.profile.split('+').next() == Some(known.name))
+        };
+        let others: Vec<_> = profiles.iter().filter(|it| !is_known(it)).collect();
+        assert!(others.is_empty(), "not in the table: {others:?}");
+    }
 }

@@ -72,6 +72,21 @@ fn makeable(nvml: &Nvml, gpu: &Device<'_>) -> Result<Vec<NumberedProfile>, NvmlE
     Ok(all)
 }
 
+/// What the driver lists for each GPU, by UUID, whether it is in MIG mode or not.
+///
+/// # Errors
+/// [`ProbeError`] if a GPU cannot be read.
+pub(crate) fn listed(nvml: &Nvml) -> Result<KnownProfiles, ProbeError> {
+    let count = nvml.device_count();
+    let count = count.map_err(|error| library_error("count the GPUs", &error))?;
+    let of = |index| {
+        let gpu = nvml.device_by_index(index)?;
+        Ok((gpu.uuid()?, profiles(nvml, &gpu)?))
+    };
+    let all: Result<KnownProfiles, NvmlError> = (0..count).map(of).collect();
+    all.map_err(|error| library_error("list MIG profiles", &error))
+}
+
 /// What can be made on each GPU in MIG mode, by UUID; read once.
 pub(crate) type KnownProfiles = BTreeMap<String, Vec<NumberedProfile>>;
 

@@ -15,6 +15,7 @@ use nvml_wrapper::Nvml;
 use crate::agent::gpu::health::GpuHealth;
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::mig::on_demand::MigOnDemand;
+use crate::agent::mig::plan::NumberedProfile;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
 use crate::agent::nvml::library::LIBRARY;
@@ -23,7 +24,7 @@ use crate::agent::nvml::raw::EventSet;
 use crate::agent::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
 use crate::agent::nvml::trouble::{Trouble, unless_unsupported};
 use crate::agent::nvml::utilization::Utilization;
-use crate::agent::nvml::{details, library};
+use crate::agent::nvml::{details, instances, library};
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
@@ -340,6 +341,19 @@ impl Probe for NvmlProbe {
 }
 
 impl NvmlProbe {
+    /// The MIG profiles that the driver lists for each GPU, by UUID, in MIG mode or not.
+    ///
+    /// # Errors
+    /// [`ProbeError`] if they cannot be read.
+    #[doc(hidden)] // for tests on hardware
+    pub fn listed_mig_profiles(
+        &self,
+    ) -> Result<BTreeMap<String, Vec<MigProfileReport>>, ProbeError> {
+        let all = instances::listed(&library::open(&self.library)?)?;
+        let reports = |all: Vec<NumberedProfile>| all.into_iter().map(|it| it.report).collect();
+        Ok(all.into_iter().map(|(uuid, all)| (uuid, reports(all))).collect())
+    }
+
     /// Reads all devices; opens the library if necessary.
     fn take_sample(
         &mut self,

@@ -290,6 +290,36 @@ fn where_an_instance_could_not_be_made_none_is_for_a_minute() {
 }
 
 #[test]
+fn a_gpu_on_which_none_could_be_made_is_the_last_choice() {
+    let mut bed = Bed::new(&[]);
+    let cost = |bed: &Bed| {
+        let request = compiled_request("mig=1g.6gb", &bed.classes);
+        let mix = compiled("1 whole", &bed.node, &bed.classes);
+        let strategy = Strategy::Policy(Policy::BinPack);
+        let place = evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap();
+        match place.local_cost {
+            LocalCost::Ranked(cost) => cost.key(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let before = cost(&bed);
+    let failed = |start| Spot {
+        gpu: DeviceId::new("GPU-a").unwrap(),
+        profile: MigProfile::new("1g.6gb"),
+        start,
+    };
+    bed.node.note_failures([failed(0)], Timestamp::START);
+    assert_eq!(cost(&bed), before, "another GPU of the node");
+    for (pod, on) in [("p", "GPU-b/0/2g-12gb"), ("q", "GPU-b/2/2g-12gb"), ("r", "GPU-a/0/2g-12gb")]
+    {
+        assert_eq!(bed.place(pod, "mig=2g.12gb").unwrap(), on);
+    }
+    assert!(cost(&bed) > before << 1, "any other node comes first");
+    bed.node.expire(std::time::Duration::from_secs(3_600), Timestamp::from_millis(60_000));
+    assert!(cost(&bed) <= before << 1);
+}
+
+#[test]
 fn more_important_pods_take_a_place_that_several_others_cover() {
     let mut bed = Bed::new(&[]);
     for pod in ["a", "b", "c", "d"] {

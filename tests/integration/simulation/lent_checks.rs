@@ -404,7 +404,9 @@ impl World {
     /// A write has reached the API server that may lower the limit of a pod.
     pub(super) fn limited(&mut self, life: u64, uid: &str, request: &Request<Vec<u8>>, code: u16) {
         let is_limit = || String::from_utf8_lossy(request.body()).contains(MPS_MEMORY);
-        if matches!(code, 403 | 422) && request.method() == "PATCH" && is_limit() {
+        // One of an older version is refused, too, before its version is looked at.
+        let is_resize = request.uri().path().ends_with("/resize");
+        if matches!(code, 403 | 422) && request.method() == "PATCH" && (is_resize || is_limit()) {
             self.lent.refused.insert((life, uid.to_owned()));
         }
     }

@@ -995,7 +995,8 @@ impl NodeState {
             neighbors: NeighborIsolation::default(),
             is_covered: false,
         };
-        let is_closed = divided.places.contains(&(gpu, profile, *start))
+        let is_closed = divided.unread.contains(gpu)
+            || divided.places.contains(&(gpu, profile, *start))
             || self.failed.contains_key(&device.id)
             || divided.covers(gpu, profile, *slot);
         if is_closed { closed(room) } else { room }
@@ -1010,6 +1011,8 @@ fn closed(room: Room) -> Room {
 #[derive(Default)]
 struct Divided<'a> {
     health: BTreeMap<&'a DeviceId, Health>,
+    /// Those that a report has yet to name: it may show instances that an earlier leader ordered.
+    unread: BTreeSet<&'a DeviceId>,
     /// By GPU: the units that instances cover which stay, and whether one has the media engines.
     covered: BTreeMap<&'a DeviceId, (u32, bool)>,
     /// Where instances lie that are offered as devices: GPU, profile and first unit.
@@ -1021,7 +1024,9 @@ impl<'a> Divided<'a> {
         let mut divided = Self::default();
         for device_state in devices {
             let DeviceKind::MigInstance { parent, profile } = &device_state.device.kind else {
-                divided.health.insert(&device_state.device.id, device_state.health);
+                let gpu = &device_state.device.id;
+                divided.health.insert(gpu, device_state.health);
+                divided.unread.extend(device_state.is_unread.then_some(gpu));
                 continue;
             };
             divided.places.extend(device_state.place().filter(|_| !device_state.is_leaving()));

@@ -49,7 +49,7 @@ impl Drop for Task<'_> {
     fn drop(&mut self) {
         let (app, uid) = (self.app, &self.chosen.pod.uid);
         match self.sent.is_none() && app.leading.is_here() {
-            true => app.ledger.stay_home(uid), // nothing is written
+            true => app.ledger.stay_home(self.chosen), // nothing is written
             // Whatever came of it: from now on lists say where it runs.
             false => app.ledger.moved_out(uid),
         }
@@ -240,7 +240,7 @@ async fn write_again(
 /// Notes that a pod stays at home, and cannot be moved.
 fn give_up(app: &App, chosen: &Respread, fault: &str) -> Next {
     let Respread { pod, home, .. } = chosen;
-    app.ledger.stay_home(&pod.uid);
+    app.ledger.stay_home(chosen);
     if app.moves.stick(&pod.uid) {
         app.metrics.moved(MoveReason::Respread, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved to an idle GPU: it stays where it is");

@@ -65,9 +65,19 @@ impl Ledger {
         self.change_guest(uid, |node_state| node_state.moved_out(uid));
     }
 
-    /// Notes that a pod stays at home that was to be restarted elsewhere: that is not written on it any more.
-    pub fn stay_home(&self, uid: &PodUid) {
-        self.change_guest(uid, |node_state| node_state.start_at_home(uid));
+    /// Notes that such a pod stays at home, unless it has become another guest since: that it is restarted
+    /// elsewhere is not written on it, or not any more.
+    pub fn stay_home(&self, chosen: &Respread) {
+        let uid = &chosen.pod.uid;
+        self.change_guest(uid, |node_state| {
+            let held = node_state.reservation(uid);
+            let guest = held.and_then(|held| held.placement.guest.as_ref());
+            let is_it = guest.is_some_and(|guest| guest.on == chosen.to && guest.leaving.is_none());
+            let is_under_way = held.is_some_and(|held| held.is_arriving() || held.is_going_home());
+            if is_it && is_under_way {
+                node_state.start_at_home(uid);
+            }
+        });
     }
 
     /// How many pods of each namespace may be restarted elsewhere.

@@ -523,6 +523,18 @@ fn an_idle_instance_that_kubelet_hands_out_stays() {
     }
 }
 
+/// An earlier leader may have ordered an instance there for a pod that has ended, and still runs.
+#[test]
+fn nothing_is_made_on_a_gpu_before_a_report_names_it() {
+    let mut bed = Bed::new(&[]);
+    bed.node.wait_for_use(&[]);
+    assert_eq!(bed.fitting("1g.6gb"), 0);
+    bed.node.observe(&[DeviceUse::idle(DeviceId::new("GPU-b").unwrap())], Timestamp::START);
+    assert_eq!(bed.fitting("1g.6gb"), 4);
+    bed.node.observe(&[DeviceUse::idle(DeviceId::new("GPU-a").unwrap())], Timestamp::START);
+    assert_eq!(bed.fitting("1g.6gb"), 8);
+}
+
 #[test]
 fn nothing_is_made_in_other_pools_or_on_a_gpu_that_is_ill() {
     let mut bed = Bed::new(&[]);

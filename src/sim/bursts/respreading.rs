@@ -101,7 +101,7 @@ mod tests {
             assert_eq!(chosen.len(), 1, "{number}");
             assert!(ledger.lend(&chosen[0], at(20)), "{number}");
             assert!(!ledger.lend(&chosen[0], at(20)), "it is on its way");
-            ledger.stay_home(&chosen[0].pod.uid);
+            ledger.stay_home(&chosen[0]);
         }
     }
 }

@@ -10,6 +10,7 @@ use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::{Departure, Placement, Reservation, ReservationState};
 
 use super::api::{Pod, Take};
+use super::faults::Fault;
 use super::nodes::Node;
 use super::replica::Replica;
 use super::requests::REQUEST_LOST;
@@ -46,6 +47,9 @@ const DRAINED_WITHIN: u64 = 15;
 /// Guests that are called home are there after this time, without faults: the restart of a container,
 /// what is left of the last one, and two reports, some of which are lost.
 const LEFT_WITHIN: u64 = 25_000;
+
+/// How long agents obey a term after its last reply.
+const TERM_COUNTS_FOR: u64 = 30_000;
 
 /// Most holds of one pod in a life: five, and those made when the watch shows a pod late.
 const MOST_HOLDS: usize = 8;
@@ -339,6 +343,7 @@ impl World {
         }
         let is_late = |uid: &PodUid| {
             let waited = self.waited_for_memory(uid.as_str()).unwrap_or_default();
+            let waited = waited.max(self.obeyed_from());
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
             since.is_some_and(|since| self.now - since > TRIED_WITHIN)
         };
@@ -349,6 +354,17 @@ impl World {
                 self.waits_and_fits(&uid, node)
             )),
             None => Ok(()),
+        }
+    }
+
+    /// When agents obey orders about MIG instances at the latest. A single process takes its term from the clock, and
+    /// may start with an older one when that was set back: agents obey the newer one for a while.
+    fn obeyed_from(&self) -> u64 {
+        let is_alone = self.settings.replicas == 1 && self.has(Fault::ClockStep);
+        if self.settings.has_mig && is_alone {
+            self.settings.faults_for + TERM_COUNTS_FOR
+        } else {
+            0
         }
     }
 

@@ -16,14 +16,14 @@ const COUNTED_WITHIN: u64 = 30_000;
 impl World {
     /// A process has let a pod at rest start elsewhere. Sometimes it cannot have it restarted.
     pub(super) fn first_write(&mut self, uid: &str) {
-        if !self.hits(Fault::Denial, 30) {
+        if !self.hits(Fault::Denial, 50) {
             return;
         }
         self.api.unresizable.insert(uid.to_owned());
         let time = self.rng.random_range(2_000..20_000);
         self.after(time, What::Resizable { uid: uid.to_owned() });
         if self.rng.random_range(0..2) == 0 {
-            let time = self.rng.random_range(0..400);
+            let time = self.rng.random_range(0..200);
             self.after(time, What::EndsUnseen { uid: uid.to_owned() });
         }
     }

@@ -123,6 +123,7 @@ impl Settings {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);
         }
+        let respreads = matches!(seed % 25, 12 | 22);
         let has_mig = matches!(seed % 25, 4 | 11 | 23);
         if has_mig {
             // One agent of a node makes instances, and says which devices are its own.
@@ -140,13 +141,14 @@ impl Settings {
             has_groups: seed % 10 == 7,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
-            respreads: matches!(seed % 25, 12 | 22),
+            respreads,
             has_mig,
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,
             nodes: 4,
-            pods: 30,
+            // Where GPUs are empty, pods at rest are moved there.
+            pods: if respreads && !is_focused { 12 } else { 30 },
             faults_for: if is_long { 100_000 } else { 30_000 },
             is_calm,
             has_rests,

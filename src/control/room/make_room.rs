@@ -38,6 +38,9 @@ const OPEN_PAUSE: Duration = Duration::from_secs(1);
 const NOTE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_NOTE_PAUSE: Duration = Duration::from_secs(60);
 
+/// The last pause before kube-scheduler is made to call again, if a write got no clear answer.
+const LAST_CALL_PAUSE: Duration = Duration::from_secs(4);
+
 /// Evicts what the order names, in a task of its own.
 pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
     let worker = Arc::clone(app);
@@ -64,7 +67,17 @@ pub(crate) fn write_note(app: &Arc<App>, pod: WaitingPod, note: Note) {
         loop {
             let outcome = write_own(&worker, cluster, &pod, &note).await;
             tracing::debug!(pod_uid = %uid, ?note, ?outcome, "a note on a waiting pod");
-            let Some(number) = number else { return };
+            let Some(number) = number else {
+                // The next step does not call for the pod again before the call was to come.
+                let is_lost = matches!(outcome, PatchOutcome::Undecided { .. });
+                let is_over = worker.is_stopping() || !worker.waiting.has(uid);
+                if !is_lost || pause > LAST_CALL_PAUSE || is_over {
+                    return;
+                }
+                worker.outside.sleep(pause).await;
+                pause *= 2;
+                continue;
+            };
             if matches!(outcome, PatchOutcome::Patched { .. } | PatchOutcome::Gone) {
                 return worker.preemptors.note_written(uid, number);
             }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gpupack::hardware::device::PodUid;
 use gpupack::kube_api::request::placement::MPS_MEMORY;
-use gpupack::model::reservation::{BorrowedMemory, Reservation, ReservationState};
+use gpupack::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use hyper::Request;
 use serde_json::Value;
 
@@ -54,9 +54,9 @@ pub(super) struct Seen {
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
-    /// The pods that each process has begun to restart on another device, with the starts of their container
-    /// before; and how many containers have been restarted so.
-    spreads: BTreeMap<(u64, String), u64>,
+    /// The pods that each process has begun to restart on another device, and how many containers have been
+    /// restarted so.
+    spreads: BTreeSet<(u64, String)>,
     spread: usize,
     /// When each process read each pod last.
     read: BTreeMap<(u64, String), u64>,
@@ -138,7 +138,7 @@ impl Seen {
         request: &Request<Vec<u8>>,
     ) -> bool {
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let is_begun = self.spreads.contains_key(&(life, uid.to_owned()));
+        let is_begun = self.spreads.contains(&(life, uid.to_owned()));
         is_begun && written_placement(&body)["home"].is_array()
     }
 }
@@ -304,8 +304,7 @@ impl World {
         if !is_idle && !self.settings.faults.contains(&Fault::Edit) {
             return Err(format!("{uid} is moved to an idle GPU while it uses its own"));
         }
-        let starts = pod.container.starts;
-        self.lent.spreads.insert((life, uid), starts);
+        self.lent.spreads.insert((life, uid));
         Ok(())
     }
 
@@ -325,8 +324,9 @@ impl World {
         }
         let is_open = |moved: &Value| moved["cpu_milli"] == pod.container.cpu_milli;
         let is_move = written_move(pod).is_some_and(|moved| is_open(&moved));
-        let begun = self.lent.spreads.get(&(life, uid.to_owned()));
-        let is_respread = pod.is_guest() && begun == Some(&pod.container.starts);
+        let is_begun = self.lent.spreads.contains(&(life, uid.to_owned()));
+        // It may have started again meanwhile, which no status says yet.
+        let is_respread = pod.is_guest() && is_begun;
         Some(match () {
             () if is_move => Resize::Move,
             () if is_respread => Resize::Respread,
@@ -341,7 +341,13 @@ impl World {
         request: &Request<Vec<u8>>,
         uid: &str,
     ) -> Result<(), String> {
-        let Some(kind) = self.resize_of(life, request, uid) else { return Ok(()) };
+        let Some(kind) = self.resize_of(life, request, uid) else {
+            if request.uri().path().ends_with("/resize") {
+                // Of an older version. Without an answer it counts as a restart all the same.
+                self.lent.sent.entry((life, uid.to_owned())).or_default().push(self.now);
+            }
+            return Ok(());
+        };
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let (Some(pod), Some(replica)) = (self.api.pods.get(uid), self.process(life)) else {
             return Ok(());
@@ -520,8 +526,9 @@ fn requested_on(held: &Reservation, id: &str) -> u64 {
     let is_ending = matches!(held.state, ReservationState::Draining { .. });
     let runs_on = held.placement.runs_on();
     let is_here = runs_on.iter().any(|on| on.as_str() == id);
-    // One that moves out may still come back.
-    let comes = held.is_going_home() || held.is_arriving() || is_ending;
+    // One that moves out may still come back, and one that cannot be moved counts in both places.
+    let counts_on_both = held.is_arriving() || held.departure == Departure::Settling;
+    let comes = held.is_going_home() || counts_on_both || is_ending;
     let placed = held.placement.devices.iter();
     let placed = placed.filter(|it| is_here || comes && it.id.as_str() == id);
     placed.map(|it| it.demand.memory.mib()).max().unwrap_or_default()

@@ -7,8 +7,8 @@ use rand::Rng;
 use super::World;
 use super::api::{Pod, Template};
 
-/// A process may know that a pod of a group is gone this much later.
-const LATELY: u64 = 40_000;
+/// A group starts when its pods are there, and they are bound within `group_timeout_seconds` and a tick from then.
+const LATELY: u64 = 62_000;
 
 /// Once a pod of a group is bound, the others follow within `group_timeout_seconds` and a tick, whatever
 /// becomes of it.
@@ -67,7 +67,13 @@ impl World {
             if let Some((name, _)) = group_of(&pod.of) {
                 let time = if pod.node.is_some() { FOLLOW_WITHIN } else { LATELY };
                 let group = self.groups.entry((pod.of.team, name)).or_default();
-                group.insert(uid.clone(), self.now + time);
+                let until = group.entry(uid.clone()).or_default();
+                *until = (*until).max(self.now + time);
+                // Once one is bound the others may follow, also if another one goes meanwhile.
+                if pod.node.is_some() {
+                    let follow = |until: &mut u64| *until = (*until).max(pod.bound + FOLLOW_WITHIN);
+                    group.values_mut().for_each(follow);
+                }
             }
         }
     }

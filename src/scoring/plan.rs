@@ -102,13 +102,15 @@ fn fits_on(
     if compiled.count() > 0 {
         node.placeable_for(compiled)?;
         fits = fitting_devices(compiled, node.rooms(holds))?;
-        if compiled.count() > 1 && !node.spots().is_empty() {
-            fits = together(node, compiled, fits)?;
-        }
-        // What is in the way of one instance is mostly in the way of others on that GPU, too.
-        let is_sure = |(position, _): &Taken| !node.is_doubtful(*position);
-        if fits.iter().filter(|fit| is_sure(fit)).count() >= compiled.count() {
-            fits.retain(|fit| is_sure(fit));
+        if !node.spots().is_empty() {
+            if compiled.count() > 1 {
+                fits = together(node, compiled, fits)?;
+            }
+            // What is in the way of one instance is mostly in the way of others on that GPU, too.
+            let is_sure = |(position, _): &Taken| !node.is_doubtful(*position);
+            if fits.iter().filter(|fit| is_sure(fit)).count() >= compiled.count() {
+                fits.retain(|fit| is_sure(fit));
+            }
         }
     }
     fit_host(compiled, node.host_room(holds))?;

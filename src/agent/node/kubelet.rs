@@ -65,23 +65,18 @@ pub enum KubeletError {
 #[derive(Clone, Debug)]
 pub struct KubeletDevices {
     socket: PathBuf,
-    known: Arc<Mutex<Known>>,
+    logged: Arc<Mutex<Logged>>,
+    /// UUIDs of GPUs and MIG instances, as far as it is known which these are.
     owned: watch::Sender<Option<BTreeSet<String>>>,
 }
 
-/// The last known state.
-#[derive(Debug, Default)]
-struct Known {
-    /// UUIDs of GPUs and MIG instances.
-    devices: BTreeSet<String>,
-    /// The state in the log; none before the first call.
-    logged: Option<Result<BTreeSet<String>, KubeletError>>,
-}
+/// The answer that is in the log; none before the first call.
+type Logged = Option<Result<BTreeSet<String>, KubeletError>>;
 
 impl KubeletDevices {
     /// A handle for the service at `socket`. It knows nothing before the first call.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), known: Arc::default(), owned: watch::Sender::new(None) }
+        Self { socket: socket.into(), logged: Arc::default(), owned: watch::Sender::new(None) }
     }
 
     /// UUIDs of the devices that kubelet hands out, now and later; `None` before it is known which these are.
@@ -94,20 +89,17 @@ impl KubeletDevices {
         let asked = tokio::time::timeout(TIMEOUT, allocatable(&self.socket)).await;
         let late = KubeletError::Connection { cause: "no answer in time".to_owned() };
         let answer = asked.unwrap_or(Err(late));
-        let mut known = self.known.lock();
         match &answer {
-            Ok(devices) => known.devices.clone_from(devices),
-            Err(KubeletError::Absent) => known.devices.clear(),
+            Ok(devices) => _ = self.owned.send_replace(Some(devices.clone())),
+            Err(KubeletError::Absent) => _ = self.owned.send_replace(Some(BTreeSet::new())),
             Err(
                 KubeletError::Connection { .. }
                 | KubeletError::Refused { .. }
                 | KubeletError::Malformed,
             ) => {}
         }
-        if matches!(&answer, Ok(_) | Err(KubeletError::Absent)) {
-            self.owned.send_replace(Some(known.devices.clone()));
-        }
-        if known.logged.as_ref() != Some(&answer) {
+        let mut logged = self.logged.lock();
+        if logged.as_ref() != Some(&answer) {
             let socket = self.socket.display();
             match &answer {
                 Ok(devices) if devices.is_empty() => {
@@ -124,7 +116,7 @@ impl KubeletDevices {
                     tracing::warn!(%socket, %error, "which devices kubelet hands out is not known");
                 }
             }
-            known.logged = Some(answer);
+            *logged = Some(answer);
         }
     }
 
@@ -137,7 +129,7 @@ impl KubeletDevices {
     }
 
     fn owns(&self, uuid: &str) -> bool {
-        self.known.lock().devices.contains(uuid)
+        self.owned.borrow().as_ref().is_some_and(|devices| devices.contains(uuid))
     }
 }
 

@@ -406,32 +406,30 @@ fn tell_moved(app: &App, known: &Known<'_>) {
     app.tell(pod, NoticeReason::GpuMoved, note);
 }
 
-/// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
-fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
+/// Notes that a pod cannot be moved, and `what` becomes of it, unless that is known.
+pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str, fault: &str) {
     if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
-        app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
-        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it is allocated the GPU on which it runs");
+        app.metrics.moved(reason, MoveResult::Failed);
+        tracing::warn!(pod_uid = %pod.uid, %pod, what, fault, "a pod cannot be moved");
         let note = format!(
-            "it cannot be moved, and is allocated the GPU on which it runs: {fault}; check `kubectl \
-             describe` of the pod, and that `rbac.moves` of the chart is `true`"
+            "{what}: {fault}; check `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
         );
         app.tell(pod, NoticeReason::GpuMoveFailed, note);
     }
+}
+
+/// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
+fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
+    let what = "it cannot be moved, and is allocated the GPU on which it runs";
+    note_stuck(app, pod, MoveReason::Recall, what, fault);
     Next::After(LOOK_AGAIN)
 }
 
 /// Notes that a guest cannot be moved now of which it is not known where it runs: its container has started
 /// since its move was written, and may not have seen that. It counts on both GPUs until it is restarted.
 fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
-    if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
-        app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
-        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved: it counts on two GPUs");
-        let note = format!(
-            "it cannot be moved now, and counts on both GPUs until its container is restarted: {fault}; check \
-             `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
-        );
-        app.tell(pod, NoticeReason::GpuMoveFailed, note);
-    }
+    let what = "it cannot be moved now, and counts on both GPUs until its container is restarted";
+    note_stuck(app, pod, MoveReason::Recall, what, fault);
     // Not before the pod has gone that needed the room.
     match app.ledger.settle_guest(&pod.uid) {
         true => Next::After(TRY_SLOWLY),

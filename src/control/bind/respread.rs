@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use crate::control::bind::client_limits::least_at_start;
 use crate::control::bind::recall::{
-    Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, read, resize,
+    Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, note_stuck, read,
+    resize,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::units::Timestamp;
@@ -241,15 +242,8 @@ async fn write_again(
 fn give_up(app: &App, chosen: &Respread, fault: &str) -> Next {
     let Respread { pod, home, .. } = chosen;
     app.ledger.stay_home(chosen);
-    if app.moves.stick(&pod.uid) {
-        app.metrics.moved(MoveReason::Respread, MoveResult::Failed);
-        tracing::warn!(pod_uid = %pod.uid, %pod, fault, "a pod cannot be moved to an idle GPU: it stays where it is");
-        let note = format!(
-            "it cannot be moved to an idle GPU, and stays on {home}: {fault}; check `kubectl describe` of the \
-             pod, and that `rbac.moves` of the chart is `true`"
-        );
-        app.tell(pod, NoticeReason::GpuMoveFailed, note);
-    }
+    let what = format!("it cannot be moved to an idle GPU, and stays on {home}");
+    note_stuck(app, pod, MoveReason::Respread, &what, fault);
     Next::Done
 }
 

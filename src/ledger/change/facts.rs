@@ -373,26 +373,17 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
     {
         held.take_guest_room(); // it cannot be moved
     }
-    if fact.moves.is_of_other
+    // Taken for an edit, it would start where nothing is counted for it.
+    let is_late = fact.moves.is_of_earlier && may_be_moved && held.placement.guest.is_none();
+    if (fact.moves.is_of_other || is_late)
         && let Some(written) = written
         && written.at_home() == held.placement.at_home()
         && starts_elsewhere(written, &held)
     {
-        // A follower sees no more of it than lists show.
+        // This process sees no more of it than lists show.
         let departure = Departure::Arrives { clean_lists: Some(0) };
         let departure = if written.guest.is_some() { departure } else { Departure::Stays };
         (held.placement.guest, held.departure) = (written.guest.clone(), departure);
-    }
-    if fact.moves.is_of_earlier
-        && may_be_moved
-        && let Some(written) = written
-        && held.placement.guest.is_none()
-        && written.at_home() == held.placement.at_home()
-        && starts_elsewhere(written, &held)
-    {
-        // Taken for an edit, it would start where nothing is counted for it.
-        held.placement.guest.clone_from(&written.guest);
-        held.departure = Departure::Arrives { clean_lists: Some(0) };
     }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());

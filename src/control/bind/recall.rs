@@ -115,7 +115,7 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     {
         return next;
     }
-    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -170,16 +170,23 @@ pub(crate) struct Read {
 }
 
 /// The pod as the API server has it now, or what to do without it.
-pub(crate) async fn read(cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Result<Read, Next> {
-    match cluster.writer.read_back(key).await {
-        Err(_) => Err(Next::After(TRY_AGAIN)),
-        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => Ok(Read {
-            seen: SeenPod::from_api(&read),
-            pending: pending_resize(&read),
-            annotations: read.metadata.annotations.unwrap_or_default(),
-        }),
-        Ok(_) => Err(Next::Done),
+pub(crate) async fn read(
+    app: &App,
+    cluster: &ClusterTruth,
+    pod: &PodRef,
+    key: &PodKey,
+) -> Result<Read, Next> {
+    let read = match cluster.writer.read_back(key).await {
+        Err(_) => return Err(Next::After(TRY_AGAIN)),
+        Ok(Some(read)) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => read,
+        Ok(_) => return Err(Next::Done),
+    };
+    let seen = SeenPod::from_api(&read);
+    if app.is_of_later(cluster, &seen) {
+        return Err(Next::Done); // that one moves it
     }
+    let pending = pending_resize(&read);
+    Ok(Read { seen, pending, annotations: read.metadata.annotations.unwrap_or_default() })
 }
 
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
@@ -468,7 +475,7 @@ async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodK
     if guest.leaving.is_none() && app.ledger.respreads_on(&held.placement.node) {
         return Next::After(TRY_SLOWLY);
     }
-    let read = match read(cluster, pod, key).await {
+    let read = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

@@ -105,13 +105,10 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
     let pod = &chosen.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
-    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    if app.is_of_later(cluster, &seen) {
-        return Next::Done; // that one moves it
-    }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
     let is_taken_back = task.begun.as_ref().is_some_and(|begun| begun.taken_back.is_some());

@@ -37,6 +37,8 @@ struct Order {
     device: DeviceId,
     /// The container before, with its CPU request.
     before: Move,
+    /// Whether it is known that the API server has it.
+    has_arrived: bool,
     /// When its end was seen.
     ended: Option<Timestamp>,
 }
@@ -91,7 +93,7 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let Read { seen, annotations, pending } = match read(cluster, pod, key).await {
+    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
@@ -99,8 +101,11 @@ async fn step(
         return failed(app, pod, NO_RESTART);
     };
     let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
-    if order.take_if(|order| is_open(order)).is_some() {
-        return Next::After(TRY_AGAIN); // it did not arrive, or was taken back
+    if let Some(open) = order.take_if(|order| is_open(order)) {
+        if !open.has_arrived {
+            app.moves.did_not_restart(&pod.uid);
+        }
+        return Next::After(TRY_AGAIN); // else it was taken back
     }
     let Some(order) = order else {
         let read = (&seen, container, &annotations);
@@ -131,8 +136,7 @@ async fn order_restart(
     }
     let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
-    let ordered = Order { node, device, before, ended: None };
-    let (resized, next) = match resize(cluster, (pod, key), seen).await {
+    let (has_arrived, next) = match resize(cluster, (pod, key), seen).await {
         Resized::Accepted => (true, LOOK_AGAIN),
         // The next look shows whether it arrived.
         Resized::Undecided => (false, TRY_AGAIN),
@@ -140,10 +144,10 @@ async fn order_restart(
         Resized::Refused(fault) => return failed(app, pod, &fault),
     };
     app.moves.restarted(&pod.uid, app.clock.now());
-    if resized {
+    if has_arrived {
         tell(app, pod, &debt);
     }
-    *order = Some(ordered);
+    *order = Some(Order { node, device, before, has_arrived, ended: None });
     Next::After(next)
 }
 

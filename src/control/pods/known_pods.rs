@@ -76,6 +76,16 @@ impl App {
         !self.other_placements.is_old(uid, pod.fence, now)
     }
 
+    /// Notes who last wrote where a bound pod runs, while this process takes in its first list: whoever did had
+    /// begun before this process, though a clock that was set back since may say otherwise.
+    pub(crate) fn see_before(&self, pod: &SeenPod) {
+        let Truth::Cluster(cluster) = &self.truth else { return };
+        let is_first = cluster.replica.is_none() && !self.is_fenced();
+        if is_first && cluster.writer.fenced(pod) == Ordering::Greater {
+            self.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
+        }
+    }
+
     /// Whether an earlier process last wrote where a bound pod runs, and this one has written nothing there.
     pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
         let (Truth::Cluster(cluster), uid) = (&self.truth, &pod.pod.uid) else { return false };

@@ -81,6 +81,9 @@ impl Sink for App {
         {
             self.metrics.watch_lagged(self.clock.precise().saturating_sub(accepted));
         }
+        if pod.node.is_some() {
+            self.see_before(pod);
+        }
         match pod.node.is_some() && !pod.is_deleting {
             true => self.see_member(pod),
             false => self.bound_groups.forget(&pod.pod.uid),

@@ -31,14 +31,31 @@ struct OtherFence {
     at: Timestamp,
     /// Whether [`OtherFences::newly_old`] has listed it.
     is_listed: bool,
+    /// Whether it was there before this process began, so that its process is gone.
+    is_before: bool,
+}
+
+impl OtherFence {
+    fn is_old(&self, now: Timestamp) -> bool {
+        self.is_before || now.since(self.at) >= GONE_AFTER
+    }
 }
 
 impl OtherFences {
     /// Notes the write with this digest, which the watch shows on a pod.
     pub fn see(&self, uid: &PodUid, fence: u64, now: Timestamp) {
-        let seen = OtherFence { digest: fence, at: now, is_listed: false };
+        self.note(uid, OtherFence { digest: fence, at: now, is_listed: false, is_before: false });
+    }
+
+    /// Notes the write with this digest, which the first list of this process shows on a pod: the clock was set
+    /// back since.
+    pub fn see_before(&self, uid: &PodUid, fence: u64, now: Timestamp) {
+        self.note(uid, OtherFence { digest: fence, at: now, is_listed: false, is_before: true });
+    }
+
+    fn note(&self, uid: &PodUid, seen: OtherFence) {
         match self.pods().entry(uid.clone()) {
-            Entry::Occupied(known) if known.get().digest == fence => {}
+            Entry::Occupied(known) if known.get().digest == seen.digest => {}
             Entry::Occupied(mut known) => _ = known.insert(seen),
             Entry::Vacant(free) => _ = free.insert(seen),
         }
@@ -52,14 +69,14 @@ impl OtherFences {
     /// Whether this write is the last one seen on the pod, and so old that its process is gone.
     pub fn is_old(&self, uid: &PodUid, fence: u64, now: Timestamp) -> bool {
         let known = self.pods().get(uid).copied();
-        known.is_some_and(|seen| seen.digest == fence && now.since(seen.at) >= GONE_AFTER)
+        known.is_some_and(|seen| seen.digest == fence && seen.is_old(now))
     }
 
     /// The pods whose last write became old since the last call.
     pub fn newly_old(&self, now: Timestamp) -> Vec<PodUid> {
         let mut pods = self.pods();
         let old = pods.iter_mut().filter_map(|(uid, seen)| {
-            let is_new = !seen.is_listed && now.since(seen.at) >= GONE_AFTER;
+            let is_new = !seen.is_listed && seen.is_old(now);
             seen.is_listed |= is_new;
             is_new.then(|| uid.clone())
         });
@@ -98,5 +115,16 @@ mod tests {
         assert_eq!(fences.newly_old(at(610)), std::slice::from_ref(&uid));
         fences.forget(&uid);
         assert_eq!((fences.is_old(&uid, 2, at(900)), fences.count()), (false, 0));
+    }
+
+    #[test]
+    fn a_fence_of_before_the_start_is_old_at_once() {
+        let (fences, uid) = (OtherFences::default(), PodUid::new("a"));
+        let at = |seconds: u64| Timestamp::from_millis(seconds * 1_000);
+        fences.see_before(&uid, 1, at(0));
+        fences.see(&uid, 1, at(1));
+        assert!(fences.is_old(&uid, 1, at(1)), "the watch shows the same one");
+        fences.see(&uid, 2, at(2));
+        assert!(!fences.is_old(&uid, 2, at(3)), "it was written since");
     }
 }

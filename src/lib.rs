@@ -480,6 +480,7 @@ pub mod agent {
         pub(crate) mod standing;
         pub mod plan;
         pub mod attempts;
+        pub mod switching;
         pub mod made;
         pub mod on_demand;
     }

@@ -37,6 +37,7 @@ struct PoolKeys {
 enum MigUseName {
     Fixed,
     OnDemand,
+    ByTurns,
 }
 
 #[derive(Deserialize)]
@@ -71,14 +72,23 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
     let shares = |keys: &PoolKeys| {
         keys.replicas.is_some() || matches!(keys.mig_instances, Some(MigInstances::Shared))
     };
-    let both = pools.iter().find(|(_, keys)| keys.mig == MigUse::OnDemand && shares(keys));
-    if let Some((pool, _)) = both {
+    let both = pools.iter().find(|(_, keys)| keys.mig.makes() && shares(keys));
+    if let Some((pool, keys)) = both {
+        let mig = if keys.mig == MigUse::ByTurns { "by_turns" } else { "on_demand" };
         return Err(D::Error::custom(format!(
-            "pool `{pool}` has `mig: on_demand`, which makes each instance for one pod: leave out \
+            "pool `{pool}` has `mig: {mig}`, which makes each instance for one pod: leave out \
              `replicas` and `mig_instances: shared`"
         )));
     }
     let lends = |keys: &PoolKeys| !matches!(keys.borrow, BorrowName::None);
+    let holds = |keys: &PoolKeys| lends(keys) || keys.enforcement != Enforcement::None;
+    let switched = pools.iter().find(|(_, keys)| keys.mig == MigUse::ByTurns && holds(keys));
+    if let Some((pool, _)) = switched {
+        return Err(D::Error::custom(format!(
+            "pool `{pool}` has `mig: by_turns`, for which nothing may use an empty GPU: leave out \
+             `borrow` and `enforcement`, or say `mig: on_demand`"
+        )));
+    }
     let alone = |keys: &PoolKeys| keys.respread_idle_seconds.is_some() && !lends(keys);
     if let Some((pool, _)) = pools.iter().find(|(_, keys)| alone(keys)) {
         return Err(D::Error::custom(format!(

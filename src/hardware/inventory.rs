@@ -84,15 +84,17 @@ impl NodeInventory {
         &self.mig
     }
 
-    /// One instance of each profile that can be made on a GPU, in a pool with this rule.
+    /// One instance of each profile that can be made on a GPU, in a pool with this rule; and each GPU out of
+    /// MIG mode that may leave it.
     pub(crate) fn makeable(&self, rule: PoolRule) -> Vec<Device> {
-        if rule.mig == MigUse::Fixed {
-            return Vec::new();
-        }
-        let gpus = self.devices.iter().filter(|device| device.kind == DeviceKind::MigParent);
-        let all = gpus.flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
+        let gpus = || self.devices.iter().filter(|gpu| self.mig.is_divisible(gpu, rule.mig));
+        let all = gpus().flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
         let mut all: Vec<Device> = all.map(|makeable| makeable.device).collect();
         all.dedup_by(|a, b| a.kind == b.kind);
+        let parents = gpus().filter(|gpu| gpu.kind == DeviceKind::MigParent);
+        let leaving =
+            parents.filter(|gpu| rule.mig == MigUse::ByTurns && self.mig.switches(&gpu.id));
+        all.extend(leaving.map(|gpu| Device { kind: DeviceKind::Gpu, ..gpu.clone() }));
         all
     }
 

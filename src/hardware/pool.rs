@@ -86,6 +86,15 @@ pub enum MigUse {
     Fixed,
     /// gpupack: the node's agent makes an instance when a pod is bound to it, and removes it after the pod.
     OnDemand,
+    /// The same, and gpupack switches an empty GPU between MIG mode and sharing when a pod needs the other.
+    ByTurns,
+}
+
+impl MigUse {
+    /// Whether gpupack makes instances.
+    pub fn makes(self) -> bool {
+        self != Self::Fixed
+    }
 }
 
 /// What is to limit the tenants of a shared device to their memory.

@@ -15,9 +15,21 @@ use crate::hardware::device::{
     MigProfile, Slot,
 };
 use crate::hardware::mig::Geometry;
+use crate::hardware::pool::MigUse;
 use crate::hardware::units::MemMib;
 
-/// A MIG instance by where it lies, whether it exists or not.
+/// Stands for the profile of a whole GPU out of MIG mode. No profile of NVML has this name.
+pub const WHOLE: &str = "whole";
+
+impl MigProfile {
+    /// Whether this is no MIG instance, but a GPU that is to leave MIG mode.
+    pub fn is_whole(&self) -> bool {
+        self.as_str() == WHOLE
+    }
+}
+
+/// A MIG instance by where it lies, whether it exists or not; or a GPU in MIG mode that could leave it, with
+/// the profile [`WHOLE`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spot {
     /// The GPU.
@@ -73,6 +85,17 @@ impl Makeable {
     }
 }
 
+/// A GPU in MIG mode as it would be out of it. It covers all units.
+pub fn whole_gpu(gpu: &Device, profiles: &[MakeableProfile]) -> Option<Makeable> {
+    let profile = MigProfile::new(WHOLE);
+    let spot = Spot { gpu: gpu.id.clone(), profile: profile.clone(), start: 0 };
+    let end = |it: &MakeableProfile| it.starts.iter().max().map_or(0, |start| start + it.size);
+    let size = profiles.iter().map(end).max()?;
+    let kind = DeviceKind::MigInstance { parent: gpu.id.clone(), profile };
+    let device = Device { id: spot.id()?, kind, health: Health::Healthy, ..gpu.clone() };
+    Some(Makeable { spot, slot: Slot { start: 0, size }, device })
+}
+
 /// All instances that could be made on a GPU in MIG mode, by profile and start. Those overlap of course:
 /// which of them can be made is a matter of those that are there.
 pub fn makeable<'a>(
@@ -108,6 +131,8 @@ pub struct MigInventory {
     pub profiles: Vec<(DeviceId, Arc<[MakeableProfile]>)>,
     /// By instance: where it lies, and whether an agent of gpupack made it.
     pub instances: Vec<(DeviceId, Slot, bool)>,
+    /// The GPUs that may be switched between MIG mode and sharing.
+    pub switchable: Vec<DeviceId>,
 }
 
 impl MigInventory {
@@ -116,7 +141,9 @@ impl MigInventory {
         let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
         let instances =
             details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
+        let switchable = gpus.clone().filter(|(_, it)| it.switches_mig).map(|(id, _)| id.clone());
         Self {
+            switchable: switchable.collect(),
             profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
             instances: instances.collect(),
         }
@@ -126,6 +153,20 @@ impl MigInventory {
     pub fn profiles_of(&self, gpu: &DeviceId) -> &[MakeableProfile] {
         let found = self.profiles.iter().find(|(id, _)| id == gpu);
         found.map_or(&[], |(_, profiles)| profiles)
+    }
+
+    /// Whether instances can be made on a device, now or once it is in MIG mode.
+    pub fn is_divisible(&self, device: &Device, mig: MigUse) -> bool {
+        match device.kind {
+            DeviceKind::MigParent => mig.makes(),
+            DeviceKind::Gpu => mig == MigUse::ByTurns && self.switches(&device.id),
+            DeviceKind::MigInstance { .. } => false,
+        }
+    }
+
+    /// Whether a GPU may be switched between MIG mode and sharing.
+    pub fn switches(&self, gpu: &DeviceId) -> bool {
+        self.switchable.contains(gpu)
     }
 
     /// Where an instance lies, and whether an agent of gpupack made it.

@@ -257,6 +257,14 @@ impl DeviceState {
         }
     }
 
+    /// Whether it is a GPU out of MIG mode that something uses, so that it is not to be divided.
+    pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {
+        let is_held = holds == HoldRule::Respected && self.on_hold != Demand::ZERO;
+        let is_used = !self.tenants.is_empty() || !self.guests.is_empty();
+        self.device.kind == DeviceKind::Gpu
+            && (is_held || is_used || self.unallocated_use() > MemMib::ZERO)
+    }
+
     /// What reservations take.
     pub fn allocated(&self) -> Demand {
         self.allocated

@@ -18,7 +18,7 @@ use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{MigUse, PoolRule};
-use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable};
+use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable, whole_gpu};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
@@ -56,6 +56,21 @@ pub struct InstanceOrders {
     pub make: Vec<Spot>,
     /// What is to go.
     pub remove: Vec<DeviceId>,
+    /// The GPUs that are to be out of MIG mode, each with the number of the order.
+    pub whole: Vec<(DeviceId, u64)>,
+}
+
+/// Which GPUs are to be out of MIG mode, where gpupack switches that. As long as such an order stands, the agent
+/// does not turn MIG mode on. A pod is bound there once the agent says that it obeys this very order: an
+/// earlier one may be under way that makes an instance.
+#[derive(Clone, Debug, Default)]
+struct WholeOrders {
+    /// The orders, each with its number.
+    given: BTreeMap<DeviceId, u64>,
+    /// Those that the agent obeys, by its last report.
+    obeyed: BTreeMap<DeviceId, u64>,
+    /// How many were given so far.
+    count: u64,
 }
 
 /// A MIG instance that could be made on a node.
@@ -85,6 +100,7 @@ pub struct NodeState {
     mig: Arc<MigInventory>,
     /// Spots at which an instance could not be made, by id, with the time of the last failure.
     failed: BTreeMap<DeviceId, Timestamp>,
+    whole: WholeOrders,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
     rooms: Vec<Room>,
@@ -116,6 +132,7 @@ impl NodeState {
             divided: Arc::default(),
             mig: Arc::default(),
             failed: BTreeMap::new(),
+            whole: WholeOrders::default(),
             topology: Topology::default(),
             rooms: Vec::new(),
             rooms_under_holds: Vec::new(),
@@ -469,8 +486,9 @@ fn find_instances(
     is_known: impl Fn(&DeviceId) -> bool,
     is_named: impl Fn(&DeviceId) -> bool,
 ) {
+    find_wholes((spots, devices), placement);
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
-        let Some(spot) = spot else { continue };
+        let Some(spot) = spot.as_ref().filter(|spot| !spot.profile.is_whole()) else { continue };
         let place = Some((&spot.gpu, &spot.profile, spot.start));
         // It stays the pod's also if the agent does not know any more that it made it.
         let keeps = |it: &DeviceState| {
@@ -492,6 +510,34 @@ fn find_instances(
         let given = || devices.iter().find(|it| is_its(it) && !is_named(&it.device.id));
         let found = found.or_else(given);
         *placed = whole(found.map_or(&makeable.device, |it| &it.device));
+    }
+}
+
+/// Gives a placement the GPUs that have left MIG mode for it.
+fn find_wholes((spots, devices): (&[SpotDevice], &[DeviceState]), placement: &mut Placement) {
+    let mut has_found = false;
+    for (placed, spot) in placement.devices.iter_mut().zip(&mut placement.spots) {
+        let Some(Spot { gpu, profile, .. }) = spot else { continue };
+        if !profile.is_whole() {
+            continue;
+        }
+        let is_it = |it: &&DeviceState| it.device.id == *gpu && it.device.kind == DeviceKind::Gpu;
+        let Some(DeviceState { device, .. }) = devices.iter().find(is_it) else { continue };
+        let promised = spots.iter().find(|it| it.makeable.device.id == placed.id);
+        let promised = promised.map_or(placed.demand.memory, |it| it.makeable.device.capacity());
+        // The driver may reserve more or less in MIG mode.
+        let memory = match placed.demand.share == Share::WHOLE && placed.demand.memory >= promised {
+            true => device.capacity(),
+            false => placed.demand.memory.min(device.capacity()),
+        };
+        *placed = PlacedDevice {
+            id: device.id.clone(),
+            demand: Demand { memory, share: placed.demand.share },
+        };
+        (*spot, has_found) = (None, true);
+    }
+    if has_found && placement.spots.iter().all(Option::is_none) {
+        placement.spots.clear();
     }
 }
 
@@ -604,16 +650,23 @@ impl NodeState {
     /// Lists the MIG instances that could be made, and says which of those that are there gpupack made.
     fn find_spots(&mut self, classes: &mut DeviceClasses) {
         let (mig, rule) = (Arc::clone(&self.mig), self.rule);
-        let is_open = |gpu: &DeviceState| {
-            gpu.device.kind == DeviceKind::MigParent && rule.mig == MigUse::OnDemand
-        };
         let mut spots = Vec::new();
-        for gpu in self.devices.iter().filter(|device_state| is_open(device_state)) {
-            let all = makeable(&gpu.device, mig.profiles_of(&gpu.device.id));
-            spots.extend(all.map(|makeable| {
+        for gpu in self.devices.iter().map(|it| &it.device) {
+            if !mig.is_divisible(gpu, rule.mig) {
+                continue;
+            }
+            let profiles = mig.profiles_of(&gpu.id);
+            spots.extend(makeable(gpu, profiles).map(|makeable| {
                 let class = classes.id_of(DeviceClass::of(&makeable.device, rule));
                 SpotDevice { makeable, class }
             }));
+            let leaves = rule.mig == MigUse::ByTurns && mig.switches(&gpu.id);
+            if leaves && gpu.kind == DeviceKind::MigParent {
+                let shared = Device { kind: DeviceKind::Gpu, ..gpu.clone() };
+                let class = classes.id_of(DeviceClass::of(&shared, rule));
+                let whole = whole_gpu(gpu, profiles);
+                spots.extend(whole.map(|makeable| SpotDevice { makeable, class }));
+            }
         }
         for device_state in &mut self.devices {
             let DeviceKind::MigInstance { parent, .. } = &device_state.device.kind else {
@@ -634,7 +687,12 @@ impl NodeState {
 
     /// The GPUs on which instances are made, without those of models that are not listed.
     pub fn divided(&self, holds: HoldRule) -> impl Iterator<Item = (&DeviceId, DividedGpu)> {
+        let is_shared = move |gpu: &DeviceId| {
+            let mut devices = self.devices.iter();
+            devices.any(|it| it.device.id == *gpu && it.is_shared_gpu(holds))
+        };
         let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, (*known)?)));
+        let known = known.filter(move |(gpu, _)| !is_shared(gpu));
         known.map(move |(gpu, geometry)| {
             let of = |it: &DeviceState| match &it.device.kind {
                 DeviceKind::MigInstance { parent, profile } if parent == gpu && it.stays(holds) => {
@@ -714,10 +772,63 @@ impl NodeState {
         let idle: Vec<&DeviceState> = idle.collect();
         // An idle one at the same place has to go before: the agent lets stay what is to be there.
         let is_open = |spot: &Spot| !idle.iter().any(|it| it.lies_at(spot));
+        let is_instance = |spot: &Spot| !spot.profile.is_whole();
+        let promised = promised.filter_map(DeviceState::spot).filter(is_instance);
         InstanceOrders {
-            make: promised.filter_map(DeviceState::spot).filter(is_open).collect(),
+            make: promised.filter(is_open).collect(),
             remove: idle.iter().map(|it| it.device.id.clone()).collect(),
+            whole: self.whole.given.iter().map(|(gpu, number)| (gpu.clone(), *number)).collect(),
         }
+    }
+
+    /// Derives which GPUs are to be out of MIG mode: those that are, or are promised so to a pod that is being
+    /// bound, unless such a pod is promised an instance there.
+    fn order_wholes(&mut self) {
+        let mut given = BTreeMap::new();
+        if self.rule.mig == MigUse::ByTurns {
+            let is_bound = |uid: &PodUid| self.reservations.contains_key(uid);
+            let promised = self.devices.iter().filter(|it| it.origin == Origin::Promised);
+            let promised = promised.filter(|it| it.tenants.keys().any(is_bound));
+            let promised: Vec<(&DeviceId, bool)> = promised
+                .filter_map(|it| it.place())
+                .map(|(gpu, profile, _)| (gpu, profile.is_whole()))
+                .collect();
+            let gpus = self.devices.iter().map(|it| &it.device);
+            for gpu in gpus.filter(|gpu| self.mig.switches(&gpu.id)) {
+                let is_whole = match gpu.kind {
+                    DeviceKind::Gpu => !promised.contains(&(&gpu.id, false)),
+                    DeviceKind::MigParent => promised.contains(&(&gpu.id, true)),
+                    DeviceKind::MigInstance { .. } => false,
+                };
+                if is_whole {
+                    let number = self.whole.given.get(&gpu.id).copied();
+                    self.whole.count += u64::from(number.is_none());
+                    given.insert(gpu.id.clone(), number.unwrap_or(self.whole.count));
+                }
+            }
+        }
+        self.whole.given = given;
+    }
+
+    /// Notes which orders to be out of MIG mode the agent obeys.
+    pub fn note_wholes(&mut self, obeyed: BTreeMap<DeviceId, u64>) {
+        self.whole.obeyed = obeyed;
+    }
+
+    /// Whether the agent obeys these orders already.
+    pub fn has_wholes(&self, obeyed: &BTreeMap<DeviceId, u64>) -> bool {
+        self.whole.obeyed == *obeyed
+    }
+
+    /// Whether a device may be out of MIG mode only for now: its agent does not say yet that it obeys the order
+    /// to leave it so.
+    pub fn may_be_divided(&self, id: &DeviceId) -> bool {
+        let is_it = |it: &DeviceState| it.device.id == *id && it.device.kind == DeviceKind::Gpu;
+        let given = self.whole.given.get(id);
+        let switches = self.rule.mig == MigUse::ByTurns && self.mig.switches(id);
+        switches
+            && self.devices.iter().any(is_it)
+            && (given.is_none() || given != self.whole.obeyed.get(id))
     }
 
     /// Notes that the agent could not make instances there. No pod gets one until [`FAILED_FOR`] later.
@@ -746,6 +857,9 @@ impl NodeState {
         }
         let mut covered = 0;
         for device_state in &self.devices {
+            if device_state.device.id == *gpu && device_state.is_shared_gpu(HoldRule::Respected) {
+                covered = slot.units();
+            }
             let DeviceKind::MigInstance { parent, profile: other } = &device_state.device.kind
             else {
                 continue;
@@ -764,15 +878,31 @@ impl NodeState {
         Some((u64::from(covered.count_ones()) * Share::WHOLE.millionths()).div_ceil(whole))
     }
 
-    /// Whether a position of [`NodeState::rooms`] is that of an instance on a GPU where another one could not be
-    /// made a short time ago.
-    pub fn is_doubtful(&self, position: usize) -> bool {
+    /// Whether a position of [`NodeState::rooms`] is the last choice: that of an instance on a GPU where another
+    /// one could not be made a short time ago, or one for which a GPU is switched to or from MIG mode.
+    pub fn is_last_choice(&self, position: usize) -> bool {
         let spot = position.checked_sub(self.devices.len()).and_then(|at| self.spots.get(at));
-        let Some(SpotDevice { makeable, .. }) = spot.filter(|_| !self.failed.is_empty()) else {
+        let Some(SpotDevice { makeable, .. }) = spot else { return false };
+        if self.rule.mig == MigUse::ByTurns && self.needs_switch(&makeable.spot) {
+            return true;
+        }
+        if self.failed.is_empty() {
             return false;
-        };
+        }
         let mut same = self.spots.iter().map(|it| &it.makeable);
         same.any(|it| it.spot.gpu == makeable.spot.gpu && self.has_failed(&it.device.id))
+    }
+
+    /// Whether a GPU would be switched to or from MIG mode for this spot, which is not promised yet.
+    fn needs_switch(&self, spot: &Spot) -> bool {
+        let is_on_it = |it: &DeviceState| it.place().is_some_and(|(gpu, ..)| *gpu == spot.gpu);
+        let mut devices = self.devices.iter();
+        let is_shared =
+            devices.any(|it| it.device.id == spot.gpu && it.device.kind == DeviceKind::Gpu);
+        match spot.profile.is_whole() {
+            true => true,
+            false => is_shared && !self.devices.iter().any(is_on_it),
+        }
     }
 
     /// The ids of the spots where a MIG instance can be made now, beside all holds.
@@ -793,6 +923,9 @@ impl NodeState {
         let own = self.spots.iter().zip(rooms).filter(|(spot, _)| spot.makeable.spot.gpu == *gpu);
         for (spot, room) in own {
             let profile = &spot.makeable.spot.profile;
+            if profile.is_whole() {
+                continue;
+            }
             let count: &mut usize = counts.entry(profile.clone()).or_default();
             let most = if profile.has_media() { 1 } else { usize::MAX };
             *count += usize::from(room.free != Demand::ZERO && *count < most);
@@ -962,6 +1095,7 @@ impl NodeState {
                 }
             }
         }
+        self.order_wholes();
         self.recompute_rooms();
     }
 
@@ -977,7 +1111,12 @@ impl NodeState {
                 let is_covered = place.is_some_and(|((gpu, profile, _), slot)| {
                     !it.stays(holds) && divided.covers(gpu, profile, slot)
                 });
-                if it.is_leaving() || is_covered { closed(room) } else { room }
+                let is_divided = it.device.kind == DeviceKind::Gpu
+                    && divided.covered.contains_key(&it.device.id);
+                match it.is_leaving() || is_covered || is_divided {
+                    true => closed(room),
+                    false => room,
+                }
             });
             rooms.chain(self.spots.iter().map(|spot| self.room_of(spot, &divided))).collect()
         };
@@ -1017,6 +1156,8 @@ struct Divided<'a> {
     covered: BTreeMap<&'a DeviceId, (u32, bool)>,
     /// Where instances lie that are offered as devices: GPU, profile and first unit.
     places: BTreeSet<(&'a DeviceId, &'a MigProfile, u32)>,
+    /// The GPUs out of MIG mode that pods use or others.
+    shared: BTreeSet<&'a DeviceId>,
 }
 
 impl<'a> Divided<'a> {
@@ -1027,6 +1168,7 @@ impl<'a> Divided<'a> {
                 let gpu = &device_state.device.id;
                 divided.health.insert(gpu, device_state.health);
                 divided.unread.extend(device_state.is_unread.then_some(gpu));
+                divided.shared.extend(device_state.is_shared_gpu(holds).then_some(gpu));
                 continue;
             };
             divided.places.extend(device_state.place().filter(|_| !device_state.is_leaving()));
@@ -1043,7 +1185,7 @@ impl<'a> Divided<'a> {
     /// Whether an instance cannot be made there.
     fn covers(&self, gpu: &DeviceId, profile: &MigProfile, slot: Slot) -> bool {
         let (units, has_media) = self.covered.get(gpu).copied().unwrap_or_default();
-        units & slot.units() != 0 || (has_media && profile.has_media())
+        self.shared.contains(gpu) || units & slot.units() != 0 || (has_media && profile.has_media())
     }
 }
 

@@ -62,6 +62,7 @@ impl Report {
         let conditions = details::conditions(&self.devices)?;
         let tenants = details::tenants(&self.devices)?;
         let mig_failures = mig::failures(self.mig_failures)?;
+        let wholes = self.whole.map(mig::wholes).transpose()?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {
             Some(devices) => {
@@ -80,7 +81,13 @@ impl Report {
         };
         Ok(CheckedReport {
             facts,
-            details: DetailsReport { inventory: details, conditions, tenants, mig_failures },
+            details: DetailsReport {
+                inventory: details,
+                conditions,
+                tenants,
+                mig_failures,
+                wholes,
+            },
         })
     }
 }

@@ -1,15 +1,19 @@
 //! What a report says about MIG on demand: the instances that its agent can make, and the orders
 //! that it could not carry out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{DeviceId, FailedMigOrder, MAX_UNITS, MakeableProfile, MigProfile};
+use crate::hardware::device::{
+    DeviceId, FailedMigOrder, InventoryError, MAX_DEVICES_PER_NODE, MAX_UNITS, MakeableProfile,
+    MigProfile,
+};
+use crate::hardware::spots::WHOLE;
 use crate::report::bounds::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
     MAX_SM_COUNT, ReportError, memory, text,
 };
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport};
+use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, WholeOrders};
 
 impl MigFailure {
     /// Whether an extender would accept it.
@@ -49,8 +53,11 @@ pub(crate) fn profiles(
     let mut profiles = Vec::with_capacity(report.mig_profiles.len().min(MAX_MIG_PROFILES));
     for it in &report.mig_profiles {
         text("migProfiles.profile", &it.profile, MAX_NAME_BYTES)?;
-        let fault = if report.kind != DeviceKind::MigParent {
-            Some("the device is no GPU in MIG mode")
+        let may_be = report.switches_mig && report.kind == DeviceKind::Gpu;
+        let fault = if report.kind != DeviceKind::MigParent && !may_be {
+            Some("the device is no GPU in MIG mode, and none that may be switched to it")
+        } else if it.profile == WHOLE {
+            Some("it is the name of a whole GPU")
         } else if profiles.len() == MAX_MIG_PROFILES {
             Some("the GPU has more than 32 profiles")
         } else if !names.insert(&it.profile) {
@@ -71,6 +78,15 @@ pub(crate) fn profiles(
         });
     }
     Ok(profiles)
+}
+
+/// Checks which orders to be out of MIG mode an agent obeys. Their term, and the GPUs with the numbers.
+pub(crate) fn wholes(obeyed: WholeOrders) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
+    if obeyed.gpus.len() > MAX_DEVICES_PER_NODE {
+        return Err(InventoryError::TooManyDevices { count: obeyed.gpus.len() }.into());
+    }
+    let gpus = obeyed.gpus.into_iter().map(|it| Ok((DeviceId::new(&it.gpu)?, it.number)));
+    Ok((obeyed.term, gpus.collect::<Result<_, ReportError>>()?))
 }
 
 /// Checks the orders that could not be carried out.

@@ -78,6 +78,35 @@ pub struct Report {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub mig_failures: Vec<MigFailure>,
+    /// The orders to leave GPUs out of MIG mode that the agent obeys now.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub whole: Option<WholeOrders>,
+}
+
+/// Orders to leave GPUs out of MIG mode, or to take them out of it. As long as one stands, the agent does not turn
+/// MIG mode on there, whatever instances are ordered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WholeOrders {
+    /// Term of the leader that gave them.
+    pub term: u64,
+    /// The GPUs.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub gpus: Vec<WholeGpu>,
+}
+
+/// A GPU that is to be out of MIG mode.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WholeGpu {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Number of the order: another one each time that it begins anew.
+    pub number: u64,
 }
 
 /// An order about a MIG instance that could not be carried out; the agent tries it again.
@@ -161,14 +190,17 @@ pub struct DeviceReport {
     /// Whether the driver can limit the memory of containers on it, and reports the limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
-    /// On a GPU in MIG mode: the instances that this agent can make on it. Empty if it may make
-    /// none.
+    /// On a GPU in MIG mode, or one that this agent may switch to it: the instances that this agent can make on
+    /// it. Empty if it may make none.
     #[serde(
         default,
         deserialize_with = "json_object::list",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub mig_profiles: Vec<MigProfileReport>,
+    /// Whether this agent may turn MIG mode on and off on this GPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub switches_mig: bool,
     /// Whether an agent of gpupack made this MIG instance since the last boot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made_here: bool,
@@ -211,6 +243,7 @@ impl DeviceReport {
             sm_count: None,
             can_limit_memory: false,
             mig_profiles: Vec::new(),
+            switches_mig: false,
             made_here: false,
         }
     }
@@ -363,13 +396,20 @@ pub struct MigOrders {
     /// there.
     #[serde(default)]
     pub remove: Vec<String>,
+    /// GPUs that are to be out of MIG mode.
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub whole: Vec<WholeGpu>,
 }
 
 /// A MIG instance that is to be there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MakeInstance {
-    /// UUID of the GPU, which is in MIG mode.
+    /// UUID of the GPU, which is in MIG mode, or one that the agent may switch to it.
     pub gpu: String,
     /// Its profile, one of those in `migProfiles` of the GPU.
     pub profile: String,

@@ -37,8 +37,9 @@ pub(crate) struct ScoringContext<'a> {
     pub(crate) node_waste: &'a KeptNodeWaste,
 }
 
-/// Added to the memory of an instance in MiB that may be impossible to make.
-const DOUBTFUL: u32 = 1 << 29;
+/// Added to the memory of an instance in MiB that may be impossible to make, and for a GPU that is switched to or
+/// from MIG mode.
+const LAST: u32 = 1 << 29;
 
 impl ScoringContext<'_> {
     /// CPU and host memory that would be left.
@@ -47,12 +48,12 @@ impl ScoringContext<'_> {
     }
 
     /// Memory in MiB of the MIG instance, for a request that takes any large enough one; else 0. More than any
-    /// has where an instance could not be made a short time ago.
+    /// has where it is the last choice.
     pub(crate) fn instance_mib(&self, taken: &[Taken]) -> u32 {
         let first = taken.first().filter(|_| self.compiled.wants_any_instance());
         let mib = |(_, demand): &Taken| u32::try_from(demand.memory.mib()).unwrap_or(u32::MAX);
-        let doubtful = taken.iter().any(|(at, _)| self.node.is_doubtful(*at));
-        first.map_or(0, mib).min(DOUBTFUL - 1) + if doubtful { DOUBTFUL } else { 0 }
+        let is_last = taken.iter().any(|(at, _)| self.node.is_last_choice(*at));
+        first.map_or(0, mib).min(LAST - 1) + if is_last { LAST } else { 0 }
     }
 
     /// What decides between this placement and others that are equally good for packing.

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{Device, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::Spot;
+use crate::hardware::units::{Demand, Share};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -107,7 +108,7 @@ fn fits_on(
                 fits = together(node, compiled, fits)?;
             }
             // What is in the way of one instance is mostly in the way of others on that GPU, too.
-            let is_sure = |(position, _): &Taken| !node.is_doubtful(*position);
+            let is_sure = |(position, _): &Taken| !node.is_last_choice(*position);
             if fits.iter().filter(|fit| is_sure(fit)).count() >= compiled.count() {
                 fits.retain(|fit| is_sure(fit));
             }
@@ -194,6 +195,10 @@ pub(crate) fn placed(node: &NodeState, taken: &TakenList) -> Placement {
     Placement { node: node.name().clone(), devices, isolation, guest: None, spots }
 }
 
+fn whole(device: &Device) -> Demand {
+    Demand { memory: device.capacity(), share: Share::WHOLE }
+}
+
 /// The weakest isolation of a tenant of these devices.
 fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation {
     let of = |placed: &PlacedDevice| {
@@ -201,9 +206,13 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
             node.devices().iter().find(|device_state| device_state.device().id == placed.id);
         match found {
             Some(device_state) => device_state.isolation_of(placed.demand),
-            // An instance that is to be made has one tenant.
-            None if node.position_of(&placed.id).is_some() => ConfiguredIsolation::Hardware,
-            None => ConfiguredIsolation::None,
+            // An instance that is to be made has one tenant; a GPU that is to leave MIG mode may have several.
+            None => match node.position_of(&placed.id).and_then(|at| node.offered(at)) {
+                Some((device, _)) if placed.demand == whole(device) => {
+                    ConfiguredIsolation::Hardware
+                }
+                Some(_) | None => ConfiguredIsolation::None,
+            },
         }
     };
     devices.iter().map(of).min().unwrap_or_default()
@@ -223,6 +232,8 @@ pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Plac
         && isolation(node, &placement.devices) == placement.isolation
 }
 
+#[cfg(test)]
+mod by_turns;
 #[cfg(test)]
 mod on_demand;
 #[cfg(test)]

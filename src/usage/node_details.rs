@@ -75,6 +75,8 @@ pub struct DetailsReport {
     pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>,
     /// Orders about MIG instances that the agent cannot carry out at the time of the report.
     pub mig_failures: Vec<FailedMigOrder>,
+    /// The orders to be out of MIG mode that the agent obeys: their term, and the GPUs with their numbers.
+    pub wholes: Option<(u64, BTreeMap<DeviceId, u64>)>,
 }
 
 impl NodeDetails {

@@ -376,10 +376,12 @@ fn agents_make_mig_instances_only_if_the_value_says_so() {
             assert_eq!(mounted(agent, "mig"), "/run/gpupack/mig");
         }
     }
-    let both = ["--set", "agents.migOnDemand=true,agents.migAdopt=true"];
-    let agent = rendered("default", &both).unwrap();
-    let agent = pod(&agent, "DaemonSet", "gpupack-agent");
-    assert!(agent["containers"][0]["args"].to_string().contains("--mig-adopt"));
+    for (value, flag) in [("migAdopt", "--mig-adopt"), ("migSwitch", "--mig-switch")] {
+        let both = format!("agents.migOnDemand=true,agents.{value}=true");
+        let agent = rendered("default", &["--set", &both]).unwrap();
+        let agent = pod(&agent, "DaemonSet", "gpupack-agent");
+        assert!(agent["containers"][0]["args"].to_string().contains(flag), "{flag}");
+    }
 }
 
 #[test]

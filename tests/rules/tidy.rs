@@ -253,6 +253,7 @@ fn agent_families() -> Vec<String> {
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
+        whole: None,
     };
     let metrics = AgentMetrics::new();
     let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };

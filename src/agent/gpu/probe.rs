@@ -10,7 +10,9 @@ use std::sync::Arc;
 use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure};
+use crate::report::wire::{
+    Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure, WholeOrders,
+};
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
 /// stalls the workloads, so it is done less often than reading memory.
@@ -42,6 +44,8 @@ pub struct Sample {
     pub draining: BTreeSet<String>,
     /// Orders about MIG instances that could not be carried out; set by the sampler.
     pub mig_failures: Vec<MigFailure>,
+    /// The orders to leave GPUs out of MIG mode that are obeyed.
+    pub whole: Option<WholeOrders>,
 }
 
 impl Sample {

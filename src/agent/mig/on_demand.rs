@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::agent::mig::made::MadeInstances;
 use crate::agent::mig::standing::StandingOrders;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{DeviceReport, MigFailure, MigOrders};
+use crate::report::wire::{DeviceReport, MigFailure, MigOrders, WholeOrders};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.
@@ -24,6 +24,10 @@ struct Shared {
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
+    /// Whether the agent may turn MIG mode on and off.
+    switches_mode: bool,
+    /// The orders to leave GPUs out of MIG mode that are obeyed.
+    whole: Mutex<Option<WholeOrders>>,
     /// Notified when other orders stand.
     ordered: Notify,
     /// Notified when instances or failures have changed.
@@ -34,6 +38,15 @@ impl MigOnDemand {
     /// Reads what an earlier run of the agent noted in `folder` since the last boot, which
     /// `proc_root` names.
     pub fn new(folder: &Path, proc_root: &Path) -> Self {
+        Self::with(folder, proc_root, false)
+    }
+
+    /// The same, and turns MIG mode of GPUs on and off as it is ordered.
+    pub fn switching(folder: &Path, proc_root: &Path) -> Self {
+        Self::with(folder, proc_root, true)
+    }
+
+    fn with(folder: &Path, proc_root: &Path, switches_mode: bool) -> Self {
         let boot = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
         let boot = boot.map(|boot| boot.trim().to_owned());
         let made = Mutex::new(MadeInstances::read(folder, boot));
@@ -42,6 +55,8 @@ impl MigOnDemand {
                 standing: Mutex::default(),
                 made,
                 failures: Mutex::default(),
+                switches_mode,
+                whole: Mutex::default(),
                 ordered: Notify::new(),
                 changed: Notify::new(),
             }),
@@ -85,6 +100,26 @@ impl MigOnDemand {
     /// The orders that could not be carried out.
     pub fn failures(&self) -> Vec<MigFailure> {
         self.shared.failures.lock().clone()
+    }
+
+    /// Whether the agent may turn MIG mode on and off.
+    pub fn switches_mode(&self) -> bool {
+        self.shared.switches_mode
+    }
+
+    /// The orders to leave GPUs out of MIG mode that are obeyed.
+    pub fn whole(&self) -> Option<WholeOrders> {
+        self.shared.whole.lock().clone()
+    }
+
+    /// Notes that these GPUs are out of MIG mode, and stay so as long as the orders stand.
+    pub(crate) fn obeys(&self, whole: WholeOrders) {
+        let mut known = self.shared.whole.lock();
+        if known.as_ref() != Some(&whole) {
+            *known = Some(whole);
+            drop(known);
+            self.note_change();
+        }
     }
 
     /// Notes the orders that could not be carried out.

@@ -32,7 +32,8 @@ impl StandingOrders {
         let counts = |(_, heard): &(u64, Timestamp)| now.since(*heard) < TERM_COUNTS_FOR;
         let newest = self.newest.filter(counts).map_or(0, |(term, _)| term);
         let sane = orders.filter(|orders| {
-            let is_sane = orders.make.len() + orders.remove.len() <= MAX_ORDERS;
+            let count = orders.make.len() + orders.remove.len() + orders.whole.len();
+            let is_sane = count <= MAX_ORDERS;
             if !is_sane {
                 tracing::error!(MAX_ORDERS, "a reply has too many orders about MIG instances");
             }
@@ -68,7 +69,8 @@ mod tests {
 
     fn orders(term: u64, start: u32) -> MigOrders {
         let (gpu, profile) = ("GPU-a".to_owned(), "1g.10gb".to_owned());
-        MigOrders { term, make: vec![MakeInstance { gpu, profile, start }], remove: Vec::new() }
+        let make = vec![MakeInstance { gpu, profile, start }];
+        MigOrders { term, make, ..MigOrders::default() }
     }
 
     /// Learns at this time, in seconds.

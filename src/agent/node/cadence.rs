@@ -152,6 +152,7 @@ mod tests {
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
+            whole: None,
         }
     }
 

@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::node::cadence::Cadence;
 use crate::agent::node::config::{AgentConfig, Node};
 use crate::agent::node::metrics::AgentMetrics;
@@ -135,7 +134,9 @@ impl<P: Probe + 'static> Sampler<P> {
         let draining = allocations.iter().filter(|it| it.state == AllocationState::Draining);
         sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
         sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
-        sample.mig_failures = self.node.mig.as_ref().map(MigOnDemand::failures).unwrap_or_default();
+        if let Some(mig) = &self.node.mig {
+            (sample.mig_failures, sample.whole) = (mig.failures(), mig.whole());
+        }
         Ok(sample)
     }
 

@@ -164,6 +164,7 @@ impl Session {
             allocations_version: self.number.and(self.allocations_version),
             devices: self.uses(sample),
             mig_failures: sample.mig_failures.clone(),
+            whole: sample.whole.clone(),
         }
     }
 

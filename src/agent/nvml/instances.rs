@@ -203,6 +203,25 @@ pub(crate) fn carry_out(nvml: &Nvml, step: &Step) -> Result<(), String> {
     }
 }
 
+/// Turns the MIG mode of a GPU on or off that no process uses.
+///
+/// # Errors
+/// What is in the way, for people.
+pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String> {
+    let gpu = nvml.device_by_uuid(uuid).map_err(|error| cause(&error))?;
+    if let Some(pid) = a_process(nvml, &gpu)? {
+        return Err(format!("process {pid} uses the GPU"));
+    }
+    let is_done = match raw_mig::set_mode(nvml, &gpu, to_mig) {
+        Ok(()) => (gpu.mig_mode().map_err(|error| cause(&error))?.current == 1) == to_mig,
+        Err(NvmlError::ResetRequired) => false,
+        Err(error) => return Err(cause(&error)),
+    };
+    let error = "the driver switches MIG mode with the next reset of the GPU only, and this agent \
+                 resets none: keep such GPUs in one mode";
+    is_done.then_some(()).ok_or_else(|| error.to_owned())
+}
+
 /// Removes a GPU instance that no process uses.
 fn remove(nvml: &Nvml, gpu: &Device<'_>, id: u32) -> Result<(), String> {
     let devices = mig_devices(nvml, gpu).map_err(|error| cause(&error))?;

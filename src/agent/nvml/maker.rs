@@ -16,12 +16,13 @@ use crate::agent::mig::attempts::Attempts;
 use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mig::plan;
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
+use crate::agent::mig::switching::{Switch, Switches, obeyed, switches};
 use crate::agent::nvml::instances;
 use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::MigOrders;
+use crate::report::wire::{MigOrders, WholeOrders};
 
 /// Time between two looks at the instances while orders stand: others may change them.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -38,6 +39,8 @@ pub struct MigMaker {
     attempts: Attempts,
     profiles: KnownProfiles,
     adoption: Adoption,
+    /// The devices that kubelet hands out, once these are known.
+    kubelets: watch::Receiver<Option<BTreeSet<String>>>,
 }
 
 /// Whose instances it has yet to take over.
@@ -46,9 +49,9 @@ enum Adoption {
     /// None.
     Done,
     /// Those on all GPUs but the devices that kubelet hands out, once these are known.
-    All(watch::Receiver<Option<BTreeSet<String>>>),
+    All,
     /// Those on these GPUs, which have not answered yet.
-    Rest(BTreeSet<String>, watch::Receiver<Option<BTreeSet<String>>>),
+    Rest(BTreeSet<String>),
 }
 
 /// One half of a round: what to remove, or what to make.
@@ -63,8 +66,14 @@ enum Ended {
 }
 
 impl MigMaker {
-    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default.
-    pub fn new(library: Option<PathBuf>, on_demand: MigOnDemand, clock: Clock) -> Self {
+    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default. `kubelets` are the devices that kubelet
+    /// hands out, once these are known.
+    pub fn new(
+        library: Option<PathBuf>,
+        on_demand: MigOnDemand,
+        clock: Clock,
+        kubelets: watch::Receiver<Option<BTreeSet<String>>>,
+    ) -> Self {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         Self {
             library,
@@ -73,13 +82,14 @@ impl MigMaker {
             attempts: Attempts::default(),
             profiles: KnownProfiles::new(),
             adoption: Adoption::Done,
+            kubelets,
         }
     }
 
     /// Takes over the instances first that others have made, but those that kubelet hands out.
     #[must_use]
-    pub fn adopting(self, kubelets: watch::Receiver<Option<BTreeSet<String>>>) -> Self {
-        Self { adoption: Adoption::All(kubelets), ..self }
+    pub fn adopting(self) -> Self {
+        Self { adoption: Adoption::All, ..self }
     }
 
     /// Runs forever.
@@ -114,11 +124,14 @@ impl MigMaker {
         }
         let longest_without_orders = match self.adoption {
             Adoption::Done => LOOK_WITHOUT_ORDERS,
-            Adoption::All(_) | Adoption::Rest(..) => LOOK_EVERY,
+            Adoption::All | Adoption::Rest(_) => LOOK_EVERY,
         };
         loop {
             let orders = self.on_demand.orders();
-            let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
+            let obeyed = self.on_demand.whole().unwrap_or_default();
+            let has_orders = !orders.make.is_empty()
+                || !orders.remove.is_empty()
+                || self.on_demand.switches_mode() && !is_obeyed(&orders, &obeyed);
             if !has_orders && self.on_demand.made().unfinished().is_empty() {
                 self.settle(&BTreeSet::new());
                 return longest_without_orders;
@@ -137,12 +150,12 @@ impl MigMaker {
 
     /// Takes over the instances that others have made on the GPUs that answer. Orders are obeyed meanwhile.
     fn adopt(&mut self) -> Result<(), String> {
-        let (kubelets, rest) = match &self.adoption {
+        let rest = match &self.adoption {
             Adoption::Done => return Ok(()),
-            Adoption::All(kubelets) => (kubelets.clone(), None),
-            Adoption::Rest(rest, kubelets) => (kubelets.clone(), Some(rest)),
+            Adoption::All => None,
+            Adoption::Rest(rest) => Some(rest),
         };
-        let of_kubelet = kubelets.borrow().clone();
+        let of_kubelet = self.kubelets.borrow().clone();
         let of_kubelet = of_kubelet.ok_or("kubelet has not said yet which devices it hands out")?;
         let nvml = open(&self.library).map_err(|error| error.to_string())?;
         let layouts = instances::layouts(&nvml, &mut self.profiles);
@@ -165,20 +178,29 @@ impl MigMaker {
             return Ok(());
         };
         let error = format!("GPU `{gpu}` does not answer: {error}");
-        self.adoption = Adoption::Rest(layouts.unread.into_keys().collect(), kubelets);
+        self.adoption = Adoption::Rest(layouts.unread.into_keys().collect());
         Err(error)
     }
 
-    /// Removes and then makes, with one look at the instances before each.
+    /// Removes, switches and then makes, with one look at the instances before each.
     fn obey(&mut self, orders: &MigOrders) -> Result<Ended, ProbeError> {
         let nvml = open(&self.library)?;
-        let mut open_orders = BTreeSet::new();
-        for plan in [plan::removals as Planner, plan::makes] {
+        let (mut open_orders, mut not_switched) = (BTreeSet::new(), BTreeSet::new());
+        for (plan, is_switched) in [(plan::removals as Planner, false), (plan::makes, true)] {
+            if is_switched && self.on_demand.switches_mode() {
+                match self.switch(&nvml, orders)? {
+                    Some(failed) => not_switched = failed,
+                    None => return Ok(Ended::Overtaken),
+                }
+                open_orders.extend(not_switched.iter().cloned());
+            }
             let layouts = instances::layouts(&nvml, &mut self.profiles)?;
             let unfinished = self.look(&layouts.gpus);
             let own = self.on_demand.made().own(orders);
             let mut plan = plan(&own, &layouts, &unfinished);
             open_orders.extend(plan.orders());
+            // Of a GPU that could not be switched it is known why.
+            plan.failures.retain(|(order, _)| !not_switched.contains(order));
             for (order, error) in std::mem::take(&mut plan.failures) {
                 self.attempts.refuse(order, error);
             }
@@ -199,6 +221,50 @@ impl MigMaker {
         }
         self.settle(&open_orders);
         Ok(Ended::Done)
+    }
+
+    /// Switches GPUs to and from MIG mode. The orders for which that could not be done; `None` if other orders
+    /// stand now.
+    fn switch(
+        &mut self,
+        nvml: &Nvml,
+        orders: &MigOrders,
+    ) -> Result<Option<BTreeSet<Order>>, ProbeError> {
+        let layouts = instances::layouts(nvml, &mut self.profiles)?;
+        let of_kubelet = self.kubelets.borrow().clone();
+        let Switches { steps, failures } = switches(orders, &layouts, of_kubelet.as_ref());
+        let mut failed = BTreeSet::new();
+        for (order, error) in failures {
+            self.attempts.refuse(order.clone(), error);
+            failed.insert(order);
+        }
+        for Switch { gpu, to_mig, orders: for_it } in &steps {
+            if for_it.iter().any(|order| self.attempts.waits(order, self.clock.now())) {
+                failed.extend(for_it.iter().cloned());
+                continue;
+            }
+            if self.on_demand.orders() != *orders {
+                return Ok(None);
+            }
+            let outcome = instances::switch(nvml, gpu, *to_mig);
+            self.on_demand.note_change();
+            match outcome {
+                Ok(()) => tracing::info!(gpu, to_mig, "switched MIG mode"),
+                Err(error) => {
+                    tracing::warn!(gpu, to_mig, error, "cannot switch MIG mode");
+                    for order in for_it {
+                        self.fail(order, error.clone(), self.clock.now());
+                        failed.insert(order.clone());
+                    }
+                }
+            }
+        }
+        let layouts = match steps.is_empty() {
+            true => layouts,
+            false => instances::layouts(nvml, &mut self.profiles)?,
+        };
+        self.on_demand.obeys(obeyed(orders, &layouts));
+        Ok(Some(failed))
     }
 
     /// Notes what became of what was begun. Returns what is still begun.
@@ -260,7 +326,7 @@ impl MigMaker {
         self.on_demand.note_failures(self.attempts.failures());
     }
 
-    /// Notes that nothing can be made, because the library does not answer.
+    /// Notes that nothing can be made or switched, because the library does not answer.
     fn fail_all(&mut self, orders: &MigOrders, error: &ProbeError) {
         let all: BTreeSet<Order> = orders.make.iter().cloned().map(Order::to_make).collect();
         for order in &all {
@@ -268,4 +334,10 @@ impl MigMaker {
         }
         self.settle(&all);
     }
+}
+
+/// Whether all orders to leave GPUs out of MIG mode are obeyed.
+fn is_obeyed(orders: &MigOrders, obeyed: &WholeOrders) -> bool {
+    let is_same = orders.term == obeyed.term || orders.whole.is_empty();
+    is_same && orders.whole.iter().all(|it| obeyed.gpus.contains(it))
 }

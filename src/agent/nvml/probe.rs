@@ -150,6 +150,7 @@ impl NvmlProbe {
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
+            switches_mig: self.on_demand.as_ref().is_some_and(MigOnDemand::switches_mode),
             now,
             processes,
         };
@@ -206,6 +207,7 @@ impl NvmlProbe {
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
+            whole: None,
         }
     }
 

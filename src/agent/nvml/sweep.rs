@@ -79,8 +79,10 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
     /// The MPS daemons, if the agent watches them.
     pub(crate) mps: Option<&'a MpsDaemons>,
-    /// What can be made on each GPU in MIG mode, by UUID; none if the agent makes nothing.
+    /// What can be made on each GPU, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
+    /// Whether the agent may turn MIG mode on, so that instances can be made on any GPU.
+    pub(crate) switches_mig: bool,
     pub(crate) now: Timestamp,
     /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
@@ -141,14 +143,15 @@ impl Sweeper<'_> {
         let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
-        self.push(gpu, DeviceReport { mig_profiles, ..report }, sweep)?;
+        let switches_mig = self.switches_mig && !mig_profiles.is_empty();
+        self.push(gpu, DeviceReport { mig_profiles, switches_mig, ..report }, sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
         }
         Ok(())
     }
 
-    /// What this agent can make on a GPU; read once while the GPU is in MIG mode.
+    /// What this agent can make on a GPU; read once while the GPU is in the same mode.
     fn makeable(
         &mut self,
         gpu: &Device<'_>,
@@ -156,7 +159,10 @@ impl Sweeper<'_> {
         kind: DeviceKind,
     ) -> Result<Vec<MigProfileReport>, Trouble> {
         let Some(known) = &mut self.mig_profiles else { return Ok(Vec::new()) };
-        if kind != DeviceKind::MigParent {
+        if self.known.get(uuid).is_some_and(|it| it.kind != kind) {
+            known.remove(uuid);
+        }
+        if kind != DeviceKind::MigParent && !self.switches_mig {
             known.remove(uuid);
             return Ok(Vec::new());
         }
@@ -166,7 +172,7 @@ impl Sweeper<'_> {
         let found = unless_lost(instances::profiles(self.nvml, gpu))?;
         let Some(found) = found else { return Ok(Vec::new()) };
         let profiles: Vec<MigProfileReport> = found.into_iter().map(|it| it.report).collect();
-        if profiles.is_empty() {
+        if profiles.is_empty() && kind == DeviceKind::MigParent {
             tracing::warn!(gpu = uuid, "the driver lets the agent make no MIG instances");
         }
         known.insert(uuid.to_owned(), profiles.clone());

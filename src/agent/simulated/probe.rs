@@ -155,6 +155,7 @@ pub(crate) fn sample_of(
         unreadable: 0,
         has_unwatched_pods: false,
         mig_failures: Vec::new(),
+        whole: None,
         draining: BTreeSet::new(),
     }
 }

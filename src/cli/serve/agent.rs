@@ -86,9 +86,13 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
 
-    /// Make and remove MIG instances as the extender orders; the MIG mode of GPUs stays as it is.
+    /// Make and remove MIG instances as the extender orders.
     #[arg(long, conflicts_with = "simulate")]
     pub mig_on_demand: bool,
+
+    /// Turn MIG mode of empty GPUs on and off as the extender orders, where no reset is needed for that.
+    #[arg(long, requires = "mig_on_demand")]
+    pub mig_switch: bool,
 
     /// Take over the MIG instances that others have made when the agent starts: idle ones are removed.
     #[arg(long, requires = "mig_on_demand")]
@@ -179,7 +183,10 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
     }
     let proof = proof(&args)?;
     let daemons = args.daemons(clock);
-    let mig = args.mig_on_demand.then(|| MigOnDemand::new(&args.mig_folder, &args.proc_root));
+    let mig = args.mig_on_demand.then(|| match args.mig_switch {
+        true => MigOnDemand::switching(&args.mig_folder, &args.proc_root),
+        false => MigOnDemand::new(&args.mig_folder, &args.proc_root),
+    });
     let config = AgentConfig {
         extenders: args.extender,
         proof,
@@ -209,9 +216,9 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
             tokio::spawn(kubelet.clone().run());
             if let Some(mig) = mig {
                 probe = probe.with_mig(mig.clone());
-                let mut maker = MigMaker::new(args.nvml_library, mig, clock);
+                let mut maker = MigMaker::new(args.nvml_library, mig, clock, kubelet.owned());
                 if args.mig_adopt {
-                    maker = maker.adopting(kubelet.owned());
+                    maker = maker.adopting();
                 }
                 tokio::spawn(maker.run());
             }
@@ -274,6 +281,7 @@ mod tests {
             "--extender http://a:1 --node n --mps sometimes",
             "--extender http://a:1 --simulate f --mig-on-demand",
             "--extender http://a:1 --node n --mig-adopt",
+            "--extender http://a:1 --node n --mig-switch",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dashmap::Entry;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::device::{DeviceId, DeviceKind, NodeName, PodUid};
 use crate::hardware::units::{Demand, MemMib, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
@@ -70,6 +70,7 @@ impl ToMake {
             let mut devices = node_state.devices().iter();
             devices.any(|it| it.device().id == *id && it.origin() == Origin::Promised)
         };
+        let is_promised = |id: &DeviceId| is_promised(id) || node_state.may_be_divided(id);
         let mut promised = placement.devices.iter().filter(|placed| is_promised(&placed.id));
         let has_failed = promised.clone().any(|placed| node_state.has_failed(&placed.id));
         match promised.next() {
@@ -237,8 +238,9 @@ impl Ledger {
             let giving_back = giving_back.filter(|_| !is_ignored);
             let waits_for = leaving.chain(giving_back).collect();
             let is_short = guests::is_short_of_memory(node_state, here) && !is_ignored;
-            let is_there =
-                |id: &DeviceId| node_state.devices().iter().any(|it| it.device().id == *id);
+            let takes_pods = |it: &DeviceState| it.device().kind != DeviceKind::MigParent;
+            let is_it = |it: &DeviceState, id: &DeviceId| it.device().id == *id && takes_pods(it);
+            let is_there = |id: &DeviceId| node_state.devices().iter().any(|it| is_it(it, id));
             let mut all = placement.devices.iter().map(|placed| &placed.id).chain(&runs_on);
             let is_gone = !all.all(is_there);
             let instance = ToMake::of(node_state, &placement);

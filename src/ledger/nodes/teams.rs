@@ -114,7 +114,9 @@ impl Teams {
                 u64::try_from(weighed).unwrap_or(u64::MAX)
             };
             // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
-            if let DeviceKind::MigInstance { profile, .. } = &device.kind {
+            if let DeviceKind::MigInstance { profile, .. } = &device.kind
+                && !profile.is_whole()
+            {
                 let model = ModelFilter::new([device.model.as_str()]);
                 let counted = of_instance(profile, &model);
                 return weighed(counted.map_or(1_000_000, |(share, _)| share));

@@ -228,7 +228,7 @@ fn an_idle_instance_at_a_promised_place_goes_before_another_is_made() {
     written.devices[0].id = DeviceId::new("MIG-1").unwrap();
     bed.node.allocate(Reservation { placement: written.clone(), ..held });
     let shown = |bed: &Bed| {
-        let InstanceOrders { make, remove } = bed.node.instance_orders();
+        let InstanceOrders { make, remove, .. } = bed.node.instance_orders();
         (make.len(), remove.len(), bed.of("p"))
     };
     assert_eq!(shown(&bed), (0, 1, "GPU-a/0/2g-12gb".to_owned()));

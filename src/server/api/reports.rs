@@ -13,7 +13,7 @@ use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::wire::{Allocation, MakeInstance, MigOrders, Outcome, Reply, Report};
+use crate::report::wire::{Allocation, MakeInstance, MigOrders, Outcome, Reply, Report, WholeGpu};
 
 /// Limits how often refused reports are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -27,7 +27,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let error = "gpupack was frozen, and the report may be older than that: send a new one";
         return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
     }
-    let report = match Report::from_json(body) {
+    let mut report = match Report::from_json(body) {
         Ok(report) => report,
         Err(error) => {
             app.metrics.report(ReportResult::Refused, None);
@@ -49,6 +49,8 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     grace: app.config.guard.grace,
                     max_limit: app.config.max_limit,
                 };
+                let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
+                report.details.wholes = report.details.wholes.filter(is_own);
                 let seen = (&report.facts.uses[..], report.details);
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
@@ -98,14 +100,15 @@ fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
     if !app.leading.is_here() || !app.is_fenced() || app.readiness() != Readiness::Ready {
         return None;
     }
-    let InstanceOrders { make, remove } = app.ledger.instance_orders(node)?;
+    let InstanceOrders { make, remove, whole } = app.ledger.instance_orders(node)?;
     let make = make.into_iter().map(|spot| MakeInstance {
         gpu: spot.gpu.to_string(),
         profile: spot.profile.to_string(),
         start: spot.start,
     });
     let remove = remove.iter().map(DeviceId::to_string).collect();
-    Some(MigOrders { term, make: make.collect(), remove })
+    let whole = whole.into_iter().map(|(gpu, number)| WholeGpu { gpu: gpu.to_string(), number });
+    Some(MigOrders { term, make: make.collect(), remove, whole: whole.collect() })
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<ErrorReason>) -> (StatusCode, Vec<u8>) {

@@ -24,6 +24,7 @@ impl Respreading {
             conditions: BTreeMap::new(),
             tenants: BTreeMap::new(),
             mig_failures: Vec::new(),
+            wholes: None,
         };
         let rules = Rules {
             tolerance: MemMib::ZERO,

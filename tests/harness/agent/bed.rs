@@ -123,6 +123,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         allocations_version: None,
         devices: sample.uses.clone(),
         mig_failures: Vec::new(),
+        whole: None,
     };
     report.checked().unwrap();
     Ok(sample)

@@ -12,7 +12,8 @@ use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use gpupack::report::wire::{
-    DeviceReport, MakeInstance, MigFailure, MigOrders, Outcome, Reply, Report,
+    DeviceReport, MakeInstance, MigFailure, MigOrders, Outcome, Reply, Report, WholeGpu,
+    WholeOrders,
 };
 use tokio::runtime::Runtime;
 
@@ -37,6 +38,7 @@ struct Told {
     ordered: Option<Duration>,
     inventory: Vec<DeviceReport>,
     failures: Vec<MigFailure>,
+    whole: Option<WholeOrders>,
     /// When each report came.
     reports: Vec<Duration>,
     /// Why a report cannot be.
@@ -70,6 +72,7 @@ async fn take(
     }
     told.reports.push(clock.precise());
     told.failures = report.mig_failures;
+    told.whole = report.whole;
     if let Some(inventory) = report.inventory {
         told.inventory = inventory;
     }
@@ -129,8 +132,28 @@ impl Replica {
         });
         let remove = remove.iter().map(|uuid| (*uuid).to_owned()).collect();
         let mut told = self.told();
-        told.orders = Some(MigOrders { term, make: make.collect(), remove });
+        told.orders = Some(MigOrders { term, make: make.collect(), remove, whole: Vec::new() });
         told.ordered = None;
+    }
+
+    /// Orders that these GPUs are out of MIG mode from now on, each with the number of the order, and nothing else.
+    pub(crate) fn keep_whole(&self, term: u64, gpus: &[(&str, u64)]) {
+        let gpus =
+            gpus.iter().map(|(gpu, number)| WholeGpu { gpu: (*gpu).to_owned(), number: *number });
+        let orders = MigOrders { term, whole: gpus.collect(), ..MigOrders::default() };
+        self.told().orders = Some(orders);
+    }
+
+    /// The orders to be out of MIG mode that the agent obeys, by the newest report: term, GPU and number.
+    pub(crate) fn whole(&self) -> Vec<(u64, String, u64)> {
+        let obeyed = self.told().whole.clone().unwrap_or_default();
+        obeyed.gpus.into_iter().map(|it| (obeyed.term, it.gpu, it.number)).collect()
+    }
+
+    /// Whether a GPU is in MIG mode, by the newest inventory.
+    pub(crate) fn is_in_mig_mode(&self, gpu: &str) -> bool {
+        let is_it = |it: &DeviceReport| it.uuid == gpu && it.kind == DeviceKind::MigParent;
+        self.inventory().iter().any(is_it)
     }
 
     /// Gives no orders from now on.

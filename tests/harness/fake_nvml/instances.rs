@@ -49,9 +49,9 @@ static PROFILES: LazyLock<BTreeMap<String, Vec<Profile>>> = LazyLock::new(|| {
     serde_json::from_str(include_str!("profiles.json")).expect("the file is part of the source")
 });
 
-/// The profiles of a GPU that can have instances made on it now.
+/// The profiles of a GPU on which instances can be made, in MIG mode or not.
 pub(crate) fn profiles_of(gpu: &Gpu) -> &'static [Profile] {
-    let model = gpu.mig_model.as_ref().filter(|_| gpu.mig.is_some());
+    let model = gpu.mig_model.as_ref();
     model.and_then(|model| PROFILES.get(model)).map_or(&[], Vec::as_slice)
 }
 
@@ -63,6 +63,9 @@ pub(crate) struct Made {
     next: u64,
     /// GPU instances by the UUID of the GPU.
     gpus: BTreeMap<String, Vec<Instance>>,
+    /// Whether GPUs are in MIG mode, of those that were switched since the boot.
+    #[serde(default)]
+    modes: BTreeMap<String, bool>,
 }
 
 /// A GPU instance.
@@ -94,7 +97,7 @@ impl Made {
         let is_new = known.is_none();
         let mut made = known.unwrap_or_else(|| Self { boot: scenario.boot, ..Self::default() });
         for gpu in &scenario.gpus {
-            if gpu.mig.is_none() {
+            if !made.is_in_mig_mode(gpu) {
                 made.gpus.remove(&gpu.uuid);
                 continue;
             }
@@ -106,6 +109,20 @@ impl Made {
             }
         }
         made
+    }
+
+    /// Whether a GPU is in MIG mode.
+    pub(crate) fn is_in_mig_mode(&self, gpu: &Gpu) -> bool {
+        self.modes.get(&gpu.uuid).copied().unwrap_or(gpu.mig.is_some())
+    }
+
+    /// Turns MIG mode on or off.
+    pub(crate) fn switch(&mut self, gpu: &Gpu, is_on: bool) -> Result<(), c_uint> {
+        if !gpu.processes.is_empty() || !self.of(gpu).is_empty() {
+            return Err(IN_USE);
+        }
+        self.modes.insert(gpu.uuid.clone(), is_on);
+        Ok(())
     }
 
     pub(crate) fn of(&self, gpu: &Gpu) -> &[Instance] {
@@ -123,6 +140,9 @@ impl Made {
         profile: c_uint,
         start: c_uint,
     ) -> Result<c_uint, c_uint> {
+        if !self.is_in_mig_mode(gpu) {
+            return Err(super::NOT_SUPPORTED);
+        }
         let find = |id| profiles_of(gpu).iter().find(|it| it.id == id);
         let wanted = find(profile).ok_or(super::INVALID_ARGUMENT)?;
         if !wanted.starts.contains(&start) {
@@ -220,6 +240,11 @@ pub(crate) fn change<T>(
 /// Adds the MIG devices that exist to a scenario, one for each compute instance.
 pub(crate) fn add_devices(scenario: &mut Scenario, made: &Made) {
     for gpu in &mut scenario.gpus {
+        match made.modes.get(&gpu.uuid) {
+            Some(true) => _ = gpu.mig.get_or_insert_default(),
+            Some(false) => gpu.mig = None,
+            None => {}
+        }
         let devices: Vec<Option<Gpu>> = made
             .of(gpu)
             .iter()

@@ -2,7 +2,10 @@
 
 use std::ffi::c_uint;
 
-use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer_for, answer_in, making, put};
+use super::{
+    INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, RESET_REQUIRED, SUCCESS, answer_for, answer_in,
+    instances, making, put,
+};
 
 /// A GPU may have as many instances as this.
 const MAX_INSTANCES: c_uint = 7;
@@ -44,6 +47,27 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     answer_for("nvmlDeviceGetMigMode", device, |gpu| {
         let mode = c_uint::from(gpu.mig.is_some());
         unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceSetMigMode(
+    device: usize,
+    mode: c_uint,
+    activation: *mut c_uint,
+) -> c_uint {
+    answer_in("nvmlDeviceSetMigMode", device, |scenario, gpu| {
+        if device & 0xff != 0 || mode > 1 {
+            return Err(INVALID_ARGUMENT);
+        }
+        if instances::profiles_of(gpu).is_empty() {
+            return Err(NOT_SUPPORTED);
+        }
+        if gpu.mig_needs_reset {
+            return unsafe { put(activation, RESET_REQUIRED) };
+        }
+        instances::change(scenario, |made| made.switch(gpu, mode == 1))?;
+        unsafe { put(activation, SUCCESS) }
     })
 }
 

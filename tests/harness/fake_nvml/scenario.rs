@@ -87,6 +87,9 @@ pub(crate) struct Gpu {
     pub sms: Option<c_uint>,
     /// The model of `profiles.json` whose instances can be made, when `mig` is an empty list.
     pub mig_model: Option<String>,
+    /// Whether its MIG mode changes with a reset only.
+    #[serde(default)]
+    pub mig_needs_reset: bool,
     /// Instances that are there after a boot: profile and start.
     #[serde(default)]
     pub at_boot: Vec<(String, c_uint)>,

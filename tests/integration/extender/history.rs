@@ -259,6 +259,7 @@ fn scrapes(now: u64) -> String {
             has_unwatched_pods: false,
             draining: std::collections::BTreeSet::new(),
             mig_failures: Vec::new(),
+            whole: None,
         };
         agent.show("gpu-a", &sample, &allocations);
         let scrape = String::from_utf8(agent.text()).unwrap();

@@ -15,6 +15,7 @@ fn sample(uuid: &str) -> Sample {
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
+        whole: None,
     }
 }
 

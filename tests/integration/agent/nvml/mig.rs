@@ -1,5 +1,6 @@
 //! MIG on demand: orders in replies, instances on the stand-in's GPUs, and what is reported of both.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
@@ -75,7 +76,16 @@ struct Agent(Option<tokio::runtime::Runtime>);
 impl Agent {
     /// One that makes instances.
     fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
-        let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root());
+        Self::with(bed, replicas, period, MigOnDemand::new(&bed.path("mig"), &bed.proc_root()))
+    }
+
+    /// One that also turns MIG mode on and off. Kubelet hands out nothing.
+    fn switching(bed: &Bed, replica: &Replica, period: Duration) -> Self {
+        let mig = MigOnDemand::switching(&bed.path("mig"), &bed.proc_root());
+        Self::with(bed, &[replica], period, mig)
+    }
+
+    fn with(bed: &Bed, replicas: &[&Replica], period: Duration, mig: MigOnDemand) -> Self {
         let extenders = replicas.iter().map(|replica| replica.url()).collect();
         let clock = Clock::start();
         let config = AgentConfig {
@@ -88,7 +98,8 @@ impl Agent {
             mig: Some(mig.clone()),
         };
         let probe = bed.probe().with_mig(mig.clone());
-        let maker = MigMaker::new(Some(bed.library()), mig, clock);
+        let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));
+        let maker = MigMaker::new(Some(bed.library()), mig, clock, kubelets);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -453,4 +464,98 @@ fn an_agent_without_the_right_says_that_it_can_make_nothing() {
     });
     assert!(replica.inventory().iter().all(|it| it.mig_profiles.is_empty()));
     assert_eq!(count(&bed, CREATE), 0);
+}
+
+const SET_MODE: &str = "nvmlDeviceSetMigMode";
+
+/// A node with one H100 outside MIG mode, or in it.
+fn switchable(is_in_mig_mode: bool) -> Value {
+    let mut scenario = changed("mig", if is_in_mig_mode { json!([]) } else { Value::Null });
+    scenario["gpus"][0]["at_boot"] = json!([]);
+    scenario
+}
+
+#[test]
+fn an_empty_gpu_is_switched_to_mig_mode_and_back() {
+    let bed = bed(&switchable(false));
+    let replica = Replica::start();
+    let _turn = turn();
+    let _agent = Agent::switching(&bed, &replica, Duration::from_secs(20));
+    replica.keep_whole(1, &[("GPU-a", 7)]);
+    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
+    let gpu = replica.inventory().remove(0);
+    assert!(gpu.switches_mig && !replica.is_in_mig_mode("GPU-a"));
+    assert_eq!((gpu.mig_profiles.len(), count(&bed, SET_MODE)), (7, 0));
+    // An instance is ordered: with so long a period the change itself brings the reports.
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until_instances(&[("3g.40gb", 4, true)]);
+    let took = replica.since_ordered();
+    println_figure(
+        "order of a MIG instance on a GPU outside MIG mode, until its UUID is reported",
+        took,
+    );
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(replica.is_in_mig_mode("GPU-a") && replica.whole().is_empty());
+    // Back: its instance goes before.
+    let uuid = replica.instances()[0].uuid.clone();
+    replica.order(1, &[], &[&uuid]);
+    replica.until_instances(&[]);
+    replica.more_reports(1);
+    assert!(replica.is_in_mig_mode("GPU-a"), "an empty GPU keeps its mode");
+    replica.keep_whole(1, &[("GPU-a", 8)]);
+    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 8)]);
+    replica.until("the GPU is whole", |it| !it.is_in_mig_mode("GPU-a"));
+    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 2));
+}
+
+#[test]
+fn a_gpu_that_is_used_is_not_switched() {
+    let used =
+        |scenario: &mut Value, processes: Value| scenario["gpus"][0]["processes"] = processes;
+    let process = json!([{"pid": 77, "used_mib": 500, "lists": ["compute"]}]);
+    let mut scenario = switchable(false);
+    used(&mut scenario, process);
+    let bed = bed(&scenario);
+    let replica = Replica::start();
+    let _agent = Agent::switching(&bed, &replica, QUICK);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until("the failure", |it| {
+        it.failures().iter().any(|it| it.error == "process 77 uses the GPU")
+    });
+    assert_eq!((replica.failures().len(), count(&bed, SET_MODE)), (1, 0));
+    // What no list shows, the driver sees.
+    used(&mut scenario, json!([]));
+    scenario["gpus"][0]["failures"] = json!({ SET_MODE: 19 });
+    bed.play(&scenario);
+    replica.until("the driver's word", |it| it.failures()[0].error.contains("IN_USE"));
+    scenario["gpus"][0]["failures"] = json!({});
+    scenario["gpus"][0]["mig_needs_reset"] = json!(true);
+    bed.play(&scenario);
+    replica.until("the reset", |it| it.failures()[0].error.contains("next reset of the GPU"));
+    scenario["gpus"][0]["mig_needs_reset"] = json!(false);
+    bed.play(&scenario);
+    replica.until_instances(&[("3g.40gb", 4, true)]);
+    replica.until("no failure", |it| it.failures().is_empty());
+    // Nor back, while an instance stays that is not to go.
+    replica.keep_whole(1, &[("GPU-a", 1)]);
+    replica
+        .until("the failure", |it| it.failures().iter().any(|it| it.error.contains("still there")));
+    assert_eq!((replica.whole().len(), replica.failures()[0].profile.as_str()), (0, "whole"));
+    assert_eq!(replica.shown().len(), 1);
+}
+
+#[test]
+fn without_the_flag_no_gpu_is_switched() {
+    let bed = bed(&switchable(false));
+    let replica = Replica::start();
+    let _agent = Agent::start(&bed, &[&replica], QUICK);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until("the failure", |it| {
+        it.failures().iter().any(|it| it.error == "the GPU is not in MIG mode")
+    });
+    replica.keep_whole(1, &[("GPU-a", 1)]);
+    replica.more_reports(5);
+    let gpu = replica.inventory().remove(0);
+    assert!(!gpu.switches_mig && gpu.mig_profiles.is_empty() && replica.whole().is_empty());
+    assert_eq!(count(&bed, SET_MODE), 0);
 }

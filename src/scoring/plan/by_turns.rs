@@ -1,0 +1,261 @@
+//! GPUs that are shared and divided by turns: which mode a pod gets, and when a GPU may be switched.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::hardware::device::{
+    Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
+    ModelName, NodeName, PoolName, Slot,
+};
+use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::inventory::NodeInventory;
+use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::ledger::suggest::displacement::clearings;
+use crate::model::device_state::DeviceUse;
+use crate::model::event::{LedgerEvent, StateBefore};
+use crate::model::policy::Policy;
+use crate::model::reservation::Reservation;
+use crate::scoring::fixture;
+use crate::scoring::fixture::{compiled, compiled_request, tenant};
+use crate::scoring::lacking::{lacking, lacks_there};
+
+/// A100 GPUs: whether each is in MIG mode, and its instances by name, profile, start and size.
+type Gpu = (bool, &'static [(&'static str, &'static str, u32, u32)]);
+
+fn id(text: &str) -> DeviceId {
+    DeviceId::new(text).unwrap()
+}
+
+fn name(at: usize) -> &'static str {
+    ["GPU-a", "GPU-b", "GPU-c"][at]
+}
+
+fn inventory(gpus: &[Gpu]) -> NodeInventory {
+    let row = |name: &str, memory, size, starts: &[u32]| MakeableProfile {
+        profile: MigProfile::new(name),
+        memory: MemMib::new(memory),
+        sm_count: None,
+        size,
+        starts: starts.to_vec(),
+    };
+    let rows = vec![
+        row("1g.5gb", 4_864, 1, &[0, 1, 2, 3, 4, 5, 6]),
+        row("3g.20gb", 19_968, 4, &[0, 4]),
+        row("7g.40gb", 40_192, 8, &[0]),
+    ];
+    let (mut devices, mut details) = (Vec::new(), BTreeMap::new());
+    for (at, (is_in_mig_mode, instances)) in gpus.iter().enumerate() {
+        let kind = if *is_in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
+        let gpu = Device {
+            id: id(name(at)),
+            index: DeviceIndex(u32::try_from(at).unwrap()),
+            model: ModelName::new("NVIDIA A100-SXM4-40GB"),
+            total: MemMib::new(40_960),
+            reserved: MemMib::new(if *is_in_mig_mode { 600 } else { 500 }),
+            kind,
+            health: Health::Healthy,
+        };
+        let more = DeviceDetails {
+            mig_profiles: rows.clone(),
+            switches_mig: true,
+            ..DeviceDetails::default()
+        };
+        details.insert(gpu.id.clone(), more);
+        for (uuid, profile, start, size) in *instances {
+            let kind = DeviceKind::MigInstance {
+                parent: gpu.id.clone(),
+                profile: MigProfile::new(*profile),
+            };
+            let (total, reserved) = (MemMib::new(4_864 * u64::from(*size)), MemMib::ZERO);
+            devices.push(Device { id: id(uuid), total, reserved, kind, ..gpu.clone() });
+            let slot = Some(Slot { start: *start, size: *size });
+            let more = DeviceDetails { slot, made_here: true, ..DeviceDetails::default() };
+            details.insert(id(uuid), more);
+        }
+        devices.push(gpu);
+    }
+    NodeInventory::placed(devices, &details).unwrap()
+}
+
+struct Bed {
+    node: NodeState,
+    classes: DeviceClasses,
+}
+
+impl Bed {
+    fn new(gpus: &[Gpu]) -> Self {
+        let mut classes = DeviceClasses::default();
+        let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
+        node.see_node(HostAmount::ZERO, PoolName::new(""));
+        node.share_by(PoolRule { mig: MigUse::ByTurns, ..PoolRule::default() }, &mut classes);
+        node.replace_inventory(&inventory(gpus), &mut classes);
+        node.observe(&[], Timestamp::START);
+        Self { node, classes }
+    }
+
+    fn see(&mut self, gpus: &[Gpu]) {
+        self.node.replace_inventory(&inventory(gpus), &mut self.classes);
+        assert_eq!(self.node.audit(), Ok(()));
+    }
+
+    fn find(&self, request: &str) -> Result<Place, Rejection> {
+        let compiled_request = compiled_request(request, &self.classes);
+        let mix = compiled("1 whole", &self.node, &self.classes);
+        let strategy = Strategy::Policy(Policy::BinPack);
+        evaluate(&self.node, &compiled_request, &strategy, &mix, HoldRule::Respected)
+    }
+
+    /// Places a pod, and says where.
+    fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
+        let placement = placement(&self.node, &self.find(request)?);
+        let compiled = compiled_request(request, &self.classes);
+        assert!(still_fits(&self.node, &compiled, &placement), "{placement:?}");
+        let request = fixture::request(request).0.map(Into::into);
+        self.node.allocate(Reservation { placement, request, ..tenant(pod, Vec::new()) });
+        assert_eq!(self.node.audit(), Ok(()));
+        Ok(self.of(pod))
+    }
+
+    /// The devices of a pod.
+    fn of(&self, pod: &str) -> String {
+        let held = self.node.reservation(&PodUid::new(pod)).unwrap();
+        let ids = held.placement.devices.iter().map(|placed| placed.id.as_str());
+        ids.collect::<Vec<_>>().join(" ")
+    }
+
+    /// The GPUs that are to be out of MIG mode, and the instances that are to be made.
+    fn orders(&self) -> (Vec<(String, u64)>, Vec<String>) {
+        let orders = self.node.instance_orders();
+        let whole = orders.whole.into_iter().map(|(gpu, number)| (gpu.to_string(), number));
+        let make = orders.make.iter().map(|spot| spot.id().unwrap().to_string());
+        (whole.collect(), make.collect())
+    }
+}
+
+#[test]
+fn an_empty_gpu_of_the_own_mode_comes_first() {
+    let mut bed = Bed::new(&[(false, &[]), (true, &[]), (true, &[])]);
+    assert_eq!(bed.place("m", "mig=7g.40gb").unwrap(), "GPU-b/0/7g-40gb");
+    assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a");
+    // The next one needs a GPU of the other mode.
+    let mut other = Bed { node: bed.node.clone(), classes: bed.classes.clone() };
+    assert_eq!(other.place("t", "fraction=0.5").unwrap(), "GPU-c/0/whole");
+    assert_eq!(other.place("u", "fraction=0.5").unwrap(), "GPU-c/0/whole", "beside it");
+    assert_eq!(other.place("v", "fraction=0.5"), Err(Rejection::NoPlace));
+    assert_eq!(other.place("n", "mig=1g.5gb"), Err(Rejection::NoPlace), "it is to leave MIG mode");
+    assert_eq!(bed.place("n", "mig=7g.40gb").unwrap(), "GPU-c/0/7g-40gb");
+    bed.node.remove(&PodUid::new("s"));
+    assert_eq!(bed.place("o", "mig=3g.20gb").unwrap(), "GPU-a/0/3g-20gb");
+    assert_eq!(bed.place("w", "fraction=0.5"), Err(Rejection::NoPlace));
+    assert_eq!(bed.place("p", "mig=3g.20gb").unwrap(), "GPU-a/4/3g-20gb");
+}
+
+#[test]
+fn any_other_node_is_better_than_a_switch() {
+    let key = |gpus: &[Gpu], request: &str| match Bed::new(gpus).find(request).unwrap().local_cost {
+        LocalCost::Ranked(cost) => cost.key(),
+        other => panic!("{other:?}"),
+    };
+    for request in ["whole", "fraction=0.25", "memory=5000"] {
+        let (own, other) = (key(&[(false, &[])], request), key(&[(true, &[])], request));
+        assert!(other > own << 1, "{request}: {own} {other}");
+    }
+    let (own, other) = (key(&[(true, &[])], "mig=1g.5gb"), key(&[(false, &[])], "mig=1g.5gb"));
+    assert!(other > own << 1, "{own} {other}");
+}
+
+#[test]
+fn what_is_used_keeps_its_mode() {
+    let mut bed = Bed::new(&[(false, &[])]);
+    let used = DeviceUse { used: Some(MemMib::new(300)), ..DeviceUse::idle(id("GPU-a")) };
+    bed.node.observe(&[used], Timestamp::from_millis(1));
+    assert_eq!(bed.place("m", "mig=1g.5gb"), Err(Rejection::NoPlace), "by a process of others");
+    bed.node.observe(&[DeviceUse::idle(id("GPU-a"))], Timestamp::from_millis(2));
+    bed.place("s", "fraction=0.1").unwrap();
+    assert_eq!(bed.place("m", "mig=1g.5gb"), Err(Rejection::NoPlace), "by a pod");
+    assert_eq!(bed.node.placeable_instances(&id("GPU-a")).values().sum::<usize>(), 0);
+    assert_eq!(bed.node.divided(HoldRule::Ignored).count(), 0);
+    bed.node.remove(&PodUid::new("s"));
+    assert_eq!(bed.node.divided(HoldRule::Ignored).count(), 1);
+    bed.place("m", "mig=1g.5gb").unwrap();
+    assert_eq!(bed.place("s", "fraction=0.1"), Err(Rejection::NoPlace), "by an instance");
+    // An instance of others stays, too.
+    let mut bed = Bed::new(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    assert_eq!(bed.place("s", "whole"), Err(Rejection::NoPlace));
+}
+
+#[test]
+fn a_promised_gpu_becomes_the_pods_own_once_it_is_out_of_mig_mode() {
+    let mut bed = Bed::new(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
+    bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::from_millis(1));
+    assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a/0/whole", "the idle one goes");
+    assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
+    assert_eq!(bed.node.instance_orders().remove, [id("MIG-1")]);
+    bed.see(&[(true, &[])]);
+    assert_eq!(bed.of("s"), "GPU-a/0/whole");
+    bed.see(&[(false, &[])]);
+    let held = bed.node.reservation(&PodUid::new("s")).unwrap().placement.clone();
+    assert_eq!((bed.of("s").as_str(), held.spots.len()), ("GPU-a", 0));
+    assert_eq!(held.devices[0].demand.memory, MemMib::new(40_460), "all of it");
+    assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
+    // After a boot in which MIG mode was lost an instance is made again.
+    let mut bed = Bed::new(&[(true, &[])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    bed.see(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]);
+    assert_eq!(bed.of("m"), "MIG-1");
+    bed.see(&[(false, &[])]);
+    assert_eq!(bed.of("m"), "GPU-a/0/3g-20gb");
+    assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/3g-20gb".to_owned()]));
+}
+
+#[test]
+fn a_pod_waits_until_the_agent_obeys_the_very_order() {
+    let mut bed = Bed::new(&[(false, &[])]);
+    let gpu = id("GPU-a");
+    assert!(bed.node.may_be_divided(&gpu), "the agent has said nothing yet");
+    bed.node.note_wholes([(gpu.clone(), 1)].into());
+    assert!(!bed.node.may_be_divided(&gpu));
+    bed.place("s", "fraction=0.5").unwrap();
+    bed.node.remove(&PodUid::new("s"));
+    assert_eq!(bed.orders().0, [("GPU-a".to_owned(), 1)], "an empty GPU keeps its mode");
+    bed.place("m", "mig=1g.5gb").unwrap();
+    assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/1g-5gb".to_owned()]));
+    bed.node.remove(&PodUid::new("m"));
+    assert_eq!(
+        bed.orders(),
+        (vec![("GPU-a".to_owned(), 2)], vec![]),
+        "it may be switched meanwhile"
+    );
+    assert!(bed.node.may_be_divided(&gpu));
+    bed.node.note_wholes([(gpu.clone(), 2)].into());
+    assert!(!bed.node.may_be_divided(&gpu) && !bed.node.may_be_divided(&id("GPU-x")));
+}
+
+#[test]
+fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
+    let mut bed = Bed::new(&[(false, &[])]);
+    bed.place("s", "fraction=0.5").unwrap();
+    let request = compiled_request("mig=3g.20gb", &bed.classes);
+    let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+    assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (1_000_000, "GPU-a/0/3g-20gb"));
+    assert_eq!(lacks_there(&bed.node, &request, &hold), Some(1_000_000));
+    let pods = clearings(&bed.node, &request, 3);
+    assert_eq!(pods.len(), 1, "without the pod that shares it: {pods:?}");
+    bed.node.stand(PodUid::new("m"), hold);
+    assert_eq!(bed.node.audit(), Ok(()));
+    let before = StateBefore::of(&bed.node);
+    bed.node.remove(&PodUid::new("s"));
+    assert_eq!(before.events(&bed.node), [LedgerEvent::Room(NodeName::new("n"))]);
+    assert_eq!(bed.place("t", "fraction=0.5"), Err(Rejection::NoPlace), "it is kept");
+
+    let mut bed = Bed::new(&[(true, &[])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    let request = compiled_request("whole", &bed.classes);
+    let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+    assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (500_000, "GPU-a/0/whole"));
+    assert_eq!(clearings(&bed.node, &request, 3).len(), 1);
+    bed.node.stand(PodUid::new("s"), hold);
+    assert_eq!(bed.place("n", "mig=3g.20gb"), Err(Rejection::NoPlace), "it is kept");
+}

@@ -8,7 +8,7 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, MigProfile, PodUid, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
-use crate::hardware::pool::{ConfiguredIsolation, PoolRule};
+use crate::hardware::pool::{ConfiguredIsolation, MigUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
@@ -257,12 +257,20 @@ impl DeviceState {
         }
     }
 
-    /// Whether it is a GPU out of MIG mode that something uses, so that it is not to be divided.
+    /// Whether it is a GPU that pods share, or others use, so that it is not to be divided. One with tenants that
+    /// is in MIG mode now was switched by somebody else.
     pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {
         let is_held = holds == HoldRule::Respected && self.on_hold != Demand::ZERO;
-        let is_used = !self.tenants.is_empty() || !self.guests.is_empty();
-        self.device.kind == DeviceKind::Gpu
-            && (is_held || is_used || self.unallocated_use() > MemMib::ZERO)
+        match self.device.kind {
+            DeviceKind::Gpu => {
+                let is_used = !self.tenants.is_empty() || !self.guests.is_empty();
+                is_held || is_used || self.unallocated_use() > MemMib::ZERO
+            }
+            DeviceKind::MigParent => {
+                self.rule.mig == MigUse::ByTurns && !self.tenants.is_empty()
+            }
+            DeviceKind::MigInstance { .. } => false,
+        }
     }
 
     /// What reservations take.

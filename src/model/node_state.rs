@@ -793,11 +793,13 @@ impl NodeState {
                 .filter_map(|it| it.place())
                 .map(|(gpu, profile, _)| (gpu, profile.is_whole()))
                 .collect();
-            let gpus = self.devices.iter().map(|it| &it.device);
-            for gpu in gpus.filter(|gpu| self.mig.switches(&gpu.id)) {
+            let gpus = self.devices.iter().filter(|it| self.mig.switches(&it.device.id));
+            for DeviceState { device: gpu, tenants, .. } in gpus {
                 let is_whole = match gpu.kind {
                     DeviceKind::Gpu => !promised.contains(&(&gpu.id, false)),
-                    DeviceKind::MigParent => promised.contains(&(&gpu.id, true)),
+                    DeviceKind::MigParent => {
+                        promised.contains(&(&gpu.id, true)) || !tenants.is_empty()
+                    }
                     DeviceKind::MigInstance { .. } => false,
                 };
                 if is_whole {

@@ -266,9 +266,7 @@ impl DeviceState {
                 let is_used = !self.tenants.is_empty() || !self.guests.is_empty();
                 is_held || is_used || self.unallocated_use() > MemMib::ZERO
             }
-            DeviceKind::MigParent => {
-                self.rule.mig == MigUse::ByTurns && !self.tenants.is_empty()
-            }
+            DeviceKind::MigParent => self.rule.mig == MigUse::ByTurns && !self.tenants.is_empty(),
             DeviceKind::MigInstance { .. } => false,
         }
     }

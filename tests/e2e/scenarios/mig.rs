@@ -36,6 +36,10 @@ const IN_USE: u32 = 19;
 /// A call of the driver takes so long, as on a real GPU.
 const CALL_MS: u64 = 150;
 
+/// The call that turns MIG mode on or off, and how long it takes.
+const SET_MODE: &str = "nvmlDeviceSetMigMode";
+const SWITCH_MS: u64 = 1_000;
+
 /// Memory in MiB, and the profile of an A100 with 80 GB that it gets.
 const REQUESTS: [(u64, &str); 4] =
     [(9_000, "1g.10gb"), (18_000, "1g.20gb"), (38_000, "3g.40gb"), (70_000, "7g.80gb")];
@@ -43,47 +47,64 @@ const REQUESTS: [(u64, &str); 4] =
 /// An instance as the stand-in has it: profile and first unit.
 type Instances = BTreeMap<String, (String, u64)>;
 
-/// A node with one GPU in MIG mode and an agent.
+/// A node with one GPU and an agent.
 struct Node {
     folder: PathBuf,
     name: String,
     boot: u64,
     agent: Leash,
+    /// Whether the GPU is out of MIG mode after a boot, and the agent may change that.
+    by_turns: bool,
 }
 
 impl Node {
-    fn start(stage: &Stage) -> Self {
+    fn start(stage: &Stage, by_turns: bool) -> Self {
         let folder = stage.folder();
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = built_library().expect("cargo builds it");
         std::fs::copy(library, folder.join("libnvidia-ml.so.1")).expect("a copy");
         let name = stage.fleet.nodes[0].name.clone();
-        play(&folder, 0, &json!({}));
-        let agent = start_agent(stage, &folder, &name);
-        Self { folder, name, boot: 0, agent }
+        play(&folder, (0, by_turns), &json!({}));
+        let agent = start_agent(stage, &folder, &name, by_turns);
+        Self { folder, name, boot: 0, agent, by_turns }
+    }
+
+    /// Changes what the driver answers.
+    fn play(&self, failures: &Value) {
+        play(&self.folder, (self.boot, self.by_turns), failures);
     }
 
     /// The agent ends, and another one begins.
     fn restart_agent(&mut self, stage: &Stage) {
         self.agent.kill();
-        self.agent = start_agent(stage, &self.folder, &self.name);
+        self.agent = start_agent(stage, &self.folder, &self.name, self.by_turns);
     }
 
     /// The node boots: no instance is left.
     fn boot(&mut self, stage: &Stage) {
         self.agent.kill();
         self.boot += 1;
-        play(&self.folder, self.boot, &json!({}));
-        self.agent = start_agent(stage, &self.folder, &self.name);
+        self.play(&json!({}));
+        self.agent = start_agent(stage, &self.folder, &self.name, self.by_turns);
+    }
+
+    /// What the stand-in keeps of this boot.
+    fn kept(&self) -> Value {
+        let text = std::fs::read_to_string(self.folder.join("instances.json")).unwrap_or_default();
+        let kept: Value = serde_json::from_str(&text).unwrap_or_default();
+        if kept["boot"] == self.boot { kept } else { Value::Null }
+    }
+
+    /// Whether the GPU is in MIG mode.
+    fn is_in_mig_mode(&self) -> bool {
+        self.kept()["modes"][GPU].as_bool().unwrap_or(!self.by_turns)
     }
 
     /// The instances that exist, by UUID.
     fn instances(&self) -> Instances {
-        let read = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
-        let made: Value = serde_json::from_str(&read("instances.json")).unwrap_or_default();
+        let made = self.kept();
         let all = made["gpus"][GPU].as_array().into_iter().flatten();
-        let is_of_boot = made["boot"] == self.boot;
-        let named = all.filter(|_| is_of_boot).filter_map(|instance| {
+        let named = all.filter_map(|instance| {
             let uuid = instance["computes"][0]["uuid"].as_str()?.to_owned();
             let profile = self.profile(instance["profile"].as_u64()?)?;
             Some((uuid, (profile, instance["start"].as_u64()?)))
@@ -102,20 +123,22 @@ impl Node {
 }
 
 /// Changes the hardware.
-fn play(folder: &Path, boot: u64, failures: &Value) {
+fn play(folder: &Path, (boot, by_turns): (u64, bool), failures: &Value) {
     let random = folder.join("proc/sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
-    let scenario = json!({"boot": boot, "failures": failures, "delays_ms": {CREATE: CALL_MS}, "gpus": [
+    let mig = if by_turns { Value::Null } else { json!([]) };
+    let delays = json!({CREATE: CALL_MS, SET_MODE: SWITCH_MS});
+    let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
         {"uuid": GPU, "name": "NVIDIA A100-SXM4-80GB", "total_mib": 81920, "reserved_mib": 634,
-            "mig": [], "mig_model": "A100-80"},
+            "mig": mig, "mig_model": "A100-80"},
     ]});
     // In one step: the library reads at any time.
     std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a file");
     std::fs::rename(folder.join("next.json"), folder.join("scenario.json")).expect("a file");
 }
 
-fn start_agent(stage: &Stage, folder: &Path, node: &str) -> Leash {
+fn start_agent(stage: &Stage, folder: &Path, node: &str, by_turns: bool) -> Leash {
     let path = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
     let flags = [
         ("--node", node.to_owned()),
@@ -126,7 +149,8 @@ fn start_agent(stage: &Stage, folder: &Path, node: &str) -> Leash {
         ("--metrics-listen", "127.0.0.1:0".to_owned()),
     ];
     let flags = flags.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]))
+    let switches = by_turns.then(|| "--mig-switch".to_owned());
+    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]).chain(switches))
 }
 
 /// What runs, as kubelet would have it: the UUID on which the container of each pod started.
@@ -151,13 +175,20 @@ impl Kubelet {
     /// Looks at the pods: those whose instance is there start on it. It must be as requested, lie where the
     /// placement says, and be used by no other pod.
     fn look(&mut self, node: &Node, pods: &[Pod]) {
-        let instances = node.instances();
+        let (instances, is_in_mig_mode) = (node.instances(), node.is_in_mig_mode());
         let is_there = |pod: &str| pods.iter().any(|it| name(it) == pod);
-        self.running.retain(|pod, uuid| is_there(pod) && instances.contains_key(uuid));
+        let is_device = |uuid: &String| uuid == GPU || instances.contains_key(uuid);
+        self.running.retain(|pod, uuid| is_there(pod) && is_device(uuid));
         for pod in pods {
             let Some(placement) = placement(pod) else { continue };
             let device = &placement["devices"][0];
             let uuid = device["id"].as_str().expect("a UUID").to_owned();
+            if uuid == GPU {
+                assert!(!is_in_mig_mode, "{} starts on a GPU in MIG mode", name(pod));
+                let before = self.running.insert(name(pod), uuid.clone());
+                self.starts += usize::from(before != Some(uuid));
+                continue;
+            }
             let Some((profile, start)) = instances.get(&uuid) else { continue };
             let wanted = pod.metadata.labels.as_ref().and_then(|labels| labels.get("profile"));
             // A larger one, where the driver has refused to make all those of the smallest.
@@ -195,9 +226,10 @@ async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Dur
     loop {
         let pods = pods(stage).await;
         kubelet.look(node, &pods);
-        let bound = pods.iter().filter(|pod| placement(pod).is_some()).count();
-        let instances = node.instances();
-        if kubelet.running.len() == bound && instances.len() == bound {
+        let placed: Vec<Value> = pods.iter().filter_map(placement).collect();
+        let divided = placed.iter().filter(|it| it["devices"][0]["mig"].is_object()).count();
+        let (bound, instances) = (placed.len(), node.instances());
+        if kubelet.running.len() == bound && instances.len() == divided {
             return started.elapsed();
         }
         let running = &kubelet.running;
@@ -227,7 +259,7 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         let fleet = Fleet::new().with("mig", 1, (1, A100));
         let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.stop_agents();
-        let mut node = Node::start(&stage);
+        let mut node = Node::start(&stage, false);
         let mut kubelet = Kubelet::default();
         until_divided(&stage).await;
         shot(&stage, &node, "mig-1");
@@ -259,6 +291,51 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         node.boot(&stage);
         let again = until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("made again {} ms after a boot", clock::ms(again)));
+        faults(&mut stage, &mut node, &mut kubelet, time).await;
+    });
+}
+
+/// Waits until a pod is bound.
+async fn bound(stage: &Stage, pod: &str) -> Duration {
+    stage.watching.until("bound", LIMIT, |pods| is_bound(pods, pod)).await
+}
+
+#[test]
+fn gpus_are_shared_and_divided_by_turns() {
+    let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
+    let time = Duration::from_secs((60 * minutes).max(20));
+    scenario_within("by-turns", time + 6 * LIMIT, |bed| async move {
+        let settings = json!({"pools": {"": {"mig": "by_turns"}}});
+        let fleet = Fleet::new().with("turns", 1, (1, A100));
+        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        stage.stop_agents();
+        let mut node = Node::start(&stage, true);
+        let mut kubelet = Kubelet::default();
+        until_divided(&stage).await;
+        stage.cluster.add_pods(&[PodPlan::fraction("s", "0.5")]).await;
+        let alone = bound(&stage, "s").await;
+        stage.cluster.add_pods(&[plan("m", REQUESTS[0])]).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(stage.watching.ask(|pods| !is_bound(pods, "m")), "the GPU is shared");
+        assert!(!node.is_in_mig_mode());
+        kubelet.look(&node, &pods(&stage).await);
+        stage.cluster.delete_pod("s").await;
+        let to_mig = bound(&stage, "m").await;
+        assert!(node.is_in_mig_mode());
+        stage.cluster.add_pods(&[PodPlan::fraction("w", "1")]).await;
+        until_settled(&stage, &node, &mut kubelet).await;
+        assert!(stage.watching.ask(|pods| !is_bound(pods, "w")), "the GPU is divided");
+        stage.cluster.delete_pod("m").await;
+        let back = bound(&stage, "w").await;
+        assert!(!node.is_in_mig_mode());
+        until_settled(&stage, &node, &mut kubelet).await;
+        stage.figure(&format!(
+            "bound {} ms after it was created; {} ms after the last pod that shares the GPU, which is \
+             switched; {} ms after the last one with an instance, and switched back",
+            clock::ms(alone),
+            clock::ms(to_mig),
+            clock::ms(back)
+        ));
         faults(&mut stage, &mut node, &mut kubelet, time).await;
     });
 }
@@ -300,7 +377,10 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
             0..30 if all.len() < 8 => {
                 created += 1;
                 let request = REQUESTS[[0, 0, 0, 1, 1, 2, 3][rng.random_range(0..7)]];
-                stage.cluster.add_pods(&[plan(&format!("p{created}"), request)]).await;
+                let pod = format!("p{created}");
+                let shares = node.by_turns && rng.random_ratio(1, 2);
+                let pod = if shares { PodPlan::fraction(&pod, "0.5") } else { plan(&pod, request) };
+                stage.cluster.add_pods(&[pod]).await;
                 "pods"
             }
             30..50 if !all.is_empty() => {
@@ -324,7 +404,7 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
             57..60 => {
                 refuses = !refuses;
                 let code = if refuses { IN_USE } else { 0 };
-                play(&node.folder, node.boot, &json!({CREATE: code}));
+                node.play(&json!({CREATE: code, SET_MODE: code}));
                 "refusals"
             }
             _ => {
@@ -334,7 +414,7 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
         };
         *counts.entry(what).or_insert(0) += 1;
     }
-    play(&node.folder, node.boot, &json!({}));
+    node.play(&json!({}));
     let settled = until_settled(stage, node, kubelet).await;
     stage.figure(&format!(
         "{} s of faults {counts:?}: {} starts, none on a wrong instance; settled after {} ms",

@@ -266,7 +266,7 @@ impl Rejection {
                     .met_by_room()
             }
             Self::NoPlace => {
-                Row::of(27, Obstacle::Devices, 19, "no free place for the MIG instance")
+                Row::of(27, Obstacle::Devices, 19, "no free place on GPUs that are divided")
                     .met_by_room()
             }
             Self::HostMemory { short } => {

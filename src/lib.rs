@@ -582,6 +582,7 @@ pub mod sim {
         pub(crate) mod bound;
         pub mod series;
         pub mod compare;
+        pub mod turns;
     }
 
     /// The best that any policy could achieve.

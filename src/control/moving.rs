@@ -172,13 +172,6 @@ impl Moving {
         note(&mut self.restarts.entry(uid.clone()).or_default(), COUNTED_FOR, now);
     }
 
-    /// Notes that the last of these restarts did not happen: the API server never got it.
-    pub(crate) fn did_not_restart(&self, uid: &PodUid) {
-        if let Some(mut all) = self.restarts.get_mut(uid) {
-            all.pop();
-        }
-    }
-
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
         let of_pods = self.restarts.len() + self.moved.len() + self.respreads.len();
@@ -210,9 +203,6 @@ mod tests {
             moves.restarted(&uid, at(seconds));
         }
         assert!(!moves.may_restart(&uid, at(599)) && moves.may_restart(&uid, at(600)));
-        moves.did_not_restart(&uid);
-        assert!(moves.may_restart(&uid, at(599)), "it never arrived");
-        moves.restarted(&uid, at(599));
         assert!(moves.may_restart(&PodUid::new("q"), at(599)));
         moves.forget(&uid);
         assert_eq!(moves.count(), 0);

@@ -102,6 +102,11 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
     let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
     let Some(read) = read else { return Ok(false) };
+    if app.moves.is_respread(&pod.uid) {
+        // What the ledger has is not written yet, and only its task knows whether that may have happened.
+        app.edits.note(pod, app.clock.now());
+        return Ok(false);
+    }
     // Again: a move that was written meanwhile is no edit.
     let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
     let seen = SeenPod::from_api(&read);

@@ -109,6 +109,9 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         Ok(read) => read,
         Err(next) => return next,
     };
+    if still_chosen(app, chosen).is_none() {
+        return Next::Done;
+    }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
     let is_taken_back = task.begun.as_ref().is_some_and(|begun| begun.taken_back.is_some());

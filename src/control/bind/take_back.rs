@@ -37,8 +37,6 @@ struct Order {
     device: DeviceId,
     /// The container before, with its CPU request.
     before: Move,
-    /// Whether it is known that the API server has it.
-    has_arrived: bool,
     /// When its end was seen.
     ended: Option<Timestamp>,
 }
@@ -101,11 +99,8 @@ async fn step(
         return failed(app, pod, NO_RESTART);
     };
     let is_open = |order: &Order| container.cpu_milli == order.before.cpu_milli;
-    if let Some(open) = order.take_if(|order| is_open(order)) {
-        if !open.has_arrived {
-            app.moves.did_not_restart(&pod.uid);
-        }
-        return Next::After(TRY_AGAIN); // else it was taken back
+    if order.take_if(|order| is_open(order)).is_some() {
+        return Next::After(TRY_AGAIN); // it did not arrive, or was taken back
     }
     let Some(order) = order else {
         let read = (&seen, container, &annotations);
@@ -136,18 +131,19 @@ async fn order_restart(
     }
     let before = Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
     let (node, device) = (debt.node.clone(), debt.device.clone());
-    let (has_arrived, next) = match resize(cluster, (pod, key), seen).await {
+    let ordered = Order { node, device, before, ended: None };
+    let (resized, next) = match resize(cluster, (pod, key), seen).await {
         Resized::Accepted => (true, LOOK_AGAIN),
-        // The next look shows whether it arrived.
+        // It may still arrive, and counts.
         Resized::Undecided => (false, TRY_AGAIN),
         Resized::Not(next) => return next,
         Resized::Refused(fault) => return failed(app, pod, &fault),
     };
     app.moves.restarted(&pod.uid, app.clock.now());
-    if has_arrived {
+    if resized {
         tell(app, pod, &debt);
     }
-    *order = Some(Order { node, device, before, has_arrived, ended: None });
+    *order = Some(ordered);
     Next::After(next)
 }
 

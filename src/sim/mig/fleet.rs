@@ -112,15 +112,33 @@ impl<'a> Fleet<'a> {
         Some(instance)
     }
 
+    /// An empty GPU leaves: no instance is made on it any more.
+    pub(crate) fn leave(&mut self, gpu: usize) {
+        let state = self.gpus[gpu];
+        self.supply.remove(&self.stage.classes, state.0, state.1);
+        self.drop_equal(gpu, state);
+    }
+
+    /// An empty GPU that had left is back.
+    pub(crate) fn join(&mut self, gpu: usize) {
+        let state = self.gpus[gpu];
+        self.supply.add(&self.stage.classes, state.0, state.1);
+        self.equal.entry(state).or_default().insert(gpu);
+    }
+
+    fn drop_equal(&mut self, gpu: usize, state: (MigClassId, LayoutId)) {
+        if let Some(equal) = self.equal.get_mut(&state) {
+            equal.remove(&gpu);
+            if equal.is_empty() {
+                self.equal.remove(&state);
+            }
+        }
+    }
+
     fn change(&mut self, gpu: usize, to: LayoutId) {
         let (class, from) = self.gpus[gpu];
         self.supply.change(&self.stage.classes, class, (from, to));
-        if let Some(equal) = self.equal.get_mut(&(class, from)) {
-            equal.remove(&gpu);
-            if equal.is_empty() {
-                self.equal.remove(&(class, from));
-            }
-        }
+        self.drop_equal(gpu, (class, from));
         self.equal.entry((class, to)).or_default().insert(gpu);
         self.gpus[gpu].1 = to;
     }

@@ -38,20 +38,20 @@ pub(crate) fn requests(world: World, seed: u64, stretches: &[Arrivals<'_>]) -> V
                 break;
             }
             at = next;
-            let kind = draw(&mut chance, stretch.weights);
+            let kind = drawn(&mut chance, stretch.weights);
             requests.push(Request { at, stays: mean(&mut chance), kind });
         }
     }
     requests
 }
 
-fn draw(chance: &mut ChaCha8Rng, weights: &[u32]) -> usize {
+pub(crate) fn drawn(chance: &mut ChaCha8Rng, weights: &[u32]) -> usize {
     let all: u64 = weights.iter().copied().map(u64::from).sum();
-    let mut drawn = (u64::from(chance.next_u32()) * all) >> 32;
+    let mut number = (u64::from(chance.next_u32()) * all) >> 32;
     let is_it = |weight: &u32| {
         let own = u64::from(*weight);
-        let is_it = drawn < own;
-        drawn = drawn.saturating_sub(own);
+        let is_it = number < own;
+        number = number.saturating_sub(own);
         is_it
     };
     weights.iter().position(is_it).expect("what is drawn is below the sum")

@@ -22,7 +22,7 @@ use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::written::owned;
 use crate::kube_api::write::events::NoticeReason;
-use crate::kube_api::write::outcome::PatchOutcome;
+use crate::kube_api::write::outcome::{Cause, PatchOutcome};
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::moves::{MoveReason, MoveResult};
 use crate::model::reservation::{
@@ -338,6 +338,10 @@ pub(crate) async fn resize(
             PatchOutcome::Patched { .. } => return Resized::Accepted,
             PatchOutcome::Gone => return Resized::Not(Next::Done),
             PatchOutcome::Conflict => return Resized::Not(Next::After(LOOK_AGAIN)),
+            // It was not sent.
+            PatchOutcome::Undecided { cause: Cause::NotLeading } => {
+                return Resized::Not(Next::After(TRY_AGAIN));
+            }
             PatchOutcome::Undecided { .. } => return Resized::Undecided,
             PatchOutcome::Refused { code, message } => {
                 fault = format!("its resize was refused with {code}: {message}");

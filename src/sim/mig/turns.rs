@@ -366,10 +366,12 @@ impl TurnsComparison {
 
     /// The same as comma-separated values.
     pub fn csv(&self) -> String {
-        let lines = self.rows().map(|(rule, mix, refused, switches)| {
-            format!("{rule},{mix},{refused},{switches}\n")
-        });
-        std::iter::once("rule,mix,blocked_percent,switches_per_day\n".to_owned()).chain(lines).collect()
+        let lines = self
+            .rows()
+            .map(|(rule, mix, refused, switches)| format!("{rule},{mix},{refused},{switches}\n"));
+        std::iter::once("rule,mix,blocked_percent,switches_per_day\n".to_owned())
+            .chain(lines)
+            .collect()
     }
 
     /// The same in JSON.
@@ -404,6 +406,10 @@ mod tests {
     fn a_day_is_half_mig() {
         let at: Vec<f64> = (0..48).map(|step| part_of_mig(f64::from(step) * STEP)).collect();
         let mean = at.iter().sum::<f64>() / 48.0;
-        assert!((mean - 0.5).abs() < 1e-9 && (at[0] - 0.15).abs() < 1e-9 && (at[24] - 0.85).abs() < 1e-9);
+        assert!(
+            (mean - 0.5).abs() < 1e-9
+                && (at[0] - 0.15).abs() < 1e-9
+                && (at[24] - 0.85).abs() < 1e-9
+        );
     }
 }

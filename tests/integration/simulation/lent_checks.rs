@@ -51,8 +51,6 @@ pub(super) struct Seen {
     ordered_on: BTreeMap<String, u64>,
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
-    /// How many resizes of a pod a process has sent, whatever became of them.
-    pub(super) tried: BTreeMap<(u64, String), usize>,
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
@@ -493,9 +491,7 @@ impl World {
             let sent = self.lent.sent.get(&key).map_or(&[][..], |all| all);
             let is_old = sent.first().is_some_and(|at| at + ENDS_WITHIN <= self.now);
             let is_refused = self.lent.refused.contains(&key) || self.lent.pended.contains(&key.1);
-            // Of one that got no answer it is not known that it did not arrive.
-            let tried = self.lent.tried.get(&key).copied().unwrap_or_default();
-            if tried < MOST_RESTARTS && !is_old && !is_refused {
+            if sent.len() < MOST_RESTARTS && !is_old && !is_refused {
                 return Err(format!("process {} leaves memory to {}: {sent:?}", key.0, key.1));
             }
             self.lent.kept.entry(key.1).or_insert(self.now);

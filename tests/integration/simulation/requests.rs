@@ -97,9 +97,6 @@ impl World {
         }
         let is_requeue = is_requeue(&request);
         let path = request.uri().path().to_owned();
-        if let Some(uid) = self.api.uid_of(&path).filter(|_| path.ends_with("/resize")) {
-            *self.lent.tried.entry((life, uid)).or_default() += 1;
-        }
         let disturbed_until = self.disturbed_until;
         self.go(life, id, request, within);
         if is_requeue && self.settings.has_rests && self.disturbed_until != disturbed_until {

@@ -141,9 +141,9 @@ impl MigInventory {
         let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
         let instances =
             details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
-        let switchable = gpus.clone().filter(|(_, it)| it.switches_mig).map(|(id, _)| id.clone());
+        let switchable = details.iter().filter(|(_, it)| it.switches_mig);
         Self {
-            switchable: switchable.collect(),
+            switchable: switchable.map(|(id, _)| id.clone()).collect(),
             profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
             instances: instances.collect(),
         }

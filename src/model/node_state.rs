@@ -17,7 +17,7 @@ use crate::hardware::device::{
 use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::pool::{ConfiguredIsolation, MigUse, PoolRule};
 use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable, whole_gpu};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
@@ -143,6 +143,16 @@ impl NodeState {
             last_report: None,
             unmanaged_tolerance,
         }
+    }
+
+    /// Numbers its orders from here on: an agent may still name those of an earlier state of the node.
+    pub fn count_orders_from(&mut self, number: u64) {
+        self.whole.count = number;
+    }
+
+    /// Whether GPUs are to be out of MIG mode.
+    pub fn has_whole_orders(&self) -> bool {
+        !self.whole.given.is_empty()
     }
 
     /// Name of the node.
@@ -486,7 +496,7 @@ fn find_instances(
     is_known: impl Fn(&DeviceId) -> bool,
     is_named: impl Fn(&DeviceId) -> bool,
 ) {
-    find_wholes((spots, devices), placement);
+    find_wholes(devices, placement);
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
         let Some(spot) = spot.as_ref().filter(|spot| !spot.profile.is_whole()) else { continue };
         let place = Some((&spot.gpu, &spot.profile, spot.start));
@@ -514,7 +524,8 @@ fn find_instances(
 }
 
 /// Gives a placement the GPUs that have left MIG mode for it.
-fn find_wholes((spots, devices): (&[SpotDevice], &[DeviceState]), placement: &mut Placement) {
+fn find_wholes(devices: &[DeviceState], placement: &mut Placement) {
+    let is_all = placement.isolation == ConfiguredIsolation::Hardware;
     let mut has_found = false;
     for (placed, spot) in placement.devices.iter_mut().zip(&mut placement.spots) {
         let Some(Spot { gpu, profile, .. }) = spot else { continue };
@@ -523,10 +534,8 @@ fn find_wholes((spots, devices): (&[SpotDevice], &[DeviceState]), placement: &mu
         }
         let is_it = |it: &&DeviceState| it.device.id == *gpu && it.device.kind == DeviceKind::Gpu;
         let Some(DeviceState { device, .. }) = devices.iter().find(is_it) else { continue };
-        let promised = spots.iter().find(|it| it.makeable.device.id == placed.id);
-        let promised = promised.map_or(placed.demand.memory, |it| it.makeable.device.capacity());
         // The driver may reserve more or less in MIG mode.
-        let memory = match placed.demand.share == Share::WHOLE && placed.demand.memory >= promised {
+        let memory = match is_all {
             true => device.capacity(),
             false => placed.demand.memory.min(device.capacity()),
         };
@@ -772,7 +781,9 @@ impl NodeState {
         let idle: Vec<&DeviceState> = idle.collect();
         // An idle one at the same place has to go before: the agent lets stay what is to be there.
         let is_open = |spot: &Spot| !idle.iter().any(|it| it.lies_at(spot));
-        let is_instance = |spot: &Spot| !spot.profile.is_whole();
+        // Nor on a GPU that pods have got meanwhile.
+        let whole = |gpu: &DeviceId| self.whole.given.contains_key(gpu);
+        let is_instance = |spot: &Spot| !spot.profile.is_whole() && !whole(&spot.gpu);
         let promised = promised.filter_map(DeviceState::spot).filter(is_instance);
         InstanceOrders {
             make: promised.filter(is_open).collect(),
@@ -796,7 +807,7 @@ impl NodeState {
             let gpus = self.devices.iter().filter(|it| self.mig.switches(&it.device.id));
             for DeviceState { device: gpu, tenants, .. } in gpus {
                 let is_whole = match gpu.kind {
-                    DeviceKind::Gpu => !promised.contains(&(&gpu.id, false)),
+                    DeviceKind::Gpu => !tenants.is_empty() || !promised.contains(&(&gpu.id, false)),
                     DeviceKind::MigParent => {
                         promised.contains(&(&gpu.id, true)) || !tenants.is_empty()
                     }
@@ -804,6 +815,10 @@ impl NodeState {
                 };
                 if is_whole {
                     let number = self.whole.given.get(&gpu.id).copied();
+                    // One that was obeyed, and is in MIG mode again, needs a new order.
+                    let obeyed = self.whole.obeyed.get(&gpu.id).copied();
+                    let is_undone = gpu.kind == DeviceKind::MigParent && number == obeyed;
+                    let number = number.filter(|_| !is_undone);
                     self.whole.count += u64::from(number.is_none());
                     given.insert(gpu.id.clone(), number.unwrap_or(self.whole.count));
                 }
@@ -836,13 +851,35 @@ impl NodeState {
     /// Notes that the agent could not make instances there. No pod gets one until [`FAILED_FOR`] later.
     pub fn note_failures(&mut self, failed: impl IntoIterator<Item = Spot>, now: Timestamp) {
         let ids: Vec<DeviceId> = failed.into_iter().filter_map(|spot| spot.id()).collect();
-        let known = |id: &DeviceId| self.spots.iter().any(|it| it.makeable.device.id == *id);
-        let new: Vec<DeviceId> = ids.into_iter().filter(known).collect();
+        let of = |id: &DeviceId| self.spots.iter().find(|it| it.makeable.device.id == *id);
+        let mut new = BTreeSet::new();
+        for spot in ids.iter().filter_map(of) {
+            // What keeps a GPU from being switched is in the way of all instances there.
+            let gpu = &spot.makeable.spot.gpu;
+            let is_shared =
+                |it: &DeviceState| it.device.id == *gpu && it.device.kind == DeviceKind::Gpu;
+            let is_switch = self.devices.iter().any(is_shared);
+            let same = self.spots.iter().filter(|it| is_switch && it.makeable.spot.gpu == *gpu);
+            new.extend(same.chain([spot]).map(|it| it.makeable.device.id.clone()));
+        }
         let is_news = new.iter().any(|id| !self.failed.contains_key(id));
         self.failed.extend(new.into_iter().map(|id| (id, now)));
         if is_news {
             self.recompute_rooms();
         }
+    }
+
+    /// Notes that the agent did not say in time that it leaves these GPUs out of MIG mode. No other pod gets them for
+    /// a while.
+    pub fn note_unheeded<'a>(
+        &mut self,
+        ids: impl IntoIterator<Item = &'a DeviceId>,
+        now: Timestamp,
+    ) {
+        let unheeded = ids.into_iter().filter(|id| self.may_be_divided(id)).cloned();
+        let unheeded: Vec<(DeviceId, Timestamp)> = unheeded.map(|id| (id, now)).collect();
+        self.failed.extend(unheeded);
+        self.recompute_rooms();
     }
 
     /// Whether an instance could not be made at this spot a short time ago.
@@ -1115,7 +1152,9 @@ impl NodeState {
                 });
                 let is_divided = it.device.kind == DeviceKind::Gpu
                     && divided.covered.contains_key(&it.device.id);
-                match it.is_leaving() || is_covered || is_divided {
+                let is_unheeded =
+                    self.failed.contains_key(&it.device.id) && self.may_be_divided(&it.device.id);
+                match it.is_leaving() || is_covered || is_divided || is_unheeded {
                     true => closed(room),
                     false => room,
                 }

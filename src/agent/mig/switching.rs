@@ -29,7 +29,7 @@ pub struct Switches {
 }
 
 /// The order to take a GPU out of MIG mode.
-fn to_whole(gpu: &str) -> Order {
+pub fn to_whole(gpu: &str) -> Order {
     Order::to_make(MakeInstance { gpu: gpu.to_owned(), profile: WHOLE.to_owned(), start: 0 })
 }
 
@@ -44,19 +44,18 @@ pub fn switches(
     for gpu in &layouts.gpus {
         let is_whole = orders.whole.iter().any(|it| it.gpu == gpu.uuid);
         let makes = orders.make.iter().filter(|it| it.gpu == gpu.uuid);
+        let is_mig = gpu.is_in_mig_mode || gpu.is_mig_pending;
         let for_it = match (gpu.is_in_mig_mode, is_whole) {
-            (true, true) => vec![to_whole(&gpu.uuid)],
+            (_, true) if is_mig => vec![to_whole(&gpu.uuid)],
             (false, false) => makes.cloned().map(Order::to_make).collect(),
-            (true, false) | (false, true) => continue,
+            (true, false) | (_, true) => continue,
         };
         match hindrance(gpu, of_kubelet) {
             Some(error) => all.failures.extend(for_it.into_iter().map(|it| (it, error.clone()))),
             None if for_it.is_empty() => {}
-            None => all.steps.push(Switch {
-                gpu: gpu.uuid.clone(),
-                to_mig: !gpu.is_in_mig_mode,
-                orders: for_it,
-            }),
+            None => {
+                all.steps.push(Switch { gpu: gpu.uuid.clone(), to_mig: !is_whole, orders: for_it })
+            }
         }
     }
     for it in &orders.whole {
@@ -84,7 +83,7 @@ fn hindrance(gpu: &GpuLayout, of_kubelet: Option<&BTreeSet<String>>) -> Option<S
 pub fn obeyed(orders: &MigOrders, layouts: &Layouts) -> WholeOrders {
     let is_whole = |uuid: &str| {
         let gpu = layouts.gpus.iter().find(|it| it.uuid == uuid);
-        gpu.is_some_and(|it| !it.is_in_mig_mode)
+        gpu.is_some_and(|it| !it.is_in_mig_mode && !it.is_mig_pending)
     };
     let gpus = orders.whole.iter().filter(|it| is_whole(&it.gpu)).cloned().collect();
     WholeOrders { term: orders.term, gpus }
@@ -107,6 +106,7 @@ mod tests {
         let gpu = GpuLayout {
             uuid: "GPU-a".to_owned(),
             is_in_mig_mode,
+            is_mig_pending: is_in_mig_mode,
             profiles: Vec::new(),
             instances: (0..instances).map(instance).collect(),
         };
@@ -169,5 +169,10 @@ mod tests {
         assert_eq!(obeyed(&whole, &layouts(true, 0)), WholeOrders { term: 3, gpus: vec![] });
         let gpus = vec![WholeGpu { gpu: "GPU-a".to_owned(), number: 7 }];
         assert_eq!(obeyed(&whole, &layouts(false, 0)), WholeOrders { term: 3, gpus });
+        // A reset would turn it on: that is to be undone first.
+        let mut pending = layouts(false, 0);
+        pending.gpus[0].is_mig_pending = true;
+        assert_eq!(obeyed(&whole, &pending).gpus, []);
+        assert_eq!(planned(&whole, &pending, &[]).0, [false]);
     }
 }

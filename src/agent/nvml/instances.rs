@@ -127,12 +127,14 @@ fn layout(
     uuid: &str,
     known: &mut KnownProfiles,
 ) -> Result<GpuLayout, NvmlError> {
-    let is_in_mig_mode = match gpu.mig_mode() {
-        Ok(mode) => mode.current == 1,
-        Err(NvmlError::NotSupported) => false,
+    let (is_in_mig_mode, is_mig_pending) = match gpu.mig_mode() {
+        Ok(mode) => (mode.current == 1, mode.pending == 1),
+        Err(NvmlError::NotSupported) => (false, false),
         Err(error) => return Err(error),
     };
-    let mut layout = GpuLayout { uuid: uuid.to_owned(), is_in_mig_mode, ..GpuLayout::default() };
+    let uuid = uuid.to_owned();
+    let mut layout = GpuLayout { uuid, is_in_mig_mode, is_mig_pending, ..GpuLayout::default() };
+    let uuid = &*layout.uuid.clone();
     if !is_in_mig_mode {
         known.remove(uuid);
         return Ok(layout);
@@ -212,14 +214,26 @@ pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String
     if let Some(pid) = a_process(nvml, &gpu)? {
         return Err(format!("process {pid} uses the GPU"));
     }
-    let is_done = match raw_mig::set_mode(nvml, &gpu, to_mig) {
-        Ok(()) => (gpu.mig_mode().map_err(|error| cause(&error))?.current == 1) == to_mig,
-        Err(NvmlError::ResetRequired) => false,
-        Err(error) => return Err(cause(&error)),
-    };
-    let error = "the driver switches MIG mode with the next reset of the GPU only, and this agent \
-                 resets none: keep such GPUs in one mode";
-    is_done.then_some(()).ok_or_else(|| error.to_owned())
+    let outcome = raw_mig::set_mode(nvml, &gpu, to_mig);
+    let mode = gpu.mig_mode().map_err(|error| cause(&error))?;
+    let is_done = |mode: u32| (mode == 1) == to_mig;
+    if outcome.is_ok() && is_done(mode.current) {
+        return Ok(());
+    }
+    // Else the next reset of the GPU would switch it, under whatever uses it then.
+    if is_done(mode.pending) && !is_done(mode.current) {
+        raw_mig::set_mode(nvml, &gpu, !to_mig).map_err(|error| {
+            format!("the switch was refused, and cannot be taken back: {}", cause(&error))
+        })?;
+    }
+    Err(match outcome {
+        Ok(()) | Err(NvmlError::ResetRequired) => {
+            "the driver switches MIG mode with the next reset of the GPU only, and this agent \
+             resets none: keep such GPUs in one mode"
+                .to_owned()
+        }
+        Err(error) => cause(&error),
+    })
 }
 
 /// Removes a GPU instance that no process uses.

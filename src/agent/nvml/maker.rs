@@ -16,7 +16,7 @@ use crate::agent::mig::attempts::Attempts;
 use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mig::plan;
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
-use crate::agent::mig::switching::{Switch, Switches, obeyed, switches};
+use crate::agent::mig::switching::{Switch, Switches, obeyed, switches, to_whole};
 use crate::agent::nvml::instances;
 use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
@@ -239,7 +239,7 @@ impl MigMaker {
             failed.insert(order);
         }
         for Switch { gpu, to_mig, orders: for_it } in &steps {
-            if for_it.iter().any(|order| self.attempts.waits(order, self.clock.now())) {
+            if for_it.iter().all(|order| self.attempts.waits(order, self.clock.now())) {
                 failed.extend(for_it.iter().cloned());
                 continue;
             }
@@ -328,7 +328,9 @@ impl MigMaker {
 
     /// Notes that nothing can be made or switched, because the library does not answer.
     fn fail_all(&mut self, orders: &MigOrders, error: &ProbeError) {
-        let all: BTreeSet<Order> = orders.make.iter().cloned().map(Order::to_make).collect();
+        let make = orders.make.iter().cloned().map(Order::to_make);
+        let whole = orders.whole.iter().filter(|_| self.on_demand.switches_mode());
+        let all: BTreeSet<Order> = make.chain(whole.map(|it| to_whole(&it.gpu))).collect();
         for order in &all {
             self.attempts.refuse(order.clone(), error.to_string());
         }

@@ -127,23 +127,32 @@ impl Sweeper<'_> {
         *known_uuid = Some(uuid.clone());
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
+        let mut has_mig = true;
         let in_mig_mode = match gpu.mig_mode() {
             // Not for a known parent: as a whole GPU it would be allocated beside its instances.
             Err(
                 NvmlError::NotSupported
                 | NvmlError::FunctionNotFound
                 | NvmlError::FailedToLoadSymbol(_),
-            ) if !self.was_parent(&uuid) => false,
+            ) if !self.was_parent(&uuid) => {
+                has_mig = false;
+                false
+            }
             answer => required(answer)?.current == 1,
         };
+        let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
+        if self.known.get(&uuid).is_some_and(|it| it.kind != kind) {
+            // The driver may have bound the GPU anew.
+            self.details.remove(&uuid);
+            self.registered.retain(|_, known| *known != uuid);
+        }
         self.learn_health(gpu, &uuid)?;
         if !self.details.contains_key(&uuid) {
             self.details.insert(uuid.clone(), Details::of_gpu(self.nvml, gpu, self.limits)?);
         }
-        let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
-        let switches_mig = self.switches_mig && !mig_profiles.is_empty();
+        let switches_mig = self.switches_mig && has_mig;
         self.push(gpu, DeviceReport { mig_profiles, switches_mig, ..report }, sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;

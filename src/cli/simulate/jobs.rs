@@ -403,6 +403,7 @@ impl SimulateError {
             | Self::Placement(_)
             | Self::Stress(_)
             | Self::World(_)
+            | Self::Turns(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
             | Self::OneChart

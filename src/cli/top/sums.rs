@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::api::state::{Device, DeviceAmount, DeviceKind, Health, Node};
+use crate::cli::query::snapshot_state::is_whole;
 
 /// Sums over the devices of a node.
 #[derive(Debug)]
@@ -31,7 +32,8 @@ impl Sums {
     pub(crate) fn of(node: &Node) -> Self {
         let devices = || node.devices.iter();
         let count = |is_it: &dyn Fn(&Device) -> bool| devices().filter(|it| is_it(it)).count();
-        let holding = || devices().filter(|device| device.kind != DeviceKind::MigParent);
+        let holds = |device: &&Device| device.kind != DeviceKind::MigParent && !is_whole(device);
+        let holding = || devices().filter(holds);
         let used: Option<Vec<u64>> = holding().map(|device| device.used_mib).collect();
         let tenants = holding().flat_map(|device| &device.tenants);
         let (hidden, seen): (Vec<_>, Vec<_>) =

@@ -80,7 +80,7 @@ impl App {
     /// begun before this process, though a clock that was set back since may say otherwise.
     pub(crate) fn see_before(&self, pod: &SeenPod) {
         let Truth::Cluster(cluster) = &self.truth else { return };
-        let is_first = cluster.replica.is_none() && !self.is_fenced();
+        let is_first = cluster.replica.is_none() && !self.ledger.is_listed();
         if is_first && cluster.writer.fenced(pod) == Ordering::Greater {
             self.other_placements.see_before(&pod.pod.uid, pod.fence, self.clock.now());
         }

@@ -257,10 +257,24 @@ impl Ledger {
         })
     }
 
+    /// Notes that the agent did not say in time that it leaves the GPUs of a pod out of MIG mode.
+    pub fn note_unheeded(&self, uid: &PodUid, now: Timestamp) {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return };
+        self.node_entry(at).change(|node_state| {
+            let Some(held) = node_state.reservation(uid) else { return };
+            let ids: Vec<DeviceId> =
+                held.placement.devices.iter().map(|it| it.id.clone()).collect();
+            if ids.iter().any(|id| node_state.may_be_divided(id)) {
+                node_state.note_unheeded(&ids, now);
+            }
+        });
+    }
+
     /// What the agent of a node is to do about MIG instances; `None` if it makes none.
     pub fn instance_orders(&self, node: &str) -> Option<InstanceOrders> {
         self.node_entry(self.position(node)?).look(|_, node_state| {
-            (!node_state.spots().is_empty()).then(|| node_state.instance_orders())
+            let has_orders = !node_state.spots().is_empty() || node_state.has_whole_orders();
+            has_orders.then(|| node_state.instance_orders())
         })
     }
 

@@ -294,6 +294,12 @@ impl Ledger {
         }
     }
 
+    /// Where the numbers of a node's orders begin. Each state of a node has begun at least one session, so no two have
+    /// the same ones.
+    fn first_order(&self) -> u64 {
+        self.next_session.load(Ordering::Acquire).wrapping_shl(12)
+    }
+
     /// Uses another mix, or the same one for other nodes. To compile thousands of types takes milliseconds, for
     /// which nothing that calls need is locked. `_turn` keeps the order: the mix that is made last is used last.
     fn put_mix(&self, mix: Option<Arc<Mix>>, _turn: MutexGuard<'_, ()>) {
@@ -352,6 +358,7 @@ impl Ledger {
             return at; // another thread was quicker
         }
         let mut node_state = NodeState::new(name.clone(), self.settings.unmanaged_tolerance);
+        node_state.count_orders_from(self.first_order());
         node_state.lose_node(); // until its Node object is seen: a pod may name a node that is gone
         let node_entry = |at| NodeEntry::new(at, node_state, Arc::clone(&self.shared));
         Arc::make_mut(&mut node_table).add(name.as_str(), node_entry)
@@ -495,6 +502,7 @@ impl Ledger {
             }
             let tolerance = self.settings.unmanaged_tolerance;
             *node_state = NodeState::new(node_state.name().clone(), tolerance);
+            node_state.count_orders_from(self.first_order());
             node_state.lose_node();
             true
         });

@@ -259,3 +259,50 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
     bed.node.stand(PodUid::new("s"), hold);
     assert_eq!(bed.place("n", "mig=3g.20gb"), Err(Rejection::NoPlace), "it is kept");
 }
+
+#[test]
+fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
+    let mut bed = Bed::new(&[(false, &[]), (false, &[])]);
+    bed.place("m", "mig=1g.5gb").unwrap();
+    let failed = bed.node.instance_orders().make;
+    bed.node.remove(&PodUid::new("m"));
+    bed.node.note_failures(failed, Timestamp::START);
+    assert_eq!(bed.place("m", "mig=1g.5gb").unwrap(), "GPU-b/0/1g-5gb", "and no other start of it");
+    assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a", "it can be shared");
+    bed.node.remove(&PodUid::new("s"));
+    // Nor does its agent say that it is left out of MIG mode.
+    assert!(bed.node.may_be_divided(&id("GPU-a")));
+    bed.node.note_unheeded(&[id("GPU-a")], Timestamp::START);
+    assert_eq!(bed.place("s", "whole"), Err(Rejection::NoPlace));
+    assert_eq!(bed.node.audit(), Ok(()));
+    bed.node.note_wholes([(id("GPU-a"), 1)].into());
+    bed.node.stand_down(&PodUid::new("x"));
+    let limit = std::time::Duration::from_secs(3_600);
+    bed.node.expire(limit, Timestamp::from_millis(60_000));
+    assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a");
+}
+
+#[test]
+fn no_instance_is_ordered_on_a_gpu_that_pods_have() {
+    let mut bed = Bed::new(&[(true, &[])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    bed.see(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]);
+    // After a boot the agent does not know the profiles at first, and a pod gets the GPU.
+    let held = Placement {
+        node: NodeName::new("n"),
+        devices: vec![PlacedDevice { id: id("GPU-a"), demand: Demand::ZERO }],
+        isolation: ConfiguredIsolation::None,
+        guest: None,
+        spots: Vec::new(),
+    };
+    bed.node.allocate(Reservation { placement: held, ..tenant("s", Vec::new()) });
+    bed.see(&[(false, &[])]);
+    assert_eq!(bed.of("m"), "GPU-a/0/3g-20gb");
+    assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
+    // If others turn MIG mode on, the agent is told anew.
+    bed.node.note_wholes([(id("GPU-a"), 1)].into());
+    bed.see(&[(true, &[])]);
+    assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 2)], vec![]));
+    bed.node.remove(&PodUid::new("s"));
+    assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/3g-20gb".to_owned()]));
+}

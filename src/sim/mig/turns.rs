@@ -398,7 +398,7 @@ mod tests {
     fn switching_serves_more_than_fixed_halves_and_the_own_mode_first_switches_less() {
         let [halves, any, own] = figures(0.8)[..] else { panic!("three rules") };
         assert_eq!(halves.1, 0.0);
-        assert!(own.0 * 3.0 < halves.0 && any.0 * 3.0 < halves.0, "{halves:?} {any:?} {own:?}");
+        assert!(own.0 * 2.0 < halves.0 && any.0 * 2.0 < halves.0, "{halves:?} {any:?} {own:?}");
         assert!(own.1 > 0.0 && own.1 < 0.8 * any.1, "{any:?} {own:?}");
     }
 

@@ -66,6 +66,9 @@ pub(crate) struct Made {
     /// Whether GPUs are in MIG mode, of those that were switched since the boot.
     #[serde(default)]
     modes: BTreeMap<String, bool>,
+    /// The modes that others have after a reset.
+    #[serde(default)]
+    pub pending: BTreeMap<String, bool>,
 }
 
 /// A GPU instance.

@@ -44,9 +44,12 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     current: *mut c_uint,
     pending: *mut c_uint,
 ) -> c_uint {
-    answer_for("nvmlDeviceGetMigMode", device, |gpu| {
+    answer_in("nvmlDeviceGetMigMode", device, |scenario, gpu| {
         let mode = c_uint::from(gpu.mig.is_some());
-        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
+        let made = instances::read(scenario);
+        let next = made.and_then(|made| made.pending.get(&gpu.uuid).copied());
+        let next = next.map_or(mode, c_uint::from);
+        unsafe { put(current, mode).and_then(|()| put(pending, next)) }
     })
 }
 
@@ -64,6 +67,17 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
             return Err(NOT_SUPPORTED);
         }
         if gpu.mig_needs_reset {
+            let is_current = (mode == 1) == gpu.mig.is_some();
+            instances::change(scenario, |made| {
+                match is_current {
+                    true => _ = made.pending.remove(&gpu.uuid),
+                    false => _ = made.pending.insert(gpu.uuid.clone(), mode == 1),
+                }
+                Ok(())
+            })?;
+            if is_current {
+                return unsafe { put(activation, SUCCESS) };
+            }
             return unsafe { put(activation, RESET_REQUIRED) };
         }
         instances::change(scenario, |made| made.switch(gpu, mode == 1))?;

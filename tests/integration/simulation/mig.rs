@@ -104,6 +104,7 @@ fn layout(gpu: &Gpu) -> GpuLayout {
     GpuLayout {
         uuid: gpu.id.clone(),
         is_in_mig_mode: true,
+        is_mig_pending: true,
         profiles: profiles(),
         instances: Vec::new(),
     }

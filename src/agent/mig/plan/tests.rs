@@ -26,7 +26,8 @@ fn gpu(instances: &[(u32, &str, u32, &[&str])]) -> GpuLayout {
         devices: devices.iter().map(|uuid| (*uuid).to_owned()).collect(),
     };
     let instances = instances.iter().map(instance).collect();
-    GpuLayout { uuid: "GPU-a".to_owned(), is_in_mig_mode: true, profiles, instances }
+    let uuid = "GPU-a".to_owned();
+    GpuLayout { uuid, is_in_mig_mode: true, is_mig_pending: true, profiles, instances }
 }
 
 fn at(gpu: GpuLayout) -> Layouts {

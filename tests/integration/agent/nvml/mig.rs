@@ -508,6 +508,12 @@ fn an_empty_gpu_is_switched_to_mig_mode_and_back() {
     assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 2));
 }
 
+/// The mode of the GPU after a reset, if that is another one.
+fn pending(bed: &Bed) -> Value {
+    let text = std::fs::read_to_string(bed.path("instances.json")).unwrap_or_default();
+    serde_json::from_str::<Value>(&text).unwrap_or_default()["pending"]["GPU-a"].take()
+}
+
 #[test]
 fn a_gpu_that_is_used_is_not_switched() {
     let used =
@@ -532,6 +538,8 @@ fn a_gpu_that_is_used_is_not_switched() {
     scenario["gpus"][0]["mig_needs_reset"] = json!(true);
     bed.play(&scenario);
     replica.until("the reset", |it| it.failures()[0].error.contains("next reset of the GPU"));
+    assert_eq!(pending(&bed), Value::Null, "a reset does not turn it on");
+    assert!(count(&bed, SET_MODE) > 1, "it was taken back");
     scenario["gpus"][0]["mig_needs_reset"] = json!(false);
     bed.play(&scenario);
     replica.until_instances(&[("3g.40gb", 4, true)]);

@@ -220,6 +220,7 @@ impl Agent {
             allocations_version: self.allocations_version,
             devices: uses(self.node, has_lists),
             mig_failures: Vec::new(),
+            whole: None,
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");
         let answer = connection.call(Method::PUT, &report_path(&self.name), body).await;

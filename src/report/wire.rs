@@ -105,7 +105,7 @@ pub struct WholeOrders {
 pub struct WholeGpu {
     /// UUID of the GPU.
     pub gpu: String,
-    /// Number of the order: another one each time that it begins anew.
+    /// Number of the order: another one each time that it begins again.
     pub number: u64,
 }
 

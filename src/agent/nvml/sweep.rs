@@ -142,7 +142,7 @@ impl Sweeper<'_> {
         };
         let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
         if self.known.get(&uuid).is_some_and(|it| it.kind != kind) {
-            // The driver may have bound the GPU anew.
+            // The driver may have bound the GPU again.
             self.details.remove(&uuid);
             self.registered.retain(|_, known| *known != uuid);
         }

@@ -76,7 +76,7 @@ impl App {
         !self.other_placements.is_old(uid, pod.fence, now)
     }
 
-    /// Notes who last wrote where a bound pod runs, while this process takes in its first list: whoever did had
+    /// Notes who last wrote where a bound pod runs, while this process takes in its first list: that process had
     /// begun before this process, though a clock that was set back since may say otherwise.
     pub(crate) fn see_before(&self, pod: &SeenPod) {
         let Truth::Cluster(cluster) = &self.truth else { return };

@@ -299,7 +299,7 @@ fn no_instance_is_ordered_on_a_gpu_that_pods_have() {
     bed.see(&[(false, &[])]);
     assert_eq!(bed.of("m"), "GPU-a/0/3g-20gb");
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
-    // If others turn MIG mode on, the agent is told anew.
+    // If others turn MIG mode on, the agent gets another order.
     bed.node.note_wholes([(id("GPU-a"), 1)].into());
     bed.see(&[(true, &[])]);
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 2)], vec![]));

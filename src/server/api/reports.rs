@@ -14,6 +14,7 @@ use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
 use crate::report::wire::{Allocation, MakeInstance, MigOrders, Outcome, Reply, Report, WholeGpu};
+use crate::usage::node_details::DetailsReport;
 
 /// Limits how often refused reports are logged.
 static LOGGED: LogLimit = LogLimit::new();
@@ -27,7 +28,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let error = "gpupack was frozen, and the report may be older than that: send a new one";
         return refuse(StatusCode::SERVICE_UNAVAILABLE, error, None);
     }
-    let mut report = match Report::from_json(body) {
+    let report = match Report::from_json(body) {
         Ok(report) => report,
         Err(error) => {
             app.metrics.report(ReportResult::Refused, None);
@@ -49,9 +50,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                     grace: app.config.guard.grace,
                     max_limit: app.config.max_limit,
                 };
-                let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
-                report.details.wholes = report.details.wholes.filter(is_own);
-                let seen = (&report.facts.uses[..], report.details);
+                let seen = (&report.facts.uses[..], of_this_term(app, report.details));
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
             let allocations = receipt.allocations.as_ref();
@@ -92,6 +91,12 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
             refuse(status, &refusal.to_string(), reason)
         }
     }
+}
+
+/// Without the orders of another leader that an agent obeys: their numbers mean nothing here.
+fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
+    let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
+    DetailsReport { wholes: details.wholes.filter(is_own), ..details }
 }
 
 /// What the agent of a node is to do about MIG instances, if this replica gives orders.

@@ -73,7 +73,7 @@ struct Played {
 enum Wish {
     /// An instance of a type.
     Instance(usize),
-    /// So many parts of a GPU.
+    /// Parts of a GPU, as a number of [`PARTS`].
     Parts(u32),
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Seen {
     ordered_on: BTreeMap<String, u64>,
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
+    /// The first writes of pods at rest that a process has taken back.
+    taken_back: BTreeSet<(u64, String)>,
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
@@ -287,14 +289,22 @@ impl World {
         let Some(uid) = self.api.uid_of(request.uri().path()) else { return Ok(()) };
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let placement = written_placement(&body);
-        let (Some(pod), Some(replica)) = (self.api.pods.get(&uid), self.process(life)) else {
-            return Ok(());
-        };
+        let Some(pod) = self.api.pods.get(&uid) else { return Ok(()) };
         // Not a move home that is taken back.
         let is_home =
             |moved: Value| self.lent.came_home.contains(&(uid.clone(), moved.to_string()));
         let is_home = written_move(pod).is_none_or(is_home);
         let is_new = is_home && !pod.is_guest() && request.method() == "PATCH";
+        let key = (life, uid.clone());
+        let takes_back = placement["home"].is_null() && placement["devices"].is_array();
+        if takes_back && pod.is_guest() {
+            self.lent.taken_back.insert(key);
+            return Ok(());
+        }
+        if is_new && self.lent.taken_back.remove(&key) {
+            return Ok(()); // it had started elsewhere before that was taken back
+        }
+        let Some(replica) = self.process(life) else { return Ok(()) };
         let Some(home) = placement["home"][0].as_str().filter(|_| is_new) else { return Ok(()) };
         if !pod.is_movable() {
             return Err(format!("{uid} is moved, and its owner has not allowed that"));

@@ -175,7 +175,8 @@ pub struct Device {
     /// How far an instance is that gpupack makes; left out of those that others made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceState>,
-    /// On a GPU on which gpupack makes instances: the units into which it is divided, see `migPlacement`.
+    /// On a GPU on which gpupack makes instances: the units into which it is divided, see `migPlacement`. On one
+    /// that is shared and divided by turns also while it is out of MIG mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_units: Option<u32>,
     /// On a GPU on which gpupack makes instances: how many more of each profile fit, if no other is made.

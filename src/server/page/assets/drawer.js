@@ -81,7 +81,7 @@ function state(node, device) {
 const of = (mib, device) => gib(mib) + (device.capacityMib ? " (" + (100 * mib / device.capacityMib).toFixed(0) + " %)" : "");
 
 function gpuBody(node, device, openPod) {
-  if (device.migUnits) {
+  if (device.migUnits && device.kind === "MigParent") {
     const divided = gib(device.capacityMib) + ", divided into " + count(device.migUnits, "unit", "units");
     return [facts([["Model", device.model], ["UUID", device.id], ["State", state(node, device)], ["Memory", divided]]), ...layoutOf(node, device)];
   }
@@ -113,7 +113,7 @@ const INSTANCE = { Promised: "promised, and made when its pod is bound", Made: "
 // The units of a GPU as a bar, with an instance from its first unit to its last one. What is not there yet,
 // or about to go, is pale.
 function layoutOf(node, device) {
-  const gpu = device.kind === "MigInstance" ? node.devices.find((it) => it.kind === "MigParent" && it.index === device.index) : device;
+  const gpu = device.kind === "MigInstance" ? node.devices.find((it) => it.kind !== "MigInstance" && it.index === device.index) : device;
   const units = gpu && gpu.migUnits;
   if (!units) return [];
   const instances = node.devices.filter((it) => it.kind === "MigInstance" && it.index === gpu.index && it.migPlacement);

@@ -240,6 +240,20 @@ mod tests {
                 "pools: {a: {borrow: memory, respread_idle_seconds: 9}}",
                 "`pools.a.respread_idle_seconds: 9` is not allowed: it must be a whole number from 10",
             ),
+            ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
+            (
+                "pools: {a: {mig: by_turns, mig_instances: shared}}",
+                "`mig: by_turns`, which makes each",
+            ),
+            (
+                "pools: {a: {mig: by_turns, borrow: compute}}",
+                "leave out `borrow` and `enforcement`",
+            ),
+            (
+                "pools: {a: {mig: by_turns, enforcement: mps}}",
+                "leave out `borrow` and `enforcement`",
+            ),
+            ("pools: {a: {mig: sometimes}}", "expected one of `fixed`, `on_demand`, `by_turns`"),
             ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;

@@ -2,22 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use super::on_demand::Bed;
 use super::*;
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
-    ModelName, NodeName, PoolName, Slot,
+    ModelName, NodeName, Slot,
 };
-use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
-use crate::hardware::pool::{MigUse, PoolRule};
-use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::hardware::pool::MigUse;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::suggest::displacement::clearings;
 use crate::model::device_state::DeviceUse;
 use crate::model::event::{LedgerEvent, StateBefore};
-use crate::model::policy::Policy;
 use crate::model::reservation::Reservation;
-use crate::scoring::fixture;
-use crate::scoring::fixture::{compiled, compiled_request, tenant};
+use crate::scoring::fixture::{compiled_request, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
 
 /// A100 GPUs: whether each is in MIG mode, and its instances by name, profile, start and size.
@@ -78,50 +76,9 @@ fn inventory(gpus: &[Gpu]) -> NodeInventory {
     NodeInventory::placed(devices, &details).unwrap()
 }
 
-struct Bed {
-    node: NodeState,
-    classes: DeviceClasses,
-}
-
 impl Bed {
-    fn new(gpus: &[Gpu]) -> Self {
-        let mut classes = DeviceClasses::default();
-        let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
-        node.see_node(HostAmount::ZERO, PoolName::new(""));
-        node.share_by(PoolRule { mig: MigUse::ByTurns, ..PoolRule::default() }, &mut classes);
-        node.replace_inventory(&inventory(gpus), &mut classes);
-        node.observe(&[], Timestamp::START);
-        Self { node, classes }
-    }
-
-    fn see(&mut self, gpus: &[Gpu]) {
-        self.node.replace_inventory(&inventory(gpus), &mut self.classes);
-        assert_eq!(self.node.audit(), Ok(()));
-    }
-
-    fn find(&self, request: &str) -> Result<Place, Rejection> {
-        let compiled_request = compiled_request(request, &self.classes);
-        let mix = compiled("1 whole", &self.node, &self.classes);
-        let strategy = Strategy::Policy(Policy::BinPack);
-        evaluate(&self.node, &compiled_request, &strategy, &mix, HoldRule::Respected)
-    }
-
-    /// Places a pod, and says where.
-    fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
-        let placement = placement(&self.node, &self.find(request)?);
-        let compiled = compiled_request(request, &self.classes);
-        assert!(still_fits(&self.node, &compiled, &placement), "{placement:?}");
-        let request = fixture::request(request).0.map(Into::into);
-        self.node.allocate(Reservation { placement, request, ..tenant(pod, Vec::new()) });
-        assert_eq!(self.node.audit(), Ok(()));
-        Ok(self.of(pod))
-    }
-
-    /// The devices of a pod.
-    fn of(&self, pod: &str) -> String {
-        let held = self.node.reservation(&PodUid::new(pod)).unwrap();
-        let ids = held.placement.devices.iter().map(|placed| placed.id.as_str());
-        ids.collect::<Vec<_>>().join(" ")
+    fn by_turns(gpus: &[Gpu]) -> Self {
+        Self::with(&inventory(gpus), MigUse::ByTurns)
     }
 
     /// The GPUs that are to be out of MIG mode, and the instances that are to be made.
@@ -135,7 +92,7 @@ impl Bed {
 
 #[test]
 fn an_empty_gpu_of_the_own_mode_comes_first() {
-    let mut bed = Bed::new(&[(false, &[]), (true, &[]), (true, &[])]);
+    let mut bed = Bed::by_turns(&[(false, &[]), (true, &[]), (true, &[])]);
     assert_eq!(bed.place("m", "mig=7g.40gb").unwrap(), "GPU-b/0/7g-40gb");
     assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a");
     // The next one needs a GPU of the other mode.
@@ -153,10 +110,11 @@ fn an_empty_gpu_of_the_own_mode_comes_first() {
 
 #[test]
 fn any_other_node_is_better_than_a_switch() {
-    let key = |gpus: &[Gpu], request: &str| match Bed::new(gpus).find(request).unwrap().local_cost {
-        LocalCost::Ranked(cost) => cost.key(),
-        other => panic!("{other:?}"),
-    };
+    let key =
+        |gpus: &[Gpu], request: &str| match Bed::by_turns(gpus).find(request).unwrap().local_cost {
+            LocalCost::Ranked(cost) => cost.key(),
+            other => panic!("{other:?}"),
+        };
     for request in ["whole", "fraction=0.25", "memory=5000"] {
         let (own, other) = (key(&[(false, &[])], request), key(&[(true, &[])], request));
         assert!(other > own << 1, "{request}: {own} {other}");
@@ -167,7 +125,7 @@ fn any_other_node_is_better_than_a_switch() {
 
 #[test]
 fn what_is_used_keeps_its_mode() {
-    let mut bed = Bed::new(&[(false, &[])]);
+    let mut bed = Bed::by_turns(&[(false, &[])]);
     let used = DeviceUse { used: Some(MemMib::new(300)), ..DeviceUse::idle(id("GPU-a")) };
     bed.node.observe(&[used], Timestamp::from_millis(1));
     assert_eq!(bed.place("m", "mig=1g.5gb"), Err(Rejection::NoPlace), "by a process of others");
@@ -181,38 +139,38 @@ fn what_is_used_keeps_its_mode() {
     bed.place("m", "mig=1g.5gb").unwrap();
     assert_eq!(bed.place("s", "fraction=0.1"), Err(Rejection::NoPlace), "by an instance");
     // An instance of others stays, too.
-    let mut bed = Bed::new(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
+    let mut bed = Bed::by_turns(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
     bed.place("m", "mig=3g.20gb").unwrap();
     assert_eq!(bed.place("s", "whole"), Err(Rejection::NoPlace));
 }
 
 #[test]
 fn a_promised_gpu_becomes_the_pods_own_once_it_is_out_of_mig_mode() {
-    let mut bed = Bed::new(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
+    let mut bed = Bed::by_turns(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
     bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::from_millis(1));
     assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a/0/whole", "the idle one goes");
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
     assert_eq!(bed.node.instance_orders().remove, [id("MIG-1")]);
-    bed.see(&[(true, &[])]);
+    bed.see_all(&inventory(&[(true, &[])]));
     assert_eq!(bed.of("s"), "GPU-a/0/whole");
-    bed.see(&[(false, &[])]);
+    bed.see_all(&inventory(&[(false, &[])]));
     let held = bed.node.reservation(&PodUid::new("s")).unwrap().placement.clone();
     assert_eq!((bed.of("s").as_str(), held.spots.len()), ("GPU-a", 0));
     assert_eq!(held.devices[0].demand.memory, MemMib::new(40_460), "all of it");
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
     // After a boot in which MIG mode was lost an instance is made again.
-    let mut bed = Bed::new(&[(true, &[])]);
+    let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
-    bed.see(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]);
+    bed.see_all(&inventory(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]));
     assert_eq!(bed.of("m"), "MIG-1");
-    bed.see(&[(false, &[])]);
+    bed.see_all(&inventory(&[(false, &[])]));
     assert_eq!(bed.of("m"), "GPU-a/0/3g-20gb");
     assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/3g-20gb".to_owned()]));
 }
 
 #[test]
 fn a_pod_waits_until_the_agent_obeys_the_very_order() {
-    let mut bed = Bed::new(&[(false, &[])]);
+    let mut bed = Bed::by_turns(&[(false, &[])]);
     let gpu = id("GPU-a");
     assert!(bed.node.may_be_divided(&gpu), "the agent has said nothing yet");
     bed.node.note_wholes([(gpu.clone(), 1)].into());
@@ -235,7 +193,7 @@ fn a_pod_waits_until_the_agent_obeys_the_very_order() {
 
 #[test]
 fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
-    let mut bed = Bed::new(&[(false, &[])]);
+    let mut bed = Bed::by_turns(&[(false, &[])]);
     bed.place("s", "fraction=0.5").unwrap();
     let request = compiled_request("mig=3g.20gb", &bed.classes);
     let (lacks, hold) = lacking(&bed.node, &request).unwrap();
@@ -250,7 +208,7 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
     assert_eq!(before.events(&bed.node), [LedgerEvent::Room(NodeName::new("n"))]);
     assert_eq!(bed.place("t", "fraction=0.5"), Err(Rejection::NoPlace), "it is kept");
 
-    let mut bed = Bed::new(&[(true, &[])]);
+    let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
     let request = compiled_request("whole", &bed.classes);
     let (lacks, hold) = lacking(&bed.node, &request).unwrap();
@@ -262,7 +220,7 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
 
 #[test]
 fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
-    let mut bed = Bed::new(&[(false, &[]), (false, &[])]);
+    let mut bed = Bed::by_turns(&[(false, &[]), (false, &[])]);
     bed.place("m", "mig=1g.5gb").unwrap();
     let failed = bed.node.instance_orders().make;
     bed.node.remove(&PodUid::new("m"));
@@ -284,9 +242,9 @@ fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
 
 #[test]
 fn no_instance_is_ordered_on_a_gpu_that_pods_have() {
-    let mut bed = Bed::new(&[(true, &[])]);
+    let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
-    bed.see(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]);
+    bed.see_all(&inventory(&[(true, &[("MIG-1", "3g.20gb", 0, 4)])]));
     // After a boot the agent does not know the profiles at first, and a pod gets the GPU.
     let held = Placement {
         node: NodeName::new("n"),
@@ -296,12 +254,12 @@ fn no_instance_is_ordered_on_a_gpu_that_pods_have() {
         spots: Vec::new(),
     };
     bed.node.allocate(Reservation { placement: held, ..tenant("s", Vec::new()) });
-    bed.see(&[(false, &[])]);
+    bed.see_all(&inventory(&[(false, &[])]));
     assert_eq!(bed.of("m"), "GPU-a/0/3g-20gb");
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 1)], vec![]));
     // If others turn MIG mode on, the agent gets another order.
     bed.node.note_wholes([(id("GPU-a"), 1)].into());
-    bed.see(&[(true, &[])]);
+    bed.see_all(&inventory(&[(true, &[])]));
     assert_eq!(bed.orders(), (vec![("GPU-a".to_owned(), 2)], vec![]));
     bed.node.remove(&PodUid::new("s"));
     assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/3g-20gb".to_owned()]));

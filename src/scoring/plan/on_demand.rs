@@ -71,46 +71,58 @@ fn inventory(instances: &[Instance]) -> NodeInventory {
     NodeInventory::placed(devices, &details).unwrap()
 }
 
-struct Bed {
-    node: NodeState,
-    classes: DeviceClasses,
+/// A node on which gpupack makes instances.
+pub(super) struct Bed {
+    pub(super) node: NodeState,
+    pub(super) classes: DeviceClasses,
 }
 
 impl Bed {
     fn new(instances: &[Instance]) -> Self {
+        Self::with(&inventory(instances), MigUse::OnDemand)
+    }
+
+    /// One with these devices.
+    pub(super) fn with(inventory: &NodeInventory, mig: MigUse) -> Self {
         let mut classes = DeviceClasses::default();
         let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
         node.see_node(HostAmount::ZERO, PoolName::new(""));
-        node.share_by(PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() }, &mut classes);
-        node.replace_inventory(&inventory(instances), &mut classes);
+        node.share_by(PoolRule { mig, ..PoolRule::default() }, &mut classes);
+        node.replace_inventory(inventory, &mut classes);
         node.observe(&[], Timestamp::START);
         Self { node, classes }
     }
 
     fn see(&mut self, instances: &[Instance]) {
-        self.node.replace_inventory(&inventory(instances), &mut self.classes);
+        self.see_all(&inventory(instances));
+    }
+
+    /// Its devices are others from now on.
+    pub(super) fn see_all(&mut self, inventory: &NodeInventory) {
+        self.node.replace_inventory(inventory, &mut self.classes);
         assert_eq!(self.node.audit(), Ok(()));
     }
 
-    /// Places a pod, and says where.
-    fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
+    /// The best place for a request.
+    pub(super) fn find(&self, request: &str) -> Result<Place, Rejection> {
         let compiled_request = compiled_request(request, &self.classes);
         let mix = compiled("1 whole", &self.node, &self.classes);
         let strategy = Strategy::Policy(Policy::BinPack);
-        let holds = HoldRule::Respected;
-        let place = evaluate(&self.node, &compiled_request, &strategy, &mix, holds)?;
-        let placement = placement(&self.node, &place);
-        assert!(still_fits(&self.node, &compiled_request, &placement));
-        assert_eq!(placement.isolation, ConfiguredIsolation::Hardware);
+        evaluate(&self.node, &compiled_request, &strategy, &mix, HoldRule::Respected)
+    }
+
+    /// Places a pod, and says where.
+    pub(super) fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
+        let placement = placement(&self.node, &self.find(request)?);
+        assert!(still_fits(&self.node, &compiled_request(request, &self.classes), &placement));
         let request = fixture::request(request).0.map(Into::into);
-        let held = Reservation { placement, request, ..tenant(pod, Vec::new()) };
-        self.node.allocate(held);
+        self.node.allocate(Reservation { placement, request, ..tenant(pod, Vec::new()) });
         assert_eq!(self.node.audit(), Ok(()));
         Ok(self.of(pod))
     }
 
     /// The devices of a pod.
-    fn of(&self, pod: &str) -> String {
+    pub(super) fn of(&self, pod: &str) -> String {
         let held = self.node.reservation(&PodUid::new(pod)).unwrap();
         let ids = held.placement.devices.iter().map(|placed| placed.id.as_str());
         ids.collect::<Vec<_>>().join(" ")
@@ -136,6 +148,8 @@ fn instances_fit_where_they_may_begin_and_no_other_lies() {
     let mut bed = Bed::new(&[]);
     assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [8, 4, 2]);
     assert_eq!(bed.place("p", "mig=2g.12gb").unwrap(), "GPU-a/0/2g-12gb");
+    let held = bed.node.reservation(&PodUid::new("p")).unwrap();
+    assert_eq!(held.placement.isolation, ConfiguredIsolation::Hardware);
     assert_eq!(bed.origins(), [("GPU-a/0/2g-12gb", Origin::Promised)]);
     assert_eq!(["1g.6gb", "2g.12gb", "4g.24gb"].map(|it| bed.fitting(it)), [6, 3, 1]);
     assert_eq!(bed.place("q", "mig=1g.6gb").unwrap(), "GPU-a/2/1g-6gb", "where others are");

@@ -830,6 +830,9 @@ impl NodeState {
     /// Notes which orders to be out of MIG mode the agent obeys.
     pub fn note_wholes(&mut self, obeyed: BTreeMap<DeviceId, u64>) {
         self.whole.obeyed = obeyed;
+        if !self.failed.is_empty() {
+            self.recompute_rooms();
+        }
     }
 
     /// Whether the agent obeys these orders already.

@@ -233,7 +233,8 @@ fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
     bed.node.note_unheeded(&[id("GPU-a")], Timestamp::START);
     assert_eq!(bed.place("s", "whole"), Err(Rejection::NoPlace));
     assert_eq!(bed.node.audit(), Ok(()));
-    bed.node.note_wholes([(id("GPU-a"), 1)].into());
+    assert_eq!(bed.orders().0, [("GPU-a".to_owned(), 3)]);
+    bed.node.note_wholes([(id("GPU-a"), 3)].into());
     assert_eq!(bed.node.audit(), Ok(()));
     assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a", "as soon as it does");
 }

@@ -10,7 +10,7 @@ use crate::hardware::device::{
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::mig;
 use crate::hardware::mig::MigFault;
-use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::pool::PoolRule;
 use crate::hardware::spots::{MigInventory, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::MemMib;
@@ -87,14 +87,12 @@ impl NodeInventory {
     /// One instance of each profile that can be made on a GPU, in a pool with this rule; and each GPU out of
     /// MIG mode that may leave it.
     pub(crate) fn makeable(&self, rule: PoolRule) -> Vec<Device> {
-        let gpus = || self.devices.iter().filter(|gpu| self.mig.is_divisible(gpu, rule.mig));
-        let all = gpus().flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
+        let gpus = self.devices.iter().filter(|gpu| self.mig.is_divisible(gpu, rule.mig));
+        let all = gpus.flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
         let mut all: Vec<Device> = all.map(|makeable| makeable.device).collect();
         all.dedup_by(|a, b| a.kind == b.kind);
-        let parents = gpus().filter(|gpu| gpu.kind == DeviceKind::MigParent);
-        let leaving =
-            parents.filter(|gpu| rule.mig == MigUse::ByTurns && self.mig.switches(&gpu.id));
-        all.extend(leaving.map(|gpu| Device { kind: DeviceKind::Gpu, ..gpu.clone() }));
+        let leaving = self.devices.iter();
+        all.extend(leaving.filter_map(|gpu| self.mig.out_of_mig_mode(gpu, rule.mig)));
         all
     }
 

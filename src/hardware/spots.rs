@@ -164,6 +164,13 @@ impl MigInventory {
         }
     }
 
+    /// The GPU as it would be out of MIG mode, if it is in that and gpupack may take it out.
+    pub fn out_of_mig_mode(&self, device: &Device, mig: MigUse) -> Option<Device> {
+        let may_leave = mig == MigUse::ByTurns && self.switches(&device.id);
+        let may_leave = may_leave && device.kind == DeviceKind::MigParent;
+        may_leave.then(|| Device { kind: DeviceKind::Gpu, ..device.clone() })
+    }
+
     /// Whether a GPU may be switched between MIG mode and sharing.
     pub fn switches(&self, gpu: &DeviceId) -> bool {
         self.switchable.contains(gpu)

@@ -669,9 +669,7 @@ impl NodeState {
                 let class = classes.id_of(DeviceClass::of(&makeable.device, rule));
                 SpotDevice { makeable, class }
             }));
-            let leaves = rule.mig == MigUse::ByTurns && mig.switches(&gpu.id);
-            if leaves && gpu.kind == DeviceKind::MigParent {
-                let shared = Device { kind: DeviceKind::Gpu, ..gpu.clone() };
+            if let Some(shared) = mig.out_of_mig_mode(gpu, rule.mig) {
                 let class = classes.id_of(DeviceClass::of(&shared, rule));
                 let whole = whole_gpu(gpu, profiles);
                 spots.extend(whole.map(|makeable| SpotDevice { makeable, class }));

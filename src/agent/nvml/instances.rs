@@ -132,9 +132,8 @@ fn layout(
         Err(NvmlError::NotSupported) => (false, false),
         Err(error) => return Err(error),
     };
-    let uuid = uuid.to_owned();
-    let mut layout = GpuLayout { uuid, is_in_mig_mode, is_mig_pending, ..GpuLayout::default() };
-    let uuid = &*layout.uuid.clone();
+    let mut layout =
+        GpuLayout { uuid: uuid.to_owned(), is_in_mig_mode, is_mig_pending, ..GpuLayout::default() };
     if !is_in_mig_mode {
         known.remove(uuid);
         return Ok(layout);

@@ -296,7 +296,8 @@ impl World {
         let is_home = written_move(pod).is_none_or(is_home);
         let is_new = is_home && !pod.is_guest() && request.method() == "PATCH";
         let key = (life, uid.clone());
-        let takes_back = placement["home"].is_null() && placement["devices"].is_array();
+        let runs_at_home = placement["home"].is_null() && placement["devices"].is_array();
+        let takes_back = runs_at_home && placement["moved"].is_null(); // a move home says what moved
         if takes_back && pod.is_guest() {
             self.lent.taken_back.insert(key);
             return Ok(());
@@ -382,18 +383,25 @@ impl World {
                 false => Ok(()),
             };
         }
-        let id = pod.written().first().map(|(id, ..)| id.clone()).unwrap_or_default();
+        // One that is a guest by what is written may still run at home.
+        let at: Vec<String> =
+            pod.written().into_iter().chain(pod.allocated()).map(|(id, ..)| id).collect();
         // Not what is written: others may have edited that.
         let requested: u64 = pod.takes.iter().map(|(_, mib, _)| mib).sum();
         if client_limit(pod).is_some_and(|limit| limit > requested) {
             return Err(format!("{uid} is restarted for memory, and may take it again"));
         }
         let key = (life, uid.to_owned());
-        if !self.is_excused(&id) {
-            check_needed(replica, uid, &id, self.capacity(&id))?;
-        }
+        let needed = |id: &String| match self.is_excused(id) {
+            true => Ok(()),
+            false => check_needed(replica, uid, id, self.capacity(id)),
+        };
+        let Some(id) = at.iter().find(|id| needed(id).is_ok()).or(at.first()) else {
+            return Err(format!("{uid} is restarted, and nothing is written on it"));
+        };
+        needed(id)?;
         self.lent.sent.entry(key).or_default().push(self.now);
-        self.lent.ordered_on.insert(id, self.now);
+        self.lent.ordered_on.insert(id.clone(), self.now);
         Ok(())
     }
 

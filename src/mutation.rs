@@ -61,6 +61,10 @@ mutations! {
     TakenBackBlindly,
     /// A pod is moved to an idle GPU while it uses its own.
     BusyPodRespread,
+    /// A pod is moved to an idle GPU although it has used its own since that was decided.
+    RestBelieved,
+    /// Pods at rest are moved without a Lease.
+    RestsWithoutLease,
     /// A placement is written over that of a later process.
     LaterPlacementOverwritten,
     /// A Binding is posted after kube-scheduler has given up.

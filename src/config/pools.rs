@@ -194,7 +194,7 @@ mod tests {
         assert_eq!([spreads("a"), spreads("b")], [true, false]);
         let after = |pool| pools.of(&PoolName::new(pool)).respread_after;
         assert_eq!([after("a"), after("b")], [None, Some(Duration::from_secs(600))]);
-        assert!(pools.respreads());
+        assert!(pools.respread_after().is_some());
     }
 
     #[test]

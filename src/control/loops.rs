@@ -42,7 +42,7 @@ const ACCOUNT_EVERY: u64 = 5;
 /// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
 
-/// Ticks between two looks for pods that are better restarted on another GPU.
+/// Most ticks between two looks for pods that are better restarted on another GPU.
 const RESPREAD_EVERY: u64 = 10;
 
 /// Ticks between two looks for guests on their way home, where no pool lends.
@@ -108,7 +108,9 @@ async fn ticks(app: &Arc<App>) {
             recall(app, None);
             take_back(app, None);
         }
-        if app.config.pools.respreads() && tick.is_multiple_of(RESPREAD_EVERY) {
+        let after = app.config.pools.respread_after();
+        let every = |after: Duration| after.as_secs().clamp(1, RESPREAD_EVERY);
+        if after.is_some_and(|after| tick.is_multiple_of(every(after))) {
             respread(app);
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {

@@ -207,9 +207,9 @@ impl PoolRules {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
     }
 
-    /// Whether pods of some pool that use no GPU are restarted where they may use more.
-    pub fn respreads(&self) -> bool {
-        self.by_pool.values().any(|rule| rule.respread_after.is_some())
+    /// After which time without use pods of some pool are restarted where they may use more, the shortest one.
+    pub fn respread_after(&self) -> Option<Duration> {
+        self.by_pool.values().filter_map(|rule| rule.respread_after).min()
     }
 
     /// The same rules, where no pod may use more than this share of the memory of a device.

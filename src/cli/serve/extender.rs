@@ -174,6 +174,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =
             connect(&config, identity, proof, clock).await?;
+        if config.pools.respread_after().is_some() && truth.replica.is_none() {
+            tracing::warn!("pods at rest stay where they are: start gpupack with `--replica` to have them restarted");
+        }
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;

@@ -33,8 +33,8 @@ struct Begun {
     before: Move,
     /// Whether kubelet is to restart it.
     is_ordered: bool,
-    /// When the first write was taken back, and why.
-    taken_back: Option<(Timestamp, String)>,
+    /// When the first write was taken back, and what was refused; `None` if the pod uses its GPU again.
+    taken_back: Option<(Timestamp, Option<String>)>,
 }
 
 /// A restart that goes on. Ends when it is dropped, also after a panic.
@@ -60,8 +60,10 @@ impl Drop for Task<'_> {
 
 /// Restarts of each node the pod that gains most, each in a task of its own.
 pub(crate) fn respread(app: &Arc<App>) {
-    let Truth::Cluster(_) = &app.truth else { return }; // the demo plays kubelet
-    if !app.leading.is_here() || !app.is_fenced() {
+    // The demo plays kubelet. And without a Lease nothing says that a later process has begun, which may give the
+    // other GPU to another pod meanwhile.
+    let has_lease = app.truth.has_replicas() || mutated(Mutation::RestsWithoutLease);
+    if !has_lease || !app.leading.is_here() || !app.is_fenced() {
         return;
     }
     for chosen in app.moves.begin_respreads(&app.ledger, app.clock.now()) {
@@ -120,7 +122,7 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
     }
     let (Some(container), Some(guest)) = (&seen.gpu_container, &held.placement.guest) else {
         // Once written, it may have started elsewhere.
-        return if task.sent.is_some() { Next::Done } else { give_up(app, chosen, NO_RESTART) };
+        return if task.sent.is_some() { Next::Done } else { stay(app, chosen, Some(NO_RESTART)) };
     };
     let known = Known { pod, key, held: &held, guest, annotations: &annotations };
     let begun = task.begun.get_or_insert_with(|| {
@@ -136,9 +138,16 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         }
         let is_over =
             app.clock.now().since(at) >= WATCHED_FOR || mutated(Mutation::TakenBackBlindly);
-        return if is_over { give_up(app, chosen, &fault) } else { Next::After(TRY_AGAIN) };
+        return if is_over { stay(app, chosen, fault.as_deref()) } else { Next::After(TRY_AGAIN) };
     }
+    // Reading it may have taken long.
+    let is_at_rest =
+        app.ledger.is_at_rest(chosen, app.clock.now()) || mutated(Mutation::RestBelieved);
     if !is_written && !begun.is_ordered {
+        // One that may still arrive is written again, then taken back.
+        if !is_at_rest && task.sent.is_none() {
+            return Next::Done;
+        }
         return write(task, cluster, &known, &seen).await;
     }
     // Also one that crashed: then it has started elsewhere, too.
@@ -146,26 +155,11 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         app.metrics.moved(MoveReason::Respread, MoveResult::Done);
         return Next::Done;
     }
-    let fault = if container.cpu_milli == begun.before.cpu_milli {
-        match resize(cluster, (pod, key), &seen).await {
-            Resized::Accepted => {
-                begun.is_ordered = true;
-                app.moves.moved(&pod.uid, app.clock.now());
-                tell(app, chosen);
-                return Next::After(LOOK_AGAIN);
-            }
-            Resized::Undecided => {
-                app.moves.moved(&pod.uid, app.clock.now()); // it may have arrived
-                return Next::After(TRY_AGAIN);
-            }
-            Resized::Not(next) => return next,
-            Resized::Refused(fault) => fault,
-        }
-    } else if let Some(pending) = pending {
-        format!("kubelet does not carry out its resize: {pending}")
-    } else {
-        return Next::After(LOOK_AGAIN);
-    };
+    let fault =
+        match order(begun, (app, cluster, chosen), &known, &seen, (is_at_rest, pending)).await {
+            Ok(next) => return next,
+            Err(fault) => fault,
+        };
     // One that has ended starts elsewhere.
     if is_same {
         take_back(begun, (app, cluster), &known, &seen, fault).await
@@ -193,20 +187,53 @@ async fn write(
             Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {
-            give_up(app, chosen, &format!("refused with {code}: {message}"))
+            stay(app, chosen, Some(&format!("refused with {code}: {message}")))
         }
     };
     task.sent = before;
     next
 }
 
-/// Takes back the first write, since the second one has no effect: it stays at home.
+/// The second write, and what kubelet makes of it: it restarts the container. An error if that is not to be any
+/// more: what is refused, or `None` if the pod uses its GPU again.
+async fn order(
+    begun: &mut Begun,
+    (app, cluster, chosen): (&Arc<App>, &ClusterTruth, &Respread),
+    known: &Known<'_>,
+    seen: &SeenPod,
+    (is_at_rest, pending): (bool, Option<String>),
+) -> Result<Next, Option<String>> {
+    let is_ordered =
+        seen.gpu_container.as_ref().map(|it| it.cpu_milli) != Some(begun.before.cpu_milli);
+    match pending {
+        Some(pending) if is_ordered => {
+            return Err(Some(format!("kubelet does not carry out its resize: {pending}")));
+        }
+        None if is_ordered => return Ok(Next::After(LOOK_AGAIN)),
+        _ if !is_at_rest => return Err(None),
+        _ => {}
+    }
+    let next = match resize(cluster, (known.pod, known.key), seen).await {
+        Resized::Accepted => {
+            begun.is_ordered = true;
+            tell(app, chosen);
+            LOOK_AGAIN
+        }
+        Resized::Undecided => TRY_AGAIN, // it may have arrived
+        Resized::Not(next) => return Ok(next),
+        Resized::Refused(fault) => return Err(Some(fault)),
+    };
+    app.moves.moved(&known.pod.uid, app.clock.now());
+    Ok(Next::After(next))
+}
+
+/// Takes back the first write, since the second one has no effect, or is not to be made any more: it stays at home.
 async fn take_back(
     begun: &mut Begun,
     (app, cluster): (&Arc<App>, &ClusterTruth),
     known: &Known<'_>,
     seen: &SeenPod,
-    fault: String,
+    fault: Option<String>,
 ) -> Next {
     let home = known.held.placement.at_home();
     let placement = (&home, least_at_start(app, known.held));
@@ -238,12 +265,14 @@ async fn write_again(
     }
 }
 
-/// Notes that a pod stays at home, and cannot be moved.
-fn give_up(app: &App, chosen: &Respread, fault: &str) -> Next {
+/// Notes that a pod stays at home, and with a fault that it cannot be moved.
+fn stay(app: &App, chosen: &Respread, fault: Option<&str>) -> Next {
     let Respread { pod, home, .. } = chosen;
     app.ledger.stay_home(chosen);
-    let what = format!("it cannot be moved to an idle GPU, and stays on {home}");
-    note_stuck(app, pod, MoveReason::Respread, &what, fault);
+    if let Some(fault) = fault {
+        let what = format!("it cannot be moved to an idle GPU, and stays on {home}");
+        note_stuck(app, pod, MoveReason::Respread, &what, fault);
+    }
     Next::Done
 }
 

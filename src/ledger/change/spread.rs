@@ -12,6 +12,7 @@ use crate::model::node_state::NodeState;
 use crate::model::reservation::{PodRef, Reservation};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
+use crate::usage::node_details::NodeDetails;
 
 /// A pod that is to be restarted on another GPU of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,21 @@ impl Ledger {
         is_lent
     }
 
+    /// Whether a pod that was chosen still uses no GPU.
+    pub fn is_at_rest(&self, chosen: &Respread, now: Timestamp) -> bool {
+        let Some(at) = self.position(chosen.node.as_str()) else { return false };
+        let node_entry = self.node_entry(at);
+        node_entry.look(|_, node_state| {
+            let held = node_state.reservation(&chosen.pod.uid);
+            let home = node_state.devices().iter().find(|it| it.device().id == chosen.home);
+            let Some(((held, home), after)) = held.zip(home).zip(node_state.rule().respread_after)
+            else {
+                return false;
+            };
+            rests(&node_entry.details.lock(), (held, home), (now, after))
+        })
+    }
+
     /// Notes that the container of such a pod has ended at home.
     pub fn moved_out(&self, uid: &PodUid) {
         self.change_guest(uid, |node_state| node_state.moved_out(uid));
@@ -101,20 +117,29 @@ fn respread(
     let after = node.rule().respread_after?;
     let details = node_entry.details.lock();
     let rests = |held: &Reservation, home: &DeviceState| {
-        let uid = &held.pod.uid;
-        let samples = details.usage_samples.on(&home.device().id);
-        let is_listed = samples.is_none_or(|on| on.pods.get(uid).is_some());
-        let is_idle = details.usages.of(uid).is_some_and(|usage| usage.idle_for(now) >= after);
-        // Lists that cannot be read any more say nothing of now.
-        let is_recent = home.listed.is_some_and(|at| now.since(at) <= RECENT);
-        let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
-        // One whose use the driver cannot say is in no sample, and covers all that it has.
-        let is_at_rest = is_idle && is_recent && !is_listed && home.covered(uid).mib() == 0
-            || mutated(Mutation::BusyPodRespread);
-        is_at_rest && !is_ending && may(uid, after)
+        rests(&details, (held, home), (now, after)) && may(&held.pod.uid, after)
     };
     let (uid, to) = guests::respread(node, rests)?;
     let held = node.reservation(&uid)?;
     let home = held.placement.devices.first()?.id.clone();
     Some(Respread { pod: held.pod.clone(), node: node.name().clone(), home, to })
+}
+
+/// Whether a pod has used no GPU for so long, and does not end.
+fn rests(
+    details: &NodeDetails,
+    (held, home): (&Reservation, &DeviceState),
+    (now, after): (Timestamp, Duration),
+) -> bool {
+    let uid = &held.pod.uid;
+    let samples = details.usage_samples.on(&home.device().id);
+    let is_listed = samples.is_none_or(|on| on.pods.get(uid).is_some());
+    let is_idle = details.usages.of(uid).is_some_and(|usage| usage.idle_for(now) >= after);
+    // Lists that cannot be read any more say nothing of now.
+    let is_recent = home.listed.is_some_and(|at| now.since(at) <= RECENT);
+    let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending);
+    // One whose use the driver cannot say is in no sample, and covers all that it has.
+    let is_at_rest = is_idle && is_recent && !is_listed && home.covered(uid).mib() == 0
+        || mutated(Mutation::BusyPodRespread);
+    is_at_rest && !is_ending
 }

@@ -20,6 +20,7 @@ use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::{Extender, gpupack};
 use crate::fleet::{A100, Fleet};
+use crate::replicas::make_pod;
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::testbed::{Testbed, figure, scenario_with, until_known};
 use crate::watching::Watching;
@@ -111,7 +112,14 @@ impl Machine {
         let started = clock::now();
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
         let kubeconfig = plane.kubeconfig(Identity::Extender);
-        let extender = Extender::start(plane, &kubeconfig, settings.clone()).await;
+        // Only a process that may lead restarts pods at rest.
+        let is_replica = settings.to_string().contains("respread_idle_seconds");
+        let extender = if is_replica {
+            make_pod(&cluster.client, "gpupack-0").await;
+            Extender::start_replica(plane, &kubeconfig, settings.clone(), "gpupack-0").await
+        } else {
+            Extender::start(plane, &kubeconfig, settings.clone()).await
+        };
         start_agent(&runtime, &driver, &extender, &work);
         until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await;
         let plan = SchedulerPlan::second();

@@ -103,6 +103,7 @@ impl World {
     fn restart_containers(&mut self) {
         let (now, is_faulty) = (self.now, self.is_faulty());
         let lends_memory = self.settings.lends_memory;
+        let changes = if self.settings.respreads { 10 } else { 3 }; // one at rest stays so for longer
         let (mut due, mut pending) = (Vec::new(), Vec::new());
         for (uid, process) in self.processes.iter_mut().filter(|(_, it)| it.ends.is_none()) {
             let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.is_movable()) else { continue };
@@ -114,7 +115,7 @@ impl World {
                     pending.push(uid.clone());
                 }
             }
-            if self.rng.random_range(0..3) == 0 && !lends_memory {
+            if self.rng.random_range(0..changes) == 0 && !lends_memory {
                 process.is_idle = !process.is_idle;
             }
             let crashes = is_faulty && self.rng.random_range(0..60) == 0;

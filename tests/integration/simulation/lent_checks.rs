@@ -36,6 +36,9 @@ const ENDS_WITHIN: u64 = 60_000;
 /// From the decision to restart a pod elsewhere to its first write.
 const DECIDED_WITHIN: u64 = 2_000;
 
+/// How long after a first write was taken back it may be written again: what the container does is watched.
+const WATCHED_WITHIN: u64 = 12_000;
+
 /// How long lists are kept: as long as a call of *bind* lasts.
 const KEPT_FOR: u64 = HTTP_TIMEOUT;
 
@@ -51,8 +54,9 @@ pub(super) struct Seen {
     ordered_on: BTreeMap<String, u64>,
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
-    /// The first writes of pods at rest that a process has taken back.
-    taken_back: BTreeSet<(u64, String)>,
+    /// The first writes of pods at rest that a process has taken back: when, and which container kubelet's status
+    /// showed then.
+    taken_back: BTreeMap<(u64, String), (u64, u64)>,
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
@@ -298,24 +302,44 @@ impl World {
         let key = (life, uid.clone());
         let runs_at_home = placement["home"].is_null() && placement["devices"].is_array();
         let takes_back = runs_at_home && placement["moved"].is_null(); // a move home says what moved
-        if takes_back && pod.is_guest() {
-            self.lent.taken_back.insert(key);
+        let is_current = body["metadata"]["resourceVersion"] == *pod.version.to_string();
+        if takes_back && is_current {
+            self.lent.spreads.remove(&key);
+        }
+        if takes_back && is_current && pod.is_guest() {
+            self.lent.taken_back.insert(key, (self.now, pod.container.shown));
             return Ok(());
         }
-        if is_new && self.lent.taken_back.remove(&key) {
+        let has_started = |(at, shown): (u64, u64)| {
+            let is_same = pod.container.shown == shown && !pod.container.has_ended;
+            !is_same && at + WATCHED_WITHIN > self.now
+        };
+        if is_new && self.lent.taken_back.remove(&key).is_some_and(has_started) {
             return Ok(()); // it had started elsewhere before that was taken back
         }
         let Some(replica) = self.process(life) else { return Ok(()) };
-        let Some(home) = placement["home"][0].as_str().filter(|_| is_new) else { return Ok(()) };
+        let goes_on = self.lent.spreads.contains(&key); // of its first write it knows nothing
+        let is_restarted = is_on_its_way(replica, &uid); // else what was written is written again
+        if placement["home"][0].is_null() || !is_new || goes_on || !is_restarted {
+            return Ok(());
+        }
         if !pod.is_movable() {
             return Err(format!("{uid} is moved, and its owner has not allowed that"));
         }
+        self.check_at_rest(replica, &uid)?;
+        self.lent.spreads.insert((life, uid));
+        Ok(())
+    }
+
+    /// A list has shown lately that a pod uses no memory of the GPU that it is allocated.
+    fn check_at_rest(&self, replica: &Replica, uid: &str) -> Result<(), String> {
+        let allocated = self.api.pods.get(uid).map(Pod::allocated).unwrap_or_default();
+        let Some((home, ..)) = allocated.first() else { return Ok(()) };
         let since = self.now.saturating_sub(DECIDED_WITHIN);
-        let is_idle = replica.lists_since(home, since).any(|list| shown(list, &uid) == 0);
+        let is_idle = replica.lists_since(home, since).any(|list| shown(list, uid) == 0);
         if !is_idle && !self.settings.faults.contains(&Fault::Edit) {
             return Err(format!("{uid} is moved to an idle GPU while it uses its own"));
         }
-        self.lent.spreads.insert((life, uid));
         Ok(())
     }
 
@@ -336,8 +360,9 @@ impl World {
         let is_open = |moved: &Value| moved["cpu_milli"] == pod.container.cpu_milli;
         let is_move = written_move(pod).is_some_and(|moved| is_open(&moved));
         let is_begun = self.lent.spreads.contains(&(life, uid.to_owned()));
+        let is_on_its_way = self.process(life).is_some_and(|it| is_on_its_way(it, uid));
         // It may have started again meanwhile, which no status says yet.
-        let is_respread = pod.is_guest() && is_begun;
+        let is_respread = pod.is_guest() && is_begun && is_on_its_way;
         Some(match () {
             () if is_move => Resize::Move,
             () if is_respread => Resize::Respread,
@@ -373,7 +398,7 @@ impl World {
             return Err(format!("{uid} is not only restarted: {body}"));
         }
         if kind == Resize::Respread {
-            return Ok(());
+            return self.check_at_rest(replica, uid);
         }
         let moved = written_move(pod).map(|moved| (uid.to_owned(), moved.to_string()));
         if kind == Resize::Move {
@@ -537,6 +562,12 @@ fn check_needed(replica: &Replica, uid: &str, id: &str, capacity: u64) -> Result
         return Err(format!("{uid} is restarted, and no memory of {id} is missing: {list:?}"));
     }
     Ok(())
+}
+
+/// Whether a process is restarting a pod elsewhere.
+fn is_on_its_way(replica: &Replica, uid: &str) -> bool {
+    let held = replica.app.ledger.reservation(&PodUid::new(uid));
+    held.is_some_and(|held| held.departure == Departure::Arrives { clean_lists: None })
 }
 
 /// What a pod requests of a device where it runs or will run, as a process knows.

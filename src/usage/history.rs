@@ -223,11 +223,11 @@ impl Usages {
                 OnDevice::of((uid, busy_percent), &part, node_state, (uses, usage_samples))
             };
             let seen: Option<Vec<OnDevice>> = parts.map(on).collect();
+            let shows = |seen: &DeviceUse| {
+                let mut list = seen.processes.iter().flatten();
+                list.any(|process| process.pod.as_ref() == Some(uid))
+            };
             let Some(seen) = seen else {
-                let shows = |seen: &DeviceUse| {
-                    let mut list = seen.processes.iter().flatten();
-                    list.any(|process| process.pod.as_ref() == Some(uid))
-                };
                 if let Some(usage) = self.0.get_mut(uid).filter(|_| uses.iter().any(shows)) {
                     usage.last_busy = Some(now); // what it does is not known
                 }
@@ -243,7 +243,11 @@ impl Usages {
             });
             let usage = self.0.entry(uid.clone()).or_insert_with(|| Usage::new(now));
             usage.list(&Used { memory, load }, allocated(held), now);
-            if seen.iter().any(|on| on.is_busy) {
+            // Until it is restarted elsewhere it may use what it is allocated.
+            let is_own =
+                |seen: &&DeviceUse| held.placement.devices.iter().any(|it| it.id == seen.id);
+            let is_at_home = held.is_arriving() && uses.iter().filter(is_own).any(shows);
+            if is_at_home || seen.iter().any(|on| on.is_busy) {
                 usage.last_busy = Some(now);
             }
         }

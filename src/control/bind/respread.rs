@@ -136,6 +136,9 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         if !is_same {
             return write_again(app, cluster, &known, &seen).await;
         }
+        if is_written {
+            return take_back(begun, (app, cluster), &known, &seen, fault).await; // it did not arrive
+        }
         let is_over =
             app.clock.now().since(at) >= WATCHED_FOR || mutated(Mutation::TakenBackBlindly);
         return if is_over { stay(app, chosen, fault.as_deref()) } else { Next::After(TRY_AGAIN) };
@@ -183,7 +186,8 @@ async fn write(
         PatchOutcome::Undecided { .. } => return Next::After(TRY_AGAIN),
         PatchOutcome::Gone => Next::Done,
         PatchOutcome::Conflict => {
-            task.begun = None;
+            // An earlier one may have arrived just before, and its container may have started since.
+            task.begun.take_if(|_| before.is_none());
             Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {
@@ -238,14 +242,13 @@ async fn take_back(
     let home = known.held.placement.at_home();
     let placement = (&home, least_at_start(app, known.held));
     match known.write(app, cluster, placement, &seen.resource_version).await {
-        PatchOutcome::Patched { .. } => {
+        // One without an answer may have arrived.
+        PatchOutcome::Patched { .. } | PatchOutcome::Undecided { .. } => {
             begun.taken_back = Some((app.clock.now(), fault));
             Next::After(TRY_AGAIN)
         }
         PatchOutcome::Gone => Next::Done,
-        PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
-            Next::After(TRY_AGAIN)
-        }
+        PatchOutcome::Conflict | PatchOutcome::Refused { .. } => Next::After(TRY_AGAIN),
     }
 }
 

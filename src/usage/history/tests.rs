@@ -120,6 +120,24 @@ fn a_pod_is_idle_when_its_gpus_have_not_been_busy_for_long() {
 }
 
 #[test]
+fn a_pod_that_is_to_be_restarted_elsewhere_may_still_use_its_own_gpu() {
+    for is_at_home in [false, true] {
+        let ledger = ledger("A B");
+        ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
+        let b = DeviceId::new("B").unwrap();
+        ledger.change_guest(&uid("p"), |node_state| node_state.move_out(&uid("p"), b));
+        for at in 0..=130 {
+            let [mut seen, other] = ["A", "B"].map(|id| uses(id, &[]).remove(0));
+            let process = ProcessUse { pod: Some(uid("p")), memory: Some(MemMib::new(400)) };
+            let shows = is_at_home && at == 100;
+            seen.processes = Some(if shows { vec![process] } else { Vec::new() });
+            note(&ledger, &[seen, other], at * 5);
+        }
+        assert_eq!(ledger.advice(seconds(650)).remove(0).is_idle(), !is_at_home);
+    }
+}
+
+#[test]
 fn on_a_shared_gpu_a_pod_without_kernels_is_idle() {
     for (own, is_idle, load) in [
         (Some(0), true, Some(0)), // its process exists, and others run there

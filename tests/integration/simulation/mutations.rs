@@ -67,7 +67,7 @@ fn each_mutation_is_caught() {
 fn a_failure_is_made_smaller() {
     let (failing, _) = caught(Mutation::UndecidedForgotten, 0..50).expect("it is noticed");
     mutate(Some(Mutation::UndecidedForgotten));
-    let smallest = minimize(&failing, 60);
+    let smallest = minimize(&failing, 150);
     let broken = run(&smallest, false);
     mutate(None);
     assert!(broken.is_err(), "the smallest run still fails");

@@ -533,7 +533,7 @@ fn the_promises_hold_whatever_fails() {
     );
 }
 
-/// Seeds of the run of 100,000 that broke a promise once, and whose cause was repaired.
+/// Seeds that broke a promise once, by a fault of gpupack or of the check, and whose cause was repaired.
 const FOUND: [u64; 11] =
     [312, 662, 8_797, 14_687, 41_773, 53_729, 83_678, 85_172, 88_967, 94_822, 94_832];
 

@@ -207,13 +207,13 @@ async fn order(
     seen: &SeenPod,
     (is_at_rest, pending): (bool, Option<String>),
 ) -> Result<Next, Option<String>> {
-    let is_ordered =
+    let is_resized =
         seen.gpu_container.as_ref().map(|it| it.cpu_milli) != Some(begun.before.cpu_milli);
     match pending {
-        Some(pending) if is_ordered => {
+        Some(pending) if is_resized => {
             return Err(Some(format!("kubelet does not carry out its resize: {pending}")));
         }
-        None if is_ordered => return Ok(Next::After(LOOK_AGAIN)),
+        None if is_resized => return Ok(Next::After(LOOK_AGAIN)),
         _ if !is_at_rest => return Err(None),
         _ => {}
     }

@@ -18,6 +18,7 @@ mod leading;
 mod lent;
 mod lent_checks;
 mod mig;
+mod mig_checks;
 mod minimize;
 #[cfg(feature = "mutations")]
 mod mutations;

@@ -12,18 +12,13 @@ use gpupack::agent::mig::plan::{
     self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
 };
 use gpupack::api::state::{DeviceKind, MigPlacement};
-use gpupack::hardware::device::{PodUid, Slot};
+use gpupack::hardware::device::Slot;
 use gpupack::hardware::units::Timestamp;
-use gpupack::model::reservation::ReservationState;
 use gpupack::report::wire::{DeviceReport, MigOrders, MigProfileReport};
-use gpupack::step::outside::CallId;
-use hyper::Request;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
-use super::api::{PLACEMENT, Pod};
-use super::checks::is_later;
 use super::faults::Fault;
 use super::nodes::Gpu;
 use super::{What, World};
@@ -34,7 +29,7 @@ const MODEL: &str = "NVIDIA A30";
 pub(super) const GPU_MIB: u64 = 24_576;
 
 /// Its profiles: name, MiB, units, starts.
-const PROFILES: [(&str, u64, u32, &[u32]); 4] = [
+pub(super) const PROFILES: [(&str, u64, u32, &[u32]); 4] = [
     ("1g.6gb", 5_952, 1, &[0, 1, 2, 3]),
     ("1g.6gb+me", 5_952, 1, &[0, 1, 2, 3]),
     ("2g.12gb", 11_968, 2, &[0, 2]),
@@ -43,9 +38,6 @@ const PROFILES: [(&str, u64, u32, &[u32]); 4] = [
 
 /// The agent looks again after this time.
 const LOOK_EVERY: u64 = 5_000;
-
-/// Without faults an instance that no pod has is gone after this time, and a pod runs on its own.
-const SETTLED_WITHIN: u64 = 20_000;
 
 /// How the driver names instances.
 #[derive(Clone, Copy, Debug)]
@@ -62,9 +54,9 @@ enum Naming {
 #[derive(Debug)]
 pub(super) struct MigNode {
     naming: Naming,
-    gpus: Vec<GpuLayout>,
+    pub(super) gpus: Vec<GpuLayout>,
     folder: tempfile::TempDir,
-    on_demand: MigOnDemand,
+    pub(super) on_demand: MigOnDemand,
     attempts: Attempts,
     /// How often the node has booted: no earlier instance is left then.
     pub(super) era: u64,
@@ -77,13 +69,13 @@ pub(super) struct MigNode {
     /// How many instances were made.
     made: u32,
     /// Those that an administrator made.
-    foreign: BTreeSet<String>,
+    pub(super) foreign: BTreeSet<String>,
     /// Until then the node boots.
     pub(super) down_until: u64,
     /// Until then the driver refuses to make or remove anything.
     refuses_until: u64,
     /// Since when no pod has an instance.
-    idle: BTreeMap<String, u64>,
+    pub(super) idle: BTreeMap<String, u64>,
 }
 
 fn profiles() -> Vec<NumberedProfile> {
@@ -111,7 +103,7 @@ fn layout(gpu: &Gpu) -> GpuLayout {
 }
 
 /// What the profile of an instance is.
-fn row(instance: &GpuInstance) -> (&'static str, u64) {
+pub(super) fn row(instance: &GpuInstance) -> (&'static str, u64) {
     let (name, mib, ..) = PROFILES[usize::try_from(instance.profile).expect("small")];
     (name, mib)
 }
@@ -141,7 +133,7 @@ impl MigNode {
     }
 
     /// The instances that have a UUID, with their GPU.
-    fn instances(&self) -> impl Iterator<Item = (&str, &GpuLayout, &GpuInstance)> {
+    pub(super) fn instances(&self) -> impl Iterator<Item = (&str, &GpuLayout, &GpuInstance)> {
         self.gpus.iter().flat_map(|gpu| {
             let named = gpu.instances.iter().filter_map(|it| Some((it.devices.first()?, it)));
             named.map(move |(uuid, it)| (&**uuid, gpu, it))
@@ -168,7 +160,7 @@ impl MigNode {
     }
 
     /// Whether an instance is, or was, on one of the GPUs that are here.
-    fn is_of_gpus(&self, uuid: &str) -> bool {
+    pub(super) fn is_of_gpus(&self, uuid: &str) -> bool {
         self.gpus.iter().any(|gpu| uuid.starts_with(&format!("MIG-{}-at-", gpu.uuid)))
     }
 
@@ -188,7 +180,7 @@ impl MigNode {
     }
 
     /// The same without who made them.
-    fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
+    pub(super) fn devices(&self) -> (Vec<DeviceReport>, Vec<Gpu>) {
         let (mut devices, mut used) = (Vec::new(), Vec::new());
         for (index, gpu) in (0..).zip(&self.gpus) {
             let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
@@ -213,7 +205,7 @@ impl MigNode {
     }
 
     /// Whether the agent knows that it made this instance.
-    fn has_made(&self, device: &DeviceReport) -> bool {
+    pub(super) fn has_made(&self, device: &DeviceReport) -> bool {
         self.on_demand.made().has_made(device)
     }
 
@@ -490,191 +482,5 @@ impl World {
         let Some(mig) = &mut self.nodes[node].mig else { return };
         let gpu = mig.gpus[at].instances.last().and_then(|it| it.devices.first()).cloned();
         mig.foreign.extend(gpu);
-    }
-
-    // --- checks ----------------------------------------------------------------------------------
-
-    /// What a process writes on a pod names instances that are there, if a report has said so, and that
-    /// no other pod has.
-    pub(super) fn check_mig_write(&mut self, call: (u64, CallId), request: &Request<Vec<u8>>) {
-        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let Some(text) = body["metadata"]["annotations"][PLACEMENT].as_str() else { return };
-        let placement: Value = serde_json::from_str(text).unwrap_or_default();
-        let uid = body["metadata"]["uid"].as_str().unwrap_or_default();
-        let target = body["target"]["name"].as_str().map(str::to_owned);
-        let node = target.or_else(|| self.api.pods.get(uid)?.node.clone());
-        let at = self.nodes.iter().position(|it| Some(&it.name) == node.as_ref());
-        let (Some(at), Some(replica)) = (at, self.process(call.0)) else { return };
-        let Some(mig) = &self.nodes[at].mig else { return };
-        let known = replica.eras.get(&at).copied();
-        let mut broken = None;
-        let is_known = |(id, _): &(String, Value)| known == Some(mig.era) && mig.is_of_gpus(id);
-        for (id, _) in devices_of(&placement).into_iter().filter(is_known) {
-            if !mig.has(&id) {
-                broken = Some(format!("{uid} gets {id}, which is not there"));
-            }
-            let has = |(other, pod): &(&String, &Pod)| {
-                let is_there = pod.is_placed() && pod.written().iter().any(|(it, ..)| *it == id);
-                *other != uid && is_there
-            };
-            if let Some((other, _)) = self.api.pods.iter().find(has) {
-                broken = Some(format!("{uid} gets {id}, which {other} has"));
-            }
-        }
-        self.mig_writes.insert(call, (known.unwrap_or_default(), broken));
-    }
-
-    /// Notes on a pod what the process knew that wrote its placement.
-    pub(super) fn note_era(&mut self, call: (u64, CallId), uid: &str, request: &Request<Vec<u8>>) {
-        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let placement = body["metadata"]["annotations"][PLACEMENT].as_str();
-        let (Some(placement), Some((era, broken))) = (placement, self.mig_writes.remove(&call))
-        else {
-            return;
-        };
-        let pod = self.api.pods.get_mut(uid);
-        let is_written = |pod: &&mut Pod| {
-            pod.node.is_some() && pod.annotations.get(PLACEMENT).is_some_and(|it| it == placement)
-        };
-        // One that is refused, as that of a process that was replaced, does no harm.
-        if let Some(pod) = pod.filter(is_written) {
-            pod.era = era;
-            broken.into_iter().for_each(|broken| self.broke(broken));
-        }
-    }
-
-    /// Whether an agent made this instance, though it may have lost its list since, or it is gone.
-    pub(super) fn is_made(&self, uuid: &str) -> bool {
-        let mut all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
-        self.settings.has_mig && !all.any(|mig| mig.foreign.contains(uuid))
-    }
-
-    /// No two pods have the same units of a GPU.
-    pub(super) fn check_units(&self) -> Result<(), String> {
-        let mut taken: BTreeMap<String, (u32, String)> = BTreeMap::new();
-        for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
-            for (gpu, profile, start) in pod.places() {
-                let size = PROFILES.iter().find(|it| it.0 == profile).map_or(0, |it| it.2);
-                let units = Slot { start, size }.units();
-                let (all, by) = taken.entry(gpu.clone()).or_default();
-                if *all & units != 0 {
-                    return Err(format!("{uid} and {by} have the same units of {gpu}"));
-                }
-                (*all, *by) = (*all | units, uid.clone());
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the container of a pod can start: its instances are there.
-    pub(super) fn starts_on_instances(&mut self, uid: &str) -> bool {
-        let Some(pod) = self.api.pods.get(uid) else { return false };
-        let node = self.nodes.iter().find(|it| Some(&it.name) == pod.node.as_ref());
-        let Some((mig, node)) = node.and_then(|node| Some((node.mig.as_ref()?, node))) else {
-            return true;
-        };
-        if self.now < mig.down_until {
-            return false;
-        }
-        let mut broken = None;
-        for (id, place) in devices_of(&pod.placement()) {
-            let found = mig.instances().find(|(uuid, ..)| *uuid == id);
-            let Some((_, gpu, instance)) = found else {
-                if pod.era == mig.era && mig.is_of_gpus(&id) {
-                    broken = Some(format!("{uid} starts on {id}, which is not on {}", node.name));
-                }
-                if broken.is_none() {
-                    return false; // until the new UUID is written
-                }
-                continue;
-            };
-            let is_it = place["gpu"] == gpu.uuid
-                && place["profile"] == row(instance).0
-                && place["start"] == instance.slot.start;
-            if !is_it && place.is_object() {
-                broken = Some(format!("{uid} starts on {id}, which is not {place}"));
-            }
-            let mut others = self.processes.iter().filter(|(other, _)| *other != uid);
-            if let Some((other, _)) = others.find(|(_, process)| process.uses(&id)) {
-                broken = Some(format!("{uid} starts on {id}, which {other} uses"));
-            }
-        }
-        let is_broken = broken.is_some();
-        broken.into_iter().for_each(|broken| self.broke(broken));
-        !is_broken
-    }
-
-    /// Notes which instances no pod has.
-    pub(super) fn note_idle(&mut self) {
-        let now = self.now;
-        let leader = self.replicas[self.serving()].as_ref();
-        let mut used: BTreeSet<String> = BTreeSet::new();
-        if let Some(replica) = leader {
-            replica.app.ledger.look_at_each(|node| {
-                let held = node.reservations().values();
-                let held = held.filter(|it| !matches!(it.state, ReservationState::Draining { .. }));
-                used.extend(held.flat_map(|it| &it.placement.devices).map(|it| it.id.to_string()));
-            });
-        }
-        let placed = self.api.pods.values().filter(|pod| pod.is_placed());
-        used.extend(placed.flat_map(Pod::written).map(|(id, ..)| id));
-        let running = self.processes.values().flat_map(|it| it.occupies(now));
-        used.extend(running.map(|(id, _)| id.clone()));
-        for mig in self.nodes.iter_mut().filter_map(|node| node.mig.as_mut()) {
-            let inventory = mig.devices().0;
-            let made = inventory.iter();
-            let made = made.filter(|it| !used.contains(&it.uuid) && mig.has_made(it));
-            let since = |uuid: &String| mig.idle.get(uuid).copied().unwrap_or(now);
-            mig.idle = made.map(|it| (it.uuid.clone(), since(&it.uuid))).collect();
-        }
-    }
-
-    /// Whether no instance is made for a pod any more: others made it, its GPU is gone, or an administrator has
-    /// taken its place.
-    pub(super) fn is_lost(&self, pod: &Pod) -> bool {
-        let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
-        let places = pod.places();
-        self.settings.has_mig
-            && (places.len() < pod.written().len()
-                || !places.iter().all(|(gpu, ..)| has(gpu))
-                || self.has_foreign(&places))
-    }
-
-    /// Whether others made an instance on one of the GPUs of these places, or part of one is left of which the
-    /// agent has lost its list.
-    fn has_foreign(&self, places: &[(String, String, u32)]) -> bool {
-        let all = self.nodes.iter().filter_map(|node| node.mig.as_ref());
-        let mut gpus = all.flat_map(|mig| mig.gpus.iter().map(move |gpu| (mig, gpu)));
-        gpus.any(|(mig, gpu)| {
-            let is_of_others = |it: &GpuInstance| match &it.devices[..] {
-                [] => !mig.on_demand.made().unfinished().iter().any(|known| known.is(gpu, it)),
-                devices => devices.iter().any(|uuid| mig.foreign.contains(uuid)),
-            };
-            places.iter().any(|(on, ..)| *on == gpu.uuid) && gpu.instances.iter().any(is_of_others)
-        })
-    }
-
-    /// At the end each pod runs, and no instance is left that no pod has.
-    pub(super) fn check_mig_end(&self) -> Result<(), String> {
-        let is_old = |since: u64| since + SETTLED_WITHIN < self.now;
-        let is_late = |(uid, pod): &(&String, &Pod)| {
-            let leader = self.replicas[self.serving()].as_ref();
-            let is_left = self.is_lost(pod) || leader.is_some_and(|it| is_later(it, pod));
-            let runs = self.processes.contains_key(*uid) || pod.is_deleting || is_left;
-            pod.is_placed() && !runs && is_old(pod.bound)
-        };
-        if let Some((uid, pod)) = self.api.pods.iter().find(is_late) {
-            let held = self.replicas[self.serving()].as_ref();
-            let held = held.and_then(|it| it.app.ledger.reservation(&PodUid::new(uid.as_str())));
-            return Err(format!("{uid} never starts on {:?}: {held:?}", pod.written()));
-        }
-        for node in &self.nodes {
-            let idle = node.mig.iter().flat_map(|mig| &mig.idle);
-            let mut old = idle.filter(|(_, since)| is_old(**since));
-            if let Some((uuid, since)) = old.next() {
-                return Err(format!("since {since} ms no pod has {uuid} on {}", node.name));
-            }
-        }
-        Ok(())
     }
 }

@@ -260,6 +260,9 @@ impl DeviceState {
     /// Whether it is a GPU that pods share, or others use, so that it is not to be divided. One with tenants that
     /// is in MIG mode now was switched by somebody else.
     pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {
+        if mutated(Mutation::SharedIsDivided) {
+            return false;
+        }
         let is_held = holds == HoldRule::Respected && self.on_hold != Demand::ZERO;
         match self.device.kind {
             DeviceKind::Gpu => {

@@ -817,7 +817,8 @@ impl NodeState {
                     let obeyed = self.whole.obeyed.get(&gpu.id).copied();
                     let is_undone = gpu.kind == DeviceKind::MigParent && number == obeyed;
                     let number = number.filter(|_| !is_undone);
-                    self.whole.count += u64::from(number.is_none());
+                    let is_new = number.is_none() && !mutated(Mutation::ModeOrderReused);
+                    self.whole.count += u64::from(is_new);
                     given.insert(gpu.id.clone(), number.unwrap_or(self.whole.count));
                 }
             }
@@ -843,10 +844,9 @@ impl NodeState {
     pub fn may_be_divided(&self, id: &DeviceId) -> bool {
         let is_it = |it: &DeviceState| it.device.id == *id && it.device.kind == DeviceKind::Gpu;
         let given = self.whole.given.get(id);
+        let is_taken = given == self.whole.obeyed.get(id) || mutated(Mutation::ModeUnconfirmed);
         let switches = self.rule.mig == MigUse::ByTurns && self.mig.switches(id);
-        switches
-            && self.devices.iter().any(is_it)
-            && (given.is_none() || given != self.whole.obeyed.get(id))
+        switches && self.devices.iter().any(is_it) && (given.is_none() || !is_taken)
     }
 
     /// Notes that the agent could not make instances there. No pod gets one until [`FAILED_FOR`] later.
@@ -1155,7 +1155,10 @@ impl NodeState {
                     && divided.covered.contains_key(&it.device.id);
                 let is_unheeded =
                     self.failed.contains_key(&it.device.id) && self.may_be_divided(&it.device.id);
-                match it.is_leaving() || is_covered || is_divided || is_unheeded {
+                let is_blocked = it.origin == Origin::Promised
+                    && self.is_blocked(it, &divided, holds)
+                    && !mutated(Mutation::StandingSplit);
+                match it.is_leaving() || is_covered || is_divided || is_unheeded || is_blocked {
                     true => closed(room),
                     false => room,
                 }
@@ -1164,6 +1167,27 @@ impl NodeState {
         };
         (self.rooms, self.rooms_under_holds) =
             (rooms(HoldRule::Respected), rooms(HoldRule::Ignored));
+    }
+
+    /// Whether what is promised cannot be had for now, so that no other pod may get a part of it: room may be kept
+    /// on a GPU before the last instance there has ended.
+    fn is_blocked(&self, promised: &DeviceState, divided: &Divided<'_>, holds: HoldRule) -> bool {
+        let Some(((gpu, profile, _), slot)) = promised.place().zip(promised.slot) else {
+            return false;
+        };
+        let is_in_the_way = |it: &DeviceState| {
+            let DeviceKind::MigInstance { parent, profile: other } = &it.device.kind else {
+                return false;
+            };
+            let units = it.slot.map_or(u32::MAX, Slot::units) & slot.units();
+            let overlaps = units != 0 || profile.has_media() && other.has_media();
+            parent == gpu && overlaps && it.device.id != promised.device.id && it.stays(holds)
+        };
+        divided.health.get(gpu) != Some(&Health::Healthy)
+            || divided.unread.contains(gpu)
+            || divided.shared.contains(gpu)
+            || self.has_failed(&promised.device.id)
+            || self.devices.iter().any(is_in_the_way)
     }
 
     /// The room of an instance that could be made. Those that are there, or promised, are devices.

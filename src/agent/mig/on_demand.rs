@@ -113,7 +113,7 @@ impl MigOnDemand {
     }
 
     /// Notes that these GPUs are out of MIG mode, and stay so as long as the orders stand.
-    pub(crate) fn obeys(&self, whole: WholeOrders) {
+    pub fn obeys(&self, whole: WholeOrders) {
         let mut known = self.shared.whole.lock();
         if known.as_ref() != Some(&whole) {
             *known = Some(whole);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order};
 use crate::hardware::spots::WHOLE;
+use crate::mutation::{Mutation, mutated};
 use crate::report::wire::{MakeInstance, MigOrders, WholeOrders};
 
 /// A change of the mode of a GPU.
@@ -43,6 +44,7 @@ pub fn switches(
     let mut all = Switches::default();
     for gpu in &layouts.gpus {
         let is_whole = orders.whole.iter().any(|it| it.gpu == gpu.uuid);
+        let is_whole = is_whole && !mutated(Mutation::ModeOrderIgnored);
         let makes = orders.make.iter().filter(|it| it.gpu == gpu.uuid);
         let is_mig = gpu.is_in_mig_mode || gpu.is_mig_pending;
         let for_it = match (gpu.is_in_mig_mode, is_whole) {

@@ -219,6 +219,21 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
 }
 
 #[test]
+fn nobody_gets_part_of_a_gpu_that_is_kept_before_it_is_empty() {
+    let mut bed = Bed::by_turns(&[(true, &[])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    let half = compiled_request("fraction=0.5", &bed.classes);
+    let (_, hold) = lacking(&bed.node, &half).unwrap();
+    assert_eq!(hold.placement.devices[0].id.as_str(), "GPU-a/0/whole");
+    bed.node.stand(PodUid::new("s"), hold);
+    assert_eq!(bed.place("t", "fraction=0.5"), Err(Rejection::NoPlace), "beside what is kept");
+    bed.node.remove(&PodUid::new("m"));
+    assert_eq!(bed.place("t", "fraction=0.5").unwrap(), "GPU-a/0/whole");
+    assert_eq!(bed.place("u", "fraction=0.5"), Err(Rejection::NoPlace), "the rest is kept");
+    assert_eq!(bed.node.audit(), Ok(()));
+}
+
+#[test]
 fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
     let mut bed = Bed::by_turns(&[(false, &[]), (false, &[])]);
     bed.place("m", "mig=1g.5gb").unwrap();

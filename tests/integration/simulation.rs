@@ -35,6 +35,7 @@ mod scheduling;
 mod settings;
 mod standing;
 mod teams;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};

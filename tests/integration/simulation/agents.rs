@@ -1,5 +1,6 @@
 //! Agents: they sample their nodes and report, one report at a time.
 
+use gpupack::api::state::DeviceKind;
 use gpupack::hardware::device::PodUid;
 use gpupack::server::api::reports;
 use gpupack::step::outside::Event;
@@ -159,11 +160,12 @@ impl World {
             gpus.extend(self.nodes[other].gpus.first().cloned());
         }
         let (name, run) = (self.nodes[at].name.clone(), self.nodes[at].agents[agent].run);
-        let divided = self.nodes[at].mig.as_ref().map(|mig| (mig.sampled(), mig.failures()));
-        let (mut inventory, mut failures) = (None, None);
-        if let Some(((devices, used), failed)) = divided {
+        let divided = self.nodes[at].mig.as_ref().map(|mig| (mig.sampled(), mig.answers()));
+        let (mut inventory, mut answers, mut parents) = (None, None, Vec::new());
+        if let Some(((devices, used), answer)) = divided {
             gpus = used;
-            (inventory, failures) = (Some(devices), Some(failed));
+            parents.extend(devices.iter().filter(|it| it.kind == DeviceKind::MigParent).cloned());
+            (inventory, answers) = (Some(devices), Some(answer));
         }
         let mut uses = self.uses_on(&name, &gpus);
         let speaker = &mut self.nodes[at].agents[agent].links[to];
@@ -184,12 +186,14 @@ impl World {
         for device in uses.iter_mut().filter(|_| may_lack_news) {
             device.as_object_mut().map(|device| device.remove("processes"));
         }
+        // Of a GPU in MIG mode nothing is said but that it answers.
+        uses.extend(parents.iter().map(|gpu| json!({"id": gpu.uuid, "healthy": true})));
         let mut report = json!({
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
             "sequence": speaker.sequence, "devices": uses,
         });
-        if let Some(failures) = failures {
-            report["migFailures"] = failures;
+        if let Some((failures, whole)) = answers {
+            (report["migFailures"], report["whole"]) = (failures, whole);
         }
         if lies {
             report["lie"] = true.into(); // for the checks: the extender ignores what it does not know

@@ -11,6 +11,7 @@ use gpupack::agent::mig::on_demand::MigOnDemand;
 use gpupack::agent::mig::plan::{
     self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
 };
+use gpupack::agent::mig::switching::Switch;
 use gpupack::api::state::{DeviceKind, MigPlacement};
 use gpupack::hardware::device::Slot;
 use gpupack::hardware::units::Timestamp;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 
 use super::faults::Fault;
 use super::nodes::Gpu;
+use super::settings::Settings;
 use super::{What, World};
 
 const MODEL: &str = "NVIDIA A30";
@@ -50,20 +52,31 @@ enum Naming {
     OfPlace,
 }
 
+/// A call of the driver.
+#[derive(Clone, Debug)]
+pub(super) enum Working {
+    /// It changes an instance.
+    Instance(Step),
+    /// It turns MIG mode on or off.
+    Mode(Switch),
+}
+
 /// The GPUs of a node, and what its agent does about their instances.
 #[derive(Debug)]
 pub(super) struct MigNode {
     naming: Naming,
+    /// Whether the agent switches MIG mode.
+    by_turns: bool,
     pub(super) gpus: Vec<GpuLayout>,
     folder: tempfile::TempDir,
     pub(super) on_demand: MigOnDemand,
-    attempts: Attempts,
+    pub(super) attempts: Attempts,
     /// How often the node has booted: no earlier instance is left then.
     pub(super) era: u64,
     /// For which run of the agent its calls are.
     run: u64,
     /// The call of the driver that goes on.
-    working: Option<Step>,
+    pub(super) working: Option<Working>,
     /// For when it looks again.
     next: Option<u64>,
     /// How many instances were made.
@@ -92,11 +105,11 @@ fn profiles() -> Vec<NumberedProfile> {
     (0..).zip(PROFILES).map(row).collect()
 }
 
-fn layout(gpu: &Gpu) -> GpuLayout {
+fn layout(gpu: &Gpu, is_in_mig_mode: bool) -> GpuLayout {
     GpuLayout {
         uuid: gpu.id.clone(),
-        is_in_mig_mode: true,
-        is_mig_pending: true,
+        is_in_mig_mode,
+        is_mig_pending: is_in_mig_mode,
         profiles: profiles(),
         instances: Vec::new(),
     }
@@ -109,14 +122,16 @@ pub(super) fn row(instance: &GpuInstance) -> (&'static str, u64) {
 }
 
 impl MigNode {
-    pub(super) fn new(gpus: &[Gpu], seed: u64) -> Self {
+    pub(super) fn new(gpus: &[Gpu], settings: &Settings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let gpus = gpus.iter().map(layout).collect();
-        let on_demand = booted(folder.path(), 0);
+        let by_turns = settings.by_turns;
+        let gpus = gpus.iter().enumerate().map(|(at, gpu)| layout(gpu, !by_turns || at == 0));
+        let on_demand = booted(folder.path(), 0, by_turns);
         Self {
             naming: [Naming::New, Naming::OfBoot, Naming::OfPlace]
-                [usize::try_from(seed / 25 % 3).expect("small")],
-            gpus,
+                [usize::try_from(settings.seed / 25 % 3).expect("small")],
+            by_turns,
+            gpus: gpus.collect(),
             folder,
             on_demand,
             attempts: Attempts::default(),
@@ -156,7 +171,7 @@ impl MigNode {
 
     /// Another GPU takes the place of one.
     pub(super) fn replace(&mut self, at: usize, gpu: &Gpu) {
-        self.gpus[at] = layout(gpu);
+        self.gpus[at] = layout(gpu, !self.by_turns);
     }
 
     /// Whether an instance is, or was, on one of the GPUs that are here.
@@ -185,8 +200,19 @@ impl MigNode {
         for (index, gpu) in (0..).zip(&self.gpus) {
             let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
             let mig_profiles = gpu.profiles.iter().map(|it| it.report.clone()).collect();
-            let parent = new(&gpu.uuid, DeviceKind::MigParent);
-            devices.push(DeviceReport { memory_mib: GPU_MIB, mig_profiles, ..parent });
+            let kind = match gpu.is_in_mig_mode {
+                true => DeviceKind::MigParent,
+                false => {
+                    used.push(Gpu { id: gpu.uuid.clone(), mib: GPU_MIB });
+                    DeviceKind::Gpu
+                }
+            };
+            devices.push(DeviceReport {
+                memory_mib: GPU_MIB,
+                mig_profiles,
+                switches_mig: self.by_turns,
+                ..new(&gpu.uuid, kind)
+            });
             for instance in &gpu.instances {
                 let ((profile, mib), Units { start, size }) = (row(instance), instance.slot);
                 for uuid in &instance.devices {
@@ -209,8 +235,9 @@ impl MigNode {
         self.on_demand.made().has_made(device)
     }
 
-    pub(super) fn failures(&self) -> Value {
-        json!(self.on_demand.failures())
+    /// What the agent says of its orders: those that failed, and those to be out of MIG mode that it obeys.
+    pub(super) fn answers(&self) -> (Value, Value) {
+        (json!(self.on_demand.failures()), json!(self.on_demand.whole()))
     }
 
     /// Learns what a replica orders, or that it gives no orders. Returns whether other ones stand.
@@ -256,6 +283,9 @@ impl MigNode {
                 let (id, profile, slot) = (self.made, step.begun.profile, step.begun.slot);
                 let units = |it: Units| Slot { start: it.start, size: it.size }.units();
                 let has_media = |profile: u32| profile == 1;
+                if !gpu.is_in_mig_mode {
+                    return false;
+                }
                 let is_taken = |it: &GpuInstance| {
                     units(it.slot) & units(slot) != 0 || has_media(it.profile) && has_media(profile)
                 };
@@ -273,13 +303,19 @@ impl MigNode {
     }
 }
 
+/// One half of a round: what to remove, or what to make.
+type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
+
 /// What an agent knows that starts in this boot.
-fn booted(folder: &Path, boot: u64) -> MigOnDemand {
+fn booted(folder: &Path, boot: u64, by_turns: bool) -> MigOnDemand {
     let proc_root = folder.join("proc");
     let random = proc_root.join("sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
-    MigOnDemand::new(folder, &proc_root)
+    match by_turns {
+        true => MigOnDemand::switching(folder, &proc_root),
+        false => MigOnDemand::new(folder, &proc_root),
+    }
 }
 
 /// The devices in a placement, each with its place if gpupack makes it.
@@ -319,12 +355,20 @@ impl World {
             return;
         }
         let (orders, layouts) = (mig.on_demand.orders(), mig.layouts());
-        let mut open = BTreeSet::new();
-        for planner in [plan::removals as fn(&_, &_, &_) -> Plan, plan::makes] {
+        let (mut open, mut not_switched) = (BTreeSet::new(), BTreeSet::new());
+        for (planner, may_switch) in [(plan::removals as Planner, false), (plan::makes, true)] {
+            if may_switch && mig.by_turns {
+                match mig.next_switch(&orders, &layouts, Timestamp::from_millis(now)) {
+                    Ok(failed) => not_switched = failed,
+                    Err(switch) => return self.begin_call(node, Working::Mode(switch)),
+                }
+                open.extend(not_switched.iter().cloned());
+            }
             let unfinished = mig.look();
             let own = mig.on_demand.made().own(&orders);
             let mut plan = planner(&own, &layouts, &unfinished);
             open.extend(plan.orders());
+            plan.failures.retain(|(order, _)| !not_switched.contains(order));
             for (order, error) in std::mem::take(&mut plan.failures) {
                 mig.attempts.refuse(order, error);
             }
@@ -332,10 +376,7 @@ impl World {
             mig.attempts.hold_back(&mut plan, Timestamp::from_millis(now));
             if let Some(step) = plan.steps.into_iter().next() {
                 mig.on_demand.made().begin(step.begun.clone()).expect("the file can be written");
-                mig.working = Some(step);
-                let most = if self.hits(Fault::SlowMig, 20) { 12_000 } else { 900 };
-                let time = self.rng.random_range(10..most);
-                return self.after(time, What::MigDone { node, run });
+                return self.begin_call(node, Working::Instance(step));
             }
         }
         mig.attempts.keep(&open);
@@ -344,26 +385,52 @@ impl World {
         self.plan_mig(node, again.clamp(1, LOOK_EVERY));
     }
 
+    /// The agent calls the driver.
+    fn begin_call(&mut self, node: usize, working: Working) {
+        let most = if self.hits(Fault::SlowMig, 20) { 12_000 } else { 900 };
+        let time = self.rng.random_range(10..most);
+        let Some(mig) = &mut self.nodes[node].mig else { return };
+        mig.working = Some(working);
+        let run = mig.run;
+        self.after(time, What::MigDone { node, run });
+    }
+
     /// A call of the driver ends.
     pub(super) fn mig_done(&mut self, node: usize, run: u64) {
         let is_refused = self.hits(Fault::MigRefused, 10);
         let is_faulty = self.is_faulty();
         let Some(mig) = self.nodes[node].mig.as_mut().filter(|mig| mig.run == run) else { return };
-        let Some(step) = mig.working.take() else { return };
+        let Some(working) = mig.working.take() else { return };
         let refuses = is_refused || is_faulty && self.now < mig.refuses_until;
-        let is_done = !refuses && self.change_instance(node, &step, false);
+        let is_done = !refuses && self.carry_out(node, &working, false);
         let now = Timestamp::from_millis(self.now);
         let Some(mig) = &mut self.nodes[node].mig else { return };
-        let gpu = mig.gpus.iter().find(|gpu| gpu.uuid == step.begun.gpu).cloned();
-        if let Some(gpu) = gpu.filter(|_| !is_done && step.begun.is_new) {
-            mig.on_demand.made().refused(&step.begun, &gpu);
+        let orders = match &working {
+            Working::Instance(step) => std::slice::from_ref(&step.order),
+            Working::Mode(switch) => &switch.orders[..],
+        };
+        if let Working::Instance(step) = &working {
+            let gpu = mig.gpus.iter().find(|gpu| gpu.uuid == step.begun.gpu).cloned();
+            if let Some(gpu) = gpu.filter(|_| !is_done && step.begun.is_new) {
+                mig.on_demand.made().refused(&step.begun, &gpu);
+            }
+            mig.look();
         }
-        mig.look();
         if !is_done {
-            mig.attempts.fail(&step.order, "In use by another client".to_owned(), now);
+            for order in orders {
+                mig.attempts.fail(order, "In use by another client".to_owned(), now);
+            }
             mig.on_demand.note_failures(mig.attempts.failures());
         }
         self.plan_mig(node, 1);
+    }
+
+    /// The driver carries out a call, wholly or by half.
+    fn carry_out(&mut self, node: usize, working: &Working, is_half: bool) -> bool {
+        match working {
+            Working::Instance(step) => self.change_instance(node, step, is_half),
+            Working::Mode(switch) => self.switch_mode(node, switch, is_half),
+        }
     }
 
     /// The driver changes an instance, wholly or by half.
@@ -403,15 +470,15 @@ impl World {
         let Some(mig) = &mut self.nodes[node].mig else { return };
         mig.run += 1;
         mig.next = None;
-        let (step, boot) = (mig.working.take(), mig.era);
-        if let Some(step) = step.filter(|_| kind > 0) {
-            self.change_instance(node, &step, kind == 1);
+        let (working, boot) = (mig.working.take(), mig.era);
+        if let Some(working) = working.filter(|_| kind > 0) {
+            self.carry_out(node, &working, kind == 1);
         }
         let Some(mig) = &mut self.nodes[node].mig else { return };
         if is_lost {
             let _ = std::fs::remove_file(mig.folder.path().join("made.json"));
         }
-        mig.on_demand = booted(mig.folder.path(), boot);
+        mig.on_demand = booted(mig.folder.path(), boot, mig.by_turns);
         mig.attempts = Attempts::default();
         self.plan_mig(node, 10);
     }
@@ -447,10 +514,15 @@ impl World {
         let name = self.nodes[node].name.clone();
         self.restart_agent(node);
         let Some(mig) = &mut self.nodes[node].mig else { return };
-        mig.gpus.iter_mut().for_each(|gpu| gpu.instances.clear());
+        for gpu in &mut mig.gpus {
+            gpu.instances.clear();
+            if mig.by_turns {
+                (gpu.is_in_mig_mode, gpu.is_mig_pending) = (false, false); // as on Hopper
+            }
+        }
         mig.foreign.clear();
         mig.era += 1;
-        mig.on_demand = booted(mig.folder.path(), mig.era);
+        mig.on_demand = booted(mig.folder.path(), mig.era, mig.by_turns);
         mig.down_until = self.now + time;
         self.nodes[node].devices_changed();
         self.processes.retain(|_, process| process.node != name);

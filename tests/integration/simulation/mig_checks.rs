@@ -33,7 +33,14 @@ impl World {
         let known = replica.eras.get(&at).copied();
         let mut broken = None;
         let is_known = |(id, _): &(String, Value)| known == Some(mig.era) && mig.is_of_gpus(id);
-        for (id, _) in devices_of(&placement).into_iter().filter(is_known) {
+        let devices = devices_of(&placement);
+        let of_gpu = |(id, _): &(String, Value)| {
+            Some(format!("{uid} gets {id}, which {}", mig.hindrance(id)?))
+        };
+        if body["target"].is_object() {
+            broken = devices.iter().find_map(of_gpu);
+        }
+        for (id, _) in devices.into_iter().filter(is_known) {
             if !mig.has(&id) {
                 broken = Some(format!("{uid} gets {id}, which is not there"));
             }
@@ -73,7 +80,7 @@ impl World {
         self.settings.has_mig && !all.any(|mig| mig.foreign.contains(uuid))
     }
 
-    /// No two pods have the same units of a GPU.
+    /// No two pods have the same units of a GPU, and none that is divided is shared.
     pub(super) fn check_units(&self) -> Result<(), String> {
         let mut taken: BTreeMap<String, (u32, String)> = BTreeMap::new();
         for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
@@ -85,6 +92,14 @@ impl World {
                     return Err(format!("{uid} and {by} have the same units of {gpu}"));
                 }
                 (*all, *by) = (*all | units, uid.clone());
+            }
+        }
+        for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
+            if let Some((gpu, ..)) = pod.takes.iter().find(|(id, ..)| taken.contains_key(id)) {
+                return Err(format!(
+                    "{uid} shares {gpu}, on which {} has an instance",
+                    taken[gpu].1
+                ));
             }
         }
         Ok(())
@@ -102,6 +117,11 @@ impl World {
         }
         let mut broken = None;
         for (id, place) in devices_of(&pod.placement()) {
+            if mig.has_gpu(&id) {
+                let divided = || format!("{uid} starts on {id}, which is in MIG mode");
+                broken = broken.or_else(|| mig.is_divided(&id).then(divided));
+                continue;
+            }
             let found = mig.instances().find(|(uuid, ..)| *uuid == id);
             let Some((_, gpu, instance)) = found else {
                 if pod.era == mig.era && mig.is_of_gpus(&id) {
@@ -158,8 +178,10 @@ impl World {
     pub(super) fn is_lost(&self, pod: &Pod) -> bool {
         let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
         let places = pod.places();
+        let written = pod.written();
+        let shared = written.iter().filter(|(id, ..)| has(id)).count();
         self.settings.has_mig
-            && (places.len() < pod.written().len()
+            && (places.len() + shared < written.len()
                 || !places.iter().all(|(gpu, ..)| has(gpu))
                 || self.has_foreign(&places))
     }

@@ -51,7 +51,7 @@ impl Node {
         let mib = if settings.has_mig { mig::GPU_MIB } else { GPU_MIB };
         let gpu = |gpu| Gpu { id: format!("{name}-{gpu}"), mib };
         let gpus: Vec<Gpu> = (0..GPUS).map(gpu).collect();
-        let mig = settings.has_mig.then(|| MigNode::new(&gpus, settings.seed));
+        let mig = settings.has_mig.then(|| MigNode::new(&gpus, settings));
         Self {
             zone: ZONES[at % 2],
             is_tainted: at == 3,

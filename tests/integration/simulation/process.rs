@@ -157,7 +157,8 @@ impl World {
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
         }
         if self.settings.has_mig {
-            let rule = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
+            let mig = if self.settings.by_turns { MigUse::ByTurns } else { MigUse::OnDemand };
+            let rule = PoolRule { mig, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         if self.settings.has_guests {

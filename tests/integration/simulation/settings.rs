@@ -100,6 +100,8 @@ pub(super) struct Settings {
     pub(super) has_groups: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
     pub(super) has_mig: bool,
+    /// Whether pods share GPUs there, too: agents switch MIG mode.
+    pub(super) by_turns: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -147,6 +149,7 @@ impl Settings {
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
             respreads,
             has_mig,
+            by_turns: matches!(seed % 50, 4 | 36 | 48),
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,
@@ -195,8 +198,9 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
     move |settings| match only.as_deref() {
         Some("lent") => settings.lends_memory,
         Some("mig") => settings.has_mig,
+        Some("by_turns") => settings.by_turns,
         Some("respread") => settings.respreads,
-        Some(other) => panic!("SIM_ONLY is lent, mig or respread, not {other}"),
+        Some(other) => panic!("SIM_ONLY is lent, mig, by_turns or respread, not {other}"),
         None => true,
     }
 }

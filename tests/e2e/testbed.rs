@@ -258,6 +258,16 @@ pub(crate) async fn until_known(extender: &Extender, devices: usize, report_ever
     }
 }
 
+/// Waits until the extender knows what can be made on this many GPUs.
+pub(crate) async fn until_divided(extender: &Extender, gpus: usize) {
+    let started = clock::now();
+    while extender.page("/v1/state").await.matches("\"migUnits\":8").count() < gpus {
+        let is_late = started.elapsed() > Duration::from_secs(60);
+        assert!(!is_late, "the agents do not say what they can make");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// An extender that takes over from the first, with its agents.
 pub(crate) struct Successor {
     /// `gpupack extender`.

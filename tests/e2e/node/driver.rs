@@ -1,6 +1,7 @@
 //! What a driver leaves on a node: a folder with its libraries and device nodes. The library is the
 //! stand-in for NVML that the agent's tests use, the device nodes lead nowhere.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +16,9 @@ const VERSION: &str = "615.43";
 /// Minor numbers of the device nodes, by NVML index: deliberately not the index.
 pub(crate) const MINORS: [u32; 2] = [3, 1];
 
+/// The model in the tables of the stand-in whose MIG profiles its GPUs have.
+pub(crate) const MIG_MODEL: &str = "A100-80";
+
 /// Device nodes that every GPU container gets, with their numbers.
 const CONTROL: [(&str, u32, u32); 4] = [
     ("nvidiactl", 195, 255),
@@ -23,14 +27,23 @@ const CONTROL: [(&str, u32, u32); 4] = [
     ("nvidia-uvm-tools", 511, 1),
 ];
 
+/// What a call of the driver takes about MIG instances, and about MIG mode, in ms.
+const MIG_DELAYS: [(&str, u64); 2] =
+    [("nvmlDeviceCreateGpuInstanceWithPlacement", 150), ("nvmlDeviceSetMigMode", 1_000)];
+
 /// The driver of one node.
 pub(crate) struct Driver {
     root: PathBuf,
+    /// Whether the GPUs are in MIG mode after a boot; `None`: they have no MIG.
+    mig: Option<bool>,
 }
 
+/// MIG instances by UUID, each with its profile.
+pub(crate) type Instances = BTreeMap<String, String>;
+
 impl Driver {
-    /// Makes the folder, with these GPUs.
-    pub(crate) fn new(work: &Path, gpus: &[FleetGpu]) -> Result<Self, String> {
+    /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, if they have that.
+    pub(crate) fn new(work: &Path, gpus: &[FleetGpu], mig: Option<bool>) -> Result<Self, String> {
         let root = work.join("driver");
         let (libraries, devices) = (root.join("usr/lib64"), root.join("dev"));
         for folder in [&libraries, &devices, &root.join("usr/bin"), &root.join("etc")] {
@@ -57,7 +70,7 @@ impl Driver {
             let numbers = [major, minor].map(|number: u32| number.to_string());
             said_by(Command::new("mknod").args(["-m", "666"]).arg(&path).arg("c").args(numbers))?;
         }
-        let driver = Self { root };
+        let driver = Self { root, mig };
         driver.play(gpus, &[]);
         Ok(driver)
     }
@@ -65,6 +78,11 @@ impl Driver {
     /// Its folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Whether the GPUs are in MIG mode after a boot, if they have that.
+    pub(crate) fn mig(&self) -> Option<bool> {
+        self.mig
     }
 
     /// NVML.
@@ -80,6 +98,29 @@ impl Driver {
     /// Limits of memory that were set, one in a line: UUID, soft and hard limit in bytes, group.
     pub(crate) fn limits(&self) -> String {
         std::fs::read_to_string(self.root.join("usr/lib64/limits")).unwrap_or_default()
+    }
+
+    /// What the library keeps about MIG.
+    fn kept(&self) -> Value {
+        let text = std::fs::read_to_string(self.root.join("usr/lib64/instances.json"));
+        serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// The MIG instances that are there.
+    pub(crate) fn instances(&self) -> Instances {
+        let kept = self.kept();
+        let gpus = kept["gpus"].as_object().into_iter().flatten();
+        let all = gpus.flat_map(|(_, instances)| instances.as_array().into_iter().flatten());
+        let named = all.filter_map(|it| {
+            let uuid = it["computes"][0]["uuid"].as_str()?.to_owned();
+            Some((uuid, profile(it["profile"].as_u64()?)?))
+        });
+        named.collect()
+    }
+
+    /// The GPUs whose MIG mode was switched, each with its mode.
+    pub(crate) fn modes(&self) -> BTreeMap<String, bool> {
+        serde_json::from_value(self.kept()["modes"].clone()).unwrap_or_default()
     }
 
     /// Removes one of the GPUs.
@@ -99,21 +140,37 @@ impl Driver {
                 .map(|(_, pid, mib)| json!({"pid": pid, "used_mib": mib, "lists": ["compute"]}))
                 .collect();
             let used: u64 = processes.iter().filter(|(on, ..)| *on == index).map(|it| it.2).sum();
-            json!({
+            let mut played = json!({
                 "uuid": gpu.uuid, "name": gpu.model, "total_mib": gpu.memory_mib,
                 "reserved_mib": gpu.reserved_mib, "used_mib": used, "processes": here,
                 "minor": MINORS[index], "bus": index + 1, "memory_limits": {},
-            })
+            });
+            if let Some(is_in_mig_mode) = self.mig {
+                played["mig"] = if is_in_mig_mode { json!([]) } else { Value::Null };
+                played["mig_model"] = MIG_MODEL.into();
+            }
+            played
         };
         let there = gpus.iter().enumerate().filter(|(_, gpu)| is_there(gpu));
         let gpus: Vec<Value> = there.map(gpu).collect();
-        let scenario = json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus});
+        let delays: BTreeMap<&str, u64> = MIG_DELAYS.into();
+        let scenario =
+            json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus, "delays_ms": delays});
         let folder = self.root.join("usr/lib64");
         // In one step: the library reads at any time.
         std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a folder of ours");
         let played = std::fs::rename(folder.join("next.json"), folder.join("scenario.json"));
         played.expect("a folder of ours");
     }
+}
+
+/// The name of a profile by its number.
+pub(crate) fn profile(id: u64) -> Option<String> {
+    let text = include_str!("../../harness/fake_nvml/profiles.json");
+    let profiles: Value = serde_json::from_str(text).expect("it is part of the source");
+    let mut of_model = profiles[MIG_MODEL].as_array().into_iter().flatten();
+    let found = of_model.find(|it| it["id"] == id)?;
+    found["name"].as_str().map(str::to_owned)
 }
 
 /// The stand-in, as cargo has built it.

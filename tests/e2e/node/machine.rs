@@ -22,7 +22,7 @@ use crate::extender::{Extender, gpupack};
 use crate::fleet::{A100, Fleet};
 use crate::replicas::make_pod;
 use crate::schedulers::{Scheduler, SchedulerPlan};
-use crate::testbed::{Testbed, figure, scenario_with, until_known};
+use crate::testbed::{Testbed, figure, scenario_with, until_divided, until_known};
 use crate::watching::Watching;
 use crate::webhook::{Webhook, policies};
 
@@ -79,19 +79,29 @@ where
     S: FnOnce(Machine) -> F,
     F: Future<Output = ()>,
 {
-    let prepare = |plane: &ControlPlane| parts(plane, name, kind);
+    let mig = match settings["pools"][""]["mig"].as_str() {
+        Some("on_demand") => Some(true),
+        Some("by_turns") => Some(false),
+        _ => None,
+    };
+    let prepare = |plane: &ControlPlane| parts(plane, name, kind, mig);
     scenario_with(name, "GPUPACK_NODE_REQUIRED", prepare, |bed, parts| async move {
         let machine = Machine::start(bed, parts, settings).await;
         play(machine).await;
     });
 }
 
-fn parts(plane: &ControlPlane, name: &'static str, kind: GpuRuntime) -> Result<Parts, String> {
+fn parts(
+    plane: &ControlPlane,
+    name: &'static str,
+    kind: GpuRuntime,
+    mig: Option<bool>,
+) -> Result<Parts, String> {
     let programs = programs::find()?;
     let work = plane.work().join(name);
     std::fs::create_dir_all(&work).map_err(|error| format!("no work folder: {error}"))?;
     let fleet = Fleet::new().with(NODE, 1, (2, A100)).named(NODE);
-    let driver = Driver::new(&work, &fleet.nodes[0].gpus)?;
+    let driver = Driver::new(&work, &fleet.nodes[0].gpus, mig)?;
     let toolkit = match kind {
         GpuRuntime::Plain => None,
         GpuRuntime::Nvidia => Some(Toolkit::new(&programs::toolkit()?, &work, &driver, &programs)?),
@@ -121,7 +131,10 @@ impl Machine {
             Extender::start(plane, &kubeconfig, settings.clone()).await
         };
         start_agent(&runtime, &driver, &extender, &work);
-        until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await;
+        match driver.mig() {
+            Some(true) => until_divided(&extender, fleet.gpus()).await,
+            _ => until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await,
+        }
         let plan = SchedulerPlan::second();
         let scheduler = Scheduler::start(plane, &cluster.client, plan, extender.address()).await;
         let webhook = Webhook::start(plane, &cluster, settings).await;
@@ -338,12 +351,17 @@ impl Reported {
 /// `gpupack agent` in the cage, as on a node with `hostPID`: kubelet's socket and the process table are
 /// where they are by default.
 fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &Path) {
-    let arguments = [
+    let mut arguments = vec![
         "agent".to_owned(),
         format!("--node={NODE}"),
         format!("--extender=http://{}", extender.agents_address()),
         format!("--nvml-library={}", driver.library().display()),
     ];
+    if let Some(is_in_mig_mode) = driver.mig() {
+        arguments.push("--mig-on-demand".to_owned());
+        arguments.push(format!("--mig-folder={}", work.join("mig").display()));
+        arguments.extend((!is_in_mig_mode).then(|| "--mig-switch".to_owned()));
+    }
     runtime.cage.start(&gpupack(), &arguments, &work.join("agent.log"));
 }
 

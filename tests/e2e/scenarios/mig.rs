@@ -20,9 +20,9 @@ use crate::checker::PLACEMENT;
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::leash::Leash;
-use crate::node::driver::built_library;
+use crate::node::driver::{MIG_MODEL, built_library, profile};
 use crate::pods::PodPlan;
-use crate::testbed::{Setup, Stage, scenario_within};
+use crate::testbed::{Setup, Stage, scenario_within, until_divided};
 use crate::watching::is_bound;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -106,19 +106,10 @@ impl Node {
         let all = made["gpus"][GPU].as_array().into_iter().flatten();
         let named = all.filter_map(|instance| {
             let uuid = instance["computes"][0]["uuid"].as_str()?.to_owned();
-            let profile = self.profile(instance["profile"].as_u64()?)?;
+            let profile = profile(instance["profile"].as_u64()?)?;
             Some((uuid, (profile, instance["start"].as_u64()?)))
         });
         named.collect()
-    }
-
-    /// The name of a profile by its number.
-    fn profile(&self, id: u64) -> Option<String> {
-        let text = include_str!("../../harness/fake_nvml/profiles.json");
-        let profiles: Value = serde_json::from_str(text).expect("it is part of the source");
-        let mut of_model = profiles["A100-80"].as_array().into_iter().flatten();
-        let found = of_model.find(|it| it["id"] == id)?;
-        found["name"].as_str().map(str::to_owned)
     }
 }
 
@@ -131,7 +122,7 @@ fn play(folder: &Path, (boot, by_turns): (u64, bool), failures: &Value) {
     let delays = json!({CREATE: CALL_MS, SET_MODE: SWITCH_MS});
     let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
         {"uuid": GPU, "name": "NVIDIA A100-SXM4-80GB", "total_mib": 81920, "reserved_mib": 634,
-            "mig": mig, "mig_model": "A100-80"},
+            "mig": mig, "mig_model": MIG_MODEL},
     ]});
     // In one step: the library reads at any time.
     std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a file");
@@ -261,7 +252,7 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         stage.stop_agents();
         let mut node = Node::start(&stage, false);
         let mut kubelet = Kubelet::default();
-        until_divided(&stage).await;
+        until_divided(&stage.extender, 1).await;
         shot(&stage, &node, "mig-1");
         let mut times = Vec::new();
         for (pod, request) in [("a", REQUESTS[1]), ("b", REQUESTS[0]), ("c", REQUESTS[2])] {
@@ -311,7 +302,7 @@ fn gpus_are_shared_and_divided_by_turns() {
         stage.stop_agents();
         let mut node = Node::start(&stage, true);
         let mut kubelet = Kubelet::default();
-        until_divided(&stage).await;
+        until_divided(&stage.extender, 1).await;
         stage.cluster.add_pods(&[PodPlan::fraction("s", "0.5")]).await;
         let alone = bound(&stage, "s").await;
         stage.cluster.add_pods(&[plan("m", REQUESTS[0])]).await;
@@ -338,15 +329,6 @@ fn gpus_are_shared_and_divided_by_turns() {
         ));
         faults(&mut stage, &mut node, &mut kubelet, time).await;
     });
-}
-
-/// Waits until the extender knows what can be made.
-async fn until_divided(stage: &Stage) {
-    let started = clock::now();
-    while !stage.extender.page("/v1/state").await.contains("\"migUnits\":8") {
-        assert!(started.elapsed() < LIMIT, "the agent does not say what it can make");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 /// The pod that waits is told whose end makes a place.

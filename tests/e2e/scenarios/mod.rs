@@ -20,6 +20,7 @@ mod guard;
 mod identities;
 mod in_place;
 mod install;
+mod instances;
 mod kueue;
 mod limits;
 mod manifests;

@@ -1,0 +1,116 @@
+//! MIG instances on the real kubelet and containerd, made and removed by the agent with a stand-in for NVML:
+//! judged by what the containers say of themselves, and by the instances of the stand-in.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::node::driver::Instances;
+use crate::node::image::BOX;
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario};
+
+fn pod(name: &str, annotations: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {
+            "schedulerName": "gpupack", "hostNetwork": true, "restartPolicy": "Always",
+            "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": BOX, "imagePullPolicy": "Never",
+                "command": ["/bin/tell"], "resources": {"requests": {"cpu": "10m"}}}],
+        },
+    })
+}
+
+fn instance(name: &str, mib: u64) -> Value {
+    let annotations = json!({"gpu-memory": mib.to_string(), "gpupack.dev/isolation": "hardware"});
+    pod(name, &annotations)
+}
+
+fn part(name: &str, fraction: &str) -> Value {
+    pod(name, &json!({"gpu-fraction": fraction}))
+}
+
+/// Creates a pod, and waits until its container has said on which device it runs: the device, and the time.
+async fn run(node: &Machine, pod: &Value) -> (String, Duration) {
+    let name = pod["metadata"]["name"].as_str().expect("it has one");
+    let began = clock::now();
+    node.create(pod).await;
+    let on = node.reported(name, "main", 0).await.uuids().to_owned();
+    (on, began.elapsed())
+}
+
+/// Waits until these instances are there and no others.
+async fn until_made(node: &Machine, uuids: &[&str]) -> Duration {
+    let started = clock::now();
+    loop {
+        let there: Instances = node.driver.instances();
+        if there.keys().map(String::as_str).eq(uuids.iter().copied()) {
+            return started.elapsed();
+        }
+        assert!(started.elapsed() < LIMIT, "{there:?} are there, not {uuids:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn is_running(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|it| it.phase.as_deref()) == Some("Running")
+}
+
+#[test]
+fn containers_run_on_instances_that_are_made_for_them() {
+    let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+    node_scenario("instances", GpuRuntime::Plain, settings, |node| async move {
+        let (first, took) = run(&node, &instance("a", 9_000)).await;
+        assert_eq!(node.driver.instances().get(&first).map(String::as_str), Some("1g.10gb"));
+        node.until("running", "a", is_running).await;
+        let (second, again) = run(&node, &instance("b", 38_000)).await;
+        assert_eq!(node.driver.instances().get(&second).map(String::as_str), Some("3g.40gb"));
+        // Kubelet restarts a container on the instance that its pod has.
+        node.kill("b", "main").await;
+        assert_eq!(node.reported("b", "main", 1).await.uuids(), second);
+        node.delete("a").await;
+        let gone = until_made(&node, &[&second]).await;
+        node.figure(&format!(
+            "containers run {} and {} ms after their pods were created, each on an instance made for it; \
+             an instance is removed {} ms after its pod",
+            clock::ms(took),
+            clock::ms(again),
+            clock::ms(gone)
+        ));
+    });
+}
+
+#[test]
+fn containers_share_a_gpu_or_run_on_instances_by_turns() {
+    let settings = json!({"pools": {"": {"mig": "by_turns"}}});
+    node_scenario("turns", GpuRuntime::Plain, settings, |node| async move {
+        let [first, second]: [String; 2] = node
+            .uuids()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("two");
+        let (shared, alone) = run(&node, &part("s", "0.5")).await;
+        let other = if shared == first { &second } else { &first };
+        assert!([&first, &second].contains(&&shared), "{shared}");
+        let (divided, to_mig) = run(&node, &instance("m", 9_000)).await;
+        assert!(node.driver.instances().contains_key(&divided), "{divided}");
+        assert_eq!(node.driver.modes(), [(other.clone(), true)].into(), "the one without a pod");
+        node.delete("m").await;
+        let (back, from_mig) = run(&node, &part("w", "1")).await;
+        assert_eq!((&back, node.driver.instances().len()), (other, 0));
+        assert_eq!(node.driver.modes(), [(other.clone(), false)].into());
+        node.figure(&format!(
+            "a container that shares a GPU runs {} ms after its pod was created; one on an instance {} ms, \
+             for which a GPU was switched; one that has a GPU {} ms, which was switched back",
+            clock::ms(alone),
+            clock::ms(to_mig),
+            clock::ms(from_mig)
+        ));
+    });
+}

@@ -103,7 +103,7 @@ pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
     found.extend(lease(plan, &parts).await);
     found.extend(parts.found.iter().cloned());
     step("nodes, agents and their reports");
-    let fleet = Fleet::read(plan, &places).await;
+    let fleet = Fleet::read(plan, &places, parts.config.as_ref()).await;
     found.extend(scheduler(plan, &parts, &fleet).await);
     found.extend(agents(&fleet.seen()));
     found.extend(owners(&fleet.seen()));
@@ -193,7 +193,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    async fn read(plan: &Plan<'_>, places: &Places) -> Self {
+    async fn read(plan: &Plan<'_>, places: &Places, config: Option<&Config>) -> Self {
         let reader = plan.reader;
         let (sets, pods) = (rights::daemon_sets(places), rights::pods(&places.agents));
         let sets = reader.list(&sets, OWN, |it: DaemonSet| Workload::of_daemon_set(it)).await;
@@ -204,7 +204,7 @@ impl Fleet {
         let selector = selector.unwrap_or_default();
         let is_known = daemon_set.is_ok();
         let keep = |node| {
-            let seen = SeenNode::of(node, &selector);
+            let seen = SeenNode::of(node, &selector, config);
             SeenNode { is_selected: seen.is_selected && is_known, ..seen }
         };
         let (nodes, slices) = (rights::nodes(), rights::resource_slices());

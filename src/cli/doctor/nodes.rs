@@ -212,6 +212,7 @@ pub(crate) fn owners(seen: &Seen<'_>) -> Findings {
                 .collect();
             found.extend(both_owners(&both));
             found.extend(changes_of_mig(nodes));
+            found.extend(mig_managers(nodes));
         }
     }
     match seen.of_dra {
@@ -280,6 +281,25 @@ fn changes_of_mig(nodes: &[SeenNode]) -> Findings {
         ));
     }
     found
+}
+
+/// MIG Manager where gpupack makes the instances.
+fn mig_managers(nodes: &[SeenNode]) -> Option<Check> {
+    let both = nodes.iter().filter(|node| node.is_divided && node.has_mig_manager);
+    let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
+    let first = both.first()?;
+    Some(OWNERS.problem(
+        format!(
+            "MIG Manager may change {} whose MIG instances gpupack makes: {}",
+            count(both.len(), "node"),
+            names(&both)
+        ),
+        format!(
+            "turn MIG Manager off there: kubectl label node {} nvidia.com/gpu.deploy.mig-manager=false \
+             nvidia.com/mig.config- --overwrite",
+            short(first)
+        ),
+    ))
 }
 
 #[cfg(test)]
@@ -419,6 +439,19 @@ mod tests {
             let (_, found) =
                 after(|bed| bed.nodes.as_mut().unwrap()[0].mig_state = state.to_owned());
             assert_eq!(states(&found), [expected], "{state}");
+        }
+    }
+
+    #[test]
+    fn mig_manager_beside_instances_of_gpupack_is_a_problem() {
+        for (is_divided, has_mig_manager, expected) in
+            [(true, true, Problem), (true, false, Good), (false, true, Good)]
+        {
+            let (_, found) = after(|bed| {
+                let node = &mut bed.nodes.as_mut().unwrap()[0];
+                (node.is_divided, node.has_mig_manager) = (is_divided, has_mig_manager);
+            });
+            assert_eq!(states(&found), [expected], "{is_divided} {has_mig_manager}");
         }
     }
 

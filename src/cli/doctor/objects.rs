@@ -6,6 +6,8 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::config::file::Config;
+use crate::hardware::device::PoolName;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};
 
@@ -20,6 +22,12 @@ pub(crate) const PRODUCT: &str = "nvidia.com/gpu.product";
 
 /// Label of NVIDIA's MIG Manager: whether it is changing the node.
 const MIG_STATE: &str = "nvidia.com/mig.config.state";
+
+/// The same: what it is to make of the node.
+const MIG_CONFIG: &str = "nvidia.com/mig.config";
+
+/// Label of the GPU Operator: whether MIG Manager runs on the node.
+const MIG_MANAGER: &str = "nvidia.com/gpu.deploy.mig-manager";
 
 /// A Deployment or a DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -163,11 +171,19 @@ pub(crate) struct SeenNode {
     pub(crate) mig_profiles: Vec<String>,
     /// What MIG Manager does there; empty if it does nothing.
     pub(crate) mig_state: String,
+    /// Whether MIG Manager is there, or is to divide its GPUs.
+    pub(crate) has_mig_manager: bool,
+    /// Whether gpupack makes MIG instances in its pool.
+    pub(crate) is_divided: bool,
 }
 
 impl SeenNode {
     /// Of a node, where this selects the agents' nodes.
-    pub(crate) fn of(node: Node, selector: &BTreeMap<String, String>) -> Self {
+    pub(crate) fn of(
+        node: Node,
+        selector: &BTreeMap<String, String>,
+        config: Option<&Config>,
+    ) -> Self {
         let labels = node.metadata.labels.unwrap_or_default();
         let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
         let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
@@ -178,6 +194,12 @@ impl SeenNode {
             let amount = parse_count(&amount.0).ok()?;
             Some((name.clone(), amount))
         });
+        let pool = config.map(|config| config.pools.of(&PoolName::new(label(&config.pool_label))));
+        let has_mig_manager = match label(MIG_MANAGER).as_str() {
+            "true" => true,
+            "" => labels.contains_key(MIG_CONFIG),
+            _ => false,
+        };
         let profiles = allocatable.keys().filter_map(|name| name.strip_prefix(MIG_PREFIX));
         Self {
             has_gpus: label(PRESENT) == "true",
@@ -186,6 +208,8 @@ impl SeenNode {
             of_kubelet: counted.filter(|(_, amount)| *amount > 0).collect(),
             mig_profiles: profiles.map(str::to_owned).collect(),
             mig_state: label(MIG_STATE),
+            has_mig_manager,
+            is_divided: pool.is_some_and(|rule| rule.mig.makes()),
             name: node.metadata.name.unwrap_or_default(),
         }
     }
@@ -194,6 +218,7 @@ impl SeenNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
     use serde::de::DeserializeOwned;
     use serde_json::json;
 
@@ -229,7 +254,10 @@ mod tests {
         let node = |labels: serde_json::Value, allocatable: serde_json::Value| {
             let node = json!({"metadata": {"name": "a", "labels": labels},
                 "status": {"allocatable": allocatable}});
-            SeenNode::of(serde_json::from_value(node).unwrap(), &selector)
+            let pool = PoolRule { mig: MigUse::ByTurns, ..PoolRule::default() };
+            let pools = PoolRules::new([(PoolName::new("p"), pool)]);
+            let config = Config { pools, ..Config::default() };
+            SeenNode::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
         };
         let labels = json!({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "L4",
             "nvidia.com/mig.config.state": "pending"});
@@ -238,6 +266,17 @@ mod tests {
         assert_eq!(seen.of_kubelet, [("nvidia.com/gpu".to_owned(), 2)]);
         assert_eq!(seen.mig_profiles, ["1g.5gb"]);
         assert_eq!((&*seen.product, &*seen.mig_state), ("L4", "pending"));
+        for (labels, expected) in [
+            (json!({"nvidia.com/mig.config": "all-disabled"}), true),
+            (json!({"nvidia.com/gpu.deploy.mig-manager": "true"}), true),
+            (
+                json!({"nvidia.com/gpu.deploy.mig-manager": "false", "nvidia.com/mig.config": "a"}),
+                false,
+            ),
+        ] {
+            assert_eq!(node(labels.clone(), json!({})).has_mig_manager, expected, "{labels}");
+        }
+        assert!(node(json!({"gpupack.dev/pool": "p"}), json!({})).is_divided);
         let other = node(json!({}), json!({"nvidia.com/gpu": "many", "cpu": "3"}));
         assert_eq!(other, SeenNode { name: "a".to_owned(), ..SeenNode::default() });
     }

@@ -74,7 +74,7 @@ impl FoundNode {
             Platform::Unknown
         };
         let labeled = labels.get("nvidia.com/gpu.count").and_then(|text| text.parse().ok());
-        let seen = SeenNode::of(node, &std::collections::BTreeMap::new());
+        let seen = SeenNode::of(node, &std::collections::BTreeMap::new(), None);
         let advertised = seen.of_kubelet.iter().map(|(_, amount)| *amount).max();
         Self {
             gpus: labeled.or(advertised).unwrap_or(0).min(64),

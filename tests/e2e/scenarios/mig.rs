@@ -303,6 +303,7 @@ fn gpus_are_shared_and_divided_by_turns() {
         let mut node = Node::start(&stage, true);
         let mut kubelet = Kubelet::default();
         until_divided(&stage.extender, 1).await;
+        shot(&stage, &node, "turns-1");
         stage.cluster.add_pods(&[PodPlan::fraction("s", "0.5")]).await;
         let alone = bound(&stage, "s").await;
         stage.cluster.add_pods(&[plan("m", REQUESTS[0])]).await;
@@ -310,14 +311,14 @@ fn gpus_are_shared_and_divided_by_turns() {
         assert!(stage.watching.ask(|pods| !is_bound(pods, "m")), "the GPU is shared");
         assert!(!node.is_in_mig_mode());
         kubelet.look(&node, &pods(&stage).await);
-        shot(&stage, &node, "turns-1");
+        shot(&stage, &node, "turns-2");
         stage.cluster.delete_pod("s").await;
         let to_mig = bound(&stage, "m").await;
         assert!(node.is_in_mig_mode());
         stage.cluster.add_pods(&[PodPlan::fraction("w", "1")]).await;
         until_settled(&stage, &node, &mut kubelet).await;
         assert!(stage.watching.ask(|pods| !is_bound(pods, "w")), "the GPU is divided");
-        shot(&stage, &node, "turns-2");
+        shot(&stage, &node, "turns-3");
         stage.cluster.delete_pod("m").await;
         let back = bound(&stage, "w").await;
         assert!(!node.is_in_mig_mode());

@@ -129,8 +129,11 @@ function layoutOf(node, device) {
     all.append(make("li", instance.migProfile + ", " + where + ": " + whose + ", " + (INSTANCE[instance.instance] || "made by others")));
   }
   const more = gpu.placeable.filter((it) => it.count).map((it) => it.count + " \u00d7 " + it.profile);
-  const free = more.length ? "Fits now, one profile at a time: " + more.join(", ") : "No more instance fits.";
-  return [make("h3", "MIG instances"), bar, ...(instances.length ? [all] : []), make("p", free)];
+  const title = make("h3", "MIG instances"), isWhole = gpu.kind === "Gpu" && !instances.length;
+  if (isWhole && !more.length) return [title, make("p", "None now. It can be divided once nothing uses it.")];
+  const fits = isWhole ? "Out of MIG mode now. If it is switched, one profile at a time fits: " : "Fits now, one profile at a time: ";
+  const free = more.length ? fits + more.join(", ") : "No more instance fits.";
+  return [title, bar, ...(instances.length ? [all] : []), make("p", free)];
 }
 
 function guestBox(guest, openPod) {

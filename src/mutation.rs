@@ -187,6 +187,8 @@ mutations! {
     EvictsUnasked,
     /// A pod within its share is evicted.
     EvictsWithinShare,
+    /// Lists of processes from before the watch showed where a pod runs count against it.
+    OldListsCount,
     /// A replica writes although its term has ended.
     TermUnchecked,
     /// A replica takes the Lease before it has expired.
@@ -231,6 +233,8 @@ mutations! {
     IdleInstanceStays,
     /// A MIG instance that others made is removed.
     ForeignInstanceRemoved,
+    /// A MIG instance stays that was taken over from others.
+    TakenOverStays,
     /// An agent obeys a leader that was replaced.
     OldOrdersObeyed,
     /// A pod is bound to a GPU although its agent has not said that it leaves it out of MIG mode.

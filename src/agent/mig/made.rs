@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::agent::mig::plan::{GpuLayout, Unfinished};
 use crate::api::state::DeviceKind;
+use crate::mutation::{Mutation, mutated};
 use crate::report::wire::{DeviceReport, MigOrders};
 
 /// Name of the file in its folder.
@@ -136,6 +137,7 @@ impl MadeInstances {
                 _ if count >= MAX_INSTANCES => break,
                 all if all.iter().any(|uuid| of_kubelet.contains(uuid)) => {}
                 [] if next.unfinished.iter().any(is_known) => {}
+                _ if mutated(Mutation::TakenOverStays) => {}
                 [] => next.unfinished.push(gpu.begun(there)),
                 all => next.made.extend(all.iter().map(|uuid| (uuid.clone(), gpu.uuid.clone()))),
             }

@@ -67,6 +67,12 @@ pub(super) struct MigNode {
     naming: Naming,
     /// Whether the agent switches MIG mode.
     by_turns: bool,
+    /// Whether it takes over what others made.
+    adopts: bool,
+    /// Whether it has yet to do so.
+    has_to_adopt: bool,
+    /// What it took over.
+    pub(super) adopted: BTreeSet<String>,
     pub(super) gpus: Vec<GpuLayout>,
     folder: tempfile::TempDir,
     pub(super) on_demand: MigOnDemand,
@@ -131,6 +137,9 @@ impl MigNode {
             naming: [Naming::New, Naming::OfBoot, Naming::OfPlace]
                 [usize::try_from(settings.seed / 25 % 3).expect("small")],
             by_turns,
+            adopts: settings.adopts,
+            has_to_adopt: settings.adopts,
+            adopted: BTreeSet::new(),
             gpus: gpus.collect(),
             folder,
             on_demand,
@@ -354,6 +363,13 @@ impl World {
         if mig.working.is_some() {
             return;
         }
+        if std::mem::take(&mut mig.has_to_adopt) {
+            let count = mig.on_demand.made().adopt(&mig.gpus, &BTreeSet::new());
+            count.expect("the file can be written");
+            mig.adopted.append(&mut mig.foreign);
+            self.nodes[node].devices_changed();
+        }
+        let Some(mig) = &mut self.nodes[node].mig else { return };
         let (orders, layouts) = (mig.on_demand.orders(), mig.layouts());
         let (mut open, mut not_switched) = (BTreeSet::new(), BTreeSet::new());
         for (planner, may_switch) in [(plan::removals as Planner, false), (plan::makes, true)] {
@@ -480,6 +496,7 @@ impl World {
         }
         mig.on_demand = booted(mig.folder.path(), boot, mig.by_turns);
         mig.attempts = Attempts::default();
+        mig.has_to_adopt = mig.adopts;
         self.plan_mig(node, 10);
     }
 
@@ -553,6 +570,7 @@ impl World {
         }
         let Some(mig) = &mut self.nodes[node].mig else { return };
         let gpu = mig.gpus[at].instances.last().and_then(|it| it.devices.first()).cloned();
+        mig.adopted.retain(|uuid| Some(uuid) != gpu.as_ref());
         mig.foreign.extend(gpu);
     }
 }

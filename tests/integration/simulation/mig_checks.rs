@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpupack::agent::mig::plan::GpuInstance;
 use gpupack::hardware::device::{PodUid, Slot};
 use gpupack::model::reservation::ReservationState;
+use gpupack::report::wire::DeviceReport;
 use gpupack::step::outside::CallId;
 use hyper::Request;
 use serde_json::Value;
@@ -167,7 +168,8 @@ impl World {
         for mig in self.nodes.iter_mut().filter_map(|node| node.mig.as_mut()) {
             let inventory = mig.devices().0;
             let made = inventory.iter();
-            let made = made.filter(|it| !used.contains(&it.uuid) && mig.has_made(it));
+            let goes = |it: &DeviceReport| mig.has_made(it) || mig.adopted.contains(&it.uuid);
+            let made = made.filter(|it| !used.contains(&it.uuid) && goes(it));
             let since = |uuid: &String| mig.idle.get(uuid).copied().unwrap_or(now);
             mig.idle = made.map(|it| (it.uuid.clone(), since(&it.uuid))).collect();
         }

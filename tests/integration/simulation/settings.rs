@@ -102,6 +102,8 @@ pub(super) struct Settings {
     pub(super) has_mig: bool,
     /// Whether pods share GPUs there, too: agents switch MIG mode.
     pub(super) by_turns: bool,
+    /// Whether their agents take over what others made when they start.
+    pub(super) adopts: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
 }
@@ -150,6 +152,7 @@ impl Settings {
             respreads,
             has_mig,
             by_turns: matches!(seed % 50, 4 | 36 | 48),
+            adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,

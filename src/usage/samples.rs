@@ -185,10 +185,12 @@ impl UsageSamples {
                 let by_limit = node_state.rule().borrow == Borrow::None;
                 let most = if is_tolerated && by_limit { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
-                let earlier = before.pods.get(uid).map_or(0, |earlier| earlier.lists_over);
                 if mutated(Mutation::EvictsWithinShare) {
                     used.allowed = MemMib::new(used.allowed.mib() / 2);
                 }
+                // Lists that were judged by less than it may use now prove nothing.
+                let earlier = before.pods.get(uid).filter(|it| it.allowed >= used.allowed);
+                let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
                 if used.excess() > tolerance {
                     used.lists_over = earlier.saturating_add(1);
                 }
@@ -214,12 +216,18 @@ impl UsageSamples {
         events
     }
 
-    /// The over-limit pods with a reservation on the node, by device and UID.
+    /// The over-limit pods with a reservation on the node, by device and UID, without those that may use more now
+    /// than when the last list came: that may have been before the watch showed where they run.
     pub(crate) fn over_limit_pods(&self, node_state: &NodeState) -> Vec<OverLimitPod> {
         let mut all = Vec::new();
         for (device, on) in &self.devices {
             for (uid, seen) in on.pods.iter().filter(|(_, seen)| seen.lists_over > 0) {
                 let Some(held) = node_state.reservation(uid) else { continue };
+                if allowed(node_state, held, device, Share::ZERO) > seen.allowed
+                    && !mutated(Mutation::OldListsCount)
+                {
+                    continue;
+                }
                 all.push(OverLimitPod {
                     node: node_state.name().clone(),
                     device: device.clone(),

@@ -173,6 +173,29 @@ fn a_guest_may_use_its_request_where_it_runs() {
 }
 
 #[test]
+fn lists_from_before_a_move_was_seen_do_not_count() {
+    let ledger = ledger("A B");
+    let mut fact = limited(Limit::Fraction(Share::WHOLE));
+    let mut request = (**fact.request.as_ref().unwrap()).clone();
+    request.movable = Movable::Restart;
+    fact.request = Some(request.into());
+    ledger.see_pod(&fact, Timestamp::START);
+    for times in [1, 2] {
+        note(&ledger, "n", &list("B", "p=500"));
+        assert_eq!(ledger.over_limit_pods()[0].seen.lists_over, times, "it has nothing there");
+    }
+    let guest = Guest { on: DeviceId::new("B").unwrap(), leaving: None };
+    fact.placement.as_mut().unwrap().guest = Some(guest);
+    fact.moves.is_of_other = true;
+    ledger.see_pod(&fact, seconds(1));
+    assert_eq!(ledger.over_limit_pods(), [], "it runs there");
+    ledger.see_pod(&bound("q", "n", "B", 200_000), seconds(1));
+    let late = note_at(&ledger, "n", &list("B", "p=551 q=1"), seconds(40));
+    assert_eq!(shown(&late), "p 551/500 on B");
+    assert_eq!(ledger.over_limit_pods()[0].seen.lists_over, 1);
+}
+
+#[test]
 fn a_pod_with_a_new_neighbor_must_shrink_within_the_grace() {
     let ledger = ledger("A B");
     let at = |seconds_now: u64, processes: &str| {

@@ -235,6 +235,6 @@ pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Plac
 #[cfg(test)]
 mod by_turns;
 #[cfg(test)]
-mod on_demand;
+pub(crate) mod on_demand;
 #[cfg(test)]
 mod tests;

@@ -255,8 +255,7 @@ impl Search<'_> {
 
     /// Whether a MIG instance could be made for the request, for which others of other profiles may go.
     fn makes_instances(&self) -> bool {
-        let mut spots = self.node.spots().iter();
-        spots.any(|spot| self.compiled.demand_on(spot.class).is_ok())
+        self.node.makes_instances_for(self.compiled)
     }
 
     /// Whether the amounts alone would be enough: quick, and never wrong when it says no.

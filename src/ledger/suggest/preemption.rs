@@ -302,6 +302,16 @@ fn lowest_loss(
         .filter(|(uid, _)| *uid == request.uid || (request.is_passed)(uid))
         .map(|(_, hold)| hold)
         .collect();
+    // What a tenant's end would cost; `None` if it stays.
+    let loss_of = |uid: &PodUid| -> Option<Option<Importance>> {
+        let reservation = node.reservation(uid);
+        let leaves = || request.leaving.contains(uid) || reservation.is_some_and(is_leaving);
+        if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
+            return Some(None);
+        }
+        let tenure = reservation.and_then(|it| it.tenure)?;
+        (request.victim)(uid, tenure, true).map(Some)
+    };
     let on_device = |device: &DeviceState| {
         let demand = compiled.demand_on(device.class()).ok()?;
         if !device.is_placeable() {
@@ -311,17 +321,8 @@ fn lowest_loss(
         let own = kept.iter().flat_map(|hold| &hold.placement.devices);
         let own = own.filter(|placed| placed.id == device.device().id);
         left.extend(own.map(|placed| (None, placed.demand)));
-        for (uid, held) in device.tenants() {
-            let reservation = node.reservation(uid);
-            let leaves = || request.leaving.contains(uid) || reservation.is_some_and(is_leaving);
-            if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
-                left.push((None, *held));
-            } else if let Some(tenure) = reservation.and_then(|it| it.tenure)
-                && let Some(importance) = (request.victim)(uid, tenure, true)
-            {
-                left.push((Some(importance), *held));
-            }
-        }
+        let tenants = device.tenants().iter();
+        left.extend(tenants.filter_map(|(uid, held)| Some((loss_of(uid)?, *held))));
         left.sort();
         let mut free = device.free();
         let has = |free: Demand| free.share >= demand.share && free.memory >= demand.memory;
@@ -338,7 +339,14 @@ fn lowest_loss(
     };
     let mut lowest: Vec<Option<Importance>> = node.devices().iter().filter_map(on_device).collect();
     lowest.sort();
-    lowest.get(compiled.count().checked_sub(1)?).copied()
+    let of_devices = lowest.get(compiled.count().checked_sub(1)?).copied();
+    // Where an instance is to be made, any pod of the node may be in its way.
+    let makes = node.makes_instances_for(compiled);
+    let tenants = node.devices().iter().filter(|_| makes).flat_map(|it| it.tenants().iter());
+    let of_spots = tenants.filter_map(|(uid, _)| loss_of(uid)).chain(
+        (makes && !kept.is_empty()).then_some(None), // its own room
+    );
+    of_devices.into_iter().chain(of_spots).min()
 }
 
 #[cfg(test)]

@@ -23,10 +23,10 @@ use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
 
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
-type Instance = (&'static str, &'static str, u32, u32, bool);
+pub(crate) type Instance = (&'static str, &'static str, u32, u32, bool);
 
 /// Two A30 in MIG mode with these instances on the first one.
-fn inventory(instances: &[Instance]) -> NodeInventory {
+pub(crate) fn inventory(instances: &[Instance]) -> NodeInventory {
     let device = |id: &str, index, total, kind| Device {
         id: DeviceId::new(id).unwrap(),
         index: DeviceIndex(index),

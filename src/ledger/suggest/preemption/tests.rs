@@ -1,8 +1,13 @@
 use super::*;
+use crate::hardware::device::{MigProfile, PoolName};
+use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{bound, free, hello, ledger, see_node, share_query, uid};
+use crate::ledger::change::reports::NodeReport;
+use crate::ledger::fixture::{bound, free, hello, ledger, pod, see_node, share_query, uid, uses};
+use crate::model::request::{Amount, GpuRequest};
 use crate::model::reservation::Tenure;
+use crate::scoring::plan::on_demand::inventory;
 use crate::scoring::victims::less_important;
 
 /// A ledger with nodes `n` (GPUs A, B) and `m` (GPU C).
@@ -91,6 +96,43 @@ fn the_node_that_loses_least_makes_room_among_those_of_the_last_call() {
     assert_eq!(found(&ledger, 500_000, &[], &[]), None, "no call has named a node");
     ledger.see_unschedulable(&NodeName::new("m"), true);
     assert_eq!(found(&ledger, 500_000, &["m", "n"], &[]), on("n", &["a"]));
+}
+
+#[test]
+fn less_important_pods_end_for_an_instance_that_is_to_be_made() {
+    let ledger = ledger("A");
+    let rule = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
+    ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+    see_node(&ledger, "m");
+    let instances = inventory(&[("MIG-1", "1g.6gb", 0, 1, true), ("MIG-2", "1g.6gb", 3, 1, true)]);
+    let seen = uses("GPU-a GPU-b MIG-1 MIG-2", &[]);
+    let report = NodeReport { inventory: Some(instances), uses: seen, ..hello("y", 1, "") };
+    ledger.report("m", &report, Timestamp::START).unwrap();
+    bind(&ledger, "a", ("m", "MIG-1"), 1_000_000, 5);
+    bind(&ledger, "b", ("m", "MIG-2"), 1_000_000, 6);
+    let profile = |name: &str| GpuRequest::one(Amount::MigInstance(MigProfile::new(name)));
+    let found = |name: &str| {
+        let named = ledger.named_nodes(["m", "n"].iter());
+        let request = RoomRequest {
+            uid: &uid("p"),
+            namespace: "team",
+            query: &PlacementRequest { gpu: Some(profile(name)), ..share_query(1) },
+            named: Some(&named),
+            planned: &BTreeMap::new(),
+            victim: &less_important(6),
+            leaving: &BTreeSet::new(),
+            leaving_is_gone: true,
+            is_passed: &|_| false,
+        };
+        let found = ledger.find_room(&request)?;
+        Some(found.victims.iter().map(|victim| victim.name.to_string()).collect::<Vec<_>>())
+    };
+    // The second GPU is empty.
+    assert_eq!(found("4g.24gb"), Some(vec![]));
+    let query = PlacementRequest { gpu: Some(profile("4g.24gb")), ..share_query(1) };
+    ledger.reserve_for_bind(&pod("big"), "m", &query, Timestamp::START).unwrap();
+    assert_eq!(found("4g.24gb"), None, "`b` is as important");
+    assert_eq!(found("2g.12gb"), Some(vec!["a".to_owned()]));
 }
 
 #[test]

@@ -730,11 +730,15 @@ impl NodeState {
         let is_ignored = mutated(Mutation::NamedInstanceGiven);
         let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
         let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
-        // What is made at the spot of a standing hold is that of a pod which has to end first.
         for (is_bound, placement) in held.chain(holds) {
             // A pod that is not bound yet can go elsewhere.
             let is_others = |id: &DeviceId| !is_bound || is_named(id);
             find_instances((&self.spots, &self.devices), placement, is_known, is_others);
+        }
+        // What is made at the spot of a standing hold is that of a pod which has to end first. But a GPU that
+        // has left MIG mode is kept as before.
+        for (_, hold) in self.standing.iter_mut() {
+            find_wholes(&self.devices, &mut hold.placement);
         }
     }
 
@@ -943,6 +947,11 @@ impl NodeState {
             true => true,
             false => is_shared && !self.devices.iter().any(is_on_it),
         }
+    }
+
+    /// Whether a MIG instance could be made for a request, or a GPU leave MIG mode for it, whatever is there now.
+    pub fn makes_instances_for(&self, compiled: &CompiledRequest) -> bool {
+        self.spots.iter().any(|spot| compiled.demand_on(spot.class).is_ok())
     }
 
     /// The ids of the spots where a MIG instance can be made now, beside all holds.

@@ -234,6 +234,23 @@ fn nobody_gets_part_of_a_gpu_that_is_kept_before_it_is_empty() {
 }
 
 #[test]
+fn what_is_kept_stays_when_the_gpu_leaves_mig_mode() {
+    let mut bed = Bed::by_turns(&[(true, &[])]);
+    bed.place("m", "mig=3g.20gb").unwrap();
+    let half = compiled_request("fraction=0.5", &bed.classes);
+    let (_, hold) = lacking(&bed.node, &half).unwrap();
+    bed.node.remove(&PodUid::new("m"));
+    bed.node.stand(PodUid::new("s"), hold);
+    bed.place("t", "fraction=0.25").unwrap();
+    bed.see_all(&inventory(&[(false, &[])]));
+    assert_eq!(bed.of("t"), "GPU-a");
+    let kept = &bed.node.standing_holds()[&PodUid::new("s")].placement;
+    assert_eq!((kept.devices[0].id.as_str(), kept.spots.len()), ("GPU-a", 0));
+    assert!(bed.place("u", "fraction=0.5").is_err(), "half of it is kept");
+    assert_eq!(bed.node.audit(), Ok(()));
+}
+
+#[test]
 fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
     let mut bed = Bed::by_turns(&[(false, &[]), (false, &[])]);
     bed.place("m", "mig=1g.5gb").unwrap();

@@ -893,7 +893,7 @@ impl NodeState {
     }
 
     /// The part of a spot's units, in millionths, on which instances lie that end with their pods. `None` if
-    /// others have an instance there, or if none could be made a short time ago.
+    /// one lies there that no pod has, such as one of others, or if none could be made a short time ago.
     pub fn covered_part(&self, spot: &SpotDevice) -> Option<u64> {
         let Makeable { spot: Spot { gpu, profile, .. }, slot, device } = &spot.makeable;
         if self.has_failed(&device.id) {
@@ -908,12 +908,17 @@ impl NodeState {
             else {
                 continue;
             };
-            if parent != gpu || !device_state.stays(HoldRule::Respected) {
+            // Of a GPU that is to leave MIG mode for pods which share it others may get a part.
+            let is_own = profile.is_whole() && device_state.device.id == device.id;
+            if parent != gpu || is_own || !device_state.stays(HoldRule::Respected) {
                 continue;
             }
             let units = device_state.slot.map_or(u32::MAX, Slot::units) & slot.units();
             let has_media = profile.has_media() && other.has_media();
-            if (units != 0 || has_media) && device_state.origin == Origin::Found {
+            let is_left = device_state.origin == Origin::Made
+                && device_state.tenants().is_empty()
+                && device_state.stays(HoldRule::Ignored);
+            if (units != 0 || has_media) && (device_state.origin == Origin::Found || is_left) {
                 return None;
             }
             covered |= if has_media { slot.units() } else { units };
@@ -1151,7 +1156,7 @@ impl NodeState {
     fn recompute_rooms(&mut self) {
         let rooms = |holds| -> Vec<Room> {
             let rooms = self.devices.iter().map(move |device_state| device_state.room(holds));
-            if self.spots.is_empty() {
+            if self.spots.is_empty() && self.failed.is_empty() {
                 return rooms.collect();
             }
             let divided = Divided::of(&self.devices, holds);

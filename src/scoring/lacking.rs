@@ -90,6 +90,12 @@ fn lacking_at(node: &NodeState, at: usize, compiled: &CompiledRequest) -> Option
     }
     let spot = node.spots().get(at - node.devices().len())?;
     let lacks = node.covered_part(spot)?;
+    let promised = node.devices().iter().find(|it| it.device().id == spot.makeable.device.id);
+    if let Some(promised) = promised.filter(|_| spot.makeable.spot.profile.is_whole()) {
+        let (lacks_there, demand) =
+            lacking_on(promised, &promised.room(HoldRule::Respected), compiled)?;
+        return Some((lacks.max(lacks_there), demand));
+    }
     let whole = Demand { memory: spot.makeable.device.capacity(), share: Share::WHOLE };
     let demand = fit(compiled, &Room { free: whole, is_covered: false, ..*room }).ok()?;
     Some((lacks, demand))

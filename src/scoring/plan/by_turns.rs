@@ -251,6 +251,31 @@ fn what_is_kept_stays_when_the_gpu_leaves_mig_mode() {
 }
 
 #[test]
+fn the_other_half_of_what_is_promised_lacks_nothing() {
+    let mut bed = Bed::by_turns(&[(true, &[])]);
+    let half = compiled_request("fraction=0.5", &bed.classes);
+    bed.place("t", "fraction=0.5").unwrap();
+    let (lacks, hold) = lacking(&bed.node, &half).unwrap();
+    assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (0, "GPU-a/0/whole"));
+    bed.node.stand(PodUid::new("s"), hold.clone());
+    assert_eq!(lacks_there(&bed.node, &half, &hold), Some(500_000), "beside its own");
+    bed.node.stand_down(&PodUid::new("s"));
+    assert_eq!(lacks_there(&bed.node, &half, &hold), Some(0));
+    assert_eq!(lacking(&bed.node, &compiled_request("whole", &bed.classes)).unwrap().0, 500_000);
+}
+
+#[test]
+fn nobody_waits_for_the_end_of_an_instance_that_no_pod_has() {
+    let mut bed = Bed::by_turns(&[(true, &[("MIG-1", "1g.5gb", 0, 1)])]);
+    let whole = compiled_request("whole", &bed.classes);
+    let used = DeviceUse { used: Some(MemMib::new(900)), ..DeviceUse::idle(id("MIG-1")) };
+    bed.node.observe(&[used], Timestamp::from_millis(1));
+    assert!(lacking(&bed.node, &whole).is_none(), "a process of others uses it");
+    bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::from_millis(2));
+    assert_eq!(lacking(&bed.node, &whole).unwrap().0, 0, "it goes");
+}
+
+#[test]
 fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
     let mut bed = Bed::by_turns(&[(false, &[]), (false, &[])]);
     bed.place("m", "mig=1g.5gb").unwrap();

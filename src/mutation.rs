@@ -187,8 +187,8 @@ mutations! {
     EvictsUnasked,
     /// A pod within its share is evicted.
     EvictsWithinShare,
-    /// Lists of processes from before the watch showed where a pod runs count against it.
-    OldListsCount,
+    /// A pod that an earlier leader has moved to another GPU is evicted before the watch shows that.
+    MovedPodEvicted,
     /// A replica writes although its term has ended.
     TermUnchecked,
     /// A replica takes the Lease before it has expired.

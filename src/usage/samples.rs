@@ -223,9 +223,7 @@ impl UsageSamples {
         for (device, on) in &self.devices {
             for (uid, seen) in on.pods.iter().filter(|(_, seen)| seen.lists_over > 0) {
                 let Some(held) = node_state.reservation(uid) else { continue };
-                if allowed(node_state, held, device, Share::ZERO) > seen.allowed
-                    && !mutated(Mutation::OldListsCount)
-                {
+                if allowed(node_state, held, device, Share::ZERO) > seen.allowed {
                     continue;
                 }
                 all.push(OverLimitPod {

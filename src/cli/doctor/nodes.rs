@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn mig_manager_beside_instances_of_gpupack_is_a_problem() {
+    fn two_makers_of_instances_are_a_problem() {
         for (is_divided, has_mig_manager, expected) in
             [(true, true, Problem), (true, false, Good), (false, true, Good)]
         {

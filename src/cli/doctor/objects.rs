@@ -27,7 +27,7 @@ const MIG_STATE: &str = "nvidia.com/mig.config.state";
 const MIG_CONFIG: &str = "nvidia.com/mig.config";
 
 /// Label of the GPU Operator: whether MIG Manager runs on the node.
-const MIG_MANAGER: &str = "nvidia.com/gpu.deploy.mig-manager";
+const MIG_OPERAND: &str = "nvidia.com/gpu.deploy.mig-manager";
 
 /// A Deployment or a DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -195,7 +195,7 @@ impl SeenNode {
             Some((name.clone(), amount))
         });
         let pool = config.map(|config| config.pools.of(&PoolName::new(label(&config.pool_label))));
-        let has_mig_manager = match label(MIG_MANAGER).as_str() {
+        let has_mig_manager = match label(MIG_OPERAND).as_str() {
             "true" => true,
             "" => labels.contains_key(MIG_CONFIG),
             _ => false,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::state;
-use crate::control::shared::app::{App, Truth};
+use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::MemMib;
+use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::evict::{EvictOutcome, Run};
 use crate::kube_api::write::target::PodKey;
@@ -148,6 +149,7 @@ pub(crate) async fn guarding(app: &Arc<App>) {
         for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
+                Ok(key) if was_moved_there(cluster, &key, &chosen).await => Answer::Refused,
                 Ok(key) => {
                     settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid, Run::Real).await)
                 }
@@ -159,6 +161,21 @@ pub(crate) async fn guarding(app: &Arc<App>) {
             evictions.settle(&pod.uid, answer, app.clock.now());
         }
     }
+}
+
+/// Whether a pod was moved to the device where the ledger has nothing for it: the watch of a new leader may not
+/// show yet what an earlier one wrote.
+async fn was_moved_there(cluster: &ClusterTruth, key: &PodKey, chosen: &OverLimitPod) -> bool {
+    let may_be = chosen.seen.allowed == MemMib::ZERO && chosen.held.may_borrow();
+    if !may_be || mutated(Mutation::MovedPodEvicted) {
+        return false;
+    }
+    let Ok(read) = cluster.writer.read_back(key).await else { return true };
+    let written = read.and_then(|read| SeenPod::from_api(&read).placement.ok().flatten());
+    written.is_some_and(|written| {
+        let is_guest = written.guest.is_some_and(|guest| guest.on == chosen.device);
+        is_guest || written.devices.iter().any(|placed| placed.id == chosen.device)
+    })
 }
 
 /// Reports the outcome of an eviction.

@@ -20,10 +20,11 @@ use crate::checker::PLACEMENT;
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::leash::Leash;
+use crate::manifests::{self, Mode};
 use crate::node::driver::{MIG_MODEL, built_library, profile};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_within, until_divided};
-use crate::watching::is_bound;
+use crate::watching::{evicted, is_bound};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -283,6 +284,41 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         let again = until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("made again {} ms after a boot", clock::ms(again)));
         faults(&mut stage, &mut node, &mut kubelet, time).await;
+    });
+}
+
+#[test]
+fn important_pods_get_instances_and_gpus_that_others_have() {
+    scenario_within("mig-important", 6 * LIMIT, |bed| async move {
+        let settings =
+            json!({"pools": {"": {"mig": "by_turns"}}, "standing_hold_after_seconds": 0});
+        let fleet = Fleet::new().with("important", 1, (1, A100));
+        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        stage.stop_agents();
+        let node = Node::start(&stage, true);
+        until_divided(&stage.extender, 1).await;
+        manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
+        for (class, priority) in [("mig-high", 1_000), ("mig-mid", 100), ("mig-low", 10)] {
+            stage.cluster.add_priority_class(class, priority).await;
+        }
+        let half = |name: &str| PodPlan::fraction(name, "0.5").important("mig-low");
+        stage.cluster.add_pods(&[half("s1"), half("s2")]).await;
+        stage.watching.until_bound(2, LIMIT).await;
+        let mid = |name, request| plan(name, request).important("mig-mid");
+        let mut times = Vec::new();
+        stage.cluster.add_pods(&[mid("m1", REQUESTS[2]), mid("m2", REQUESTS[0])]).await;
+        for pod in ["m1", "m2"] {
+            times.push(clock::ms(bound(&stage, pod).await));
+        }
+        assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "a GPU is divided when it is empty");
+        assert!(node.is_in_mig_mode());
+        stage.cluster.add_pods(&[plan("i", REQUESTS[2]).important("mig-high")]).await;
+        times.push(clock::ms(bound(&stage, "i").await));
+        assert_eq!(stage.watching.ask(evicted).len(), 3, "one makes room");
+        stage.cluster.add_pods(&[plan("j", REQUESTS[1]).important("mig-high")]).await;
+        times.push(clock::ms(bound(&stage, "j").await));
+        assert_eq!(stage.watching.ask(evicted).len(), 3, "there is a place beside them");
+        stage.figure(&format!("important pods are bound after {times:?} ms"));
     });
 }
 

@@ -53,9 +53,11 @@ pub fn lacks_there(
         let spot = spots.position(|spot| spot.makeable.device.id == placed.id);
         let spot = spot.map(|spot| node.devices().len() + spot);
         let at = spot.or_else(|| node.position_of(&placed.id))?;
-        lacking_at(node, at, compiled)
-            .filter(|(_, demand)| *demand == placed.demand)
-            .map(|(lacks, _)| lacks)
+        // A GPU may have some MiB more or less out of MIG mode than in it.
+        let is_same = |demand: &Demand| {
+            demand.share == placed.demand.share || demand.memory == placed.demand.memory
+        };
+        lacking_at(node, at, compiled).filter(|(_, demand)| is_same(demand)).map(|(lacks, _)| lacks)
     });
     lacks.sum()
 }
@@ -92,8 +94,8 @@ fn lacking_at(node: &NodeState, at: usize, compiled: &CompiledRequest) -> Option
     let lacks = node.covered_part(spot)?;
     let promised = node.devices().iter().find(|it| it.device().id == spot.makeable.device.id);
     if let Some(promised) = promised.filter(|_| spot.makeable.spot.profile.is_whole()) {
-        let (lacks_there, demand) =
-            lacking_on(promised, &promised.room(HoldRule::Respected), compiled)?;
+        let left = Room { health: room.health, ..promised.room(HoldRule::Respected) };
+        let (lacks_there, demand) = lacking_on(promised, &left, compiled)?;
         return Some((lacks.max(lacks_there), demand));
     }
     let whole = Demand { memory: spot.makeable.device.capacity(), share: Share::WHOLE };

@@ -185,9 +185,6 @@ impl UsageSamples {
                 let by_limit = node_state.rule().borrow == Borrow::None;
                 let most = if is_tolerated && by_limit { rules.max_limit } else { Share::ZERO };
                 used.allowed = allowed(node_state, held, &seen.id, most);
-                if mutated(Mutation::EvictsWithinShare) {
-                    used.allowed = MemMib::new(used.allowed.mib() / 2);
-                }
                 // Lists that were judged by less than it may use now prove nothing.
                 let earlier = before.pods.get(uid).filter(|it| it.allowed >= used.allowed);
                 let earlier = earlier.map_or(0, |earlier| earlier.lists_over);
@@ -292,6 +289,9 @@ fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: 
         Some(Limit::Memory(memory)) => memory,
     };
     let lent = on_it.memory_limit(&held.pod.uid).unwrap_or(MemMib::ZERO);
+    if mutated(Mutation::EvictsWithinShare) {
+        return MemMib::new(allocated.memory.mib() / 2);
+    }
     allocated.memory.max(limit.min(most.of(capacity))).max(lent)
 }
 

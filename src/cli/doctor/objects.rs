@@ -196,9 +196,9 @@ impl SeenNode {
         });
         let pool = config.map(|config| config.pools.of(&PoolName::new(label(&config.pool_label))));
         let has_mig_manager = match label(MIG_OPERAND).as_str() {
-            "true" => true,
+            "false" => false,
             "" => labels.contains_key(MIG_CONFIG),
-            _ => false,
+            _ => true, // also while it is paused
         };
         let profiles = allocatable.keys().filter_map(|name| name.strip_prefix(MIG_PREFIX));
         Self {

@@ -149,7 +149,10 @@ pub(crate) async fn guarding(app: &Arc<App>) {
         for chosen in evictions.choose(app.ledger.over_limit_pods(), after, is_allocated, now) {
             let pod = chosen.pod();
             let answer = match PodKey::of(pod) {
-                Ok(key) if was_moved_there(cluster, &key, &chosen).await => Answer::Refused,
+                Ok(key) if was_moved_there(app, cluster, &key, &chosen).await => {
+                    tracing::info!(pod_uid = %pod.uid, %pod, device = %chosen.device, "not evicted: it was moved there, or cannot be read");
+                    Answer::Refused
+                }
                 Ok(key) => {
                     settle(app, &chosen, &cluster.writer.evict(&key, &pod.uid, Run::Real).await)
                 }
@@ -163,18 +166,27 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     }
 }
 
-/// Whether a pod was moved to the device where the ledger has nothing for it: the watch of a new leader may not
-/// show yet what an earlier one wrote.
-async fn was_moved_there(cluster: &ClusterTruth, key: &PodKey, chosen: &OverLimitPod) -> bool {
-    let may_be = chosen.seen.allowed == MemMib::ZERO && chosen.held.may_borrow();
+/// Whether an earlier leader has moved a pod at rest to the device where the ledger has nothing for it: the watch may
+/// not show that yet.
+async fn was_moved_there(
+    app: &App,
+    cluster: &ClusterTruth,
+    key: &PodKey,
+    chosen: &OverLimitPod,
+) -> bool {
+    let may_be = chosen.seen.allowed == MemMib::ZERO
+        && chosen.held.may_borrow()
+        && app.config.pools.respread_after().is_some();
     if !may_be || mutated(Mutation::MovedPodEvicted) {
         return false;
     }
     let Ok(read) = cluster.writer.read_back(key).await else { return true };
-    let written = read.and_then(|read| SeenPod::from_api(&read).placement.ok().flatten());
+    let Some(seen) = read.map(|read| SeenPod::from_api(&read)) else { return false };
+    let is_it = seen.pod.uid == chosen.pod().uid && app.is_of_earlier(&seen);
+    let written = seen.placement.ok().flatten().filter(|_| is_it);
     written.is_some_and(|written| {
-        let is_guest = written.guest.is_some_and(|guest| guest.on == chosen.device);
-        is_guest || written.devices.iter().any(|placed| placed.id == chosen.device)
+        let is_there = written.guest.as_ref().is_some_and(|guest| guest.on == chosen.device);
+        is_there && written.at_home() == chosen.held.placement.at_home()
     })
 }
 

@@ -343,9 +343,8 @@ fn lowest_loss(
     // Where an instance is to be made, any pod of the node may be in its way.
     let makes = node.makes_instances_for(compiled);
     let tenants = node.devices().iter().filter(|_| makes).flat_map(|it| it.tenants().iter());
-    let of_spots = tenants.filter_map(|(uid, _)| loss_of(uid)).chain(
-        (makes && !kept.is_empty()).then_some(None), // its own room
-    );
+    let has_own = makes && (!kept.is_empty() || plan::fits(node, compiled, HoldRule::Respected));
+    let of_spots = tenants.filter_map(|(uid, _)| loss_of(uid)).chain(has_own.then_some(None));
     of_devices.into_iter().chain(of_spots).min()
 }
 

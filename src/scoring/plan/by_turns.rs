@@ -244,8 +244,10 @@ fn what_is_kept_stays_when_the_gpu_leaves_mig_mode() {
     bed.place("t", "fraction=0.25").unwrap();
     bed.see_all(&inventory(&[(false, &[])]));
     assert_eq!(bed.of("t"), "GPU-a");
-    let kept = &bed.node.standing_holds()[&PodUid::new("s")].placement;
-    assert_eq!((kept.devices[0].id.as_str(), kept.spots.len()), ("GPU-a", 0));
+    let kept = bed.node.standing_holds()[&PodUid::new("s")].clone();
+    assert_eq!((kept.placement.devices[0].id.as_str(), kept.placement.spots.len()), ("GPU-a", 0));
+    let half = compiled_request("fraction=0.5", &bed.classes);
+    assert!(lacks_there(&bed.node, &half, &kept).is_some(), "though its capacity is another one");
     assert!(bed.place("u", "fraction=0.5").is_err(), "half of it is kept");
     assert_eq!(bed.node.audit(), Ok(()));
 }

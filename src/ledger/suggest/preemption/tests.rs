@@ -108,8 +108,6 @@ fn less_important_pods_end_for_an_instance_that_is_to_be_made() {
     let seen = uses("GPU-a GPU-b MIG-1 MIG-2", &[]);
     let report = NodeReport { inventory: Some(instances), uses: seen, ..hello("y", 1, "") };
     ledger.report("m", &report, Timestamp::START).unwrap();
-    bind(&ledger, "a", ("m", "MIG-1"), 1_000_000, 5);
-    bind(&ledger, "b", ("m", "MIG-2"), 1_000_000, 6);
     let profile = |name: &str| GpuRequest::one(Amount::MigInstance(MigProfile::new(name)));
     let found = |name: &str| {
         let named = ledger.named_nodes(["m", "n"].iter());
@@ -127,8 +125,10 @@ fn less_important_pods_end_for_an_instance_that_is_to_be_made() {
         let found = ledger.find_room(&request)?;
         Some(found.victims.iter().map(|victim| victim.name.to_string()).collect::<Vec<_>>())
     };
-    // The second GPU is empty.
-    assert_eq!(found("4g.24gb"), Some(vec![]));
+    assert_eq!(found("4g.24gb"), Some(vec![]), "nothing is in the way");
+    bind(&ledger, "a", ("m", "MIG-1"), 1_000_000, 5);
+    bind(&ledger, "b", ("m", "MIG-2"), 1_000_000, 6);
+    assert_eq!(found("4g.24gb"), Some(vec![]), "the second GPU is empty");
     let query = PlacementRequest { gpu: Some(profile("4g.24gb")), ..share_query(1) };
     ledger.reserve_for_bind(&pod("big"), "m", &query, Timestamp::START).unwrap();
     assert_eq!(found("4g.24gb"), None, "`b` is as important");

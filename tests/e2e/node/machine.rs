@@ -11,6 +11,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::driver::Driver;
+use super::image::BOX;
 use super::programs;
 use super::runtime::{NODE, Runtime};
 use super::toolkit::Toolkit;
@@ -302,6 +303,20 @@ impl Machine {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+}
+
+/// A pod with these annotations whose container says what it sees.
+pub(crate) fn pod(name: &str, annotations: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {
+            "schedulerName": "gpupack", "hostNetwork": true, "restartPolicy": "Always",
+            "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "containers": [{"name": "main", "image": BOX, "imagePullPolicy": "Never",
+                "command": ["/bin/tell"], "resources": {"requests": {"cpu": "10m"}}}],
+        },
+    })
 }
 
 /// What a container says of itself; see [`super::image`].

@@ -13,8 +13,7 @@ use crate::checker::annotation;
 use crate::clock;
 use crate::control_plane::Identity;
 use crate::manifests::{self, Mode};
-use crate::node::image::BOX;
-use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario, pod};
 use crate::scenarios::containers::restarts;
 
 const UUIDS: &str = "placed.gpupack.dev/uuids";
@@ -22,19 +21,6 @@ const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
 /// Recalls one after the other.
 const RECALLS: u32 = 5;
-
-fn pod(name: &str, annotations: &Value) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "annotations": annotations},
-        "spec": {
-            "schedulerName": "gpupack", "hostNetwork": true, "restartPolicy": "Always",
-            "automountServiceAccountToken": false, "enableServiceLinks": false,
-            "containers": [{"name": "main", "image": BOX, "imagePullPolicy": "Never",
-                "command": ["/bin/tell"], "resources": {"requests": {"cpu": "10m"}}}],
-        },
-    })
-}
 
 /// Half of a GPU that may use all of it, and may be moved. Its program is deaf to signals, so it ends
 /// after its grace period.

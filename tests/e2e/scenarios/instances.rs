@@ -8,30 +8,22 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::node::driver::Instances;
-use crate::node::image::BOX;
-use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario};
+use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario, pod};
 
-fn pod(name: &str, annotations: &Value) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "annotations": annotations},
-        "spec": {
-            "schedulerName": "gpupack", "hostNetwork": true, "restartPolicy": "Always",
-            "automountServiceAccountToken": false, "enableServiceLinks": false,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": BOX, "imagePullPolicy": "Never",
-                "command": ["/bin/tell"], "resources": {"requests": {"cpu": "10m"}}}],
-        },
-    })
+/// It ends at once.
+fn brief(name: &str, annotations: &Value) -> Value {
+    let mut pod = pod(name, annotations);
+    pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
+    pod
 }
 
 fn instance(name: &str, mib: u64) -> Value {
     let annotations = json!({"gpu-memory": mib.to_string(), "gpupack.dev/isolation": "hardware"});
-    pod(name, &annotations)
+    brief(name, &annotations)
 }
 
 fn part(name: &str, fraction: &str) -> Value {
-    pod(name, &json!({"gpu-fraction": fraction}))
+    brief(name, &json!({"gpu-fraction": fraction}))
 }
 
 /// Creates a pod, and waits until its container has said on which device it runs: the device, and the time.

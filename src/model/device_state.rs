@@ -257,6 +257,24 @@ impl DeviceState {
         }
     }
 
+    /// The units that a MIG instance takes of a place for another one: all of them if only one may have the media
+    /// engines. `None` if the two can be there together.
+    pub(crate) fn units_taken_of(
+        &self,
+        gpu: &DeviceId,
+        profile: &MigProfile,
+        slot: Slot,
+    ) -> Option<u32> {
+        let DeviceKind::MigInstance { parent, profile: own } = &self.device.kind else {
+            return None;
+        };
+        if parent == gpu && own.has_media() && profile.has_media() {
+            return Some(slot.units());
+        }
+        let units = self.slot.map_or(u32::MAX, Slot::units) & slot.units();
+        Some(units).filter(|units| parent == gpu && *units != 0)
+    }
+
     /// Whether it is a GPU that pods share, or others use, so that it is not to be divided. One with tenants that
     /// is in MIG mode now was switched by somebody else.
     pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {

@@ -904,24 +904,19 @@ impl NodeState {
             if device_state.device.id == *gpu && device_state.is_shared_gpu(HoldRule::Respected) {
                 covered = slot.units();
             }
-            let DeviceKind::MigInstance { parent, profile: other } = &device_state.device.kind
-            else {
-                continue;
-            };
             // Of a GPU that is to leave MIG mode for pods which share it others may get a part.
             let is_own = profile.is_whole() && device_state.device.id == device.id;
-            if parent != gpu || is_own || !device_state.stays(HoldRule::Respected) {
+            let Some(units) = device_state.units_taken_of(gpu, profile, *slot) else { continue };
+            if is_own || !device_state.stays(HoldRule::Respected) {
                 continue;
             }
-            let units = device_state.slot.map_or(u32::MAX, Slot::units) & slot.units();
-            let has_media = profile.has_media() && other.has_media();
             let is_left = device_state.origin == Origin::Made
                 && device_state.tenants().is_empty()
                 && device_state.stays(HoldRule::Ignored);
-            if (units != 0 || has_media) && (device_state.origin == Origin::Found || is_left) {
+            if device_state.origin == Origin::Found || is_left {
                 return None;
             }
-            covered |= if has_media { slot.units() } else { units };
+            covered |= units;
         }
         let whole = u64::from(slot.units().count_ones().max(1));
         Some((u64::from(covered.count_ones()) * Share::WHOLE.millionths()).div_ceil(whole))
@@ -1190,12 +1185,8 @@ impl NodeState {
             return false;
         };
         let is_in_the_way = |it: &DeviceState| {
-            let DeviceKind::MigInstance { parent, profile: other } = &it.device.kind else {
-                return false;
-            };
-            let units = it.slot.map_or(u32::MAX, Slot::units) & slot.units();
-            let overlaps = units != 0 || profile.has_media() && other.has_media();
-            parent == gpu && overlaps && it.device.id != promised.device.id && it.stays(holds)
+            let overlaps = it.units_taken_of(gpu, profile, slot).is_some();
+            overlaps && it.device.id != promised.device.id && it.stays(holds)
         };
         divided.health.get(gpu) != Some(&Health::Healthy)
             || divided.unread.contains(gpu)

@@ -12,7 +12,7 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::MigUse;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::suggest::displacement::clearings;
-use crate::model::device_state::DeviceUse;
+use crate::model::device_state::{DeviceUse, StandingHold};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::reservation::Reservation;
 use crate::scoring::fixture::{compiled_request, tenant};
@@ -218,12 +218,18 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
     assert_eq!(bed.place("n", "mig=3g.20gb"), Err(Rejection::NoPlace), "it is kept");
 }
 
-#[test]
-fn nobody_gets_part_of_a_gpu_that_is_kept_before_it_is_empty() {
+/// A GPU with the instance of a pod, and what would be kept of it for one that needs half.
+fn half_of_a_divided_gpu() -> (Bed, StandingHold) {
     let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
     let half = compiled_request("fraction=0.5", &bed.classes);
     let (_, hold) = lacking(&bed.node, &half).unwrap();
+    (bed, hold)
+}
+
+#[test]
+fn nobody_gets_part_of_a_gpu_that_is_kept_before_it_is_empty() {
+    let (mut bed, hold) = half_of_a_divided_gpu();
     assert_eq!(hold.placement.devices[0].id.as_str(), "GPU-a/0/whole");
     bed.node.stand(PodUid::new("s"), hold);
     assert_eq!(bed.place("t", "fraction=0.5"), Err(Rejection::NoPlace), "beside what is kept");
@@ -235,10 +241,7 @@ fn nobody_gets_part_of_a_gpu_that_is_kept_before_it_is_empty() {
 
 #[test]
 fn what_is_kept_stays_when_the_gpu_leaves_mig_mode() {
-    let mut bed = Bed::by_turns(&[(true, &[])]);
-    bed.place("m", "mig=3g.20gb").unwrap();
-    let half = compiled_request("fraction=0.5", &bed.classes);
-    let (_, hold) = lacking(&bed.node, &half).unwrap();
+    let (mut bed, hold) = half_of_a_divided_gpu();
     bed.node.remove(&PodUid::new("m"));
     bed.node.stand(PodUid::new("s"), hold);
     bed.place("t", "fraction=0.25").unwrap();

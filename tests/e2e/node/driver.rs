@@ -27,9 +27,11 @@ const CONTROL: [(&str, u32, u32); 4] = [
     ("nvidia-uvm-tools", 511, 1),
 ];
 
-/// What a call of the driver takes about MIG instances, and about MIG mode, in ms.
-const MIG_DELAYS: [(&str, u64); 2] =
-    [("nvmlDeviceCreateGpuInstanceWithPlacement", 150), ("nvmlDeviceSetMigMode", 1_000)];
+/// The call that makes a MIG instance, and how long it takes, as on a real GPU, in ms.
+pub(crate) const CREATE: (&str, u64) = ("nvmlDeviceCreateGpuInstanceWithPlacement", 150);
+
+/// The call that turns MIG mode on or off, and how long it takes.
+pub(crate) const SET_MODE: (&str, u64) = ("nvmlDeviceSetMigMode", 1_000);
 
 /// The driver of one node.
 pub(crate) struct Driver {
@@ -38,8 +40,8 @@ pub(crate) struct Driver {
     mig: Option<bool>,
 }
 
-/// MIG instances by UUID, each with its profile.
-pub(crate) type Instances = BTreeMap<String, String>;
+/// MIG instances as the stand-in has them, by UUID: profile and first unit.
+pub(crate) type Instances = BTreeMap<String, (String, u64)>;
 
 impl Driver {
     /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, if they have that.
@@ -108,14 +110,7 @@ impl Driver {
 
     /// The MIG instances that are there.
     pub(crate) fn instances(&self) -> Instances {
-        let kept = self.kept();
-        let gpus = kept["gpus"].as_object().into_iter().flatten();
-        let all = gpus.flat_map(|(_, instances)| instances.as_array().into_iter().flatten());
-        let named = all.filter_map(|it| {
-            let uuid = it["computes"][0]["uuid"].as_str()?.to_owned();
-            Some((uuid, profile(it["profile"].as_u64()?)?))
-        });
-        named.collect()
+        instances_of(&self.kept())
     }
 
     /// The GPUs whose MIG mode was switched, each with its mode.
@@ -153,7 +148,7 @@ impl Driver {
         };
         let there = gpus.iter().enumerate().filter(|(_, gpu)| is_there(gpu));
         let gpus: Vec<Value> = there.map(gpu).collect();
-        let delays: BTreeMap<&str, u64> = MIG_DELAYS.into();
+        let delays: BTreeMap<&str, u64> = [CREATE, SET_MODE].into();
         let scenario =
             json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus, "delays_ms": delays});
         let folder = self.root.join("usr/lib64");
@@ -164,8 +159,19 @@ impl Driver {
     }
 }
 
+/// The MIG instances in what the library keeps.
+pub(crate) fn instances_of(kept: &Value) -> Instances {
+    let gpus = kept["gpus"].as_object().into_iter().flatten();
+    let all = gpus.flat_map(|(_, instances)| instances.as_array().into_iter().flatten());
+    let named = all.filter_map(|it| {
+        let uuid = it["computes"][0]["uuid"].as_str()?.to_owned();
+        Some((uuid, (profile(it["profile"].as_u64()?)?, it["start"].as_u64()?)))
+    });
+    named.collect()
+}
+
 /// The name of a profile by its number.
-pub(crate) fn profile(id: u64) -> Option<String> {
+fn profile(id: u64) -> Option<String> {
     let text = include_str!("../../harness/fake_nvml/profiles.json");
     let profiles: Value = serde_json::from_str(text).expect("it is part of the source");
     let mut of_model = profiles[MIG_MODEL].as_array().into_iter().flatten();

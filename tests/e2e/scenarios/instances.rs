@@ -57,10 +57,10 @@ fn containers_run_on_instances_that_are_made_for_them() {
     let settings = json!({"pools": {"": {"mig": "on_demand"}}});
     node_scenario("instances", GpuRuntime::Plain, settings, |node| async move {
         let (first, took) = run(&node, &instance("a", 9_000)).await;
-        assert_eq!(node.driver.instances().get(&first).map(String::as_str), Some("1g.10gb"));
+        assert_eq!(node.driver.instances()[&first].0, "1g.10gb");
         node.until("running", "a", is_running).await;
         let (second, again) = run(&node, &instance("b", 38_000)).await;
-        assert_eq!(node.driver.instances().get(&second).map(String::as_str), Some("3g.40gb"));
+        assert_eq!(node.driver.instances()[&second].0, "3g.40gb");
         // Kubelet restarts a container on the instance that its pod has.
         node.kill("b", "main").await;
         assert_eq!(node.reported("b", "main", 1).await.uuids(), second);

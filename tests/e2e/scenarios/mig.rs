@@ -21,7 +21,7 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::leash::Leash;
 use crate::manifests::{self, Mode};
-use crate::node::driver::{MIG_MODEL, built_library, profile};
+use crate::node::driver::{CREATE, Instances, MIG_MODEL, SET_MODE, built_library, instances_of};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_within, until_divided};
 use crate::watching::{evicted, is_bound};
@@ -30,23 +30,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const GPU: &str = "GPU-mig-on-demand";
 
-/// The call of the driver that makes an instance, and its answer while something uses the GPU.
-const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
+/// The answer of the driver while something uses the GPU.
 const IN_USE: u32 = 19;
-
-/// A call of the driver takes so long, as on a real GPU.
-const CALL_MS: u64 = 150;
-
-/// The call that turns MIG mode on or off, and how long it takes.
-const SET_MODE: &str = "nvmlDeviceSetMigMode";
-const SWITCH_MS: u64 = 1_000;
 
 /// Memory in MiB, and the profile of an A100 with 80 GB that it gets.
 const REQUESTS: [(u64, &str); 4] =
     [(9_000, "1g.10gb"), (18_000, "1g.20gb"), (38_000, "3g.40gb"), (70_000, "7g.80gb")];
-
-/// An instance as the stand-in has it: profile and first unit.
-type Instances = BTreeMap<String, (String, u64)>;
 
 /// A node with one GPU and an agent.
 struct Node {
@@ -103,14 +92,7 @@ impl Node {
 
     /// The instances that exist, by UUID.
     fn instances(&self) -> Instances {
-        let made = self.kept();
-        let all = made["gpus"][GPU].as_array().into_iter().flatten();
-        let named = all.filter_map(|instance| {
-            let uuid = instance["computes"][0]["uuid"].as_str()?.to_owned();
-            let profile = profile(instance["profile"].as_u64()?)?;
-            Some((uuid, (profile, instance["start"].as_u64()?)))
-        });
-        named.collect()
+        instances_of(&self.kept())
     }
 }
 
@@ -120,7 +102,7 @@ fn play(folder: &Path, (boot, by_turns): (u64, bool), failures: &Value) {
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
     let mig = if by_turns { Value::Null } else { json!([]) };
-    let delays = json!({CREATE: CALL_MS, SET_MODE: SWITCH_MS});
+    let delays = json!({CREATE.0: CREATE.1, SET_MODE.0: SET_MODE.1});
     let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
         {"uuid": GPU, "name": "NVIDIA A100-SXM4-80GB", "total_mib": 81920, "reserved_mib": 634,
             "mig": mig, "mig_model": MIG_MODEL},
@@ -304,9 +286,9 @@ fn important_pods_get_instances_and_gpus_that_others_have() {
         let half = |name: &str| PodPlan::fraction(name, "0.5").important("mig-low");
         stage.cluster.add_pods(&[half("s1"), half("s2")]).await;
         stage.watching.until_bound(2, LIMIT).await;
-        let mid = |name, request| plan(name, request).important("mig-mid");
+        let (m1, m2) = (plan("m1", REQUESTS[2]), plan("m2", REQUESTS[0]));
         let mut times = Vec::new();
-        stage.cluster.add_pods(&[mid("m1", REQUESTS[2]), mid("m2", REQUESTS[0])]).await;
+        stage.cluster.add_pods(&[m1.important("mig-mid"), m2.important("mig-high")]).await;
         for pod in ["m1", "m2"] {
             times.push(clock::ms(bound(&stage, pod).await));
         }
@@ -314,7 +296,7 @@ fn important_pods_get_instances_and_gpus_that_others_have() {
         assert!(node.is_in_mig_mode());
         stage.cluster.add_pods(&[plan("i", REQUESTS[2]).important("mig-high")]).await;
         times.push(clock::ms(bound(&stage, "i").await));
-        assert_eq!(stage.watching.ask(evicted).len(), 3, "one makes room");
+        assert_eq!(stage.watching.ask(evicted), ["m1", "s1", "s2"], "the less important one goes");
         stage.cluster.add_pods(&[plan("j", REQUESTS[1]).important("mig-high")]).await;
         times.push(clock::ms(bound(&stage, "j").await));
         assert_eq!(stage.watching.ask(evicted).len(), 3, "there is a place beside them");
@@ -425,7 +407,7 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
             57..60 => {
                 refuses = !refuses;
                 let code = if refuses { IN_USE } else { 0 };
-                node.play(&json!({CREATE: code, SET_MODE: code}));
+                node.play(&json!({CREATE.0: code, SET_MODE.0: code}));
                 "refusals"
             }
             _ => {

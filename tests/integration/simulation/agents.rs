@@ -164,7 +164,8 @@ impl World {
         let (mut inventory, mut answers, mut parents) = (None, None, Vec::new());
         if let Some(((devices, used), answer)) = divided {
             gpus = used;
-            parents.extend(devices.iter().filter(|it| it.kind == DeviceKind::MigParent).cloned());
+            let divided = devices.iter().filter(|it| it.kind == DeviceKind::MigParent);
+            parents.extend(divided.map(|it| it.uuid.clone()));
             (inventory, answers) = (Some(devices), Some(answer));
         }
         let mut uses = self.uses_on(&name, &gpus);
@@ -187,7 +188,7 @@ impl World {
             device.as_object_mut().map(|device| device.remove("processes"));
         }
         // Of a GPU in MIG mode nothing is said but that it answers.
-        uses.extend(parents.iter().map(|gpu| json!({"id": gpu.uuid, "healthy": true})));
+        uses.extend(parents.iter().map(|gpu| json!({"id": gpu, "healthy": true})));
         let mut report = json!({
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
             "sequence": speaker.sequence, "devices": uses,

@@ -153,6 +153,7 @@ pub mod ledger {
     /// What would help waiting pods, and which of them to requeue.
     pub mod suggest {
         pub mod displacement;
+        pub mod making_way;
         pub mod moves;
         pub mod requeue;
         pub mod waiting;

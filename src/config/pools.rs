@@ -29,6 +29,15 @@ struct PoolKeys {
     respread_idle_seconds: Option<Duration>,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
+    mig_moves: MigMoves,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum MigMoves {
+    #[default]
+    Never,
+    Restart,
 }
 
 /// The names of [`MigUse`].
@@ -96,6 +105,13 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `borrow: compute` or `memory`, or leave it out"
         )));
     }
+    let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
+    if let Some((pool, _)) = pools.iter().find(|(_, keys)| fixed(keys)) {
+        return Err(D::Error::custom(format!(
+            "pool `{pool}` has `mig_moves: restart`, and gpupack makes no MIG instances there: add `mig: on_demand`, \
+             or leave it out"
+        )));
+    }
     let rule = |keys: PoolKeys| PoolRule {
         replicas: keys.replicas,
         instances: match keys.mig_instances {
@@ -113,6 +129,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
         spread_empty: keys.spread_empty,
         respread_after: keys.respread_idle_seconds,
         mig: keys.mig,
+        mig_moves: keys.mig_moves == MigMoves::Restart,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -235,6 +252,11 @@ mod tests {
                 "`borrow: memory` of pool `a` lends nothing",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
+            (
+                "pools: {a: {mig_moves: restart}}",
+                "makes no MIG instances there: add `mig: on_demand`",
+            ),
+            ("pools: {a: {mig: by_turns, mig_moves: yes}}", "expected `never` or `restart`"),
             ("pools: {a: {respread_idle_seconds: 600}}", "and lends none: add `borrow: compute`"),
             (
                 "pools: {a: {borrow: memory, respread_idle_seconds: 9}}",

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
 use crate::control::bind::recall::recall;
-use crate::control::bind::respread::respread;
+use crate::control::bind::respread::{call_back, make_way, respread};
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::bind::take_back::take_back;
 use crate::control::lead::election::electing;
@@ -44,6 +44,9 @@ const AUDIT_EVERY: u64 = 60;
 
 /// Most ticks between two looks for pods that are better restarted on another GPU.
 const RESPREAD_EVERY: u64 = 10;
+
+/// Ticks between two looks for pods that are moved to other MIG instances for waiting ones.
+const MAKE_WAY_EVERY: u64 = 5;
 
 /// Ticks between two looks for guests on their way home, where no pool lends.
 const GUESTS_EVERY: u64 = 10;
@@ -103,8 +106,11 @@ async fn ticks(app: &Arc<App>) {
         app.doubt_fits();
         app.take_over_waiting();
         // Where no pool lends any more, guests may be left from before.
-        let is_due = app.config.pools.lends() || tick.is_multiple_of(GUESTS_EVERY);
+        let moves_instances = app.config.pools.moves_instances();
+        let is_due =
+            app.config.pools.lends() || moves_instances || tick.is_multiple_of(GUESTS_EVERY);
         if is_due && !mutated(Mutation::MoveAbandoned) {
+            call_back(app);
             recall(app, None);
             take_back(app, None);
         }
@@ -112,6 +118,9 @@ async fn ticks(app: &Arc<App>) {
         let every = |after: Duration| after.as_secs().clamp(1, RESPREAD_EVERY);
         if after.is_some_and(|after| tick.is_multiple_of(every(after))) {
             respread(app);
+        }
+        if moves_instances && tick.is_multiple_of(MAKE_WAY_EVERY) {
+            make_way(app).await;
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, account).await;

@@ -1,6 +1,7 @@
 //! The pods whose containers this process restarts so that they run elsewhere or give memory back, and how often
 //! it may do so.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dashmap::mapref::multiple::RefMulti;
@@ -10,7 +11,9 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::ledger::change::spread::Respread;
 use crate::ledger::nodes::state::Ledger;
-use crate::model::reservation::PodRef;
+use crate::ledger::suggest::making_way::MakingWay;
+use crate::ledger::suggest::waiting::WaitingPods;
+use crate::model::reservation::{PodRef, Reservation};
 use crate::mutation::{Mutation, mutated};
 
 /// The pods that are being restarted.
@@ -28,7 +31,21 @@ pub struct Moving {
     respreads: DashMap<PodUid, String>,
     /// When pods of each node were.
     by_node: DashMap<NodeName, Vec<Timestamp>>,
+    /// For which waiting pods others were moved to other MIG instances, and when.
+    made_way: DashMap<PodUid, Timestamp>,
 }
+
+/// Most different requests of waiting pods for which others are moved at once, most important pods first.
+const MOST_REQUESTS: usize = 20;
+
+/// A pod must have waited so long before others are moved for it: most find a place within that.
+const MOVE_AFTER: Duration = Duration::from_secs(10);
+
+/// No other pod is moved for the same pod within this time.
+const NOT_AGAIN_FOR: Duration = Duration::from_secs(300);
+
+/// A pod that was moved to another MIG instance stays there for three times this time.
+const INSTANCE_STAYS: Duration = Duration::from_secs(200);
 
 /// Most restarts of pods of one node that use no GPU, within an hour.
 const MOST_OF_NODE: usize = 6;
@@ -124,6 +141,47 @@ impl Moving {
         chosen
     }
 
+    /// Begins moves of pods to other MIG instances, for each waiting pod that fits nowhere at most one, as far as
+    /// that is not too many. No pod is moved for a less important one.
+    pub(crate) fn begin_making_way(
+        &self,
+        ledger: &Ledger,
+        waiting: &WaitingPods,
+        (now, unix_seconds): (Timestamp, i64),
+    ) -> Vec<MakingWay> {
+        self.made_way.retain(|_, at| now.since(*at) < NOT_AGAIN_FOR);
+        let after = i64::try_from(MOVE_AFTER.as_secs()).unwrap_or(i64::MAX);
+        let mut known = BTreeSet::new();
+        let mut chosen = Vec::new();
+        let movable = ledger.movable_pods();
+        for state in waiting.all() {
+            let pod = &state.waiting;
+            let lacks_room = state.closest().is_some_and(|(why, _)| why.is_met_by_room());
+            let has_waited = pod.created_unix_seconds <= unix_seconds.saturating_sub(after);
+            let may = lacks_room
+                && has_waited
+                && state.is_answered
+                && pod.group.is_none()
+                && !self.made_way.contains_key(&pod.pod.uid)
+                && ledger.team_may_have(pod);
+            if !may || known.len() == MOST_REQUESTS || !known.insert(pod.query.clone()) {
+                continue;
+            }
+            let may_move = |held: &Reservation| {
+                let priority = held.tenure.map_or(i32::MAX, |tenure| tenure.priority);
+                let is_more = priority > pod.priority;
+                !is_more && self.may_respread(&held.pod.uid, INSTANCE_STAYS, now)
+            };
+            let Some(found) = ledger.making_way(&state, may_move) else { continue };
+            let movable = movable.get(found.pod.namespace()).copied().unwrap_or_default();
+            if self.begin_respread(&found.pod, &found.node, movable, now) {
+                self.made_way.insert(found.waits.uid.clone(), now);
+                chosen.push(found);
+            }
+        }
+        chosen
+    }
+
     /// Begins such a restart; `movable` pods of its namespace may be moved. False if that would be too
     /// many at a time or within an hour.
     fn begin_respread(
@@ -175,6 +233,7 @@ impl Moving {
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
         let of_pods = self.restarts.len() + self.moved.len() + self.respreads.len();
+        let of_pods = of_pods + self.made_way.len();
         self.going_on.len() + self.stuck.len() + of_pods + self.by_node.len()
     }
 }

@@ -183,6 +183,8 @@ pub struct PoolRule {
     pub respread_after: Option<Duration>,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
+    /// Whether a pod may be restarted on another MIG instance of its node so that a waiting pod fits.
+    pub mig_moves: bool,
 }
 
 /// The rules of all pools that have one.
@@ -210,6 +212,11 @@ impl PoolRules {
     /// After which time without use pods of some pool are restarted where they may use more, the shortest one.
     pub fn respread_after(&self) -> Option<Duration> {
         self.by_pool.values().filter_map(|rule| rule.respread_after).min()
+    }
+
+    /// Whether pods of some pool may be restarted on other MIG instances.
+    pub fn moves_instances(&self) -> bool {
+        self.by_pool.values().any(|rule| rule.mig_moves)
     }
 
     /// The same rules, where no pod may use more than this share of the memory of a device.

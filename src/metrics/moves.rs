@@ -19,14 +19,20 @@ pub enum MoveReason {
     TakeBack,
     /// It uses no GPU, and may use more on another one.
     Respread,
+    /// It goes to another MIG instance, so that a pod that waits fits.
+    Instance,
 }
 
 impl MoveReason {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Recall, Self::TakeBack, Self::Respread, Self::Instance];
+
     fn label(self) -> &'static str {
         match self {
             Self::Recall => "recall",
             Self::TakeBack => "take_back",
             Self::Respread => "respread",
+            Self::Instance => "instance",
         }
     }
 }
@@ -96,7 +102,7 @@ impl MoveFamilies {
                 &RECALL_BUCKETS,
             ),
         };
-        for reason in [MoveReason::Recall, MoveReason::TakeBack, MoveReason::Respread] {
+        for reason in MoveReason::ALL {
             for outcome in [MoveResult::Done, MoveResult::Failed] {
                 families.moves.with_label_values(&[reason.label(), outcome.label()]);
             }

@@ -110,6 +110,8 @@ pub struct NodeState {
     holds: BTreeMap<PodUid, Hold>,
     standing: BTreeMap<PodUid, StandingHold>,
     last_report: Option<Timestamp>,
+    /// When the last two reports came, if both are of one session of its agent; the last one second.
+    of_session: [Option<Timestamp>; 2],
     unmanaged_tolerance: MemMib,
 }
 
@@ -141,6 +143,7 @@ impl NodeState {
             holds: BTreeMap::new(),
             standing: BTreeMap::new(),
             last_report: None,
+            of_session: [None; 2],
             unmanaged_tolerance,
         }
     }
@@ -323,6 +326,7 @@ impl NodeState {
     /// Returns the pods whose room is free now.
     pub fn observe(&mut self, uses: &[DeviceUse], now: Timestamp) -> Vec<PodUid> {
         self.last_report = Some(now);
+        self.of_session = [self.of_session[1], Some(now)];
         if self.state != NodeReporting::Gone {
             self.state = NodeReporting::Reporting;
         }
@@ -521,6 +525,25 @@ fn find_instances(
         let found = found.or_else(given);
         *placed = whole(found.map_or(&makeable.device, |it| &it.device));
     }
+}
+
+/// Gives a pod that moves to another instance the one that is there and not known yet, or else the spot.
+fn find_other(
+    (spots, devices): (&[SpotDevice], &[DeviceState]),
+    placement: &mut Placement,
+    is_known: impl Fn(&DeviceId) -> bool,
+) {
+    let Some(Guest { on, spot: Some(spot), .. }) = &mut placement.guest else { return };
+    if devices.iter().any(|it| it.device.id == *on && it.lies_at(spot)) {
+        return;
+    }
+    let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
+    let Some(makeable) = makeable else { return };
+    let place = Some((&spot.gpu, &spot.profile, spot.start));
+    let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
+    let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
+    let found = made.find(|it| it.place() == place && is_new(&it.device.id));
+    *on = found.map_or(&makeable.device, |it| &it.device).id.clone();
 }
 
 /// Gives a placement the GPUs that have left MIG mode for it.
@@ -735,6 +758,9 @@ impl NodeState {
             let is_others = |id: &DeviceId| !is_bound || is_named(id);
             find_instances((&self.spots, &self.devices), placement, is_known, is_others);
         }
+        for (_, held) in self.reservations.iter_mut().filter(|(_, held)| held.has_both()) {
+            find_other((&self.spots, &self.devices), &mut held.placement, is_known);
+        }
         // What is made at the spot of a standing hold is that of a pod which has to end first. But a GPU that
         // has left MIG mode is kept as before.
         for (_, hold) in self.standing.iter_mut() {
@@ -938,7 +964,7 @@ impl NodeState {
     }
 
     /// Whether a GPU would be switched to or from MIG mode for this spot, which is not promised yet.
-    fn needs_switch(&self, spot: &Spot) -> bool {
+    pub(crate) fn needs_switch(&self, spot: &Spot) -> bool {
         let is_on_it = |it: &DeviceState| it.place().is_some_and(|(gpu, ..)| *gpu == spot.gpu);
         let mut devices = self.devices.iter();
         let is_shared =
@@ -1019,7 +1045,8 @@ impl NodeState {
         let holds = self.holds.values().map(|hold| &hold.placement);
         let standing = self.standing.values().map(|hold| &hold.placement);
         let all = held.chain(holds).chain(standing).flat_map(|placement| &placement.devices);
-        let ids: BTreeSet<&DeviceId> = all.map(|placed| &placed.id).collect();
+        let guests = self.reservations.values().filter_map(Reservation::guest_on);
+        let ids: BTreeSet<&DeviceId> = all.map(|placed| &placed.id).chain(guests).collect();
         for spot in self.spots.iter().filter(|spot| ids.contains(&spot.makeable.device.id)) {
             let mut promised =
                 DeviceState::new(spot.makeable.device.clone(), spot.class, self.rule, None);
@@ -1091,7 +1118,10 @@ impl NodeState {
             (device_state.has_unisolated, device_state.requires_isolation) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
-            for placed in &reservation.placement.devices {
+            let is_left = mutated(Mutation::LeftInstanceFree)
+                && reservation.is_arriving()
+                && reservation.has_both();
+            for placed in reservation.placement.devices.iter().filter(|_| !is_left) {
                 if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
                     device_state.allocated = sum(device_state.allocated, placed.demand);
                     let held = device_state.tenants.entry(uid.clone()).or_default();
@@ -1106,7 +1136,7 @@ impl NodeState {
                 continue;
             };
             let is_leaving = reservation.is_going_home();
-            if reservation.departure == Departure::Settling {
+            if reservation.has_both() {
                 if let Some(device_state) = device_mut(&mut self.devices, on) {
                     device_state.allocated = sum(device_state.allocated, *demand);
                     device_state.tenants.insert(uid.clone(), *demand);
@@ -1303,8 +1333,8 @@ impl NodeState {
     /// Counts this report for each pod that has left a device, if it lists the processes there. The
     /// pod is at home after enough lists without a process of it.
     fn count_clean_lists(&mut self, uses: &[DeviceUse], now: Timestamp) {
-        let present: Vec<&DeviceId> =
-            self.devices.iter().map(|device_state| &device_state.device.id).collect();
+        let are_there = self.devices.iter().filter(|it| it.origin != Origin::Promised);
+        let present: Vec<&DeviceId> = are_there.map(|it| &it.device.id).collect();
         let mut is_any_gone = false;
         for (uid, reservation) in &mut self.reservations {
             let Some(on) = reservation.placement.guest.as_ref().map(|guest| &guest.on) else {
@@ -1361,14 +1391,14 @@ impl NodeState {
     /// that it has room there.
     pub fn lend(&mut self, uid: &PodUid, on: DeviceId) {
         self.change_guest(uid, |reservation| {
-            reservation.placement.guest = Some(Guest { on, leaving: None });
+            reservation.placement.guest = Some(Guest { on, spot: None, leaving: None });
         });
     }
 
-    /// The same for a pod that runs at home.
-    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId) {
+    /// The same for a pod that runs at home; `spot` if it goes to another MIG instance.
+    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId, spot: Option<Spot>) {
         self.change_guest(uid, |reservation| {
-            reservation.placement.guest = Some(Guest { on, leaving: None });
+            reservation.placement.guest = Some(Guest { on, spot, leaving: None });
             reservation.departure = Departure::Arrives { clean_lists: None };
         });
     }
@@ -1496,6 +1526,9 @@ impl Reservation {
             && let Some(placed) = self.placement.devices.first_mut()
         {
             placed.id = guest.on;
+            if guest.spot.is_some() {
+                self.placement.spots = vec![guest.spot];
+            }
         }
         self.departure = Departure::Stays;
     }
@@ -1601,6 +1634,12 @@ impl NodeState {
             }
         }
         self.devices.iter_mut().for_each(DeviceState::forget_clean_reports);
+        self.of_session = [None; 2];
+    }
+
+    /// Whether the last report says what was after this time: its agent sent it after the reply to one that came later.
+    pub fn is_sampled_after(&self, time: Timestamp) -> bool {
+        self.of_session[0].is_some_and(|before| before >= time)
     }
 
     /// Whether [`NodeState::expire`] would end anything now.

@@ -70,6 +70,9 @@ pub struct Placement {
 pub struct Guest {
     /// The device, of the same class as its home.
     pub on: DeviceId,
+    /// Where that lies, if it is a MIG instance which gpupack makes so that the pod leaves its own one. Until it is
+    /// made, the device has the id of the spot. The pod is allocated both.
+    pub spot: Option<Spot>,
     /// Its move home, once that is written on the pod.
     pub leaving: Option<Move>,
 }
@@ -241,6 +244,9 @@ impl Reservation {
         if let (Some(guest), Some(placed)) = (&self.placement.guest, placement.devices.first_mut())
         {
             placed.id = guest.on.clone();
+            if guest.spot.is_some() {
+                placement.spots = vec![guest.spot.clone()];
+            }
         }
         placement
     }
@@ -249,6 +255,13 @@ impl Reservation {
     pub fn guest_on(&self) -> Option<&DeviceId> {
         let guest = self.placement.guest.as_ref()?;
         (self.departure != Departure::Gone).then_some(&guest.on)
+    }
+
+    /// Whether it counts as a tenant of both devices: it is to be allocated where it runs, or moves to another MIG
+    /// instance.
+    pub fn has_both(&self) -> bool {
+        let changes = self.placement.guest.as_ref().is_some_and(|guest| guest.spot.is_some());
+        self.guest_on().is_some() && (changes || self.departure == Departure::Settling)
     }
 
     /// Whether it is on its way home.
@@ -280,14 +293,26 @@ impl Placement {
         Self { guest: None, ..self.clone() }
     }
 
-    /// Whether both are the same but for MIG instances that were made again: these have other UUIDs.
+    /// Whether a pod is a guest at the same place in both, or in none of them: a MIG instance that was made again has
+    /// another UUID.
+    pub fn is_guest_as(&self, other: &Self) -> bool {
+        match (&self.guest, &other.guest) {
+            (Some(own), Some(its)) => {
+                own.on == its.on || (own.spot.is_some() && own.spot == its.spot)
+            }
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether both allocate the same but for MIG instances that were made again: these have other UUIDs.
     pub fn is_on_spots_of(&self, other: &Self) -> bool {
         let same = |at: usize, (own, its): (&PlacedDevice, &PlacedDevice)| {
             let is_made = self.spots.get(at).is_some_and(Option::is_some);
             own == its || is_made
         };
         let mut both = self.devices.iter().zip(&other.devices).enumerate();
-        let rest = |placement: &Self| Self { devices: Vec::new(), ..placement.clone() };
+        let rest = |placement: &Self| Self { devices: Vec::new(), ..placement.at_home() };
         self.devices.len() == other.devices.len()
             && both.all(|(at, devices)| same(at, devices))
             && rest(self) == rest(other)
@@ -302,7 +327,7 @@ impl Placement {
     /// The devices that the pod runs on, or will after its move, in its order.
     pub fn runs_on(&self) -> Vec<DeviceId> {
         match &self.guest {
-            Some(Guest { on, leaving: None }) => vec![on.clone()],
+            Some(Guest { on, leaving: None, .. }) => vec![on.clone()],
             Some(_) | None => self.devices.iter().map(|placed| placed.id.clone()).collect(),
         }
     }

@@ -58,6 +58,7 @@ const fn rule(
         spread_empty: false,
         respread_after: None,
         mig: MigUse::Fixed,
+        mig_moves: false,
     }
 }
 

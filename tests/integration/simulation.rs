@@ -468,7 +468,9 @@ impl World {
         let bound = self.api.log.iter().filter(|change| change.pod.node.is_some());
         let (preempted, digest) = (self.preempted.count, self.digest.finish());
         let (taken_back, respread) = (self.lent.taken_back(), self.lent.respread());
-        Ran { events: self.events, bound: bound.count(), preempted, taken_back, respread, digest }
+        let moved = self.lent.moved_instances;
+        let bound = bound.count();
+        Ran { events: self.events, bound, preempted, taken_back, respread, moved, digest }
     }
 }
 
@@ -502,6 +504,7 @@ fn the_promises_hold_whatever_fails() {
             sum.preempted += ran.preempted;
             sum.taken_back += ran.taken_back;
             sum.respread += ran.respread;
+            sum.moved += ran.moved;
             sum.digest = sum.digest.wrapping_add(ran.digest);
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
@@ -529,9 +532,11 @@ fn the_promises_hold_whatever_fails() {
     let preempted: u64 = sums.iter().map(|it| it.preempted).sum();
     let taken_back: usize = sums.iter().map(|it| it.taken_back).sum();
     let respread: usize = sums.iter().map(|it| it.respread).sum();
+    let moved: usize = sums.iter().map(|it| it.moved).sum();
     println!(
         "{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods, {preempted} \
-         evictions for more important ones, {taken_back} restarts for memory, {respread} of pods at rest"
+         evictions for more important ones, {taken_back} restarts for memory, {respread} of pods at rest, \
+         {moved} moves to other MIG instances"
     );
 }
 

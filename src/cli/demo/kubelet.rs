@@ -197,7 +197,7 @@ impl Kubelet {
         };
         let (name, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
         let leaving = Some(Move { container: name, cpu_milli });
-        let written = Guest { on: guest.on.clone(), leaving: leaving.clone() };
+        let written = Guest { leaving: leaving.clone(), ..guest.clone() };
         let written = Placement { guest: Some(written), ..held.placement.clone() };
         let Ok(annotations) = encode(&written) else { return };
         ledger.write_move(uid, leaving);
@@ -243,7 +243,7 @@ impl Kubelet {
         let ledger = &self.app.ledger;
         let is_shown = match order.reason {
             // Of these the demo has none.
-            MoveReason::Respread => true,
+            MoveReason::Respread | MoveReason::Instance => true,
             MoveReason::Recall => {
                 ledger.reservation(uid).is_none_or(|held| held.departure == Departure::Gone)
             }
@@ -258,7 +258,7 @@ impl Kubelet {
         self.app.metrics.moved(order.reason, MoveResult::Done);
         let mut counts = self.counts.lock();
         match order.reason {
-            MoveReason::Recall | MoveReason::Respread => counts.recalls += 1,
+            MoveReason::Recall | MoveReason::Respread | MoveReason::Instance => counts.recalls += 1,
             MoveReason::TakeBack => counts.take_backs += 1,
         }
         self.app.outbox.push(ledger.end_giving_back(uid));

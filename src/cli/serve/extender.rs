@@ -177,6 +177,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         if config.pools.respread_after().is_some() && truth.replica.is_none() {
             tracing::warn!("pods at rest stay where they are: start gpupack with `--replica` to have them restarted");
         }
+        if config.pools.moves_instances() && truth.replica.is_none() {
+            tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
+        }
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;

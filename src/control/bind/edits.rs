@@ -18,7 +18,7 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::metrics::labels::EditResult;
-use crate::model::reservation::{PodRef, ReservationState};
+use crate::model::reservation::{Placement, PodRef, ReservationState};
 use crate::mutation::{Mutation, mutated};
 
 /// Pause between two looks for placements to write back.
@@ -76,9 +76,14 @@ pub(crate) async fn restoring(app: &Arc<App>) {
 /// Writes back the placements that are due now.
 pub async fn restore_edited(app: &App) {
     let Truth::Cluster(cluster) = &app.truth else { return };
-    if !app.leading.is_here() || mutated(Mutation::EditNotRestored) {
+    if !app.leading.is_here() {
+        app.edits.follows();
         return;
     }
+    if mutated(Mutation::EditNotRestored) {
+        return;
+    }
+    app.edits.led_since(app.clock.now());
     for pod in app.edits.take_due(app.clock.now()) {
         let result = match restore(app, cluster, &pod).await {
             Ok(true) => EditResult::Restored,
@@ -91,6 +96,18 @@ pub async fn restore_edited(app: &App) {
         };
         app.metrics.placement_edit(result);
     }
+}
+
+/// Whether the MIG instances that are written on a pod may have been made after those that the ledger knows: by the
+/// orders of a leader before, of which this one has no report yet.
+fn may_be_newer(app: &App, seen: &SeenPod, held: &Placement) -> bool {
+    let Ok(Some(written)) = &seen.placement else { return false };
+    let are_others = written.devices != held.devices && written.is_on_spots_of(held);
+    let since = app.edits.led_since(app.clock.now());
+    are_others
+        && app.truth.has_replicas()
+        && !app.ledger.is_sampled_after(&held.node, since)
+        && !mutated(Mutation::OlderInstanceWritten)
 }
 
 /// Writes the ledger's placement on a pod that shows another one. Whether that was needed.
@@ -119,6 +136,11 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     }
     if app.is_of_later(cluster, &seen) {
         app.edits.note(pod, app.clock.now()); // it may be gone
+        return Ok(false);
+    }
+    // One that moves to another instance is called home before: that one may be gone, too.
+    if held.has_both() && !held.is_going_home() || may_be_newer(app, &seen, &held.placement) {
+        app.edits.note(pod, app.clock.now());
         return Ok(false);
     }
     let mut annotations = encode(&held.placement).map_err(|fault| fault.to_string())?;

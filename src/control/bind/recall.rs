@@ -132,6 +132,13 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         app.see_bound(&seen); // an earlier process wrote it
         return Next::After(LOOK_AGAIN);
     }
+    // It was allocated the place where it is a guest, which the watch does not show yet.
+    let is_settled =
+        written.is_some_and(|it| it.guest.is_none() && it.runs_on() == [guest.on.clone()]);
+    if is_settled && app.is_of_earlier(&seen) {
+        app.see_bound(&seen);
+        return Next::After(TRY_AGAIN);
+    }
     let is_written = guest.leaving.is_some()
         && written.is_some_and(|written| written.guest.as_ref() == Some(&guest));
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
@@ -192,7 +199,7 @@ pub(crate) async fn read(
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
 fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
     // First: it is not to be called home again and again in vain.
-    if app.moves.is_stuck(&pod.uid) {
+    if app.moves.is_stuck(&pod.uid) && !app.ledger.has_both(&pod.uid) {
         return Some(match app.ledger.settle_guest(&pod.uid) {
             true => Next::After(Duration::ZERO),
             false => Next::After(LOOK_AGAIN),
@@ -202,7 +209,7 @@ fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
         return Some(Next::Done); // the pod that needed its room is gone
     }
     // What others use of its home goes before it comes.
-    let waits = app.ledger.waits_for_memory_at_home(&pod.uid);
+    let waits = app.ledger.waits_for_memory_at_home(&pod.uid) || app.ledger.is_being_made(&pod.uid);
     (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
 }
 
@@ -218,7 +225,7 @@ pub(crate) struct Known<'a> {
 impl Known<'_> {
     /// Its placement with this move.
     fn placement(&self, leaving: Option<Move>) -> Placement {
-        let guest = Some(Guest { on: self.guest.on.clone(), leaving });
+        let guest = Some(Guest { leaving, ..self.guest.clone() });
         Placement { guest, ..self.held.placement.clone() }
     }
 
@@ -361,6 +368,9 @@ async fn take_back(
     fault: &str,
 ) -> Next {
     let uid = &known.pod.uid;
+    if known.guest.spot.is_some() {
+        return count_on_both(app, known.pod, fault);
+    }
     let is_same = |seen: &SeenPod| {
         let container = seen.gpu_container.as_ref();
         container.is_some_and(|it| it.is_running && *it.id == *leaving.container)
@@ -408,11 +418,14 @@ fn tell_moved(app: &App, known: &Known<'_>) {
     let (node, from) = (&held.placement.node, &guest.on);
     let home = held.placement.devices.first().map(|placed| &placed.id);
     let Some(home) = home else { return };
-    let needed_by = names(app, node.as_str(), from, pod.namespace());
-    tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to = %home, needed_by, "moved home");
+    let why = match guest.spot {
+        None => format!("{} needs the room", names(app, node.as_str(), from, pod.namespace())),
+        Some(_) => "its move to another MIG instance was not finished".to_owned(),
+    };
+    tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to = %home, why, "moved home");
     let note = format!(
-        "moved from {from} to {home} on node {node}, which it is allocated, because {needed_by} needs \
-         the room; its container is restarted"
+        "moved from {from} to {home} on node {node}, which it is allocated, because {why}; its container is \
+         restarted"
     );
     app.tell(pod, NoticeReason::GpuMoved, note);
 }
@@ -431,6 +444,9 @@ pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str
 
 /// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
 fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
+    if app.ledger.has_both(&pod.uid) {
+        return count_on_both(app, pod, fault);
+    }
     let what = "it cannot be moved, and is allocated the GPU on which it runs";
     note_stuck(app, pod, MoveReason::Recall, what, fault);
     Next::After(LOOK_AGAIN)
@@ -442,7 +458,7 @@ fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
     let what = "it cannot be moved now, and counts on both GPUs until its container is restarted";
     note_stuck(app, pod, MoveReason::Recall, what, fault);
     // Not before the pod has gone that needed the room.
-    match app.ledger.settle_guest(&pod.uid) {
+    match app.ledger.has_both(&pod.uid) || app.ledger.settle_guest(&pod.uid) {
         true => Next::After(TRY_SLOWLY),
         false => Next::After(TRY_AGAIN),
     }
@@ -473,10 +489,17 @@ async fn try_slowly(
 
 /// Writes where a guest is allocated that cannot be moved. Until then it is allocated both. In a pool that restarts
 /// pods at rest it stays so: it may never have started where it is a guest.
-async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
+pub(crate) async fn settle(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    pod: &PodRef,
+    key: &PodKey,
+) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    if guest.leaving.is_none() && app.ledger.respreads_on(&held.placement.node) {
+    // One that moves to another MIG instance has arrived.
+    let is_sure = guest.spot.is_some() || !app.ledger.respreads_on(&held.placement.node);
+    if guest.leaving.is_none() && !is_sure {
         return Next::After(TRY_SLOWLY);
     }
     let read = match read(app, cluster, pod, key).await {
@@ -493,6 +516,9 @@ async fn settle(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodK
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
             app.moves.unstick(&pod.uid);
+            if guest.spot.is_some() {
+                app.metrics.moved(MoveReason::Instance, MoveResult::Done);
+            }
             Next::Done
         }
         PatchOutcome::Gone => Next::Done,

@@ -1,8 +1,12 @@
-//! Restarts pods that use no GPU on another GPU of their node, where they may use more: where a pool says so.
+//! Restarts pods elsewhere on their node, where a pool says so: those that use no GPU on another GPU, where they may
+//! use more, and some on another MIG instance, so that a pod that waits fits.
 //!
 //! The same two writes as for a move home: the annotations, so that a container which starts from then on gets
 //! the other device, then the CPU request. After the first one the pod counts on both devices. It may start on the
 //! other at any time, and runs at home until then: so a process that stops in between leaves a guest like any other.
+//!
+//! Another MIG instance is made first. Once the pod runs there alone, a third write allocates it that one, and the
+//! agent removes its old one. A pod whose move a later process finds unfinished is called home.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +14,125 @@ use std::time::Duration;
 use crate::control::bind::client_limits::least_at_start;
 use crate::control::bind::recall::{
     Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, note_stuck, read,
-    resize,
+    resize, settle,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
+use crate::hardware::device::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
+use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
 use crate::ledger::change::spread::Respread;
+use crate::ledger::suggest::making_way::{MakingWay, OtherInstance};
 use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::{Move, Reservation, ReservationState};
+use crate::model::reservation::{
+    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
+};
 use crate::mutation::{Mutation, mutated};
 
 /// After the first write was taken back: how long the status of the pod is watched. A container may have started
 /// elsewhere before, of which kubelet tells only then.
 const WATCHED_FOR: Duration = Duration::from_secs(5);
+
+/// How long the agent may take to make another MIG instance. It may have to wait for an earlier one to go.
+const MADE_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long a task stays with a move to another MIG instance, longer than a container may take to end and the next
+/// one to start: another task would call the pod home.
+const STAYS_WITH_WAY: Duration = Duration::from_secs(300);
+
+/// A pod that is to be restarted elsewhere on its node.
+enum Chosen {
+    /// On another GPU: it uses none.
+    Rest(Respread),
+    /// On another MIG instance, so that another pod fits.
+    Way(MakingWay),
+}
+
+impl Chosen {
+    fn pod(&self) -> &PodRef {
+        match self {
+            Self::Rest(Respread { pod, .. }) | Self::Way(MakingWay { pod, .. }) => pod,
+        }
+    }
+
+    fn place(&self) -> (&NodeName, &DeviceId) {
+        match self {
+            Self::Rest(Respread { node, home, .. }) | Self::Way(MakingWay { node, home, .. }) => {
+                (node, home)
+            }
+        }
+    }
+
+    fn reason(&self) -> MoveReason {
+        match self {
+            Self::Rest(_) => MoveReason::Respread,
+            Self::Way(_) => MoveReason::Instance,
+        }
+    }
+
+    fn stays_for(&self) -> Duration {
+        match self {
+            Self::Rest(_) => STAY_FOR,
+            Self::Way(_) => STAYS_WITH_WAY,
+        }
+    }
+
+    /// Lets it be a guest in the ledger, if that is still its best place.
+    fn begin(&self, app: &App) -> bool {
+        match self {
+            Self::Rest(chosen) => app.ledger.lend(chosen, app.clock.now()),
+            Self::Way(chosen) => app.ledger.promise_other(chosen),
+        }
+    }
+
+    /// Whether this is where it is to run.
+    fn is_there(&self, guest: &Guest) -> bool {
+        match self {
+            Self::Rest(chosen) => guest.on == chosen.to,
+            Self::Way(chosen) => guest.spot.as_ref() == Some(&chosen.spot),
+        }
+    }
+
+    /// Whether an earlier process has moved it, which the watch does not show yet.
+    fn has_moved_before(&self, written: Option<&Placement>, held: &Reservation) -> bool {
+        let is_other = |it: &Placement| it.guest.is_some() || !it.is_on_spots_of(&held.placement);
+        matches!(self, Self::Way(_)) && written.is_none_or(is_other)
+    }
+
+    /// Whether its container has ended at home after the first write. One at rest is only counted there from then on;
+    /// one that crashed counts, too: it may have started elsewhere. The other kind loses its instance.
+    fn has_left(&self, container: &GpuContainer, before: &Move) -> bool {
+        let has_crashed = || *container.id != *before.container;
+        container.has_left(before) || matches!(self, Self::Rest(_)) && has_crashed()
+    }
+
+    /// Its container has ended at home.
+    fn leaves(&self, app: &App) -> Next {
+        match self {
+            Self::Rest(_) => {
+                app.metrics.moved(MoveReason::Respread, MoveResult::Done);
+                Next::Done
+            }
+            Self::Way(way) => {
+                app.ledger.moved_out(&way.pod.uid);
+                Next::After(LOOK_AGAIN)
+            }
+        }
+    }
+
+    /// Whether it is still to be restarted.
+    fn is_wanted(&self, app: &App) -> bool {
+        match self {
+            Self::Rest(chosen) => {
+                app.ledger.is_at_rest(chosen, app.clock.now()) || mutated(Mutation::RestBelieved)
+            }
+            Self::Way(chosen) => app.waiting.has(&chosen.waits.uid),
+        }
+    }
+}
 
 /// What this task has begun to write.
 struct Begun {
@@ -40,7 +147,7 @@ struct Begun {
 /// A restart that goes on. Ends when it is dropped, also after a panic.
 struct Task<'a> {
     app: &'a Arc<App>,
-    chosen: &'a Respread,
+    chosen: &'a Chosen,
     /// The version of the pod for which the first write was sent, unless it is known not to have arrived.
     sent: Option<String>,
     begun: Option<Begun>,
@@ -48,9 +155,11 @@ struct Task<'a> {
 
 impl Drop for Task<'_> {
     fn drop(&mut self) {
-        let (app, uid) = (self.app, &self.chosen.pod.uid);
+        let (app, uid) = (self.app, &self.chosen.pod().uid);
+        let chosen = self.chosen;
         match self.sent.is_none() && app.leading.is_here() {
-            true => app.ledger.stay_home(self.chosen), // nothing is written
+            // Nothing is written.
+            true => app.outbox.push(app.ledger.stay_home(uid, |guest| chosen.is_there(guest))),
             // Whatever came of it: from now on lists say where it runs.
             false => app.ledger.moved_out(uid),
         }
@@ -62,11 +171,43 @@ impl Drop for Task<'_> {
 pub(crate) fn respread(app: &Arc<App>) {
     // The demo plays kubelet. And without a Lease nothing says that a later process has begun, which may give the
     // other GPU to another pod meanwhile.
-    let has_lease = app.truth.has_replicas() || mutated(Mutation::RestsWithoutLease);
-    if !has_lease || !app.leading.is_here() || !app.is_fenced() {
+    if may_restart(app) {
+        let chosen = app.moves.begin_respreads(&app.ledger, app.clock.now());
+        begin(app, chosen.into_iter().map(Chosen::Rest));
+    }
+}
+
+/// Moves pods to other MIG instances so that waiting ones fit, each in a task of its own.
+pub(crate) async fn make_way(app: &Arc<App>) {
+    if !may_restart(app) {
         return;
     }
-    for chosen in app.moves.begin_respreads(&app.ledger, app.clock.now()) {
+    let worker = Arc::clone(app);
+    let choose = move || {
+        let unix_seconds = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
+        let times = (worker.clock.now(), unix_seconds);
+        worker.moves.begin_making_way(&worker.ledger, &worker.waiting, times)
+    };
+    match app.outside.work(choose).await {
+        Some(chosen) => begin(app, chosen.into_iter().map(Chosen::Way)),
+        None => tracing::error!("a bug in the choice of pods that make way, please report this"),
+    }
+}
+
+/// Has the pods called home whose moves to other MIG instances no task carries out any more.
+pub(crate) fn call_back(app: &App) {
+    if app.leading.is_here() && app.is_fenced() {
+        app.ledger.call_back(|uid| app.moves.is_respread(uid));
+    }
+}
+
+fn may_restart(app: &App) -> bool {
+    let has_lease = app.truth.has_replicas() || mutated(Mutation::RestsWithoutLease);
+    has_lease && app.leading.is_here() && app.is_fenced()
+}
+
+fn begin(app: &Arc<App>, chosen: impl Iterator<Item = Chosen>) {
+    for chosen in chosen {
         let worker = Arc::clone(app);
         app.outside.spawn(async move {
             let mut task = Task { app: &worker, chosen: &chosen, sent: None, begun: None };
@@ -78,13 +219,17 @@ pub(crate) fn respread(app: &Arc<App>) {
 async fn carry_out(task: &mut Task<'_>) {
     let Task { app, chosen, .. } = *task;
     let Truth::Cluster(cluster) = &app.truth else { return };
-    let Ok(key) = PodKey::of(&chosen.pod) else { return };
+    let Ok(key) = PodKey::of(chosen.pod()) else { return };
     let began = app.clock.now();
-    if !app.ledger.lend(chosen, began) {
+    if !chosen.begin(app) {
         return;
     }
-    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(task, cluster, &key).await {
+    while app.clock.now().since(began) < chosen.stays_for() && app.leading.is_here() {
+        let next = match chosen {
+            Chosen::Rest(_) => step(task, cluster, &key).await,
+            Chosen::Way(way) => step_aside(task, cluster, (way, &key), began).await,
+        };
+        match next {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -92,19 +237,55 @@ async fn carry_out(task: &mut Task<'_>) {
 }
 
 /// The pod as the ledger has it, while it is the guest that this task made of it.
-fn still_chosen(app: &App, chosen: &Respread) -> Option<Reservation> {
-    let held = app.ledger.reservation(&chosen.pod.uid)?;
+fn still_chosen(app: &App, chosen: &Chosen) -> Option<Reservation> {
+    let held = app.ledger.reservation(&chosen.pod().uid)?;
     let guest = held.placement.guest.as_ref()?;
-    let is_it = guest.on == chosen.to
+    let is_it = chosen.is_there(guest)
         && guest.leaving.is_none()
         && held.is_arriving()
         && held.state == ReservationState::Confirmed;
     is_it.then_some(held)
 }
 
+/// The same for a pod that goes to another MIG instance.
+async fn step_aside(
+    task: &mut Task<'_>,
+    cluster: &ClusterTruth,
+    (way, key): (&MakingWay, &PodKey),
+    began: Timestamp,
+) -> Next {
+    let Task { app, chosen, .. } = *task;
+    let uid = &way.pod.uid;
+    let is_taken = |held: Reservation| held.departure == Departure::Settling;
+    match app.ledger.other_instance(way) {
+        Some(OtherInstance::Promised) if task.sent.is_none() => {
+            let is_late = app.clock.now().since(began) >= MADE_WITHIN;
+            match (is_late, chosen.is_wanted(app)) {
+                (true, _) => stay(app, chosen, Some("its other MIG instance was not made in time")),
+                (false, false) => stay(app, chosen, None),
+                (false, true) => Next::After(LOOK_AGAIN),
+            }
+        }
+        Some(OtherInstance::Failed) if task.sent.is_none() => {
+            stay(app, chosen, Some("its other MIG instance could not be made"))
+        }
+        Some(OtherInstance::Made) if app.ledger.has_moved_out(uid) => Next::After(LOOK_AGAIN),
+        Some(OtherInstance::Made) => step(task, cluster, key).await,
+        Some(OtherInstance::Taken) => {
+            app.ledger.settle_other(way);
+            Next::After(Duration::ZERO)
+        }
+        None if app.ledger.reservation(uid).is_some_and(is_taken) => {
+            settle(app, cluster, &way.pod, key).await
+        }
+        // It has gone, such as by a restart of the machine, or the pod is called home.
+        Some(OtherInstance::Promised | OtherInstance::Failed) | None => Next::Done,
+    }
+}
+
 async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next {
     let Task { app, chosen, .. } = *task;
-    let pod = &chosen.pod;
+    let pod = chosen.pod();
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
     let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
@@ -116,6 +297,10 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
     }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
+    if !is_written && task.sent.is_none() && chosen.has_moved_before(written, &held) {
+        app.see_bound(&seen);
+        return stay(app, chosen, None);
+    }
     let is_taken_back = task.begun.as_ref().is_some_and(|begun| begun.taken_back.is_some());
     if !is_written && !is_taken_back {
         task.sent.take_if(|version| *version != seen.resource_version); // it did not arrive
@@ -144,22 +329,19 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         return if is_over { stay(app, chosen, fault.as_deref()) } else { Next::After(TRY_AGAIN) };
     }
     // Reading it may have taken long.
-    let is_at_rest =
-        app.ledger.is_at_rest(chosen, app.clock.now()) || mutated(Mutation::RestBelieved);
+    let is_wanted = chosen.is_wanted(app);
     if !is_written && !begun.is_ordered {
         // One that may still arrive is written again, then taken back.
-        if !is_at_rest && task.sent.is_none() {
+        if !is_wanted && task.sent.is_none() {
             return Next::Done;
         }
         return write(task, cluster, &known, &seen).await;
     }
-    // Also one that crashed: then it has started elsewhere, too.
-    if container.has_left(&begun.before) || *container.id != *begun.before.container {
-        app.metrics.moved(MoveReason::Respread, MoveResult::Done);
-        return Next::Done;
+    if chosen.has_left(container, &begun.before) {
+        return chosen.leaves(app);
     }
     let fault =
-        match order(begun, (app, cluster, chosen), &known, &seen, (is_at_rest, pending)).await {
+        match order(begun, (app, cluster, chosen), &known, &seen, (is_wanted, pending)).await {
             Ok(next) => return next,
             Err(fault) => fault,
         };
@@ -179,7 +361,7 @@ async fn write(
     seen: &SeenPod,
 ) -> Next {
     let Task { app, chosen, .. } = *task;
-    let placement = (&known.held.placement, app.ledger.at_start(&chosen.pod.uid));
+    let placement = (&known.held.placement, app.ledger.at_start(&chosen.pod().uid));
     let before = task.sent.replace(seen.resource_version.clone());
     let next = match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => return Next::After(LOOK_AGAIN),
@@ -202,10 +384,10 @@ async fn write(
 /// more: what is refused, or `None` if the pod uses its GPU again.
 async fn order(
     begun: &mut Begun,
-    (app, cluster, chosen): (&Arc<App>, &ClusterTruth, &Respread),
+    (app, cluster, chosen): (&Arc<App>, &ClusterTruth, &Chosen),
     known: &Known<'_>,
     seen: &SeenPod,
-    (is_at_rest, pending): (bool, Option<String>),
+    (is_wanted, pending): (bool, Option<String>),
 ) -> Result<Next, Option<String>> {
     let is_resized =
         seen.gpu_container.as_ref().map(|it| it.cpu_milli) != Some(begun.before.cpu_milli);
@@ -214,7 +396,7 @@ async fn order(
             return Err(Some(format!("kubelet does not carry out its resize: {pending}")));
         }
         None if is_resized => return Ok(Next::After(LOOK_AGAIN)),
-        _ if !is_at_rest => return Err(None),
+        _ if !is_wanted => return Err(None),
         _ => {}
     }
     let next = match resize(cluster, (known.pod, known.key), seen).await {
@@ -269,22 +451,37 @@ async fn write_again(
 }
 
 /// Notes that a pod stays at home, and with a fault that it cannot be moved.
-fn stay(app: &App, chosen: &Respread, fault: Option<&str>) -> Next {
-    let Respread { pod, home, .. } = chosen;
-    app.ledger.stay_home(chosen);
+fn stay(app: &App, chosen: &Chosen, fault: Option<&str>) -> Next {
+    let (pod, (_, home)) = (chosen.pod(), chosen.place());
+    app.outbox.push(app.ledger.stay_home(&pod.uid, |guest| chosen.is_there(guest)));
     if let Some(fault) = fault {
-        let what = format!("it cannot be moved to an idle GPU, and stays on {home}");
-        note_stuck(app, pod, MoveReason::Respread, &what, fault);
+        let to = match chosen {
+            Chosen::Rest(_) => "an idle GPU",
+            Chosen::Way(_) => "another MIG instance",
+        };
+        let what = format!("it cannot be moved to {to}, and stays on {home}");
+        note_stuck(app, pod, chosen.reason(), &what, fault);
     }
     Next::Done
 }
 
-fn tell(app: &App, chosen: &Respread) {
-    let Respread { pod, node, home, to } = chosen;
-    tracing::info!(pod_uid = %pod.uid, %pod, %node, from = %home, %to, "moved to an idle GPU");
+fn tell(app: &App, chosen: &Chosen) {
+    let (pod, (node, from)) = (chosen.pod(), chosen.place());
+    let (to, why) = match chosen {
+        Chosen::Rest(Respread { to, .. }) => {
+            let why = "where it may use more: it used no GPU".to_owned();
+            (to.to_string(), why)
+        }
+        Chosen::Way(MakingWay { spot, waits, .. }) => {
+            let is_own = waits.namespace() == pod.namespace();
+            let waits = if is_own { waits.to_string() } else { "another pod".to_owned() };
+            let to = format!("a MIG instance {} of {}", spot.profile, spot.gpu);
+            (to, format!("so that {waits} fits, which waits"))
+        }
+    };
+    tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to, why, "moved");
     let note = format!(
-        "moved from {home}, which it is allocated, to {to} on node {node}, where it may use more: it used no \
-         GPU; its container is restarted"
+        "moved from {from}, which it is allocated, to {to} on node {node}, {why}; its container is restarted"
     );
     app.tell(pod, NoticeReason::GpuMoved, note);
 }

@@ -33,6 +33,8 @@ pub struct Edits {
     /// As gpupack wrote it, or as it was first seen after a start. The configuration may have been
     /// another when it was written.
     pub(crate) written: Mutex<BTreeMap<PodUid, Known>>,
+    /// Since when this process has led, as far as it was looked at.
+    led_since: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Clone)]
@@ -67,6 +69,16 @@ pub(crate) struct Edit {
 impl Edits {
     pub(crate) fn edits(&self) -> MutexGuard<'_, BTreeMap<PodUid, Edit>> {
         self.edits.lock()
+    }
+
+    /// Since when this process leads, at the latest.
+    pub(crate) fn led_since(&self, now: Timestamp) -> Timestamp {
+        *self.led_since.lock().get_or_insert(now)
+    }
+
+    /// Notes that it does not lead.
+    pub(crate) fn follows(&self) {
+        *self.led_since.lock() = None;
     }
 
     pub(crate) fn written(&self) -> MutexGuard<'_, BTreeMap<PodUid, Known>> {

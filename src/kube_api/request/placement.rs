@@ -243,6 +243,13 @@ struct WirePlacement {
         skip_serializing_if = "Option::is_none"
     )]
     moved: Option<WireMove>,
+    /// Where the MIG instance lies on which it is a guest.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    guest_mig: Option<WireSpot>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -360,7 +367,12 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
     let is_made = |(device, spot): (&PlacedDevice, Option<&Spot>)| {
         spot.and_then(Spot::id) != Some(device.id.clone())
     };
-    if !devices.iter().zip(spots()).all(is_made) {
+    let other = guest.and_then(|guest| Some((&guest.on, guest.spot.as_ref()?)));
+    // One that it leaves may be gone.
+    let starts_there = guest.is_some_and(|guest| guest.leaving.is_none());
+    let is_other_made = other.is_none_or(|(on, spot)| spot.id().as_ref() != Some(on));
+    let is_other_made = is_other_made || !starts_there;
+    if !placement.devices.iter().zip(spots()).all(is_made) || !is_other_made {
         return Err(PlacementError::NotMade);
     }
     let ids = |all: &[PlacedDevice]| all.iter().map(|device| device.id.to_string()).collect();
@@ -376,6 +388,7 @@ pub fn encode(placement: &Placement) -> Result<BTreeMap<String, String>, Placeme
             let from = vec![guest.on.to_string()];
             Some(WireMove { from, container: container.to_string(), cpu_milli })
         }),
+        guest_mig: other.map(|(_, spot)| wire_spot(spot)),
     };
     let json = serde_json::to_string(&wire)
         .map_err(|error| PlacementError::Json { fault: error.to_string() })?;
@@ -431,7 +444,10 @@ pub fn decode(
     if spots.iter().all(Option::is_none) {
         spots.clear();
     }
-    let (devices, guest) = at_home(placed, wire.home.as_deref(), wire.moved)?;
+    let (devices, mut guest) = at_home(placed, wire.home.as_deref(), wire.moved)?;
+    if let Some(guest) = &mut guest {
+        guest.spot = wire.guest_mig.map(spot).transpose()?;
+    }
     check_guest(&devices, guest.as_ref())?;
     Ok(Some(Placement { node: node.clone(), devices, isolation, guest, spots }))
 }
@@ -455,11 +471,11 @@ fn at_home(
         (Some([home]), _) if runs_on.len() == 1 => {
             let PlacedDevice { id: on, demand } = runs_on[0].clone();
             let devices = vec![PlacedDevice { id: id(home)?, demand }];
-            Ok((devices, Some(Guest { on, leaving: None })))
+            Ok((devices, Some(Guest { on, spot: None, leaving: None })))
         }
         (None, Some(WireMove { from, container, cpu_milli })) if from.len() == 1 => {
             let leaving = Some(Move { container: container.into(), cpu_milli });
-            Ok((runs_on, Some(Guest { on: id(&from[0])?, leaving })))
+            Ok((runs_on, Some(Guest { on: id(&from[0])?, spot: None, leaving })))
         }
         (Some(home), _) => Err(PlacementError::Guest { count: home.len() }),
         (None, Some(moved)) => Err(PlacementError::Guest { count: moved.from.len() }),
@@ -535,15 +551,16 @@ fn check(devices: &[PlacedDevice]) -> Result<(), PlacementError> {
 
 fn wire_device((device, spot): (&PlacedDevice, Option<&Spot>)) -> WireDevice {
     WireDevice {
-        mig: spot.map(|spot| WireSpot {
-            gpu: spot.gpu.to_string(),
-            profile: spot.profile.to_string(),
-            start: spot.start,
-        }),
+        mig: spot.map(wire_spot),
         id: device.id.as_str().to_owned(),
         mib: device.demand.memory.mib(),
         share: device.demand.share.millionths(),
     }
+}
+
+fn wire_spot(spot: &Spot) -> WireSpot {
+    let Spot { gpu, profile, start } = spot;
+    WireSpot { gpu: gpu.to_string(), profile: profile.to_string(), start: *start }
 }
 
 fn placed_device(wire: &WireDevice) -> Result<PlacedDevice, PlacementError> {

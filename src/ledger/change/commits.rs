@@ -347,6 +347,19 @@ impl Ledger {
         self.look_at_guest(uid, |node_state| guests::waits_at_home(node_state, uid))
     }
 
+    /// Whether a pod is allocated two MIG instances, of which it is to leave one.
+    pub fn has_both(&self, uid: &PodUid) -> bool {
+        self.is_held(uid, Reservation::has_both)
+    }
+
+    /// Whether the MIG instance of a pod is still to be made.
+    pub fn is_being_made(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| {
+            let held = node_state.reservation(uid);
+            held.is_some_and(|held| ToMake::of(node_state, &held.placement) != ToMake::Nothing)
+        })
+    }
+
     /// Lets a recalled guest stay, if its room is free again and no move is written. Whether it stays.
     pub fn let_stay(&self, uid: &PodUid) -> bool {
         if !self.look_at_guest(uid, |node_state| guests::may_stay(node_state, uid)) {
@@ -383,6 +396,12 @@ impl Ledger {
     /// Notes that such a pod, whose move home is written, is on its way after all.
     pub fn goes_on(&self, uid: &PodUid) {
         self.change_guest(uid, |node_state| node_state.goes_on(uid));
+    }
+
+    /// Whether the last report of a node says what was after this time.
+    pub fn is_sampled_after(&self, node: &NodeName, time: Timestamp) -> bool {
+        let at = self.position(node.as_str());
+        at.is_some_and(|at| self.node_entry(at).read().is_sampled_after(time))
     }
 
     /// Whether pods at rest are restarted elsewhere on a node.
@@ -547,7 +566,7 @@ fn spread(node_state: &mut NodeState, uid: &PodUid, placement: Placement) -> Pla
     let on = node_state.reservation(uid).and_then(|held| guests::start_place(node_state, held));
     let Some(on) = on else { return placement };
     node_state.lend(uid, on.clone());
-    Placement { guest: Some(Guest { on, leaving: None }), ..placement }
+    Placement { guest: Some(Guest { on, spot: None, leaving: None }), ..placement }
 }
 
 /// A placement for the pod: its hold, one beside all holds, or any one if holds are ignored.

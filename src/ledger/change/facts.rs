@@ -15,7 +15,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::event::LedgerEvent;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::request::GpuRequest;
+use crate::model::request::{GpuRequest, Movable};
 use crate::model::reservation::{
     BorrowedMemory, Departure, Guest, OtherPod, Placement, PodRef, Reservation, ReservationState,
     Tenure,
@@ -363,9 +363,24 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
 
 /// A reservation after what the pod shows about where it runs.
 fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> Reservation {
-    let may_be_moved = rule.respread_after.is_some() && held.may_borrow();
+    let is_restartable = |request: &GpuRequest| request.movable == Movable::Restart;
+    let changes_instances = rule.mig_moves && held.request.as_deref().is_some_and(is_restartable);
+    let may_be_moved = rule.respread_after.is_some() && held.may_borrow() || changes_instances;
     let mut held = held.clone();
     let written = fact.placement.as_ref();
+    let is_of_another = fact.moves.is_of_other || fact.moves.is_of_earlier;
+    if let Some(written) = written
+        && is_of_another
+        && changes_instances
+        && has_other_instance(written, &held.placement)
+    {
+        // It has arrived: its versions in between are not shown.
+        held.placement = written.clone();
+        held.departure = match written.guest {
+            None => Departure::Stays,
+            Some(_) => Departure::Arrives { clean_lists: Some(0) },
+        };
+    }
     if fact.moves.is_of_other
         && let (Some(own), Some(written)) = (&held.placement.guest, written)
         && written.guest.is_none()
@@ -377,7 +392,7 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
     let is_late = fact.moves.is_of_earlier && may_be_moved && held.placement.guest.is_none();
     if (fact.moves.is_of_other || is_late)
         && let Some(written) = written
-        && written.at_home() == held.placement.at_home()
+        && is_same_home(written, &held.placement)
         && starts_elsewhere(written, &held)
     {
         // This process sees no more of it than lists show.
@@ -387,7 +402,9 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
     }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());
-    let Some(seen) = seen.filter(|seen| seen.on == guest.on) else { return held };
+    let is_same =
+        |seen: &&Guest| seen.on == guest.on || seen.spot.is_some() && seen.spot == guest.spot;
+    let Some(seen) = seen.filter(is_same) else { return held };
     // A move home is always possible, also one that another process wrote.
     let is_begun = guest.leaving.is_none() && seen.leaving.is_some();
     if is_begun || fact.moves.is_of_other {
@@ -411,6 +428,14 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
     held
 }
 
+/// Whether a pod has another MIG instance with the same profile than it had.
+fn has_other_instance(written: &Placement, held: &Placement) -> bool {
+    match (&written.spots[..], &held.spots[..]) {
+        ([Some(now)], [Some(before)]) => now != before && now.profile == before.profile,
+        _ => false,
+    }
+}
+
 /// Whether it is written that the container of a pod which runs at home starts on another device, or that such a
 /// pod stays at home after all.
 fn starts_elsewhere(written: &Placement, held: &Reservation) -> bool {
@@ -427,10 +452,12 @@ fn starts_elsewhere(written: &Placement, held: &Reservation) -> bool {
 
 /// Whether a pod that shows this placement shows what the ledger has. Its move may not be shown yet.
 fn is_written(written: &Placement, held: &Placement) -> bool {
-    let on = |placement: &Placement| placement.guest.as_ref().map(|guest| guest.on.clone());
-    let (written_home, held_home) = (written.at_home(), held.at_home());
-    let is_same = written_home == held_home || written_home.is_on_spots_of(&held_home);
-    is_same && on(written) == on(held)
+    is_same_home(written, held) && written.is_guest_as(held)
+}
+
+/// Whether both allocate the same, also if MIG instances were made again since.
+fn is_same_home(written: &Placement, held: &Placement) -> bool {
+    written.at_home() == held.at_home() || written.is_on_spots_of(held)
 }
 
 /// Whether the pod runs on devices of its reservation, despite later edits of its annotations.

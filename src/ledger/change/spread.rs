@@ -8,8 +8,9 @@ use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::DeviceState;
+use crate::model::event::LedgerEvent;
 use crate::model::node_state::NodeState;
-use crate::model::reservation::{PodRef, Reservation};
+use crate::model::reservation::{Guest, PodRef, Reservation};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
 use crate::usage::node_details::NodeDetails;
@@ -55,7 +56,7 @@ impl Ledger {
         self.change_guest(&chosen.pod.uid, |node_state| {
             is_lent = respread(node_state, &self.node_entry(at), now, may).as_ref() == Some(chosen);
             if is_lent {
-                node_state.move_out(&chosen.pod.uid, chosen.to.clone());
+                node_state.move_out(&chosen.pod.uid, chosen.to.clone(), None);
             }
         });
         is_lent
@@ -83,17 +84,16 @@ impl Ledger {
 
     /// Notes that such a pod stays at home, unless it has become another guest since: that it is restarted
     /// elsewhere is not written on it, or not any more.
-    pub fn stay_home(&self, chosen: &Respread) {
-        let uid = &chosen.pod.uid;
+    pub fn stay_home(&self, uid: &PodUid, is_it: impl Fn(&Guest) -> bool) -> Vec<LedgerEvent> {
         self.change_guest(uid, |node_state| {
             let held = node_state.reservation(uid);
             let guest = held.and_then(|held| held.placement.guest.as_ref());
-            let is_it = guest.is_some_and(|guest| guest.on == chosen.to && guest.leaving.is_none());
+            let is_it = guest.is_some_and(|guest| is_it(guest) && guest.leaving.is_none());
             let is_under_way = held.is_some_and(|held| held.is_arriving() || held.is_going_home());
             if is_it && is_under_way {
                 node_state.start_at_home(uid);
             }
-        });
+        })
     }
 
     /// How many pods of each namespace may be restarted elsewhere.

@@ -574,7 +574,7 @@ fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left(
     let moved_out = || {
         let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
         node.allocate(movable("p", "A", 500));
-        node.move_out(&uid, b.clone());
+        node.move_out(&uid, b.clone(), None);
         node
     };
     let runs = |node: &NodeState| -> Vec<usize> {

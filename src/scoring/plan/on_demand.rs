@@ -23,10 +23,10 @@ use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
 
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
-pub(crate) type Instance = (&'static str, &'static str, u32, u32, bool);
+pub(crate) type Instance<'a> = (&'a str, &'a str, u32, u32, bool);
 
 /// Two A30 in MIG mode with these instances on the first one.
-pub(crate) fn inventory(instances: &[Instance]) -> NodeInventory {
+pub(crate) fn inventory(instances: &[Instance<'_>]) -> NodeInventory {
     let device = |id: &str, index, total, kind| Device {
         id: DeviceId::new(id).unwrap(),
         index: DeviceIndex(index),
@@ -61,7 +61,8 @@ pub(crate) fn inventory(instances: &[Instance]) -> NodeInventory {
     };
     let mut details = BTreeMap::from(gpus.map(gpu));
     for (id, profile, start, size, is_made) in instances {
-        let (parent, profile) = (DeviceId::new("GPU-a").unwrap(), MigProfile::new(*profile));
+        let parent = if id.starts_with("MIG-b") { "GPU-b" } else { "GPU-a" };
+        let (parent, profile) = (DeviceId::new(parent).unwrap(), MigProfile::new(*profile));
         let kind = DeviceKind::MigInstance { parent, profile };
         devices.push(device(id, 0, 5_952 * u64::from(*size), kind));
         let slot = Some(Slot { start: *start, size: *size });

@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(chosen.len(), 1, "{number}");
             assert!(ledger.lend(&chosen[0], at(20)), "{number}");
             assert!(!ledger.lend(&chosen[0], at(20)), "it is on its way");
-            ledger.stay_home(&chosen[0]);
+            ledger.stay_home(&chosen[0].pod.uid, |guest| guest.on == chosen[0].to);
         }
     }
 }

@@ -412,7 +412,7 @@ impl Fleet {
         let held = self.ledger.reservation(uid).expect("a guest is there");
         let on = held.placement.guest.as_ref().expect("it is a guest").on.clone();
         let written = Placement {
-            guest: Some(Guest { on, leaving: Some(leaving) }),
+            guest: Some(Guest { on, spot: None, leaving: Some(leaving) }),
             ..held.placement.clone()
         };
         let home = written.devices.first().expect("one device").id.clone();

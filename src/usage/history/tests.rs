@@ -125,7 +125,7 @@ fn a_pod_that_is_to_be_restarted_elsewhere_may_still_use_its_own_gpu() {
         let ledger = ledger("A B");
         ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
         let b = DeviceId::new("B").unwrap();
-        ledger.change_guest(&uid("p"), |node_state| node_state.move_out(&uid("p"), b));
+        ledger.change_guest(&uid("p"), |node_state| node_state.move_out(&uid("p"), b, None));
         for at in 0..=130 {
             let [mut seen, other] = ["A", "B"].map(|id| uses(id, &[]).remove(0));
             let process = ProcessUse { pod: Some(uid("p")), memory: Some(MemMib::new(400)) };

@@ -156,7 +156,7 @@ fn a_pool_that_lends_memory_lends_it_to_pods_that_may_be_restarted() {
 fn a_guest_may_use_its_request_where_it_runs() {
     let ledger = ledger("A B");
     let mut fact = limited(Limit::Fraction(Share::WHOLE));
-    let guest = Guest { on: DeviceId::new("B").unwrap(), leaving: None };
+    let guest = Guest { on: DeviceId::new("B").unwrap(), spot: None, leaving: None };
     fact.placement.as_mut().unwrap().guest = Some(guest);
     ledger.see_pod(&fact, Timestamp::START);
     let of = |events: &[LedgerEvent]| shown(events);
@@ -184,7 +184,7 @@ fn lists_from_before_a_move_was_seen_do_not_count() {
         note(&ledger, "n", &list("B", "p=500"));
         assert_eq!(ledger.over_limit_pods()[0].seen.lists_over, times, "it has nothing there");
     }
-    let guest = Guest { on: DeviceId::new("B").unwrap(), leaving: None };
+    let guest = Guest { on: DeviceId::new("B").unwrap(), spot: None, leaving: None };
     fact.placement.as_mut().unwrap().guest = Some(guest);
     fact.moves.is_of_other = true;
     ledger.see_pod(&fact, seconds(1));

@@ -113,6 +113,14 @@ impl Driver {
         instances_of(&self.kept())
     }
 
+    /// The GPU of a MIG instance.
+    pub(crate) fn gpu_of(&self, instance: &str) -> String {
+        let kept = self.kept();
+        let mut gpus = kept["gpus"].as_object().into_iter().flatten();
+        let has = |all: &Value| all.to_string().contains(instance);
+        gpus.find(|(_, instances)| has(instances)).expect("it is there").0.clone()
+    }
+
     /// The GPUs whose MIG mode was switched, each with its mode.
     pub(crate) fn modes(&self) -> BTreeMap<String, bool> {
         serde_json::from_value(self.kept()["modes"].clone()).unwrap_or_default()

@@ -124,7 +124,8 @@ impl Machine {
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
         let kubeconfig = plane.kubeconfig(Identity::Extender);
         // Only a process that may lead restarts pods at rest.
-        let is_replica = settings.to_string().contains("respread_idle_seconds");
+        let text = settings.to_string();
+        let is_replica = text.contains("respread_idle_seconds") || text.contains("mig_moves");
         let extender = if is_replica {
             make_pod(&cluster.client, "gpupack-0").await;
             Extender::start_replica(plane, &kubeconfig, settings.clone(), "gpupack-0").await

@@ -46,7 +46,7 @@ fn guest(bed: &Bed) -> PodFact {
         node: NodeName::new("n1"),
         devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
         isolation: ConfiguredIsolation::None,
-        guest: Some(Guest { on: id("GPU-b"), leaving: None }),
+        guest: Some(Guest { on: id("GPU-b"), spot: None, leaving: None }),
         spots: Vec::new(),
     };
     let pod = PodRef { uid: PodUid::new("guest"), name: "team-a/guest".into() };

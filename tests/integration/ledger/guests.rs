@@ -661,7 +661,7 @@ fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
             guest: None,
             spots: Vec::new(),
         };
-        let guest = Some(Guest { on: device_id("a-1"), leaving: None });
+        let guest = Some(Guest { on: device_id("a-1"), spot: None, leaving: None });
         let elsewhere = Placement { guest: guest.clone(), ..home.clone() };
         let fact = |placement: &Placement, moves| PodFact {
             request: Some(request.clone().into()),

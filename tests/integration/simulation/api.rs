@@ -6,8 +6,6 @@ use gpupack::kube_api::pod::seen_pod::SeenPod;
 use hyper::Request;
 use serde_json::{Map, Value, json};
 
-use super::mig::devices_of;
-
 /// The annotation with devices and amounts.
 pub(super) const PLACEMENT: &str = "placed.gpupack.dev/placement";
 
@@ -103,6 +101,11 @@ impl Pod {
         self.placement()["home"].is_array()
     }
 
+    /// Whether its annotations say that it moves to another MIG instance.
+    pub(super) fn changes_instances(&self) -> bool {
+        self.is_guest() && self.placement()["guest_mig"].is_object()
+    }
+
     /// What its placement annotation allocates, wherever it runs.
     pub(super) fn allocated(&self) -> Vec<Take> {
         let mut takes = self.written();
@@ -127,10 +130,20 @@ impl Pod {
     pub(super) fn places(&self) -> Vec<(String, String, u32)> {
         let text = |place: &Value, key: &str| place[key].as_str().unwrap_or_default().to_owned();
         let start = |place: &Value| place["start"].as_u64().and_then(|it| u32::try_from(it).ok());
-        let places = devices_of(&self.placement()).into_iter().map(|(_, place)| place);
+        let placement = self.placement();
+        let own = placement["devices"].as_array().into_iter().flatten().map(|it| &it["mig"]);
+        let other = Some(&placement["guest_mig"]).filter(|_| self.is_guest());
+        let places = own.chain(other);
         let known =
-            places.filter_map(|it| Some((text(&it, "gpu"), text(&it, "profile"), start(&it)?)));
+            places.filter_map(|it| Some((text(it, "gpu"), text(it, "profile"), start(it)?)));
         known.collect()
+    }
+
+    /// The same without the other one to which it moves.
+    pub(super) fn home_places(&self) -> Vec<(String, String, u32)> {
+        let mut places = self.places();
+        places.truncate(self.written().len());
+        places
     }
 
     /// Whether it takes room of its node.
@@ -169,7 +182,7 @@ impl Pod {
         let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
         let mut status = json!({});
         if self.restarts_on_resize() {
-            spec["containers"][0]["resources"] = amount(cpu_milli);
+            spec["containers"][0]["resources"]["requests"] = amount(cpu_milli)["requests"].clone();
             spec["containers"][0]["resizePolicy"] =
                 json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
             if shown > 0 {
@@ -370,7 +383,7 @@ impl Api {
             pod.takes = was_on;
         }
         // Its instances were made again: it has the new ones at the same places.
-        let written = pod.written();
+        let written = pod.allocated();
         if metadata["annotations"][PLACEMENT].is_string()
             && !pod.places().is_empty()
             && written.len() == pod.takes.len()

@@ -256,7 +256,7 @@ impl World {
                 // The watch may show that before the answer to the write comes. Both are allocated until then.
                 let is_settling = held.departure == Departure::Settling
                     && takes_of(&held.settled_placement()) == pod.takes;
-                let is_on_places = !pod.places().is_empty() && places_of(held) == pod.places();
+                let is_on_places = !pod.places().is_empty() && places_of(held) == pod.home_places();
                 let is_right =
                     held_takes(held) == pod.takes || is_settled || is_settling || is_on_places;
                 is_there && (!is_serving || is_right)
@@ -346,7 +346,10 @@ impl World {
             let waited = self.waited_for_memory(uid.as_str()).unwrap_or_default();
             let waited = waited.max(self.obeyed_from());
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
-            since.is_some_and(|since| self.now - since > TRIED_WITHIN)
+            // A slow driver makes instances one after another: binds fail meanwhile, and are tried again later.
+            let backs_off = self.schedulers.iter().any(|it| it.backs_off(uid.as_str(), self.now));
+            let is_excused = self.settings.has_mig && backs_off;
+            since.is_some_and(|since| self.now - since > TRIED_WITHIN) && !is_excused
         };
         match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {
             Some((uid, node)) => Err(format!(

@@ -130,7 +130,12 @@ impl World {
             self.api.changed(&uid);
             self.lent.pended.insert(uid);
         }
-        due.iter().for_each(|uid| self.restart_container(uid));
+        for uid in due {
+            let is_there = !self.settings.moves_instances || self.starts_on_instances(&uid);
+            if is_there {
+                self.restart_container(&uid);
+            }
+        }
     }
 
     /// The next container gets the devices that the annotations name now.
@@ -210,7 +215,8 @@ impl World {
         self.processes.insert(uid.to_owned(), process);
         self.begins(uid);
         if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.restarts_on_resize()) {
-            (pod.container.starts, pod.container.shown) = (1, 1);
+            pod.container.starts += 1;
+            pod.container.shown = pod.container.starts;
             self.api.changed(uid);
         }
     }

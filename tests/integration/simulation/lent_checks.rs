@@ -64,6 +64,10 @@ pub(super) struct Seen {
     /// restarted so.
     spreads: BTreeSet<(u64, String)>,
     spread: usize,
+    /// When the last move of each pod to another MIG instance began.
+    pub(super) changes_since: BTreeMap<String, u64>,
+    /// How many pods were written as allocated another MIG instance, to which they had moved.
+    pub(super) moved_instances: usize,
     /// When each process read each pod last.
     read: BTreeMap<(u64, String), u64>,
     /// The orders that were refused, by process and pod.
@@ -98,6 +102,8 @@ impl Seen {
 pub(super) enum Resize {
     /// To move a guest home.
     Move,
+    /// To move a pod to another MIG instance.
+    Instance,
     /// To take memory back.
     TakeBack,
     /// To let it use more elsewhere.
@@ -365,6 +371,7 @@ impl World {
         let is_respread = pod.is_guest() && is_begun && is_on_its_way;
         Some(match () {
             () if is_move => Resize::Move,
+            () if pod.changes_instances() => Resize::Instance,
             () if is_respread => Resize::Respread,
             () => Resize::TakeBack,
         })
@@ -399,6 +406,9 @@ impl World {
         }
         if kind == Resize::Respread {
             return self.check_at_rest(replica, uid);
+        }
+        if kind == Resize::Instance {
+            return Ok(());
         }
         let moved = written_move(pod).map(|moved| (uid.to_owned(), moved.to_string()));
         if kind == Resize::Move {

@@ -327,11 +327,14 @@ fn booted(folder: &Path, boot: u64, by_turns: bool) -> MigOnDemand {
     }
 }
 
-/// The devices in a placement, each with its place if gpupack makes it.
+/// The devices on which a pod runs by its placement, each with its place if gpupack makes it.
 pub(super) fn devices_of(placement: &Value) -> Vec<(String, Value)> {
     let devices = placement["devices"].as_array().into_iter().flatten();
-    let named = devices.map(|it| (it["id"].as_str().unwrap_or_default().to_owned(), &it["mig"]));
-    named.map(|(id, place)| (id, place.clone())).collect()
+    let other = Some(&placement["guest_mig"]).filter(|it| it.is_object());
+    let other = other.filter(|_| placement["home"].is_array());
+    let place = |it: &Value| other.unwrap_or(&it["mig"]).clone();
+    let named = devices.map(|it| (it["id"].as_str().unwrap_or_default().to_owned(), place(it)));
+    named.collect()
 }
 
 impl World {

@@ -41,6 +41,25 @@ impl World {
         if body["target"].is_object() {
             broken = devices.iter().find_map(of_gpu);
         }
+        if let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.changes_instances()) {
+            let uses = |id: &String| {
+                let process = self.processes.get(uid);
+                process.is_some_and(|it| it.occupies(self.now).any(|(used, _)| used == id))
+            };
+            if !placement["home"].is_array() && placement["moved"].is_null() {
+                self.lent.moved_instances += 1;
+            }
+            let named = |id: &String| placement.to_string().contains(&**id);
+            let mut all = pod.written().into_iter().chain(pod.allocated()).map(|(id, ..)| id);
+            if let Some(id) = all.find(|id| uses(id) && !named(id)) {
+                broken = Some(format!("{uid} has {id} no more, and runs there"));
+            }
+        }
+        if placement["home"].is_array() {
+            let begins = self.api.pods.get(uid).is_some_and(|pod| !pod.changes_instances());
+            let (now, since) = (self.now, &mut self.lent.changes_since);
+            _ = if begins { since.insert(uid.to_owned(), now) } else { None };
+        }
         for (id, _) in devices.into_iter().filter(is_known) {
             if !mig.has(&id) {
                 broken = Some(format!("{uid} gets {id}, which is not there"));
@@ -215,6 +234,20 @@ impl World {
             let held = self.replicas[self.serving()].as_ref();
             let held = held.and_then(|it| it.app.ledger.reservation(&PodUid::new(uid.as_str())));
             return Err(format!("{uid} never starts on {:?}: {held:?}", pod.written()));
+        }
+        let is_half_done = |(_, pod): &(&String, &Pod)| {
+            let is_left = || {
+                let leader = self.replicas[self.serving()].as_ref();
+                self.is_lost(pod) || leader.is_some_and(|it| is_later(it, pod))
+            };
+            pod.is_placed() && !pod.is_deleting && pod.changes_instances() && !is_left()
+        };
+        let is_half_done = |(uid, pod): &(&String, &Pod)| {
+            let since = self.lent.changes_since.get(*uid);
+            is_half_done(&(uid, pod)) && since.is_none_or(|since| is_old(*since))
+        };
+        if let Some((uid, pod)) = self.api.pods.iter().find(is_half_done) {
+            return Err(format!("the move of {uid} never ends: {}", pod.placement()));
         }
         for node in &self.nodes {
             let idle = node.mig.iter().flat_map(|mig| &mig.idle);

@@ -18,6 +18,8 @@ pub(super) struct Ran {
     pub(super) taken_back: usize,
     /// Restarts of pods that use no GPU.
     pub(super) respread: usize,
+    /// How many pods moved to other MIG instances.
+    pub(super) moved: usize,
     /// A digest of everything that happened, if it was traced.
     pub(super) digest: u64,
 }

@@ -158,7 +158,8 @@ impl World {
         }
         if self.settings.has_mig {
             let mig = if self.settings.by_turns { MigUse::ByTurns } else { MigUse::OnDemand };
-            let rule = PoolRule { mig, ..PoolRule::default() };
+            let mig_moves = self.settings.moves_instances;
+            let rule = PoolRule { mig, mig_moves, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         if self.settings.has_guests {

@@ -92,6 +92,12 @@ impl Scheduler {
         [PROFILES[0], other].into_iter().take(1 + usize::from(has_two)).map(Self::new).collect()
     }
 
+    /// Whether it tries a pod again only later.
+    pub(super) fn backs_off(&self, uid: &str, now: u64) -> bool {
+        let is_later = self.backing_off.get(uid).is_some_and(|until| *until > now);
+        is_later && !self.parked.contains_key(uid)
+    }
+
     /// Takes in what the watch shows.
     pub(super) fn see(&mut self, change: &Change, now: u64) {
         let Change { uid, pod, is_deleted, .. } = change;

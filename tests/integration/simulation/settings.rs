@@ -102,6 +102,8 @@ pub(super) struct Settings {
     pub(super) has_mig: bool,
     /// Whether pods share GPUs there, too: agents switch MIG mode.
     pub(super) by_turns: bool,
+    /// Whether pods are moved to other instances so that waiting ones fit.
+    pub(super) moves_instances: bool,
     /// Whether their agents take over what others made when they start.
     pub(super) adopts: bool,
     /// Replicas of the extender. A single one has no Lease.
@@ -124,8 +126,10 @@ impl Settings {
         }
         // Only one of several replicas restarts pods at rest. A few runs show that one alone does not.
         let respreads = matches!(seed % 25, 12 | 22);
+        // Nor moves pods to other MIG instances.
+        let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
         let replicas = match [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")] {
-            1 if respreads && seed % 50 != 12 => 2,
+            1 if respreads && seed % 50 != 12 || moves_instances => 2,
             number => number,
         };
         if replicas > 1 {
@@ -140,8 +144,17 @@ impl Settings {
             let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
             faults.extend(Fault::OF_MIG.iter().filter(chosen));
         }
+        if moves_instances {
+            // Nothing is made, and no pod moves, while these last.
+            let stops = |kind: &Fault| {
+                matches!(kind, Fault::Cordon | Fault::Outage | Fault::StuckWatch | Fault::Silence)
+            };
+            faults.retain(|kind| !stops(kind));
+        }
         let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
-        let (is_calm, has_rests) = (seed % 3 == 1 && !is_focused, seed / 4 % 2 == 1);
+        // Instances are made, and containers restarted, only if not too much fails.
+        let is_calm = seed % 3 == 1 && !is_focused || moves_instances && !has_all;
+        let has_rests = seed / 4 % 2 == 1 && !moves_instances;
         Self {
             preempts: seed.is_multiple_of(2),
             has_teams: seed % 4 == 2 && !has_mig,
@@ -152,14 +165,19 @@ impl Settings {
             respreads,
             has_mig,
             by_turns: matches!(seed % 50, 4 | 36 | 48),
+            moves_instances,
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42),
             seed,
             faults,
-            nodes: 4,
+            nodes: if moves_instances { 2 } else { 4 },
             // Where GPUs are empty, pods at rest are moved there.
-            pods: if respreads && !is_focused { 12 } else { 30 },
-            faults_for: if is_long { 100_000 } else { 30_000 },
+            pods: match (respreads && !is_focused, moves_instances) {
+                (true, _) => 12,
+                (false, true) => 22,
+                (false, false) => 30,
+            },
+            faults_for: if is_long || moves_instances { 100_000 } else { 30_000 },
             is_calm,
             has_rests,
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
@@ -202,8 +220,9 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("lent") => settings.lends_memory,
         Some("mig") => settings.has_mig,
         Some("by_turns") => settings.by_turns,
+        Some("moves") => settings.moves_instances,
         Some("respread") => settings.respreads,
-        Some(other) => panic!("SIM_ONLY is lent, mig, by_turns or respread, not {other}"),
+        Some(other) => panic!("SIM_ONLY is lent, mig, by_turns, moves or respread, not {other}"),
         None => true,
     }
 }

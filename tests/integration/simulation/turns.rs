@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::agent::mig::plan::{Layouts, Order};
 use gpupack::agent::mig::switching::{Switch, Switches, obeyed, switches};
+use gpupack::hardware::device::DeviceId;
 use gpupack::hardware::units::Timestamp;
+use gpupack::model::reservation::{Reservation, ReservationState};
 use gpupack::report::wire::MigOrders;
 
 use super::World;
@@ -66,7 +68,12 @@ impl World {
             let all = node.reservations().values();
             let parts = all.flat_map(|held| held.placement.parts().map(move |it| (held, it)));
             let (mut shared, mut divided) = (BTreeMap::new(), BTreeMap::new());
-            for (held, (placed, spot)) in parts {
+            // A process that takes over may not have heard yet that the instance of a pod which ends is gone.
+            let is_there = |held: &Reservation, id: &DeviceId| {
+                let ends = matches!(held.state, ReservationState::Draining { .. });
+                !ends || node.devices().iter().any(|it| it.device().id == *id)
+            };
+            for (held, (placed, spot)) in parts.filter(|(held, (it, _))| is_there(held, &it.id)) {
                 match spot {
                     Some(spot) if !spot.profile.is_whole() => divided.insert(&spot.gpu, held),
                     Some(spot) => shared.insert(&spot.gpu, held),

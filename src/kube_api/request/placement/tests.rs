@@ -39,7 +39,7 @@ fn the_written_form_is_stable() {
 fn a_guest_is_written_where_it_runs_and_read_back_at_home() {
     let on = |id: &str| DeviceId::new(id).unwrap();
     let half = &[("GPU-a", 40_660, 500_000)];
-    let guest = Guest { on: on("GPU-b"), leaving: None };
+    let guest = Guest { on: on("GPU-b"), spot: None, leaving: None };
     let away = Placement { guest: Some(guest.clone()), ..placement(half) };
     let keys = encode(&away).unwrap();
     assert_eq!(
@@ -184,13 +184,16 @@ prop_compose! {
             |(container, cpu_milli): (String, u64)| Move { container: container.into(), cpu_milli };
         let is_one = amounts.len() == 1;
         let guest = moved.filter(|_| is_one);
-        let guest = guest.map(|moved| Guest { on: id(1), leaving: moved.map(leaving) });
         let spot = |at: usize| Spot {
             gpu: id(100 + at),
             profile: MigProfile::new("1g.10gb+me"),
             start: u32::try_from(at % 8).unwrap(),
         };
         let is_made = |at: usize| amounts[at].0 % 3 == 0;
+        let guest = guest.map(|moved| {
+            let spot = is_made(0).then(|| spot(1));
+            Guest { on: id(1), spot, leaving: moved.map(leaving) }
+        });
         let mut spots: Vec<_> =
             (0..amounts.len()).map(|at| is_made(at).then(|| spot(at))).collect();
         if spots.iter().all(Option::is_none) {
@@ -242,5 +245,49 @@ fn a_fence_names_its_process() {
         ["", " ", "requeue-1-2", "1-2", "1-x y", "-1-2 x", "11111111111111111-1 x", "é-é é"]
     {
         assert!(FenceWriter::of(value) < earlier, "{value}");
+    }
+}
+
+#[test]
+fn a_pod_that_moves_to_another_mig_instance_has_both() {
+    let spot = |gpu: &str, start| Spot {
+        gpu: DeviceId::new(gpu).unwrap(),
+        profile: MigProfile::new("1g.6gb"),
+        start,
+    };
+    let (here, there) = (spot("GPU-a", 0), spot("GPU-b", 3));
+    let on = DeviceId::new("MIG-2").unwrap();
+    let mut moving = Placement {
+        spots: vec![Some(here)],
+        guest: Some(Guest { on, spot: Some(there.clone()), leaving: None }),
+        ..placement(&[("MIG-1", 5_952, 1_000_000)])
+    };
+    let written = encode(&moving).unwrap();
+    assert!(
+        written[PLACEMENT].contains(r#""guest_mig":{"gpu":"GPU-b","profile":"1g.6gb","start":3}"#)
+    );
+    assert_eq!(written[DEVICES], format!("{CDI_KIND}MIG-2"));
+    assert_eq!(decode(&written, &node()).unwrap(), Some(moving.clone()));
+
+    // It starts only where an instance is; one that it leaves may be gone.
+    let guest = moving.guest.as_mut().unwrap();
+    guest.on = there.id().unwrap();
+    assert_eq!(encode(&moving), Err(PlacementError::NotMade));
+    let leaving = Move { container: "c1".into(), cpu_milli: 1 };
+    moving.guest.as_mut().unwrap().leaving = Some(leaving);
+    assert_eq!(decode(&encode(&moving).unwrap(), &node()).unwrap(), Some(moving.clone()));
+    moving.devices[0].id = spot("GPU-a", 0).id().unwrap();
+    assert_eq!(encode(&moving), Err(PlacementError::NotMade));
+
+    for bad in [
+        r#"{"gpu":"","profile":"1g.6gb","start":3}"#,
+        r#"{"gpu":"GPU-b","profile":"","start":3}"#,
+        "7",
+    ] {
+        let mut edited = written.clone();
+        let text =
+            edited[PLACEMENT].replace(r#"{"gpu":"GPU-b","profile":"1g.6gb","start":3}"#, bad);
+        edited.insert(PLACEMENT.to_owned(), text);
+        assert!(decode(&edited, &node()).is_err(), "{bad}");
     }
 }

@@ -153,10 +153,10 @@ pub mod ledger {
     /// What would help waiting pods, and which of them to requeue.
     pub mod suggest {
         pub mod displacement;
-        pub mod making_way;
         pub mod moves;
         pub mod requeue;
         pub mod waiting;
+        pub mod making_way;
         pub(crate) mod requeue_attempts;
         pub mod standing;
         pub mod preemption;

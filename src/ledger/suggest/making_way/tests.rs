@@ -1,4 +1,4 @@
-//! Which pod makes way, and that it has both instances until it runs on the second one alone.
+//! Which pod is moved for another one, and that it has both instances until it runs on the second one alone.
 
 use std::sync::Arc;
 

@@ -23,6 +23,7 @@ use crate::harness::ledger::{
 
 /// One fact of the API server.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a history has few of them")]
 enum Fact {
     Node(usize),
     NodeGone(usize),

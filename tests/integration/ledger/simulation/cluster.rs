@@ -36,6 +36,7 @@ pub(crate) struct ApiPod {
 
 /// One event of the watch on a pod.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "few are on their way")]
 enum PodEvent {
     Seen(PodFact),
     Gone(PodUid),

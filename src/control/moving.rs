@@ -153,7 +153,6 @@ impl Moving {
         let after = i64::try_from(MOVE_AFTER.as_secs()).unwrap_or(i64::MAX);
         let mut known = BTreeSet::new();
         let mut chosen = Vec::new();
-        let movable = ledger.movable_pods();
         for state in waiting.all() {
             let pod = &state.waiting;
             let lacks_room = state.closest().is_some_and(|(why, _)| why.is_met_by_room());
@@ -173,6 +172,7 @@ impl Moving {
                 !is_more && self.may_respread(&held.pod.uid, INSTANCE_STAYS, now)
             };
             let Some(found) = ledger.making_way(&state, may_move) else { continue };
+            let movable = ledger.movable_pods();
             let movable = movable.get(found.pod.namespace()).copied().unwrap_or_default();
             if self.begin_respread(&found.pod, &found.node, movable, now) {
                 self.made_way.insert(found.waits.uid.clone(), now);

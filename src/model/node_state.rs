@@ -503,7 +503,6 @@ fn find_instances(
     find_wholes(devices, placement);
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
         let Some(spot) = spot.as_ref().filter(|spot| !spot.profile.is_whole()) else { continue };
-        let place = Some((&spot.gpu, &spot.profile, spot.start));
         // It stays the pod's also if the agent does not know any more that it made it.
         let keeps = |it: &DeviceState| {
             let may_be = it.origin == Origin::Made || !mutated(Mutation::ForgottenInstanceFreed);
@@ -514,9 +513,7 @@ fn find_instances(
         }
         let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
         let Some(makeable) = makeable else { continue };
-        let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
-        let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
-        let found = made.find(|it| it.place() == place && is_new(&it.device.id));
+        let found = new_at(devices, spot, &is_known);
         // One that others made at this place, or that the agent does not know any more: none can be made there,
         // and no order removes it.
         let is_its =
@@ -525,6 +522,18 @@ fn find_instances(
         let found = found.or_else(given);
         *placed = whole(found.map_or(&makeable.device, |it| &it.device));
     }
+}
+
+/// The instance that gpupack made at a spot, unless it was known before.
+fn new_at<'a>(
+    devices: &'a [DeviceState],
+    spot: &Spot,
+    is_known: impl Fn(&DeviceId) -> bool,
+) -> Option<&'a DeviceState> {
+    let place = Some((&spot.gpu, &spot.profile, spot.start));
+    let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
+    let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
+    made.find(|it| it.place() == place && is_new(&it.device.id))
 }
 
 /// Gives a pod that moves to another instance the one that is there and not known yet, or else the spot.
@@ -539,10 +548,7 @@ fn find_other(
     }
     let makeable = spots.iter().map(|known| &known.makeable).find(|it| it.spot == *spot);
     let Some(makeable) = makeable else { return };
-    let place = Some((&spot.gpu, &spot.profile, spot.start));
-    let mut made = devices.iter().filter(|it| it.origin == Origin::Made);
-    let is_new = |id: &DeviceId| !is_known(id) || mutated(Mutation::OldInstanceGiven);
-    let found = made.find(|it| it.place() == place && is_new(&it.device.id));
+    let found = new_at(devices, spot, is_known);
     *on = found.map_or(&makeable.device, |it| &it.device).id.clone();
 }
 
@@ -758,7 +764,7 @@ impl NodeState {
             let is_others = |id: &DeviceId| !is_bound || is_named(id);
             find_instances((&self.spots, &self.devices), placement, is_known, is_others);
         }
-        for (_, held) in self.reservations.iter_mut().filter(|(_, held)| held.has_both()) {
+        for (_, held) in self.reservations.iter_mut().filter(|(_, held)| held.changes_instances()) {
             find_other((&self.spots, &self.devices), &mut held.placement, is_known);
         }
         // What is made at the spot of a standing hold is that of a pod which has to end first. But a GPU that
@@ -1522,14 +1528,7 @@ impl NodeState {
 impl Reservation {
     /// Gives it the device where it is a guest instead of its home.
     pub(crate) fn take_guest_room(&mut self) {
-        if let Some(guest) = self.placement.guest.take()
-            && let Some(placed) = self.placement.devices.first_mut()
-        {
-            placed.id = guest.on;
-            if guest.spot.is_some() {
-                self.placement.spots = vec![guest.spot];
-            }
-        }
+        self.placement = self.settled_placement();
         self.departure = Departure::Stays;
     }
 }

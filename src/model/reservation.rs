@@ -77,6 +77,13 @@ pub struct Guest {
     pub leaving: Option<Move>,
 }
 
+impl Guest {
+    /// Whether both run at the same place: a MIG instance that was made again has another UUID.
+    pub fn is_at_place_of(&self, other: &Self) -> bool {
+        self.on == other.on || (self.spot.is_some() && self.spot == other.spot)
+    }
+}
+
 /// A move home: kubelet restarts the container, because its CPU request is changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Move {
@@ -260,8 +267,14 @@ impl Reservation {
     /// Whether it counts as a tenant of both devices: it is to be allocated where it runs, or moves to another MIG
     /// instance.
     pub fn has_both(&self) -> bool {
-        let changes = self.placement.guest.as_ref().is_some_and(|guest| guest.spot.is_some());
-        self.guest_on().is_some() && (changes || self.departure == Departure::Settling)
+        let is_settling = self.guest_on().is_some() && self.departure == Departure::Settling;
+        is_settling || self.changes_instances()
+    }
+
+    /// Whether it moves to another MIG instance, or back from there.
+    pub fn changes_instances(&self) -> bool {
+        let guest = self.placement.guest.as_ref();
+        self.guest_on().is_some() && guest.is_some_and(|guest| guest.spot.is_some())
     }
 
     /// Whether it is on its way home.
@@ -293,13 +306,10 @@ impl Placement {
         Self { guest: None, ..self.clone() }
     }
 
-    /// Whether a pod is a guest at the same place in both, or in none of them: a MIG instance that was made again has
-    /// another UUID.
+    /// Whether a pod is a guest at the same place in both, or in none of them.
     pub fn is_guest_as(&self, other: &Self) -> bool {
         match (&self.guest, &other.guest) {
-            (Some(own), Some(its)) => {
-                own.on == its.on || (own.spot.is_some() && own.spot == its.spot)
-            }
+            (Some(own), Some(its)) => own.is_at_place_of(its),
             (None, None) => true,
             _ => false,
         }

@@ -332,19 +332,19 @@ fn importance(node: &NodeState, uid: &PodUid) -> i32 {
 
 /// Whether a recalled guest may stay after all: its room is free again, and its pool still lends.
 pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
-    !has_both(node, uid)
+    !changes_instances(node, uid)
         && has_room(node, uid, |device| taken(device).filter(|_| takes_guests(device)))
 }
 
 /// Whether a recalled guest could be allocated the room where it is: no other pod has it.
 pub fn may_settle(node: &NodeState, uid: &PodUid) -> bool {
-    !has_both(node, uid) && has_room(node, uid, |device| Some(device.allocated()))
+    !changes_instances(node, uid) && has_room(node, uid, |device| Some(device.allocated()))
 }
 
 /// Whether a recalled guest is allocated both places already, two MIG instances, and keeps them until it is home.
-fn has_both(node: &NodeState, uid: &PodUid) -> bool {
+fn changes_instances(node: &NodeState, uid: &PodUid) -> bool {
     let is_recalled = |held: &Reservation| held.departure == Departure::Recalled;
-    node.reservation(uid).is_some_and(|held| is_recalled(held) && held.has_both())
+    node.reservation(uid).is_some_and(|held| is_recalled(held) && held.changes_instances())
 }
 
 /// Whether a recalled guest has room beside what is taken of its device; `None`: no guest may stay there.

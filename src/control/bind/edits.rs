@@ -139,7 +139,9 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
         return Ok(false);
     }
     // One that moves to another instance is called home before: that one may be gone, too.
-    if held.has_both() && !held.is_going_home() || may_be_newer(app, &seen, &held.placement) {
+    if held.changes_instances() && !held.is_going_home()
+        || may_be_newer(app, &seen, &held.placement)
+    {
         app.edits.note(pod, app.clock.now());
         return Ok(false);
     }

@@ -199,7 +199,7 @@ pub(crate) async fn read(
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
 fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
     // First: it is not to be called home again and again in vain.
-    if app.moves.is_stuck(&pod.uid) && !app.ledger.has_both(&pod.uid) {
+    if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         return Some(match app.ledger.settle_guest(&pod.uid) {
             true => Next::After(Duration::ZERO),
             false => Next::After(LOOK_AGAIN),
@@ -444,7 +444,7 @@ pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str
 
 /// Notes that a guest cannot be moved. The pods that wait for its room fail, and it gets the room.
 fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
-    if app.ledger.has_both(&pod.uid) {
+    if app.ledger.changes_instances(&pod.uid) {
         return count_on_both(app, pod, fault);
     }
     let what = "it cannot be moved, and is allocated the GPU on which it runs";
@@ -458,7 +458,7 @@ fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
     let what = "it cannot be moved now, and counts on both GPUs until its container is restarted";
     note_stuck(app, pod, MoveReason::Recall, what, fault);
     // Not before the pod has gone that needed the room.
-    match app.ledger.has_both(&pod.uid) || app.ledger.settle_guest(&pod.uid) {
+    match app.ledger.changes_instances(&pod.uid) || app.ledger.settle_guest(&pod.uid) {
         true => Next::After(TRY_SLOWLY),
         false => Next::After(TRY_AGAIN),
     }

@@ -169,8 +169,6 @@ impl Drop for Task<'_> {
 
 /// Restarts of each node the pod that gains most, each in a task of its own.
 pub(crate) fn respread(app: &Arc<App>) {
-    // The demo plays kubelet. And without a Lease nothing says that a later process has begun, which may give the
-    // other GPU to another pod meanwhile.
     if may_restart(app) {
         let chosen = app.moves.begin_respreads(&app.ledger, app.clock.now());
         begin(app, chosen.into_iter().map(Chosen::Rest));
@@ -201,6 +199,8 @@ pub(crate) fn call_back(app: &App) {
     }
 }
 
+/// Whether pods are restarted elsewhere. The demo plays kubelet. And without a Lease nothing says that a later process
+/// has begun, which may give the other device to another pod meanwhile.
 fn may_restart(app: &App) -> bool {
     let has_lease = app.truth.has_replicas() || mutated(Mutation::RestsWithoutLease);
     has_lease && app.leading.is_here() && app.is_fenced()

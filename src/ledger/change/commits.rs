@@ -347,9 +347,9 @@ impl Ledger {
         self.look_at_guest(uid, |node_state| guests::waits_at_home(node_state, uid))
     }
 
-    /// Whether a pod is allocated two MIG instances, of which it is to leave one.
-    pub fn has_both(&self, uid: &PodUid) -> bool {
-        self.is_held(uid, Reservation::has_both)
+    /// Whether a pod moves to another MIG instance, or back from there: it is allocated both.
+    pub fn changes_instances(&self, uid: &PodUid) -> bool {
+        self.is_held(uid, Reservation::changes_instances)
     }
 
     /// Whether the MIG instance of a pod is still to be made.

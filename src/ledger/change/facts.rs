@@ -402,9 +402,7 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
     }
     let Some(guest) = &mut held.placement.guest else { return held };
     let seen = written.and_then(|written| written.guest.as_ref());
-    let is_same =
-        |seen: &&Guest| seen.on == guest.on || seen.spot.is_some() && seen.spot == guest.spot;
-    let Some(seen) = seen.filter(is_same) else { return held };
+    let Some(seen) = seen.filter(|seen| seen.is_at_place_of(guest)) else { return held };
     // A move home is always possible, also one that another process wrote.
     let is_begun = guest.leaving.is_none() && seen.leaving.is_some();
     if is_begun || fact.moves.is_of_other {

@@ -155,7 +155,7 @@ impl Leads<'_> {
         app.leading.set(Leader::Unknown);
         let began = app.clock.now();
         let waits = !mutated(Mutation::HandsOverAtOnce);
-        while waits && app.binds.count() > 0 && app.clock.now().since(began) < LAST_BINDS {
+        while waits && app.binds.are_open() && app.clock.now().since(began) < LAST_BINDS {
             app.outside.sleep(Duration::from_millis(5)).await;
         }
         cluster.writer.term().end();

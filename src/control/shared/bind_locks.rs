@@ -5,6 +5,7 @@
 //! be bound without a reservation until the watch shows it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dashmap::DashMap;
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, SemaphorePermit};
@@ -21,6 +22,8 @@ type OnItsWay = Option<BindTarget>;
 #[derive(Default)]
 pub struct BindLocks {
     locks: DashMap<PodUid, Arc<Mutex<OnItsWay>>>,
+    /// Calls of *bind* that are being answered here.
+    calls: AtomicUsize,
     /// How many binds may run concurrently.
     pub(crate) limits: Limits,
 }
@@ -71,7 +74,28 @@ pub struct BindLock<'a> {
     pub on_its_way: OwnedMutexGuard<OnItsWay>,
 }
 
+/// A call of *bind*, until it is answered.
+pub(crate) struct OpenCall<'a>(&'a AtomicUsize);
+
+impl Drop for OpenCall<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl BindLocks {
+    /// Counts a call of *bind*. It is counted before the look whether this replica leads. So one that
+    /// hands over knows of each call that it let in, also of those that have no lock yet.
+    pub(crate) fn begin_call(&self) -> OpenCall<'_> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        OpenCall(&self.calls)
+    }
+
+    /// Whether a call of *bind* is being answered, or a Binding is undecided.
+    pub fn are_open(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) > 0 || self.count() > 0
+    }
+
     /// A permit for one bind of this pod. An error if too many others wait for its lock: while its
     /// Binding is undecided, each of them would take a permit from other pods.
     pub(crate) fn place(

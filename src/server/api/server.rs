@@ -338,7 +338,7 @@ pub(crate) async fn filter(State(service): State<Service>, ReadBody(body): ReadB
         with_permit(&LARGE_BODIES, body.clone(), move |body: &[u8]| verbs::filter(&app, body))
     };
     let mut answer_now = answer().await;
-    if matches!(answer_now, Ok(Ok((_, Outcome::Error)))) && ready_soon(&service).await {
+    if matches!(answer_now, Ok(Ok((_, Outcome::Error)))) && is_ready_soon(&service).await {
         answer_now = answer().await;
     }
     match answer_now {
@@ -348,19 +348,17 @@ pub(crate) async fn filter(State(service): State<Service>, ReadBody(body): ReadB
 }
 
 /// Waits a moment for a leader that is not ready yet, since a new one only has to make late Bindings of
-/// the old one fail. Whether it has become ready meanwhile.
-async fn ready_soon(service: &Service) -> bool {
+/// the old one fail. Whether it is ready now, also if it has become so since the caller last looked.
+async fn is_ready_soon(service: &Service) -> bool {
     let app = &service.app;
-    let mut has_waited = false;
     while app.readiness() == Readiness::NotListed && app.leading.is_here() {
         if !service.early.may_wait(app.clock.precise()) {
             return false;
         }
         tokio::time::sleep(READY_PAUSE).await;
-        has_waited = true;
     }
     service.early.end();
-    has_waited
+    app.readiness() == Readiness::Ready
 }
 
 /// The score of each node for a pod; called by kube-scheduler.
@@ -398,7 +396,7 @@ pub(crate) async fn bind_pod(
 ) -> Response {
     let app = &service.app;
     let started = app.clock.precise();
-    ready_soon(&service).await;
+    is_ready_soon(&service).await;
     let waited = || app.clock.precise().saturating_sub(started);
     let spent = arrival.map_or_else(waited, |Extension(arrival)| arrival.spent(app));
     let answer = binding::bind_after(app, &body, spent).await;
@@ -620,6 +618,20 @@ mod tests {
         assert_eq!(call(Some(&peer)).await, (200, true), "it is answered, and connects again");
         tls.send_replace(Arc::new(Tls::default()));
         assert_eq!(call(Some(&peer)).await, (403, true), "of another CA");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_found_no_ready_leader_a_moment_ago_is_answered_again() {
+        static TIME: SimulatedTime = SimulatedTime::starting(1_900_000_000);
+        let clock = Clock::simulated(&TIME);
+        let ledger = Arc::new(Ledger::new(settings()));
+        let app = Arc::new(App::new(ledger, clock, Config::default(), Truth::Ledger));
+        let service = Service::new(Arc::clone(&app), Arc::new(|_| Ok(())));
+        assert!(service.early.may_wait(app.clock.precise()));
+        TIME.set(Timestamp::from_millis(2_000));
+        assert!(!is_ready_soon(&service).await, "calls have waited long enough");
+        app.ledger.set_listed(app.clock.now());
+        assert!(is_ready_soon(&service).await, "it need not wait");
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
@@ -150,6 +150,10 @@ impl Forward {
         Arc::new(Self { app, port, client, calls: Semaphore::new(MOST_CALLS) })
     }
 
+    fn is_bind(&self, uri: &Uri) -> bool {
+        self.port == Port::Verbs && uri.path() == "/v1/bind"
+    }
+
     /// Longest wait for a leader. kube-scheduler gives up soon after twice this time.
     fn waits(&self) -> Duration {
         match self.port {
@@ -181,9 +185,12 @@ pub(crate) async fn to_leader(
     let arrival = Arrival { at: app.clock.precise(), before: before.unwrap_or_default() };
     request.extensions_mut().insert(arrival);
     let mut news = app.leading.subscribe();
+    let is_bind = forward.is_bind(request.uri());
+    let open = is_bind.then(|| app.binds.begin_call());
     if app.leading.is_here() {
         return while_leading(next.run(request).await, news, Leader::Here);
     }
+    drop(open);
     let (parts, body) = request.into_parts();
     let body = match ReadBody::from_request(Request::from_parts(parts.clone(), body), &()).await {
         Ok(ReadBody(body)) => body,
@@ -209,6 +216,7 @@ pub(crate) async fn to_leader(
         }
         None => {
             let request = Request::from_parts(parts, Body::from(body));
+            let _open = is_bind.then(|| app.binds.begin_call());
             while_leading(next.run(request).await, news, Leader::Here)
         }
     }
@@ -261,7 +269,7 @@ struct Call<'a> {
 
 impl Call<'_> {
     fn is_bind(&self) -> bool {
-        self.forward.port == Port::Verbs && self.parts.uri.path() == "/v1/bind"
+        self.forward.is_bind(&self.parts.uri)
     }
 
     /// What is left of `limit` since the client sent the call.

@@ -121,9 +121,9 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
         figure(
             "replicas",
             &format!(
-                "SIGTERM: no Binding for {} ms, {} pods refused",
+                "SIGTERM: no Binding for {} ms, refused {:?}",
                 clock::ms(phase.pause),
-                phase.refused.len()
+                phase.refused
             ),
         );
         assert_eq!(phase.refused, [""; 0]);

@@ -279,6 +279,35 @@ async fn a_call_waits_for_the_next_leader() {
 }
 
 #[tokio::test]
+async fn a_bind_is_open_from_its_head_to_its_answer() {
+    let two = Two::start("").await;
+    let (app, at) = (&two.leader.app, two.at[0].verbs.strip_prefix("http://").unwrap());
+    let until = async |is_open: bool| {
+        let reached = async {
+            while app.binds.are_open() != is_open {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached).await.expect("it is so soon");
+    };
+    let body = data("bind.json");
+    let head = format!(
+        "POST /v1/bind HTTP/1.1\r\nhost: {at}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    assert!(!app.binds.are_open());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    until(true).await; // one that hands over waits for it
+    stream.write_all(&body).await.unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    until(false).await;
+}
+
+#[tokio::test]
 async fn without_a_leader_callers_are_told_where_to_look() {
     let two = Two::start(SHORT).await;
     let clock = Clock::start();

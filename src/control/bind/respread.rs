@@ -256,7 +256,10 @@ async fn step_aside(
 ) -> Next {
     let Task { app, chosen, .. } = *task;
     let uid = &way.pod.uid;
-    let is_taken = |held: Reservation| held.departure == Departure::Settling;
+    // One that has ended counts on both until its processes are gone, and nothing is written on it any more.
+    let is_taken = |held: Reservation| {
+        held.departure == Departure::Settling && held.state == ReservationState::Confirmed
+    };
     match app.ledger.other_instance(way) {
         Some(OtherInstance::Promised) if task.sent.is_none() => {
             let is_late = app.clock.now().since(began) >= MADE_WITHIN;

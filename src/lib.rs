@@ -84,7 +84,7 @@ pub mod waste {
 
 /// Which placement is best, of those that fit.
 pub mod scoring {
-    pub(crate) mod lent_memory;
+    pub mod lent_memory;
     pub mod guests;
     pub mod fragmentation;
     pub mod cost;
@@ -458,6 +458,8 @@ pub mod agent {
     pub mod gpu {
         pub mod health;
         pub mod probe;
+        pub(crate) mod standing;
+        pub mod lent_limits;
     }
 
     /// The pod of each process.
@@ -478,7 +480,6 @@ pub mod agent {
 
     /// MIG on demand: which orders stand, what they take, what was made here.
     pub mod mig {
-        pub(crate) mod standing;
         pub mod plan;
         pub mod attempts;
         pub mod switching;

@@ -107,6 +107,10 @@ mutations! {
     LentMemoryIgnored,
     /// Memory that others request is not taken back.
     LentMemoryStays,
+    /// A pod starts although the limits of others do not leave its memory free yet.
+    LimitsUnconfirmed,
+    /// The agent reports lower limits as in force, and sets none.
+    LimitsNotLowered,
     /// Memory counts as back as soon as it is to be taken back.
     TakeBackBelieved,
     /// Pods that use more than they request are restarted whether memory is missing or not.

@@ -221,6 +221,7 @@ impl Agent {
             devices: uses(self.node, has_lists),
             mig_failures: Vec::new(),
             whole: None,
+            memory_limits: None,
         };
         let body = serde_json::to_vec(&report).expect("a report cannot fail");
         let answer = connection.call(Method::PUT, &report_path(&self.name), body).await;

@@ -215,6 +215,9 @@ pub struct Device {
     pub neighbors: Vec<Neighbor>,
     /// Whether its driver can limit the memory of a container.
     pub can_limit_memory: bool,
+    /// Whether its agent sets such limits: without that, no pod borrows memory where the driver limits it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sets_memory_limits: bool,
     /// Schedulable memory.
     pub capacity_mib: u64,
     /// What its tenants hold.

@@ -321,7 +321,9 @@ impl Config {
         faults.extend(config.timeout_fault());
         let certificates = config.certificates.as_ref();
         faults.extend(certificates.and_then(|it| it.fault(config.tls.is_some())));
-        let config = Self { pools: config.pools.capped(config.max_limit), ..config };
+        let is_limited = config.webhook.memory_limit == MemoryLimit::Driver;
+        let pools = config.pools.capped(config.max_limit).limited_by_driver(is_limited);
+        let config = Self { pools, ..config };
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
     }
 

@@ -126,6 +126,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Compute => Borrow::Compute,
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
+        driver_limits: false, // a key of another section says so
         spread_empty: keys.spread_empty,
         respread_after: keys.respread_idle_seconds,
         mig: keys.mig,
@@ -146,14 +147,6 @@ fn respread_after<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
-        if let Some((pool, _)) = pools.iter().find(|(_, rule)| rule.borrow.lends_memory())
-            && limit == MemoryLimit::Driver
-        {
-            return Err(garde::Error::new(format!(
-                "`borrow: memory` of pool `{pool}` lends nothing, because `webhook.memory_limit: driver` \
-                 limits each pod to its request: set it to `none` or `mps`, or `borrow: compute`"
-            )));
-        }
         let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
         let named: Vec<String> = by_driver.map(|(pool, _)| format!("`{pool}`")).collect();
         if named.is_empty() || limit == MemoryLimit::Driver {
@@ -207,6 +200,12 @@ mod tests {
         let most = Share::from_millionths(750_000);
         let found = [borrow("a"), borrow("b"), borrow("c")];
         assert_eq!(found, [Borrow::Memory { most }, Borrow::Compute, Borrow::None]);
+        let limited = |text: &str| {
+            Config::from_yaml(text).unwrap().pools.of(&PoolName::new("a")).driver_limits
+        };
+        assert!(limited("webhook: {memory_limit: driver}\npools: {a: {borrow: memory}}"));
+        assert!(!limited("webhook: {memory_limit: driver}\npools: {a: {borrow: compute}}"));
+        assert!(!limited("webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}"));
         let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
         assert_eq!([spreads("a"), spreads("b")], [true, false]);
         let after = |pool| pools.of(&PoolName::new(pool)).respread_after;
@@ -246,10 +245,6 @@ mod tests {
             (
                 "pools: {a: {enforcement: driver}, b: {enforcement: driver}}",
                 "the enforcement of `a`, `b` must be",
-            ),
-            (
-                "webhook: {memory_limit: driver}\npools: {a: {borrow: memory}}",
-                "`borrow: memory` of pool `a` lends nothing",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
             (

@@ -176,6 +176,9 @@ pub struct PoolRule {
     pub enforcement: Enforcement,
     /// Whether pods may use more than they request.
     pub borrow: Borrow,
+    /// Whether the driver limits how much lent memory each pod uses. Then pods borrow memory only where the node's
+    /// agent sets these limits.
+    pub driver_limits: bool,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
     /// How long a pod that may be restarted must have used no GPU before it is restarted on another one where
@@ -225,6 +228,14 @@ impl PoolRules {
             if let Borrow::Memory { most } = &mut rule.borrow {
                 *most = max_limit;
             }
+        }
+        self
+    }
+
+    /// The same rules, where the driver limits the memory of pods, or does not.
+    pub(crate) fn limited_by_driver(mut self, is_limited: bool) -> Self {
+        for rule in self.by_pool.values_mut() {
+            rule.driver_limits = is_limited && rule.borrow.lends_memory();
         }
         self
     }

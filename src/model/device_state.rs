@@ -123,6 +123,8 @@ pub struct DeviceState {
     pub(crate) away: Vec<PodUid>,
     /// The most that tenants and guests may use here, of those that may use more than they request.
     pub(crate) memory_limits: LiteMap<PodUid, MemMib>,
+    /// Whether the node's agent sets limits of the driver here.
+    pub(crate) sets_limits: bool,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -164,6 +166,7 @@ impl DeviceState {
             guests: LiteMap::new(),
             away: Vec::new(),
             memory_limits: LiteMap::new(),
+            sets_limits: false,
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -513,6 +516,7 @@ impl DeviceState {
     /// Notes how much a pod may use here that has `demand`.
     pub(crate) fn note_memory_limit(&mut self, held: &Reservation, demand: Demand) {
         let is_gpu = self.device.kind == DeviceKind::Gpu;
+        let is_gpu = is_gpu && (!self.rule.driver_limits || self.sets_limits);
         let limit = held.memory_limit(self.rule, demand, self.device.capacity());
         if let Some(limit) = limit.filter(|_| is_gpu) {
             self.memory_limits.insert(held.pod.uid.clone(), limit);
@@ -615,7 +619,7 @@ impl DeviceState {
     }
 
     /// The pods whose use is explained, each with what it requests: tenants and guests.
-    fn users(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
+    pub(crate) fn users(&self) -> impl Iterator<Item = (&PodUid, Demand)> {
         let guests = self.guests.iter().map(|(uid, guest)| (uid, guest.demand));
         self.tenants.iter().map(|(uid, held)| (uid, *held)).chain(guests)
     }

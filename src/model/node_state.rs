@@ -26,6 +26,7 @@ use crate::model::device_state::{
     ProcessUse, StandingHold, Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
+use crate::model::isolation::LimitOrders;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
     BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef, Reservation,
@@ -101,6 +102,7 @@ pub struct NodeState {
     /// Spots at which an instance could not be made, by id, with the time of the last failure.
     failed: BTreeMap<DeviceId, Timestamp>,
     whole: WholeOrders,
+    limits: LimitOrders,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
     rooms: Vec<Room>,
@@ -135,6 +137,7 @@ impl NodeState {
             mig: Arc::default(),
             failed: BTreeMap::new(),
             whole: WholeOrders::default(),
+            limits: LimitOrders::default(),
             topology: Topology::default(),
             rooms: Vec::new(),
             rooms_under_holds: Vec::new(),
@@ -151,6 +154,50 @@ impl NodeState {
     /// Numbers its orders from here on: an agent may still name those of an earlier state of the node.
     pub fn count_orders_from(&mut self, number: u64) {
         self.whole.count = number;
+        self.limits.count_from(number);
+    }
+
+    /// The limits of memory that its agent is to set.
+    pub fn limits(&self) -> &LimitOrders {
+        &self.limits
+    }
+
+    /// Notes which limits its agent has in force, by device the number of the order.
+    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, u64>) {
+        if self.limits.note(in_force) {
+            for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
+                if !self.limits.are_set(&device_state.device.id) {
+                    device_state.lends_nothing();
+                }
+            }
+            self.recompute_devices();
+        }
+    }
+
+    /// Whether its agent has these in force already.
+    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, u64>) -> bool {
+        self.limits.has(in_force)
+    }
+
+    /// Derives the orders about limits of memory.
+    fn order_limits(&mut self) {
+        let Self { devices, limits, reservations, .. } = self;
+        // Also where nothing is lent any more: pods may still have limits above their requests.
+        let may = |uid: &PodUid| reservations.get(uid).is_some_and(Reservation::may_have_borrowed);
+        let set = devices.iter().filter(|it| it.sets_limits);
+        let orders = set.filter_map(|it| {
+            // One that is away may still have its container here, with its limit. If it comes home, a pod comes.
+            let memory = |uid: &PodUid, demand: Demand| match it.is_away(uid) {
+                true => MemMib::ZERO,
+                false => demand.memory,
+            };
+            let here = it.users();
+            let pods = here.map(|(uid, demand)| (uid.clone(), (memory(uid, demand), may(uid))));
+            let pods: BTreeMap<PodUid, (MemMib, bool)> = pods.collect();
+            (!pods.is_empty()).then(|| (it.device.id.clone(), pods))
+        });
+        let orders: Vec<_> = orders.collect();
+        limits.give(orders.into_iter());
     }
 
     /// Whether GPUs are to be out of MIG mode.
@@ -1115,6 +1162,7 @@ impl NodeState {
     fn recompute_devices(&mut self) {
         self.note_promises();
         for device_state in &mut self.devices {
+            device_state.sets_limits = self.limits.are_set(&device_state.device.id);
             device_state.allocated = Demand::ZERO;
             device_state.on_hold = Demand::ZERO;
             device_state.tenants.clear();
@@ -1181,6 +1229,7 @@ impl NodeState {
             }
         }
         self.order_wholes();
+        self.order_limits();
         self.recompute_rooms();
     }
 

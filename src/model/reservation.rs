@@ -220,6 +220,12 @@ impl Reservation {
         lives && self.placement.devices.len() == 1 && self.request.as_deref().is_some_and(may)
     }
 
+    /// Whether it may use more memory than it requests where its pool lends memory.
+    pub fn may_have_borrowed(&self) -> bool {
+        let limit = self.request.as_deref().and_then(|request| request.limit);
+        self.may_borrow() && limit.is_some()
+    }
+
     /// The most memory that it may use of the device where it runs and has `demand`, if that is more than
     /// its demand: in a pool that lends memory, of a pod whose container can be restarted.
     pub fn memory_limit(&self, rule: PoolRule, demand: Demand, capacity: MemMib) -> Option<MemMib> {

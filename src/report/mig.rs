@@ -82,11 +82,16 @@ pub(crate) fn profiles(
 
 /// Checks which orders to be out of MIG mode an agent obeys. Their term, and the GPUs with the numbers.
 pub(crate) fn wholes(obeyed: WholeOrders) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
-    if obeyed.gpus.len() > MAX_DEVICES_PER_NODE {
-        return Err(InventoryError::TooManyDevices { count: obeyed.gpus.len() }.into());
+    let gpus = obeyed.gpus.into_iter().map(|it| (it.gpu, it.number));
+    Ok((obeyed.term, numbered(gpus.collect())?))
+}
+
+/// Checks numbers of orders by GPU.
+pub(crate) fn numbered(gpus: Vec<(String, u64)>) -> Result<BTreeMap<DeviceId, u64>, ReportError> {
+    if gpus.len() > MAX_DEVICES_PER_NODE {
+        return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
     }
-    let gpus = obeyed.gpus.into_iter().map(|it| Ok((DeviceId::new(&it.gpu)?, it.number)));
-    Ok((obeyed.term, gpus.collect::<Result<_, ReportError>>()?))
+    gpus.into_iter().map(|(gpu, number)| Ok((DeviceId::new(&gpu)?, number))).collect()
 }
 
 /// Checks the orders that could not be carried out.

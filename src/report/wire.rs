@@ -85,6 +85,34 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub whole: Option<WholeOrders>,
+    /// The limits of memory that the agent has in force; left out if it sets none.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub memory_limits: Option<LimitsInForce>,
+}
+
+/// The orders about limits of memory that an agent has in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitsInForce {
+    /// Term of the leader that gave them.
+    pub term: u64,
+    /// Each GPU whose limits the agent sets.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub gpus: Vec<LimitedGpu>,
+}
+
+/// A GPU whose limits an agent sets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitedGpu {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Number of the newest order that is in force: all limits that it lowers are, and no pod uses more. 0 without one.
+    pub number: u64,
 }
 
 /// Orders to leave GPUs out of MIG mode, or to take them out of it. As long as one stands, the agent does not turn
@@ -375,6 +403,53 @@ pub struct Reply {
         skip_serializing_if = "Option::is_none"
     )]
     pub mig_orders: Option<MigOrders>,
+    /// Limits of memory to set. Left out by a replica that gives no orders, and where none are set.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub memory_limits: Option<LimitOrders>,
+}
+
+/// The limits that the driver is to have for pods that may use more memory than they request.
+///
+/// The agent lowers limits first. It raises others only once no pod uses more than its new limit: so what all may use
+/// together never grows beyond what the orders say. Limits stay when a replica does not answer any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitOrders {
+    /// Term of the leader that gives them; it grows with each change of the leader.
+    pub term: u64,
+    /// The GPUs with such pods.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub gpus: Vec<GpuLimits>,
+}
+
+/// The limits for the pods of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLimits {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Number of the order: another one each time that a pod comes.
+    pub number: u64,
+    /// The pods; limits of others are left as they are.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub pods: Vec<PodLimit>,
+}
+
+/// How much memory of a GPU a pod may use.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodLimit {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// The most memory of all its containers together, in MiB.
+    pub limit_mib: u64,
+    /// Whether it uses more than that, and cannot be made to give it back: only its growth is to be stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_more: bool,
 }
 
 /// All MIG instances that are to be made and removed on a node at this moment.

@@ -285,9 +285,21 @@ pub fn waits_at_home(node: &NodeState, uid: &PodUid) -> bool {
     let leaving = home.guests().iter().filter(|(other, it)| it.is_leaving && goes_first(other));
     let used = leaving.map(|(other, _)| home.covered(other));
     let used = used.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum));
-    let is_used =
-        used > home.unused_memory(node.tolerance()) && !mutated(Mutation::LeavingUseIgnored);
+    let is_used = !may_start(node, home, uid)
+        || used > home.unused_memory(node.tolerance()) && !mutated(Mutation::LeavingUseIgnored);
     is_used || !in_the_way(node, home).is_empty()
+}
+
+/// Whether a pod may start on a device: where the driver limits what others may borrow there, these limits leave what
+/// it requests.
+pub fn may_start(node: &NodeState, device: &DeviceState, uid: &PodUid) -> bool {
+    node.limits().leave_room(&device.device().id, uid) || mutated(Mutation::LimitsUnconfirmed)
+}
+
+/// The same of a guest, at its home.
+pub fn may_go_home(node: &NodeState, uid: &PodUid) -> bool {
+    let home = node.reservation(uid).and_then(|held| home_of(node, held));
+    home.is_none_or(|home| may_start(node, home, uid))
 }
 
 /// Whether memory is missing on a device for all who run there.

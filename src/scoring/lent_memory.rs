@@ -4,9 +4,14 @@
 //! container is restarted. What each pod that runs on a device requests, or uses if that is more, is at
 //! most its memory, at the latest when the next pod starts there.
 
-use crate::hardware::device::PodUid;
+use std::collections::BTreeMap;
+
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{BEYOND, DeviceState};
+use crate::model::isolation::LimitOrder;
+use crate::model::node_state::NodeState;
+use crate::model::reservation::BorrowedMemory;
 
 /// How much of a pod's memory counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,4 +74,79 @@ impl DeviceState {
         let taken = taken.try_fold(MemMib::ZERO, |sum, one| sum.checked_add(one?));
         taken.unwrap_or(BEYOND.memory)
     }
+}
+
+/// Limits of the driver for the pods of one GPU that may use more than they request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderedLimits {
+    /// The GPU.
+    pub gpu: DeviceId,
+    /// Number of the order.
+    pub number: u64,
+    /// The limit of each pod, and whether it keeps what it uses above.
+    pub limits: Vec<(PodUid, MemMib, bool)>,
+}
+
+/// The limits that the agent of a node is to set.
+pub fn ordered_limits(node: &NodeState) -> Vec<OrderedLimits> {
+    let orders = node.devices().iter().filter_map(|device| {
+        let gpu = device.device().id.clone();
+        let order = node.limits().order(&gpu)?;
+        order.borrowers().next()?;
+        let limits = granted(node, device, order);
+        Some(OrderedLimits { gpu, number: order.number, limits })
+    });
+    orders.collect()
+}
+
+/// How much the pods of an order may use: what they request, or use if that is more, and an equal part of what is left
+/// then, up to their own limits. All together, with what others request or use, that is no more than there is.
+///
+/// A pod that is to give back what it uses above its request, or cannot, gets its request: that stops its growth.
+fn granted(
+    node: &NodeState,
+    device: &DeviceState,
+    order: &LimitOrder,
+) -> Vec<(PodUid, MemMib, bool)> {
+    let own = |uid: &PodUid, demand: Demand| demand.memory.max(device.covered(uid));
+    // Of a tenant that is away only what it still uses counts.
+    let counts = |(uid, demand)| match device.is_away(uid) {
+        true => device.covered(uid),
+        false => own(uid, demand),
+    };
+    let users: BTreeMap<&PodUid, Demand> = device.users().collect();
+    let mut taken = device.users().map(counts);
+    let taken = taken.try_fold(device.used_by_others(), MemMib::checked_add);
+    let room = taken.and_then(|taken| device.device().capacity().checked_sub(taken));
+    let mut room = room.unwrap_or(MemMib::ZERO).mib();
+    let borrowed = |uid: &PodUid| node.reservation(uid).map(|held| held.borrowed);
+    let mut borrowers: Vec<(u64, &PodUid, MemMib)> = Vec::new();
+    let mut limits = Vec::new();
+    for uid in order.borrowers() {
+        let Some(demand) = users.get(uid).copied() else { continue };
+        let is_free = borrowed(uid) == Some(BorrowedMemory::Free) && !device.is_away(uid);
+        match device.memory_limit(uid).filter(|_| is_free) {
+            Some(limit) => {
+                let own = own(uid, demand);
+                borrowers.push((limit.mib().saturating_sub(own.mib()), uid, own));
+            }
+            None => {
+                // Nothing takes back what it uses above, which is not free.
+                let keeps = borrowed(uid) != Some(BorrowedMemory::GivingBack);
+                limits.push((uid.clone(), demand.memory, keeps));
+            }
+        }
+    }
+    borrowers.sort();
+    let count = borrowers.len();
+    for (at, (wanted, uid, own)) in borrowers.into_iter().enumerate() {
+        let share = room / u64::try_from(count - at).unwrap_or(u64::MAX);
+        let more = wanted.min(share);
+        room -= more;
+        // What it uses above its own limit is not free either.
+        let keeps = wanted == 0 && own == device.covered(uid);
+        limits.push((uid.clone(), MemMib::new(own.mib().saturating_add(more)), keeps));
+    }
+    limits.sort();
+    limits
 }

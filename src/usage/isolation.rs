@@ -169,7 +169,7 @@ pub(crate) fn tenant_isolation(
     let is_gpu = device_state.device().kind == DeviceKind::Gpu;
     let within = |limit: Option<MemMib>, most| limit.is_some_and(|limit| limit <= most);
     let lent = device_state.memory_limit(uid).unwrap_or(held.memory);
-    let is_held = within(reported.limit, held.memory);
+    let is_held = within(reported.limit, lent);
     let is_held_by_mps = within(reported.mps_limit, lent);
     let is_promised = is_gpu && limits == DriverLimits::Configured;
     let configured = match device_state.configured_isolation() {

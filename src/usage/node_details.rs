@@ -77,6 +77,8 @@ pub struct DetailsReport {
     pub mig_failures: Vec<FailedMigOrder>,
     /// The orders to be out of MIG mode that the agent obeys: their term, and the GPUs with their numbers.
     pub wholes: Option<(u64, BTreeMap<DeviceId, u64>)>,
+    /// The orders about limits of memory that the agent has in force: their term, and each GPU whose limits it sets.
+    pub limits: Option<(u64, BTreeMap<DeviceId, u64>)>,
 }
 
 impl NodeDetails {

@@ -55,6 +55,7 @@ const fn rule(
         instances,
         enforcement,
         borrow: Borrow::None,
+        driver_limits: false,
         spread_empty: false,
         respread_after: None,
         mig: MigUse::Fixed,

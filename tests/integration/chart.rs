@@ -242,6 +242,12 @@ fn values_with_faults_are_refused() {
         ("config.pools.a.borrow=compute", "set rbac.moves: true"),
         ("config.pools.a.borrow=memory", "set rbac.moves: true"),
         ("config.webhook.memory_limit=mps", "agents.mps"),
+        ("agents.memoryLimits=write", "'read', 'set'"),
+        ("agents.memoryLimits=set", "set agents.privileged: true"),
+        (
+            "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true",
+            "set agents.memoryLimits: set",
+        ),
         ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
         ("monitoring.podMonitor=true", "agents.metrics"),
         ("agents.namespace.name=gpu-system", "a namespace of their own"),
@@ -355,6 +361,22 @@ fn agents_and_the_webhook_learn_which_taints_are_tolerated() {
     }
     let tolerated = configuration(&objects).webhook.tolerated_taints;
     assert_eq!(tolerated, ["example.com/gpu", "true"]);
+}
+
+#[test]
+fn agents_set_limits_of_memory_only_if_the_value_says_so() {
+    if !has_helm("limits of memory in the chart") {
+        return;
+    }
+    for (values, is_on) in [
+        ("agents.privileged=true", false),
+        ("agents.privileged=true,agents.memoryLimits=set", true),
+    ] {
+        let objects = rendered("default", &["--set", values]).unwrap();
+        let agent = pod(&objects, "DaemonSet", "gpupack-agent");
+        let arguments = agent["containers"][0]["args"].to_string();
+        assert_eq!(arguments.contains("--memory-limits=set"), is_on, "{arguments}");
+    }
 }
 
 #[test]

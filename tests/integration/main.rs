@@ -93,6 +93,7 @@ mod agent {
         mod kubelet;
         /// What holds pods to their memory.
         mod isolation;
+        mod lent;
         /// MIG instances on demand.
         mod mig;
         /// Daemons of MPS, and what holds their clients.

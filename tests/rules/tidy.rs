@@ -254,6 +254,7 @@ fn agent_families() -> Vec<String> {
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
         whole: None,
+        memory_limits: None,
     };
     let metrics = AgentMetrics::new();
     let part = AllocatedDevice { uuid: "GPU-a".to_owned(), memory_mib: 1, share_millionths: 1 };

@@ -11,7 +11,7 @@ use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure, WholeOrders,
+    Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure, WholeOrders,
 };
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
@@ -37,8 +37,8 @@ pub struct Sample {
     pub xids: BTreeMap<String, XidCounts>,
     /// Number of devices that did not answer. Known ones are in the inventory as unhealthy.
     pub unreadable: usize,
-    /// Whether a pod holds a device and none of its processes is known. The agent would not see its
-    /// end, and hears of it by replies alone.
+    /// Whether a pod holds a device and none of its processes is known, or it sets limits of memory that a pod has. The
+    /// agent hears of ends, and of pods that come, by replies alone.
     pub has_unwatched_pods: bool,
     /// Pods known to drain when the sample was taken, by UID; set by the sampler.
     pub draining: BTreeSet<String>,
@@ -46,6 +46,8 @@ pub struct Sample {
     pub mig_failures: Vec<MigFailure>,
     /// The orders to leave GPUs out of MIG mode that are obeyed.
     pub whole: Option<WholeOrders>,
+    /// The limits of memory that are in force, if the agent sets any; set by the sampler.
+    pub memory_limits: Option<LimitsInForce>,
 }
 
 impl Sample {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
-use crate::agent::mig::standing::StandingOrders;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{DeviceReport, MigFailure, MigOrders, WholeOrders};
 
@@ -20,7 +20,7 @@ pub struct MigOnDemand {
 
 #[derive(Debug)]
 struct Shared {
-    standing: Mutex<StandingOrders>,
+    standing: Mutex<StandingOrders<MigOrders>>,
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,

@@ -153,6 +153,7 @@ mod tests {
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
             whole: None,
+            memory_limits: None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+use crate::agent::gpu::lent_limits::LentLimits;
 use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::node::client::{ExtenderClient, Proof};
 use crate::agent::node::metrics::AgentMetrics;
@@ -31,6 +32,8 @@ pub struct AgentConfig {
     pub metrics: Option<AgentMetrics>,
     /// Orders about MIG instances; `None` if the agent makes none.
     pub mig: Option<MigOnDemand>,
+    /// Orders about limits of memory; `None` if the agent sets none.
+    pub limits: Option<LentLimits>,
 }
 
 /// One replica of the extender, shared by all nodes of this process.
@@ -52,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) news: Notify,
     /// Orders about MIG instances, if the agent makes any.
     pub(crate) mig: Option<MigOnDemand>,
+    /// Orders about limits of memory, if the agent sets any.
+    pub(crate) limits: Option<LentLimits>,
 }
 
 impl Node {
@@ -65,6 +70,17 @@ impl Node {
         self.allocations().forget(link);
         if let Some(mig) = &self.mig {
             mig.lose(link);
+        }
+        if let Some(limits) = &self.limits {
+            limits.lose(link);
+        }
+    }
+
+    /// Waits until an order about limits of memory begins.
+    pub(crate) async fn limits_ordered(&self) {
+        match &self.limits {
+            Some(limits) => limits.ordered().await,
+            None => std::future::pending().await,
         }
     }
 

@@ -84,17 +84,28 @@ impl Link {
         next
     }
 
-    /// Takes the orders about MIG instances in an answer. They end with an answer that is none.
+    /// Takes the orders in an answer. They end with an answer that is none.
     fn take_orders(&self, answer: &Answer) {
-        let Some(mig) = &self.node.mig else { return };
+        let Node { mig, limits, .. } = &*self.node;
         match answer {
             Answer::Reply(reply) if self.session.obeys(reply) => {
-                mig.learn(self.number, reply.mig_orders.clone(), self.clock.now());
+                let now = self.clock.now();
+                if let Some(mig) = mig {
+                    mig.learn(self.number, reply.mig_orders.clone(), now);
+                }
+                if let Some(limits) = limits {
+                    limits.learn(self.number, reply.memory_limits.clone(), now);
+                }
             }
             // It answers an older report, or one of another session: the next one counts.
             Answer::Reply(_) => {}
             Answer::SessionExpired | Answer::Refused { .. } | Answer::Away { .. } => {
-                mig.lose(self.number);
+                if let Some(mig) = mig {
+                    mig.lose(self.number);
+                }
+                if let Some(limits) = limits {
+                    limits.lose(self.number);
+                }
             }
         }
     }

@@ -149,6 +149,7 @@ impl Agent {
             allocations: Mutex::default(),
             news: Notify::new(),
             mig: self.config.mig.clone(),
+            limits: self.config.limits.clone(),
         });
         let (samples, newest) = watch::channel(None);
         self.nodes.push(Reported { node: Arc::clone(&node), newest });

@@ -113,6 +113,7 @@ impl<P: Probe + 'static> Sampler<P> {
                     () = tokio::time::sleep(left) => {}
                     () = self.node.news.notified() => {}
                     () = self.node.mig_changed() => break,
+                    () = self.node.limits_ordered() => break,
                 }
             }
         }
@@ -136,6 +137,11 @@ impl<P: Probe + 'static> Sampler<P> {
         sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
         if let Some(mig) = &self.node.mig {
             (sample.mig_failures, sample.whole) = (mig.failures(), mig.whole());
+        }
+        if let Some(limits) = &self.node.limits {
+            sample.memory_limits = Some(limits.in_force());
+            // A pod may wait until they are in force, or come.
+            sample.has_unwatched_pods |= !allocations.is_empty();
         }
         Ok(sample)
     }

@@ -165,6 +165,7 @@ impl Session {
             devices: self.uses(sample),
             mig_failures: sample.mig_failures.clone(),
             whole: sample.whole.clone(),
+            memory_limits: sample.memory_limits.clone(),
         }
     }
 

@@ -1,21 +1,22 @@
-//! Memory limits of control groups, read from the driver (r615 and newer). The bindings lack this
-//! call, so its symbol is looked up in the library again; the loader counts how often it is open.
+//! Memory limits of control groups, read from the driver (r615 and newer) and given to it. The bindings
+//! lack these calls, so their symbols are looked up in the library again; the loader counts how often it is open.
 //!
-//! Safety: the symbol has the type of NVIDIA's reference (CUDA 13.4). Handles come from the same
-//! library and are only passed back to it. The text and the structure are locals that outlive the
-//! call, and the structure is its first and only version, of 32 bytes.
+//! Safety: the symbols have the types of NVIDIA's reference (CUDA 13.4). Handles come from the same
+//! library and are only passed back to it. The texts and the structures are locals that outlive the
+//! calls, and the structures are their first and only versions, of 32 and 24 bytes.
 
-#![expect(unsafe_code, reason = "a C function of NVML; see above")]
+#![expect(unsafe_code, reason = "C functions of NVML; see above")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
 use std::path::Path;
 
 use libloading::Library;
-use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_try};
+use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
+use crate::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::report::wire::{ProcessUse, TenantReport};
@@ -32,11 +33,22 @@ struct Limits {
     used: u64,
 }
 
+/// `nvmlSetMemoryLimits_v1_t`, for setting.
+#[repr(C)]
+struct NewLimits {
+    name_space: *const c_char,
+    soft: u64,
+    hard: u64,
+}
+
 type Read = unsafe extern "C" fn(nvmlDevice_t, *mut Limits) -> nvmlReturn_t;
 
-/// The call, if the driver has it.
+type Set = unsafe extern "C" fn(nvmlDevice_t, *const NewLimits) -> nvmlReturn_t;
+
+/// The calls, if the driver has them.
 pub(crate) struct MemoryLimits {
     read: Read,
+    set: Option<Set>,
     /// Keeps the symbol loaded.
     _library: Library,
 }
@@ -47,7 +59,8 @@ impl MemoryLimits {
         unsafe {
             let library = Library::new(library).ok()?;
             let read = *library.get::<Read>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
-            Some(Self { read, _library: library })
+            let set = library.get::<Set>(b"nvmlDeviceSetMemoryLimits_v1\0").ok().map(|set| *set);
+            Some(Self { read, set, _library: library })
         }
     }
 
@@ -56,10 +69,59 @@ impl MemoryLimits {
     /// # Errors
     /// The error of the driver, for instance that it has no limits here.
     pub(crate) fn hard(&self, gpu: &Device<'_>, group: &str) -> Result<Option<u64>, NvmlError> {
+        self.read(gpu, group).map(|found| found.limit)
+    }
+
+    /// The limit of a control group on a GPU, and what it uses.
+    ///
+    /// # Errors
+    /// As for [`MemoryLimits::hard`].
+    pub(crate) fn read(&self, gpu: &Device<'_>, group: &str) -> Result<GroupLimit, NvmlError> {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
         let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
         nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
-        Ok((limits.hard != UNLIMITED).then_some(limits.hard))
+        let limit = (limits.hard != UNLIMITED).then_some(limits.hard);
+        Ok(GroupLimit { limit, used: limits.used })
+    }
+
+    /// Whether the driver has the call that sets limits.
+    pub(crate) fn can_set(&self) -> bool {
+        self.set.is_some()
+    }
+
+    /// Sets the limit of a control group on a GPU, in bytes. The driver guarantees it nothing.
+    ///
+    /// # Errors
+    /// The error of the driver, for instance that the agent may not.
+    pub(crate) fn set(&self, gpu: &Device<'_>, group: &str, bytes: u64) -> Result<(), NvmlError> {
+        let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
+        let set = self.set.ok_or(NvmlError::NotSupported)?;
+        let limits = NewLimits { name_space: group.as_ptr(), soft: 0, hard: bytes };
+        nvml_try(unsafe { set(gpu.handle(), &raw const limits) })
+    }
+}
+
+/// The open driver, which reads and sets the limits of control groups.
+pub(crate) struct OpenDriver<'a> {
+    pub(crate) nvml: &'a Nvml,
+    pub(crate) limits: &'a MemoryLimits,
+}
+
+impl LimitDriver for OpenDriver<'_> {
+    fn read(&self, gpu: &str, group: &str) -> Option<GroupLimit> {
+        self.limits.read(&self.nvml.device_by_uuid(gpu).ok()?, group).ok()
+    }
+
+    fn set(&self, gpu: &str, group: &str, bytes: u64) -> SetLimit {
+        let device = self.nvml.device_by_uuid(gpu);
+        match device.and_then(|device| self.limits.set(&device, group, bytes)) {
+            Ok(()) => SetLimit::Done,
+            Err(NvmlError::NoPermission | NvmlError::NotSupported) => SetLimit::Refused,
+            Err(error) => {
+                tracing::debug!(gpu, group, %error, "a limit of memory could not be set");
+                SetLimit::Failed
+            }
+        }
     }
 }
 

@@ -13,24 +13,25 @@ use std::time::Duration;
 use nvml_wrapper::Nvml;
 
 use crate::agent::gpu::health::GpuHealth;
+use crate::agent::gpu::lent_limits::{Containers, LentLimits};
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
 use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mig::plan::NumberedProfile;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
 use crate::agent::nvml::library::LIBRARY;
-use crate::agent::nvml::limits::MemoryLimits;
+use crate::agent::nvml::limits::{MemoryLimits, OpenDriver};
 use crate::agent::nvml::raw::EventSet;
 use crate::agent::nvml::sweep::{Failure, Seen, Sweep, Sweeper};
 use crate::agent::nvml::trouble::{Trouble, unless_unsupported};
 use crate::agent::nvml::utilization::Utilization;
 use crate::agent::nvml::{details, instances, library};
 use crate::agent::processes::draining::Draining;
-use crate::agent::processes::pods::PodsByProcess;
+use crate::agent::processes::pods::{PodsByProcess, Unseen};
 use crate::agent::processes::watched::Watched;
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::MAX_DEVICES_PER_NODE;
+use crate::hardware::device::{MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{Allocation, DeviceReport, DeviceUse, DriverReport, MigProfileReport};
 
@@ -48,6 +49,8 @@ pub struct NvmlProbe {
     mps: Option<MpsDaemons>,
     /// What the agent made, if it makes MIG instances.
     on_demand: Option<MigOnDemand>,
+    /// The limits that are ordered, if the agent sets any.
+    lent_limits: Option<LentLimits>,
     /// The library while it is open.
     open: Option<Opened>,
     /// Devices as they were last read successfully, by UUID; reported for a lost device.
@@ -72,7 +75,7 @@ struct Opened {
     /// Constant facts, by UUID.
     details: BTreeMap<String, Details>,
     driver: Option<DriverReport>,
-    /// Reads memory limits; none if the driver has none.
+    /// Reads and sets memory limits; none if the driver has none.
     limits: Option<MemoryLimits>,
     /// The last read utilization of each GPU's processes, by UUID.
     utilization_seen: BTreeMap<String, Utilization>,
@@ -91,6 +94,7 @@ impl NvmlProbe {
             pods,
             mps: None,
             on_demand: None,
+            lent_limits: None,
             open: None,
             known,
             health,
@@ -109,6 +113,36 @@ impl NvmlProbe {
     #[must_use]
     pub fn with_mig(self, on_demand: MigOnDemand) -> Self {
         Self { on_demand: Some(on_demand), ..self }
+    }
+
+    /// The same probe, which also sets limits of memory.
+    #[must_use]
+    pub fn with_limits(self, lent_limits: LentLimits) -> Self {
+        Self { lent_limits: Some(lent_limits), ..self }
+    }
+
+    /// Sets the limits of memory that are ordered.
+    fn set_limits(&self, open: &Opened, inventory: &[DeviceReport], now: Timestamp) {
+        let Some(lent) = &self.lent_limits else { return };
+        let can_set = |limits: &&MemoryLimits| limits.can_set();
+        let Some(limits) = open.limits.as_ref().filter(can_set) else { return lent.set_none() };
+        let orders = lent.orders();
+        if orders.as_ref().is_some_and(|orders| lent.are_done(orders, now)) {
+            return;
+        }
+        let is_limited = |it: &&DeviceReport| it.kind == DeviceKind::Gpu && it.can_limit_memory;
+        let gpus = inventory.iter().filter(is_limited).map(|it| it.uuid.clone()).collect();
+        let pods = orders.iter().flat_map(|orders| &orders.gpus).flat_map(|gpu| &gpu.pods);
+        let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&*pod.pod_uid)).collect();
+        let containers = match pods.is_empty() {
+            true => Ok(Containers::new()),
+            false => self.pods.containers_of(&pods),
+        };
+        if matches!(containers, Err(Unseen::Groups)) {
+            return lent.set_none(); // what it cannot see it cannot limit
+        }
+        let driver = OpenDriver { nvml: &open.nvml, limits };
+        lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref().ok(), &driver);
     }
 
     /// Opens the library.
@@ -208,6 +242,7 @@ impl NvmlProbe {
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
             whole: None,
+            memory_limits: None,
         }
     }
 
@@ -374,6 +409,7 @@ impl NvmlProbe {
         self.draining.complete(&mut sample.uses, &self.pods);
         self.watched.learn(&sample.uses, &self.pods);
         sample.has_unwatched_pods = self.watched.lacks_a_pod();
+        self.set_limits(&open, &sample.inventory, now);
         if let Some(daemons) = &self.mps {
             daemons.learn(&sample.inventory);
         }

@@ -6,10 +6,12 @@
 //! component is recognized by its pattern at any position. Process ids are those of the host:
 //! the agent needs `hostPID`.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::agent::gpu::lent_limits::Containers;
 use crate::hardware::device::PodUid;
 
 /// Most bytes of a cgroup file that are read: one line per controller, each a path.
@@ -27,6 +29,18 @@ const MAX_GROUPS: usize = 4;
 /// Clock ticks per second in the kernel's times for processes: `USER_HZ`, which is 100 on every
 /// architecture that has NVIDIA's driver.
 const TICKS_PER_SECOND: u64 = 100;
+
+/// Most processes of a node among which containers are sought.
+const MAX_PROCESSES: usize = 65_536;
+
+/// Why containers of pods may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unseen {
+    /// A process cannot be read now, or there are too many.
+    Processes,
+    /// The control groups of pods are not shown by their whole paths.
+    Groups,
+}
 
 /// A time since the boot of the host, in ticks of its process table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +80,38 @@ impl PodsByProcess {
         read_lossily(&self.folder_of(pid).join("cgroup"), MAX_CGROUP_BYTES)
             .map(|text| groups_in_cgroup(&text))
             .unwrap_or_default()
+    }
+
+    /// The control groups of the containers of these pods that have a process now, by UID of the pod. Reads the whole
+    /// process table.
+    ///
+    /// # Errors
+    /// [`Unseen`], if some may be missing.
+    pub(crate) fn containers_of(&self, pods: &BTreeSet<PodUid>) -> Result<Containers, Unseen> {
+        let entries = std::fs::read_dir(&self.root).map_err(|_| Unseen::Processes)?;
+        let (mut found, mut count) = (Containers::new(), 0);
+        for entry in entries {
+            let name = entry.map_err(|_| Unseen::Processes)?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            count += 1;
+            let folder = self.folder_of(pid);
+            match read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES) {
+                _ if count > MAX_PROCESSES => return Err(Unseen::Processes),
+                None if folder.exists() => return Err(Unseen::Processes),
+                None => {}
+                Some(text) => {
+                    let pod = pod_in_cgroup(&text).filter(|pod| pods.contains(pod));
+                    let groups = || groups_in_cgroup(&text).into_iter().next();
+                    if let Some(pod) = pod {
+                        let container = groups().ok_or(Unseen::Groups)?;
+                        found.entry(pod.to_string()).or_default().insert(container);
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// The pod of the process that had the id `pid` at the time `listed`. `None` if it is in no

@@ -156,6 +156,7 @@ pub(crate) fn sample_of(
         has_unwatched_pods: false,
         mig_failures: Vec::new(),
         whole: None,
+        memory_limits: None,
         draining: BTreeSet::new(),
     }
 }

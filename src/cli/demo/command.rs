@@ -313,6 +313,7 @@ async fn live(
             clock: app.clock,
             metrics: args.agent_metrics.map(agent_metrics).transpose()?,
             mig: None,
+            limits: None,
         };
         let never = std::future::pending();
         let ended = match kubelet {

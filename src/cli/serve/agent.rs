@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustls::pki_types::ServerName;
 
+use crate::agent::gpu::lent_limits::LentLimits;
 use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::client::Proof;
@@ -86,6 +87,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
 
+    /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
+    /// request while no other pod needs it, as the extender orders.
+    #[arg(long, value_name = "HOW", default_value = "read", conflicts_with = "simulate")]
+    pub memory_limits: LimitsChoice,
+
     /// Make and remove MIG instances as the extender orders.
     #[arg(long, conflicts_with = "simulate")]
     pub mig_on_demand: bool,
@@ -121,6 +127,15 @@ pub enum MpsChoice {
     Rely,
     /// The agent runs them.
     Manage,
+}
+
+/// What the agent does with limits of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitsChoice {
+    /// It reads them.
+    Read,
+    /// It reads and sets them.
+    Set,
 }
 
 impl AgentArgs {
@@ -182,21 +197,22 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tracing::info!(%address, "showing metrics");
     }
     let proof = proof(&args)?;
-    let daemons = args.daemons(clock);
     let mig = args.mig_on_demand.then(|| match args.mig_switch {
         true => MigOnDemand::switching(&args.mig_folder, &args.proc_root),
         false => MigOnDemand::new(&args.mig_folder, &args.proc_root),
     });
+    let limits = (args.memory_limits == LimitsChoice::Set).then(LentLimits::default);
     let config = AgentConfig {
-        extenders: args.extender,
+        extenders: args.extender.clone(),
         proof,
         resolver: Resolver::default(),
         period,
         clock,
         metrics,
-        mig: mig.clone(),
+        mig,
+        limits,
     };
-    match (args.simulate, args.node) {
+    match (args.simulate.clone(), args.node.clone()) {
         (Some(file), only) => {
             let mut fleet = Fleet::read(&file)?;
             if let Some(only) = only {
@@ -208,33 +224,44 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
             tracing::info!(nodes = fleet.nodes.len(), "playing a fleet");
             run_fleet(&config, &fleet, stop).await?;
         }
-        (None, Some(node)) => {
-            let pods = PodsByProcess::new(args.proc_root);
-            let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
-            let kubelet = KubeletDevices::new(args.kubelet_socket);
-            kubelet.refresh().await; // before any pod can be placed there
-            tokio::spawn(kubelet.clone().run());
-            if let Some(mig) = mig {
-                probe = probe.with_mig(mig.clone());
-                let mut maker = MigMaker::new(args.nvml_library, mig, clock, kubelet.owned());
-                if args.mig_adopt {
-                    maker = maker.adopting();
-                }
-                tokio::spawn(maker.run());
-            }
-            if let Some(daemons) = &daemons {
-                probe = probe.with_mps(daemons.clone());
-            }
-            let loops = daemons.map(|daemons| daemons.start());
-            let result = run_node(&config, &node, BesideKubelet { probe, kubelet }, stop).await;
-            if let Some(loops) = loops {
-                loops.end().await;
-            }
-            result?;
-        }
+        (None, Some(node)) => run_here(args, (&node, &config), stop).await?,
         (None, None) => bail!("the name of this node is missing: set `--node` or `--simulate`"),
     }
     Ok(())
+}
+
+/// Reports this node, and carries out orders on it, until `stop` is done.
+async fn run_here(
+    args: AgentArgs,
+    (node, config): (&str, &AgentConfig),
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let (clock, daemons) = (config.clock, args.daemons(config.clock));
+    let pods = PodsByProcess::new(args.proc_root);
+    let mut probe = NvmlProbe::new(args.nvml_library.clone(), pods);
+    let kubelet = KubeletDevices::new(args.kubelet_socket);
+    kubelet.refresh().await; // before any pod can be placed there
+    tokio::spawn(kubelet.clone().run());
+    if let Some(mig) = &config.mig {
+        probe = probe.with_mig(mig.clone());
+        let mut maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
+        if args.mig_adopt {
+            maker = maker.adopting();
+        }
+        tokio::spawn(maker.run());
+    }
+    if let Some(daemons) = &daemons {
+        probe = probe.with_mps(daemons.clone());
+    }
+    if let Some(limits) = &config.limits {
+        probe = probe.with_limits(limits.clone());
+    }
+    let loops = daemons.map(|daemons| daemons.start());
+    let result = run_node(config, node, BesideKubelet { probe, kubelet }, stop).await;
+    if let Some(loops) = loops {
+        loops.end().await;
+    }
+    Ok(result?)
 }
 
 /// How the extender and this agent prove who they are; follows the file of the CA from now on.
@@ -279,6 +306,7 @@ mod tests {
             "--extender http://a:1 --simulate f --nvml-library l",
             "--extender http://a:1 --simulate f --mps rely",
             "--extender http://a:1 --node n --mps sometimes",
+            "--extender http://a:1 --simulate f --memory-limits set",
             "--extender http://a:1 --simulate f --mig-on-demand",
             "--extender http://a:1 --node n --mig-adopt",
             "--extender http://a:1 --node n --mig-switch",

@@ -299,6 +299,9 @@ async fn restart(
     known: &Known<'_>,
     seen: &SeenPod,
 ) -> Next {
+    if !app.ledger.may_go_home(&known.pod.uid) {
+        return Next::After(LOOK_AGAIN); // the first write is of an earlier process
+    }
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
             app.moves.moved(&known.pod.uid, app.clock.now());

@@ -338,6 +338,9 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         if !is_wanted && task.sent.is_none() {
             return Next::Done;
         }
+        if task.sent.is_none() && !app.ledger.may_start(&pod.uid) {
+            return Next::After(LOOK_AGAIN);
+        }
         return write(task, cluster, &known, &seen).await;
     }
     if chosen.has_left(container, &begun.before) {

@@ -17,6 +17,7 @@ use crate::model::reservation::{
     BorrowedMemory, Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::lent_memory::{OrderedLimits, ordered_limits};
 use crate::scoring::victims::is_leaving;
 use crate::scoring::{guests, plan};
 use crate::waste::compiled_mix::CompiledMix;
@@ -45,7 +46,8 @@ pub struct ToPost {
     pub placement: Placement,
     /// The pods that must have left or given back memory before.
     pub waits_for: Vec<PodUid>,
-    /// Whether memory is missing that it or others there request.
+    /// Whether memory is missing that it or others there request, or could be before the limits of those that run
+    /// there are lowered.
     pub is_short: bool,
     /// Whether a device of it has been replaced since.
     pub is_gone: bool,
@@ -237,7 +239,9 @@ impl Ledger {
             let is_ignored = mutated(Mutation::LentMemoryIgnored);
             let giving_back = giving_back.filter(|_| !is_ignored);
             let waits_for = leaving.chain(giving_back).collect();
-            let is_short = guests::is_short_of_memory(node_state, here) && !is_ignored;
+            let is_short = guests::is_short_of_memory(node_state, here.clone()) && !is_ignored;
+            let is_short =
+                is_short || !here.clone().all(|it| guests::may_start(node_state, it, uid));
             let takes_pods = |it: &DeviceState| it.device().kind != DeviceKind::MigParent;
             let is_it = |it: &DeviceState, id: &DeviceId| it.device().id == *id && takes_pods(it);
             let is_there = |id: &DeviceId| node_state.devices().iter().any(|it| is_it(it, id));
@@ -276,6 +280,13 @@ impl Ledger {
             let has_orders = !node_state.spots().is_empty() || node_state.has_whole_orders();
             has_orders.then(|| node_state.instance_orders())
         })
+    }
+
+    /// The limits of memory that the agent of a node is to set; `None` if there are none.
+    pub fn limit_orders(&self, node: &str) -> Option<Vec<OrderedLimits>> {
+        let node_entry = self.node_entry(self.position(node)?);
+        let orders = node_entry.look(|_, node_state| ordered_limits(node_state));
+        (!orders.is_empty()).then_some(orders)
     }
 
     /// The pods on a node, or on all nodes, that are to give back the memory that they use above their
@@ -321,6 +332,24 @@ impl Ledger {
     pub fn at_start(&self, uid: &PodUid) -> Option<Demand> {
         let at = self.pods.get(uid).map(|at| *at)?;
         self.node_entry(at).look(|_, node_state| guests::at_start(node_state, uid))
+    }
+
+    /// Whether a container of a pod can start where the pod runs: no limit of others lets them take what it requests.
+    pub fn may_start(&self, uid: &PodUid) -> bool {
+        let Some(at) = self.pods.get(uid).map(|at| *at) else { return true };
+        self.node_entry(at).look(|_, node_state| {
+            let on = node_state.reservation(uid).map(|held| held.placement.runs_on());
+            let mut devices = node_state.devices().iter();
+            devices.all(|it| {
+                let runs_here = on.as_ref().is_some_and(|on| on.contains(&it.device().id));
+                !runs_here || guests::may_start(node_state, it, uid)
+            })
+        })
+    }
+
+    /// The same of a guest, at its home.
+    pub fn may_go_home(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| guests::may_go_home(node_state, uid))
     }
 
     /// When a report listed the processes of a device last.

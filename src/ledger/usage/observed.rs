@@ -140,6 +140,7 @@ impl Ledger {
         let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
         let not_made: Vec<Spot> = not_made.map(FailedMigOrder::spot).collect();
         let wholes = seen.1.wholes.take().map(|(_, gpus)| gpus).unwrap_or_default();
+        let limits = seen.1.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
             let events = details.take((version, node_state), seen, rules, now);
@@ -148,6 +149,10 @@ impl Ledger {
         events.extend(self.set_verification(at, &found));
         if !node_entry.look(|_, node_state| node_state.has_wholes(&wholes)) {
             let note = |node_state: &mut NodeState| node_state.note_wholes(wholes);
+            events.extend(self.change_node(at, note));
+        }
+        if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
+            let note = |node_state: &mut NodeState| node_state.note_limits(limits);
             events.extend(self.change_node(at, note));
         }
         if !not_made.is_empty() {

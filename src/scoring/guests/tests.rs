@@ -1,5 +1,8 @@
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use proptest::prelude::*;
 
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
@@ -12,6 +15,7 @@ use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
 use crate::model::reservation::{Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
+use crate::scoring::lent_memory::ordered_limits;
 use crate::scoring::plan;
 use crate::scoring::strategy::Strategy;
 use crate::waste::scarcity::ScarcityPrices;
@@ -625,4 +629,164 @@ fn a_guest_that_cannot_be_restarted_counts_in_both_places_until_it_can() {
     node.goes_on(&uid);
     assert_eq!(allocated(&node), [500, 0]);
     assert!(node.reservation(&uid).unwrap().is_going_home());
+}
+
+/// The limits that are ordered on A, in MiB, with the number of the order.
+fn ordered(node: &NodeState) -> (u64, String) {
+    let all = ordered_limits(node);
+    let [order] = &all[..] else { return (0, String::new()) };
+    let limits = order.limits.iter().map(|(uid, limit, keeps)| {
+        format!("{uid}={}{}", limit.mib(), if *keeps { "+" } else { "" })
+    });
+    (order.number, limits.collect::<Vec<_>>().join(" "))
+}
+
+/// A node whose driver limits pods, and whose agent sets the limits of A.
+fn limited(text: &str, in_force: u64) -> NodeState {
+    let mut classes = DeviceClasses::default();
+    let mut node = node_of(text, &mut classes);
+    let borrow = Borrow::Memory { most: Share::WHOLE };
+    let rule = PoolRule { borrow, driver_limits: true, ..PoolRule::default() };
+    node.share_by(rule, &mut classes);
+    put_in_force(&mut node, in_force);
+    node
+}
+
+fn put_in_force(node: &mut NodeState, number: u64) {
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), number)]));
+}
+
+#[test]
+fn what_nobody_requests_or_uses_is_split_among_those_that_may_borrow() {
+    let mut node = limited("A:1000/1000", 0);
+    assert_eq!(ordered(&node), (0, String::new()));
+    node.allocate(movable("p", "A", 300));
+    assert_eq!(ordered(&node), (1, "p=1000".to_owned()), "alone");
+    node.allocate(movable("q", "A", 300));
+    assert_eq!(ordered(&node), (2, "p=500 q=500".to_owned()), "equal parts of the rest");
+    // A pod that may not be moved borrows nothing, and keeps its request.
+    node.allocate(Reservation { request: None, ..movable("r", "A", 200) });
+    assert_eq!(ordered(&node), (3, "p=400 q=400".to_owned()));
+    observe(&mut node, "A", &[("p", 390), ("q", 100)]);
+    assert_eq!(ordered(&node), (3, "p=445 q=355".to_owned()), "what it uses is its own");
+    observe(&mut node, "A", &[("p", 390), ("q", 100), ("x", 200)]);
+    assert_eq!(ordered(&node).1, "p=390 q=300", "others use the rest");
+    let uid = PodUid::new("p");
+    node.note_borrowed(&uid, BorrowedMemory::GivingBack);
+    assert_eq!(ordered(&node).1, "p=300 q=300", "its growth is stopped");
+    node.note_borrowed(&uid, BorrowedMemory::Kept);
+    assert_eq!(ordered(&node).1.split(' ').next(), Some("p=300+"), "it may borrow no more");
+    node.release(&PodUid::new("r"));
+    assert_eq!(ordered(&node).0, 3, "no pod has come");
+}
+
+#[test]
+fn a_limit_is_no_higher_than_what_the_pod_may_use() {
+    let mut node = limited("A:1000/1000", 0);
+    let mut request = GpuRequest::one(Amount::Fraction(Share::from_millionths(200_000)));
+    request.limit = Some(Limit::Fraction(Share::from_millionths(250_000)));
+    request.movable = Movable::Restart;
+    node.allocate(Reservation { request: Some(Arc::new(request)), ..movable("p", "A", 200) });
+    node.allocate(movable("q", "A", 200));
+    node.allocate(movable("r", "A", 200));
+    assert_eq!(ordered(&node).1, "p=250 q=375 r=375", "others get what it cannot use");
+}
+
+#[test]
+fn a_pod_waits_until_the_limits_of_others_leave_its_memory_free() {
+    let leaves = |node: &NodeState, uid: &str| {
+        node.limits().leave_room(&DeviceId::new("A").unwrap(), &PodUid::new(uid))
+    };
+    let mut node = limited("A:1000/1000", 0);
+    node.allocate(movable("p", "A", 300));
+    assert!(leaves(&node, "p"), "it is alone");
+    node.allocate(Reservation { request: None, ..movable("q", "A", 300) });
+    assert!(!leaves(&node, "q") && leaves(&node, "p"), "`q` borrows nothing");
+    put_in_force(&mut node, 1);
+    assert!(!leaves(&node, "q"), "the order before it came");
+    put_in_force(&mut node, 2);
+    assert!(leaves(&node, "q"));
+    // Who borrowed once may have a limit above its request until the next order is in force.
+    node.note_borrowed(&PodUid::new("p"), BorrowedMemory::Kept);
+    node.allocate(Reservation { request: None, ..movable("r", "A", 300) });
+    assert!(!leaves(&node, "r"));
+    put_in_force(&mut node, 3);
+    assert!(leaves(&node, "r"));
+    // A guest that comes home waits in the same way, and all do where the agent starts again.
+    put_in_force(&mut node, 0);
+    assert!(!leaves(&node, "r"));
+}
+
+#[test]
+fn no_pod_borrows_memory_whose_limit_the_agent_does_not_set() {
+    let mut node = limited("A:1000/1000", 0);
+    node.note_limits(BTreeMap::new());
+    node.allocate(movable("p", "A", 300));
+    observe(&mut node, "A", &[("p", 700)]);
+    assert_eq!((ordered(&node).0, free_mib(&node)), (0, 300), "what it uses is not free");
+    put_in_force(&mut node, 0);
+    observe(&mut node, "A", &[("p", 700)]);
+    assert_eq!((ordered(&node), free_mib(&node)), ((1, "p=1000".to_owned()), 700));
+    node.note_limits(BTreeMap::new());
+    assert_eq!(free_mib(&node), 300, "the agent sets them no more");
+    put_in_force(&mut node, 0);
+    // Where nothing is lent any more, limits are lowered again.
+    node.share_by(PoolRule::default(), &mut DeviceClasses::default());
+    assert_eq!(ordered(&node).1, "p=300+");
+}
+
+proptest! {
+    #[test]
+    fn all_limits_of_a_device_together_are_no_more_than_it_has(
+        pods in prop::collection::vec((100..300_u64, 0..700_u64, any::<bool>(), 0..3_u8), 1..4),
+        others in 0..300_u64,
+    ) {
+        let mut node = limited("A:1000/1000", 0);
+        let names = ["p", "q", "r"];
+        let mut seen = vec![("x", others)];
+        for (name, (request, used, borrows, state)) in names.iter().zip(&pods) {
+            let held = movable(name, "A", *request);
+            let request = held.request.clone().filter(|_| *borrows);
+            node.allocate(Reservation { request, ..held });
+            seen.push((name, *used));
+            let borrowed = [BorrowedMemory::Free, BorrowedMemory::GivingBack, BorrowedMemory::Kept];
+            node.note_borrowed(&PodUid::new(*name), borrowed[usize::from(*state)]);
+        }
+        observe(&mut node, "A", &seen);
+        let device = &node.devices()[0];
+        let all = ordered_limits(&node);
+        let limits = all.first().map_or(&[][..], |order| &order.limits);
+        let limit_of = |uid: &PodUid| limits.iter().find(|(it, ..)| it == uid).map(|(_, limit, _)| limit.mib());
+        let (mut own, mut most) = (device.used_by_others().mib(), device.used_by_others().mib());
+        for (uid, demand) in device.users() {
+            let counts = demand.memory.max(device.covered(uid)).mib();
+            let limit = limit_of(uid).unwrap_or(demand.memory.mib());
+            prop_assert!(limit >= demand.memory.mib() && limit <= 1_000);
+            own += counts;
+            most += counts.max(limit);
+        }
+        prop_assert!(most <= own.max(1_000), "{most} of {own}: {limits:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_away_may_still_have_its_limit_at_home() {
+    let leaves = |node: &NodeState, uid: &str| {
+        node.limits().leave_room(&DeviceId::new("A").unwrap(), &PodUid::new(uid))
+    };
+    let mut node = limited("A:1000/1000 B:1000/1000", 0);
+    node.allocate(movable("p", "A", 300));
+    node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
+    assert_eq!(ordered(&node), (1, "p=300+".to_owned()));
+    node.allocate(movable("q", "A", 300));
+    assert!(!leaves(&node, "q"), "its container may never have left");
+    assert_eq!(ordered(&node), (2, "p=300+ q=1000".to_owned()), "it uses nothing here");
+    put_in_force(&mut node, 2);
+    assert!(leaves(&node, "q"));
+    node.allocate(Reservation { request: None, ..movable("whole", "B", 1_000) });
+    assert_eq!(recalled(&mut node), ["p"]);
+    assert!(!may_go_home(&node, &PodUid::new("p")), "`q` may use what it requests");
+    assert_eq!(ordered(&node), (3, "p=500 q=500".to_owned()));
+    put_in_force(&mut node, 3);
+    assert!(may_go_home(&node, &PodUid::new("p")));
 }

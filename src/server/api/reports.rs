@@ -6,14 +6,19 @@ use crate::api::error::{Error, ErrorReason};
 use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
-use crate::hardware::device::DeviceId;
+use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::units::MemMib;
 use crate::ledger::change::reports::ReportRefusal;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
-use crate::report::wire::{Allocation, MakeInstance, MigOrders, Outcome, Reply, Report, WholeGpu};
+use crate::report::wire::{
+    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, Outcome, PodLimit, Reply, Report,
+    WholeGpu,
+};
+use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
 
 /// Limits how often refused reports are logged.
@@ -63,6 +68,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 allocations_version: Some(receipt.allocations_version),
                 allocations: allocations.map(|held| held.collect()),
                 mig_orders: mig_orders(app, node),
+                memory_limits: limit_orders(app, node),
             };
             (StatusCode::OK, to_json(&reply))
         }
@@ -96,15 +102,39 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 /// Without the orders of another leader that an agent obeys: their numbers mean nothing here.
 fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
     let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
-    DetailsReport { wholes: details.wholes.filter(is_own), ..details }
+    let limits = details.limits.map(|(term, mut gpus)| {
+        if Some(term) != app.acts_in() {
+            gpus.values_mut().for_each(|number| *number = 0);
+        }
+        (term, gpus)
+    });
+    DetailsReport { wholes: details.wholes.filter(is_own), limits, ..details }
+}
+
+/// The term in which this replica gives orders to agents; `None` if it gives none.
+fn ordering_term(app: &App) -> Option<u64> {
+    let may = app.leading.is_here() && app.is_fenced() && app.readiness() == Readiness::Ready;
+    app.acts_in().filter(|_| may)
+}
+
+/// The limits of memory that the agent of a node is to set, if this replica gives orders.
+fn limit_orders(app: &App, node: &str) -> Option<LimitOrders> {
+    let (term, orders) = (ordering_term(app)?, app.ledger.limit_orders(node)?);
+    let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, limits }| GpuLimits {
+        gpu: gpu.to_string(),
+        number,
+        pods: limits.into_iter().map(pod_limit).collect(),
+    });
+    Some(LimitOrders { term, gpus: gpus.collect() })
+}
+
+fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
+    PodLimit { pod_uid: uid.to_string(), limit_mib: limit.mib(), keeps_more }
 }
 
 /// What the agent of a node is to do about MIG instances, if this replica gives orders.
 fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
-    let term = app.acts_in()?;
-    if !app.leading.is_here() || !app.is_fenced() || app.readiness() != Readiness::Ready {
-        return None;
-    }
+    let term = ordering_term(app)?;
     let InstanceOrders { make, remove, whole } = app.ledger.instance_orders(node)?;
     let make = make.into_iter().map(|spot| MakeInstance {
         gpu: spot.gpu.to_string(),

@@ -628,9 +628,10 @@ mod tests {
         let app = Arc::new(App::new(ledger, clock, Config::default(), Truth::Ledger));
         let service = Service::new(Arc::clone(&app), Arc::new(|_| Ok(())));
         assert!(service.early.may_wait(app.clock.precise()));
-        TIME.set(Timestamp::from_millis(2_000));
+        TIME.set(Timestamp::from_millis(2_001));
         assert!(!is_ready_soon(&service).await, "calls have waited long enough");
         app.ledger.set_listed(app.clock.now());
+        app.set_fenced();
         assert!(is_ready_soon(&service).await, "it need not wait");
     }
 

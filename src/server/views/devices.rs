@@ -63,6 +63,7 @@ pub(crate) fn device(
         numa_node: more.numa_node,
         neighbors: more.neighbors.iter().map(neighbor).collect(),
         can_limit_memory: more.can_limit_memory,
+        sets_memory_limits: node.limits().are_set(&device.id),
         capacity_mib: device.capacity().mib(),
         allocated: amount(found.allocated()),
         held: amount(found.on_hold()),

@@ -25,6 +25,7 @@ impl Respreading {
             tenants: BTreeMap::new(),
             mig_failures: Vec::new(),
             wholes: None,
+            limits: None,
         };
         let rules = Rules {
             tolerance: MemMib::ZERO,

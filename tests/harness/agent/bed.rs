@@ -83,6 +83,17 @@ impl Bed {
         self
     }
 
+    /// The limits of memory that were set, in order: group and GiB.
+    pub(crate) fn limits_set(&self) -> Vec<(String, u64)> {
+        let set = std::fs::read_to_string(self.folder.path().join("limits")).unwrap_or_default();
+        let line = |line: &str| {
+            let words: Vec<&str> = line.splitn(4, ' ').collect();
+            let [_, _, hard, group] = words[..] else { panic!("{line}") };
+            (group.to_owned(), hard.parse::<u64>().unwrap() >> 30)
+        };
+        set.lines().map(line).collect()
+    }
+
     pub(crate) fn probe(&self) -> NvmlProbe {
         NvmlProbe::new(Some(self.library()), PodsByProcess::new(self.proc_root()))
     }
@@ -124,6 +135,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         devices: sample.uses.clone(),
         mig_failures: Vec::new(),
         whole: None,
+        memory_limits: None,
     };
     report.checked().unwrap();
     Ok(sample)

@@ -15,6 +15,7 @@ use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, HostAmount, MemMib, Share};
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{PlacedDevice, Placement, PodRef, Tenure};
 use gpupack::server::api::server::router;
 use gpupack::server::page::service::Service;
@@ -48,11 +49,21 @@ impl Extender {
         Self::start_at(&address)
     }
 
+    /// One with this configuration.
+    pub(crate) fn configured(text: &str) -> Self {
+        Self::start_as("127.0.0.1:0", Config::from_yaml(text).unwrap())
+    }
+
     fn start_at(address: &str) -> Self {
-        let (config, clock) = (Config::default(), Clock::start());
+        Self::start_as(address, Config::default())
+    }
+
+    fn start_as(address: &str, config: Config) -> Self {
+        let clock = Clock::start();
         let stale_after = Duration::from_secs(3_600);
         let settings = Settings { stale_after, ..settings(&config, &clock) };
         let ledger = Arc::new(Ledger::new(settings));
+        ledger.share_by(config.pools.clone());
         ledger.see_node(&NodeName::new("n"), HostAmount::ZERO, PoolName::new(""));
         ledger.set_listed(clock.now());
         let app = Arc::new(App::new(ledger, clock, config, Truth::Ledger));
@@ -76,12 +87,31 @@ impl Extender {
         self.see_pod(uid, (device, mib), false);
     }
 
+    /// The same for a pod that may use all of the device, and be restarted.
+    pub(crate) fn lend(&self, uid: &str, device: &str, mib: u64) {
+        let mut request = GpuRequest::one(Amount::Memory(MemMib::new(mib)));
+        request.limit = Some(Limit::Fraction(Share::WHOLE));
+        request.movable = Movable::Restart;
+        let known = self.fact(uid, (device, mib), false);
+        let fact = PodFact { request: Some(request.into()), ..known };
+        self.app.ledger.see_pod(&fact, self.app.clock.now());
+    }
+
+    /// Whether a pod may be bound to what it is allocated: the memory is free that it requests.
+    pub(crate) fn may_bind(&self, uid: &str) -> bool {
+        !self.app.ledger.to_post(&PodUid::new(uid)).unwrap().is_short
+    }
+
     /// The pod that has so much of a device ends.
     pub(crate) fn end(&self, uid: &str, device: &str, mib: u64) {
         self.see_pod(uid, (device, mib), true);
     }
 
-    fn see_pod(&self, uid: &str, (device, mib): (&str, u64), is_terminal: bool) {
+    fn see_pod(&self, uid: &str, part: (&str, u64), is_terminal: bool) {
+        self.app.ledger.see_pod(&self.fact(uid, part, is_terminal), self.app.clock.now());
+    }
+
+    fn fact(&self, uid: &str, (device, mib): (&str, u64), is_terminal: bool) -> PodFact {
         let id = DeviceId::new(device).unwrap();
         let demand = Demand { memory: MemMib::new(mib), share: Share::from_millionths(100_000) };
         let node = NodeName::new("n");
@@ -92,7 +122,7 @@ impl Extender {
             guest: None,
             spots: Vec::new(),
         };
-        let fact = PodFact {
+        PodFact {
             pod: PodRef { uid: PodUid::new(uid), name: format!("team/{uid}").into() },
             node: Some(node),
             host: HostAmount::ZERO,
@@ -103,8 +133,7 @@ impl Extender {
             bound_by_us: true,
             moves: MoveFact::default(),
             tenure: Tenure::default(),
-        };
-        self.app.ledger.see_pod(&fact, self.app.clock.now());
+        }
     }
 
     /// The node as `/v1/state` shows it.

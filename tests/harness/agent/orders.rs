@@ -92,6 +92,7 @@ async fn take(
         allocations_version: Some(1),
         allocations: Some(Vec::new()),
         mig_orders: told.orders.clone(),
+        memory_limits: None,
     })
 }
 

@@ -52,8 +52,9 @@ pub unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(
         if soft > hard || soft > most || (hard > most && hard != u64::MAX) {
             return Err(INVALID_ARGUMENT);
         }
-        // Only version 2 has this file in every group.
-        if !Path::new(group).join("cgroup.controllers").is_file() {
+        // Only version 2 has this file in every group. Those of the scenario are there.
+        let is_played = gpu.memory_limits.as_ref().is_some_and(|known| known.contains_key(group));
+        if !is_played && !Path::new(group).join("cgroup.controllers").is_file() {
             return Err(OPERATING_SYSTEM);
         }
         scenario::write_line_to("limits", &format!("{} {soft} {hard} {group}", gpu.uuid));
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(
         unsafe {
             (*limits).soft = soft;
             (*limits).hard = hard;
-            (*limits).used = 0;
+            (*limits).used = gpu.limited_use.get(group).map_or(0, |mib| mib << 20);
         }
         Ok(())
     })

@@ -73,6 +73,9 @@ pub(crate) struct Gpu {
     pub links: Vec<Link>,
     /// Memory limits in MiB by control group; none: the driver has no limits here.
     pub memory_limits: Option<BTreeMap<String, u64>>,
+    /// What control groups use by the driver's count, in MiB.
+    #[serde(default)]
+    pub limited_use: BTreeMap<String, u64>,
     /// The value of field 230; `None`: the driver does not have the field.
     pub recovery_action: Option<u64>,
     /// Kinds of events that it supports, as NVML's bits; `None`: all.

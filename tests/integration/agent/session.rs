@@ -116,6 +116,7 @@ async fn take(
         allocations_version: Some(version),
         allocations: (!is_known).then(|| bed.allocations.clone()),
         mig_orders: None,
+        memory_limits: None,
     })
     .into_response()
 }
@@ -174,6 +175,7 @@ impl Agent {
             clock: Clock::start(),
             metrics: None,
             mig: None,
+            limits: None,
         };
         Self(tokio::spawn(async move {
             run_fleet(&config, &fleet, std::future::pending()).await.unwrap();
@@ -366,6 +368,7 @@ async fn a_node_without_driver_stays_silent_and_stops_on_signal() {
         clock: Clock::start(),
         metrics: None,
         mig: None,
+        limits: None,
     };
     let probe = NvmlProbe::new(Some("/nowhere/libnvidia-ml.so.1".into()), PodsByProcess::new("/"));
     let stop = tokio::time::sleep(Duration::from_millis(200));

@@ -260,6 +260,7 @@ fn scrapes(now: u64) -> String {
             draining: std::collections::BTreeSet::new(),
             mig_failures: Vec::new(),
             whole: None,
+            memory_limits: None,
         };
         agent.show("gpu-a", &sample, &allocations);
         let scrape = String::from_utf8(agent.text()).unwrap();

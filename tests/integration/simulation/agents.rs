@@ -1,7 +1,11 @@
 //! Agents: they sample their nodes and report, one report at a time.
 
+use std::collections::BTreeSet;
+
+use gpupack::agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use gpupack::api::state::DeviceKind;
 use gpupack::hardware::device::PodUid;
+use gpupack::hardware::units::Timestamp;
 use gpupack::server::api::reports;
 use gpupack::step::outside::Event;
 use rand::Rng;
@@ -23,6 +27,8 @@ pub(super) struct Agent {
     run: u64,
     /// What it says to each replica.
     links: [Link; MOST_REPLICAS],
+    /// The limits of memory that it sets.
+    limits: LentLimits,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -45,7 +51,20 @@ impl Agent {
     /// An agent that begins now. Its reports have numbers from that time on.
     pub(super) fn begun(run: u64, now: u64) -> Self {
         let link = Link { sequence: SIMULATED_UNIX_MILLIS + now, ..Link::default() };
-        Self { run, links: std::array::from_fn(|_| link.clone()) }
+        let limits = LentLimits::default();
+        Self { run, links: std::array::from_fn(|_| link.clone()), limits }
+    }
+
+    /// Carries out the orders about limits.
+    pub(super) fn set_limits(
+        &self,
+        gpus: &BTreeSet<String>,
+        containers: &Containers,
+        driver: &impl LimitDriver,
+    ) {
+        let orders = self.limits.orders();
+        let orders = (orders.as_ref(), Timestamp::from_millis(0));
+        self.limits.carry_out(orders, gpus, Some(containers), driver);
     }
 
     /// The next reports have the inventory. Those under way go on.
@@ -116,6 +135,9 @@ impl World {
         }
         let is_silent = self.has(Fault::Silence) && self.now < self.nodes[node].silent_until;
         let is_silent = is_silent || self.nodes[node].is_down(self.now);
+        if self.settings.has_driver_limits && !self.nodes[node].is_down(self.now) {
+            self.set_limits(node, agent);
+        }
         for to in 0..self.replicas.len() {
             if !is_silent {
                 self.report_to(node, agent, to);
@@ -169,6 +191,7 @@ impl World {
             (inventory, answers) = (Some(devices), Some(answer));
         }
         let mut uses = self.uses_on(&name, &gpus);
+        let in_force = self.nodes[at].agents[agent].limits.in_force();
         let speaker = &mut self.nodes[at].agents[agent].links[to];
         // As `agent::node::session` does it: two lists that may lack news would free a drain.
         let is_first = speaker.session.is_none();
@@ -195,6 +218,9 @@ impl World {
         });
         if let Some((failures, whole)) = answers {
             (report["migFailures"], report["whole"]) = (failures, whole);
+        }
+        if self.settings.has_driver_limits {
+            report["memoryLimits"] = serde_json::to_value(in_force).expect("it is JSON");
         }
         if lies {
             report["lie"] = true.into(); // for the checks: the extender ignores what it does not know
@@ -330,7 +356,7 @@ impl World {
 
     pub(super) fn replied(&mut self, from: &From, reply: Option<Reply>) {
         let Some(agent) = self.nodes[from.node].agents.get_mut(from.agent) else { return };
-        let (run, link) = (agent.run, &mut agent.links[from.to]);
+        let (run, limits, link) = (agent.run, &agent.limits, &mut agent.links[from.to]);
         if (run, link.attempts) != (from.run, from.attempt) || !link.is_sent {
             return; // an earlier report, or an earlier run
         }
@@ -338,8 +364,17 @@ impl World {
         let is_accepted =
             |it: &&Reply| it.1["outcome"] == "Accepted" && link.has_session(&it.1["session"]);
         let taken = reply.as_ref().filter(|(status, _)| *status == 200);
-        let orders = taken.filter(is_accepted).map(|(_, reply)| reply["migOrders"].clone());
+        let accepted = taken.filter(is_accepted).map(|(_, reply)| reply);
+        let orders = accepted.map(|reply| reply["migOrders"].clone());
         let is_void = taken.is_some() && orders.is_none();
+        match accepted {
+            Some(reply) => {
+                let orders = serde_json::from_value(reply["memoryLimits"].clone()).ok();
+                limits.learn(from.to, orders, Timestamp::from_millis(self.now));
+            }
+            None if taken.is_none() => limits.lose(from.to),
+            None => {}
+        }
         link.settle(reply.as_ref());
         if let Some((status, reply)) = reply.filter(|(status, _)| !STATUSES.contains(status)) {
             self.broke(format!("a report was answered with {status}: {reply}"));

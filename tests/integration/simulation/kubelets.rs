@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::faults::Fault;
-use super::lent::{Lent, client_limit};
+use super::lent::{Lent, limit_at_start};
 use super::{What, World};
 
 /// The processes of a pod.
@@ -141,6 +141,7 @@ impl World {
     /// The next container gets the devices that the annotations name now.
     fn restart_container(&mut self, uid: &str) {
         let (now, is_faulty) = (self.now, self.is_faulty());
+        let by_driver = self.settings.has_driver_limits;
         let (Some(pod), Some(process)) = (self.api.pods.get_mut(uid), self.processes.get_mut(uid))
         else {
             return;
@@ -156,7 +157,7 @@ impl World {
         if parts.any(|((_, used), (_, mib, _))| used > mib) {
             self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
         }
-        process.lent.limit = client_limit(pod);
+        process.lent.limit = limit_at_start(pod, by_driver);
         let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
@@ -178,7 +179,7 @@ impl World {
 
     /// The container runtime reads the annotations once.
     fn start_container(&mut self, uid: &str) {
-        let is_over = self.has(Fault::OverLimit);
+        let is_over = self.has(Fault::OverLimit) && !self.settings.has_driver_limits;
         let Some(pod) = self.api.pods.get(uid) else { return };
         let overuses = is_over && pod.overuses() && !self.settings.has_mig;
         let may_overuse = is_over && !self.settings.has_mig; // an instance has no more
@@ -208,7 +209,7 @@ impl World {
             left: (Vec::new(), 0),
             lent: Lent {
                 is_on: self.settings.lends_memory,
-                limit: client_limit(pod),
+                limit: limit_at_start(pod, self.settings.has_driver_limits),
                 ..Lent::default()
             },
         };

@@ -3,12 +3,20 @@
 //! A program's allocation succeeds if the GPU has that much unused memory, whoever requests it: nothing
 //! else limits programs. So a pod may lack what it requests until another one has given it back. What a
 //! program has not got it tries to get again.
+//!
+//! Where the driver limits programs, the agents set the limits by the shipped rules. Then no program ever lacks
+//! what its pod requests.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpupack::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
 use gpupack::kube_api::request::placement::MPS_MEMORY;
 use rand::Rng;
 
 use super::api::Pod;
 use super::kubelets::Process;
+use super::lent_checks::counted;
 use super::{QUIET_FOR, World};
 
 /// What a process has beside what its pod requests, in such runs.
@@ -18,7 +26,7 @@ pub(super) struct Lent {
     pub(super) is_on: bool,
     /// What it uses above its request: nothing, or an amount of its only device.
     pub(super) borrowed: Vec<(String, u64)>,
-    /// The most that its process may use of its device, if MPS limits that.
+    /// The most that its process may use of its device, if MPS or the driver limits that.
     pub(super) limit: Option<u64>,
     /// What is left of its last container beside what it requested elsewhere, and until when.
     pub(super) left: (Vec<(String, u64)>, u64),
@@ -26,8 +34,12 @@ pub(super) struct Lent {
 
 impl Lent {
     pub(super) fn listed(&self, now: u64) -> impl Iterator<Item = &(String, u64)> {
-        let left = self.left.0.iter().filter(move |_| now < self.left.1);
-        self.borrowed.iter().chain(left)
+        self.borrowed.iter().chain(self.left(now))
+    }
+
+    /// What is left of its last container.
+    fn left(&self, now: u64) -> impl Iterator<Item = &(String, u64)> {
+        self.left.0.iter().filter(move |_| now < self.left.1)
     }
 
     /// The container ends that had these devices; until then its processes are still there, if it was
@@ -86,11 +98,59 @@ impl World {
         let has_room = process.devices.iter().all(|(id, mib)| *mib <= self.unused(id));
         let (device, is_movable) = (process.devices.first().cloned(), self.is_movable(uid));
         if !has_room {
+            self.lacks(uid);
             return;
         }
         self.processes.entry(uid.to_owned()).and_modify(|it| it.is_idle = false);
         if let Some((id, _)) = device.filter(|_| is_movable && is_greedy(uid)) {
             self.borrow(uid, &id, self.unused(&id));
+        }
+    }
+
+    /// A program cannot allocate what its pod requests. Where the driver limits others, that is a fault, unless what
+    /// ended containers had is still there.
+    fn lacks(&mut self, uid: &str) {
+        let is_faulty = |(id, mib): &(String, u64)| {
+            let others = self.processes.iter().filter(|(other, _)| *other != uid);
+            let used = others.clone().map(|(other, process)| {
+                let used = process.used(id, self.now);
+                counted(
+                    self.api.pods.get(other).map_or(0, |pod| requested(pod, id)).min(used),
+                    used,
+                )
+            });
+            let is_left = self.processes.values().any(|process| {
+                let has_left = process.lent.left(self.now).any(|(on, _)| on == id);
+                has_left || process.ends.is_some() && process.used(id, self.now) > 0
+            });
+            used.sum::<u64>() + mib > self.capacity(id).max(*mib)
+                && !is_left
+                && !self.is_excused(id)
+        };
+        let short = self.processes[uid].devices.iter().find(|it| is_faulty(it)).cloned();
+        if let Some((id, mib)) = short.filter(|_| self.settings.has_driver_limits) {
+            let beside = self.processes.iter().filter(|(_, it)| it.used(&id, self.now) > 0);
+            let beside = beside.map(|(uid, it)| (uid, it.used(&id, self.now), it.lent.limit));
+            let beside: Vec<_> = beside.collect();
+            self.broke(format!("{uid} requests {mib} MiB of {id}, and has none beside {beside:?}"));
+        }
+    }
+
+    /// An agent carries out the orders about limits that it has: each pod has one container.
+    pub(super) fn set_limits(&mut self, node: usize, agent: usize) {
+        let (name, now) = (&self.nodes[node].name, self.now);
+        let gpus: BTreeSet<String> = self.nodes[node].gpu_ids().map(str::to_owned).collect();
+        let here = self.processes.iter().filter(|(_, it)| it.node == *name && it.ends.is_none());
+        let driver = Driver {
+            limits: RefCell::new(
+                here.clone().map(|(uid, it)| (uid.clone(), it.lent.limit)).collect(),
+            ),
+            used: here.map(|(uid, it)| (uid.clone(), it.allocated(now))).collect(),
+        };
+        let groups = driver.used.keys().map(|uid| (uid.clone(), BTreeSet::from([uid.clone()])));
+        self.nodes[node].agents[agent].set_limits(&gpus, &groups.collect(), &driver);
+        for (uid, limit) in driver.limits.into_inner() {
+            self.processes.entry(uid).and_modify(|it| it.lent.limit = limit);
         }
     }
 
@@ -145,14 +205,52 @@ impl World {
     }
 }
 
+/// The driver of a node: the limit of each container in MiB, and what it uses of each GPU.
+struct Driver {
+    limits: RefCell<BTreeMap<String, Option<u64>>>,
+    used: BTreeMap<String, Vec<(String, u64)>>,
+}
+
+impl LimitDriver for Driver {
+    fn read(&self, gpu: &str, group: &str) -> Option<GroupLimit> {
+        let limit = self.limits.borrow().get(group).copied()?;
+        let used = self.used.get(group)?.iter().filter(|(on, _)| on == gpu);
+        let used: u64 = used.map(|(_, mib)| mib).sum();
+        // A container has a limit on the GPUs that it has.
+        let has = self.used.get(group)?.iter().any(|(on, _)| on == gpu);
+        Some(GroupLimit { limit: limit.filter(|_| has).map(|mib| mib << 20), used: used << 20 })
+    }
+
+    fn set(&self, _: &str, group: &str, bytes: u64) -> SetLimit {
+        self.limits.borrow_mut().insert(group.to_owned(), Some(bytes >> 20));
+        SetLimit::Done
+    }
+}
+
 impl Process {
+    /// What its container has of each of its devices now: what ended containers had is not its own.
+    fn allocated(&self, _: u64) -> Vec<(String, u64)> {
+        let own =
+            self.devices.iter().map(|(id, mib)| (id.clone(), if self.is_idle { 0 } else { *mib }));
+        own.chain(self.lent.borrowed.iter().cloned()).collect()
+    }
+
     /// What it uses of a device now.
     pub(super) fn used(&self, id: &str, now: u64) -> u64 {
         self.listed(now, true).filter(|(on, _)| *on == id).map(|(_, mib)| mib).sum()
     }
 }
 
-/// What the next container of a pod may use of its device, if MPS limits that.
+/// What the next container of a pod may use of its device, if the driver or MPS limits that. The driver limits it to
+/// what the pod requests.
+pub(super) fn limit_at_start(pod: &Pod, is_by_driver: bool) -> Option<u64> {
+    match (is_by_driver, &pod.written()[..]) {
+        (true, [(_, mib, _)]) => Some(*mib),
+        _ => client_limit(pod),
+    }
+}
+
+/// The same if MPS limits it.
 pub(super) fn client_limit(pod: &Pod) -> Option<u64> {
     let limit = pod.annotations.get(MPS_MEMORY)?.strip_prefix("0=")?.strip_suffix('M')?;
     limit.parse().ok()

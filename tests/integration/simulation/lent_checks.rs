@@ -132,7 +132,7 @@ fn written_placement(body: &Value) -> Value {
 }
 
 /// What counts of the memory that a pod uses.
-fn counted(requested: u64, used: u64) -> u64 {
+pub(super) fn counted(requested: u64, used: u64) -> u64 {
     if used > requested + TOLERANCE { used } else { requested }
 }
 
@@ -187,7 +187,7 @@ impl Replica {
 
 impl World {
     /// Whether nothing is promised of a device: a fault from outside uses it.
-    fn is_excused(&self, id: &str) -> bool {
+    pub(super) fn is_excused(&self, id: &str) -> bool {
         let lies = self.nodes.iter().any(|it| it.lies_until > 0 && it.gpu_ids().any(|at| at == id));
         let is_gone = self.capacity(id) == 0; // and with it all that ran there
         self.excused.contains(id) || self.claimed.contains(id) || lies || is_gone

@@ -170,8 +170,12 @@ impl World {
             if self.settings.limits_memory {
                 config.webhook.memory_limit = MemoryLimit::Mps;
             }
+            let driver_limits = self.settings.has_driver_limits;
+            if driver_limits {
+                config.webhook.memory_limit = MemoryLimit::Driver;
+            }
             let respread_after = self.settings.respreads.then_some(RESPREAD_AFTER);
-            let rule = PoolRule { borrow, respread_after, ..PoolRule::default() };
+            let rule = PoolRule { borrow, driver_limits, respread_after, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

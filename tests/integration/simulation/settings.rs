@@ -96,6 +96,8 @@ pub(super) struct Settings {
     pub(super) respreads: bool,
     /// Whether MPS limits the memory that they take.
     pub(super) limits_memory: bool,
+    /// Whether the driver does, by limits that the agents set.
+    pub(super) has_driver_limits: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
@@ -144,6 +146,11 @@ impl Settings {
             let chosen = |_: &&Fault| has_all || rng.random_range(0..2) == 0;
             faults.extend(Fault::OF_MIG.iter().filter(chosen));
         }
+        let has_driver_limits = matches!(seed % 100, 7 | 37 | 67);
+        if has_driver_limits {
+            // One agent of a node sets limits.
+            faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
+        }
         if moves_instances {
             // Nothing is made, and no pod moves, while these last.
             let stops = |kind: &Fault| {
@@ -167,7 +174,8 @@ impl Settings {
             by_turns: matches!(seed % 50, 4 | 36 | 48),
             moves_instances,
             adopts: has_mig && seed / 50 % 3 == 2,
-            limits_memory: matches!(seed % 50, 32 | 37 | 42),
+            limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
+            has_driver_limits,
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },
@@ -218,11 +226,14 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
     let only = text("SIM_ONLY");
     move |settings| match only.as_deref() {
         Some("lent") => settings.lends_memory,
+        Some("limits") => settings.has_driver_limits,
         Some("mig") => settings.has_mig,
         Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
         Some("respread") => settings.respreads,
-        Some(other) => panic!("SIM_ONLY is lent, mig, by_turns, moves or respread, not {other}"),
+        Some(other) => {
+            panic!("SIM_ONLY is lent, limits, mig, by_turns, moves or respread, not {other}")
+        }
         None => true,
     }
 }

@@ -16,6 +16,7 @@ fn sample(uuid: &str) -> Sample {
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
         whole: None,
+        memory_limits: None,
     }
 }
 
@@ -28,6 +29,7 @@ fn reply(session: u64, outcome: Outcome) -> Reply {
         allocations_version: Some(10 * session),
         allocations: Some(Vec::new()),
         mig_orders: None,
+        memory_limits: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpupack::agent::gpu::lent_limits::LentLimits;
 use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
@@ -24,6 +25,16 @@ impl Loops {
 
     /// Starts them with a probe of the caller's.
     pub(crate) fn start_with(probe: NvmlProbe, extender: &Extender, period: Duration) -> Self {
+        Self::setting(probe, extender, period, None)
+    }
+
+    /// Starts them, with limits of memory that the agent sets.
+    pub(crate) fn setting(
+        probe: NvmlProbe,
+        extender: &Extender,
+        period: Duration,
+        limits: Option<LentLimits>,
+    ) -> Self {
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -37,6 +48,7 @@ impl Loops {
             clock,
             metrics: None,
             mig: None,
+            limits,
         };
         threads.spawn(async move {
             run_node(&config, "n", probe, std::future::pending()).await.unwrap();

@@ -96,6 +96,7 @@ impl Agent {
             clock,
             metrics: None,
             mig: Some(mig.clone()),
+            limits: None,
         };
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));

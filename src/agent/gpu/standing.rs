@@ -1,47 +1,88 @@
-//! Which orders about MIG instances stand: those of the newest leader, by its last reply.
+//! Which orders of a kind stand: those of the newest leader, by its last reply.
 
 use std::time::Duration;
 
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::MigOrders;
+use crate::report::wire::{LimitOrders, MigOrders};
 
 /// How long a term counts after its last reply. A single extender takes its term from the clock, which may
 /// have been set back when it starts again; and no leader gives orders for so long after its term.
 const TERM_COUNTS_FOR: Duration = Duration::from_secs(30);
 
-/// Most orders of one reply that are obeyed: a node of 16 GPUs has 112 instances at most.
+/// Most orders of one reply that are obeyed: a node of 16 GPUs has 112 instances at most, and few pods that borrow.
 const MAX_ORDERS: usize = 512;
+
+/// All orders of one kind in a reply.
+pub(crate) trait Orders: PartialEq {
+    /// What they are about.
+    const ABOUT: &'static str;
+
+    /// Term of the leader that gives them.
+    fn term(&self) -> u64;
+
+    /// How many they are.
+    fn count(&self) -> usize;
+}
+
+impl Orders for MigOrders {
+    const ABOUT: &'static str = "MIG instances";
+
+    fn term(&self) -> u64 {
+        self.term
+    }
+
+    fn count(&self) -> usize {
+        self.make.len() + self.remove.len() + self.whole.len()
+    }
+}
+
+impl Orders for LimitOrders {
+    const ABOUT: &'static str = "limits of memory";
+
+    fn term(&self) -> u64 {
+        self.term
+    }
+
+    fn count(&self) -> usize {
+        self.gpus.iter().map(|gpu| 1 + gpu.pods.len()).sum()
+    }
+}
 
 /// The orders that the agent obeys at this moment.
 ///
 /// Orders of an older term than the newest one of the last 30 s are ignored: that leader was replaced. The
 /// orders of a replica end with its next reply, and when it does not answer: then another replica
 /// may have given a pod the instance that was to go.
-#[derive(Debug, Default)]
-pub(crate) struct StandingOrders {
+#[derive(Debug)]
+pub(crate) struct StandingOrders<O> {
     /// The newest term of any replica, and when it was heard last.
     newest: Option<(u64, Timestamp)>,
     /// The orders that stand, with the number of the link to the replica that gave them.
-    given: Option<(usize, MigOrders)>,
+    given: Option<(usize, O)>,
 }
 
-impl StandingOrders {
+impl<O> Default for StandingOrders<O> {
+    fn default() -> Self {
+        Self { newest: None, given: None }
+    }
+}
+
+impl<O: Orders> StandingOrders<O> {
     /// Learns what the replica with this link says now. Returns whether other orders stand.
-    pub(crate) fn learn(&mut self, link: usize, orders: Option<MigOrders>, now: Timestamp) -> bool {
+    pub(crate) fn learn(&mut self, link: usize, orders: Option<O>, now: Timestamp) -> bool {
         let counts = |(_, heard): &(u64, Timestamp)| now.since(*heard) < TERM_COUNTS_FOR;
         let newest = self.newest.filter(counts).map_or(0, |(term, _)| term);
         let sane = orders.filter(|orders| {
-            let count = orders.make.len() + orders.remove.len() + orders.whole.len();
-            let is_sane = count <= MAX_ORDERS;
+            let is_sane = orders.count() <= MAX_ORDERS;
             if !is_sane {
-                tracing::error!(MAX_ORDERS, "a reply has too many orders about MIG instances");
+                tracing::error!(MAX_ORDERS, "a reply has too many orders about {}", O::ABOUT);
             }
-            is_sane && (orders.term >= newest || mutated(Mutation::OldOrdersObeyed))
+            is_sane && (orders.term() >= newest || mutated(Mutation::OldOrdersObeyed))
         });
         match sane {
             Some(orders) => {
-                self.newest = Some((orders.term, now));
+                self.newest = Some((orders.term(), now));
                 let is_new = self.orders() != Some(&orders);
                 self.given = Some((link, orders));
                 is_new
@@ -57,7 +98,7 @@ impl StandingOrders {
     }
 
     /// The orders that stand.
-    pub(crate) fn orders(&self) -> Option<&MigOrders> {
+    pub(crate) fn orders(&self) -> Option<&O> {
         self.given.as_ref().map(|(_, orders)| orders)
     }
 }
@@ -74,7 +115,12 @@ mod tests {
     }
 
     /// Learns at this time, in seconds.
-    fn learn(at: u64, standing: &mut StandingOrders, link: usize, told: Option<MigOrders>) -> bool {
+    fn learn(
+        at: u64,
+        standing: &mut StandingOrders<MigOrders>,
+        link: usize,
+        told: Option<MigOrders>,
+    ) -> bool {
         standing.learn(link, told, Timestamp::from_millis(at * 1_000))
     }
 

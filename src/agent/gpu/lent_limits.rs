@@ -97,13 +97,13 @@ impl LentLimits {
         *self.shared.done.lock() = None;
     }
 
-    /// Carries out these orders on the GPUs whose limits can be set. `containers` are those of the pods in them; `None`
-    /// if they cannot be read now.
+    /// Carries out these orders on the GPUs whose limits can be set. `containers` are those of the pods in them, or what
+    /// becomes of the orders without.
     pub fn carry_out(
         &self,
         (orders, now): (Option<&LimitOrders>, Timestamp),
         gpus: &BTreeSet<String>,
-        containers: Option<&Containers>,
+        containers: Result<&Containers, &SetLimit>,
         driver: &impl LimitDriver,
     ) {
         let before = self.in_force();
@@ -114,7 +114,8 @@ impl LentLimits {
         };
         let mut limited = std::mem::take(&mut *self.shared.limited.lock());
         limited.retain(|(_, group)| {
-            containers.is_none_or(|all| all.values().any(|groups| groups.contains(group)))
+            let is_there = |all: &Containers| all.values().any(|groups| groups.contains(group));
+            containers.ok().is_none_or(is_there)
         });
         let mut outcomes = std::mem::take(&mut *self.shared.outcomes.lock());
         let (mut in_force, mut are_done) = (Vec::new(), true);
@@ -129,8 +130,8 @@ impl LentLimits {
                 continue;
             };
             let outcome = match containers {
-                Some(containers) => obey(order, containers, driver, &mut limited),
-                None => SetLimit::Failed,
+                Ok(containers) => obey(order, containers, driver, &mut limited),
+                Err(outcome) => *outcome,
             };
             if outcomes.insert(gpu.clone(), outcome) != Some(outcome) {
                 outcome.log(gpu);
@@ -174,7 +175,7 @@ pub enum SetLimit {
     Done,
     /// Not yet.
     Failed,
-    /// The driver never lets this agent set limits on this GPU.
+    /// This agent can never set limits on this GPU: the driver does not let it, or it does not see containers.
     Refused,
 }
 
@@ -186,8 +187,9 @@ impl SetLimit {
             Self::Failed => tracing::info!(gpu, "limits of memory are not in force yet"),
             Self::Refused => tracing::error!(
                 gpu,
-                "the driver does not let the agent set limits of memory: nothing is lent on this GPU until the agent \
-                 starts again; run it as root and privileged, or without `--memory-limits set`"
+                "the agent cannot set limits of memory: the driver refuses them, or the host's control groups are \
+                 hidden; nothing is lent on this GPU until the agent starts again: run it as root and privileged, or \
+                 without `--memory-limits set`"
             ),
         }
     }
@@ -213,8 +215,8 @@ fn obey(
         for group in containers.get(&pod.pod_uid).into_iter().flatten() {
             let key = (order.gpu.clone(), group.clone());
             match driver.read(&order.gpu, group) {
-                Some(GroupLimit { limit: Some(limit), .. }) => {
-                    limited.push((group, limit));
+                Some(GroupLimit { limit: Some(limit), used }) => {
+                    limited.push((group, limit, used));
                     known.insert(key);
                 }
                 Some(GroupLimit { limit: None, .. }) => _ = known.remove(&key),
@@ -222,10 +224,9 @@ fn obey(
             }
         }
         let share = (pod.limit_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
-        for (group, limit) in limited {
-            let used = || driver.read(&order.gpu, group).map(|now| now.used);
+        for (group, limit, used) in limited {
             // What it uses cannot be taken away: only its growth is stopped then.
-            let least = share.max(used().unwrap_or(0));
+            let least = share.max(used);
             if limit > least.saturating_add(STEP_BYTES) {
                 if !mutated(Mutation::LimitsNotLowered) {
                     outcome = outcome.max(driver.set(&order.gpu, group, least));
@@ -234,8 +235,9 @@ fn obey(
                 raise.push((group, share));
             }
             // Read after the limit was lowered: it may have grown until then.
+            let used = driver.read(&order.gpu, group).map(|now| now.used);
             let is_within = |used| pod.keeps_more || used <= share.saturating_add(TOLERANCE_BYTES);
-            outcome = outcome.max(done_if(used().is_some_and(is_within)));
+            outcome = outcome.max(done_if(used.is_some_and(is_within)));
         }
     }
     if outcome == SetLimit::Done {

@@ -27,7 +27,7 @@ use crate::agent::nvml::trouble::{Trouble, unless_unsupported};
 use crate::agent::nvml::utilization::Utilization;
 use crate::agent::nvml::{details, instances, library};
 use crate::agent::processes::draining::Draining;
-use crate::agent::processes::pods::{PodsByProcess, Unseen};
+use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
@@ -138,11 +138,8 @@ impl NvmlProbe {
             true => Ok(Containers::new()),
             false => self.pods.containers_of(&pods),
         };
-        if matches!(containers, Err(Unseen::Groups)) {
-            return lent.set_none(); // what it cannot see it cannot limit
-        }
         let driver = OpenDriver { nvml: &open.nvml, limits };
-        lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref().ok(), &driver);
+        lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref(), &driver);
     }
 
     /// Opens the library.

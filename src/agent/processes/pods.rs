@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::agent::gpu::lent_limits::Containers;
+use crate::agent::gpu::lent_limits::{Containers, SetLimit};
 use crate::hardware::device::PodUid;
 
 /// Most bytes of a cgroup file that are read: one line per controller, each a path.
@@ -32,15 +32,6 @@ const TICKS_PER_SECOND: u64 = 100;
 
 /// Most processes of a node among which containers are sought.
 const MAX_PROCESSES: usize = 65_536;
-
-/// Why containers of pods may be missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unseen {
-    /// A process cannot be read now, or there are too many.
-    Processes,
-    /// The control groups of pods are not shown by their whole paths.
-    Groups,
-}
 
 /// A time since the boot of the host, in ticks of its process table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,26 +77,27 @@ impl PodsByProcess {
     /// process table.
     ///
     /// # Errors
-    /// [`Unseen`], if some may be missing.
-    pub(crate) fn containers_of(&self, pods: &BTreeSet<PodUid>) -> Result<Containers, Unseen> {
-        let entries = std::fs::read_dir(&self.root).map_err(|_| Unseen::Processes)?;
+    /// What that means for their limits, if some may be missing: a process cannot be read now, or there are too many,
+    /// or their control groups are never shown by their whole paths.
+    pub(crate) fn containers_of(&self, pods: &BTreeSet<PodUid>) -> Result<Containers, SetLimit> {
+        let entries = std::fs::read_dir(&self.root).map_err(|_| SetLimit::Failed)?;
         let (mut found, mut count) = (Containers::new(), 0);
         for entry in entries {
-            let name = entry.map_err(|_| Unseen::Processes)?.file_name();
+            let name = entry.map_err(|_| SetLimit::Failed)?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
             count += 1;
             let folder = self.folder_of(pid);
             match read_lossily(&folder.join("cgroup"), MAX_CGROUP_BYTES) {
-                _ if count > MAX_PROCESSES => return Err(Unseen::Processes),
-                None if folder.exists() => return Err(Unseen::Processes),
+                _ if count > MAX_PROCESSES => return Err(SetLimit::Failed),
+                None if folder.exists() => return Err(SetLimit::Failed),
                 None => {}
                 Some(text) => {
                     let pod = pod_in_cgroup(&text).filter(|pod| pods.contains(pod));
-                    let groups = || groups_in_cgroup(&text).into_iter().next();
                     if let Some(pod) = pod {
-                        let container = groups().ok_or(Unseen::Groups)?;
+                        let container = groups_in_cgroup(&text).into_iter().next();
+                        let container = container.ok_or(SetLimit::Refused)?;
                         found.entry(pod.to_string()).or_default().insert(container);
                     }
                 }
@@ -232,6 +224,37 @@ mod tests {
             let found = pod_in_cgroup(&text).map(|uid| uid.to_string()).unwrap_or_default();
             assert_eq!(found, uid, "{text}");
         }
+    }
+
+    #[test]
+    fn containers_are_found_by_their_processes_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = |pid: &str, group: &str| {
+            std::fs::create_dir_all(folder.path().join(pid)).unwrap();
+            std::fs::write(folder.path().join(pid).join("cgroup"), format!("0::{group}\n"))
+                .unwrap();
+        };
+        let found = || {
+            let pods = BTreeSet::from([PodUid::new(UID)]);
+            PodsByProcess::new(folder.path()).containers_of(&pods)
+        };
+        std::fs::create_dir(folder.path().join("sys")).unwrap();
+        for (pid, group) in [("7", "main"), ("8", "main/inner"), ("9", "side")] {
+            process(pid, &format!("/kubepods/pod{UID}/{group}"));
+        }
+        process("10", &format!("/kubepods/pod{STATIC}/main"));
+        process("11", "/user.slice");
+        let path = |name: &str| format!("/sys/fs/cgroup/kubepods/pod{UID}/{name}");
+        let both = BTreeSet::from([path("main"), path("side")]);
+        assert_eq!(found(), Ok(Containers::from([(UID.to_owned(), both)])));
+        process("12", &format!("/../pod{UID}/main"));
+        assert_eq!(found(), Err(SetLimit::Refused), "the host's paths are hidden");
+        std::fs::remove_file(folder.path().join("12/cgroup")).unwrap();
+        assert_eq!(found(), Err(SetLimit::Failed), "one that runs cannot be read");
+        assert_eq!(
+            PodsByProcess::new("/nowhere").containers_of(&BTreeSet::new()),
+            Err(SetLimit::Failed)
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Agent {
     ) {
         let orders = self.limits.orders();
         let orders = (orders.as_ref(), Timestamp::from_millis(0));
-        self.limits.carry_out(orders, gpus, Some(containers), driver);
+        self.limits.carry_out(orders, gpus, Ok(containers), driver);
     }
 
     /// The next reports have the inventory. Those under way go on.

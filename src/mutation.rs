@@ -195,6 +195,8 @@ mutations! {
     MovedPodEvicted,
     /// A replica writes although its term has ended.
     TermUnchecked,
+    /// A replica answers although its term has ended.
+    StaleAnswer,
     /// A replica takes the Lease before it has expired.
     LeaseTakenEarly,
     /// A Binding is posted before the followers know of it.

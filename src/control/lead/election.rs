@@ -123,12 +123,7 @@ impl Leads<'_> {
                     due = app.clock.now();
                 }
             }
-            if !cluster.writer.term().is_valid() && app.leading.is_here() {
-                tracing::warn!(
-                    "the Lease could not be renewed in time: nothing is bound until it is"
-                );
-                app.leading.set(Leader::Lapsed);
-            }
+            app.leads();
         }
     }
 

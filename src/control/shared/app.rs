@@ -510,6 +510,17 @@ impl App {
         self.leading.set(Leader::Here);
     }
 
+    /// Whether this replica leads, and no other one can by now. A process that was frozen has not noticed yet that
+    /// its term has ended: what it would answer may be old.
+    pub fn leads(&self) -> bool {
+        let Truth::Cluster(cluster) = &self.truth else { return self.leading.is_here() };
+        let has_ended = || !cluster.writer.term().is_valid();
+        if !mutated(Mutation::StaleAnswer) && self.leading.lapse(has_ended) {
+            tracing::warn!("the Lease was not renewed in time: nothing is answered until it is");
+        }
+        self.leading.is_here()
+    }
+
     /// When this replica began to lead.
     pub fn leads_since(&self) -> Timestamp {
         Timestamp::from_millis(self.leads_since.load(Ordering::Acquire))

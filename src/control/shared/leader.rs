@@ -99,6 +99,18 @@ impl Leading {
         });
     }
 
+    /// Notes that this replica cannot renew its Lease, if it leads and its term has ended. Also a renewal that
+    /// is just noted counts.
+    pub(crate) fn lapse(&self, has_ended: impl Fn() -> bool) -> bool {
+        self.0.send_if_modified(|known| {
+            let lapses = *known == Leader::Here && has_ended();
+            if lapses {
+                *known = Leader::Lapsed;
+            }
+            lapses
+        })
+    }
+
     /// For news about it.
     pub fn subscribe(&self) -> watch::Receiver<Leader> {
         self.0.subscribe()
@@ -108,6 +120,17 @@ impl Leading {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_leader_whose_term_has_ended_lapses() {
+        let leading = Leading::new(false);
+        assert!(!leading.lapse(|| false) && leading.is_here());
+        assert!(leading.lapse(|| true));
+        assert_eq!(leading.now(), Leader::Lapsed);
+        leading.set(Leader::Unknown);
+        assert!(!leading.lapse(|| true));
+        assert_eq!(leading.now(), Leader::Unknown);
+    }
 
     #[test]
     fn an_identity_is_one_word_that_names_its_pod() {

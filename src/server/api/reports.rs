@@ -113,7 +113,7 @@ fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
 
 /// The term in which this replica gives orders to agents; `None` if it gives none.
 fn ordering_term(app: &App) -> Option<u64> {
-    let may = app.leading.is_here() && app.is_fenced() && app.readiness() == Readiness::Ready;
+    let may = app.leads() && app.is_fenced() && app.readiness() == Readiness::Ready;
     app.acts_in().filter(|_| may)
 }
 

@@ -187,7 +187,7 @@ pub(crate) async fn to_leader(
     let mut news = app.leading.subscribe();
     let is_bind = forward.is_bind(request.uri());
     let open = is_bind.then(|| app.binds.begin_call());
-    if app.leading.is_here() {
+    if app.leads() {
         return while_leading(next.run(request).await, news, Leader::Here);
     }
     drop(open);

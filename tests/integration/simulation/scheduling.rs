@@ -89,17 +89,19 @@ impl World {
         let way = self.rng.random_range(0..3);
         let now = self.now;
         let open_on = self.open_on(life, &caller.uid).map(str::to_owned);
-        let Some(replica) = self.process_mut(life).filter(|it| it.app.leading.is_here()) else {
+        let replica = self.process_mut(life).inspect(|it| it.set_time(now));
+        let Some(replica) = replica.filter(|it| it.app.leads()) else {
             return self.after(way, What::Verbed { caller, verb, answer: None });
         };
-        replica.set_time(now);
         let answer = match verb {
             Verb::Filter => verbs::filter(&replica.app, body.as_bytes()),
             Verb::Prioritize => verbs::prioritize(&replica.app, body.as_bytes()),
         };
         let (answer, _) = answer.expect("a good body");
         let answer: Value = serde_json::from_slice(&answer).expect("JSON");
-        let mut broken = None;
+        let is_late = !replica.may_write();
+        let mut broken =
+            is_late.then(|| format!("{} is answered after the end of the term", caller.uid));
         if let Some(names) = answer["NodeNames"].as_array() {
             let names = names.iter().filter_map(Value::as_str).map(str::to_owned);
             let names: BTreeSet<String> = names.collect();
@@ -107,7 +109,8 @@ impl World {
             let named = named_nodes(body);
             let is_kept = |node: &String| !named.contains(node) || names.contains(node);
             if open_on.is_some_and(|node| verb == Verb::Filter && !is_kept(&node)) {
-                broken = Some(format!("{} is refused where its Binding may arrive", caller.uid));
+                let refused = format!("{} is refused where its Binding may arrive", caller.uid);
+                broken = broken.or(Some(refused));
             }
             replica.named.insert(caller.uid.clone(), named);
             replica.passed.entry(caller.uid.clone()).or_default().extend(names.iter().cloned());
@@ -228,10 +231,10 @@ impl World {
     pub(super) fn bind(&mut self, life: u64, caller: Caller, body: String) {
         let now = self.now;
         let answered = Arc::clone(&self.answered);
-        let Some(replica) = self.process_mut(life).filter(|it| it.app.leading.is_here()) else {
+        let replica = self.process_mut(life).inspect(|it| it.set_time(now));
+        let Some(replica) = replica.filter(|it| it.app.leads()) else {
             return self.after(1, What::Bound { caller, error: None });
         };
-        replica.set_time(now);
         replica.calls.insert(caller.uid.clone(), now);
         replica.open_calls.entry(caller.uid.clone()).or_default().insert(now);
         replica.under_way += 1;

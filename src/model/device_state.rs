@@ -278,6 +278,16 @@ impl DeviceState {
         Some(units).filter(|units| parent == gpu && *units != 0)
     }
 
+    /// Whether no pod has it, others made it, and it covers the place of an instance that a pod is to get again,
+    /// as after a boot. It is given to no other pod: that pod waits for its place.
+    pub(crate) fn is_in_the_way_of(&self, promised: &Self) -> bool {
+        let is_free = self.origin == Origin::Found && self.tenants.is_empty();
+        let place = promised.place().zip(promised.slot).filter(|_| is_free);
+        place.is_some_and(|((gpu, profile, _), slot)| {
+            self.units_taken_of(gpu, profile, slot).is_some()
+        })
+    }
+
     /// Whether it is a GPU that pods share, or others use, so that it is not to be divided. One with tenants that
     /// is in MIG mode now was switched by somebody else.
     pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {

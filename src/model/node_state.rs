@@ -1240,6 +1240,9 @@ impl NodeState {
                 return rooms.collect();
             }
             let divided = Divided::of(&self.devices, holds);
+            let promised =
+                |it: &&DeviceState| it.origin == Origin::Promised && !it.tenants.is_empty();
+            let promised: Vec<&DeviceState> = self.devices.iter().filter(promised).collect();
             let rooms = self.devices.iter().zip(rooms).map(|(it, room)| {
                 let place = it.place().zip(it.slot);
                 let is_covered = place.is_some_and(|((gpu, profile, _), slot)| {
@@ -1252,7 +1255,9 @@ impl NodeState {
                 let is_blocked = it.origin == Origin::Promised
                     && self.is_blocked(it, &divided, holds)
                     && !mutated(Mutation::StandingSplit);
-                match it.is_leaving() || is_covered || is_divided || is_unheeded || is_blocked {
+                let is_anothers = promised.iter().any(|promised| it.is_in_the_way_of(promised));
+                let is_closed = is_covered || is_divided || is_unheeded || is_blocked;
+                match it.is_leaving() || is_anothers || is_closed {
                     true => closed(room),
                     false => room,
                 }

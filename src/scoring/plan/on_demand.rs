@@ -503,6 +503,10 @@ fn an_instance_gets_its_uuid_once_it_is_made_and_another_one_after_a_reboot() {
     // An instance that others made there is not the pod's.
     bed.see(&[("MIG-3", "1g.6gb", 0, 1, false)]);
     assert_eq!(bed.of("p"), "GPU-a/0/2g-12gb");
+    // Nor is it given to another one, which would keep the pod from its place.
+    assert_eq!(bed.fitting("1g.6gb"), 2 + 4);
+    bed.node.remove(&PodUid::new("p"));
+    assert_eq!(bed.fitting("1g.6gb"), 4 + 4);
 }
 
 #[test]

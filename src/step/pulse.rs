@@ -8,6 +8,9 @@ use crate::mutation::{Mutation, mutated};
 /// The process was frozen, or far too slow, if its last tick is older, in milliseconds.
 const LATE: u64 = 3_000;
 
+/// The same for the first tick after a freeze: what was sent before it may come after a second, shorter one.
+const LATE_AGAIN: u64 = 1_500;
+
 /// For this time after that, in milliseconds, what arrives may have been sent before.
 const OLD_FOR: u64 = 500;
 
@@ -25,7 +28,7 @@ impl Pulse {
     /// Notes a tick. There is one in each second.
     pub fn beat(&self, now: Timestamp) {
         let last = self.last.swap(now.millis().max(1), Ordering::AcqRel);
-        if is_late(last, now) {
+        if self.is_late(last, now) {
             self.resumed.store(now.millis(), Ordering::Release);
         }
     }
@@ -34,13 +37,14 @@ impl Pulse {
     pub fn was_frozen(&self, now: Timestamp) -> bool {
         let resumed = self.resumed.load(Ordering::Acquire);
         let is_recent = resumed > 0 && now.millis() < resumed + OLD_FOR;
-        let is_due = is_late(self.last.load(Ordering::Acquire), now);
+        let is_due = self.is_late(self.last.load(Ordering::Acquire), now);
         (is_recent || is_due) && !mutated(Mutation::FrozenReportTaken)
     }
-}
 
-fn is_late(last: u64, now: Timestamp) -> bool {
-    last > 0 && now.millis() > last + LATE
+    fn is_late(&self, last: u64, now: Timestamp) -> bool {
+        let most = if last == self.resumed.load(Ordering::Acquire) { LATE_AGAIN } else { LATE };
+        last > 0 && now.millis() > last + most
+    }
 }
 
 #[cfg(test)]
@@ -58,5 +62,12 @@ mod tests {
         pulse.beat(at(9_000));
         assert!(pulse.was_frozen(at(9_499)), "from a buffer");
         assert!(!pulse.was_frozen(at(9_500)), "sent since");
+        assert!(pulse.was_frozen(at(10_501)), "frozen again, before the tick that comes late");
+        pulse.beat(at(11_000));
+        assert!(pulse.was_frozen(at(11_499)), "from a buffer");
+        assert!(!pulse.was_frozen(at(11_500)), "sent since");
+        pulse.beat(at(12_000));
+        pulse.beat(at(14_900));
+        assert!(!pulse.was_frozen(at(17_900)), "slow ticks");
     }
 }

@@ -346,9 +346,12 @@ impl World {
             let waited = self.waited_for_memory(uid.as_str()).unwrap_or_default();
             let waited = waited.max(self.obeyed_from());
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
-            // A slow driver makes instances one after another: binds fail meanwhile, and are tried again later.
+            // A slow driver makes instances one after another, and guests may leave slowly: binds fail meanwhile, and
+            // are tried again later.
             let backs_off = self.schedulers.iter().any(|it| it.backs_off(uid.as_str(), self.now));
-            let is_excused = self.settings.has_mig && backs_off;
+            let recalled = self.recalled_for.get(uid.as_str());
+            let is_recalled = recalled.is_some_and(|ended| self.now - ended < TRIED_WITHIN);
+            let is_excused = backs_off && (self.settings.has_mig || is_recalled);
             since.is_some_and(|since| self.now - since > TRIED_WITHIN) && !is_excused
         };
         match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {

@@ -81,6 +81,14 @@ struct Parts {
     config: Option<Config>,
 }
 
+impl Parts {
+    /// The service account of the extender.
+    fn account(&self) -> String {
+        let named = self.extender.as_ref().ok().and_then(|it| it.pods.service_account_name.clone());
+        named.unwrap_or_else(|| "gpupack".to_owned())
+    }
+}
+
 /// Checks everything. `step` learns what is read now.
 pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
     step("the API server");
@@ -102,6 +110,7 @@ pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
     found.push(deployment("extender", &parts.extender));
     found.extend(lease(plan, &parts).await);
     found.extend(parts.found.iter().cloned());
+    found.extend(extender_rights(plan, &parts).await);
     step("nodes, agents and their reports");
     let fleet = Fleet::read(plan, &places, parts.config.as_ref()).await;
     found.extend(scheduler(plan, &parts, &fleet).await);
@@ -417,9 +426,20 @@ async fn dry_runs(plan: &Plan<'_>, webhook: &MutatingWebhook, config: Option<&Co
     dry_run(&trials, Some(webhook), config)
 }
 
+/// The rights of the extender for what is configured.
+async fn extender_rights(plan: &Plan<'_>, parts: &Parts) -> Findings {
+    const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let needed = parts.config.as_ref().map(rights::of_extender).unwrap_or_default();
+    let account = parts.account();
+    let asked = needed.into_iter().map(async |right| {
+        let review = right.review(&plan.places.system, &account);
+        (right, plan.reader.review(PATH, &review).await)
+    });
+    rights::held(&futures::future::join_all(asked).await)
+}
+
 async fn policies(plan: &Plan<'_>, parts: &Parts) -> Findings {
-    let account = parts.extender.as_ref().ok().and_then(|it| it.pods.service_account_name.clone());
-    let account = account.unwrap_or_else(|| "gpupack".to_owned());
+    let account = parts.account();
     let mut found = Vec::new();
     let certificates = parts.config.as_ref().and_then(|config| config.certificates.as_ref());
     let system = &plan.places.system;

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::api::commands::Check;
 use crate::cli::base::reader::{Answer, Read, Target};
-use crate::cli::doctor::finding::{Of, names};
+use crate::cli::doctor::finding::{Findings, Of, names};
+use crate::config::file::Config;
 
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
@@ -180,10 +181,93 @@ pub(crate) fn reviewed(reviews: &[(String, Read<Answer>)]) -> Check {
     )
 }
 
+/// A right that the extender needs for what its configuration says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NeededRight {
+    /// What the right allows, in words.
+    right: &'static str,
+    verb: &'static str,
+    subresource: &'static str,
+    /// The keys of the configuration that need it.
+    keys: &'static str,
+    /// How the account gets it.
+    fix: &'static str,
+}
+
+/// The rights that the extender needs with this configuration, beside those that it always has.
+pub(crate) fn of_extender(config: &Config) -> Vec<NeededRight> {
+    let evicts = NeededRight {
+        right: "create pods/eviction",
+        verb: "create",
+        subresource: "eviction",
+        keys: "guard.evict and preemption",
+        fix: "set rbac.evict: true of the chart, or apply deploy/evict.yaml; without evictions set \
+              preemption: {enabled: false} and guard: {evict: false}",
+    };
+    let moves = NeededRight {
+        right: "patch pods/resize",
+        verb: "patch",
+        subresource: "resize",
+        keys: "borrow and mig_moves",
+        fix: "set rbac.moves: true of the chart, or apply deploy/moves.yaml",
+    };
+    let has_to = [
+        (evicts, config.guard.evict || config.preemption.enabled),
+        (moves, config.pools.lends() || config.pools.moves_instances()),
+    ];
+    has_to.into_iter().filter_map(|(right, is_needed)| is_needed.then_some(right)).collect()
+}
+
+impl NeededRight {
+    /// The review of whether a service account has the right in all namespaces.
+    pub(crate) fn review(&self, namespace: &str, account: &str) -> Value {
+        let groups = ["system:serviceaccounts", "system:authenticated"].map(str::to_owned);
+        let own = format!("system:serviceaccounts:{namespace}");
+        json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {
+                "user": format!("system:serviceaccount:{namespace}:{account}"),
+                "groups": groups.into_iter().chain([own]).collect::<Vec<_>>(),
+                "resourceAttributes": {
+                    "verb": self.verb, "version": "v1", "resource": "pods",
+                    "subresource": self.subresource,
+                },
+            },
+        })
+    }
+}
+
+/// Whether the extender has the rights that it needs; nothing where it needs no more than it always has.
+pub(crate) fn held(reviews: &[(NeededRight, Read<Answer>)]) -> Findings {
+    let of = Of("rights of the extender");
+    let one = |(needed, answer): &(NeededRight, Read<Answer>)| match answer {
+        Ok(Answer::Accepted(review)) if review["status"]["allowed"] == true => of.ok(format!(
+            "it may {}, which {} of the configuration needs",
+            needed.right, needed.keys
+        )),
+        Ok(Answer::Accepted(_)) => of.problem(
+            format!(
+                "it may not {}, which {} of the configuration needs",
+                needed.right, needed.keys
+            ),
+            needed.fix,
+        ),
+        Ok(Answer::Refused(_)) => of.not_checked(
+            format!(
+                "whether it may {}: needs the right to create subjectaccessreviews",
+                needed.right
+            ),
+            "let a cluster administrator run it",
+        ),
+        Err(why) => of.unread("its rights", why),
+    };
+    reviews.iter().map(one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::commands::CheckState::{NotChecked, Ok as Good};
+    use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem};
     use crate::cli::base::reader::Unread;
 
     #[test]
@@ -196,6 +280,20 @@ mod tests {
         assert_eq!(of(answer(true)).state, Good);
         let found = of(answer(false));
         assert_eq!((found.state, &*found.found), (NotChecked, "1 of 2 are missing: get b"));
+        let rights = |text: &str| of_extender(&Config::from_yaml(text).unwrap());
+        let off = "preemption: {enabled: false}";
+        assert!(rights(off).is_empty());
+        let moves = format!("{off}\npools: {{a: {{mig: on_demand, mig_moves: restart}}}}");
+        let guard = format!("{off}\nguard: {{evict: true}}");
+        for (text, right) in [(&*moves, "resize"), (&guard, "eviction"), ("", "eviction")] {
+            let needed = rights(text);
+            let review = needed[0].review("gpu-system", "gpupack");
+            assert_eq!(review["spec"]["resourceAttributes"]["subresource"], right);
+            assert_eq!(review["spec"]["user"], "system:serviceaccount:gpu-system:gpupack");
+            let of = |answer| held(&[(needed[0], answer)])[0].state;
+            assert_eq!((needed.len(), of(answer(true)), of(answer(false))), (1, Good, Problem));
+            assert_eq!(of(Ok(Answer::Refused("no".to_owned()))), NotChecked);
+        }
         let none = [("list a".to_owned(), answer(false)), ("get b".to_owned(), answer(false))];
         assert!(reviewed(&none).found.contains("none of the 2 rights"));
         let unknown = [("list a".to_owned(), Ok(Answer::Refused("no".to_owned())))];

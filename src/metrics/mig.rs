@@ -19,6 +19,9 @@ const MOST_PROFILES: usize = 100;
 /// How far an instance is, as a label.
 const STATES: [&str; 3] = ["promised", "made", "leaving"];
 
+/// What a GPU is switched to, as a label.
+const MODES: [&str; 2] = ["sharing", "mig"];
+
 /// What became of an order to make an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MakeResult {
@@ -51,6 +54,7 @@ pub(crate) struct MigFamilies {
     placeable: IntGaugeVec,
     orders: IntCounterVec,
     waits: Histogram,
+    switches: IntCounterVec,
     /// The profiles with series of their own.
     known: Mutex<BTreeSet<String>>,
 }
@@ -79,6 +83,15 @@ impl MigFamilies {
                 "Time that binds waited until the MIG instances of their pods were made.",
                 &MAKE_BUCKETS,
             ),
+            switches: {
+                let switches = make.counters(
+                    "gpupack_mig_switches_total",
+                    "GPUs that were switched to MIG mode, or to sharing, by agents or by others.",
+                    &["to"],
+                );
+                MODES.iter().for_each(|mode| drop(switches.with_label_values(&[mode])));
+                switches
+            },
             known: Mutex::default(),
         }
     }
@@ -103,6 +116,11 @@ impl MigFamilies {
                 counter.inc_by(u64::from(outcome == result));
             }
         }
+    }
+
+    pub(crate) fn switched(&self, is_divided: bool) {
+        let [shared, divided] = MODES;
+        self.switches.with_label_values(&[if is_divided { divided } else { shared }]).inc();
     }
 
     pub(crate) fn waited(&self, time: Duration) {
@@ -151,5 +169,10 @@ mod tests {
         assert_eq!(others.get(), 3 * i64::try_from(MOST_PROFILES).unwrap());
         families.show(&BTreeMap::new());
         assert_eq!(series(&families.instances), 0);
+        for is_divided in [true, false, true] {
+            families.switched(is_divided);
+        }
+        let switched = MODES.map(|mode| families.switches.with_label_values(&[mode]).get());
+        assert_eq!(switched, [1, 2]);
     }
 }

@@ -63,6 +63,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::DeviceLost { .. }
         | LedgerEvent::Impossible { .. }
         | LedgerEvent::Unplaced { .. }
+        | LedgerEvent::Switched { .. }
         | LedgerEvent::MadeAgain { .. }
         | LedgerEvent::PlacementEdited { .. }
         | LedgerEvent::Overuse { .. }

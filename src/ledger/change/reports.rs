@@ -9,14 +9,14 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
+use crate::hardware::device::{Device, DeviceId, DeviceKind, InventoryError, NodeName, PodUid};
 use crate::hardware::device_class::{ClassId, DeviceClass};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::changes::Session;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::model::device_state::DeviceUse;
+use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::NodeReporting;
 use crate::model::reservation::Reservation;
@@ -177,6 +177,17 @@ fn checked_session(
     }
 }
 
+/// That a GPU is in MIG mode by the new inventory and was not before, or the other way round.
+fn switched(node: &NodeName, before: &Device, inventory: &NodeInventory) -> Option<LedgerEvent> {
+    let now = inventory.devices().iter().find(|device| device.id == before.id)?;
+    let is_divided = match (&before.kind, &now.kind) {
+        (DeviceKind::Gpu, DeviceKind::MigParent) => true,
+        (DeviceKind::MigParent, DeviceKind::Gpu) => false,
+        _ => return None,
+    };
+    Some(LedgerEvent::Switched { node: node.clone(), device: now.id.clone(), is_divided })
+}
+
 impl Ledger {
     /// Applies a report of `node`'s agent, received at `now` on the extender's clock.
     ///
@@ -294,12 +305,14 @@ impl Ledger {
         for (owner, device) in moved {
             self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let before: Vec<DeviceId> = node_entry
-            .read()
-            .devices()
-            .iter()
-            .map(|device_state| device_state.device().id.clone())
-            .collect();
+        let (before, switched) = {
+            let node_state = node_entry.read();
+            let devices = || node_state.devices().iter().map(DeviceState::device);
+            let before: Vec<DeviceId> = devices().map(|device| device.id.clone()).collect();
+            let switched =
+                devices().filter_map(|device| switched(&node_entry.name, device, inventory));
+            (before, switched.collect::<Vec<_>>())
+        };
         for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
             self.owners.remove_if(gone, |_, owner| *owner == at);
         }
@@ -311,7 +324,7 @@ impl Ledger {
             device: device.clone(),
             fault: fault.clone(),
         });
-        let mut events: Vec<LedgerEvent> = impossible.collect();
+        let mut events: Vec<LedgerEvent> = impossible.chain(switched).collect();
         self.are_shapes_old.store(true, Ordering::Release);
         // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {

@@ -1,7 +1,9 @@
 //! Which agent may report for a node, in which order, and about which devices.
 
 use super::*;
-use crate::hardware::device::{Device, Health, MAX_CLASSES_PER_NODE, ModelName};
+use crate::hardware::device::{
+    Device, DeviceIndex, DeviceKind, Health, MAX_CLASSES_PER_NODE, ModelName,
+};
 use crate::hardware::units::MemMib;
 use crate::ledger::fixture::{
     bound, free, hello, inventory, ledger, node, report, say, seconds, see_node, settings,
@@ -247,8 +249,38 @@ fn a_device_that_the_first_report_leaves_out_gets_no_pod_until_one_names_it() {
 }
 
 #[test]
+fn a_gpu_that_is_switched_to_mig_mode_and_back_is_named() {
+    let ledger = ledger("A");
+    let said = |sequence, kind| {
+        let device = Device {
+            id: DeviceId::new("GPU-a").unwrap(),
+            index: DeviceIndex(0),
+            model: ModelName::new("NVIDIA H100"),
+            total: MemMib::new(81_559),
+            reserved: MemMib::ZERO,
+            kind,
+            health: Health::Healthy,
+        };
+        let inventory = Some(NodeInventory::new(vec![device]).unwrap());
+        let report = NodeReport { inventory, ..hello("y", sequence, "GPU-a") };
+        let receipt = say(&ledger, &report).unwrap();
+        let switched = receipt.events.into_iter().filter_map(|event| match event {
+            LedgerEvent::Switched { device, is_divided, .. } => {
+                Some((device.to_string(), is_divided))
+            }
+            _ => None,
+        });
+        switched.collect::<Vec<_>>()
+    };
+    assert_eq!(said(1, DeviceKind::Gpu), []);
+    assert_eq!(said(2, DeviceKind::MigParent), [("GPU-a".to_owned(), true)]);
+    assert_eq!(said(3, DeviceKind::MigParent), []);
+    assert_eq!(said(4, DeviceKind::Gpu), [("GPU-a".to_owned(), false)]);
+}
+
+#[test]
 fn an_impossible_instance_is_reported_and_gets_no_pod() {
-    use crate::hardware::device::{DeviceIndex, DeviceKind, MigProfile};
+    use crate::hardware::device::MigProfile;
     let ledger = ledger("A");
     let device = |id: &str, mib, kind| Device {
         id: DeviceId::new(id).unwrap(),

@@ -130,8 +130,9 @@ impl Settings {
         let respreads = matches!(seed % 25, 12 | 22);
         // Nor moves pods to other MIG instances.
         let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
+        let switches = matches!(seed % 50, 4 | 36 | 48);
         let replicas = match [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")] {
-            1 if respreads && seed % 50 != 12 || moves_instances => 2,
+            1 if respreads && seed % 50 != 12 || moves_instances || switches && seed % 3 == 0 => 2,
             number => number,
         };
         if replicas > 1 {
@@ -171,7 +172,7 @@ impl Settings {
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
             respreads,
             has_mig,
-            by_turns: matches!(seed % 50, 4 | 36 | 48),
+            by_turns: switches,
             moves_instances,
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
@@ -253,6 +254,9 @@ pub(super) fn chosen() -> impl Iterator<Item = Settings> {
         settings.nodes = size("SIM_NODES").unwrap_or(settings.nodes);
         settings.pods = size("SIM_PODS").unwrap_or(settings.pods);
         settings.replicas = size("SIM_REPLICAS").unwrap_or(settings.replicas).min(MOST_REPLICAS);
+        if settings.replicas > 1 {
+            settings.faults.remove(&Fault::Edit);
+        }
         settings.faults_for = number("SIM_FAULTS_MS").unwrap_or(settings.faults_for);
         settings
     })

@@ -68,10 +68,13 @@ impl World {
             let all = node.reservations().values();
             let parts = all.flat_map(|held| held.placement.parts().map(move |it| (held, it)));
             let (mut shared, mut divided) = (BTreeMap::new(), BTreeMap::new());
-            // A process that takes over may not have heard yet that the instance of a pod which ends is gone.
-            let is_there = |held: &Reservation, id: &DeviceId| {
-                let ends = matches!(held.state, ReservationState::Draining { .. });
-                !ends || node.devices().iter().any(|it| it.device().id == *id)
+            // A process that takes over may not have heard yet that a pod is gone, or that the instance of one which
+            // ends is.
+            let is_there = |held: &Reservation, id: &DeviceId| match held.state {
+                ReservationState::Draining { .. } => {
+                    node.devices().iter().any(|it| it.device().id == *id)
+                }
+                _ => self.api.pods.contains_key(held.pod.uid.as_str()),
             };
             for (held, (placed, spot)) in parts.filter(|(held, (it, _))| is_there(held, &it.id)) {
                 match spot {

@@ -135,6 +135,8 @@ mutations! {
     PreemptsEqual,
     /// A process forgets the room that an earlier one was making.
     RoomNotResumed,
+    /// A leader does not go on with room whose note the watch shows only after it began to lead.
+    LateRoomNoteIgnored,
     /// After pods were evicted for one in vain, others follow at once.
     SecondVictims,
     /// A standing hold stays when its pod is bound or gone.

@@ -193,7 +193,6 @@ impl App {
     /// it.
     pub(crate) fn see_waiting(&self, pod: &SeenPod) {
         let (uid, now) = (&pod.pod.uid, self.clock.now());
-        self.preemptors.see_earlier(uid, pod.room_note.is_some());
         let to_hold = self.passed.see(uid);
         let query = match &pod.request {
             Ok(_) => self.query(pod),
@@ -210,5 +209,11 @@ impl App {
             self.learn(uid, &query);
             self.reasons.refused(uid);
         }
+        // Last: room is only looked for again for a pod that is known to wait.
+        let is_of_earlier = match &self.truth {
+            Truth::Cluster(cluster) => cluster.writer.fenced(pod) == Ordering::Less,
+            Truth::Ledger => false,
+        };
+        self.preemptors.see_note(uid, pod.room_note.is_some(), is_of_earlier);
     }
 }

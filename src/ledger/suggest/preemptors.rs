@@ -12,6 +12,7 @@ use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::suggest::preemption::PlannedVictims;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
 
 /// Most pods whose plans are kept, and most nodes of each; kube-scheduler plans for few at a time.
 const MOST_PLANS: usize = 1_000;
@@ -117,6 +118,8 @@ struct Known {
     refused: BTreeMap<PodUid, HostRefused>,
     /// Pods for which an earlier process was making room; `None` once this one goes on with it.
     before: Option<BTreeSet<PodUid>>,
+    /// Those whose notes the watch showed only after that.
+    late: BTreeSet<PodUid>,
 }
 
 /// The pods for which room is being made.
@@ -203,6 +206,7 @@ impl Preemptors {
         let known = &mut *self.known.lock();
         known.numbers += 1;
         known.notes.insert(uid.clone(), known.numbers);
+        known.late.remove(uid);
         known.numbers
     }
 
@@ -332,13 +336,21 @@ impl Preemptors {
         open.map(|(_, refused)| refused.pod).take(MOST_WOKEN).collect()
     }
 
-    /// Notes whether an earlier process was making room for a waiting pod.
-    pub fn see_earlier(&self, uid: &PodUid, is_noted: bool) {
-        if let Some(before) = &mut self.known.lock().before {
-            match is_noted {
-                true => before.insert(uid.clone()),
-                false => before.remove(uid),
-            };
+    /// Notes whether a note about room is on a waiting pod, and whether an earlier process wrote what the watch
+    /// shows.
+    pub fn see_note(&self, uid: &PodUid, is_noted: bool, is_of_earlier: bool) {
+        let known = &mut *self.known.lock();
+        let Known { before, late, rooms, notes, .. } = known;
+        let is_new = is_of_earlier && !rooms.contains_key(uid) && !notes.contains_key(uid);
+        match (before, is_noted) {
+            (Some(before), true) => _ = before.insert(uid.clone()),
+            (Some(before), false) => _ = before.remove(uid),
+            // The watch was behind when this process began to lead.
+            (None, true) if is_new && !mutated(Mutation::LateRoomNoteIgnored) => {
+                late.insert(uid.clone());
+            }
+            (None, true) => {}
+            (None, false) => _ = late.remove(uid),
         }
     }
 
@@ -347,9 +359,13 @@ impl Preemptors {
         self.known.lock().before.as_ref().is_some_and(|before| !before.is_empty())
     }
 
-    /// The pods for which an earlier process was making room, until [`Preemptors::lead`].
+    /// The pods for which an earlier process was making room: all until [`Preemptors::lead`], and those whose notes
+    /// come later once.
     pub(crate) fn earlier(&self) -> BTreeSet<PodUid> {
-        self.known.lock().before.clone().unwrap_or_default()
+        let known = &mut *self.known.lock();
+        let mut all = known.before.clone().unwrap_or_default();
+        all.append(&mut known.late);
+        all
     }
 
     /// Notes that this process decides, and goes on with the rooms of earlier ones.
@@ -363,6 +379,7 @@ impl Preemptors {
         known.plans.remove(uid);
         known.rooms.remove(uid);
         known.notes.remove(uid);
+        known.late.remove(uid);
         if let Some(before) = &mut known.before {
             before.remove(uid);
         }
@@ -389,7 +406,7 @@ impl Preemptors {
     /// How many entries it has.
     pub fn count(&self) -> usize {
         let known = self.known.lock();
-        let before = known.before.as_ref().map_or(0, BTreeSet::len);
+        let before = known.before.as_ref().map_or(0, BTreeSet::len) + known.late.len();
         let rooms = known.rooms.len() + known.notes.len();
         known.plans.len() + known.refused.len() + rooms + known.ended.len() + before
     }
@@ -504,15 +521,34 @@ mod tests {
     #[test]
     fn room_of_an_earlier_process_is_taken_over_once() {
         let (preemptors, p) = (Preemptors::default(), uid("p"));
-        preemptors.see_earlier(&p, true);
+        preemptors.see_note(&p, true, true);
         assert!(preemptors.has_earlier());
         assert_eq!(preemptors.earlier(), BTreeSet::from([p.clone()]));
         preemptors.lead();
-        preemptors.see_earlier(&p, true); // its own note
+        preemptors.see_note(&p, true, false); // its own note
         assert!(!preemptors.has_earlier() && preemptors.earlier().is_empty());
         preemptors.follow([p.clone()].into_iter());
         assert!(preemptors.has_earlier());
-        preemptors.see_earlier(&p, false);
+        preemptors.see_note(&p, false, true);
         assert!(!preemptors.has_earlier(), "it has given up");
+    }
+
+    #[test]
+    fn room_whose_note_the_watch_shows_late_is_taken_over_as_well() {
+        let (preemptors, p) = (Preemptors::default(), uid("p"));
+        let late = |is_noted| {
+            preemptors.see_note(&p, is_noted, true);
+            preemptors.earlier().len()
+        };
+        preemptors.lead();
+        assert_eq!((late(true), preemptors.earlier().len()), (1, 0), "once");
+        preemptors.see_note(&p, true, true);
+        assert!(!preemptors.has_earlier(), "questions are answered meanwhile");
+        assert_eq!((late(false), late(true)), (0, 1));
+        preemptors.owe_note(&p);
+        assert_eq!(late(true), 0, "another note is to be written");
+        preemptors.forget(&p);
+        preemptors.keep(&p, NodeName::new("n"), 1);
+        assert_eq!(late(true), 0, "this process has room for it");
     }
 }

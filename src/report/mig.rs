@@ -13,7 +13,7 @@ use crate::report::bounds::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
     MAX_SM_COUNT, ReportError, memory, text,
 };
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, WholeOrders};
+use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, ObeyedOrders};
 
 impl MigFailure {
     /// Whether an extender would accept it.
@@ -81,7 +81,7 @@ pub(crate) fn profiles(
 }
 
 /// Checks which orders to be out of MIG mode an agent obeys. Their term, and the GPUs with the numbers.
-pub(crate) fn wholes(obeyed: WholeOrders) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
+pub(crate) fn wholes(obeyed: ObeyedOrders) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
     let gpus = obeyed.gpus.into_iter().map(|it| (it.gpu, it.number));
     Ok((obeyed.term, numbered(gpus.collect())?))
 }

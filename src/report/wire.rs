@@ -84,56 +84,35 @@ pub struct Report {
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub whole: Option<WholeOrders>,
+    pub whole: Option<ObeyedOrders>,
     /// The limits of memory that the agent has in force; left out if it sets none.
     #[serde(
         default,
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub memory_limits: Option<LimitsInForce>,
+    pub memory_limits: Option<ObeyedOrders>,
 }
 
-/// The orders about limits of memory that an agent has in force.
+/// The orders of one kind that an agent has in force: limits of memory, or to leave GPUs out of MIG mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct LimitsInForce {
+pub struct ObeyedOrders {
     /// Term of the leader that gave them.
     pub term: u64,
-    /// Each GPU whose limits the agent sets.
+    /// The GPUs that they are about.
     #[serde(default, deserialize_with = "json_object::list")]
-    pub gpus: Vec<LimitedGpu>,
+    pub gpus: Vec<NumberedGpu>,
 }
 
-/// A GPU whose limits an agent sets.
+/// A GPU, and the number of an order about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct LimitedGpu {
+pub struct NumberedGpu {
     /// UUID of the GPU.
     pub gpu: String,
-    /// Number of the newest order that is in force: all limits that it lowers are, and no pod uses more. 0 without one.
-    pub number: u64,
-}
-
-/// Orders to leave GPUs out of MIG mode, or to take them out of it. As long as one stands, the agent does not turn
-/// MIG mode on there, whatever instances are ordered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WholeOrders {
-    /// Term of the leader that gave them.
-    pub term: u64,
-    /// The GPUs.
-    #[serde(default, deserialize_with = "json_object::list")]
-    pub gpus: Vec<WholeGpu>,
-}
-
-/// A GPU that is to be out of MIG mode.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WholeGpu {
-    /// UUID of the GPU.
-    pub gpu: String,
-    /// Number of the order: another one each time that it begins again.
+    /// Number of the order, another one each time that it begins again. 0 for a GPU whose limits the agent sets, before
+    /// its first order.
     pub number: u64,
 }
 
@@ -477,7 +456,7 @@ pub struct MigOrders {
         deserialize_with = "json_object::list",
         skip_serializing_if = "Vec::is_empty"
     )]
-    pub whole: Vec<WholeGpu>,
+    pub whole: Vec<NumberedGpu>,
 }
 
 /// A MIG instance that is to be there.

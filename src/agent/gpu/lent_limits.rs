@@ -15,7 +15,7 @@ use crate::agent::gpu::standing::StandingOrders;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{GpuLimits, LimitOrders, LimitedGpu, LimitsInForce};
+use crate::report::wire::{GpuLimits, LimitOrders, NumberedGpu, ObeyedOrders};
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;
@@ -40,7 +40,7 @@ pub struct LentLimits {
 #[derive(Debug, Default)]
 struct Shared {
     standing: Mutex<StandingOrders<LimitOrders>>,
-    in_force: Mutex<LimitsInForce>,
+    in_force: Mutex<ObeyedOrders>,
     /// What became of the last order of each GPU.
     outcomes: Mutex<BTreeMap<String, SetLimit>>,
     /// The control groups that have a limit, each with its GPU.
@@ -81,7 +81,7 @@ impl LentLimits {
     }
 
     /// What is in force.
-    pub fn in_force(&self) -> LimitsInForce {
+    pub fn in_force(&self) -> ObeyedOrders {
         self.shared.in_force.lock().clone()
     }
 
@@ -126,7 +126,7 @@ impl LentLimits {
             let order = orders.iter().flat_map(|orders| &orders.gpus).find(|it| it.gpu == *gpu);
             let Some(order) = order else {
                 outcomes.remove(gpu);
-                in_force.push(LimitedGpu { gpu: gpu.clone(), number: number(gpu) });
+                in_force.push(NumberedGpu { gpu: gpu.clone(), number: number(gpu) });
                 continue;
             };
             let outcome = match containers {
@@ -139,13 +139,13 @@ impl LentLimits {
             are_done &= outcome == SetLimit::Done;
             let number = if outcome == SetLimit::Done { order.number } else { number(gpu) };
             if outcome != SetLimit::Refused {
-                in_force.push(LimitedGpu { gpu: gpu.clone(), number });
+                in_force.push(NumberedGpu { gpu: gpu.clone(), number });
             }
         }
         *self.shared.limited.lock() = limited;
         *self.shared.outcomes.lock() = outcomes;
         let term = orders.map_or(before.term, |orders| orders.term);
-        *self.shared.in_force.lock() = LimitsInForce { term, gpus: in_force };
+        *self.shared.in_force.lock() = ObeyedOrders { term, gpus: in_force };
         *self.shared.done.lock() = orders.filter(|_| are_done).map(|all| (all.clone(), now));
     }
 }

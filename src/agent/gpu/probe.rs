@@ -11,7 +11,7 @@ use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure, WholeOrders,
+    Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure, ObeyedOrders,
 };
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
@@ -45,9 +45,9 @@ pub struct Sample {
     /// Orders about MIG instances that could not be carried out; set by the sampler.
     pub mig_failures: Vec<MigFailure>,
     /// The orders to leave GPUs out of MIG mode that are obeyed.
-    pub whole: Option<WholeOrders>,
+    pub whole: Option<ObeyedOrders>,
     /// The limits of memory that are in force, if the agent sets any; set by the sampler.
-    pub memory_limits: Option<LimitsInForce>,
+    pub memory_limits: Option<ObeyedOrders>,
 }
 
 impl Sample {

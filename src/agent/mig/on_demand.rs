@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{DeviceReport, MigFailure, MigOrders, WholeOrders};
+use crate::report::wire::{DeviceReport, MigFailure, MigOrders, ObeyedOrders};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.
@@ -27,7 +27,7 @@ struct Shared {
     /// Whether the agent may turn MIG mode on and off.
     switches_mode: bool,
     /// The orders to leave GPUs out of MIG mode that are obeyed.
-    whole: Mutex<Option<WholeOrders>>,
+    whole: Mutex<Option<ObeyedOrders>>,
     /// Notified when other orders stand.
     ordered: Notify,
     /// Notified when instances or failures have changed.
@@ -108,12 +108,12 @@ impl MigOnDemand {
     }
 
     /// The orders to leave GPUs out of MIG mode that are obeyed.
-    pub fn whole(&self) -> Option<WholeOrders> {
+    pub fn whole(&self) -> Option<ObeyedOrders> {
         self.shared.whole.lock().clone()
     }
 
     /// Notes that these GPUs are out of MIG mode, and stay so as long as the orders stand.
-    pub fn obeys(&self, whole: WholeOrders) {
+    pub fn obeys(&self, whole: ObeyedOrders) {
         let mut known = self.shared.whole.lock();
         if known.as_ref() != Some(&whole) {
             *known = Some(whole);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order};
 use crate::hardware::spots::WHOLE;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{MakeInstance, MigOrders, WholeOrders};
+use crate::report::wire::{MakeInstance, MigOrders, ObeyedOrders};
 
 /// A change of the mode of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,20 +82,20 @@ fn hindrance(gpu: &GpuLayout, of_kubelet: Option<&BTreeSet<String>>) -> Option<S
 }
 
 /// Which of the orders to leave GPUs out of MIG mode are obeyed now.
-pub fn obeyed(orders: &MigOrders, layouts: &Layouts) -> WholeOrders {
+pub fn obeyed(orders: &MigOrders, layouts: &Layouts) -> ObeyedOrders {
     let is_whole = |uuid: &str| {
         let gpu = layouts.gpus.iter().find(|it| it.uuid == uuid);
         gpu.is_some_and(|it| !it.is_in_mig_mode && !it.is_mig_pending)
     };
     let gpus = orders.whole.iter().filter(|it| is_whole(&it.gpu)).cloned().collect();
-    WholeOrders { term: orders.term, gpus }
+    ObeyedOrders { term: orders.term, gpus }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::agent::mig::plan::{GpuInstance, Units};
-    use crate::report::wire::WholeGpu;
+    use crate::report::wire::NumberedGpu;
 
     /// Two GPUs: `GPU-a` in MIG mode if it is said so, with as many instances.
     fn layouts(is_in_mig_mode: bool, instances: u32) -> Layouts {
@@ -118,7 +118,7 @@ mod tests {
     fn orders(make: bool, whole: &[&str]) -> MigOrders {
         let place =
             MakeInstance { gpu: "GPU-a".to_owned(), profile: "1g.10gb".to_owned(), start: 2 };
-        let whole = whole.iter().map(|gpu| WholeGpu { gpu: (*gpu).to_owned(), number: 7 });
+        let whole = whole.iter().map(|gpu| NumberedGpu { gpu: (*gpu).to_owned(), number: 7 });
         let make = if make { vec![place] } else { Vec::new() };
         MigOrders { term: 3, make, remove: Vec::new(), whole: whole.collect() }
     }
@@ -168,9 +168,9 @@ mod tests {
     #[test]
     fn an_order_is_obeyed_once_the_gpu_is_out_of_mig_mode() {
         let whole = orders(false, &["GPU-a", "GPU-b"]);
-        assert_eq!(obeyed(&whole, &layouts(true, 0)), WholeOrders { term: 3, gpus: vec![] });
-        let gpus = vec![WholeGpu { gpu: "GPU-a".to_owned(), number: 7 }];
-        assert_eq!(obeyed(&whole, &layouts(false, 0)), WholeOrders { term: 3, gpus });
+        assert_eq!(obeyed(&whole, &layouts(true, 0)), ObeyedOrders { term: 3, gpus: vec![] });
+        let gpus = vec![NumberedGpu { gpu: "GPU-a".to_owned(), number: 7 }];
+        assert_eq!(obeyed(&whole, &layouts(false, 0)), ObeyedOrders { term: 3, gpus });
         // A reset would turn it on: that is to be undone first.
         let mut pending = layouts(false, 0);
         pending.gpus[0].is_mig_pending = true;

@@ -22,7 +22,7 @@ use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{MigOrders, WholeOrders};
+use crate::report::wire::{MigOrders, ObeyedOrders};
 
 /// Time between two looks at the instances while orders stand: others may change them.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -339,7 +339,7 @@ impl MigMaker {
 }
 
 /// Whether all orders to leave GPUs out of MIG mode are obeyed.
-fn is_obeyed(orders: &MigOrders, obeyed: &WholeOrders) -> bool {
+fn is_obeyed(orders: &MigOrders, obeyed: &ObeyedOrders) -> bool {
     let is_same = orders.term == obeyed.term || orders.whole.is_empty();
     is_same && orders.whole.iter().all(|it| obeyed.gpus.contains(it))
 }

@@ -15,8 +15,8 @@ use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
 use crate::report::wire::{
-    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, Outcome, PodLimit, Reply, Report,
-    WholeGpu,
+    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, NumberedGpu, Outcome, PodLimit,
+    Reply, Report,
 };
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
@@ -142,7 +142,7 @@ fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
         start: spot.start,
     });
     let remove = remove.iter().map(DeviceId::to_string).collect();
-    let whole = whole.into_iter().map(|(gpu, number)| WholeGpu { gpu: gpu.to_string(), number });
+    let whole = whole.into_iter().map(|(gpu, number)| NumberedGpu { gpu: gpu.to_string(), number });
     Some(MigOrders { term, make: make.collect(), remove, whole: whole.collect() })
 }
 

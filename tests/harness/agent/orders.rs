@@ -12,8 +12,8 @@ use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use gpupack::report::wire::{
-    DeviceReport, MakeInstance, MigFailure, MigOrders, Outcome, Reply, Report, WholeGpu,
-    WholeOrders,
+    DeviceReport, MakeInstance, MigFailure, MigOrders, NumberedGpu, ObeyedOrders, Outcome, Reply,
+    Report,
 };
 use tokio::runtime::Runtime;
 
@@ -38,7 +38,7 @@ struct Told {
     ordered: Option<Duration>,
     inventory: Vec<DeviceReport>,
     failures: Vec<MigFailure>,
-    whole: Option<WholeOrders>,
+    whole: Option<ObeyedOrders>,
     /// When each report came.
     reports: Vec<Duration>,
     /// Why a report cannot be.
@@ -139,8 +139,9 @@ impl Replica {
 
     /// Orders that these GPUs are out of MIG mode from now on, each with the number of the order, and nothing else.
     pub(crate) fn keep_whole(&self, term: u64, gpus: &[(&str, u64)]) {
-        let gpus =
-            gpus.iter().map(|(gpu, number)| WholeGpu { gpu: (*gpu).to_owned(), number: *number });
+        let gpus = gpus
+            .iter()
+            .map(|(gpu, number)| NumberedGpu { gpu: (*gpu).to_owned(), number: *number });
         let orders = MigOrders { term, whole: gpus.collect(), ..MigOrders::default() };
         self.told().orders = Some(orders);
     }

@@ -235,6 +235,8 @@ mutations! {
     GoneInstanceBound,
     /// The new UUID of a MIG instance that was made again is not written on its pod.
     MadeAgainUnwritten,
+    /// The new UUID of a MIG instance is written as late as what another client edited again and again.
+    MadeAgainLate,
     /// A leader writes the MIG instances that it knows over those that an earlier one knew, though no report says yet
     /// which are newer.
     OlderInstanceWritten,

@@ -301,7 +301,7 @@ async fn until_leading(app: &App) {
 fn note_made_again(app: &App, taken: &[LedgerEvent]) {
     for event in taken {
         if let LedgerEvent::MadeAgain { pod } = event {
-            app.edits.note(pod, app.clock.now());
+            app.edits.note_made_again(pod, app.clock.now());
         }
     }
 }

@@ -209,7 +209,7 @@ impl App {
             self.learn(uid, &query);
             self.reasons.refused(uid);
         }
-        // Last: room is only looked for again for a pod that is known to wait.
+        // Last: room is only looked for again for a pod that waits.
         let is_of_earlier = match &self.truth {
             Truth::Cluster(cluster) => cluster.writer.fenced(pod) == Ordering::Less,
             Truth::Ledger => false,

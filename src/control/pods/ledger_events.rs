@@ -64,7 +64,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
         LedgerEvent::MadeAgain { .. } if mutated(Mutation::MadeAgainUnwritten) => {}
         LedgerEvent::MadeAgain { pod } => {
             tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");
-            app.edits.note(pod, app.clock.now());
+            app.edits.note_made_again(pod, app.clock.now());
         }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {

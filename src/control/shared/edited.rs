@@ -10,6 +10,7 @@ use crate::hardware::units::Timestamp;
 use crate::kube_api::request::placement::decode;
 use crate::kube_api::request::written::{Written, placement_mark};
 use crate::model::reservation::{Placement, PodRef};
+use crate::mutation::{Mutation, mutated};
 
 /// Most placements written back in one look.
 pub(crate) const WRITES_PER_LOOK: usize = 20;
@@ -139,6 +140,16 @@ impl Edits {
         }
     }
 
+    /// Notes a pod that has other MIG instances now: what is on it is old, however often it was written before.
+    pub(crate) fn note_made_again(&self, pod: &PodRef, now: Timestamp) {
+        self.note(pod, now);
+        if let Some(edit) = self.edits().get_mut(&pod.uid)
+            && !mutated(Mutation::MadeAgainLate)
+        {
+            edit.due = Some(now);
+        }
+    }
+
     /// The pods to write now. Each of them then counts as written.
     pub(crate) fn take_due(&self, now: Timestamp) -> Vec<PodRef> {
         let mut edits = self.edits();
@@ -186,6 +197,20 @@ mod tests {
         assert_eq!(written[..6], [0, 1, 3, 7, 15, 31]);
         let pauses: Vec<u64> = written.windows(2).map(|two| two[1] - two[0]).collect();
         assert_eq!((pauses.iter().max(), written.len()), (Some(&300), 14));
+    }
+
+    #[test]
+    fn an_instance_that_was_made_again_is_written_at_once() {
+        let edits = Edits::default();
+        for second in 0..40 {
+            edits.note(&pod("p"), seconds(second));
+            due(&edits, second);
+        }
+        edits.note(&pod("p"), seconds(40));
+        assert_eq!(due(&edits, 40), 0, "others edit it all the time");
+        edits.note_made_again(&pod("p"), seconds(40));
+        edits.note_made_again(&pod("new"), seconds(40));
+        assert_eq!(due(&edits, 40), 2);
     }
 
     #[test]

@@ -213,10 +213,11 @@ impl World {
         let mut leaving = BTreeMap::new();
         replica.app.ledger.look_at_each(|node| {
             let held = node.reservations().iter().filter(|(_, held)| held.is_going_home());
-            // Of a pod that was deleted no container starts again, and its program may take its time.
+            // Of a pod that was deleted no container starts again, and its program may take its time. Nor does one on a
+            // MIG instance whose GPU is gone.
             let lives = |uid: &PodUid| {
                 let pod = self.api.pods.get(uid.as_str());
-                pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal)
+                pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal && !self.is_lost(pod))
             };
             for (uid, _) in held.filter(|(uid, _)| lives(uid)) {
                 let since = self.leaving_since.get(uid).copied().unwrap_or(self.now);

@@ -177,7 +177,11 @@ impl World {
             replica.app.ledger.look_at_each(|node| {
                 let held = node.reservations().values();
                 let held = held.filter(|it| !matches!(it.state, ReservationState::Draining { .. }));
-                used.extend(held.flat_map(|it| &it.placement.devices).map(|it| it.id.to_string()));
+                for held in held {
+                    used.extend(held.placement.devices.iter().map(|it| it.id.to_string()));
+                    // Of one whose GPU is gone a pod never leaves the other one.
+                    used.extend(held.placement.guest.iter().map(|guest| guest.on.to_string()));
+                }
             });
         }
         let placed = self.api.pods.values().filter(|pod| pod.is_placed());

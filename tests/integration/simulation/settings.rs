@@ -132,7 +132,12 @@ impl Settings {
         let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
         let switches = matches!(seed % 50, 4 | 36 | 48);
         let replicas = match [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")] {
-            1 if respreads && seed % 50 != 12 || moves_instances || switches && seed % 3 == 0 => 2,
+            1 if respreads && seed % 50 != 12
+                || moves_instances
+                || switches && seed.is_multiple_of(3) =>
+            {
+                2
+            }
             number => number,
         };
         if replicas > 1 {

@@ -112,6 +112,12 @@ pub(super) struct Settings {
     pub(super) replicas: usize,
 }
 
+/// How many replicas a seed has.
+fn replicas_of(seed: u64, needs_two: bool) -> usize {
+    let count = [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")];
+    if needs_two { count.max(2) } else { count }
+}
+
 impl Settings {
     /// A third of the seeds has all kinds of faults, the others about half of them; a third is calm.
     /// Some last so long that gpupack gives up waiting for the API server. A fifth is focused.
@@ -131,15 +137,9 @@ impl Settings {
         // Nor moves pods to other MIG instances.
         let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
         let switches = matches!(seed % 50, 4 | 36 | 48);
-        let replicas = match [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")] {
-            1 if respreads && seed % 50 != 12
-                || moves_instances
-                || switches && seed.is_multiple_of(3) =>
-            {
-                2
-            }
-            number => number,
-        };
+        let needs_two =
+            respreads && seed % 50 != 12 || moves_instances || switches && seed.is_multiple_of(3);
+        let replicas = replicas_of(seed, needs_two);
         if replicas > 1 {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);

@@ -242,14 +242,11 @@ pub(crate) fn held(reviews: &[(NeededRight, Read<Answer>)]) -> Findings {
     let of = Of("rights of the extender");
     let one = |(needed, answer): &(NeededRight, Read<Answer>)| match answer {
         Ok(Answer::Accepted(review)) if review["status"]["allowed"] == true => of.ok(format!(
-            "it may {}, which {} of the configuration needs",
+            "it may {}, which {} in the configuration need",
             needed.right, needed.keys
         )),
         Ok(Answer::Accepted(_)) => of.problem(
-            format!(
-                "it may not {}, which {} of the configuration needs",
-                needed.right, needed.keys
-            ),
+            format!("it may not {}, which {} in the configuration need", needed.right, needed.keys),
             needed.fix,
         ),
         Ok(Answer::Refused(_)) => of.not_checked(

@@ -54,7 +54,8 @@ fn a_sound_installation_has_nothing_to_fix_and_what_breaks_is_named() {
 /// Everything of the shipped manifests that needs controllers to run, as if they had.
 async fn installed(bed: &Testbed, fleet: &Fleet) {
     let admin = &bed.cluster.client;
-    for file in ["rbac.yaml", "extender.yaml", "scheduler.yaml", "agent.yaml", "doctor.yaml"] {
+    let parts = ["extender.yaml", "scheduler.yaml", "agent.yaml"];
+    for file in ["rbac.yaml", "evict.yaml", "doctor.yaml"].into_iter().chain(parts) {
         manifests::apply(admin, file, Mode::Keep).await;
     }
     for object in objects("webhook.yaml") {

@@ -123,7 +123,7 @@ impl Leads<'_> {
                     due = app.clock.now();
                 }
             }
-            app.leads();
+            app.leads(); // notes that the term has ended, if it has
         }
     }
 

@@ -290,6 +290,16 @@ pub fn waits_at_home(node: &NodeState, uid: &PodUid) -> bool {
     is_used || !in_the_way(node, home).is_empty()
 }
 
+/// Whether a recalled guest would lack at home what it requests, and no pod can be made to give that back: a
+/// process without an allocation uses it, or a pod from which it cannot be taken.
+pub fn lacks_memory_at_home(node: &NodeState, uid: &PodUid) -> bool {
+    let held = node.reservation(uid);
+    let Some(home) = held.and_then(|held| home_of(node, held)) else { return false };
+    is_short_of_memory(node, [home].into_iter())
+        && in_the_way(node, home).is_empty()
+        && !mutated(Mutation::HomeMemoryIgnored)
+}
+
 /// Whether a pod may start on a device: where the driver limits what others may borrow there, these limits leave what
 /// it requests.
 pub fn may_start(node: &NodeState, device: &DeviceState, uid: &PodUid) -> bool {

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, PodUid};
-use crate::hardware::units::Demand;
+use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
 use crate::kube_api::request::request_error::shown;
@@ -83,16 +83,22 @@ impl Drop for Ends<'_> {
 async fn send_home(app: &Arc<App>, pod: &PodRef) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(pod) else { return };
-    let began = app.clock.now();
+    let (began, mut lacks) = (app.clock.now(), None);
     while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(app, cluster, pod, &key).await {
+        match step(app, cluster, (pod, &key), &mut lacks).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
     }
 }
 
-async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey) -> Next {
+/// The next step of a move home. `lacks` is since when others keep memory of its home that it requests.
+async fn step(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    (pod, key): (&PodRef, &PodKey),
+    lacks: &mut Option<Timestamp>,
+) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
     match (held.state, held.departure) {
@@ -110,8 +116,9 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
         }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
+    let lack = lack_at_home(app, pod, lacks);
     if guest.leaving.is_none()
-        && let Some(next) = before_move(app, pod)
+        && let Some(next) = before_move(app, pod, lack)
     {
         return next;
     }
@@ -144,7 +151,7 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
     let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
     match &guest.leaving {
         Some(leaving) if is_written && container.cpu_milli == leaving.cpu_milli => {
-            restart(app, cluster, &known, &seen).await
+            restart(app, cluster, &known, (&seen, lack)).await
         }
         Some(leaving) if is_written && pending.is_some() => {
             let fault =
@@ -166,6 +173,10 @@ async fn step(app: &Arc<App>, cluster: &ClusterTruth, pod: &PodRef, key: &PodKey
 /// Why the container of a pod cannot be restarted that is not set up for that.
 pub(crate) const NO_RESTART: &str =
     "its container does not restart when its CPU request is changed";
+
+/// Why a guest is not sent home to a GPU whose memory others keep.
+const HOME_IN_USE: &str =
+    "others use memory of its own GPU which it requests, and it cannot be taken back from them";
 
 /// A pod as the API server has it now.
 pub(crate) struct Read {
@@ -196,8 +207,30 @@ pub(crate) async fn read(
     Ok(Read { seen, pending, annotations: read.metadata.annotations.unwrap_or_default() })
 }
 
+/// Whether others keep memory of the home of a guest that it requests.
+#[derive(Clone, Copy)]
+enum Lack {
+    None,
+    /// A list may yet show the end of a process.
+    Began,
+    /// *bind* gives up soon.
+    Lasts,
+}
+
+fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack {
+    if !app.ledger.lacks_memory_at_home(&pod.uid) {
+        *lacks = None;
+        return Lack::None;
+    }
+    let now = app.clock.now();
+    match now.since(*lacks.get_or_insert(now)) >= app.config.recall / 2 {
+        true => Lack::Lasts,
+        false => Lack::Began,
+    }
+}
+
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
-fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
+fn before_move(app: &App, pod: &PodRef, lack: Lack) -> Option<Next> {
     // First: it is not to be called home again and again in vain.
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         return Some(match app.ledger.settle_guest(&pod.uid) {
@@ -207,6 +240,11 @@ fn before_move(app: &App, pod: &PodRef) -> Option<Next> {
     }
     if app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
+    }
+    match lack {
+        Lack::Lasts => return Some(failed(app, pod, HOME_IN_USE)),
+        Lack::Began => return Some(Next::After(LOOK_AGAIN)),
+        Lack::None => {}
     }
     // What others use of its home goes before it comes.
     let waits = app.ledger.waits_for_memory_at_home(&pod.uid) || app.ledger.is_being_made(&pod.uid);
@@ -297,10 +335,15 @@ async fn restart(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     known: &Known<'_>,
-    seen: &SeenPod,
+    (seen, lack): (&SeenPod, Lack),
 ) -> Next {
-    if !app.ledger.may_go_home(&known.pod.uid) {
-        return Next::After(LOOK_AGAIN); // the first write is of an earlier process
+    let may_go = app.ledger.may_go_home(&known.pod.uid);
+    match (lack, &known.guest.leaving) {
+        (Lack::Lasts, Some(leaving)) => {
+            return take_back(app, cluster, known, (seen, leaving), HOME_IN_USE).await;
+        }
+        (Lack::None, _) if may_go => {}
+        _ => return Next::After(LOOK_AGAIN), // the first write is of an earlier process
     }
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
@@ -438,9 +481,13 @@ pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str
     if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
         app.metrics.moved(reason, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, what, fault, "a pod cannot be moved");
-        let note = format!(
-            "{what}: {fault}; check `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
-        );
+        let fix = match fault {
+            HOME_IN_USE => "see what uses it with `gpupack top gpus`",
+            _ => {
+                "check `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
+            }
+        };
+        let note = format!("{what}: {fault}; {fix}");
         app.tell(pod, NoticeReason::GpuMoveFailed, note);
     }
 }

@@ -376,6 +376,11 @@ impl Ledger {
         self.look_at_guest(uid, |node_state| guests::waits_at_home(node_state, uid))
     }
 
+    /// Whether others use what a guest requests at home, and cannot be made to give it back.
+    pub fn lacks_memory_at_home(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| guests::lacks_memory_at_home(node_state, uid))
+    }
+
     /// Whether a pod moves to another MIG instance, or back from there: it is allocated both.
     pub fn changes_instances(&self, uid: &PodUid) -> bool {
         self.is_held(uid, Reservation::changes_instances)

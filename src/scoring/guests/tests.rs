@@ -681,6 +681,29 @@ fn what_nobody_requests_or_uses_is_split_among_those_that_may_borrow() {
 }
 
 #[test]
+fn a_guest_does_not_go_home_to_memory_that_cannot_be_taken_back() {
+    for (used_by, is_kept, waits, lacks) in
+        [("q", false, true, false), ("q", true, false, true), ("x", false, false, true)]
+    {
+        let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+        node.allocate(movable("p", "A", 500));
+        node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
+        node.allocate(movable("q", "A", 500));
+        node.recall(&[PodUid::new("p")]);
+        let uses = if used_by == "q" { vec![("q", 700)] } else { vec![("q", 500), ("x", 200)] };
+        observe(&mut node, "A", &uses);
+        if is_kept {
+            node.note_borrowed(&PodUid::new("q"), BorrowedMemory::Kept);
+        }
+        let uid = PodUid::new("p");
+        assert_eq!(waits_at_home(&node, &uid), waits, "{used_by} {is_kept}: it will be given back");
+        assert_eq!(lacks_memory_at_home(&node, &uid), lacks, "{used_by} {is_kept}");
+        observe(&mut node, "A", &[("q", 500)]);
+        assert!(!lacks_memory_at_home(&node, &uid), "{used_by} {is_kept}: there is room");
+    }
+}
+
+#[test]
 fn a_limit_is_no_higher_than_what_the_pod_may_use() {
     let mut node = limited("A:1000/1000", 0);
     let mut request = GpuRequest::one(Amount::Fraction(Share::from_millionths(200_000)));

@@ -3,7 +3,7 @@
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::mig::MigFault;
 use crate::hardware::units::{Demand, MemMib, Share};
-use crate::model::device_state::{DeviceState, Origin};
+use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::isolation::Mode;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::PodRef;
@@ -131,11 +131,11 @@ struct DeviceBefore {
 }
 
 impl DeviceBefore {
-    fn of(device: &DeviceState, takes_pods: bool) -> Self {
+    fn of(device: &DeviceState, open: Demand, takes_pods: bool) -> Self {
         Self {
             health: device.health(),
             unallocated_use: device.unallocated_use(),
-            free: if takes_pods && device.is_placeable() { device.free() } else { Demand::ZERO },
+            free: if takes_pods && device.is_placeable() { open } else { Demand::ZERO },
             is_overallocated: device.is_overallocated(),
             // What is not made yet cannot be lost.
             has_tenants: !device.tenants().is_empty() && device.origin() != Origin::Promised,
@@ -217,6 +217,9 @@ impl StateBefore {
 
 fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
     let takes_pods = node_state.placeable().is_ok();
-    let devices = node_state.devices().iter();
-    devices.map(move |device| (&device.device().id, DeviceBefore::of(device, takes_pods)))
+    // Not what is free of the device alone: others may be made where it lies.
+    let devices = node_state.devices().iter().zip(node_state.rooms(HoldRule::Respected));
+    devices.map(move |(device, room)| {
+        (&device.device().id, DeviceBefore::of(device, room.free, takes_pods))
+    })
 }

@@ -468,8 +468,11 @@ fn an_instance_at_kept_units_is_that_of_the_pod_which_has_to_end_first() {
     bed.node.observe(&[DeviceUse::idle(DeviceId::new("MIG-v").unwrap())], Timestamp::START);
     assert_eq!(bed.node.instance_orders().remove.len(), 1, "then it goes");
     assert_eq!(bed.fitting("4g.24gb"), 0);
+    let before = StateBefore::of(&bed.node);
     bed.node.stand_down(&waiting);
     assert_eq!(bed.fitting("4g.24gb"), 1);
+    let room = LedgerEvent::Room(bed.node.name().clone());
+    assert_eq!(before.events(&bed.node), [room], "others that wait are tried");
 }
 
 #[test]

@@ -41,6 +41,15 @@ impl Pulse {
         (is_recent || is_due) && !mutated(Mutation::FrozenReportTaken)
     }
 
+    /// When the process went on after it was frozen last: what it knew before may be old.
+    pub fn resumed(&self, now: Timestamp) -> Option<Timestamp> {
+        if self.is_late(self.last.load(Ordering::Acquire), now) {
+            return Some(now);
+        }
+        let resumed = self.resumed.load(Ordering::Acquire);
+        (resumed > 0).then(|| Timestamp::from_millis(resumed))
+    }
+
     fn is_late(&self, last: u64, now: Timestamp) -> bool {
         let most = if last == self.resumed.load(Ordering::Acquire) { LATE_AGAIN } else { LATE };
         last > 0 && now.millis() > last + most
@@ -58,10 +67,13 @@ mod tests {
         pulse.beat(at(0));
         pulse.beat(at(1_000));
         assert!(!pulse.was_frozen(at(4_000)), "a slow tick");
+        assert_eq!(pulse.resumed(at(4_000)), None);
         assert!(pulse.was_frozen(at(4_001)), "before the tick that comes late");
         pulse.beat(at(9_000));
         assert!(pulse.was_frozen(at(9_499)), "from a buffer");
         assert!(!pulse.was_frozen(at(9_500)), "sent since");
+        assert_eq!(pulse.resumed(at(9_500)), Some(at(9_000)));
+        assert_eq!(pulse.resumed(at(10_501)), Some(at(10_501)), "frozen again");
         assert!(pulse.was_frozen(at(10_501)), "frozen again, before the tick that comes late");
         pulse.beat(at(11_000));
         assert!(pulse.was_frozen(at(11_499)), "from a buffer");

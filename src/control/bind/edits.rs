@@ -99,14 +99,15 @@ pub async fn restore_edited(app: &App) {
 }
 
 /// Whether the MIG instances that are written on a pod may have been made after those that the ledger knows: by the
-/// orders of a leader before, of which this one has no report yet.
+/// orders of a leader before, of which this one has no report yet, or while this process was frozen.
 fn may_be_newer(app: &App, seen: &SeenPod, held: &Placement) -> bool {
     let Ok(Some(written)) = &seen.placement else { return false };
     let are_others = written.devices != held.devices && written.is_on_spots_of(held);
-    let since = app.edits.led_since(app.clock.now());
+    let now = app.clock.now();
+    let led_since = app.truth.has_replicas().then(|| app.edits.led_since(now));
+    let since = led_since.max(app.pulse.resumed(now));
     are_others
-        && app.truth.has_replicas()
-        && !app.ledger.is_sampled_after(&held.node, since)
+        && since.is_some_and(|since| !app.ledger.is_sampled_after(&held.node, since))
         && !mutated(Mutation::OlderInstanceWritten)
 }
 

@@ -24,8 +24,8 @@ struct Shared {
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
-    /// Whether the agent may turn MIG mode on and off.
-    switches_mode: bool,
+    /// Of which GPUs the agent may turn MIG mode on and off.
+    switching: Switching,
     /// The orders to leave GPUs out of MIG mode that are obeyed.
     whole: Mutex<Option<ObeyedOrders>>,
     /// Notified when other orders stand.
@@ -34,19 +34,21 @@ struct Shared {
     changed: Notify,
 }
 
+/// Of which GPUs an agent turns MIG mode on and off as it is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switching {
+    /// Of none.
+    Never,
+    /// Of those that need no reset for that: Hopper and later models.
+    WithoutReset,
+    /// Also of those that the driver resets for that, Ampere: no other program uses them.
+    WithReset,
+}
+
 impl MigOnDemand {
     /// Reads what an earlier run of the agent noted in `folder` since the last boot, which
     /// `proc_root` names.
-    pub fn new(folder: &Path, proc_root: &Path) -> Self {
-        Self::with(folder, proc_root, false)
-    }
-
-    /// The same, and turns MIG mode of GPUs on and off as it is ordered.
-    pub fn switching(folder: &Path, proc_root: &Path) -> Self {
-        Self::with(folder, proc_root, true)
-    }
-
-    fn with(folder: &Path, proc_root: &Path, switches_mode: bool) -> Self {
+    pub fn new(folder: &Path, proc_root: &Path, switching: Switching) -> Self {
         let boot = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
         let boot = boot.map(|boot| boot.trim().to_owned());
         let made = Mutex::new(MadeInstances::read(folder, boot));
@@ -55,7 +57,7 @@ impl MigOnDemand {
                 standing: Mutex::default(),
                 made,
                 failures: Mutex::default(),
-                switches_mode,
+                switching,
                 whole: Mutex::default(),
                 ordered: Notify::new(),
                 changed: Notify::new(),
@@ -102,9 +104,14 @@ impl MigOnDemand {
         self.shared.failures.lock().clone()
     }
 
-    /// Whether the agent may turn MIG mode on and off.
+    /// Whether the agent may turn MIG mode of any GPU on and off.
     pub fn switches_mode(&self) -> bool {
-        self.shared.switches_mode
+        self.shared.switching != Switching::Never
+    }
+
+    /// Of which GPUs it may.
+    pub fn switching(&self) -> Switching {
+        self.shared.switching
     }
 
     /// The orders to leave GPUs out of MIG mode that are obeyed.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::CudaComputeCapability;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
@@ -204,7 +205,23 @@ pub(crate) fn carry_out(nvml: &Nvml, step: &Step) -> Result<(), String> {
     }
 }
 
-/// Turns the MIG mode of a GPU on or off that no process uses.
+/// First major version of the CUDA compute capability of GPUs that change their MIG mode without a reset: that of Hopper.
+const WITHOUT_RESET: i32 = 9;
+
+/// Whether the driver resets a GPU of this compute capability to change its MIG mode: NVIDIA's *MIG user guide*, "Enable
+/// MIG mode". Also if the driver does not name it.
+pub(crate) fn is_reset_to_switch(capability: Option<&CudaComputeCapability>) -> bool {
+    capability.is_none_or(|it| it.major < WITHOUT_RESET)
+}
+
+/// The same of a GPU.
+pub(crate) fn needs_reset(nvml: &Nvml, uuid: &str) -> bool {
+    let capability = nvml.device_by_uuid(uuid).and_then(|gpu| gpu.cuda_compute_capability());
+    is_reset_to_switch(capability.ok().as_ref())
+}
+
+/// Turns the MIG mode of a GPU on or off that no process uses. The driver refuses that where another program has the GPU
+/// open and it would have to reset it.
 ///
 /// # Errors
 /// What is in the way, for people.
@@ -214,6 +231,7 @@ pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String
         return Err(format!("process {pid} uses the GPU"));
     }
     let outcome = raw_mig::set_mode(nvml, &gpu, to_mig);
+    let gpu = nvml.device_by_uuid(uuid).map_err(|error| cause(&error))?; // it may have been bound again
     let mode = gpu.mig_mode().map_err(|error| cause(&error))?;
     let is_done = |mode: u32| (mode == 1) == to_mig;
     if outcome.is_ok() && is_done(mode.current) {
@@ -227,9 +245,12 @@ pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String
     }
     Err(match outcome {
         Ok(()) | Err(NvmlError::ResetRequired) => {
-            "the driver switches MIG mode with the next reset of the GPU only, and this agent \
-             resets none: keep such GPUs in one mode"
+            "the driver switches MIG mode with the next reset of the GPU only, as in virtual machines: \
+             keep such GPUs in one mode"
                 .to_owned()
+        }
+        Err(NvmlError::InUse) => {
+            "another program has the GPU open (IN_USE), such as DCGM or nvidia-persistenced".to_owned()
         }
         Err(error) => cause(&error),
     })

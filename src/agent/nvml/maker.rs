@@ -13,13 +13,14 @@ use tokio::sync::watch;
 
 use crate::agent::gpu::probe::ProbeError;
 use crate::agent::mig::attempts::Attempts;
-use crate::agent::mig::on_demand::MigOnDemand;
+use crate::agent::mig::on_demand::{MigOnDemand, Switching};
 use crate::agent::mig::plan;
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
 use crate::agent::mig::switching::{Switch, Switches, obeyed, switches, to_whole};
 use crate::agent::nvml::instances;
 use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
+use crate::agent::nvml::probe::HeldOpen;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{MigOrders, ObeyedOrders};
@@ -34,6 +35,8 @@ const LOOK_WITHOUT_ORDERS: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct MigMaker {
     library: PathBuf,
+    /// The library as the probe holds it open.
+    probes: HeldOpen,
     on_demand: MigOnDemand,
     clock: Clock,
     attempts: Attempts,
@@ -66,10 +69,10 @@ enum Ended {
 }
 
 impl MigMaker {
-    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default. `kubelets` are the devices that kubelet
-    /// hands out, once these are known.
+    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default, which the probe of this process holds open, too.
+    /// `kubelets` are the devices that kubelet hands out, once these are known.
     pub fn new(
-        library: Option<PathBuf>,
+        (library, probes): (Option<PathBuf>, HeldOpen),
         on_demand: MigOnDemand,
         clock: Clock,
         kubelets: watch::Receiver<Option<BTreeSet<String>>>,
@@ -77,6 +80,7 @@ impl MigMaker {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         Self {
             library,
+            probes,
             on_demand,
             clock,
             attempts: Attempts::default(),
@@ -246,7 +250,7 @@ impl MigMaker {
             if self.on_demand.orders() != *orders {
                 return Ok(None);
             }
-            let outcome = instances::switch(nvml, gpu, *to_mig);
+            let outcome = self.change_mode(nvml, gpu, *to_mig);
             self.on_demand.note_change();
             match outcome {
                 Ok(()) => tracing::info!(gpu, to_mig, "switched MIG mode"),
@@ -265,6 +269,21 @@ impl MigMaker {
         };
         self.on_demand.obeys(obeyed(orders, &layouts));
         Ok(Some(failed))
+    }
+
+    /// Changes the mode of a GPU. Where the driver resets it for that, nothing else of this process uses it then.
+    fn change_mode(&self, nvml: &Nvml, gpu: &str, to_mig: bool) -> Result<(), String> {
+        if !instances::needs_reset(nvml, gpu) {
+            return instances::switch(nvml, gpu, to_mig);
+        }
+        match self.on_demand.switching() {
+            Switching::WithReset => self.probes.closed(|| instances::switch(nvml, gpu, to_mig)),
+            Switching::Never | Switching::WithoutReset => {
+                Err("the driver resets this GPU to change its MIG mode, which \
+                the agent lets it do with `--mig-reset` only"
+                    .to_owned())
+            }
+        }
     }
 
     /// Notes what became of what was begun. Returns what is still begun.

@@ -8,14 +8,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvml_wrapper::Nvml;
+use parking_lot::Mutex;
 
 use crate::agent::gpu::health::GpuHealth;
 use crate::agent::gpu::lent_limits::{Containers, LentLimits};
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::mig::on_demand::MigOnDemand;
+use crate::agent::mig::on_demand::{MigOnDemand, Switching};
 use crate::agent::mig::plan::NumberedProfile;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
@@ -52,7 +54,7 @@ pub struct NvmlProbe {
     /// The limits that are ordered, if the agent sets any.
     lent_limits: Option<LentLimits>,
     /// The library while it is open.
-    open: Option<Opened>,
+    open: HeldOpen,
     /// Devices as they were last read successfully, by UUID; reported for a lost device.
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
@@ -61,6 +63,26 @@ pub struct NvmlProbe {
     draining: Draining,
     /// Processes whose end is seen without NVML.
     watched: Watched,
+}
+
+/// The library as a probe holds it open between two samples.
+#[derive(Clone, Default)]
+pub struct HeldOpen(Arc<Mutex<Option<Opened>>>);
+
+impl HeldOpen {
+    /// Does something while the probe has it closed, and takes no sample.
+    pub(crate) fn closed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let mut open = self.0.lock();
+        *open = None;
+        work()
+    }
+}
+
+impl std::fmt::Debug for HeldOpen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_open = self.0.try_lock().is_some_and(|open| open.is_some());
+        f.debug_struct("HeldOpen").field("is_open", &is_open).finish()
+    }
 }
 
 /// The open library, and the state that is valid as long as it is open.
@@ -95,7 +117,7 @@ impl NvmlProbe {
             mps: None,
             on_demand: None,
             lent_limits: None,
-            open: None,
+            open: HeldOpen::default(),
             known,
             health,
             draining,
@@ -119,6 +141,11 @@ impl NvmlProbe {
     #[must_use]
     pub fn with_limits(self, lent_limits: LentLimits) -> Self {
         Self { lent_limits: Some(lent_limits), ..self }
+    }
+
+    /// The library as it holds it open.
+    pub fn held_open(&self) -> HeldOpen {
+        self.open.clone()
     }
 
     /// Sets the limits of memory that are ordered.
@@ -181,7 +208,7 @@ impl NvmlProbe {
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
-            switches_mig: self.on_demand.as_ref().is_some_and(MigOnDemand::switches_mode),
+            switching: self.on_demand.as_ref().map_or(Switching::Never, MigOnDemand::switching),
             now,
             processes,
         };
@@ -394,7 +421,9 @@ impl NvmlProbe {
         processes: ProcessSampling,
         now: Timestamp,
     ) -> Result<Sample, ProbeError> {
-        let mut open = match self.open.take() {
+        let held = self.open.clone();
+        let mut held = held.0.lock();
+        let mut open = match held.take() {
             Some(open) => open,
             None => self.open(now)?,
         };
@@ -415,7 +444,7 @@ impl NvmlProbe {
         };
         // Kept only now: after an error of the whole library, the next sample opens it again.
         if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
-            self.open = Some(open);
+            *held = Some(open);
         }
         Ok(sample)
     }
@@ -425,7 +454,7 @@ impl std::fmt::Debug for NvmlProbe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NvmlProbe")
             .field("library", &self.library)
-            .field("is_open", &self.open.is_some())
+            .field("is_open", &self.open)
             .field("devices", &self.known.len())
             .finish_non_exhaustive()
     }

@@ -10,6 +10,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::agent::gpu::health::{GpuHealth, RecoveryAction};
 use crate::agent::gpu::probe::{ProbeError, ProcessSampling};
+use crate::agent::mig::on_demand::Switching;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
 use crate::agent::nvml::limits::{Listed, MemoryLimits};
@@ -81,8 +82,8 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) mps: Option<&'a MpsDaemons>,
     /// What can be made on each GPU, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
-    /// Whether the agent may turn MIG mode on, so that instances can be made on any GPU.
-    pub(crate) switches_mig: bool,
+    /// Of which GPUs the agent may turn MIG mode on, so that instances can be made there.
+    pub(crate) switching: Switching,
     pub(crate) now: Timestamp,
     /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
@@ -152,12 +153,22 @@ impl Sweeper<'_> {
         }
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
-        let switches_mig = self.switches_mig && has_mig;
+        let switches_mig = has_mig && self.switches_mig(&uuid);
         self.push(gpu, DeviceReport { mig_profiles, switches_mig, ..report }, sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
         }
         Ok(())
+    }
+
+    /// Whether the agent may change the MIG mode of a GPU that has one.
+    fn switches_mig(&self, uuid: &str) -> bool {
+        let is_reset = || self.details.get(uuid).is_none_or(|it| it.is_reset_to_switch);
+        match self.switching {
+            Switching::Never => false,
+            Switching::WithoutReset => !is_reset(),
+            Switching::WithReset => true,
+        }
     }
 
     /// What this agent can make on a GPU; read once while the GPU is in the same mode.
@@ -167,11 +178,12 @@ impl Sweeper<'_> {
         uuid: &str,
         kind: DeviceKind,
     ) -> Result<Vec<MigProfileReport>, Trouble> {
+        let may_switch = self.switches_mig(uuid);
         let Some(known) = &mut self.mig_profiles else { return Ok(Vec::new()) };
         if self.known.get(uuid).is_some_and(|it| it.kind != kind) {
             known.remove(uuid);
         }
-        if kind != DeviceKind::MigParent && !self.switches_mig {
+        if kind != DeviceKind::MigParent && !may_switch {
             known.remove(uuid);
             return Ok(Vec::new());
         }

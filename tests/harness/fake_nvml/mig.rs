@@ -1,10 +1,11 @@
 //! MIG mode and instances.
 
 use std::ffi::c_uint;
+use std::sync::atomic::Ordering;
 
 use super::{
-    INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, RESET_REQUIRED, SUCCESS, answer_for, answer_in,
-    instances, making, put,
+    INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, RESET_REQUIRED, STARTS, SUCCESS, answer_for,
+    answer_in, instances, making, put,
 };
 
 /// A GPU may have as many instances as this.
@@ -66,7 +67,8 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
         if instances::profiles_of(gpu).is_empty() {
             return Err(NOT_SUPPORTED);
         }
-        if gpu.mig_needs_reset {
+        let is_open_elsewhere = gpu.is_open_elsewhere || STARTS.load(Ordering::SeqCst) > 1;
+        if gpu.mig_needs_reset || gpu.is_ampere && is_open_elsewhere {
             let is_current = (mode == 1) == gpu.mig.is_some();
             instances::change(scenario, |made| {
                 match is_current {
@@ -78,7 +80,8 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
             if is_current {
                 return unsafe { put(activation, SUCCESS) };
             }
-            return unsafe { put(activation, RESET_REQUIRED) };
+            let refusal = if gpu.is_ampere { instances::IN_USE } else { RESET_REQUIRED };
+            return unsafe { put(activation, refusal) };
         }
         instances::change(scenario, |made| made.switch(gpu, mode == 1))?;
         unsafe { put(activation, SUCCESS) }

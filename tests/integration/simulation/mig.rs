@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use gpupack::agent::mig::attempts::Attempts;
-use gpupack::agent::mig::on_demand::MigOnDemand;
+use gpupack::agent::mig::on_demand::{MigOnDemand, Switching};
 use gpupack::agent::mig::plan::{
     self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
 };
@@ -306,6 +306,7 @@ impl MigNode {
             Work::Complete(id) => {
                 let Some(at) = at(id) else { return false };
                 gpu.instances[at].devices = devices;
+                self.made += 1; // no other one gets its UUID
             }
         }
         true
@@ -321,10 +322,8 @@ fn booted(folder: &Path, boot: u64, by_turns: bool) -> MigOnDemand {
     let random = proc_root.join("sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
-    match by_turns {
-        true => MigOnDemand::switching(folder, &proc_root),
-        false => MigOnDemand::new(folder, &proc_root),
-    }
+    let switching = if by_turns { Switching::WithoutReset } else { Switching::Never };
+    MigOnDemand::new(folder, &proc_root, switching)
 }
 
 /// The devices on which a pod runs by its placement, each with its place if gpupack makes it.

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use gpupack::agent::mig::on_demand::MigOnDemand;
+use gpupack::agent::mig::on_demand::{MigOnDemand, Switching};
 use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
@@ -76,16 +76,21 @@ struct Agent(Option<tokio::runtime::Runtime>);
 impl Agent {
     /// One that makes instances.
     fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
-        Self::with(bed, replicas, period, MigOnDemand::new(&bed.path("mig"), &bed.proc_root()))
+        Self::with(bed, replicas, period, Switching::Never)
     }
 
     /// One that also turns MIG mode on and off. Kubelet hands out nothing.
     fn switching(bed: &Bed, replica: &Replica, period: Duration) -> Self {
-        let mig = MigOnDemand::switching(&bed.path("mig"), &bed.proc_root());
-        Self::with(bed, &[replica], period, mig)
+        Self::with(bed, &[replica], period, Switching::WithoutReset)
     }
 
-    fn with(bed: &Bed, replicas: &[&Replica], period: Duration, mig: MigOnDemand) -> Self {
+    /// The same, also where the driver resets the GPU for that.
+    fn resetting(bed: &Bed, replica: &Replica) -> Self {
+        Self::with(bed, &[replica], QUICK, Switching::WithReset)
+    }
+
+    fn with(bed: &Bed, replicas: &[&Replica], period: Duration, switching: Switching) -> Self {
+        let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root(), switching);
         let extenders = replicas.iter().map(|replica| replica.url()).collect();
         let clock = Clock::start();
         let config = AgentConfig {
@@ -100,7 +105,8 @@ impl Agent {
         };
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));
-        let maker = MigMaker::new(Some(bed.library()), mig, clock, kubelets);
+        let here = (Some(bed.library()), probe.held_open());
+        let maker = MigMaker::new(here, mig, clock, kubelets);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -551,6 +557,63 @@ fn a_gpu_that_is_used_is_not_switched() {
         .until("the failure", |it| it.failures().iter().any(|it| it.error.contains("still there")));
     assert_eq!((replica.whole().len(), replica.failures()[0].profile.as_str()), (0, "whole"));
     assert_eq!(replica.shown().len(), 1);
+}
+
+/// A GPU that the driver resets to change its MIG mode.
+fn ampere() -> Value {
+    let mut scenario = switchable(false);
+    scenario["gpus"][0]["is_ampere"] = json!(true);
+    scenario
+}
+
+#[test]
+fn a_gpu_that_is_reset_for_it_is_switched_while_the_agent_reads_nothing() {
+    let _turn = turn(); // a library of another test would be another program
+    let bed = bed(&ampere());
+    let replica = Replica::start();
+    let _agent = Agent::resetting(&bed, &replica);
+    replica.keep_whole(1, &[("GPU-a", 7)]);
+    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
+    assert!(replica.inventory().remove(0).switches_mig);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until_instances(&[("3g.40gb", 4, true)]);
+    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 1));
+    // Back, and reports go on.
+    let uuid = replica.instances()[0].uuid.clone();
+    replica.order(1, &[], &[&uuid]);
+    replica.until_instances(&[]);
+    replica.keep_whole(1, &[("GPU-a", 8)]);
+    replica.until("the GPU is whole", |it| !it.is_in_mig_mode("GPU-a"));
+    replica.more_reports(2);
+    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 2));
+}
+
+#[test]
+fn a_gpu_that_another_program_has_open_is_not_reset() {
+    let _turn = turn();
+    let mut scenario = ampere();
+    scenario["gpus"][0]["is_open_elsewhere"] = json!(true);
+    let bed = bed(&scenario);
+    let replica = Replica::start();
+    let _agent = Agent::resetting(&bed, &replica);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until("the other program", |it| {
+        it.failures().iter().any(|it| it.error.starts_with("another program has the GPU open"))
+    });
+    assert_eq!(pending(&bed), Value::Null, "a later reset does not turn it on");
+}
+
+#[test]
+fn without_its_flag_no_gpu_is_reset() {
+    let bed = bed(&ampere());
+    let replica = Replica::start();
+    let _agent = Agent::switching(&bed, &replica, QUICK);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica
+        .until("the failure", |it| it.failures().iter().any(|it| it.error.contains("--mig-reset")));
+    let gpu = replica.inventory().remove(0);
+    assert!(!gpu.switches_mig && gpu.mig_profiles.is_empty(), "none is ordered there");
+    assert_eq!(count(&bed, SET_MODE), 0);
 }
 
 #[test]

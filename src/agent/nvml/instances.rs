@@ -231,7 +231,7 @@ pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String
         return Err(format!("process {pid} uses the GPU"));
     }
     let outcome = raw_mig::set_mode(nvml, &gpu, to_mig);
-    let gpu = nvml.device_by_uuid(uuid).map_err(|error| cause(&error))?; // it may have been bound again
+    let gpu = nvml.device_by_uuid(uuid).unwrap_or(gpu); // it may have been bound again
     let mode = gpu.mig_mode().map_err(|error| cause(&error))?;
     let is_done = |mode: u32| (mode == 1) == to_mig;
     if outcome.is_ok() && is_done(mode.current) {

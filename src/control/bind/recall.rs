@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::{DeviceId, PodUid};
+use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
@@ -118,7 +118,7 @@ async fn step(
     }
     let lack = lack_at_home(app, pod, lacks);
     if guest.leaving.is_none()
-        && let Some(next) = before_move(app, pod, lack)
+        && let Some(next) = before_move(app, pod, (lack, &held.placement.node))
     {
         return next;
     }
@@ -174,10 +174,6 @@ async fn step(
 pub(crate) const NO_RESTART: &str =
     "its container does not restart when its CPU request is changed";
 
-/// Why a guest is not sent home to a GPU whose memory others keep.
-const HOME_IN_USE: &str =
-    "others use memory of its own GPU which it requests, and it cannot be taken back from them";
-
 /// A pod as the API server has it now.
 pub(crate) struct Read {
     pub(crate) seen: SeenPod,
@@ -208,7 +204,7 @@ pub(crate) async fn read(
 }
 
 /// Whether others keep memory of the home of a guest that it requests.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Lack {
     None,
     /// A list may yet show the end of a process.
@@ -218,7 +214,7 @@ enum Lack {
 }
 
 fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack {
-    if !app.ledger.lacks_memory_at_home(&pod.uid) {
+    if app.ledger.changes_instances(&pod.uid) || !app.ledger.lacks_memory_at_home(&pod.uid) {
         *lacks = None;
         return Lack::None;
     }
@@ -229,8 +225,17 @@ fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack 
     }
 }
 
+/// Says that a guest is allocated the GPU on which it runs, because others keep memory of its own one.
+fn tell_home_in_use(app: &App, pod: &PodRef) {
+    app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
+    tracing::warn!(pod_uid = %pod.uid, %pod, "others keep memory of the home of a guest, which stays where it runs");
+    let note = "it is allocated the GPU on which it runs: others use memory of its own one that it requests, and it \
+                cannot be taken back from them; see what uses it with `gpupack top gpus`";
+    app.tell(pod, NoticeReason::GpuMoveFailed, note.to_owned());
+}
+
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
-fn before_move(app: &App, pod: &PodRef, lack: Lack) -> Option<Next> {
+fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Option<Next> {
     // First: it is not to be called home again and again in vain.
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         return Some(match app.ledger.settle_guest(&pod.uid) {
@@ -238,13 +243,17 @@ fn before_move(app: &App, pod: &PodRef, lack: Lack) -> Option<Next> {
             false => Next::After(LOOK_AGAIN),
         });
     }
+    // Before it stays: it would be called home again and again. Once *bind* has given up its room is its own.
+    let may_settle = || !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
+    if lack == Lack::Lasts && may_settle() {
+        tell_home_in_use(app, pod);
+        return Some(Next::After(Duration::ZERO));
+    }
     if app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
     }
-    match lack {
-        Lack::Lasts => return Some(failed(app, pod, HOME_IN_USE)),
-        Lack::Began => return Some(Next::After(LOOK_AGAIN)),
-        Lack::None => {}
+    if lack != Lack::None {
+        return Some(Next::After(LOOK_AGAIN));
     }
     // What others use of its home goes before it comes.
     let waits = app.ledger.waits_for_memory_at_home(&pod.uid) || app.ledger.is_being_made(&pod.uid);
@@ -337,13 +346,8 @@ async fn restart(
     known: &Known<'_>,
     (seen, lack): (&SeenPod, Lack),
 ) -> Next {
-    let may_go = app.ledger.may_go_home(&known.pod.uid);
-    match (lack, &known.guest.leaving) {
-        (Lack::Lasts, Some(leaving)) => {
-            return take_back(app, cluster, known, (seen, leaving), HOME_IN_USE).await;
-        }
-        (Lack::None, _) if may_go => {}
-        _ => return Next::After(LOOK_AGAIN), // the first write is of an earlier process
+    if lack != Lack::None || !app.ledger.may_go_home(&known.pod.uid) {
+        return Next::After(LOOK_AGAIN); // the first write is of an earlier process
     }
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
@@ -481,13 +485,9 @@ pub(crate) fn note_stuck(app: &App, pod: &PodRef, reason: MoveReason, what: &str
     if app.ledger.reservation(&pod.uid).is_some() && app.moves.stick(&pod.uid) {
         app.metrics.moved(reason, MoveResult::Failed);
         tracing::warn!(pod_uid = %pod.uid, %pod, what, fault, "a pod cannot be moved");
-        let fix = match fault {
-            HOME_IN_USE => "see what uses it with `gpupack top gpus`",
-            _ => {
-                "check `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
-            }
-        };
-        let note = format!("{what}: {fault}; {fix}");
+        let note = format!(
+            "{what}: {fault}; check `kubectl describe` of the pod, and that `rbac.moves` of the chart is `true`"
+        );
         app.tell(pod, NoticeReason::GpuMoveFailed, note);
     }
 }

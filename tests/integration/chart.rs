@@ -245,6 +245,7 @@ fn values_with_faults_are_refused() {
         ("config.webhook.memory_limit=mps", "agents.mps"),
         ("agents.memoryLimits=write", "'read', 'set'"),
         ("agents.memoryLimits=set", "set agents.privileged: true"),
+        ("agents.migReset=true,agents.migOnDemand=true", "agents.migSwitch: true as well"),
         (
             "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true",
             "set agents.memoryLimits: set",

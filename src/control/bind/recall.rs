@@ -252,11 +252,10 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     if app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
     }
-    if lack != Lack::None {
-        return Some(Next::After(LOOK_AGAIN));
-    }
     // What others use of its home goes before it comes.
-    let waits = app.ledger.waits_for_memory_at_home(&pod.uid) || app.ledger.is_being_made(&pod.uid);
+    let waits = lack != Lack::None
+        || app.ledger.waits_for_memory_at_home(&pod.uid)
+        || app.ledger.is_being_made(&pod.uid);
     (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
 }
 

@@ -164,7 +164,7 @@ await step("the MIG instances of a GPU are drawn where they lie", async () => {
   assert.deepEqual(await Promise.all([".unit", ".there", ".coming"].map((part) => page.locator("#drawer .layout " + part).count())), [8, 2, 1]);
   await axe(page, "MIG instances");
   await shot(page, "mig");
-  await page.unroute("**/v1/state*");
+  await page.unrouteAll({ behavior: "wait" });
   await page.keyboard.press("Escape");
 });
 await step("a click opens the GPU under the pointer", async () => {
@@ -231,7 +231,6 @@ await step("waste is named, shown on the map, by keys, and hostile names are tex
     await until("only that namespace", () => asked.some((url) => url.includes("&namespace=")));
     await until("its pods", async () => /of namespace/.test(await text(page, "#waste-said")));
     assert.ok(asked.every((url) => url.includes("limit=50")));
-    await page.unroute("**/v1/advise*");
     await page.route("**/v1/advise*", (route) => route.fulfill({ status: 500, body: "<b>no" }));
     await page.click("#namespace-off");
     await until("the fault", async () => /is not known: it answers with status 500/.test(await text(page, "#waste-said")));

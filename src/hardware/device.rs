@@ -369,6 +369,8 @@ pub struct FailedMigOrder {
     pub removed: Option<DeviceId>,
     /// What was in the way: one sentence, of 512 bytes at most and without control characters.
     pub error: String,
+    /// The units of a GPU instance that was in the way, and that no inventory lists.
+    pub hidden: Option<Slot>,
 }
 
 /// Most units of a GPU; in 2026 there are 12 at most.

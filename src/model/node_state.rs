@@ -932,12 +932,22 @@ impl NodeState {
         switches && self.devices.iter().any(is_it) && (given.is_none() || !is_taken)
     }
 
-    /// Notes that the agent could not make instances there. No pod gets one until [`FAILED_FOR`] later.
-    pub fn note_failures(&mut self, failed: impl IntoIterator<Item = Spot>, now: Timestamp) {
-        let ids: Vec<DeviceId> = failed.into_iter().filter_map(|spot| spot.id()).collect();
+    /// Notes that the agent could not make instances there, if it is so because of units on which an instance lies
+    /// that no inventory has, with those. No pod gets one until [`FAILED_FOR`] later.
+    pub fn note_failures(
+        &mut self,
+        failed: impl IntoIterator<Item = (Spot, Option<Slot>)>,
+        now: Timestamp,
+    ) {
         let of = |id: &DeviceId| self.spots.iter().find(|it| it.makeable.device.id == *id);
         let mut new = BTreeSet::new();
-        for spot in ids.iter().filter_map(of) {
+        for (spot, hidden) in failed {
+            let hidden = hidden.map_or(0, Slot::units);
+            let overlapping = self.spots.iter().map(|it| &it.makeable);
+            let overlapping =
+                overlapping.filter(|it| it.spot.gpu == spot.gpu && it.slot.units() & hidden != 0);
+            new.extend(overlapping.map(|it| it.device.id.clone()));
+            let Some(spot) = spot.id().as_ref().and_then(of) else { continue };
             // What keeps a GPU from being switched is in the way of all instances there.
             let gpu = &spot.makeable.spot.gpu;
             let is_shared =

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{
-    DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid, Slot,
-};
+use crate::hardware::device::{DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid};
 use crate::model::device_state;
 use crate::report::bounds::{
     MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,
@@ -25,9 +23,6 @@ const MAX_MINOR: u32 = (1 << 20) - 1;
 
 /// Largest NUMA node in Linux with the largest kernel configuration.
 const MAX_NUMA_NODE: u32 = 1023;
-
-/// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
-const MAX_AXIS: u32 = 64;
 
 /// Most NVLinks between two GPUs that are accepted; in 2026 a GPU has 18 in total.
 const MAX_LINKS: u32 = 1024;
@@ -114,10 +109,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
     if !is_instance && is_of_instances {
         return Err(ReportError::Kind { uuid: id.clone(), kind: report.kind });
     }
-    if let Some(slot) = report.mig_placement {
-        within("size of a MIG instance", Some(slot.size), 1, MAX_AXIS)?;
-        within("place of a MIG instance", Some(slot.start), 0, MAX_AXIS - slot.size)?;
-    }
+    let slot = report.mig_placement.map(|placement| mig::slot(id, placement)).transpose()?;
     if report.neighbors.len() > MAX_DEVICES_PER_NODE {
         return Err(ReportError::TooManyDevices { count: report.neighbors.len() });
     }
@@ -133,7 +125,7 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         minor: within("minor number", report.minor, 0, MAX_MINOR)?,
         numa_node: within("NUMA node", report.numa_node, 0, MAX_NUMA_NODE)?,
         neighbors: neighbors.into_iter().collect(),
-        slot: report.mig_placement.map(|slot| Slot { start: slot.start, size: slot.size }),
+        slot,
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
         mig_profiles: mig::profiles(id, report)?,

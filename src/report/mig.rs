@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::state::DeviceKind;
+use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{
     DeviceId, FailedMigOrder, InventoryError, MAX_DEVICES_PER_NODE, MAX_UNITS, MakeableProfile,
-    MigProfile,
+    MigProfile, Slot,
 };
 use crate::hardware::spots::WHOLE;
 use crate::report::bounds::{
@@ -14,6 +14,9 @@ use crate::report::bounds::{
     MAX_SM_COUNT, ReportError, memory, text,
 };
 use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, ObeyedOrders};
+
+/// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
+const MAX_AXIS: u32 = 64;
 
 impl MigFailure {
     /// Whether an extender would accept it.
@@ -41,6 +44,17 @@ impl MigProfileReport {
         } else {
             None
         }
+    }
+}
+
+/// Checks where an instance of the GPU `id` lies, or a part of it.
+pub(crate) fn slot(id: &DeviceId, placement: MigPlacement) -> Result<Slot, ReportError> {
+    let MigPlacement { start, size } = placement;
+    let wrong = |field, value| Err(ReportError::Detail { uuid: id.clone(), field, value });
+    match size {
+        1..=MAX_AXIS if start > MAX_AXIS - size => wrong("place of a MIG instance", start),
+        1..=MAX_AXIS => Ok(Slot { start, size }),
+        _ => wrong("size of a MIG instance", size),
     }
 }
 
@@ -109,7 +123,8 @@ pub(crate) fn failures(failures: Vec<MigFailure>) -> Result<Vec<FailedMigOrder>,
         }
         let removed = it.instance.as_deref().map(DeviceId::new).transpose()?;
         let profile = MigProfile::new(it.profile);
-        Ok(FailedMigOrder { gpu, profile, start: it.start, removed, error: it.error })
+        let hidden = it.hidden.map(|units| slot(&gpu, units)).transpose()?;
+        Ok(FailedMigOrder { gpu, profile, start: it.start, removed, error: it.error, hidden })
     };
     failures.into_iter().map(checked).collect()
 }
@@ -189,6 +204,7 @@ mod tests {
             start,
             instance: Some("MIG-a".to_owned()),
             error: error.to_owned(),
+            hidden: Some(MigPlacement { start: 4, size: 4 }),
         };
         let checked = failures(vec![failure("it is in use", 6)]).unwrap();
         let id = |text| DeviceId::new(text).unwrap();
@@ -198,12 +214,20 @@ mod tests {
             start: 6,
             removed: Some(id("MIG-a")),
             error: "it is in use".to_owned(),
+            hidden: Some(Slot { start: 4, size: 4 }),
         };
         assert_eq!(checked, [expected]);
         assert!(failures(vec![failure(&"e".repeat(512), 31); 64]).is_ok());
         let unnamed = MigFailure { gpu: String::new(), ..failure("e", 0) };
         let lost = MigFailure { instance: Some("a,b".to_owned()), ..failure("e", 0) };
+        let beyond = |start, size| MigFailure {
+            hidden: Some(MigPlacement { start, size }),
+            ..failure("e", 0)
+        };
         for (bad, part) in [
+            (vec![beyond(0, 0)], "`0` is no size of a MIG instance"),
+            (vec![beyond(0, u32::MAX)], "is no size of a MIG instance"),
+            (vec![beyond(u32::MAX, 1)], "is no place of a MIG instance"),
             (vec![failure("e", 0); 65], "`65` failed orders"),
             (vec![failure(&"e".repeat(513), 0)], "`migFailures.error` has 513 bytes"),
             (vec![failure("a\nb", 0)], "`migFailures.error`"),

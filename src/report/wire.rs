@@ -131,6 +131,10 @@ pub struct MigFailure {
     pub instance: Option<String>,
     /// One sentence: what was in the way.
     pub error: String,
+    /// The units of a GPU instance that was in the way, and that no inventory lists: it has no compute instance. None
+    /// that overlaps it can be made either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<MigPlacement>,
 }
 
 /// The driver of a node.

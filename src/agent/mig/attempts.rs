@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::agent::mig::plan::{Order, Plan};
+use crate::agent::mig::plan::{Obstacle, Order, Plan};
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::{MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES};
 use crate::report::wire::MigFailure;
@@ -23,7 +23,7 @@ pub struct Attempts {
 /// The failures of one order.
 #[derive(Debug)]
 struct Attempt {
-    error: String,
+    obstacle: Obstacle,
     count: u32,
     /// When it is tried again; `None` if nothing was tried, since it cannot be now.
     again: Option<Timestamp>,
@@ -42,8 +42,9 @@ impl Attempts {
     }
 
     /// Notes that an order cannot be carried out now. As soon as it can be, it is tried.
-    pub fn refuse(&mut self, order: Order, error: String) {
-        self.failed.insert(order, Attempt { error, count: 0, again: None });
+    pub fn refuse(&mut self, order: Order, obstacle: impl Into<Obstacle>) {
+        let attempt = Attempt { obstacle: obstacle.into(), count: 0, again: None };
+        self.failed.insert(order, attempt);
     }
 
     /// Notes that an order was tried and failed.
@@ -51,7 +52,7 @@ impl Attempts {
         let count = self.failed.get(order).map_or(0, |before| before.count);
         let pause = FIRST_PAUSE.saturating_mul(1 << count.min(16)).min(LONGEST_PAUSE);
         let again = Some(now.plus(pause));
-        let attempt = Attempt { error, count: count.saturating_add(1), again };
+        let attempt = Attempt { obstacle: error.into(), count: count.saturating_add(1), again };
         self.failed.insert(order.clone(), attempt);
     }
 
@@ -67,7 +68,9 @@ impl Attempts {
 
     /// The failures, as they are reported: those that an extender would accept, the first 64.
     pub fn failures(&self) -> Vec<MigFailure> {
-        let all = self.failed.iter().filter_map(|(order, it)| order.failed(sentence(&it.error)));
+        let all = self.failed.iter().filter_map(|(order, Attempt { obstacle, .. })| {
+            order.failed(sentence(&obstacle.error), obstacle.hidden)
+        });
         all.filter(MigFailure::is_believable).take(MAX_MIG_FAILURES).collect()
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::api::state::MigPlacement;
 use crate::report::wire::{MakeInstance, MigFailure, MigOrders, MigProfileReport};
 
 /// A GPU and its MIG instances, as NVML shows them.
@@ -144,14 +145,30 @@ impl Order {
     }
 
     /// The report that it could not be carried out.
-    pub fn failed(&self, error: String) -> Option<MigFailure> {
+    pub fn failed(&self, error: String, hidden: Option<Units>) -> Option<MigFailure> {
         let instance = match &self.wish {
             Wish::There => None,
             Wish::Gone(uuid) => Some(uuid.clone()),
             Wish::Cleared => return None,
         };
         let MakeInstance { gpu, profile, start } = self.place.clone();
-        Some(MigFailure { gpu, profile, start, instance, error })
+        let hidden = hidden.map(|Units { start, size }| MigPlacement { start, size });
+        Some(MigFailure { gpu, profile, start, instance, error, hidden })
+    }
+}
+
+/// What is in the way of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// It in one sentence.
+    pub error: String,
+    /// The units of a GPU instance that no inventory lists: it has no compute instance.
+    pub hidden: Option<Units>,
+}
+
+impl<T: Into<String>> From<T> for Obstacle {
+    fn from(error: T) -> Self {
+        Self { error: error.into(), hidden: None }
     }
 }
 
@@ -161,7 +178,7 @@ pub struct Plan {
     /// What to do, in this order.
     pub steps: Vec<Step>,
     /// What is in the way of the other orders.
-    pub failures: Vec<(Order, String)>,
+    pub failures: Vec<(Order, Obstacle)>,
 }
 
 impl Plan {
@@ -215,7 +232,7 @@ pub fn removals(orders: &MigOrders, layouts: &Layouts, unfinished: &[Unfinished]
         let order = Order { place, wish };
         if ordered < instance.devices.len() {
             let error = "its GPU instance has other compute instances, which are not to go";
-            plan.failures.push((order, error.to_owned()));
+            plan.failures.push((order, error.into()));
             continue;
         }
         let begun = gpu.begun(instance);
@@ -244,19 +261,20 @@ fn make(
     place: &MakeInstance,
     layouts: &Layouts,
     unfinished: &[Unfinished],
-) -> Result<Option<(Work, Unfinished)>, String> {
+) -> Result<Option<(Work, Unfinished)>, Obstacle> {
     let gpu = layouts.gpus.iter().find(|it| it.uuid == place.gpu);
     let gpu = gpu.ok_or_else(|| {
         let error = layouts.unread.get(&place.gpu).cloned();
         error.unwrap_or_else(|| "the node has no such GPU, or it does not answer".to_owned())
     })?;
     if !gpu.is_in_mig_mode {
-        return Err("the GPU is not in MIG mode".to_owned());
+        return Err("the GPU is not in MIG mode".into());
     }
     let known = gpu.profiles.iter().find(|it| it.report.profile == place.profile);
     let known = known.ok_or("the driver has no such profile for this GPU")?;
     if !known.report.starts.contains(&place.start) {
-        return Err(format!("an instance of this profile cannot begin at unit {}", place.start));
+        let error = format!("an instance of this profile cannot begin at unit {}", place.start);
+        return Err(error.into());
     }
     let slot = Units { start: place.start, size: known.report.size };
     let begun = Unfinished { gpu: gpu.uuid.clone(), profile: known.id, slot, is_new: true };
@@ -272,11 +290,16 @@ fn make(
     }
     let MakeInstance { profile, start, .. } = gpu.place(there);
     Err(match there.devices.first() {
-        Some(uuid) => format!("instance `{uuid}` ({profile} at unit {start}) has these units"),
-        None => format!(
-            "a GPU instance without compute instance ({profile} at unit {start}), which gpupack \
-             did not make, has these units"
-        ),
+        Some(uuid) => {
+            format!("instance `{uuid}` ({profile} at unit {start}) has these units").into()
+        }
+        None => Obstacle {
+            error: format!(
+                "a GPU instance without compute instance ({profile} at unit {start}), which \
+                 gpupack did not make, has these units"
+            ),
+            hidden: Some(there.slot),
+        },
     })
 }
 

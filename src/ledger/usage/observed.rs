@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::hardware::device::{DeviceId, FailedMigOrder, PodUid};
-use crate::hardware::spots::Spot;
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
@@ -138,7 +137,7 @@ impl Ledger {
         let Some(at) = self.position(node) else { return Vec::new() };
         let node_entry = self.node_entry(at);
         let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
-        let not_made: Vec<Spot> = not_made.map(FailedMigOrder::spot).collect();
+        let not_made: Vec<_> = not_made.map(|failed| (failed.spot(), failed.hidden)).collect();
         let wholes = seen.1.wholes.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let limits = seen.1.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found) = node_entry.look(|version, node_state| {

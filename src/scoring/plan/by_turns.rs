@@ -286,7 +286,7 @@ fn a_gpu_that_cannot_be_switched_is_left_out_for_a_minute() {
     bed.place("m", "mig=1g.5gb").unwrap();
     let failed = bed.node.instance_orders().make;
     bed.node.remove(&PodUid::new("m"));
-    bed.node.note_failures(failed, Timestamp::START);
+    bed.node.note_failures(failed.into_iter().map(|it| (it, None)), Timestamp::START);
     assert_eq!(bed.place("m", "mig=1g.5gb").unwrap(), "GPU-b/0/1g-5gb", "and no other start of it");
     assert_eq!(bed.place("s", "whole").unwrap(), "GPU-a", "it can be shared");
     bed.node.remove(&PodUid::new("s"));

@@ -280,7 +280,7 @@ fn pods_that_wait_hear_of_a_place_for_an_instance() {
         profile: MigProfile::new("4g.24gb"),
         start: 0,
     };
-    let note = |bed: &mut Bed| bed.node.note_failures([failed.clone()], Timestamp::START);
+    let note = |bed: &mut Bed| bed.node.note_failures([(failed.clone(), None)], Timestamp::START);
     assert!(!grows(&mut bed, &note));
     let limit = std::time::Duration::from_secs(3_600);
     let later = Timestamp::from_millis(61_000);
@@ -294,7 +294,7 @@ fn where_an_instance_could_not_be_made_none_is_for_a_minute() {
     bed.place("p", "mig=4g.24gb").unwrap();
     let spot = bed.node.instance_orders().make.remove(0);
     bed.node.remove(&PodUid::new("p"));
-    bed.node.note_failures([spot], Timestamp::from_millis(1_000));
+    bed.node.note_failures([(spot, None)], Timestamp::from_millis(1_000));
     assert_eq!((bed.fitting("4g.24gb"), bed.fitting("2g.12gb")), (1, 4));
     let limit = std::time::Duration::from_secs(3_600);
     bed.node.expire(limit, Timestamp::from_millis(60_999));
@@ -302,6 +302,18 @@ fn where_an_instance_could_not_be_made_none_is_for_a_minute() {
     assert!(bed.node.is_anything_due(limit, Timestamp::from_millis(61_000)));
     bed.node.expire(limit, Timestamp::from_millis(61_000));
     assert_eq!(bed.fitting("4g.24gb"), 2);
+}
+
+#[test]
+fn an_instance_that_no_inventory_has_closes_all_spots_over_it_at_once() {
+    let mut bed = Bed::new(&[]);
+    bed.place("p", "mig=1g.6gb").unwrap();
+    let spot = bed.node.instance_orders().make.remove(0);
+    bed.node.remove(&PodUid::new("p"));
+    let hidden = Some(Slot { start: 0, size: 2 });
+    bed.node.note_failures([(spot, hidden)], Timestamp::START);
+    let fitting = ["1g.6gb", "1g.6gb+me", "2g.12gb", "4g.24gb"].map(|profile| bed.fitting(profile));
+    assert_eq!(fitting, [6, 2, 3, 1], "the other GPU, and units 2 and 3 of this one");
 }
 
 #[test]
@@ -323,7 +335,7 @@ fn a_gpu_on_which_none_could_be_made_is_the_last_choice() {
         profile: MigProfile::new("1g.6gb"),
         start,
     };
-    bed.node.note_failures([failed(0)], Timestamp::START);
+    bed.node.note_failures([(failed(0), None)], Timestamp::START);
     assert_eq!(cost(&bed), before, "another GPU of the node");
     for (pod, on) in [("p", "GPU-b/0/2g-12gb"), ("q", "GPU-b/2/2g-12gb"), ("r", "GPU-a/0/2g-12gb")]
     {
@@ -409,7 +421,7 @@ fn room_is_kept_where_the_fewest_units_have_to_become_free() {
     bed.place("w", "mig=4g.24gb").unwrap();
     assert_eq!(lacks(&bed, "mig=4g.24gb"), found(1_000_000, "GPU-b/0/4g-24gb"));
     let failed = bed.node.instance_orders().make;
-    bed.node.note_failures(failed, Timestamp::START);
+    bed.node.note_failures(failed.into_iter().map(|it| (it, None)), Timestamp::START);
     assert_eq!(lacks(&bed, "mig=4g.24gb"), None);
 }
 

@@ -59,7 +59,8 @@ pub(super) struct Pod {
     pub(super) takes: Vec<Take>,
     /// What it was to run on when it was bound.
     pub(super) first: Vec<Take>,
-    /// The era of its node's MIG instances, as the process knew it that wrote the placement.
+    /// The era of its node's MIG instances, as the process knew it that wrote the placement. `u64::MAX` if it was
+    /// written late, and was old by then.
     pub(super) era: u64,
     /// Its container with the GPU.
     pub(super) container: Container,

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::World;
 use super::api::{PLACEMENT, Pod};
 use super::checks::is_later;
-use super::mig::{PROFILES, devices_of, row};
+use super::mig::{MigNode, PROFILES, devices_of, row};
 
 /// Without faults an instance that no pod has is gone after this time, and a pod runs on its own.
 const SETTLED_WITHIN: u64 = 20_000;
@@ -83,6 +83,18 @@ impl World {
         else {
             return;
         };
+        // What a process sent that has ended since may name an instance that its successor has removed. The
+        // container does not start, as after a boot, until the UUID of the next one is written.
+        let is_late = self.process(call.0).is_none();
+        let value: Value = serde_json::from_str(placement).unwrap_or_default();
+        let is_gone = |mig: &MigNode| {
+            let devices = devices_of(&value);
+            devices.iter().any(|(id, _)| mig.is_of_gpus(id) && !mig.has(id))
+        };
+        let node = self.api.pods.get(uid).and_then(|pod| pod.node.as_ref());
+        let node = self.nodes.iter().find(|it| Some(&it.name) == node);
+        let is_stale = is_late && node.and_then(|it| it.mig.as_ref()).is_some_and(is_gone);
+        let era = if is_stale { u64::MAX } else { era };
         let pod = self.api.pods.get_mut(uid);
         let is_written = |pod: &&mut Pod| {
             pod.node.is_some() && pod.annotations.get(PLACEMENT).is_some_and(|it| it == placement)

@@ -55,7 +55,8 @@ fn begun(profile: u32, start: u32, size: u32, is_new: bool) -> Unfinished {
 fn shown(plan: &Plan) -> Vec<String> {
     let step =
         |it: &Step| format!("{:?} {} at {}", it.work, it.order.place.profile, it.order.place.start);
-    let failure = |(order, error): &(Order, String)| format!("{}: {error}", order.place.profile);
+    let failure =
+        |(order, it): &(Order, Obstacle)| format!("{}: {}", order.place.profile, it.error);
     plan.steps.iter().map(step).chain(plan.failures.iter().map(failure)).collect()
 }
 
@@ -86,7 +87,11 @@ fn an_order_that_cannot_be_is_refused_with_what_is_in_the_way() {
     ] {
         let plan = makes(&orders(&[order], &[]), &there, &[]);
         assert!(plan.steps.is_empty() && plan.failures.len() == 1, "{plan:?}");
-        assert!(plan.failures[0].1.contains(error), "{plan:?}");
+        let obstacle = &plan.failures[0].1;
+        assert!(obstacle.error.contains(error), "{plan:?}");
+        // A GPU instance without compute instance is in no inventory.
+        let hidden = error.contains("did not make").then_some(Units { start: 6, size: 1 });
+        assert_eq!(obstacle.hidden, hidden);
     }
     let order = orders(&[("1g.10gb", 0)], &[]);
     let off = GpuLayout { is_in_mig_mode: false, ..gpu(&[]) };
@@ -114,7 +119,7 @@ fn only_what_is_ordered_to_go_is_removed() {
     let both = orders(&[("1g.10gb", 6)], &["MIG-2"]);
     assert_eq!(removals(&both, &there, &[]), Plan::default(), "it is to be there");
     let part = removals(&orders(&[], &["MIG-4a"]), &there, &[]);
-    assert!(part.steps.is_empty() && part.failures[0].1.contains("other compute instances"));
+    assert!(part.steps.is_empty() && part.failures[0].1.error.contains("other compute instances"));
     let all = removals(&orders(&[], &["MIG-4b", "MIG-4a"]), &there, &[]);
     assert_eq!(shown(&all), ["Remove(4) 3g.40gb at 4"]);
 }
@@ -129,7 +134,7 @@ fn what_a_crash_left_is_completed_if_it_is_ordered_and_else_removed() {
     let none = MigOrders::default();
     assert_eq!(shown(&removals(&none, &there, &left)), ["Remove(3) 1g.10gb at 0"]);
     let cleared = &removals(&none, &there, &left).steps[0].order;
-    assert_eq!(cleared.failed("e".to_owned()), None, "it is no order");
+    assert_eq!(cleared.failed("e".to_owned(), None), None, "it is no order");
     // What is there is not what was begun.
     for other in [begun(20, 0, 1, true), begun(19, 1, 1, true), begun(19, 0, 2, true)] {
         assert_eq!(removals(&none, &there, &[other]), Plan::default());

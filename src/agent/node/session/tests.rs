@@ -99,6 +99,7 @@ fn a_node_that_may_get_orders_reports_each_sample_with_what_failed() {
         start: 0,
         instance: None,
         error: "the GPU is not in MIG mode".to_owned(),
+        hidden: None,
     };
     let failed = Sample { mig_failures: vec![failure.clone()], ..plain };
     assert!(needs(&failed));

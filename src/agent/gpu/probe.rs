@@ -122,6 +122,9 @@ pub enum ProbeError {
         /// The missing function.
         cause: String,
     },
+    /// The agent has the driver reset a GPU.
+    #[error("a GPU is being reset to change its MIG mode")]
+    Resetting,
     /// Anything else.
     #[error("NVIDIA's library refuses to {what}: {cause}")]
     Driver {

@@ -22,6 +22,9 @@ use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
+/// How long the last sample counts while the agent has the driver reset a GPU. That takes seconds.
+const RESET_FOR: Duration = Duration::from_secs(60);
+
 /// Samples one node.
 pub(crate) struct Sampler<P> {
     node: Arc<Node>,
@@ -82,15 +85,27 @@ impl<P: Probe + 'static> Sampler<P> {
     /// Samples forever.
     pub(crate) async fn run(mut self, phase: Duration) {
         tokio::time::sleep(phase).await;
+        let mut last_read = self.clock.now();
         loop {
             let began = self.clock.now();
             let allocations: Arc<[Allocation]> = self.node.allocations().merged().into();
             let sample = self.sample(&allocations).await;
-            self.log_changes(&sample);
-            let has_failed = sample.is_err();
+            let is_reset =
+                matches!(sample, Err(ProbeError::Resetting)) && began.since(last_read) < RESET_FOR;
+            if !is_reset {
+                self.log_changes(&sample);
+            }
+            let has_failed = sample.is_err() && !is_reset;
             let last = self.samples.borrow().clone();
             // If nothing was ever read, no device is known.
-            let shown = sample.ok().or_else(|| last.map(|last| last.without_driver()));
+            let shown = match sample {
+                Ok(sample) => {
+                    last_read = began;
+                    Some(sample)
+                }
+                Err(_) if is_reset => last.map(|last| Sample::clone(&last)),
+                Err(_) => last.map(|last| last.without_driver()),
+            };
             if let Some(shown) = shown {
                 if let Some(metrics) = &self.metrics {
                     metrics.show(&self.node.name, &shown, &allocations);

@@ -277,7 +277,10 @@ impl MigMaker {
             return instances::switch(nvml, gpu, to_mig);
         }
         match self.on_demand.switching() {
-            Switching::WithReset => self.probes.closed(|| instances::switch(nvml, gpu, to_mig)),
+            Switching::WithReset => {
+                let outcome = self.probes.closed(|| instances::switch(nvml, gpu, to_mig));
+                outcome.unwrap_or_else(|| Err("a sample of this agent does not end".to_owned()))
+            }
             Switching::Never | Switching::WithoutReset => {
                 Err("the driver resets this GPU to change its MIG mode, which \
                 the agent lets it do with `--mig-reset` only"

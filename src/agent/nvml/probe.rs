@@ -65,16 +65,22 @@ pub struct NvmlProbe {
     watched: Watched,
 }
 
+/// Longest time that a sample is waited for, so that a GPU is reset. One takes milliseconds.
+const SAMPLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Longest time that a sample waits for the reset of a GPU; the last one counts meanwhile.
+const RESET_WITHIN: Duration = Duration::from_secs(1);
+
 /// The library as a probe holds it open between two samples.
 #[derive(Clone, Default)]
 pub struct HeldOpen(Arc<Mutex<Option<Opened>>>);
 
 impl HeldOpen {
-    /// Does something while the probe has it closed, and takes no sample.
-    pub(crate) fn closed<T>(&self, work: impl FnOnce() -> T) -> T {
-        let mut open = self.0.lock();
+    /// Does something while the probe has it closed, and takes no sample. `None` if a sample does not end.
+    pub(crate) fn closed<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let mut open = self.0.try_lock_for(SAMPLED_WITHIN)?;
         *open = None;
-        work()
+        Some(work())
     }
 }
 
@@ -388,7 +394,7 @@ fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
 impl Probe for NvmlProbe {
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         let sample = self.take_sample(processes, now);
-        if sample.is_err() {
+        if sample.as_ref().is_err_and(|error| *error != ProbeError::Resetting) {
             // Whatever was wrong with a GPU, the driver starts again.
             self.health.values_mut().for_each(GpuHealth::learn_absence);
         }
@@ -422,7 +428,7 @@ impl NvmlProbe {
         now: Timestamp,
     ) -> Result<Sample, ProbeError> {
         let held = self.open.clone();
-        let mut held = held.0.lock();
+        let mut held = held.0.try_lock_for(RESET_WITHIN).ok_or(ProbeError::Resetting)?;
         let mut open = match held.take() {
             Some(open) => open,
             None => self.open(now)?,

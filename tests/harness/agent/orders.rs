@@ -41,6 +41,8 @@ struct Told {
     whole: Option<ObeyedOrders>,
     /// When each report came.
     reports: Vec<Duration>,
+    /// The devices that were not healthy in some report.
+    unhealthy: BTreeSet<String>,
     /// Why a report cannot be.
     fault: Option<String>,
 }
@@ -71,6 +73,8 @@ async fn take(
         told.fault = Some(error.to_string());
     }
     told.reports.push(clock.precise());
+    let unhealthy = report.devices.iter().filter(|it| !it.healthy);
+    told.unhealthy.extend(unhealthy.map(|it| it.uuid.clone()));
     told.failures = report.mig_failures;
     told.whole = report.whole;
     if let Some(inventory) = report.inventory {
@@ -208,6 +212,11 @@ impl Replica {
     /// When each report came, since the start.
     pub(crate) fn reports(&self) -> Vec<Duration> {
         self.told().reports.clone()
+    }
+
+    /// The devices that were not healthy in some report.
+    pub(crate) fn unhealthy(&self) -> BTreeSet<String> {
+        self.told().unhealthy.clone()
     }
 
     /// Waits until `done` holds.

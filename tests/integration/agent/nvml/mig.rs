@@ -589,6 +589,22 @@ fn a_gpu_that_is_reset_for_it_is_switched_while_the_agent_reads_nothing() {
 }
 
 #[test]
+fn while_a_gpu_is_reset_for_long_the_last_sample_counts() {
+    let _turn = turn();
+    let mut scenario = ampere();
+    scenario["delays_ms"] = json!({ (SET_MODE): 8_000 }); // longer than a call of the driver may take
+    let bed = bed(&scenario);
+    let replica = Replica::start();
+    let _agent = Agent::resetting(&bed, &replica);
+    replica.keep_whole(1, &[("GPU-a", 7)]);
+    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
+    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.until_instances(&[("3g.40gb", 4, true)]);
+    assert_eq!(replica.unhealthy(), BTreeSet::new());
+    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 1));
+}
+
+#[test]
 fn a_gpu_that_another_program_has_open_is_not_reset() {
     let _turn = turn();
     let mut scenario = ampere();

@@ -219,7 +219,9 @@ fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack 
         return Lack::None;
     }
     let now = app.clock.now();
-    match now.since(*lacks.get_or_insert(now)) >= app.config.recall / 2 {
+    // What was known before this process was frozen may be old.
+    let since = *lacks.insert(lacks.unwrap_or(now).max(app.pulse.resumed(now).unwrap_or_default()));
+    match now.since(since) >= app.config.recall / 2 {
         true => Lack::Lasts,
         false => Lack::Began,
     }

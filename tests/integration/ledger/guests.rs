@@ -673,3 +673,46 @@ fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
         assert_eq!(on(&ledger), if counts { guest } else { None });
     }
 }
+
+/// It may have been frozen until then. Where nobody needs the room of the guest, it has that from then on.
+#[test]
+fn a_guest_that_an_earlier_process_lets_stay_is_allocated_where_it_runs() {
+    let (uid, at) = (PodUid::new("p"), Timestamp::START);
+    for (is_of_earlier, is_needed, counts) in
+        [(true, false, true), (false, false, false), (true, true, false)]
+    {
+        let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+        let ledger = restarted(0, rule);
+        add_node(&ledger, "a", &gpus("a", GPUS, "A100", DEVICE_MIB), at);
+        ledger.see_node(&NodeName::new("a"), host(), PoolName::new("p"));
+        ledger.set_listed(at);
+        let request =
+            GpuRequest { movable: Movable::Restart, ..GpuRequest::one(fraction(500_000)) };
+        let demand = Demand { memory: MemMib::new(5_000), share: Share::from_millionths(500_000) };
+        let on = |id: &str, guest: Option<&str>| Placement {
+            node: NodeName::new("a"),
+            devices: vec![PlacedDevice { id: device_id(id), demand }],
+            isolation: ConfiguredIsolation::None,
+            guest: guest.map(|on| Guest { on: device_id(on), spot: None, leaving: None }),
+            spots: Vec::new(),
+        };
+        let fact = |placement: &Placement, moves| PodFact {
+            request: Some(request.clone().into()),
+            moves,
+            ..bound("p", placement)
+        };
+        ledger.see_pod(&fact(&on("a-0", Some("a-1")), MoveFact::default()), at);
+        if is_needed {
+            let whole = Demand { memory: MemMib::new(9_000), share: Share::WHOLE };
+            let mut other = on("a-1", None);
+            other.devices[0].demand = whole;
+            ledger.see_pod(&bound("q", &other), at);
+        }
+        let stays = MoveFact { is_of_earlier, ..MoveFact::default() };
+        ledger.see_pod(&fact(&on("a-1", None), stays), at);
+        let held = ledger.reservation(&uid).unwrap();
+        let device = if counts { "a-1" } else { "a-0" };
+        assert_eq!(held.placement.devices[0].id, device_id(device), "{held:?}");
+        assert_eq!(held.placement.guest.is_some(), !counts, "{held:?}");
+    }
+}

@@ -29,6 +29,26 @@ const IMPURE: [&str; 13] = [
     "f32",
 ];
 
+/// What the deterministic simulation runs as it is shipped.
+const CORE: [&str; 2] = ["control", "step"];
+
+/// Paths to time, chance, threads, and input and output: module, and what of it, or all.
+const OUTSIDE: [(&str, &str); 13] = [
+    ("tokio", "fs"),
+    ("tokio", "net"),
+    ("tokio", "process"),
+    ("tokio", "spawn"),
+    ("tokio", "task"),
+    ("tokio", "time"),
+    ("std", "fs"),
+    ("std", "net"),
+    ("std", "process"),
+    ("thread", "sleep"),
+    ("thread", "spawn"),
+    ("kube", ""),
+    ("rand", ""),
+];
+
 /// Where `src/lib.rs` lists each file, as its path of modules.
 type Order = BTreeMap<Vec<String>, usize>;
 
@@ -248,6 +268,36 @@ fn decision_code_uses_nothing_impure() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// What a text has of [`OUTSIDE`], and choices by chance, each with its line.
+fn outside_of(text: &str) -> Vec<(usize, String)> {
+    let words = words(text);
+    let words = without_tests(&words);
+    let text = |at: usize| words.get(at).map_or("", |word| word.text.as_str());
+    let is_found = |at: &usize| {
+        let path = (text(*at), text(at + 2));
+        let is_outside = OUTSIDE.contains(&path) || OUTSIDE.contains(&(path.0, ""));
+        let is_by_chance = path == ("select", "{") && text(at + 3) != "biased";
+        is_outside && text(at + 1) == "::" || is_by_chance
+    };
+    let found = (0..words.len()).filter(is_found);
+    found.map(|at| (words[at].line, format!("{} {}", text(at), text(at + 2)))).collect()
+}
+
+/// The simulation runs these as they are shipped: whatever they wait for, time and chance are the test's.
+#[test]
+fn the_control_core_waits_for_the_outside_alone() {
+    let mut faults = Vec::new();
+    for file in library(&files()) {
+        let modules = modules_of(&file.path);
+        if !CORE.contains(&modules[0].as_str()) || modules.iter().any(|module| module == "tests") {
+            continue;
+        }
+        let found = outside_of(&file.text).into_iter();
+        faults.extend(found.map(|(line, it)| format!("{}:{line}: `{it}`", file.path)));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 #[cfg(test)]
 mod scanner {
     use super::*;
@@ -256,6 +306,21 @@ mod scanner {
         let lib =
             "pub mod a; /// R\n pub mod r { pub mod b; #[cfg(test)] mod f; pub(crate) mod c; }";
         upward(&order(&words(lib)), path, text).len()
+    }
+
+    #[test]
+    fn what_the_core_must_not_wait_for_is_found() {
+        for (text, count) in [
+            ("use tokio::sync::Notify;", 0),
+            ("tokio::select! { biased; () = a => {} }", 0),
+            ("tokio::select! { () = a => {} }", 1),
+            ("tokio::time::sleep(a).await", 1),
+            ("std::thread::yield_now()", 0),
+            ("std::thread::spawn(a); kube::Client::default()", 2),
+            ("#[cfg(test)] mod tests { use std::fs::read; }", 0),
+        ] {
+            assert_eq!(outside_of(text).len(), count, "{text}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use crate::api::moves::MoveProposals;
 use crate::control::loops;
 use crate::control::pods::proposals::proposals;
-use crate::control::pods::reasons::explaining;
+use crate::control::pods::reasons::{look_again, next_untold, tell};
 use crate::control::shared::app::{App, Truth};
 use crate::kube_api::write::carry_out;
 use crate::ledger::suggest::displacement::MOST_MOVES;
@@ -18,6 +18,9 @@ use crate::server::history::recall::recalling;
 
 /// Pause between two searches for moves that would help.
 const PROPOSE_EVERY: Duration = Duration::from_secs(30);
+
+/// Pause between two looks at the pods that wait the longest.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs all loops until `stop`.
 pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
@@ -58,4 +61,30 @@ async fn proposing(app: &Arc<App>) {
         }
         app.metrics.set_moves(&placeable, to_empty.len());
     }
+}
+
+/// Writes events to refused pods why they wait, and keeps the suggestions of the first pods fresh.
+async fn explaining(app: &Arc<App>) {
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = app.reasons.refused.notified() => {}
+            _ = looks.tick() => rested(app, look_again).await,
+        }
+        while let Some(uid) = next_untold(app) {
+            rested(app, move |app| tell(app, &uid)).await;
+        }
+    }
+}
+
+/// Does work off the threads that answer calls, then rests for as long as it took. So it uses half
+/// of one core at most.
+async fn rested(app: &Arc<App>, work: impl FnOnce(&App) + Send + 'static) {
+    let worker = Arc::clone(app);
+    let started = app.clock.precise();
+    if tokio::task::spawn_blocking(move || work(&worker)).await.is_err() {
+        tracing::error!("a bug in the search for suggestions, please report this");
+    }
+    tokio::time::sleep(app.clock.precise().saturating_sub(started)).await;
 }

@@ -374,7 +374,8 @@ fn print_table(recovered: &BTreeMap<Fault, Vec<Duration>>) {
     for (fault, times) in recovered {
         let mut times = times.clone();
         times.sort();
-        let at = |percent: usize| clock::ms(times[(times.len() - 1) * percent / 100]);
+        // The nearest rank.
+        let at = |percent: usize| clock::ms(times[(times.len() * percent).div_ceil(100) - 1]);
         let name = format!("{fault:?}");
         figure(
             "faults",

@@ -9,7 +9,7 @@ use gpupack::config::file::Config;
 use gpupack::control::lead::informing::take_message;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
-use gpupack::control::shared::in_flight::{Message, NamedPod};
+use gpupack::control::shared::in_flight::{HeldPod, Message, NamedPod};
 use gpupack::control::shared::leader::{Addresses, Replica};
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
@@ -344,4 +344,36 @@ fn a_note_of_room_is_taken_away_until_that_succeeds() {
     bed.on_fence = (200, noted);
     bed.pass(100_000);
     assert_eq!(bed.taken_away, tries + 1);
+}
+
+/// kube-scheduler may be about to bind the pod there: no other pod gets the room before.
+#[test]
+fn the_holds_of_the_last_leader_are_taken_over() {
+    for (node, is_waiting, count) in [("n1", true, 1), ("n1", false, 0), ("n9", true, 0)] {
+        let mut bed = Bed::new(true, (404, json!({})));
+        let sink: Arc<dyn Sink> = bed.app.clone();
+        let mut watch = PodWatch::new(Arc::clone(&bed.app.ledger), sink, bed.app.clock);
+        let waiting = SeenPod::from_json(&pod(None, "Pending").to_string()).unwrap();
+        watch.take(WatchEvent::ListBegins);
+        if is_waiting {
+            watch.take(WatchEvent::Seen(waiting));
+        }
+        watch.take(WatchEvent::ListEnds);
+        let Truth::Cluster(cluster) = &bed.app.truth else { unreachable!("it has a cluster") };
+        let message = || Message {
+            term: 7,
+            secret: "secret-1".to_owned(),
+            to: Replica::identity("gpupack-1", 2),
+            bindings: Vec::new(),
+            holds: vec![HeldPod { uid: "u1".to_owned(), node: node.to_owned() }],
+        };
+        assert!(!take_message(&bed.app, cluster, message()), "its list began before");
+        bed.list();
+        assert!(take_message(&bed.app, cluster, message()));
+        assert_eq!(bed.app.ledger.hold_count(), 0, "the leader has it");
+        bed.takes_over();
+        assert_eq!(bed.app.ledger.hold_count(), count, "{node} {is_waiting}");
+        let held = bed.app.ledger.node("n1").unwrap().holds().len();
+        assert_eq!(held, count);
+    }
 }

@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Demand, Timestamp};
+use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::placement::{FENCE, FenceWriter, MPS_MEMORY, encode};
 use crate::kube_api::request::request_error::shown;
@@ -39,7 +40,8 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// Pause before a restart that was refused is tried again.
 const TRY_SLOWLY: Duration = Duration::from_secs(5);
 
-/// How long one task stays with a move. Then the next tick begins another one.
+/// How long one task stays with a move, then the next tick begins another one. And how long kubelet may take to
+/// show that it restarts a container.
 pub(crate) const STAY_FOR: Duration = Duration::from_secs(60);
 
 /// What to do next about a move.
@@ -83,21 +85,31 @@ impl Drop for Ends<'_> {
 async fn send_home(app: &Arc<App>, pod: &PodRef) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(pod) else { return };
-    let (began, mut lacks) = (app.clock.now(), None);
-    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
-        match step(app, cluster, (pod, &key), &mut lacks).await {
+    let (began, mut waits) = (app.clock.now(), Waits::default());
+    let stays = |waits: &Waits| app.clock.now().since(began) < STAY_FOR || waits.kubelet.is_some();
+    while stays(&waits) && app.leading.is_here() {
+        match step(app, cluster, (pod, &key), &mut waits).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
     }
 }
 
-/// The next step of a move home. `lacks` is since when others keep memory of its home that it requests.
+/// Since when a move home waits.
+#[derive(Default)]
+struct Waits {
+    /// Because others keep memory of its home that it requests.
+    memory: Option<Timestamp>,
+    /// For a sign of kubelet, which is to restart its container.
+    kubelet: Option<Timestamp>,
+}
+
+/// The next step of a move home.
 async fn step(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     (pod, key): (&PodRef, &PodKey),
-    lacks: &mut Option<Timestamp>,
+    waits: &mut Waits,
 ) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
@@ -109,23 +121,26 @@ async fn step(
         | (_, Departure::Stays | Departure::Arrives { .. }) => return Next::Done,
         (ReservationState::Confirmed, Departure::Gone) => {
             app.metrics.moved(MoveReason::Recall, MoveResult::Done);
+            app.moves.unstick(&pod.uid); // kubelet was late
             return Next::Done;
         }
         (ReservationState::Confirmed, Departure::Settling) => {
+            waits.kubelet = None;
             return settle(app, cluster, pod, key).await;
         }
         (ReservationState::Confirmed, Departure::Recalled) => {}
     }
-    let lack = lack_at_home(app, pod, lacks);
+    let lack = lack_at_home(app, pod, &mut waits.memory);
     if guest.leaving.is_none()
         && let Some(next) = before_move(app, pod, (lack, &held.placement.node))
     {
         return next;
     }
-    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
+    let read = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
+    let Read { seen, annotations, .. } = &read;
     let Some(container) = &seen.gpu_container else {
         return match guest.leaving {
             None => failed(app, pod, NO_RESTART),
@@ -136,31 +151,23 @@ async fn step(
     let shows_move =
         written.and_then(|it| it.guest.as_ref()).is_some_and(|it| it.leaving.is_some());
     if guest.leaving.is_none() && shows_move {
-        app.see_bound(&seen); // an earlier process wrote it
+        app.see_bound(seen); // an earlier process wrote it
         return Next::After(LOOK_AGAIN);
     }
     // It was allocated the place where it is a guest, which the watch does not show yet.
     let is_settled =
         written.is_some_and(|it| it.guest.is_none() && it.runs_on() == [guest.on.clone()]);
-    if is_settled && app.is_of_earlier(&seen) {
-        app.see_bound(&seen);
+    if is_settled && app.is_of_earlier(seen) {
+        app.see_bound(seen);
         return Next::After(TRY_AGAIN);
     }
     let is_written = guest.leaving.is_some()
         && written.is_some_and(|written| written.guest.as_ref() == Some(&guest));
-    let known = Known { pod, key, held: &held, guest: &guest, annotations: &annotations };
+    let known = Known { pod, key, held: &held, guest: &guest, annotations };
     match &guest.leaving {
-        Some(leaving) if is_written && container.cpu_milli == leaving.cpu_milli => {
-            restart(app, cluster, &known, (&seen, lack)).await
-        }
-        Some(leaving) if is_written && pending.is_some() => {
-            let fault =
-                format!("kubelet does not carry out its resize: {}", pending.unwrap_or_default());
-            take_back(app, cluster, &known, (&seen, leaving), &fault).await
-        }
-        Some(_) if is_written => {
-            app.see_bound(&seen); // kubelet may be done
-            Next::After(TRY_AGAIN)
+        Some(leaving) if is_written => {
+            go_on(app, cluster, &known, (&read, container, leaving), (lack, &mut waits.kubelet))
+                .await
         }
         Some(_) | None => {
             let (container, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
@@ -169,6 +176,52 @@ async fn step(
         }
     }
 }
+
+/// What is to be done after the first write. `silent` is since when kubelet, which is to restart the container, has
+/// shown no sign of that.
+async fn go_on(
+    app: &Arc<App>,
+    cluster: &ClusterTruth,
+    known: &Known<'_>,
+    (Read { seen, pending, is_resizing, .. }, container, leaving): (&Read, &GpuContainer, &Move),
+    (lack, silent): (Lack, &mut Option<Timestamp>),
+) -> Next {
+    let is_ordered = container.cpu_milli != leaving.cpu_milli;
+    let shows_sign = !is_ordered || pending.is_some() || *is_resizing;
+    let now = app.clock.now();
+    let is_ignored = is_ignored(silent, shows_sign, (now, app.pulse.resumed(now)));
+    if !is_ordered {
+        return restart(app, cluster, known, (seen, lack)).await;
+    }
+    if let Some(pending) = pending {
+        let fault = format!("kubelet does not carry out its resize: {pending}");
+        return take_back(app, cluster, known, (seen, leaving), &fault).await;
+    }
+    app.see_bound(seen); // kubelet may be done
+    match is_ignored {
+        // The first write stays: a kubelet that is late, or cannot say so, may start the next container at home.
+        true => count_on_both(app, known.pod, NO_SIGN),
+        false => Next::After(TRY_AGAIN),
+    }
+}
+
+/// Whether kubelet has shown no sign of a resize for [`STAY_FOR`], and `silent` since when. No time counts in which
+/// this process was frozen.
+fn is_ignored(
+    silent: &mut Option<Timestamp>,
+    shows_sign: bool,
+    (now, resumed): (Timestamp, Option<Timestamp>),
+) -> bool {
+    if shows_sign {
+        *silent = None;
+        return false;
+    }
+    lasts_for(silent, now, resumed) >= STAY_FOR
+}
+
+/// Why a container was not restarted of which kubelet says nothing.
+const NO_SIGN: &str =
+    "kubelet did not carry out its resize within 60 s (check that it is 1.33 or newer)";
 
 /// Why the container of a pod cannot be restarted that is not set up for that.
 pub(crate) const NO_RESTART: &str =
@@ -181,6 +234,8 @@ pub(crate) struct Read {
     pub(crate) annotations: BTreeMap<String, String>,
     /// Why kubelet does not carry out its resize now, if it says so.
     pub(crate) pending: Option<String>,
+    /// Whether kubelet says that it carries one out now.
+    pub(crate) is_resizing: bool,
 }
 
 /// The pod as the API server has it now, or what to do without it.
@@ -199,8 +254,9 @@ pub(crate) async fn read(
     if app.is_of_later(cluster, &seen) {
         return Err(Next::Done); // that one moves it
     }
-    let pending = pending_resize(&read);
-    Ok(Read { seen, pending, annotations: read.metadata.annotations.unwrap_or_default() })
+    let (pending, is_resizing) = (pending_resize(&read), is_resizing(&read));
+    let annotations = read.metadata.annotations.unwrap_or_default();
+    Ok(Read { seen, annotations, pending, is_resizing })
 }
 
 /// Whether others keep memory of the home of a guest that it requests.
@@ -219,12 +275,20 @@ fn lack_at_home(app: &App, pod: &PodRef, lacks: &mut Option<Timestamp>) -> Lack 
         return Lack::None;
     }
     let now = app.clock.now();
-    // What was known before this process was frozen may be old.
-    let since = *lacks.insert(lacks.unwrap_or(now).max(app.pulse.resumed(now).unwrap_or_default()));
-    match now.since(since) >= app.config.recall / 2 {
+    match lasts_for(lacks, now, app.pulse.resumed(now)) >= app.config.recall / 2 {
         true => Lack::Lasts,
         false => Lack::Began,
     }
+}
+
+/// How long something lasts that is seen now, and `since` when. What was known before this process was frozen may be
+/// old, so the time counts from when it `resumed`.
+fn lasts_for(
+    since: &mut Option<Timestamp>,
+    now: Timestamp,
+    resumed: Option<Timestamp>,
+) -> Duration {
+    now.since(*since.insert(since.unwrap_or(now).max(resumed.unwrap_or_default())))
 }
 
 /// Says that a guest is allocated the GPU on which it runs, because others keep memory of its own one.
@@ -444,12 +508,21 @@ async fn take_back(
 
 /// Why kubelet does not carry out a resize of a pod now, if it says so.
 fn pending_resize(pod: &Pod) -> Option<String> {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    let pending = conditions.find(|it| it.type_ == "PodResizePending" && it.status == "True")?;
+    let pending = condition(pod, "PodResizePending")?;
     let reason = pending.reason.as_deref().unwrap_or_default();
     let message = pending.message.as_deref().unwrap_or_default();
     Some(shown(&format!("{reason}: {message}")))
+}
+
+/// Whether kubelet says that it carries out a resize of a pod now: its container may take long to end.
+fn is_resizing(pod: &Pod) -> bool {
+    condition(pod, "PodResizeInProgress").is_some()
+}
+
+/// A condition of a pod, if it is met.
+fn condition<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions?.iter().find(|it| it.type_ == name && it.status == "True")
 }
 
 /// The pods that are being bound to a device, for those who may see pods of a namespace.
@@ -532,6 +605,8 @@ async fn try_slowly(
             Resized::Not(next) => return next,
             Resized::Refused(_) => return Next::After(TRY_SLOWLY),
         }
+    } else if !container.has_left(leaving) {
+        return Next::After(TRY_SLOWLY); // kubelet may never carry it out
     }
     app.ledger.goes_on(uid);
     app.moves.unstick(uid);
@@ -576,5 +651,48 @@ pub(crate) async fn settle(
         PatchOutcome::Conflict | PatchOutcome::Refused { .. } | PatchOutcome::Undecided { .. } => {
             Next::After(TRY_AGAIN)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resize_is_ignored_without_a_sign_for_a_minute_in_which_this_process_was_not_frozen() {
+        let at = Timestamp::from_millis;
+        let mut silent = None;
+        for (now, shows_sign, resumed, expected) in [
+            (5_000, false, None, false), // the resize was accepted
+            (64_999, false, Some(4_000), false),
+            (65_000, false, Some(4_000), true),
+            (70_000, false, Some(70_000), false), // frozen for long
+            (129_999, false, Some(70_000), false),
+            (130_000, false, Some(70_000), true),
+            (130_100, true, Some(70_000), false),
+            (130_200, false, Some(70_000), false),
+            (190_199, false, Some(70_000), false),
+            (190_200, false, Some(70_000), true),
+        ] {
+            let times = (at(now), resumed.map(at));
+            assert_eq!(is_ignored(&mut silent, shows_sign, times), expected, "{now}");
+        }
+    }
+
+    #[test]
+    fn kubelet_says_whether_it_carries_out_a_resize() {
+        let of = |name: &str, status: &str| {
+            let condition =
+                json!({"type": name, "status": status, "reason": "Deferred", "message": "no CPU"});
+            let pod = json!({"metadata": {}, "status": {"conditions": [condition]}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            (pending_resize(&pod), is_resizing(&pod))
+        };
+        assert_eq!(of("PodResizePending", "True"), (Some("Deferred: no CPU".to_owned()), false));
+        assert_eq!(of("PodResizeInProgress", "True"), (None, true));
+        assert_eq!(of("PodResizeInProgress", "False"), (None, false));
+        assert_eq!(of("Ready", "True"), (None, false));
     }
 }

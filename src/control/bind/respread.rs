@@ -291,7 +291,7 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
     let pod = chosen.pod();
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
     let Some(held) = still_chosen(app, chosen) else { return Next::Done };
-    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
+    let Read { seen, annotations, pending, .. } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

@@ -91,7 +91,7 @@ async fn step(
         app.metrics.moved(MoveReason::TakeBack, MoveResult::Done);
         return Next::Done;
     }
-    let Read { seen, annotations, pending } = match read(app, cluster, pod, key).await {
+    let Read { seen, annotations, pending, .. } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };

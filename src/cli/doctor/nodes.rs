@@ -11,6 +11,12 @@ use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
 /// What is checked about the agents.
 const AGENTS: Of = Of("agents");
 
+/// What is checked about kubelets.
+const KUBELETS: Of = Of("kubelets");
+
+/// From this minor version on, kubelet restarts a container whose CPU request is changed in place.
+const RESIZES: u32 = 33;
+
 /// What is checked about who gives out GPUs.
 const OWNERS: Of = Of("owners of GPUs");
 
@@ -197,6 +203,50 @@ fn reports_of(reports: &Reports, own: &BTreeSet<&str>) -> Findings {
         ));
     }
     found
+}
+
+/// Where gpupack restarts containers, kubelet does so; nothing where it restarts none.
+pub(crate) fn kubelets(seen: &Seen<'_>) -> Findings {
+    let own = seen.own();
+    let (mut old, mut unknown, mut all) = (Vec::new(), Vec::new(), 0);
+    let nodes = seen.nodes.iter().flatten();
+    for node in nodes.filter(|node| node.moves_pods && own.contains(&*node.name)) {
+        all += 1;
+        match minor_of(&node.kubelet) {
+            Some(..RESIZES) => old.push(node.name.as_str()),
+            Some(_) => {}
+            None => unknown.push(node.name.as_str()),
+        }
+    }
+    let mut found = Findings::new();
+    if !old.is_empty() {
+        found.push(KUBELETS.problem(
+            format!(
+                "kubelet of {} is older than 1.{RESIZES} and cannot restart containers for borrow and mig_moves: {}",
+                count(old.len(), "node"),
+                names(&old)
+            ),
+            "upgrade kubelet there to 1.35, or move the nodes to a pool without these keys (docs/borrowing.md)",
+        ));
+    }
+    if !unknown.is_empty() {
+        found.push(KUBELETS.not_checked(
+            format!("the version of kubelet on {}", names(&unknown)),
+            "compare kubeletVersion in the status of the node with docs/borrowing.md",
+        ));
+    }
+    if found.is_empty() && all > 0 {
+        found.push(
+            KUBELETS
+                .ok(format!("1.{RESIZES} or newer on {} whose pods are moved", count(all, "node"))),
+        );
+    }
+    found
+}
+
+/// The minor version of a kubelet of version 1.
+fn minor_of(version: &str) -> Option<u32> {
+    version.strip_prefix("v1.")?.split('.').next()?.parse().ok()
 }
 
 /// No GPU has two owners.
@@ -440,6 +490,26 @@ mod tests {
                 after(|bed| bed.nodes.as_mut().unwrap()[0].mig_state = state.to_owned());
             assert_eq!(states(&found), [expected], "{state}");
         }
+    }
+
+    #[test]
+    fn an_old_kubelet_is_a_problem_where_containers_are_restarted() {
+        let found = |moves_pods: bool, versions: [&str; 2]| {
+            let mut bed = Bed::new();
+            for (node, version) in bed.nodes.as_mut().unwrap().iter_mut().zip(versions) {
+                (node.moves_pods, node.kubelet) = (moves_pods, version.to_owned());
+            }
+            kubelets(&bed.seen())
+        };
+        let old = found(true, ["v1.32.11-gke.100", "v1.33.0+k3s1"]);
+        assert_eq!(states(&old), [Problem]);
+        assert!(old[0].found.starts_with("kubelet of 1 node is") && old[0].found.ends_with(": a"));
+        assert_eq!(states(&found(true, ["v1.35.0", "v1.33.1"])), [Good]);
+        assert_eq!(states(&found(true, ["v1.9.0", ""])), [Problem, NotChecked]);
+        assert_eq!(found(false, ["v1.32.0", ""]), []);
+        let mut bed = Bed::new();
+        bed.nodes.as_mut().unwrap()[2].moves_pods = true;
+        assert_eq!(kubelets(&bed.seen()), [], "not a node of gpupack");
     }
 
     #[test]

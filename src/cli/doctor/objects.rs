@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::config::file::Config;
 use crate::hardware::device::PoolName;
+use crate::hardware::pool::Borrow;
 use crate::kube_api::request::quantity::parse_count;
 use crate::kube_api::request::resources::{MIG_PREFIX, SHARED_SLOT, WHOLE};
 
@@ -175,6 +176,10 @@ pub(crate) struct SeenNode {
     pub(crate) has_mig_manager: bool,
     /// Whether gpupack makes MIG instances in its pool.
     pub(crate) is_divided: bool,
+    /// Whether gpupack restarts containers of its pool: it lends, or moves pods to other MIG instances.
+    pub(crate) moves_pods: bool,
+    /// The version of its kubelet, as that reports it.
+    pub(crate) kubelet: String,
 }
 
 impl SeenNode {
@@ -186,7 +191,8 @@ impl SeenNode {
     ) -> Self {
         let labels = node.metadata.labels.unwrap_or_default();
         let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
-        let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let status = node.status.unwrap_or_default();
+        let allocatable = status.allocatable.unwrap_or_default();
         let is_gpu =
             |name: &str| name == WHOLE || name == SHARED_SLOT || name.starts_with(MIG_PREFIX);
         let devices = allocatable.iter().filter(|(name, _)| is_gpu(name));
@@ -210,6 +216,8 @@ impl SeenNode {
             mig_state: label(MIG_STATE),
             has_mig_manager,
             is_divided: pool.is_some_and(|rule| rule.mig.makes()),
+            moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None || rule.mig_moves),
+            kubelet: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             name: node.metadata.name.unwrap_or_default(),
         }
     }
@@ -255,7 +263,10 @@ mod tests {
             let node = json!({"metadata": {"name": "a", "labels": labels},
                 "status": {"allocatable": allocatable}});
             let pool = PoolRule { mig: MigUse::ByTurns, ..PoolRule::default() };
-            let pools = PoolRules::new([(PoolName::new("p"), pool)]);
+            let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+            let moves = PoolRule { mig_moves: true, ..PoolRule::default() };
+            let pools = [("p", pool), ("lends", lends), ("moves", moves)];
+            let pools = PoolRules::new(pools.map(|(name, rule)| (PoolName::new(name), rule)));
             let config = Config { pools, ..Config::default() };
             SeenNode::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
         };
@@ -276,7 +287,16 @@ mod tests {
         ] {
             assert_eq!(node(labels.clone(), json!({})).has_mig_manager, expected, "{labels}");
         }
-        assert!(node(json!({"gpupack.dev/pool": "p"}), json!({})).is_divided);
+        let of_pool = |pool: &str| node(json!({"gpupack.dev/pool": pool}), json!({}));
+        assert!(of_pool("p").is_divided);
+        let moves_pods = ["p", "lends", "moves", ""].map(|pool| of_pool(pool).moves_pods);
+        assert_eq!(moves_pods, [false, true, true, false]);
+        let info = json!({"metadata": {}, "status": {"nodeInfo": {"architecture": "", "bootID": "",
+            "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+            "kubeletVersion": "v1.32.4", "machineID": "", "operatingSystem": "", "osImage": "",
+            "systemUUID": ""}}});
+        let seen = SeenNode::of(serde_json::from_value(info).unwrap(), &selector, None);
+        assert_eq!(seen.kubelet, "v1.32.4");
         let other = node(json!({}), json!({"nvidia.com/gpu": "many", "cpu": "3"}));
         assert_eq!(other, SeenNode { name: "a".to_owned(), ..SeenNode::default() });
     }

@@ -306,8 +306,11 @@ pub fn may_start(node: &NodeState, device: &DeviceState, uid: &PodUid) -> bool {
     node.limits().leave_room(&device.device().id, uid) || mutated(Mutation::LimitsUnconfirmed)
 }
 
-/// The same of a guest, at its home.
+/// The same of a guest, at its home. Not while the node does not report: no list would show that it has left.
 pub fn may_go_home(node: &NodeState, uid: &PodUid) -> bool {
+    if node.state() != NodeReporting::Reporting {
+        return false;
+    }
     let home = node.reservation(uid).and_then(|held| home_of(node, held));
     home.is_none_or(|home| may_start(node, home, uid))
 }

@@ -318,8 +318,9 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     if app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
     }
-    // What others use of its home goes before it comes.
+    // What others use of its home goes before it comes, and lists must show that it has left.
     let waits = lack != Lack::None
+        || !app.ledger.may_go_home(&pod.uid)
         || app.ledger.waits_for_memory_at_home(&pod.uid)
         || app.ledger.is_being_made(&pod.uid);
     (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
@@ -412,7 +413,7 @@ async fn restart(
     (seen, lack): (&SeenPod, Lack),
 ) -> Next {
     if lack != Lack::None || !app.ledger.may_go_home(&known.pod.uid) {
-        return Next::After(LOOK_AGAIN); // the first write is of an earlier process
+        return Next::After(TRY_AGAIN); // the first write is of an earlier process, or its agent fell silent since
     }
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
@@ -600,6 +601,9 @@ async fn try_slowly(
         return Next::After(TRY_SLOWLY);
     };
     if container.cpu_milli == leaving.cpu_milli {
+        if !app.ledger.may_go_home(uid) {
+            return Next::After(TRY_SLOWLY);
+        }
         match resize(cluster, (known.pod, known.key), seen).await {
             Resized::Accepted | Resized::Undecided => app.moves.moved(uid, app.clock.now()),
             Resized::Not(next) => return next,

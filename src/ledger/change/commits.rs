@@ -347,7 +347,7 @@ impl Ledger {
         })
     }
 
-    /// The same of a guest, at its home.
+    /// The same of a guest, at its home. Not while its node does not report.
     pub fn may_go_home(&self, uid: &PodUid) -> bool {
         self.look_at_guest(uid, |node_state| guests::may_go_home(node_state, uid))
     }

@@ -573,6 +573,18 @@ fn a_guest_waits_for_the_memory_of_those_that_leave_its_home_and_they_not_for_it
 }
 
 #[test]
+fn a_guest_does_not_go_home_while_no_list_would_show_that_it_has_left() {
+    let uid = PodUid::new("p");
+    let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 500));
+    node.lend(&uid, DeviceId::new("B").unwrap());
+    node.recall(std::slice::from_ref(&uid));
+    assert!(may_go_home(&node, &uid));
+    node.silence(std::time::Duration::ZERO, Timestamp::from_millis(1_000));
+    assert!(!may_go_home(&node, &uid));
+}
+
+#[test]
 fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left() {
     let (uid, b) = (PodUid::new("p"), DeviceId::new("B").unwrap());
     let moved_out = || {

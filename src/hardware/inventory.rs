@@ -9,9 +9,9 @@ use crate::hardware::device::{
 };
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::mig;
-use crate::hardware::mig::MigFault;
+use crate::hardware::mig::{Geometry, MigFault};
 use crate::hardware::pool::PoolRule;
-use crate::hardware::spots::{MigInventory, makeable};
+use crate::hardware::spots::{MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::MemMib;
 
@@ -35,7 +35,7 @@ impl NodeInventory {
 
     /// Checks and sorts what an agent reported. `details` say where the devices are in the host, as
     /// far as that is known. A MIG instance that the model cannot have, or not at that unit, is
-    /// kept as unhealthy: it keeps its tenants and takes no new ones.
+    /// kept as unhealthy: it keeps its tenants and takes no new ones. One that NVML lists for its GPU is sound.
     ///
     /// # Errors
     /// One [`InventoryError`] for the first fault: too many devices or classes of them, too much
@@ -70,7 +70,7 @@ impl NodeInventory {
             return Err(InventoryError::TooManyClasses { count });
         }
         devices.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
-        let faults = mig::faults(&devices, |id| Some(details.get(id)?.slot?.start));
+        let faults = mig::faults(&devices, details);
         for device in devices.iter_mut().filter(|device| faults.contains_key(&device.id)) {
             device.health = Health::Unhealthy;
         }
@@ -99,6 +99,22 @@ impl NodeInventory {
     /// The MIG instances that cannot be, with the cause.
     pub fn faults(&self) -> &BTreeMap<DeviceId, MigFault> {
         &self.faults
+    }
+
+    /// The MIG instances that NVML lists for their GPU and that the table of its model does not have, with
+    /// where they lie. The list of NVML counts.
+    pub fn not_in_table(&self) -> impl Iterator<Item = (&DeviceId, Spot)> {
+        self.devices.iter().filter_map(|device| {
+            let DeviceKind::MigInstance { parent, profile } = &device.kind else { return None };
+            let gpu = self.devices.iter().find(|gpu| gpu.id == *parent)?;
+            let geometry = Geometry::of(&gpu.model, gpu.total)?;
+            let (slot, _) = self.mig.instance(&device.id)?;
+            let mut listed = self.mig.profiles_of(parent).iter();
+            let is_overruled =
+                listed.any(|it| it.is_at(profile, slot)) && !geometry.has(profile, slot);
+            let spot = || Spot { gpu: gpu.id.clone(), profile: profile.clone(), start: slot.start };
+            is_overruled.then(|| (&device.id, spot()))
+        })
     }
 
     /// The topology of the devices, in their order.

@@ -4,8 +4,9 @@
 //! units, which may begin only where its profile allows. Memory is divided like the units, compute
 //! is not: on Hopper the smallest profile with twice the memory has 26 of 132 multiprocessors.
 //!
-//! A node's report wins over this table. The table finds reports that cannot be, and gives the part
-//! of a GPU's compute that an instance has. Any report is accepted for a model that is not listed.
+//! A node's report wins over this table: an instance is sound whose profile, start and size NVML lists for its
+//! GPU. The table finds other reports that cannot be, and gives the part of a GPU's compute that an instance
+//! has. Any report is accepted for a model that is not listed.
 //!
 //! Sources: NVIDIA's MIG User Guide (profiles, placements), and public captures of
 //! `nvidia-smi mig -lgip` and `-lgipp` (memory: A30 under driver 535, A100 80 GB, H100 NVL under
@@ -15,7 +16,8 @@
 use std::collections::BTreeMap;
 
 use crate::hardware::device::{
-    Device, DeviceId, DeviceKind, MigProfile, ModelFilter, ModelName, Slot,
+    Device, DeviceDetails, DeviceId, DeviceKind, MakeableProfile, MigProfile, ModelFilter,
+    ModelName, Slot,
 };
 use crate::hardware::units::{MemMib, Share};
 
@@ -268,13 +270,20 @@ impl Geometry {
         Share::ratio(MemMib::new(own.into()), MemMib::new(all.into()))
     }
 
-    /// Whether instances of these profiles fit together; one with a start begins there.
-    fn is_possible(&self, instances: &mut [(&Profile, Option<u32>)]) -> bool {
+    /// Whether the table has an instance of the profile at these units.
+    pub(crate) fn has(&self, profile: &MigProfile, slot: Slot) -> bool {
+        let known = self.profile(profile);
+        known.is_some_and(|it| it.size == slot.size && it.starts.contains(&slot.start))
+    }
+
+    /// Whether instances of these profiles fit together beside the units that are `taken`; one with a start
+    /// begins there.
+    fn is_possible(&self, taken: u32, instances: &mut [(&Profile, Option<u32>)]) -> bool {
         instances.sort_by_key(|(profile, start)| {
             (std::cmp::Reverse(start.is_some()), std::cmp::Reverse(profile.size))
         });
         let units: u32 = instances.iter().map(|(profile, _)| profile.size).sum();
-        units <= self.axis && has_room(instances, 0)
+        units <= self.axis && has_room(instances, taken)
     }
 }
 
@@ -294,6 +303,13 @@ impl MigProfile {
     pub fn has_media(&self) -> bool {
         let variant = self.parts().1;
         [MEDIA, ".me"].iter().any(|media| variant.starts_with(media))
+    }
+}
+
+impl MakeableProfile {
+    /// Whether this is the profile of an instance that covers these units.
+    pub(crate) fn is_at(&self, profile: &MigProfile, slot: Slot) -> bool {
+        self.profile == *profile && self.size == slot.size && self.starts.contains(&slot.start)
     }
 }
 
@@ -363,16 +379,16 @@ pub enum MigFault {
 }
 
 /// The instances among `devices` that cannot be, as far as their models are listed, and compute
-/// instances, which gpupack does not allocate. `start` gives
-/// the first unit of an instance, if known.
+/// instances, which gpupack does not allocate. `details` say where an instance lies, and which NVML lists for
+/// its GPU, if known.
 pub(crate) fn faults(
     devices: &[Device],
-    start: impl Fn(&DeviceId) -> Option<u32>,
+    details: &BTreeMap<DeviceId, DeviceDetails>,
 ) -> BTreeMap<DeviceId, MigFault> {
     let mut faults = BTreeMap::new();
     for parent in devices.iter().filter(|device| device.kind == DeviceKind::MigParent) {
         match Geometry::of(&parent.model, parent.total) {
-            Some(geometry) => faults.extend(faults_on(geometry, parent, devices, &start)),
+            Some(geometry) => faults.extend(faults_on(geometry, parent, devices, details)),
             None => {
                 faults.extend(devices.iter().filter_map(|device| compute_instance(device, parent)))
             }
@@ -390,53 +406,75 @@ fn compute_instance(device: &Device, parent: &Device) -> Option<(DeviceId, MigFa
     is_one.then(|| (device.id.clone(), MigFault::ComputeInstance { profile: profile.clone() }))
 }
 
+/// An instance that its GPU can have.
+struct Sound<'a> {
+    id: &'a DeviceId,
+    /// Its entry of the table; `None` if NVML lists it.
+    known: Option<&'static Profile>,
+    start: Option<u32>,
+    /// Its units; none if it is not known where it begins.
+    units: u32,
+    has_media: bool,
+}
+
 fn faults_on(
     geometry: &Geometry,
     parent: &Device,
     devices: &[Device],
-    start: impl Fn(&DeviceId) -> Option<u32>,
+    details: &BTreeMap<DeviceId, DeviceDetails>,
 ) -> BTreeMap<DeviceId, MigFault> {
+    let listed = details.get(&parent.id).map_or(&[][..], |it| &it.mig_profiles);
     let mut faults = BTreeMap::new();
-    let mut sound: Vec<(&DeviceId, &Profile, Option<u32>, bool)> = Vec::new();
+    let mut sound: Vec<Sound<'_>> = Vec::new();
     for device in devices {
         let DeviceKind::MigInstance { parent: of, profile } = &device.kind else { continue };
         if *of != parent.id {
             continue;
         }
-        let start = start(&device.id);
-        let fault = match (geometry.profile(profile), start) {
-            (None, _) => {
-                MigFault::Profile { model: parent.model.clone(), profile: profile.clone() }
-            }
-            (Some(known), Some(start)) if !known.starts.contains(&start) => {
-                MigFault::Start { profile: profile.clone(), start }
-            }
-            (Some(known), start) => {
-                sound.push((&device.id, known, start, profile.has_media()));
+        let slot = details.get(&device.id).and_then(|it| it.slot);
+        let start = slot.map(|slot| slot.start);
+        let at = slot.filter(|slot| listed.iter().any(|it| it.is_at(profile, *slot)));
+        let (known, units) = match (at, geometry.profile(profile), start) {
+            (Some(slot), ..) => (None, slot.units()),
+            (None, None, _) => {
+                let (model, profile) = (parent.model.clone(), profile.clone());
+                faults.insert(device.id.clone(), MigFault::Profile { model, profile });
                 continue;
             }
+            (None, Some(known), Some(start)) if !known.starts.contains(&start) => {
+                let profile = profile.clone();
+                faults.insert(device.id.clone(), MigFault::Start { profile, start });
+                continue;
+            }
+            (None, Some(known), start) => {
+                (Some(known), start.map_or(0, |start| known.units(start)))
+            }
         };
-        faults.insert(device.id.clone(), fault);
+        let has_media = profile.has_media();
+        sound.push(Sound { id: &device.id, known, start, units, has_media });
     }
-    for (id, profile, start, _) in &sound {
-        let own = start.map_or(0, |start| profile.units(start));
-        let other = sound.iter().find(|(other, profile, start, _)| {
-            other != id && start.is_some_and(|start| profile.units(start) & own != 0)
-        });
-        if let Some((other, ..)) = other {
-            faults.insert((*id).clone(), MigFault::Overlap { other: (*other).clone() });
+    for own in &sound {
+        let other = sound.iter().find(|it| it.id != own.id && it.units & own.units != 0);
+        if let Some(other) = other {
+            faults.insert(own.id.clone(), MigFault::Overlap { other: other.id.clone() });
         }
     }
-    sound.retain(|(id, ..)| !faults.contains_key(id));
-    let instances = sound.len();
-    let media = sound.iter().filter(|(.., has_media)| *has_media).count();
-    let mut places: Vec<_> =
-        sound.iter().map(|(_, profile, start, _)| (*profile, *start)).collect();
-    if media > 1 || !geometry.is_possible(&mut places) {
+    sound.retain(|it| !faults.contains_key(it.id));
+    if !fit_together(geometry, &sound) {
+        let instances = sound.len();
         let crowded = MigFault::Crowded { parent: parent.id.clone(), instances };
-        faults.extend(sound.iter().map(|(id, ..)| ((*id).clone(), crowded.clone())));
+        faults.extend(sound.iter().map(|it| (it.id.clone(), crowded.clone())));
     }
     faults
+}
+
+/// Whether these instances, which do not overlap as far as known, can lie beside each other.
+fn fit_together(geometry: &Geometry, sound: &[Sound<'_>]) -> bool {
+    let listed = sound.iter().filter(|it| it.known.is_none());
+    let taken = listed.fold(0, |taken, it| taken | it.units);
+    let mut places: Vec<_> = sound.iter().filter_map(|it| Some((it.known?, it.start))).collect();
+    let media = sound.iter().filter(|it| it.has_media).count();
+    media <= 1 && geometry.is_possible(taken, &mut places)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::mig::MigFault;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::isolation::Mode;
@@ -37,6 +38,14 @@ pub enum LedgerEvent {
         device: DeviceId,
         /// Why it cannot exist.
         fault: MigFault,
+    },
+    /// A MIG instance has appeared that NVML lists for its GPU and that the table of its model does not have.
+    /// It takes pods like any other.
+    NotInTable {
+        /// The node.
+        node: NodeName,
+        /// Where the instance lies.
+        spot: Spot,
     },
     /// A pod with a GPU request runs without a placement of gpupack. Only its observed use counts.
     Unplaced {

@@ -7,6 +7,7 @@ use crate::control::pods::memory_guard::{
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::hardware::spots::Spot;
 use crate::kube_api::write::events::NoticeReason;
 use crate::model::event::LedgerEvent;
 use crate::mutation::{Mutation, mutated};
@@ -48,6 +49,11 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
         LedgerEvent::Impossible { node, device, fault } => {
             if let Some(left_out) = admitted(app, "impossible") {
                 tracing::error!(%node, %device, %fault, left_out, "an impossible MIG instance is reported: gpupack places nothing on it");
+            }
+        }
+        LedgerEvent::NotInTable { node, spot: Spot { gpu, profile, start } } => {
+            if let Some(left_out) = admitted(app, "not in the table") {
+                tracing::warn!(%node, %gpu, %profile, start, left_out, "NVML lists a MIG profile at this unit of a GPU, the table of gpupack does not have it: the list of NVML counts");
             }
         }
         LedgerEvent::Unplaced { pod, node } => {

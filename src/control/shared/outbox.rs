@@ -62,6 +62,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         LedgerEvent::Overallocated { .. }
         | LedgerEvent::DeviceLost { .. }
         | LedgerEvent::Impossible { .. }
+        | LedgerEvent::NotInTable { .. }
         | LedgerEvent::Unplaced { .. }
         | LedgerEvent::Switched { .. }
         | LedgerEvent::MadeAgain { .. }

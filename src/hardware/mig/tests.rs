@@ -115,7 +115,7 @@ fn adjacent_instances_never_exceed_their_gpu() {
             let all = geometry.profiles.last().unwrap().multiprocessors;
             assert!(multiprocessors <= all, "{names:?}");
             let mut places: Vec<_> = set.iter().map(|profile| (*profile, None)).collect();
-            assert!(geometry.is_possible(&mut places), "{names:?}");
+            assert!(geometry.is_possible(0, &mut places), "{names:?}");
             let own = geometry.names[0];
             for (model, mib, is_sound) in [
                 (own, geometry.total_mib, true),
@@ -165,6 +165,16 @@ fn the_compute_of_an_instance_is_counted_in_multiprocessors() {
 
 /// The faults of an A100 with 40 GB and these instances: `1g.5gb` or, with a start, `1g.5gb@6`.
 fn check(instances: &[&str], expected: &[(&str, &str)]) {
+    check_listed(&[], instances, expected);
+}
+
+/// The same where NVML lists these profiles, each with its size and starts. An instance has the size that is
+/// listed for its profile, and else one unit.
+fn check_listed(
+    listed: &[(&str, u32, &[u32])],
+    instances: &[&str],
+    expected: &[(&str, &str)],
+) -> NodeInventory {
     let device = |id: &str, total: u64, kind: DeviceKind| Device {
         id: DeviceId::new(id).unwrap(),
         index: DeviceIndex(0),
@@ -175,7 +185,15 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
         health: Health::Healthy,
     };
     let mut devices = vec![device("GPU-a", 40_960, DeviceKind::MigParent)];
-    let mut details = BTreeMap::new();
+    let profiles = listed.iter().map(|(name, size, starts)| MakeableProfile {
+        profile: MigProfile::new(*name),
+        memory: MemMib::new(4_864),
+        sm_count: None,
+        size: *size,
+        starts: starts.to_vec(),
+    });
+    let gpu = DeviceDetails { mig_profiles: profiles.collect(), ..DeviceDetails::default() };
+    let mut details = BTreeMap::from([(DeviceId::new("GPU-a").unwrap(), gpu)]);
     for (at, text) in instances.iter().enumerate() {
         let (profile, start) = text.split_once('@').unwrap_or((text, ""));
         let kind = DeviceKind::MigInstance {
@@ -183,7 +201,9 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
             profile: MigProfile::new(profile),
         };
         let id = format!("MIG-{at}");
-        let slot = start.parse().ok().map(|start| Slot { start, size: 1 });
+        let size =
+            listed.iter().find(|(name, ..)| *name == profile).map_or(1, |(_, size, _)| *size);
+        let slot = start.parse().ok().map(|start| Slot { start, size });
         let known = DeviceDetails { slot, ..DeviceDetails::default() };
         details.insert(DeviceId::new(&id).unwrap(), known);
         devices.push(device(&id, 4_864, kind));
@@ -199,6 +219,7 @@ fn check(instances: &[&str], expected: &[(&str, &str)]) {
         let is_ill = device.health == Health::Unhealthy;
         assert_eq!(is_ill, inventory.faults().contains_key(&device.id), "{instances:?}");
     }
+    inventory
 }
 
 #[test]
@@ -223,6 +244,43 @@ fn impossible_instances_are_reported_and_get_no_pod() {
         &["4g.20gb", "3g.20gb", "1g.5gb"],
         &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],
     );
+}
+
+#[test]
+fn an_instance_that_nvml_lists_for_its_gpu_is_sound() {
+    let listed: [(&str, u32, &[u32]); 3] =
+        [("2g.10gb+me", 2, &[0, 2, 4]), ("5g.25gb", 5, &[3]), ("3g.20gb", 4, &[0, 2, 4])];
+    // the table lacks this profile, this variant, and this start
+    check_listed(&listed, &["5g.25gb@3"], &[]);
+    check_listed(&listed, &["2g.10gb+me@4"], &[]);
+    let inventory = check_listed(&listed, &["3g.20gb@2", "1g.5gb@0", "1g.5gb@1"], &[]);
+    let overruled: Vec<(&str, String)> = inventory
+        .not_in_table()
+        .map(|(id, spot)| (id.as_str(), format!("{} {} {}", spot.gpu, spot.profile, spot.start)))
+        .collect();
+    assert_eq!(overruled, [("MIG-0", "GPU-a 3g.20gb 2".to_owned())]);
+    // what NVML does not list is judged by the table
+    check_listed(&listed, &["1g.5gb@6", "2g.10gb@4"], &[]);
+    check_listed(&listed, &["5g.25gb@2"], &[("MIG-0", "no MIG profile `5g.25gb`")]);
+    check_listed(&listed, &["5g.25gb"], &[("MIG-0", "no MIG profile `5g.25gb`")]);
+    check_listed(&listed, &["3g.20gb@1"], &[("MIG-0", "cannot begin at unit 1")]);
+    check_listed(&listed, &["1c.3g.20gb@0"], &[("MIG-0", "`1c.3g.20gb`")]);
+}
+
+#[test]
+fn instances_that_nvml_lists_lie_beside_the_others() {
+    let listed: [(&str, u32, &[u32]); 2] = [("5g.25gb", 5, &[3]), ("2g.10gb+me", 2, &[0])];
+    let overlap = [("MIG-0", "overlaps instance `MIG-1`"), ("MIG-1", "overlaps instance `MIG-0`")];
+    check_listed(&listed, &["5g.25gb@3", "1g.5gb@6"], &overlap);
+    // units 0 to 2 are left for those whose start is not known
+    check_listed(&listed, &["5g.25gb@3", "1g.5gb", "1g.5gb", "1g.5gb"], &[]);
+    check_listed(
+        &listed,
+        &["5g.25gb@3", "2g.10gb", "2g.10gb"],
+        &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],
+    );
+    let media = [("MIG-0", "the 2"), ("MIG-1", "the 2")];
+    check_listed(&listed, &["2g.10gb+me@0", "1g.5gb+me@2"], &media);
 }
 
 #[test]

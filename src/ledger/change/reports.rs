@@ -188,6 +188,23 @@ fn switched(node: &NodeName, before: &Device, inventory: &NodeInventory) -> Opti
     Some(LedgerEvent::Switched { node: node.clone(), device: now.id.clone(), is_divided })
 }
 
+/// What is to be said of the MIG instances of an inventory: those that cannot be, and those of which NVML and
+/// the table say different things, unless they were there `before`.
+fn about_instances(
+    node: &NodeName,
+    inventory: &NodeInventory,
+    before: &[DeviceId],
+) -> Vec<LedgerEvent> {
+    let impossible = inventory.faults().iter().map(|(device, fault)| LedgerEvent::Impossible {
+        node: node.clone(),
+        device: device.clone(),
+        fault: fault.clone(),
+    });
+    let new = inventory.not_in_table().filter(|(id, _)| !before.contains(id));
+    let not_in_table = new.map(|(_, spot)| LedgerEvent::NotInTable { node: node.clone(), spot });
+    impossible.chain(not_in_table).collect()
+}
+
 impl Ledger {
     /// Applies a report of `node`'s agent, received at `now` on the extender's clock.
     ///
@@ -319,12 +336,8 @@ impl Ledger {
         for device in inventory.devices() {
             self.owners.insert(device.id.clone(), at);
         }
-        let impossible = inventory.faults().iter().map(|(device, fault)| LedgerEvent::Impossible {
-            node: node_entry.name.clone(),
-            device: device.clone(),
-            fault: fault.clone(),
-        });
-        let mut events: Vec<LedgerEvent> = impossible.chain(switched).collect();
+        let mut events = about_instances(&node_entry.name, inventory, &before);
+        events.extend(switched);
         self.are_shapes_old.store(true, Ordering::Release);
         // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {

@@ -1,5 +1,7 @@
 //! Which agent may report for a node, in which order, and about which devices.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::hardware::device::{
     Device, DeviceIndex, DeviceKind, Health, MAX_CLASSES_PER_NODE, ModelName,
@@ -321,6 +323,62 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
         ));
         assert_eq!(ledger.answers(&query, &["n"])[0].err(), rejection, "{profile}");
     }
+}
+
+#[test]
+fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once() {
+    use crate::hardware::device::{DeviceDetails, MakeableProfile, MigProfile, Slot};
+    let ledger = ledger("A");
+    let device = |id: &str, mib, kind| Device {
+        id: DeviceId::new(id).unwrap(),
+        index: DeviceIndex(0),
+        model: ModelName::new("NVIDIA A30"),
+        total: MemMib::new(mib),
+        reserved: MemMib::ZERO,
+        kind,
+        health: Health::Healthy,
+    };
+    let profile = MigProfile::new("3g.18gb");
+    let row = MakeableProfile {
+        profile: profile.clone(),
+        memory: MemMib::new(17_856),
+        sm_count: None,
+        size: 3,
+        starts: vec![1],
+    };
+    let said = |sequence, instances: &[&str]| {
+        let kind = DeviceKind::MigInstance {
+            parent: DeviceId::new("P").unwrap(),
+            profile: profile.clone(),
+        };
+        let gpu = DeviceDetails { mig_profiles: vec![row.clone()], ..DeviceDetails::default() };
+        let mut details = BTreeMap::from([(DeviceId::new("P").unwrap(), gpu)]);
+        let mut devices = vec![device("P", 24_576, DeviceKind::MigParent)];
+        for id in instances {
+            let slot = Some(Slot { start: 1, size: 3 });
+            let own = DeviceDetails { slot, ..DeviceDetails::default() };
+            details.insert(DeviceId::new(id).unwrap(), own);
+            devices.push(device(id, 17_856, kind.clone()));
+        }
+        let inventory = Some(NodeInventory::placed(devices, &details).unwrap());
+        let names = format!("P {}", instances.join(" "));
+        let report = NodeReport { inventory, ..hello("y", sequence, &names) };
+        let events = say(&ledger, &report).unwrap().events.into_iter();
+        let told = events.filter_map(|event| match event {
+            LedgerEvent::NotInTable { spot, .. } => Some(spot.id().unwrap().to_string()),
+            LedgerEvent::Impossible { fault, .. } => Some(fault.to_string()),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(said(1, &[]), [""; 0]);
+    assert_eq!(said(2, &["M-1"]), ["P/1/3g-18gb"]);
+    assert_eq!(said(3, &["M-1"]), [""; 0], "no new one");
+    let mut query = share_query(1);
+    query.gpu = Some(crate::model::request::GpuRequest::one(
+        crate::model::request::Amount::MigInstance(profile.clone()),
+    ));
+    assert_eq!(ledger.answers(&query, &["n"])[0].as_ref().err(), None);
 }
 
 /// A hello with `count` GPUs of as many models.

@@ -11,7 +11,12 @@
 //! Sources: NVIDIA's MIG User Guide (profiles, placements), and public captures of
 //! `nvidia-smi mig -lgip` and `-lgipp` (memory: A30 under driver 535, A100 80 GB, H100 NVL under
 //! 560, GH200, and eight H200 in an issue of mig-parted). Memory varies by some percent with the
-//! driver.
+//! driver. Starts on H200 are inferred from H100.
+//!
+//! Not listed, as no complete capture is known: GH200 with 144 GB, B200, GB200 (memory of `3g`, `4g` and `7g`, and on
+//! the last two their multiprocessors), B300 and GB300 (all memory and multiprocessors), and RTX PRO 5000 (also the
+//! starts). The board's memory is known for B200 alone. NVIDIA's guide has the profiles of B200 and RTX PRO 5000, as
+//! parts of the GPU. An entry needs them all: its last profile is the measure of the whole GPU.
 
 use std::collections::BTreeMap;
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use crate::api::condition::{DeviceFault, MpsState};
 use crate::hardware::device::{DeviceDetails, DeviceId, FailedMigOrder, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
@@ -54,6 +55,8 @@ pub struct NodeDetails {
     pub devices: BTreeMap<DeviceId, DeviceDetails>,
     /// Conditions by UUID, of devices with any.
     pub conditions: BTreeMap<DeviceId, Condition>,
+    /// Orders about MIG instances that the agent cannot carry out, as of the last report.
+    pub mig_failures: Vec<FailedMigOrder>,
     /// What pods were seen to use.
     pub usage_samples: UsageSamples,
     /// What the driver confirms of tenants.
@@ -82,6 +85,18 @@ pub struct DetailsReport {
 }
 
 impl NodeDetails {
+    /// Why the agent cannot make an instance at one of these spots, as it reports it.
+    pub(crate) fn why_not_made<'a>(
+        &self,
+        mut spots: impl Iterator<Item = &'a Spot>,
+    ) -> Option<&str> {
+        let failed = |spot: &Spot| {
+            let is_it = |it: &&FailedMigOrder| it.removed.is_none() && it.spot() == *spot;
+            self.mig_failures.iter().find(is_it)
+        };
+        spots.find_map(failed).map(|it| it.error.as_str())
+    }
+
     /// How many pods are kept, in all its tables together.
     pub(crate) fn entries(&self) -> usize {
         self.usages.count() + self.usage_samples.count() + self.isolation.count()
@@ -99,7 +114,7 @@ impl NodeDetails {
         if let Some((driver, devices)) = report.inventory {
             (self.driver, self.devices) = (driver, devices);
         }
-        self.conditions = report.conditions;
+        (self.conditions, self.mig_failures) = (report.conditions, report.mig_failures);
         if std::mem::replace(&mut self.pruned_at, version) != version {
             self.usage_samples.prune(node_state);
             self.usages.prune(node_state);
@@ -169,9 +184,11 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::device::{MigProfile, NodeName};
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;
     use crate::ledger::nodes::state::Ledger;
+    use crate::model::reservation::Placement;
     use std::time::Duration;
 
     fn note(ledger: &Ledger, node: &str, report: DetailsReport) {
@@ -209,5 +226,32 @@ mod tests {
         assert!(now.conditions.is_empty());
         note(&ledger, "nobody", DetailsReport::default());
         assert_eq!(ledger.details("nobody"), NodeDetails::default());
+    }
+
+    #[test]
+    fn a_spot_has_the_failure_of_the_order_to_make_its_instance_until_the_next_report() {
+        let ledger = fixture::ledger("A");
+        let failed = |start, removed: Option<&str>, error: &str| FailedMigOrder {
+            gpu: DeviceId::new("A").unwrap(),
+            profile: MigProfile::new("1g.6gb"),
+            start,
+            removed: removed.map(|id| DeviceId::new(id).unwrap()),
+            error: error.to_owned(),
+            hidden: None,
+        };
+        let spots = [0, 1, 2].map(|start| failed(start, None, "").spot());
+        let placement = |spot: &Spot| Placement {
+            node: NodeName::new("n"),
+            devices: Vec::new(),
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+            spots: vec![None, Some(spot.clone())],
+        };
+        let found = || spots.each_ref().map(|spot| ledger.why_not_made(&placement(spot)));
+        let mig_failures = vec![failed(1, Some("MIG-1"), "in use"), failed(2, None, "no room")];
+        note(&ledger, "n", DetailsReport { mig_failures, ..DetailsReport::default() });
+        assert_eq!(found(), [None, None, Some("no room".to_owned())]);
+        note(&ledger, "n", DetailsReport::default());
+        assert_eq!(found(), [None, None, None]);
     }
 }

@@ -301,7 +301,8 @@ fn keep_room(
         app.outbox.push(app.ledger.give_up_room(uid));
     }
     let now = app.clock.now();
-    let is_counted = matches!(error, BindError::Making | BindError::NotMade | BindError::Lost);
+    let is_counted =
+        matches!(error, BindError::Making | BindError::NotMade { .. } | BindError::Lost);
     if !is_counted || app.waiting.may_hold(uid, now) {
         app.outbox.push(app.ledger.hold(uid, &args.node, query, now));
     }
@@ -322,7 +323,8 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
         let profiles = to_post.placement.spots.iter().flatten().map(|spot| &spot.profile);
         if to_post.instance == ToMake::Failed {
             app.metrics.mig_ordered(profiles, MakeResult::Failed);
-            return Err(BindError::NotMade);
+            let cause = app.ledger.why_not_made(&to_post.placement);
+            return Err(BindError::NotMade { cause });
         }
         let is_made = to_post.instance == ToMake::Nothing || mutated(Mutation::UnmadeBound);
         let may_go = to_post.waits_for.is_empty() && !to_post.is_short;

@@ -74,9 +74,12 @@ pub enum BindError {
     /// Its MIG instance could not be made, or its GPU could not leave MIG mode.
     #[error(
         "its MIG instance could not be made, or its GPU could not leave MIG mode: it is placed elsewhere, or tried again after a minute; \
-         the log of the node's agent has the cause"
+         {}", agent_reports(.cause.as_deref())
     )]
-    NotMade,
+    NotMade {
+        /// What the agent reports, if it does.
+        cause: Option<String>,
+    },
     /// A device or MIG instance that was chosen for it is gone.
     #[error("a device that was chosen for it has gone meanwhile: it is tried again")]
     Lost,
@@ -109,7 +112,7 @@ impl BindError {
             Self::Reserve(_)
             | Self::Recalling
             | Self::Making
-            | Self::NotMade
+            | Self::NotMade { .. }
             | Self::Lost
             | Self::BoundElsewhere
             | Self::Unsteady
@@ -128,6 +131,30 @@ impl BindError {
             | Self::Request(_)
             | Self::Target(_)
             | Self::Refused { .. } => BindResult::Refused,
+        }
+    }
+}
+
+/// Where the cause of a failed order is.
+fn agent_reports(cause: Option<&str>) -> String {
+    match cause {
+        Some(cause) => format!("the node's agent reports: {cause}"),
+        None => "the log of the node's agent has the cause".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_that_could_not_be_made_names_what_the_agent_reports() {
+        for (cause, end) in [
+            (Some("process 7 uses the GPU"), "; the node's agent reports: process 7 uses the GPU"),
+            (None, "; the log of the node's agent has the cause"),
+        ] {
+            let text = BindError::NotMade { cause: cause.map(str::to_owned) }.to_string();
+            assert!(text.ends_with(end), "{text}");
         }
     }
 }

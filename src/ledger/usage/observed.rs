@@ -10,7 +10,7 @@ use crate::model::device_state::{DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
-use crate::model::reservation::ReservationState;
+use crate::model::reservation::{Placement, ReservationState};
 use crate::usage::history::{History, Usage, allocated};
 use crate::usage::isolation::TenantsByMode;
 use crate::usage::node_details::{DetailsReport, NodeDetails, verification};
@@ -159,6 +159,14 @@ impl Ledger {
             events.extend(self.change_node(at, note));
         }
         events
+    }
+
+    /// Why the agent could not make the MIG instances of a placement, as its last report says.
+    pub fn why_not_made(&self, placement: &Placement) -> Option<String> {
+        let at = self.position(placement.node.as_str())?;
+        let node_entry = self.node_entry(at);
+        let details = node_entry.details.lock();
+        details.why_not_made(placement.spots.iter().flatten()).map(str::to_owned)
     }
 
     /// What is known of a node beside its state; empty for an unknown node.

@@ -224,6 +224,7 @@ async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewh
     };
     let (error, _) = tokio::join!(bed.bind(), fails);
     assert!(error.contains("could not be made"), "{error}");
+    assert!(error.ends_with("the node's agent reports: in use"), "{error}");
     assert_eq!(requests(&fake, "/binding"), 0);
     let failed = r#"gpupack_mig_orders_total{outcome="failed",profile="2g.12gb"} 1"#;
     assert!(bed.text("/metrics").await.contains(failed));

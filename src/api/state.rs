@@ -151,6 +151,20 @@ pub struct PlaceableProfile {
     pub count: usize,
 }
 
+/// An order about a MIG instance that the agent of a node cannot carry out. It tries it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedMigOrder {
+    /// Profile of the instance; `whole` if the GPU is to leave MIG mode.
+    pub profile: String,
+    /// First unit of the instance.
+    pub start: u32,
+    /// Whether it is to be removed, not made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removal: bool,
+    /// What is in the way, in the words of the agent: one sentence.
+    pub error: String,
+}
+
 /// A device: a GPU or a MIG instance. What is not known is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -182,6 +196,9 @@ pub struct Device {
     /// On a GPU on which gpupack makes instances: how many more of each profile fit, if no other is made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placeable: Vec<PlaceableProfile>,
+    /// Orders about MIG instances of this GPU that its agent cannot carry out now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig_failures: Vec<FailedMigOrder>,
     /// Part of its GPU's compute that a MIG instance has, in millionths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_millionths: Option<u64>,

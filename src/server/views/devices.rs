@@ -2,8 +2,8 @@
 
 use crate::api::state;
 use crate::api::state::{
-    Device, DeviceAmount, DeviceIsolation, Guest, InstanceState, IsolationMode, MigPlacement,
-    Neighbor, PlaceableProfile, PodState, Slots, Tenant, TenantIsolation,
+    Device, DeviceAmount, DeviceIsolation, FailedMigOrder, Guest, InstanceState, IsolationMode,
+    MigPlacement, Neighbor, PlaceableProfile, PodState, Slots, Tenant, TenantIsolation,
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
@@ -47,6 +47,7 @@ pub(crate) fn device(
         instance: instance(found),
         mig_units: units(node, &device.id),
         placeable: placeable(node, &device.id),
+        mig_failures: mig_failures(details, &device.id),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
         slots: found.slots().map(|(total, free)| Slots { total, free }),
@@ -99,6 +100,18 @@ fn units(node: &NodeState, gpu: &DeviceId) -> Option<u32> {
 fn placeable(node: &NodeState, gpu: &DeviceId) -> Vec<PlaceableProfile> {
     let all = node.placeable_instances(gpu).into_iter();
     all.map(|(profile, count)| PlaceableProfile { profile: profile.to_string(), count }).collect()
+}
+
+/// The orders about MIG instances of a GPU that its agent cannot carry out.
+fn mig_failures(details: &NodeDetails, gpu: &DeviceId) -> Vec<FailedMigOrder> {
+    let own = details.mig_failures.iter().filter(|it| it.gpu == *gpu);
+    let view = own.map(|it| FailedMigOrder {
+        profile: it.profile.to_string(),
+        start: it.start,
+        removal: it.removed.is_some(),
+        error: it.error.clone(),
+    });
+    view.collect()
 }
 
 fn amount(demand: Demand) -> DeviceAmount {
@@ -181,4 +194,36 @@ fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<G
         used_mib: on.and_then(|on| on.pods.get(uid)).map(|seen| seen.used.mib()),
     });
     guests.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::{FailedMigOrder as Failed, MigProfile};
+    use crate::ledger::fixture::ledger;
+
+    #[test]
+    fn a_gpu_has_the_orders_about_its_instances_that_fail() {
+        let node = ledger("A B").node("n").unwrap();
+        let failed = |gpu: &str, removed: Option<&str>| Failed {
+            gpu: DeviceId::new(gpu).unwrap(),
+            profile: MigProfile::new("1g.6gb"),
+            start: 3,
+            removed: removed.map(|id| DeviceId::new(id).unwrap()),
+            error: "process 7 uses it".to_owned(),
+            hidden: None,
+        };
+        let mut details = NodeDetails::default();
+        details.mig_failures =
+            vec![failed("A", Some("MIG-1")), failed("A", None), failed("C", None)];
+        let view = |at: usize| device((&node, DriverLimits::Unused), &details, &node.devices()[at]);
+        let shown = serde_json::to_value(view(0)).unwrap();
+        let made =
+            serde_json::json!({"profile": "1g.6gb", "start": 3, "error": "process 7 uses it"});
+        let mut removed = made.clone();
+        removed["removal"] = true.into();
+        assert_eq!(shown["migFailures"], serde_json::json!([removed, made]));
+        let other = serde_json::to_value(view(1)).unwrap();
+        assert!(other.get("migFailures").is_none(), "{other}");
+    }
 }

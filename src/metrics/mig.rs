@@ -22,6 +22,9 @@ const STATES: [&str; 3] = ["promised", "made", "leaving"];
 /// What a GPU is switched to, as a label.
 const MODES: [&str; 2] = ["sharing", "mig"];
 
+/// What an order is about, as a label.
+const ACTIONS: [&str; 2] = ["make", "remove"];
+
 /// What became of an order to make an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MakeResult {
@@ -49,10 +52,20 @@ pub struct MigFigures {
     pub placeable: u64,
 }
 
+/// The orders about MIG instances that agents cannot carry out, now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FailedMigOrders {
+    /// Those to make an instance, or to leave MIG mode.
+    pub to_make: u64,
+    /// Those to remove one.
+    pub to_remove: u64,
+}
+
 pub(crate) struct MigFamilies {
     instances: IntGaugeVec,
     placeable: IntGaugeVec,
     orders: IntCounterVec,
+    failed: IntGaugeVec,
     waits: Histogram,
     switches: IntCounterVec,
     /// The profiles with series of their own.
@@ -78,6 +91,15 @@ impl MigFamilies {
                 "MIG instances that were ordered for pods, by profile and outcome.",
                 &["profile", "outcome"],
             ),
+            failed: {
+                let failed = make.int_gauges(
+                    "gpupack_mig_failed_orders",
+                    "Orders about MIG instances that agents cannot carry out now, by action.",
+                    &["action"],
+                );
+                ACTIONS.iter().for_each(|action| drop(failed.with_label_values(&[action])));
+                failed
+            },
             waits: make.histogram(
                 "gpupack_mig_make_seconds",
                 "Time that binds waited until the MIG instances of their pods were made.",
@@ -115,6 +137,13 @@ impl MigFamilies {
                 let counter = self.orders.with_label_values(&[&profile, outcome.label()]);
                 counter.inc_by(u64::from(outcome == result));
             }
+        }
+    }
+
+    /// Shows how many orders fail now.
+    pub(crate) fn show_failed(&self, FailedMigOrders { to_make, to_remove }: FailedMigOrders) {
+        for (action, number) in ACTIONS.into_iter().zip([to_make, to_remove]) {
+            self.failed.with_label_values(&[action]).set(count(number));
         }
     }
 

@@ -19,7 +19,7 @@ use crate::metrics::labels::{
     Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
-use crate::metrics::mig::{MakeResult, MigFamilies, MigFigures};
+use crate::metrics::mig::{FailedMigOrders, MakeResult, MigFamilies, MigFigures};
 use crate::metrics::moves::{LentFigures, MoveFamilies, MoveReason, MoveResult};
 use crate::model::rejection::Rejection;
 
@@ -377,6 +377,11 @@ impl Metrics {
     /// Sets which MIG instances there are, and how many more could be made.
     pub fn set_mig(&self, all: &BTreeMap<MigProfile, MigFigures>) {
         self.mig.show(all);
+    }
+
+    /// Sets how many orders about MIG instances fail now.
+    pub fn set_failed_mig_orders(&self, failed: FailedMigOrders) {
+        self.mig.show_failed(failed);
     }
 
     /// Sets what is borrowed now.

@@ -15,7 +15,7 @@ use crate::ledger::query::reading::Readiness;
 use crate::metrics::demand::{Bearable, Queue, TeamFigures};
 use crate::metrics::fleet::{Fleet, NodeCounts};
 use crate::metrics::guard::OutsideFigures;
-use crate::metrics::mig::MigFigures;
+use crate::metrics::mig::{FailedMigOrders, MigFigures};
 use crate::metrics::moves::LentFigures;
 use crate::model::node_state::NodeReporting;
 use crate::model::request::Amount;
@@ -40,6 +40,7 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     let Lent { guests, share, memory } = app.ledger.lent();
     app.metrics.set_lent(LentFigures { guests, share, memory });
     app.metrics.set_mig(&mig(app));
+    app.metrics.set_failed_mig_orders(failed_mig_orders(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));
     app.metrics.set_outside(OutsideFigures { over_limit_pods, excess, untracked });
     for (mode, counts) in app.ledger.isolation(app.driver_limits()) {
@@ -62,7 +63,20 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
     app.metrics.text()
 }
 
-/// What each team may have and has.
+/// The orders about MIG instances that agents cannot carry out, on nodes that report.
+fn failed_mig_orders(app: &App) -> FailedMigOrders {
+    let mut failed = FailedMigOrders::default();
+    app.ledger.look_into_each(|node, details| {
+        if node.state() == NodeReporting::Reporting {
+            let all = &details.mig_failures;
+            let removals = all.iter().filter(|it| it.removed.is_some()).count();
+            failed.to_remove += u64::try_from(removals).unwrap_or(0);
+            failed.to_make += u64::try_from(all.len() - removals).unwrap_or(0);
+        }
+    });
+    failed
+}
+
 /// The MIG instances that gpupack makes, and those that it could make.
 fn mig(app: &App) -> BTreeMap<MigProfile, MigFigures> {
     let mut all: BTreeMap<MigProfile, MigFigures> = BTreeMap::new();
@@ -89,6 +103,7 @@ fn mig(app: &App) -> BTreeMap<MigProfile, MigFigures> {
     all
 }
 
+/// What each team may have and has.
 fn team_figures(app: &App) -> Vec<TeamFigures> {
     let share = Share::from_millionths;
     let figures = |team: Team| TeamFigures {
@@ -223,7 +238,52 @@ fn escape(value: &str, into: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
+    use crate::clock::Clock;
+    use crate::config::file::Config;
+    use crate::hardware::device::{DeviceId, FailedMigOrder};
+    use crate::hardware::units::{MemMib, Timestamp};
+    use crate::ledger::fixture::{ledger, settings};
+    use crate::model::isolation::{DriverLimits, Rules};
+    use crate::usage::node_details::DetailsReport;
+
+    #[test]
+    fn orders_about_mig_instances_that_fail_are_counted_while_their_node_reports() {
+        let config = Config::from_yaml("{}").unwrap();
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
+        let failed = |removed: Option<&str>| FailedMigOrder {
+            gpu: DeviceId::new("A").unwrap(),
+            profile: MigProfile::new("1g.6gb"),
+            start: 0,
+            removed: removed.map(|id| DeviceId::new(id).unwrap()),
+            error: "process 7 uses it".to_owned(),
+            hidden: None,
+        };
+        let mig_failures = vec![failed(Some("MIG-1")), failed(None), failed(Some("MIG-2"))];
+        let rules = Rules {
+            tolerance: MemMib::ZERO,
+            limits: DriverLimits::Unused,
+            grace: Duration::ZERO,
+            max_limit: Share::WHOLE,
+        };
+        let check = |to_make: u64, to_remove: u64| {
+            let text = String::from_utf8(text(&app)).unwrap();
+            for (action, number) in [("make", to_make), ("remove", to_remove)] {
+                let line = format!("gpupack_mig_failed_orders{{action=\"{action}\"}} {number}");
+                assert!(text.lines().any(|it| it == line), "{line}: {text}");
+            }
+        };
+        check(0, 0);
+        let report = DetailsReport { mig_failures, ..DetailsReport::default() };
+        app.ledger.note("n", (&[], report), rules, Timestamp::START);
+        check(1, 2);
+        let later = Timestamp::START.plus(2 * settings().stale_after);
+        app.ledger.tick(later);
+        check(0, 0);
+    }
 
     #[test]
     fn label_values_are_escaped() {

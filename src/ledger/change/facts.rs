@@ -381,7 +381,7 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
             Some(_) => Departure::Arrives { clean_lists: Some(0) },
         };
     }
-    // Nor does a process need its room that has called it home for nobody.
+    // Nor of an earlier process that did not call it home: then no pod needs its room.
     let is_of_stayer = fact.moves.is_of_earlier && held.departure == Departure::Stays;
     if (fact.moves.is_of_other || is_of_stayer)
         && let (Some(own), Some(written)) = (&held.placement.guest, written)

@@ -22,7 +22,7 @@ use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
-/// How long the last sample counts while the agent has the driver reset a GPU. That takes seconds.
+/// How long nothing is reported while the agent has the driver reset a GPU. That takes seconds.
 const RESET_FOR: Duration = Duration::from_secs(60);
 
 /// Samples one node.
@@ -103,7 +103,8 @@ impl<P: Probe + 'static> Sampler<P> {
                     last_read = began;
                     Some(sample)
                 }
-                Err(_) if is_reset => last.map(|last| Sample::clone(&last)),
+                // Reported again it would pass for a new one.
+                Err(_) if is_reset => None,
                 Err(_) => last.map(|last| last.without_driver()),
             };
             if let Some(shown) = shown {

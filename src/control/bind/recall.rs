@@ -40,8 +40,10 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// Pause before a restart that was refused is tried again.
 const TRY_SLOWLY: Duration = Duration::from_secs(5);
 
-/// How long one task stays with a move, then the next tick begins another one. And how long kubelet may take to
-/// show that it restarts a container.
+/// How long kubelet may take to show that it restarts a container.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+
+/// How long one task stays with a move. Then the next tick begins another one.
 pub(crate) const STAY_FOR: Duration = Duration::from_secs(60);
 
 /// What to do next about a move.
@@ -138,7 +140,10 @@ async fn step(
     }
     let read = match read(app, cluster, pod, key).await {
         Ok(read) => read,
-        Err(next) => return next,
+        Err(next) => {
+            waits.kubelet = None; // kubelet may not be able to say anything either
+            return next;
+        }
     };
     let Read { seen, annotations, .. } = &read;
     let Some(container) = &seen.gpu_container else {
@@ -205,7 +210,7 @@ async fn go_on(
     }
 }
 
-/// Whether kubelet has shown no sign of a resize for [`STAY_FOR`], and `silent` since when. No time counts in which
+/// Whether kubelet has shown no sign of a resize for [`SILENT_FOR`], and `silent` since when. No time counts in which
 /// this process was frozen.
 fn is_ignored(
     silent: &mut Option<Timestamp>,
@@ -216,7 +221,7 @@ fn is_ignored(
         *silent = None;
         return false;
     }
-    lasts_for(silent, now, resumed) >= STAY_FOR
+    lasts_for(silent, now, resumed) >= SILENT_FOR
 }
 
 /// Why a container was not restarted of which kubelet says nothing.
@@ -517,7 +522,8 @@ fn pending_resize(pod: &Pod) -> Option<String> {
 
 /// Whether kubelet says that it carries out a resize of a pod now: its container may take long to end.
 fn is_resizing(pod: &Pod) -> bool {
-    condition(pod, "PodResizeInProgress").is_some()
+    // Of one that failed kubelet says so as the reason, and tries again.
+    condition(pod, "PodResizeInProgress").is_some_and(|it| it.reason.as_deref() != Some("Error"))
 }
 
 /// A condition of a pod, if it is met.
@@ -698,5 +704,8 @@ mod tests {
         assert_eq!(of("PodResizeInProgress", "True"), (None, true));
         assert_eq!(of("PodResizeInProgress", "False"), (None, false));
         assert_eq!(of("Ready", "True"), (None, false));
+        let condition = json!({"type": "PodResizeInProgress", "status": "True", "reason": "Error"});
+        let pod = json!({"metadata": {}, "status": {"conditions": [condition]}});
+        assert!(!is_resizing(&serde_json::from_value(pod).unwrap()));
     }
 }

@@ -381,8 +381,11 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
             Some(_) => Departure::Arrives { clean_lists: Some(0) },
         };
     }
-    // Nor of an earlier process that did not call it home: then no pod needs its room.
-    let is_of_stayer = fact.moves.is_of_earlier && held.departure == Departure::Stays;
+    // This process has not called it home, so no pod needs its room. Where pods at rest are restarted elsewhere it may
+    // still run at home.
+    let is_of_stayer = fact.moves.is_of_earlier
+        && held.departure == Departure::Stays
+        && rule.respread_after.is_none();
     if (fact.moves.is_of_other || is_of_stayer)
         && let (Some(own), Some(written)) = (&held.placement.guest, written)
         && written.guest.is_none()

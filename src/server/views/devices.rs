@@ -12,7 +12,7 @@ use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{DeviceState, Origin, Verification};
 use crate::model::isolation::{DriverLimits, Mode};
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::Reservation;
 use crate::server::views::pods::reservation_state;
 use crate::usage::node_details::NodeDetails;
@@ -47,7 +47,7 @@ pub(crate) fn device(
         instance: instance(found),
         mig_units: units(node, &device.id),
         placeable: placeable(node, &device.id),
-        mig_failures: mig_failures(details, &device.id),
+        mig_failures: mig_failures((node, details), &device.id),
         compute_millionths: compute_of(node, found),
         sm_count: more.sm_count,
         slots: found.slots().map(|(total, free)| Slots { total, free }),
@@ -102,9 +102,13 @@ fn placeable(node: &NodeState, gpu: &DeviceId) -> Vec<PlaceableProfile> {
     all.map(|(profile, count)| PlaceableProfile { profile: profile.to_string(), count }).collect()
 }
 
-/// The orders about MIG instances of a GPU that its agent cannot carry out.
-fn mig_failures(details: &NodeDetails, gpu: &DeviceId) -> Vec<FailedMigOrder> {
-    let own = details.mig_failures.iter().filter(|it| it.gpu == *gpu);
+/// The orders about MIG instances of a GPU that its agent cannot carry out, while it reports.
+fn mig_failures(
+    (node, details): (&NodeState, &NodeDetails),
+    gpu: &DeviceId,
+) -> Vec<FailedMigOrder> {
+    let is_known = node.state() == NodeReporting::Reporting;
+    let own = details.mig_failures.iter().filter(|it| is_known && it.gpu == *gpu);
     let view = own.map(|it| FailedMigOrder {
         profile: it.profile.to_string(),
         start: it.start,

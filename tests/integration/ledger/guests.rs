@@ -678,10 +678,13 @@ fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
 #[test]
 fn a_guest_that_an_earlier_process_lets_stay_is_allocated_where_it_runs() {
     let (uid, at) = (PodUid::new("p"), Timestamp::START);
-    for (is_of_earlier, is_needed, counts) in
-        [(true, false, true), (false, false, false), (true, true, false)]
-    {
-        let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+    for (is_of_earlier, is_needed, respread_after, counts) in [
+        (true, false, None, true),
+        (false, false, None, false),
+        (true, true, None, false),
+        (true, false, Some(Duration::from_secs(60)), false), // it may still run at home
+    ] {
+        let rule = PoolRule { borrow: Borrow::Compute, respread_after, ..PoolRule::default() };
         let ledger = restarted(0, rule);
         add_node(&ledger, "a", &gpus("a", GPUS, "A100", DEVICE_MIB), at);
         ledger.see_node(&NodeName::new("a"), host(), PoolName::new("p"));

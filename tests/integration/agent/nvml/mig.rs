@@ -589,7 +589,7 @@ fn a_gpu_that_is_reset_for_it_is_switched_while_the_agent_reads_nothing() {
 }
 
 #[test]
-fn while_a_gpu_is_reset_for_long_the_last_sample_counts() {
+fn while_a_gpu_is_reset_for_long_no_device_counts_as_without_driver() {
     let _turn = turn();
     let mut scenario = ampere();
     scenario["delays_ms"] = json!({ (SET_MODE): 8_000 }); // longer than a call of the driver may take

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, ModelName, NodeName, PodUid, PoolName,
+    Device, DeviceId, DeviceIndex, DeviceKind, FailedMigOrder, Health, MigProfile, ModelName,
+    NodeName, PodUid, PoolName,
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::ConfiguredIsolation;
@@ -56,6 +57,18 @@ pub(crate) fn inventory(names: &str) -> NodeInventory {
         health: Health::Healthy,
     });
     NodeInventory::new(devices.collect()).expect("a sound inventory")
+}
+
+/// An order about the instance of `gpu` at this unit that could not be carried out, to remove it if it has an id.
+pub(crate) fn failed_mig_order(gpu: &str, start: u32, removed: Option<&str>) -> FailedMigOrder {
+    FailedMigOrder {
+        gpu: DeviceId::new(gpu).unwrap(),
+        profile: MigProfile::new("1g.6gb"),
+        start,
+        removed: removed.map(|id| DeviceId::new(id).unwrap()),
+        error: "process 7 uses it".to_owned(),
+        hidden: None,
+    }
 }
 
 /// What an agent sees on the devices of `names`: healthy, and a process of each of `pods`.

@@ -184,7 +184,7 @@ pub(crate) fn verification(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::{MigProfile, NodeName};
+    use crate::hardware::device::NodeName;
     use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture;
     use crate::ledger::nodes::state::Ledger;
@@ -231,13 +231,9 @@ mod tests {
     #[test]
     fn a_spot_has_the_failure_of_the_order_to_make_its_instance_until_the_next_report() {
         let ledger = fixture::ledger("A");
-        let failed = |start, removed: Option<&str>, error: &str| FailedMigOrder {
-            gpu: DeviceId::new("A").unwrap(),
-            profile: MigProfile::new("1g.6gb"),
-            start,
-            removed: removed.map(|id| DeviceId::new(id).unwrap()),
+        let failed = |start, removed, error: &str| FailedMigOrder {
             error: error.to_owned(),
-            hidden: None,
+            ..fixture::failed_mig_order("A", start, removed)
         };
         let spots = [0, 1, 2].map(|start| failed(start, None, "").spot());
         let placement = |spot: &Spot| Placement {

@@ -68,7 +68,7 @@ pub struct NvmlProbe {
 /// Longest time that a sample is waited for, so that a GPU is reset. One takes milliseconds.
 const SAMPLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Longest time that a sample waits for the reset of a GPU; the last one counts meanwhile.
+/// Longest time that a sample waits for the reset of a GPU.
 const RESET_WITHIN: Duration = Duration::from_secs(1);
 
 /// The library as a probe holds it open between two samples.

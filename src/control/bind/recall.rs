@@ -325,10 +325,10 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     }
     // What others use of its home goes before it comes, and lists must show that it has left.
     let waits = lack != Lack::None
-        || !app.ledger.may_go_home(&pod.uid)
         || app.ledger.waits_for_memory_at_home(&pod.uid)
         || app.ledger.is_being_made(&pod.uid);
-    (waits && !mutated(Mutation::HomeMemoryIgnored)).then_some(Next::After(LOOK_AGAIN))
+    let waits = waits && !mutated(Mutation::HomeMemoryIgnored);
+    (waits || !app.ledger.may_go_home(&pod.uid)).then_some(Next::After(LOOK_AGAIN))
 }
 
 /// What is known of a pod that is moved.

@@ -244,9 +244,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::file::Config;
-    use crate::hardware::device::{DeviceId, FailedMigOrder};
     use crate::hardware::units::{MemMib, Timestamp};
-    use crate::ledger::fixture::{ledger, settings};
+    use crate::ledger::fixture::{failed_mig_order, ledger, settings};
     use crate::model::isolation::{DriverLimits, Rules};
     use crate::usage::node_details::DetailsReport;
 
@@ -254,15 +253,8 @@ mod tests {
     fn orders_about_mig_instances_that_fail_are_counted_while_their_node_reports() {
         let config = Config::from_yaml("{}").unwrap();
         let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
-        let failed = |removed: Option<&str>| FailedMigOrder {
-            gpu: DeviceId::new("A").unwrap(),
-            profile: MigProfile::new("1g.6gb"),
-            start: 0,
-            removed: removed.map(|id| DeviceId::new(id).unwrap()),
-            error: "process 7 uses it".to_owned(),
-            hidden: None,
-        };
-        let mig_failures = vec![failed(Some("MIG-1")), failed(None), failed(Some("MIG-2"))];
+        let removed = [Some("MIG-1"), None, Some("MIG-2")];
+        let mig_failures = removed.map(|removed| failed_mig_order("A", 0, removed)).into();
         let rules = Rules {
             tolerance: MemMib::ZERO,
             limits: DriverLimits::Unused,

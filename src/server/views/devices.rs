@@ -203,23 +203,15 @@ fn guests(node: &NodeState, details: &NodeDetails, found: &DeviceState) -> Vec<G
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::{FailedMigOrder as Failed, MigProfile};
-    use crate::ledger::fixture::ledger;
+    use crate::ledger::fixture::{failed_mig_order, ledger};
 
     #[test]
     fn a_gpu_has_the_orders_about_its_instances_that_fail() {
         let node = ledger("A B").node("n").unwrap();
-        let failed = |gpu: &str, removed: Option<&str>| Failed {
-            gpu: DeviceId::new(gpu).unwrap(),
-            profile: MigProfile::new("1g.6gb"),
-            start: 3,
-            removed: removed.map(|id| DeviceId::new(id).unwrap()),
-            error: "process 7 uses it".to_owned(),
-            hidden: None,
-        };
         let mut details = NodeDetails::default();
+        let failed = [("A", Some("MIG-1")), ("A", None), ("C", None)];
         details.mig_failures =
-            vec![failed("A", Some("MIG-1")), failed("A", None), failed("C", None)];
+            failed.map(|(gpu, removed)| failed_mig_order(gpu, 3, removed)).into();
         let view = |at: usize| device((&node, DriverLimits::Unused), &details, &node.devices()[at]);
         let shown = serde_json::to_value(view(0)).unwrap();
         let made =

@@ -280,11 +280,9 @@ fn a_gpu_that_is_switched_to_mig_mode_and_back_is_named() {
     assert_eq!(said(4, DeviceKind::Gpu), [("GPU-a".to_owned(), false)]);
 }
 
-#[test]
-fn an_impossible_instance_is_reported_and_gets_no_pod() {
-    use crate::hardware::device::MigProfile;
-    let ledger = ledger("A");
-    let device = |id: &str, mib, kind| Device {
+/// An A30 in MIG mode, or an instance of it.
+fn of_a30(id: &str, mib: u64, kind: DeviceKind) -> Device {
+    Device {
         id: DeviceId::new(id).unwrap(),
         index: DeviceIndex(0),
         model: ModelName::new("NVIDIA A30"),
@@ -292,13 +290,19 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
         reserved: MemMib::ZERO,
         kind,
         health: Health::Healthy,
-    };
+    }
+}
+
+#[test]
+fn an_impossible_instance_is_reported_and_gets_no_pod() {
+    use crate::hardware::device::MigProfile;
+    let ledger = ledger("A");
     let instance = |id, profile| {
         let profile = MigProfile::new(profile);
-        device(id, 5_952, DeviceKind::MigInstance { parent: DeviceId::new("P").unwrap(), profile })
+        of_a30(id, 5_952, DeviceKind::MigInstance { parent: DeviceId::new("P").unwrap(), profile })
     };
     let devices = vec![
-        device("P", 24_576, DeviceKind::MigParent),
+        of_a30("P", 24_576, DeviceKind::MigParent),
         instance("M-good", "1g.6gb"),
         instance("M-bad", "3g.18gb"),
     ];
@@ -329,15 +333,6 @@ fn an_impossible_instance_is_reported_and_gets_no_pod() {
 fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once() {
     use crate::hardware::device::{DeviceDetails, MakeableProfile, MigProfile, Slot};
     let ledger = ledger("A");
-    let device = |id: &str, mib, kind| Device {
-        id: DeviceId::new(id).unwrap(),
-        index: DeviceIndex(0),
-        model: ModelName::new("NVIDIA A30"),
-        total: MemMib::new(mib),
-        reserved: MemMib::ZERO,
-        kind,
-        health: Health::Healthy,
-    };
     let profile = MigProfile::new("3g.18gb");
     let row = MakeableProfile {
         profile: profile.clone(),
@@ -353,23 +348,23 @@ fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once()
         };
         let gpu = DeviceDetails { mig_profiles: vec![row.clone()], ..DeviceDetails::default() };
         let mut details = BTreeMap::from([(DeviceId::new("P").unwrap(), gpu)]);
-        let mut devices = vec![device("P", 24_576, DeviceKind::MigParent)];
+        let mut devices = vec![of_a30("P", 24_576, DeviceKind::MigParent)];
         for id in instances {
             let slot = Some(Slot { start: 1, size: 3 });
             let own = DeviceDetails { slot, ..DeviceDetails::default() };
             details.insert(DeviceId::new(id).unwrap(), own);
-            devices.push(device(id, 17_856, kind.clone()));
+            devices.push(of_a30(id, 17_856, kind.clone()));
         }
         let inventory = Some(NodeInventory::placed(devices, &details).unwrap());
         let names = format!("P {}", instances.join(" "));
         let report = NodeReport { inventory, ..hello("y", sequence, &names) };
         let events = say(&ledger, &report).unwrap().events.into_iter();
-        let told = events.filter_map(|event| match event {
+        let named = events.filter_map(|event| match event {
             LedgerEvent::NotInTable { spot, .. } => Some(spot.id().unwrap().to_string()),
             LedgerEvent::Impossible { fault, .. } => Some(fault.to_string()),
             _ => None,
         });
-        told.collect::<Vec<_>>()
+        named.collect::<Vec<_>>()
     };
     assert_eq!(said(1, &[]), [""; 0]);
     assert_eq!(said(2, &["M-1"]), ["P/1/3g-18gb"]);

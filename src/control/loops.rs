@@ -165,7 +165,7 @@ async fn standing(app: &Arc<App>) {
         let is_ready = app.leading.is_here() && app.ledger_readiness() == Readiness::Ready;
         if !is_ready {
             app.outbox.push(app.ledger.stand_down_all());
-            holds = StandingHolds::default();
+            holds = holds.without_lead();
             if !app.leading.is_here() && !app.preemptors.is_following() {
                 let noted = app.pending.iter().filter(|pod| pod.room_note.is_some());
                 app.preemptors.follow(noted.map(|pod| pod.key().clone()));

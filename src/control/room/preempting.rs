@@ -105,6 +105,7 @@ impl StandingHolds {
             let is_kept = found
                 .is_some_and(|found| self.begin(&pod, found, facts, (true, &over), now, &mut step));
             if !is_kept {
+                self.pause(uid, now); // some went, and no second set of pods goes for it soon
                 step.abandoned.push(pod);
             }
         }

@@ -284,6 +284,11 @@ pub struct StandingRules {
 }
 
 impl StandingHolds {
+    /// Without what another process may hold now. If this one leads again soon, its pauses still count.
+    pub(crate) fn without_lead(self) -> Self {
+        Self { pauses: self.pauses, ..Self::default() }
+    }
+
     /// What is to be done now; `unix_seconds` is the time on the wall clock. Looks at all waiting
     /// pods, and for some of them at all nodes: not for a thread that answers calls.
     pub fn step(

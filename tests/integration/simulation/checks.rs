@@ -14,6 +14,7 @@ use super::faults::Fault;
 use super::nodes::Node;
 use super::replica::Replica;
 use super::requests::REQUEST_LOST;
+use super::scheduler::Scheduler;
 use super::{GPU_MIB, QUIET_FOR, World};
 
 /// Room that appears must be used within this time.
@@ -349,10 +350,11 @@ impl World {
             let since = self.fits_since.get(uid).map(|since| waited.max(*since));
             // A slow driver makes instances one after another, and guests may leave slowly: binds fail meanwhile, and
             // are tried again later.
-            let backs_off = self.schedulers.iter().any(|it| it.backs_off(uid.as_str(), self.now));
+            let tries = |it: &Scheduler| it.tries_or_backs_off(uid.as_str(), self.now);
+            let is_tried = self.schedulers.iter().any(tries);
             let recalled = self.recalled_for.get(uid.as_str());
             let is_recalled = recalled.is_some_and(|ended| self.now - ended < TRIED_WITHIN);
-            let is_excused = backs_off && (self.settings.has_mig || is_recalled);
+            let is_excused = is_tried && (self.settings.has_mig || is_recalled);
             since.is_some_and(|since| self.now - since > TRIED_WITHIN) && !is_excused
         };
         match self.waiting_that_fit(replica).find(|(uid, _)| is_late(uid)) {

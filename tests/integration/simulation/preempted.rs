@@ -102,7 +102,7 @@ impl Preempted {
                 "{victims:?} are to go for {holder}, while {earlier:?} are, as process {by} noted at {at} ms"
             ));
         }
-        let before = self.asked.get(holder).filter(|it| it.life == life && it.is_evicted);
+        let before = self.asked.get(holder).filter(|it| it.is_evicted);
         if let Some(before) = before.filter(|it| now < it.at + PAUSE && it.victims != victims) {
             let Asked { at, victims: earlier, .. } = before;
             return Err(format!(

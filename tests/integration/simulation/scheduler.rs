@@ -92,10 +92,11 @@ impl Scheduler {
         [PROFILES[0], other].into_iter().take(1 + usize::from(has_two)).map(Self::new).collect()
     }
 
-    /// Whether it tries a pod again only later.
-    pub(super) fn backs_off(&self, uid: &str, now: u64) -> bool {
+    /// Whether it tries a pod just now, or again only later.
+    pub(super) fn tries_or_backs_off(&self, uid: &str, now: u64) -> bool {
+        let is_tried = self.cycle.as_ref().is_some_and(|cycle| cycle.uid == uid);
         let is_later = self.backing_off.get(uid).is_some_and(|until| *until > now);
-        is_later && !self.parked.contains_key(uid)
+        is_tried || self.binding.contains_key(uid) || is_later && !self.parked.contains_key(uid)
     }
 
     /// Takes in what the watch shows.

@@ -223,6 +223,14 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
         assert_eq!(bed.preemptors.is_asked(&uid("p")), !expected.is_empty());
         assert_eq!(step.abandoned.len(), usize::from(expected.is_empty()));
     }
+    // Some went for nothing: others do only after a pause, also if it leads again meanwhile.
+    let mut bed = full();
+    bed.refused(waiting_pod("p", 500_000, 10), ALL);
+    assert_eq!(bed.resume(&[(uid("p"), note(&["gone"]))]).abandoned.len(), 1);
+    assert_eq!(orders_after(&mut bed, 30), [""; 0]);
+    bed.holds = std::mem::take(&mut bed.holds).without_lead();
+    assert_eq!(orders_after(&mut bed, 29), [""; 0]);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
     // The victim has gone, and its processes run on.
     let mut bed = full();
     bed.ledger.end_pod(&uid("a"), bed.now);

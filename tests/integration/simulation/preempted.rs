@@ -102,7 +102,9 @@ impl Preempted {
                 "{victims:?} are to go for {holder}, while {earlier:?} are, as process {by} noted at {at} ms"
             ));
         }
-        let before = self.asked.get(holder).filter(|it| it.is_evicted);
+        // Also of another process, if this one could not go on with it and gave it up.
+        let is_known = |it: &&Asked| it.life == life || it.given_up.contains_key(&life);
+        let before = self.asked.get(holder).filter(|it| it.is_evicted).filter(is_known);
         if let Some(before) = before.filter(|it| now < it.at + PAUSE && it.victims != victims) {
             let Asked { at, victims: earlier, .. } = before;
             return Err(format!(

@@ -15,7 +15,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::ServerName;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::authority::client_config;
 use crate::checker::Load;
@@ -46,8 +46,6 @@ pub(crate) struct Extender {
     /// Its name among replicas, if it has others.
     replica: Option<String>,
     program: PathBuf,
-    /// Whether that program has agents, probes and metrics on the port of the verbs.
-    has_two_ports: bool,
     /// Its wall clock, if a test steps it.
     wall_clock: Option<PathBuf>,
     log: PathBuf,
@@ -108,7 +106,6 @@ impl Extender {
             ca,
             replica,
             program,
-            has_two_ports: false,
             wall_clock,
             log,
         };
@@ -123,11 +120,7 @@ impl Extender {
 
     /// Where it listens for agents.
     pub(crate) fn agents_address(&self) -> SocketAddr {
-        if self.has_two_ports { self.address } else { self.agents_address }
-    }
-
-    fn metrics_address(&self) -> SocketAddr {
-        if self.has_two_ports { self.address } else { self.metrics_address }
+        self.agents_address
     }
 
     /// SIGTERM: it answers open requests, and ends.
@@ -181,16 +174,8 @@ impl Extender {
         std::fs::write(&self.config, config.to_string()).expect("the work folder is writable");
     }
 
-    /// The program that its next start runs; `None` is the one under test. Others have no ports of
-    /// their own for agents and metrics.
+    /// The program that its next start runs; `None` is the one under test.
     pub(crate) fn run_program(&mut self, program: Option<PathBuf>) {
-        self.has_two_ports = program.is_some();
-        let key = |address: SocketAddr| match self.has_two_ports {
-            true => Value::Null,
-            false => address.to_string().into(),
-        };
-        let (agents, metrics) = (key(self.agents_address), key(self.metrics_address));
-        self.reconfigure(&json!({"agents_listen": agents, "metrics_listen": metrics}));
         self.program = program.unwrap_or_else(gpupack);
     }
 
@@ -235,7 +220,7 @@ impl Extender {
         let started = clock::now();
         loop {
             if matches!(
-                fetch(self.metrics_address(), "/readyz", self.ca.as_deref()).await,
+                fetch(self.metrics_address, "/readyz", self.ca.as_deref()).await,
                 Ok((StatusCode::OK, _))
             ) {
                 return;
@@ -255,7 +240,7 @@ impl Extender {
     pub(crate) async fn page(&self, path: &str) -> String {
         let of_metrics = ["/metrics", "/healthz", "/readyz"];
         let is_metric = of_metrics.iter().any(|start| path.starts_with(start));
-        let address = if is_metric { self.metrics_address() } else { self.page_address };
+        let address = if is_metric { self.metrics_address } else { self.page_address };
         match fetch(address, path, self.ca.as_deref()).await {
             Ok((StatusCode::OK, body)) => body,
             Ok((status, body)) => panic!("GET {path}: {status}: {body}"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::control_plane::{ControlPlane, Identity};
-use crate::extender::{Extender, start_agents};
+use crate::extender::{Extender, gpupack, start_agents_of};
 use crate::fleet::Fleet;
 use crate::leash::Leash;
 use crate::relay::Relay;
@@ -76,7 +76,7 @@ impl Replicas {
             relays.push(relay);
         }
         let file = fleet.write(plane.work(), bed.name);
-        let agents = agents(plane, &file, &extenders);
+        let agents = agents(&gpupack(), plane, &file, &extenders);
         let plan = SchedulerPlan::second();
         let scheduler = Scheduler::start(plane, &client, plan, service).await;
         let replicas = Self {
@@ -105,7 +105,12 @@ impl Replicas {
 
     /// Starts the agents again.
     pub(crate) fn start_agents_again(&mut self) {
-        self.agents = agents(self.plane, &self.fleet, &self.extenders);
+        self.start_agents_of(&gpupack());
+    }
+
+    /// The same with another program.
+    pub(crate) fn start_agents_of(&mut self, program: &Path) {
+        self.agents = agents(program, self.plane, &self.fleet, &self.extenders);
     }
 
     /// The place of the leader, once the Lease names one that is not `besides`.
@@ -132,9 +137,9 @@ fn known(addresses: &Addresses) -> std::sync::MutexGuard<'_, BTreeMap<String, So
     addresses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn agents(plane: &ControlPlane, fleet: &std::path::Path, extenders: &[Extender]) -> Leash {
+fn agents(program: &Path, plane: &ControlPlane, fleet: &Path, extenders: &[Extender]) -> Leash {
     let addresses: Vec<SocketAddr> = extenders.iter().map(Extender::agents_address).collect();
-    start_agents(plane, fleet, REPORTED_EVERY, &addresses)
+    start_agents_of(program, plane, fleet, REPORTED_EVERY, &addresses)
 }
 
 /// Makes the pod of a replica.

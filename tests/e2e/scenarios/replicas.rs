@@ -8,14 +8,12 @@ use crate::extender::Extender;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::replicas::Replicas;
-use crate::testbed::{Testbed, figure, scenario};
+use crate::scenarios::upgrade::{REQUIRED, previous};
+use crate::testbed::{Testbed, figure, scenario, scenario_with};
 use crate::watching::{Pods, Watching, bound};
 
 /// Pods are created this often, so that take-over shows as a pause of Bindings.
 const POD_EVERY: Duration = Duration::from_millis(100);
-
-/// Pods per phase.
-const PODS: usize = 100;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -25,19 +23,32 @@ struct Stage {
     replicas: Replicas,
     watching: Watching,
     created: usize,
+    /// Pods per phase.
+    pods: usize,
 }
 
 impl Stage {
+    async fn start(bed: Testbed, name: &str, pods: usize) -> Self {
+        let fleet = Fleet::new().with(name, 4, (2, A100));
+        bed.cluster.add_nodes(&fleet).await;
+        let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
+        let replicas = Replicas::start(&bed, &fleet).await;
+        for extender in &replicas.extenders {
+            until_reported(extender, 4.0).await;
+        }
+        Self { bed, fleet, replicas, watching, created: 0, pods }
+    }
+
     /// Creates pods for a while, and lets `fault` happen after a third of them.
     async fn phase(&mut self, fault: impl AsyncFnOnce(&mut Replicas)) -> Phase {
         let first = self.created;
         let mut fault = Some(fault);
         let mut broken = clock::now();
-        for at in 0..PODS {
+        for at in 0..self.pods {
             let plan = PodPlan::fraction(format!("pod-{}", self.created), "0.02");
             self.bed.cluster.add_pods(&[plan]).await;
             self.created += 1;
-            if at == PODS / 3
+            if at == self.pods / 3
                 && let Some(fault) = fault.take()
             {
                 broken = clock::now();
@@ -98,14 +109,7 @@ fn longest_pause(pods: &Pods, broken: Instant) -> Duration {
 #[test]
 fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
     scenario("replicas", |bed| async move {
-        let fleet = Fleet::new().with("replicas", 4, (2, A100));
-        bed.cluster.add_nodes(&fleet).await;
-        let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
-        let replicas = Replicas::start(&bed, &fleet).await;
-        for extender in &replicas.extenders {
-            until_reported(extender, 4.0).await;
-        }
-        let mut stage = Stage { bed, fleet, replicas, watching, created: 0 };
+        let mut stage = Stage::start(bed, "replicas", 100).await;
 
         let mut leader = stage.replicas.leader(None).await;
         let killed = leader;
@@ -148,6 +152,40 @@ fn another_replica_takes_over_from_one_that_is_killed_stopped_or_frozen() {
             &format!("no fault in {events} pod events on {} GPUs", stage.fleet.gpus()),
         );
     });
+}
+
+#[test]
+fn replicas_are_replaced_one_by_one_by_those_of_another_version_and_back() {
+    scenario_with(
+        "rolling",
+        REQUIRED,
+        |_| previous(),
+        |bed, previous| async move {
+            let mut stage = Stage::start(bed, "rolling", 50).await;
+            // First with agents of this version alone, then with those of the other.
+            for program in [Some(previous.clone()), None] {
+                let leader = stage.replicas.leader(None).await;
+                for place in [1 - leader, leader] {
+                    let phase =
+                        stage.phase(async |replicas| replicas.extenders[place].stop_gently()).await;
+                    assert_eq!(phase.refused, [""; 0]);
+                    let replica = &mut stage.replicas.extenders[place];
+                    until_ended(replica).await;
+                    replica.run_program(program.clone());
+                    replica.start_again().await;
+                    until_reported(replica, 4.0).await;
+                    stage.until_ledgers_agree().await;
+                }
+                if program.is_some() {
+                    stage.replicas.start_agents_of(&previous);
+                }
+            }
+            assert_eq!(stage.watching.ask(bound), stage.created);
+            let events = stage.watching.verdict();
+            let what = "four replicas of two versions replaced one by one";
+            figure("rolling", &format!("{what}: no pod refused, no fault in {events} pod events"));
+        },
+    );
 }
 
 /// Waits until a replica has two reports of each node. One that does not lead has no figures of GPUs.

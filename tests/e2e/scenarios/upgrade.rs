@@ -15,14 +15,17 @@ use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_with};
 
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
-/// each release.
-const PREVIOUS: &str = "81af1e7";
+/// each release. Until there is one: replicas had a Lease, and no pod was a guest.
+const PREVIOUS: &str = "fa920d8a";
+
+/// A checkout may lack the history.
+pub(super) const REQUIRED: &str = "GPUPACK_PREVIOUS_REQUIRED";
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The program of the version before: the one that `GPUPACK_E2E_PREVIOUS_BINARY` names, or one built
 /// from the history of this repository.
-fn previous() -> Result<PathBuf, String> {
+pub(super) fn previous() -> Result<PathBuf, String> {
     if let Some(given) = clock::path_variable("GPUPACK_E2E_PREVIOUS_BINARY") {
         return Ok(given.into());
     }
@@ -56,10 +59,9 @@ fn run(command: &mut Command) -> Result<(), String> {
 
 #[test]
 fn pods_run_through_an_upgrade_and_back() {
-    let required = "GPUPACK_PREVIOUS_REQUIRED"; // a checkout may lack the history
     scenario_with(
         "upgrade",
-        required,
+        REQUIRED,
         |_| previous(),
         |bed, previous| async move {
             let fleet = Fleet::new().with("upgrade", 2, (2, A100));
@@ -109,10 +111,9 @@ fn notebook(name: &str) -> Pod {
 
 #[test]
 fn the_version_before_allocates_guests_what_they_run_on() {
-    let required = "GPUPACK_PREVIOUS_REQUIRED"; // a checkout may lack the history
     scenario_with(
         "upgrade-guests",
-        required,
+        REQUIRED,
         |_| previous(),
         |bed, previous| async move {
             let fleet = Fleet::new().with("guests", 1, (2, A100));

@@ -39,7 +39,7 @@ mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use gpupack::hardware::device::PodUid;
@@ -50,6 +50,7 @@ use serde_json::Value;
 
 use agents::Reply;
 use api::Api;
+use faults::Fault;
 use kubelets::Process;
 use minimize::{Ran, minimize, run};
 use nodes::Node;
@@ -296,6 +297,8 @@ struct World {
     trace: VecDeque<String>,
     digest: DefaultHasher,
     events: u64,
+    /// Those before faults ended.
+    early: u64,
 }
 
 impl World {
@@ -349,6 +352,7 @@ impl World {
             trace: VecDeque::new(),
             digest: DefaultHasher::new(),
             events: 0,
+            early: 0,
             settings,
         };
         (0..world.replicas.len()).for_each(|to| world.after(0, What::Start { to }));
@@ -383,6 +387,7 @@ impl World {
             let ((at, _), what) = self.agenda.pop_first().ok_or("nothing happens any more")?;
             self.now = at;
             self.events += 1;
+            self.early += u64::from(self.is_faulty());
             if self.is_traced {
                 let line = format!("{:>7} {what:?}", self.now);
                 line.hash(&mut self.digest);
@@ -390,6 +395,11 @@ impl World {
                 if self.trace.len() > self.traced {
                     self.trace.pop_front();
                 }
+            }
+            if let Some((kind, event)) = self.settings.breaks
+                && event == self.events
+            {
+                self.break_process(kind, AFTER_BREAK);
             }
             self.happens(what);
             self.follow_up();
@@ -470,7 +480,8 @@ impl World {
         let (taken_back, respread) = (self.lent.taken_back(), self.lent.respread());
         let moved = self.lent.moved_instances;
         let bound = bound.count();
-        Ran { events: self.events, bound, preempted, taken_back, respread, moved, digest }
+        let (events, early) = (self.events, self.early);
+        Ran { events, early, bound, preempted, taken_back, respread, moved, digest }
     }
 }
 
@@ -482,62 +493,74 @@ fn fail(failing: &Settings) -> ! {
     panic!("{broken}\n\nagain: {}", smallest.command());
 }
 
-#[test]
-fn the_promises_hold_whatever_fails() {
+/// Runs each on some threads, and adds up what they were. The first that breaks a promise ends the test, unless the
+/// environment requests all.
+fn run_each(all: &[Settings]) -> Ran {
     let clock = gpupack::clock::Clock::start();
-    let next = AtomicU64::new(0);
-    let all: Vec<Settings> = settings::chosen().collect();
+    let next = AtomicUsize::new(0);
     let is_digested = settings::text("SIM_DIGEST").is_some();
     let work = || {
         let mut sum = Ran::default();
-        while let Some(settings) =
-            all.get(usize::try_from(next.fetch_add(1, Relaxed)).expect("few"))
-        {
-            let Ok(ran) = run(settings, is_digested) else {
-                if settings::text("SIM_ALL").is_some() {
-                    println!("{}", run(settings, false).unwrap_err());
-                    continue;
-                }
-                fail(settings)
-            };
-            (sum.events, sum.bound) = (sum.events + ran.events, sum.bound + ran.bound);
-            sum.preempted += ran.preempted;
-            sum.taken_back += ran.taken_back;
-            sum.respread += ran.respread;
-            sum.moved += ran.moved;
-            sum.digest = sum.digest.wrapping_add(ran.digest);
+        while let Some(settings) = all.get(next.fetch_add(1, Relaxed)) {
+            match run(settings, is_digested) {
+                Ok(ran) => sum.add(&ran),
+                Err(broken) if settings::text("SIM_ALL").is_some() => println!("{broken}"),
+                Err(_) => fail(settings),
+            }
             let done = next.load(Relaxed);
             if done.is_multiple_of(1_000) {
-                println!("{done} seeds in {:.0} s", clock.precise().as_secs_f64());
+                println!("{done} runs in {:.0} s", clock.precise().as_secs_f64());
             }
         }
         sum
     };
-    let sums = std::thread::scope(|scope| {
+    let mut sum = Ran::default();
+    std::thread::scope(|scope| {
         let threads = settings::number("SIM_THREADS").unwrap_or(2);
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        running
-            .into_iter()
-            .map(|it| it.join().map_err(std::panic::resume_unwind))
-            .collect::<Vec<_>>()
+        for it in running {
+            match it.join() {
+                Ok(ran) => sum.add(&ran),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
     });
-    let sums: Vec<Ran> = sums.into_iter().flatten().collect();
-    let (events, bound) = sums.iter().fold((0, 0), |sum, it| (sum.0 + it.events, sum.1 + it.bound));
     let seconds = clock.precise().as_secs_f64();
-    let seeds = all.len();
+    println!("{} runs in {seconds:.1} s: {sum}", all.len());
     if is_digested {
-        let digest = sums.iter().fold(0, |sum: u64, it| sum.wrapping_add(it.digest));
-        println!("digest {digest:016x}");
+        println!("digest {:016x}", sum.digest);
     }
-    let preempted: u64 = sums.iter().map(|it| it.preempted).sum();
-    let taken_back: usize = sums.iter().map(|it| it.taken_back).sum();
-    let respread: usize = sums.iter().map(|it| it.respread).sum();
-    let moved: usize = sums.iter().map(|it| it.moved).sum();
-    println!(
-        "{seeds} seeds, {events} events in {seconds:.1} s, {bound} versions of bound pods, {preempted} \
-         evictions for more important ones, {taken_back} restarts for memory, {respread} of pods at rest, \
-         {moved} moves to other MIG instances"
-    );
+    sum
+}
+
+#[test]
+fn the_promises_hold_whatever_fails() {
+    let all: Vec<Settings> = settings::chosen().collect();
+    run_each(&all);
+}
+
+/// How long a process is away that was killed at one event, in ms.
+const AFTER_BREAK: u64 = 500;
+
+/// Seeds in which a process breaks at one event: one to three replicas, with evictions, groups, guests that are
+/// lent memory, instances that are made, GPUs by turns.
+const BREAKING: [u64; 8] = [2, 4, 7, 11, 17, 37, 54, 61];
+
+/// Events between two at which it breaks, unless the environment says how many.
+const BETWEEN: u64 = 2_003;
+
+#[test]
+fn a_leader_that_breaks_at_any_event_breaks_no_promise() {
+    let step =
+        usize::try_from(settings::number("SIM_BREAKS_EVERY").unwrap_or(BETWEEN)).expect("small");
+    let mut all = Vec::new();
+    for seed in BREAKING {
+        let whole = run(&Settings::breaking(seed, None), false).expect("no fault");
+        for event in (1..=whole.early).step_by(step) {
+            all.extend(Fault::OF_PROCESS.map(|kind| Settings::breaking(seed, Some((kind, event)))));
+        }
+    }
+    run_each(&all);
 }
 
 /// Seeds that broke a promise once, by a fault of gpupack or of the check, and whose cause was repaired.

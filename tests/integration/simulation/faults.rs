@@ -24,6 +24,8 @@ macro_rules! faults {
             pub(super) const ALL: &[Self] = &[$(Self::$name,)+ $(Self::$of_mig,)+];
             pub(super) const WITHOUT_MIG: &[Self] = &[$(Self::$name,)+];
             pub(super) const OF_MIG: &[Self] = &[$(Self::$of_mig,)+];
+            /// What ends or freezes the process that serves.
+            pub(super) const OF_PROCESS: [Self; 4] = [Self::Crash, Self::Freeze, Self::Overlap, Self::Stop];
         }
     };
 }
@@ -143,6 +145,16 @@ impl World {
         }
     }
 
+    /// Ends or freezes the process that serves. One that is killed starts again after this time.
+    pub(super) fn break_process(&mut self, kind: Fault, time: u64) {
+        let serving = self.serving_life();
+        match kind {
+            Fault::Freeze | Fault::Overlap => self.freeze(serving, kind == Fault::Overlap, 0),
+            Fault::Stop => self.stop(serving),
+            _ => self.kill(self.serving(), time),
+        }
+    }
+
     pub(super) fn chaos(&mut self) {
         if !self.is_faulty() {
             return;
@@ -182,10 +194,9 @@ impl World {
         }
         self.disturb(20_000);
         match kind {
-            Fault::Crash => self.kill(self.serving(), time * 5),
-            Fault::Freeze => self.freeze(self.serving_life(), false, 0),
-            Fault::Overlap => self.freeze(self.serving_life(), true, 0),
-            Fault::Stop => self.stop(self.serving_life()),
+            Fault::Crash | Fault::Freeze | Fault::Overlap | Fault::Stop => {
+                self.break_process(kind, time * 5);
+            }
             Fault::Denial => self.deny_any(),
             Fault::Outage => self.outage_until = self.now + time * 8,
             Fault::SchedulerRestart => {

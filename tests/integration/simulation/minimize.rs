@@ -1,5 +1,6 @@
 //! Runs seeds, and makes a run that fails smaller.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::World;
@@ -10,6 +11,8 @@ use super::settings::Settings;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ran {
     pub(super) events: u64,
+    /// Those before faults ended.
+    pub(super) early: u64,
     /// Versions of bound pods.
     pub(super) bound: usize,
     /// Pods that were evicted for more important ones.
@@ -22,6 +25,30 @@ pub(super) struct Ran {
     pub(super) moved: usize,
     /// A digest of everything that happened, if it was traced.
     pub(super) digest: u64,
+}
+
+impl Ran {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.events += other.events;
+        self.early += other.early;
+        self.bound += other.bound;
+        self.preempted += other.preempted;
+        self.taken_back += other.taken_back;
+        self.respread += other.respread;
+        self.moved += other.moved;
+        self.digest = self.digest.wrapping_add(other.digest);
+    }
+}
+
+impl fmt::Display for Ran {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { events, bound, preempted, taken_back, respread, moved, .. } = self;
+        write!(
+            to,
+            "{events} events, {bound} versions of bound pods, {preempted} evictions for more important ones, \
+             {taken_back} restarts for memory, {respread} of pods at rest, {moved} moves to other MIG instances"
+        )
+    }
 }
 
 /// Runs once. The error says which promise was broken, and after that the last events, if traced.

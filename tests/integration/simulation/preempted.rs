@@ -19,6 +19,8 @@ struct Asked {
     is_open: bool,
     /// The first request by which each process took the note away.
     given_up: BTreeMap<u64, CallId>,
+    /// The processes that know of it: they wrote the note, or took it away.
+    known: BTreeSet<u64>,
 }
 
 impl Asked {
@@ -63,6 +65,7 @@ impl Preempted {
             && note.is_none_or(|note| note.victims.is_empty())
         {
             asked.given_up.entry(life).or_insert(id);
+            asked.known.extend(asked.is_open.then_some(life));
         }
     }
 
@@ -103,8 +106,7 @@ impl Preempted {
             ));
         }
         // Also of another process, if this one could not go on with it and gave it up.
-        let is_known = |it: &&Asked| it.life == life || it.given_up.contains_key(&life);
-        let before = self.asked.get(holder).filter(|it| it.is_evicted).filter(is_known);
+        let before = self.asked.get(holder).filter(|it| it.is_evicted && it.known.contains(&life));
         if let Some(before) = before.filter(|it| now < it.at + PAUSE && it.victims != victims) {
             let Asked { at, victims: earlier, .. } = before;
             return Err(format!(
@@ -115,8 +117,9 @@ impl Preempted {
             let highest = self.by_victim.entry(victim.clone()).or_insert(priority);
             *highest = priority.max(*highest);
         }
-        let (is_evicted, is_open, given_up) = (false, true, BTreeMap::new());
-        let asked = Asked { life, at: now, victims, is_evicted, is_open, given_up };
+        let (given_up, known) = (BTreeMap::new(), BTreeSet::from([life]));
+        let asked =
+            Asked { life, at: now, victims, is_evicted: false, is_open: true, given_up, known };
         self.asked.insert(holder.to_owned(), asked);
         Ok(())
     }

@@ -60,6 +60,9 @@ const OF_THEME: usize = 5;
 /// How much more often they happen.
 const RATES: [u32; 2] = [2, 4];
 
+/// How long other faults last in a run in which a process breaks once, in ms.
+const BREAKING_FOR: u64 = 10_000;
+
 /// Seeds of a test run.
 const SEEDS: u64 = 60;
 
@@ -110,6 +113,8 @@ pub(super) struct Settings {
     pub(super) adopts: bool,
     /// Replicas of the extender. A single one has no Lease.
     pub(super) replicas: usize,
+    /// What breaks the process that serves, and right before which event.
+    pub(super) breaks: Option<(Fault, u64)>,
 }
 
 /// How many replicas a seed has.
@@ -197,7 +202,15 @@ impl Settings {
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
             has_extremes: is_focused && rng.random_range(0..2) == 0,
             replicas,
+            breaks: None,
         }
+    }
+
+    /// A short run of a seed, in which processes end and freeze only once.
+    pub(super) fn breaking(seed: u64, breaks: Option<(Fault, u64)>) -> Self {
+        let mut settings = Self { faults_for: BREAKING_FOR, breaks, ..Self::of(seed) };
+        settings.faults.retain(|kind| !Fault::OF_PROCESS.contains(kind));
+        settings
     }
 
     /// How to run it again.
@@ -208,8 +221,10 @@ impl Settings {
             .map(|kind| format!("{kind:?}"))
             .collect();
         let Self { seed, nodes, pods, faults_for, replicas, .. } = self;
+        let breaks = self.breaks.map(|(kind, event)| format!("SIM_BREAKS={kind:?}:{event} "));
+        let breaks = breaks.unwrap_or_default();
         format!(
-            "SIM_SEED={seed} SIM_WITHOUT={} SIM_NODES={nodes} SIM_PODS={pods} SIM_FAULTS_MS={faults_for} \
+            "{breaks}SIM_SEED={seed} SIM_WITHOUT={} SIM_NODES={nodes} SIM_PODS={pods} SIM_FAULTS_MS={faults_for} \
              SIM_REPLICAS={replicas} \
              cargo test --test integration simulation::the",
             without.join(",")
@@ -263,6 +278,11 @@ pub(super) fn chosen() -> impl Iterator<Item = Settings> {
             settings.faults.remove(&Fault::Edit);
         }
         settings.faults_for = number("SIM_FAULTS_MS").unwrap_or(settings.faults_for);
+        settings.breaks = text("SIM_BREAKS").map(|text| {
+            let (kind, event) = text.split_once(':').expect("a kind of fault, and an event");
+            let kind = Fault::OF_PROCESS.into_iter().find(|it| format!("{it:?}") == kind);
+            (kind.expect("a fault of processes"), event.parse().expect("a number"))
+        });
         settings
     })
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -131,6 +131,19 @@ impl Extender {
     /// The address of the page and of the queries of people.
     pub(crate) fn page_address(&self) -> SocketAddr {
         self.page_address
+    }
+
+    /// A picture of the page with the drawer of the first GPU of a node open, with Chromium, in the folder that
+    /// `GPUPACK_SHOTS` names. None if it names none.
+    pub(crate) fn picture(&self, node: &str, name: &str) {
+        let Some(folder) = clock::variable("GPUPACK_SHOTS") else { return };
+        let page = format!("http://{}/#open=gpu:{node}%2F0", self.page_address);
+        let file = format!("--screenshot={folder}/{name}.png");
+        let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,760"];
+        // The page never ends to load: events come as long as it is open.
+        let limits = ["20", "chromium", "--timeout=5000"];
+        let taken = Command::new("timeout").args(limits).args(flags).args([&file, &page]).output();
+        taken.expect("chromium is installed");
     }
 
     /// Host memory that the process has now, in KiB.
@@ -397,7 +410,7 @@ fn trusting(ca: &Path) -> HttpsConnector<HttpConnector> {
 
 /// Exit code and all output of the program.
 pub(crate) async fn queried(arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = std::process::Command::new(gpupack());
+    let mut command = Command::new(gpupack());
     command.args(arguments).env_remove("KUBERNETES_SERVICE_HOST");
     let output = tokio::task::spawn_blocking(move || command.output()).await.expect("no panic");
     let output = output.expect("the program starts");

@@ -14,6 +14,7 @@ use crate::clock;
 use crate::control_plane::Identity;
 use crate::manifests::{self, Mode};
 use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario, pod};
+use crate::node::runtime::NODE;
 use crate::scenarios::containers::restarts;
 
 const UUIDS: &str = "placed.gpupack.dev/uuids";
@@ -156,11 +157,14 @@ fn a_guest_that_ends_late_delays_the_bind_and_no_more() {
     let settings = json!({"pools": {"": {"borrow": "compute"}}, "recall_seconds": 2});
     node_scenario("borrow-late", GpuRuntime::Plain, settings, |node| async move {
         let (first, _) = two_notebooks(&node, 7).await;
+        node.extender.picture(NODE, "borrow-1");
         let began = clock::now();
         node.create(&whole("train")).await;
+        node.extender.picture(NODE, "borrow-2");
         until_bound(&node, "train").await;
         let took = clock::ms(began.elapsed());
         went_home(&node, &first, 1).await;
+        node.extender.picture(NODE, "borrow-3");
         let failed = node.extender.logged("pods that borrow room of its GPUs are being moved");
         assert!(failed > 0 && took > 7_000, "after {took} ms, {failed} binds failed");
         node.figure(&format!("a guest with 7 s of grace: bound after {took} ms, {failed} failed"));

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -212,18 +211,6 @@ async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Dur
     }
 }
 
-/// A picture of the page with the drawer of the GPU open, if a folder is named.
-fn shot(stage: &Stage, node: &Node, name: &str) {
-    let Some(folder) = clock::variable("GPUPACK_SHOTS") else { return };
-    let page = format!("http://{}/#open=gpu:{}%2F0", stage.extender.page_address(), node.name);
-    let file = format!("--screenshot={folder}/{name}.png");
-    let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,760"];
-    // The page never ends to load: events come as long as it is open.
-    let limits = ["20", "chromium", "--timeout=9000"];
-    let taken = Command::new("timeout").args(limits).args(flags).args([&file, &page]).output();
-    taken.expect("chromium is installed");
-}
-
 #[test]
 fn pods_get_mig_instances_that_are_made_for_them() {
     let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
@@ -236,21 +223,21 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         let mut node = Node::start(&stage, false);
         let mut kubelet = Kubelet::default();
         until_divided(&stage.extender, 1).await;
-        shot(&stage, &node, "mig-1");
+        stage.extender.picture(&node.name, "mig-1");
         let mut times = Vec::new();
         for (pod, request) in [("a", REQUESTS[1]), ("b", REQUESTS[0]), ("c", REQUESTS[2])] {
             stage.cluster.add_pods(&[plan(pod, request)]).await;
             times.push(
                 stage.watching.until("bound", LIMIT, |pods| is_bound(pods, pod)).await.as_millis(),
             );
-            shot(&stage, &node, &format!("mig-{}", 1 + times.len()));
+            stage.extender.picture(&node.name, &format!("mig-{}", 1 + times.len()));
         }
         until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("bound after {times:?} ms, each with an instance made for it"));
         stage.cluster.delete_pod("a").await;
         let gone = until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("an instance is removed {} ms after its pod", clock::ms(gone)));
-        shot(&stage, &node, "mig-5");
+        stage.extender.picture(&node.name, "mig-5");
         // Beside c there is a place for one of two; what waits gets the place of c.
         stage.cluster.delete_pod("b").await;
         stage.cluster.add_pods(&[plan("d", REQUESTS[2]), plan("e", REQUESTS[2])]).await;
@@ -321,7 +308,7 @@ fn gpus_are_shared_and_divided_by_turns() {
         let mut node = Node::start(&stage, true);
         let mut kubelet = Kubelet::default();
         until_divided(&stage.extender, 1).await;
-        shot(&stage, &node, "turns-1");
+        stage.extender.picture(&node.name, "turns-1");
         stage.cluster.add_pods(&[PodPlan::fraction("s", "0.5")]).await;
         let alone = bound(&stage, "s").await;
         stage.cluster.add_pods(&[plan("m", REQUESTS[0])]).await;
@@ -329,14 +316,14 @@ fn gpus_are_shared_and_divided_by_turns() {
         assert!(stage.watching.ask(|pods| !is_bound(pods, "m")), "the GPU is shared");
         assert!(!node.is_in_mig_mode());
         kubelet.look(&node, &pods(&stage).await);
-        shot(&stage, &node, "turns-2");
+        stage.extender.picture(&node.name, "turns-2");
         stage.cluster.delete_pod("s").await;
         let to_mig = bound(&stage, "m").await;
         assert!(node.is_in_mig_mode());
         stage.cluster.add_pods(&[PodPlan::fraction("w", "1")]).await;
         until_settled(&stage, &node, &mut kubelet).await;
         assert!(stage.watching.ask(|pods| !is_bound(pods, "w")), "the GPU is divided");
-        shot(&stage, &node, "turns-3");
+        stage.extender.picture(&node.name, "turns-3");
         stage.cluster.delete_pod("m").await;
         let back = bound(&stage, "w").await;
         assert!(!node.is_in_mig_mode());

@@ -5,10 +5,10 @@
 //! variable it is skipped. `GPUPACK_E2E_SEED` decides what breaks when. It prints a line for each
 //! fault, and at the end a table of the times until the next Binding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -20,10 +20,14 @@ use crate::cluster::Cluster;
 use crate::control_plane::Part;
 use crate::extender::faketime;
 use crate::fleet::{A10, A100, Fleet};
+use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
 use crate::replicas::Replicas;
 use crate::testbed::{Testbed, figure, scenario_within};
 use crate::watching::{Pods, Watching};
+
+/// The class of an eighth of the pods. For these, others may be evicted.
+const IMPORTANT: &str = "faults-high";
 
 /// Most pods at a time: more than fit.
 const ALIVE: usize = 300;
@@ -93,6 +97,16 @@ struct Stage {
     replicas: Replicas,
     watching: Watching,
     rng: ChaCha8Rng,
+    /// Pods that went, and whether they were important.
+    gone: BTreeMap<String, bool>,
+}
+
+/// What the users did.
+#[derive(Default)]
+struct Use {
+    created: u64,
+    /// Pods that they ended or deleted, or tried to.
+    ended: BTreeSet<String>,
 }
 
 #[test]
@@ -106,7 +120,8 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         let seed = u64::try_from(clock::number("GPUPACK_E2E_SEED", 1)).expect("64 bits");
         let fleet = Fleet::new().with("faults-a", 8, (4, A100)).with("faults-b", 4, (2, A10));
         bed.cluster.add_nodes(&fleet).await;
-        bed.cluster.add_priority_class("faults-high", 100).await;
+        bed.cluster.add_priority_class(IMPORTANT, 100).await;
+        manifests::apply(&bed.cluster.client, "evict.yaml", Mode::Keep).await;
         let watching = Watching::start_unsteady(bed.cluster.client.clone(), fleet.clone()).await;
         let mut replicas = Replicas::start(&bed, &fleet).await;
         if faketime().is_none() {
@@ -119,11 +134,12 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         }
         let users = tokio::spawn(users(bed.cluster.clone(), seed, clock::now() + time));
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut stage = Stage { bed, replicas, watching, rng };
+        let mut stage = Stage { bed, replicas, watching, rng, gone: BTreeMap::new() };
         let recovered = stage.break_until(clock::now() + time).await;
-        let created = users.await.expect("users go on whatever breaks");
+        let Use { created, ended } = users.await.expect("users go on whatever breaks");
         print_table(&recovered);
         assert!(created >= minutes * PODS_PER_MINUTE / 4, "only {created} pods were created");
+        let evicted = stage.evicted(&ended).await;
         stage.settle().await;
         let events = stage.watching.verdict();
         let faults: usize = recovered.values().map(Vec::len).sum();
@@ -133,8 +149,8 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         figure(
             "faults",
             &format!(
-                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong, \
-                 {expired} watches answered with 410"
+                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong, {evicted} pods \
+                 evicted for more important ones, {expired} watches answered with 410"
             ),
         );
     });
@@ -166,9 +182,40 @@ impl Stage {
             self.until_two_replicas().await;
             let pause = self.rng.random_range(PAUSE_MS);
             tokio::time::sleep(Duration::from_millis(pause)).await;
+            self.note_gone();
             self.watching.forget_gone();
         }
         recovered
+    }
+
+    fn note_gone(&mut self) {
+        let gone = self.watching.ask(|pods| {
+            let gone = pods.values().filter(|seen| seen.gone.is_some()).map(|seen| {
+                let class =
+                    seen.pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
+                (seen.pod.metadata.name.clone().unwrap_or_default(), class == Some(IMPORTANT))
+            });
+            gone.collect::<BTreeMap<_, _>>()
+        });
+        self.gone.extend(gone);
+    }
+
+    /// How many pods went that no user ended: less important ones alone.
+    async fn evicted(&mut self, ended: &BTreeSet<String>) -> usize {
+        self.note_gone();
+        let pods = self.bed.cluster.pods().list(&ListParams::default()).await.expect("all is well");
+        // While the watch lists pods again, they seem to be gone.
+        let alive: BTreeSet<String> =
+            pods.into_iter().filter_map(|pod| pod.metadata.name).collect();
+        let evicted =
+            self.gone.iter().filter(|(name, _)| !ended.contains(*name) && !alive.contains(*name));
+        let (important, less): (Vec<_>, Vec<_>) =
+            evicted.partition(|(_, is_important)| **is_important);
+        assert!(
+            important.is_empty(),
+            "no user ended them, and none is more important: {important:?}"
+        );
+        less.len()
     }
 
     /// The time from `broken` to the next Binding; a minute at most, since all may be full.
@@ -313,10 +360,10 @@ impl Stage {
     }
 }
 
-/// Creates, ends and deletes pods until `end`, whatever the API server says. How many were created.
-async fn users(cluster: Cluster, seed: u64, end: Instant) -> u64 {
+/// Creates, ends and deletes pods until `end`, whatever the API server says.
+async fn users(cluster: Cluster, seed: u64, end: Instant) -> Use {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
-    let (mut created, mut tried, mut alive) = (0, 0, Vec::<String>::new());
+    let (mut tried, mut alive, mut done) = (0, Vec::<String>::new(), Use::default());
     let api = cluster.pods();
     while clock::now() < end {
         tokio::time::sleep(Duration::from_millis(60_000 / PODS_PER_MINUTE)).await;
@@ -324,11 +371,12 @@ async fn users(cluster: Cluster, seed: u64, end: Instant) -> u64 {
         let name = format!("faults-{tried}");
         let pod = plan(&name, &mut rng).to_pod();
         if api.create(&PostParams::default(), &pod).await.is_ok() {
-            created += 1;
+            done.created += 1;
             alive.push(name);
         }
         if alive.len() > ALIVE || rng.random_range(0..2) == 0 && alive.len() > ALIVE / 2 {
             let ended = alive.swap_remove(rng.random_range(0..alive.len()));
+            done.ended.insert(ended.clone());
             let patch = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
             if rng.random_range(0..2) == 0 {
                 let _ = api.patch_status(&ended, &PatchParams::default(), &patch).await;
@@ -342,7 +390,7 @@ async fn users(cluster: Cluster, seed: u64, end: Instant) -> u64 {
             }
         }
     }
-    created
+    done
 }
 
 /// A mix of shapes, selectors and priorities.
@@ -358,7 +406,7 @@ fn plan(name: &str, rng: &mut ChaCha8Rng) -> PodPlan {
         8 => PodPlan::fraction(name, "1"),
         _ => PodPlan::new(name),
     };
-    let plan = if rng.random_range(0..8) == 0 { plan.important("faults-high") } else { plan };
+    let plan = if rng.random_range(0..8) == 0 { plan.important(IMPORTANT) } else { plan };
     match rng.random_range(0..12) {
         0 => plan.only_on("faults-a-01"),
         _ => plan,

@@ -397,6 +397,9 @@ pub struct Tenant {
     /// The device on which it runs, if that is another one of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runs_on: Option<String>,
+    /// Whether it is on its way from there to this device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub comes_home: bool,
 }
 
 /// What limits the memory of one tenant.

@@ -182,6 +182,7 @@ fn tenants(
                 verified: mode(isolation.verified),
             },
             runs_on: reservation.and_then(Reservation::guest_on).map(DeviceId::to_string),
+            comes_home: reservation.is_some_and(Reservation::is_going_home),
         }
     });
     tenants.collect()

@@ -139,8 +139,17 @@ async fn a_bind_that_waits_for_guests_ends_if_its_gpu_is_replaced() {
     // A quarter of GPU-a is left beside the guest's home, so the pod gets GPU-b, where the guest is.
     bed.app.ledger.see_pod(&guest(&bed), bed.app.clock.now());
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let comes_home = async || {
+        let state = bed.text("/v1/state?node=n1").await;
+        let state: Value = serde_json::from_str(&state).unwrap();
+        let tenant = &state["nodes"][0]["devices"][0]["tenants"][0];
+        assert_eq!(tenant["runsOn"], json!("GPU-b"), "{state:#}");
+        tenant["comesHome"].clone()
+    };
+    assert_eq!(comes_home().await, Value::Null);
     let meanwhile = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(comes_home().await, json!(true));
         let uses = ["GPU-a", "GPU-c"]
             .map(|id| json!({"id": id, "usedMib": 0, "healthy": true, "processes": []}));
         let hello = json!({

@@ -169,7 +169,7 @@ function tenantBox(tenant, device, overs, openPod) {
     ["Allocated", share(tenant.allocated.shareMillionths) + " of compute, " + gib(tenant.allocated.memoryMib) + " of memory"],
     ["In use", tenant.usedMib === undefined ? "not known" : gib(tenant.usedMib) + " of memory"],
     ["May use", tenant.limitMib === undefined ? null : "up to " + gib(tenant.limitMib) + " of memory" + (tenant.usedMib > tenant.allocated.memoryMib ? "; it borrows " + gib(tenant.usedMib - tenant.allocated.memoryMib) + ", until another pod needs it" : "")],
-    ["Runs on", tenant.runsOn ? tenant.runsOn + ", until another pod needs that GPU" : null],
+    ["Runs on", tenant.runsOn ? tenant.runsOn + (tenant.comesHome ? "; it is being restarted here" : ", until another pod needs that GPU") : null],
     ["Limited by", limited],
     ["State", { Assumed: "being bound", Confirmed: "placed", Draining: "ended; its processes may still run" }[tenant.state] || tenant.state],
   ]));

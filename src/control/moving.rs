@@ -27,6 +27,8 @@ pub struct Moving {
     restarts: DashMap<PodUid, Vec<Timestamp>>,
     /// When each pod was moved, home or elsewhere.
     moved: DashMap<PodUid, Vec<Timestamp>>,
+    /// When the runtime last refused to start each pod with its device.
+    refused: DashMap<PodUid, Timestamp>,
     /// The pods that are restarted elsewhere while they use no GPU, with their namespaces.
     respreads: DashMap<PodUid, String>,
     /// When pods of each node were.
@@ -102,6 +104,7 @@ impl Moving {
         self.stuck.remove(uid);
         self.restarts.remove(uid);
         self.moved.remove(uid);
+        self.refused.remove(uid);
     }
 
     /// Forgets pods that have nothing any more: a move may have been noted after their end.
@@ -109,11 +112,22 @@ impl Moving {
         self.stuck.retain(|uid| is_held(uid));
         self.restarts.retain(|uid, _| is_held(uid));
         self.moved.retain(|uid, _| is_held(uid));
+        self.refused.retain(|uid, _| is_held(uid));
     }
 
     /// Notes that the container of a pod is restarted on another device than before.
     pub(crate) fn moved(&self, uid: &PodUid, now: Timestamp) {
         note(&mut self.moved.entry(uid.clone()).or_default(), MOVES_COUNT, now);
+    }
+
+    /// Notes that the runtime refuses to start a pod with its device.
+    pub(crate) fn refuse(&self, uid: &PodUid, now: Timestamp) {
+        self.refused.insert(uid.clone(), now);
+    }
+
+    /// Whether the runtime refused to start a pod with its device within [`MOVES_COUNT`].
+    pub(crate) fn is_refused(&self, uid: &PodUid, now: Timestamp) -> bool {
+        self.refused.get(uid).is_some_and(|at| now.since(*at) < MOVES_COUNT)
     }
 
     /// Whether a pod may be restarted elsewhere though no other pod needs that, after it has used no GPU for
@@ -124,6 +138,7 @@ impl Moving {
         within(MOVES_COUNT) < MOST_MOVES
             && within(STAYS * after) == 0
             && !self.is_stuck(uid)
+            && !self.is_refused(uid, now)
             && !self.going_on.contains(uid)
     }
 
@@ -233,7 +248,7 @@ impl Moving {
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
         let of_pods = self.restarts.len() + self.moved.len() + self.respreads.len();
-        let of_pods = of_pods + self.made_way.len();
+        let of_pods = of_pods + self.made_way.len() + self.refused.len();
         self.going_on.len() + self.stuck.len() + of_pods + self.by_node.len()
     }
 }
@@ -297,8 +312,11 @@ mod tests {
         }
         assert!(!moves.may_respread(&uid, after, at(21_599)), "six within six hours");
         assert!(moves.may_respread(&uid, after, at(21_600)));
+        moves.refuse(&uid, at(90_000));
+        assert!(!moves.may_respread(&uid, after, at(111_599)), "another GPU may refuse it, too");
+        assert!(moves.may_respread(&uid, after, at(111_600)));
         moves.stick(&uid);
-        assert!(!moves.may_respread(&uid, after, at(90_000)));
+        assert!(!moves.may_respread(&uid, after, at(120_000)));
         moves.forget(&uid);
         assert_eq!(moves.count(), 1, "the node");
         moves.moved(&uid, at(90_000));

@@ -52,6 +52,7 @@ mod cluster_api {
     mod edits;
     mod evicting;
     mod forged;
+    mod going_home;
     mod kept;
     mod making_room;
     mod on_demand;

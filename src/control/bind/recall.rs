@@ -60,6 +60,10 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
     if !app.leading.is_here() || !app.is_fenced() {
         return;
     }
+    let failed: Vec<PodUid> = app.start_failures.iter().map(|it| it.key().clone()).collect();
+    for uid in failed.iter().filter(|uid| cannot_start(app, uid)) {
+        app.ledger.call_home(uid);
+    }
     for pod in app.ledger.recalled(node) {
         if app.moves.begin(&pod.uid) {
             let worker = Arc::clone(app);
@@ -69,6 +73,11 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
             });
         }
     }
+}
+
+/// Whether the runtime refuses now to start a pod with its device. Its status says so, also to a later process.
+fn cannot_start(app: &App, uid: &PodUid) -> bool {
+    app.start_failures.contains_key(uid) && app.moves.is_refused(uid, app.clock.now())
 }
 
 /// Ends a task, also one that panics.
@@ -314,13 +323,16 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
             false => Next::After(LOOK_AGAIN),
         });
     }
+    let cannot_start = cannot_start(app, &pod.uid);
     // Before it stays: it would be called home again and again. Once *bind* has given up its room is its own.
-    let may_settle = || !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
+    let may_settle = || {
+        !cannot_start && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid)
+    };
     if lack == Lack::Lasts && may_settle() {
         tell_home_in_use(app, pod);
         return Some(Next::After(Duration::ZERO));
     }
-    if app.ledger.let_stay(&pod.uid) {
+    if !cannot_start && app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
     }
     // What others use of its home goes before it comes, and lists must show that it has left.
@@ -550,6 +562,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
     let home = held.placement.devices.first().map(|placed| &placed.id);
     let Some(home) = home else { return };
     let why = match guest.spot {
+        None if cannot_start(app, &pod.uid) => "its container could not be started there".to_owned(),
         None => format!("{} needs the room", names(app, node.as_str(), from, pod.namespace())),
         Some(_) => "its move to another MIG instance was not finished".to_owned(),
     };

@@ -122,8 +122,13 @@ impl Sink for App {
 
     fn start_failed(&self, pod: &SeenPod, failure: &StartFailure) {
         self.tell(&pod.pod, NoticeReason::GpuStartFailed, failure.note());
-        if !pod.is_terminal {
-            self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
+        if pod.is_terminal {
+            return;
+        }
+        self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
+        let container = pod.gpu_container.as_ref();
+        if container.is_some_and(|it| failure.is_of_device_of(&it.name)) {
+            self.moves.refuse(&pod.pod.uid, self.clock.now());
         }
     }
 

@@ -103,6 +103,15 @@ impl StartFailure {
         self.fault
     }
 
+    /// Whether the runtime refused the device of this container, so that it may start with another one.
+    pub fn is_of_device_of(&self, container: &str) -> bool {
+        let is_of_device = match self.fault {
+            StartFault::UnknownDevice | StartFault::UnresolvedName => true,
+            StartFault::NoDriver | StartFault::MemoryLimit => false,
+        };
+        is_of_device && self.container == container
+    }
+
     /// The cause, the fix, and the text of the runtime.
     pub fn note(&self) -> String {
         format!("{self}: {}. The runtime says: {}", self.fault.suggestion(), self.words)
@@ -215,6 +224,10 @@ mod tests {
         ] {
             let state = json!({"waiting": {"reason": "RunContainerError", "message": message}});
             check(json!({ "state": state }), Some(fault));
+            let is_of_device = fault == StartFault::UnresolvedName;
+            let failure = failure(json!({ "state": state })).unwrap();
+            assert_eq!(failure.is_of_device_of("main"), is_of_device, "{message}");
+            assert!(!failure.is_of_device_of("beside"));
             assert!(!fault.suggestion().is_empty() && !fault.cause().is_empty());
         }
         let other = json!({"waiting": {"reason": "RunContainerError", "message": "no such file"}});

@@ -406,6 +406,34 @@ impl Ledger {
         stays
     }
 
+    /// Calls a guest home that cannot start where it is one. Not one that is on its way there: its home may be in
+    /// use by the container before.
+    pub fn call_home(&self, uid: &PodUid) {
+        let is_there = |node_state: &NodeState| {
+            node_state.reservation(uid).is_some_and(|held| {
+                let is_settled = match held.departure {
+                    Departure::Stays | Departure::Arrives { clean_lists: Some(_) } => true,
+                    Departure::Arrives { clean_lists: None }
+                    | Departure::Recalled
+                    | Departure::Restarted { .. }
+                    | Departure::Gone
+                    | Departure::Settling => false,
+                };
+                is_settled
+                    && held.state == ReservationState::Confirmed
+                    && held.guest_on().is_some()
+                    && !held.changes_instances()
+            })
+        };
+        if self.look_at_guest(uid, is_there) {
+            self.change_guest(uid, |node_state| {
+                if is_there(node_state) {
+                    node_state.recall(std::slice::from_ref(uid));
+                }
+            });
+        }
+    }
+
     /// Notes the move that is written on a guest from now on, or that none is.
     pub fn write_move(&self, uid: &PodUid, leaving: Option<Move>) {
         self.change_guest(uid, |node_state| node_state.write_move(uid, leaving));

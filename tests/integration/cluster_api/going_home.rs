@@ -1,0 +1,320 @@
+//! A guest on its way home, in virtual time: kubelet and the agent do what a test says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupack::cli::serve::extender::settings;
+use gpupack::clock::{Clock, SimulatedTime};
+use gpupack::config::file::Config;
+use gpupack::control::loops;
+use gpupack::control::shared::app::{App, ClusterTruth, Truth};
+use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule, PoolRules};
+use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
+use gpupack::kube_api::request::placement::{FenceWriter, encode};
+use gpupack::kube_api::write::events::{NoticeWriter, notices};
+use gpupack::kube_api::write::term::Term;
+use gpupack::kube_api::write::writer::ApiWriter;
+use gpupack::ledger::nodes::state::{Ledger, Settings};
+use gpupack::model::reservation::{Departure, Guest, PlacedDevice, Placement};
+use gpupack::server::api::reports;
+use gpupack::step::outside::Outside;
+use serde_json::{Value, json};
+
+use crate::harness::api_server::{Fake, TIMEOUT};
+use crate::harness::steps::carry_out;
+
+/// What NVIDIA's runtime says of a device that the driver has lost.
+const LOST: &str = "failed to get device handle from UUID: Not Found: unknown";
+
+/// A pod that has half of GPU-a and runs on GPU-b.
+fn guest() -> Value {
+    let id = |name: &str| DeviceId::new(name).unwrap();
+    let demand = Demand { memory: MemMib::new(11_500), share: Share::from_millionths(500_000) };
+    let placement = Placement {
+        node: NodeName::new("n1"),
+        devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
+        isolation: ConfiguredIsolation::None,
+        guest: Some(Guest { on: id("GPU-b"), spot: None, leaving: None }),
+        spots: Vec::new(),
+    };
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"uid": "guest", "namespace": "team-a", "name": "guest", "resourceVersion": "1",
+            "annotations": {"gpu-fraction": "0.5", "gpu-fraction.limit": "1",
+                "gpupack.dev/movable": "restart"}},
+        "spec": {"schedulerName": "gpupack", "nodeName": "n1", "containers": [{"name": "main",
+            "resources": {"requests": {"cpu": "100m"}},
+            "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
+    });
+    for (key, value) in encode(&placement).unwrap() {
+        pod["metadata"]["annotations"][key] = value.into();
+    }
+    pod
+}
+
+/// One process of gpupack with a node of two GPUs, and what is around it.
+struct Bed {
+    time: &'static SimulatedTime,
+    now: u64,
+    app: Arc<App>,
+    watch: PodWatch,
+    writer: NoticeWriter,
+    fake: Fake,
+    runtime: tokio::runtime::Runtime,
+    _running: loops::Running,
+    pod: Value,
+    /// The GPU on which the agent sees a process of the pod; `None` for none.
+    process_on: Option<&'static str>,
+    reports: u64,
+    /// Whether the agent reports.
+    is_reporting: bool,
+    resizes: usize,
+}
+
+impl Bed {
+    fn new(pod: Value) -> Self {
+        let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(1_000_000)));
+        let clock = Clock::simulated(time);
+        let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+        let pools = PoolRules::new([(PoolName::new(""), lends)]);
+        let config = Config { pools: pools.clone(), ..Config::default() };
+        let term = Term::alone(clock, FenceWriter::random());
+        let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let fake = Fake::with_pod();
+        let client = {
+            let _entered = runtime.enter();
+            fake.client()
+        };
+        let (events, queue) = notices(client, "replica-0".to_owned(), 99, TIMEOUT);
+        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: events, replica: None }));
+        let ledger = Arc::new(Ledger::new(Settings { first_session: 1, ..settings(&config, &clock) }));
+        ledger.share_by(pools);
+        let app = Arc::new(App::new(ledger, clock, config, truth));
+        let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
+        app.ledger.see_node(&NodeName::new("n1"), host, PoolName::new(""));
+        let sink: Arc<dyn Sink> = app.clone();
+        let watch = PodWatch::new(Arc::clone(&app.ledger), sink, clock);
+        let running = loops::start(&app);
+        let mut bed = Self {
+            time,
+            now: 0,
+            app,
+            watch,
+            writer: queue,
+            fake,
+            runtime,
+            _running: running,
+            pod,
+            process_on: None,
+            reports: 0,
+            is_reporting: true,
+            resizes: 0,
+        };
+        bed.watch.take(WatchEvent::ListBegins);
+        bed.show();
+        bed.watch.take(WatchEvent::ListEnds);
+        bed.app.ledger.set_listed(bed.app.clock.now());
+        bed.report();
+        bed.app.set_fenced();
+        bed
+    }
+
+    /// The watch shows the pod as it is.
+    fn show(&mut self) {
+        let seen = SeenPod::from_json(&self.pod.to_string()).unwrap();
+        self.watch.take(WatchEvent::Seen(seen));
+    }
+
+    fn report(&mut self) {
+        self.reports += 1;
+        let uses = ["GPU-a", "GPU-b"].map(|id| {
+            let is_there = self.process_on == Some(id);
+            let process = json!({"pid": 7, "podUid": "guest", "memoryMib": 100});
+            json!({"id": id, "usedMib": if is_there { 100 } else { 0 }, "healthy": true,
+                "processes": is_there.then_some(process).into_iter().collect::<Vec<_>>()})
+        });
+        let gpu = |at: usize, id: &str| {
+            json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
+                "reservedMib": 0, "kind": "Gpu", "healthy": true})
+        };
+        let mut report = json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": "agent",
+            "sequence": self.reports, "devices": uses});
+        match self.reports {
+            1 => report["inventory"] = json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")]),
+            _ => report["session"] = 1.into(),
+        }
+        let (status, body) = reports::answer(&self.app, "n1", report.to_string().as_bytes());
+        assert!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body));
+    }
+
+    /// Lets time pass in steps of 50 ms, with a report in each second.
+    fn pass(&mut self, seconds: u64) {
+        let until = self.now + 1_000 * seconds;
+        while self.now < until {
+            self.now += 50;
+            let now = Timestamp::from_millis(self.now);
+            self.time.set(now);
+            let app = Arc::clone(&self.app);
+            carry_out(&app, now, |request| self.answer(request));
+            if self.is_reporting && self.now.is_multiple_of(1_000) {
+                self.report();
+            }
+        }
+    }
+
+    /// The API server: it keeps the pod, and the watch shows each change.
+    fn answer(&mut self, request: &hyper::Request<Vec<u8>>) -> (u16, Value) {
+        let path = request.uri().path();
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        if !path.contains("/pods/guest") {
+            return (404, json!({}));
+        }
+        if request.method().as_str() == "PATCH" {
+            let metadata = &mut self.pod["metadata"];
+            if body["metadata"]["resourceVersion"] != metadata["resourceVersion"] {
+                return (409, json!({"kind": "Status", "status": "Failure", "code": 409}));
+            }
+            let written = body["metadata"]["annotations"].as_object().cloned();
+            for (key, value) in written.into_iter().flatten() {
+                metadata["annotations"][key] = value;
+            }
+            let version: u64 = metadata["resourceVersion"].as_str().unwrap().parse().unwrap();
+            metadata["resourceVersion"] = (version + 1).to_string().into();
+            if path.ends_with("/resize") {
+                self.resizes += 1;
+                let resources = &body["spec"]["containers"][0]["resources"];
+                self.pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] =
+                    resources["requests"]["cpu"].clone();
+            }
+            self.show();
+        }
+        (200, self.pod.clone())
+    }
+
+    /// Kubelet's status of the container: it has carried out the CPU request that the pod has.
+    fn status(&mut self, id: &str, state: Value) {
+        let requests = self.pod["spec"]["containers"][0]["resources"]["requests"].clone();
+        self.pod["status"] = json!({"phase": "Running", "containerStatuses": [{"name": "main",
+            "image": "", "imageID": "", "ready": false, "restartCount": 1, "containerID": id,
+            "state": state, "resources": {"requests": requests}}]});
+        self.show();
+    }
+
+    /// The runtime refuses to start the container.
+    fn refuse(&mut self) {
+        let waiting = json!({"reason": "RunContainerError", "message": LOST});
+        self.status("containerd://1", json!({"waiting": waiting}));
+    }
+
+    fn run(&mut self, id: &str, on: &'static str) {
+        self.process_on = Some(on);
+        self.status(id, json!({"running": {}}));
+    }
+
+    fn departure(&self) -> Departure {
+        self.app.ledger.reservation(&PodUid::new("guest")).unwrap().departure
+    }
+
+    /// Where its next container starts, as the annotation says.
+    fn starts_on(&self) -> Value {
+        self.pod["metadata"]["annotations"]["placed.gpupack.dev/uuids"].clone()
+    }
+
+    /// Calls it home because another pod needs the room.
+    fn need_room(&self) {
+        let other = json!({"metadata": {"uid": "train", "namespace": "team-a", "name": "train",
+                "resourceVersion": "7", "annotations": {"gpu-fraction": "1"}},
+            "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}});
+        let other = SeenPod::from_json(&other.to_string()).unwrap();
+        let query = self.app.query(&other).unwrap();
+        self.app.ledger.reserve(&other.pod, "n1", &query, self.app.clock.now()).unwrap();
+    }
+
+    /// The events that were written, as reason and note.
+    fn told(self) -> Vec<(String, String)> {
+        self.app.ledger.audit().unwrap();
+        let running = tokio::time::timeout;
+        self.runtime.block_on(async {
+            let _ended = running(Duration::from_millis(300), self.writer.run()).await;
+        });
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let events = self.fake.bed(|bed| std::mem::take(&mut bed.events));
+        events.iter().map(|it| (text(&it["reason"]), text(&it["note"]))).collect()
+    }
+}
+
+/// How often a reason is told.
+fn count(told: &[(String, String)], reason: &str) -> usize {
+    told.iter().filter(|(it, _)| it == reason).count()
+}
+
+#[test]
+fn a_guest_that_cannot_start_where_it_is_one_is_sent_home_once() {
+    // The second process of gpupack has seen nothing of what came before.
+    for is_started_again in [false, true] {
+        let mut bed = Bed::new(guest());
+        bed.refuse();
+        if is_started_again {
+            bed = Bed::new(bed.pod);
+        }
+        assert_eq!(bed.starts_on(), "GPU-b");
+        bed.pass(2);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1));
+        bed.refuse(); // kubelet has not tried again yet
+        bed.pass(5);
+        assert_eq!(bed.departure(), Departure::Gone);
+        bed.refuse(); // at home, too
+        let written = bed.pod["metadata"]["resourceVersion"].clone();
+        bed.pass(60);
+        assert_eq!(bed.pod["metadata"]["resourceVersion"], written, "nothing is written any more");
+        let told = bed.told();
+        let moved: Vec<_> = told.iter().filter(|(reason, _)| reason == "GpuMoved").collect();
+        assert_eq!(moved.len(), 1, "{told:?}");
+        assert!(moved[0].1.contains("its container could not be started there"), "{moved:?}");
+        assert!(count(&told, "GpuStartFailed") >= 1 && count(&told, "GpuMoveFailed") == 0);
+    }
+}
+
+#[test]
+fn a_guest_that_starts_after_all_stays_and_without_reports_none_is_moved() {
+    let mut bed = Bed::new(guest());
+    bed.is_reporting = false;
+    bed.pass(20);
+    bed.refuse();
+    bed.pass(20);
+    assert_eq!((bed.departure(), bed.starts_on()), (Departure::Recalled, json!("GPU-b")));
+    bed.run("containerd://2", "GPU-b");
+    bed.pass(5);
+    assert_eq!((bed.departure(), bed.starts_on()), (Departure::Stays, json!("GPU-b")));
+    bed.is_reporting = true;
+    bed.pass(20);
+    assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+}
+
+#[test]
+fn a_guest_counts_on_both_gpus_after_a_minute_in_which_kubelet_shows_no_sign_of_its_resize() {
+    let mut bed = Bed::new(guest());
+    bed.run("containerd://1", "GPU-b");
+    bed.need_room();
+    bed.pass(2);
+    assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1));
+    bed.pass(57);
+    assert_eq!(bed.departure(), Departure::Recalled);
+    bed.pass(5);
+    assert_eq!((bed.departure(), bed.resizes), (Departure::Settling, 1));
+    let node = bed.app.ledger.node("n1").unwrap();
+    let uid = PodUid::new("guest");
+    assert!(node.devices().iter().all(|device| device.tenants().contains_key(&uid)));
+    assert_eq!(bed.starts_on(), "GPU-a", "a late kubelet still moves it");
+    bed.run("containerd://2", "GPU-a");
+    bed.pass(12);
+    assert_eq!(bed.departure(), Departure::Gone);
+    let told = bed.told();
+    let fails: Vec<_> = told.iter().filter(|(reason, _)| reason == "GpuMoveFailed").collect();
+    assert_eq!(fails.len(), 1, "{told:?}");
+    assert!(fails[0].1.contains("did not carry out its resize within 60 s"), "{fails:?}");
+}

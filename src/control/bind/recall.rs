@@ -43,6 +43,9 @@ const TRY_SLOWLY: Duration = Duration::from_secs(5);
 /// How long kubelet may take to show that it restarts a container.
 const SILENT_FOR: Duration = Duration::from_secs(60);
 
+/// How long processes may be seen where a pod was a guest, after its container has ended there.
+const LEFT_FOR: Duration = Duration::from_secs(30);
+
 /// How long one task stays with a move. Then the next tick begins another one.
 pub(crate) const STAY_FOR: Duration = Duration::from_secs(60);
 
@@ -97,7 +100,8 @@ async fn send_home(app: &Arc<App>, pod: &PodRef) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Ok(key) = PodKey::of(pod) else { return };
     let (began, mut waits) = (app.clock.now(), Waits::default());
-    let stays = |waits: &Waits| app.clock.now().since(began) < STAY_FOR || waits.kubelet.is_some();
+    let is_young = || app.clock.now().since(began) < STAY_FOR;
+    let stays = |waits: &Waits| is_young() || waits.kubelet.is_some() || waits.processes.is_some();
     while stays(&waits) && app.leading.is_here() {
         match step(app, cluster, (pod, &key), &mut waits).await {
             Next::Done => return,
@@ -113,6 +117,8 @@ struct Waits {
     memory: Option<Timestamp>,
     /// For a sign of kubelet, which is to restart its container.
     kubelet: Option<Timestamp>,
+    /// For the end of its processes where it was a guest.
+    processes: Option<Timestamp>,
 }
 
 /// The next step of a move home.
@@ -125,11 +131,12 @@ async fn step(
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
     match (held.state, held.departure) {
-        (ReservationState::Assumed { .. }, _) | (_, Departure::Restarted { .. }) => {
-            return Next::After(LOOK_AGAIN);
-        }
+        (ReservationState::Assumed { .. }, _) => return Next::After(LOOK_AGAIN),
         (ReservationState::Draining { .. }, _)
         | (_, Departure::Stays | Departure::Arrives { .. }) => return Next::Done,
+        (ReservationState::Confirmed, Departure::Restarted { since, .. }) => {
+            return wait_for_processes(app, (pod, &held), since, &mut waits.processes);
+        }
         (ReservationState::Confirmed, Departure::Gone) => {
             app.metrics.moved(MoveReason::Recall, MoveResult::Done);
             app.moves.unstick(&pod.uid); // kubelet was late
@@ -305,6 +312,33 @@ fn lasts_for(
     now.since(*since.insert(since.unwrap_or(now).max(resumed.unwrap_or_default())))
 }
 
+/// Waits until lists show no process of a pod where it was a guest. It says so once if they still do after
+/// [`LEFT_FOR`]. `shown` is when the last one did, or since when the container has ended.
+fn wait_for_processes(
+    app: &App,
+    (pod, held): (&PodRef, &Reservation),
+    shown: Timestamp,
+    waits: &mut Option<Timestamp>,
+) -> Next {
+    let now = app.clock.now();
+    let is_long = lasts_for(waits, now, app.pulse.resumed(now)) >= LEFT_FOR;
+    // Without lists nothing is seen: the node does not report.
+    if !is_long || now.since(shown) >= LEFT_FOR {
+        return Next::After(LOOK_AGAIN);
+    }
+    let on = held.guest_on().map(ToString::to_string).unwrap_or_default();
+    let (node, seconds) = (&held.placement.node, LEFT_FOR.as_secs());
+    app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
+    tracing::warn!(pod_uid = %pod.uid, %pod, %node, on, "a pod that was moved home still has processes where it was");
+    let note = format!(
+        "{seconds} seconds after its container was restarted to move it home it still has a process on {on} of node \
+         {node}: one that does not end, or its new container was started there; the room is free when that ends, so \
+         delete the pod if it does not"
+    );
+    app.tell(pod, NoticeReason::GpuMoveFailed, note);
+    Next::Done
+}
+
 /// Says that a guest is allocated the GPU on which it runs, because others keep memory of its own one.
 fn tell_home_in_use(app: &App, pod: &PodRef) {
     app.metrics.moved(MoveReason::Recall, MoveResult::Failed);
@@ -325,9 +359,8 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     }
     let cannot_start = cannot_start(app, &pod.uid);
     // Before it stays: it would be called home again and again. Once *bind* has given up its room is its own.
-    let may_settle = || {
-        !cannot_start && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid)
-    };
+    let may_settle =
+        || !cannot_start && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
     if lack == Lack::Lasts && may_settle() {
         tell_home_in_use(app, pod);
         return Some(Next::After(Duration::ZERO));
@@ -562,7 +595,9 @@ fn tell_moved(app: &App, known: &Known<'_>) {
     let home = held.placement.devices.first().map(|placed| &placed.id);
     let Some(home) = home else { return };
     let why = match guest.spot {
-        None if cannot_start(app, &pod.uid) => "its container could not be started there".to_owned(),
+        None if cannot_start(app, &pod.uid) => {
+            "its container could not be started there".to_owned()
+        }
         None => format!("{} needs the room", names(app, node.as_str(), from, pod.namespace())),
         Some(_) => "its move to another MIG instance was not finished".to_owned(),
     };

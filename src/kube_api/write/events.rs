@@ -80,7 +80,7 @@ pub enum NoticeReason {
     GpuPreempted,
     /// It runs on another GPU of its node now, because another pod needs the room.
     GpuMoved,
-    /// It could not be moved, so it is allocated the room where it runs.
+    /// It could not be moved, so it is allocated the room where it runs; or a process of it is left where it ran.
     GpuMoveFailed,
     /// Memory above the pod's request is taken back.
     GpuMemoryTakenBack,

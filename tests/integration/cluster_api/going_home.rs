@@ -14,7 +14,7 @@ use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Time
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::request::placement::{FenceWriter, encode};
-use gpupack::kube_api::write::events::{NoticeWriter, notices};
+use gpupack::kube_api::write::events::{NoticeReason, NoticeWriter, notices};
 use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
@@ -90,8 +90,10 @@ impl Bed {
             fake.client()
         };
         let (events, queue) = notices(client, "replica-0".to_owned(), 99, TIMEOUT);
-        let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices: events, replica: None }));
-        let ledger = Arc::new(Ledger::new(Settings { first_session: 1, ..settings(&config, &clock) }));
+        let truth =
+            Truth::Cluster(Box::new(ClusterTruth { writer, notices: events, replica: None }));
+        let ledger =
+            Arc::new(Ledger::new(Settings { first_session: 1, ..settings(&config, &clock) }));
         ledger.share_by(pools);
         let app = Arc::new(App::new(ledger, clock, config, truth));
         let host = HostAmount { cpu: MilliCpu::new(64_000), memory: MemMib::new(1 << 18) };
@@ -317,4 +319,32 @@ fn a_guest_counts_on_both_gpus_after_a_minute_in_which_kubelet_shows_no_sign_of_
     let fails: Vec<_> = told.iter().filter(|(reason, _)| reason == "GpuMoveFailed").collect();
     assert_eq!(fails.len(), 1, "{told:?}");
     assert!(fails[0].1.contains("did not carry out its resize within 60 s"), "{fails:?}");
+}
+
+/// Its container does not end at all, or the next one was started where the one before ran.
+#[test]
+fn a_process_that_is_left_where_a_pod_was_a_guest_is_told_once() {
+    for reports in [true, false] {
+        let mut bed = Bed::new(guest());
+        bed.run("containerd://1", "GPU-b");
+        bed.need_room();
+        bed.pass(2);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1));
+        bed.run("containerd://2", "GPU-b");
+        bed.is_reporting = reports;
+        bed.pass(29);
+        let uid = PodUid::new("guest");
+        assert!(matches!(bed.departure(), Departure::Restarted { .. }), "{:?}", bed.departure());
+        let is_told = |bed: &Bed| !bed.app.is_due(&uid, NoticeReason::GpuMoveFailed);
+        assert!(!is_told(&bed));
+        bed.pass(3);
+        assert_eq!(is_told(&bed), reports, "without lists nothing is seen");
+        bed.pass(120);
+        bed.is_reporting = true;
+        bed.run("containerd://3", "GPU-a");
+        bed.pass(5);
+        assert_eq!((bed.departure(), bed.resizes), (Departure::Gone, 1));
+        let told = bed.told();
+        assert_eq!(count(&told, "GpuMoveFailed"), usize::from(reports), "{told:?}");
+    }
 }

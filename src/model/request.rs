@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
 use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::mig::{Geometry, Profile};
+use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
 use crate::model::rejection::Rejection;
@@ -52,6 +53,36 @@ pub enum Limit {
     Fraction(Share),
     /// Up to this much memory.
     Memory(MemMib),
+}
+
+impl Limit {
+    /// The memory that it means of a device with this `capacity`: whole slots, rounded down, where the device has
+    /// slots. That can be less than the request.
+    pub fn memory_of(self, replicas: Option<Replicas>, capacity: MemMib) -> MemMib {
+        match (self, replicas) {
+            (_, Some(replicas)) => replicas.amount(self.slots(replicas, capacity), capacity).memory,
+            (Self::Fraction(share), None) => share.min(Share::WHOLE).of(capacity),
+            (Self::Memory(memory), None) => memory,
+        }
+    }
+
+    /// The compute that it means, likewise; `None` if it says nothing of compute.
+    pub fn share_of(self, replicas: Option<Replicas>) -> Option<Share> {
+        let Self::Fraction(share) = self else { return None };
+        let whole = |replicas: Replicas| {
+            replicas.amount(self.slots(replicas, MemMib::ZERO), MemMib::ZERO).share
+        };
+        Some(replicas.map_or(share.min(Share::WHOLE), whole))
+    }
+
+    /// The whole slots in it.
+    fn slots(self, replicas: Replicas, capacity: MemMib) -> u32 {
+        let all = match self {
+            Self::Fraction(share) => Demand { memory: capacity, share },
+            Self::Memory(memory) => Demand { memory, share: Share::WHOLE },
+        };
+        replicas.slots_in(all, capacity)
+    }
 }
 
 /// The weakest isolation from neighbors that a pod accepts.
@@ -359,6 +390,30 @@ mod tests {
                 (memory, share),
                 "{amount:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_limit_is_rounded_down_to_whole_slots() {
+        let memory = |mib| Limit::Memory(MemMib::new(mib));
+        let share = |millionths| Limit::Fraction(Share::from_millionths(millionths));
+        for (limit, slots, mib, millionths) in [
+            (share(600_000), None, 9_216, Some(600_000)),
+            (share(600_000), Some(4), 7_680, Some(500_000)),
+            (share(200_000), Some(4), 0, Some(0)),
+            (share(500_000), Some(4), 7_680, Some(500_000)),
+            (share(333_333), Some(3), 5_120, Some(333_333)), // to the MiB, as a request is
+            (share(666_666), Some(3), 10_240, Some(666_666)),
+            (share(1_000_000), Some(3), 15_360, Some(1_000_000)),
+            (share(1_200_000), None, 15_360, Some(1_000_000)),
+            (memory(8_000), None, 8_000, None),
+            (memory(8_000), Some(4), 7_680, None),
+            (memory(20_000), Some(4), 15_360, None),
+        ] {
+            let replicas = slots.and_then(Replicas::new);
+            let found = limit.memory_of(replicas, MemMib::new(15_360)).mib();
+            let share = limit.share_of(replicas).map(Share::millionths);
+            assert_eq!((found, share), (mib, millionths), "{limit:?} in {slots:?}");
         }
     }
 

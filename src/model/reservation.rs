@@ -232,9 +232,10 @@ impl Reservation {
         let Borrow::Memory { most } = rule.borrow else { return None };
         let request = self.request.as_ref()?;
         let limit = match request.limit? {
-            Limit::Fraction(share) => share.min(most).of(capacity),
-            Limit::Memory(memory) => memory.min(most.of(capacity)),
+            Limit::Fraction(share) => Limit::Fraction(share.min(most)),
+            Limit::Memory(memory) => Limit::Memory(memory.min(most.of(capacity))),
         };
+        let limit = limit.memory_of(rule.replicas, capacity);
         let is_borrower = self.may_borrow()
             && self.borrowed != BorrowedMemory::Kept
             && rule.enforcement == Enforcement::None;
@@ -245,10 +246,8 @@ impl Reservation {
     pub fn compute_limit(&self, rule: PoolRule, demand: Demand) -> Share {
         let limit = self.request.as_ref().and_then(|request| request.limit);
         let lends = rule.borrow != Borrow::None && rule.enforcement == Enforcement::None;
-        match limit.filter(|_| lends) {
-            Some(Limit::Fraction(share)) => demand.share.max(share.min(Share::WHOLE)),
-            None | Some(Limit::Memory(_)) => demand.share,
-        }
+        let limit = limit.filter(|_| lends).and_then(|limit| limit.share_of(rule.replicas));
+        limit.map_or(demand.share, |limit| limit.max(demand.share))
     }
 
     /// What is written on its pod once it is allocated the room where it is a guest.

@@ -14,7 +14,6 @@ use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::request::Limit;
 use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::lent_memory::Taken;
@@ -389,10 +388,13 @@ fn has_room(node: &NodeState, uid: &PodUid, taken: fn(&DeviceState) -> Option<De
 /// Whether a pod may be a guest: its container can be restarted elsewhere, and it may use more than
 /// it requests.
 fn is_borrower(held: &Reservation, demand: Demand, home: &DeviceState) -> bool {
+    let (replicas, capacity) = (home.rule().replicas, home.capacity().memory);
     let is_above = match held.request.as_ref().and_then(|request| request.limit) {
         None => false,
-        Some(Limit::Fraction(limit)) => limit > demand.share,
-        Some(Limit::Memory(limit)) => limit > demand.memory,
+        Some(limit) => match limit.share_of(replicas) {
+            Some(limit) => limit > demand.share,
+            None => limit.memory_of(replicas, capacity) > demand.memory,
+        },
     };
     held.may_borrow() && is_above && demand != home.capacity()
 }

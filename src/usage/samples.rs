@@ -15,7 +15,6 @@ use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::LedgerEvent;
 use crate::model::isolation::Rules;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::request::Limit;
 use crate::model::reservation::{PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
 
@@ -283,11 +282,7 @@ fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: 
     };
     let capacity = on_it.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
-    let limit = match limit {
-        None => MemMib::ZERO,
-        Some(Limit::Fraction(share)) => share.min(Share::WHOLE).of(capacity),
-        Some(Limit::Memory(memory)) => memory,
-    };
+    let limit = limit.map_or(MemMib::ZERO, |it| it.memory_of(on_it.rule().replicas, capacity));
     let lent = on_it.memory_limit(&held.pod.uid).unwrap_or(MemMib::ZERO);
     if mutated(Mutation::EvictsWithinShare) {
         return MemMib::new(allocated.memory.mib() / 2);

@@ -4,9 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
+use crate::hardware::pool::Borrow;
 use crate::hardware::spots::Spot;
+use crate::hardware::units::Demand;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
+use crate::model::node_state::NodeState;
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 use crate::model::reservation::{PodRef, Reservation};
@@ -261,6 +264,26 @@ pub(crate) fn restarts(count: usize) -> String {
         1 => "; a pod that borrows its room is restarted first, which takes seconds".to_owned(),
         _ => {
             format!("; {count} pods that borrow its room are restarted first, which takes seconds")
+        }
+    }
+}
+
+/// How much a pod with a limit may use where it runs, in a pool that lends, as the end of a sentence. Limits are
+/// whole slots where a device has slots.
+pub(crate) fn limit(node: &NodeState, held: &Reservation) -> String {
+    let [placed] = &held.placement.devices[..] else { return String::new() };
+    let on = held.guest_on().filter(|_| !held.is_going_home()).unwrap_or(&placed.id);
+    let device = node.devices().iter().find(|it| it.device().id == *on);
+    let has_limit = held.request.as_ref().is_some_and(|request| request.limit.is_some());
+    let Some(device) = device.filter(|it| has_limit && it.rule().borrow != Borrow::None) else {
+        return String::new();
+    };
+    let share = held.compute_limit(device.rule(), placed.demand);
+    let memory = device.memory_limit(&held.pod.uid).unwrap_or(placed.demand.memory);
+    match placed.demand == (Demand { memory, share }) {
+        true => "; its limit lends it nothing there".to_owned(),
+        false => {
+            format!("; while that is free there, it may use {share} of the compute and {memory}")
         }
     }
 }

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
-use crate::hardware::pool::PoolRule;
+use crate::hardware::pool::{PoolRule, Replicas};
 use crate::hardware::units::Timestamp;
 use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::policy::Policy;
-use crate::model::request::{Amount, GpuRequest, Isolation, Movable};
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
 use crate::model::reservation::{Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
@@ -824,4 +824,36 @@ fn a_pod_that_is_away_may_still_have_its_limit_at_home() {
     assert_eq!(ordered(&node), (3, "p=500 q=500".to_owned()));
     put_in_force(&mut node, 3);
     assert!(may_go_home(&node, &PodUid::new("p")));
+}
+
+#[test]
+fn a_limit_in_a_pool_with_slots_is_whole_slots() {
+    let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+    let rule = PoolRule { replicas: Replicas::new(4), ..node.rule() };
+    node.share_by(rule, &mut DeviceClasses::default());
+    node.allocate(Reservation { request: None, ..movable("q", "A", 250) });
+    let pod = |limit| {
+        let mut request = GpuRequest::one(Amount::Fraction(Share::from_millionths(300_000)));
+        request.limit = Some(limit);
+        request.movable = Movable::Restart;
+        Reservation { request: Some(Arc::new(request)), ..movable("p", "A", 500) }
+    };
+    for (limit, memory, share) in [
+        (Limit::Fraction(Share::from_millionths(900_000)), Some(750), 750_000),
+        (Limit::Fraction(Share::from_millionths(740_000)), None, 500_000),
+        (Limit::Fraction(Share::from_millionths(400_000)), None, 500_000),
+        (Limit::Fraction(Share::WHOLE), Some(1_000), 1_000_000),
+        (Limit::Memory(MemMib::new(999)), Some(750), 500_000),
+    ] {
+        let held = pod(limit);
+        let demand = held.placement.devices[0].demand;
+        let found = held.memory_limit(rule, demand, MemMib::new(1_000)).map(MemMib::mib);
+        assert_eq!(
+            (found, held.compute_limit(rule, demand).millionths()),
+            (memory, share),
+            "{limit:?}"
+        );
+        node.allocate(held.clone());
+        assert_eq!(start_place(&node, &held).is_some(), memory.is_some(), "{limit:?}");
+    }
 }

@@ -74,11 +74,12 @@ pub fn explain_named(
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({:?}){}{}{}{}",
+            "placed on node {}, {} ({:?}){}{}{}{}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
             wording::guest(held),
+            wording::limit(node, held),
             if is_over { OVER_QUOTA } else { "" },
             excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()

@@ -6,7 +6,7 @@ use crate::ledger::fixture::{bound, hello, ledger, report, say, seconds, uid};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::ProcessUse;
 use crate::model::isolation::DriverLimits;
-use crate::model::request::Movable;
+use crate::model::request::{Limit, Movable};
 use crate::model::reservation::Guest;
 use crate::usage::node_details::DetailsReport;
 

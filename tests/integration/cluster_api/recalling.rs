@@ -192,3 +192,40 @@ async fn a_bind_waits_for_a_guest_whose_memory_could_not_be_taken_back() {
     assert_eq!(error, "");
     bed.app.ledger.audit().unwrap();
 }
+
+#[tokio::test]
+async fn explain_says_who_goes_home_for_a_pod_and_how_much_a_guest_may_use() {
+    let fake = Fake::with_pod();
+    let bed = lending(&fake, Duration::from_secs(1)).await;
+    let explain = async |pod: &str| {
+        let text = bed.text(&format!("/v1/explain?pod=team-a/{pod}")).await;
+        let found: Value = serde_json::from_str(&text).unwrap();
+        (found["verdict"].as_str().unwrap().to_owned(), found["restarts"].clone())
+    };
+    bed.filter(&pod_of(&fake)).await;
+    let (verdict, restarts) = explain("infer").await;
+    assert!(!verdict.contains("restarted") && restarts == 0, "{verdict}");
+
+    let mut own = pod_named("guest", 0);
+    own["metadata"]["annotations"] = json!({"gpu-fraction": "0.75", "gpu-fraction.limit": "1",
+        "gpupack.dev/movable": "restart"});
+    let own = SeenPod::from_json(&own.to_string()).unwrap();
+    let request = bed.app.query(&own).and_then(|query| query.gpu).map(Arc::new);
+    bed.app.ledger.see_pod(&PodFact { request, ..guest(&bed) }, bed.app.clock.now());
+    bed.filter(&pod_of(&fake)).await;
+    let (verdict, restarts) = explain("infer").await;
+    assert!(verdict.contains("a pod that borrows its room is restarted first"), "{verdict}");
+    assert_eq!(restarts, 1);
+    let (verdict, _) = explain("guest").await;
+    for part in [
+        "GPU-a (Confirmed); it runs on GPU-b until another pod needs that",
+        "; while that is free there, it may use 1 of the compute and 17250 MiB",
+    ] {
+        assert!(verdict.contains(part), "{verdict}");
+    }
+    let infer = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
+    let query = bed.app.query(&infer).unwrap();
+    bed.app.ledger.reserve(&infer.pod, "n1", &query, bed.app.clock.now()).unwrap();
+    let (verdict, _) = explain("guest").await;
+    assert!(verdict.contains("; it is being moved there from GPU-b"), "{verdict}");
+}

@@ -329,6 +329,24 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_of_a_tenant_is_what_it_may_use_or_else_what_it_is_allocated() {
+        let cells = |tenant: serde_json::Value| {
+            let tenant = serde_json::from_value(tenant).unwrap();
+            let (node, device_id) = ("n1".to_owned(), "GPU-a".to_owned());
+            let cells = TenantItem { node, device_index: 0, device_id, tenant }.cells(true);
+            let at = |title| TenantItem::TITLES.iter().position(|it| *it == title).unwrap();
+            [at("REQUEST"), at("LIMIT"), at("USED"), at("STATE")].map(|at| cells[at].clone())
+        };
+        let mut tenant = serde_json::json!({"podUid": "u", "pod": "team/nb", "state": "Confirmed",
+            "allocated": {"shareMillionths": 500_000, "memoryMib": 20_480},
+            "isolation": {"configured": "None", "verified": "None"},
+            "usedMib": 30_720});
+        assert_eq!(cells(tenant.clone()), ["20.0Gi", "20.0Gi", "30.0Gi", "Over"]);
+        tenant["limitMib"] = 40_960.into();
+        assert_eq!(cells(tenant), ["20.0Gi", "40.0Gi", "30.0Gi", "ok"]);
+    }
+
+    #[test]
     fn cells_are_short() {
         assert_eq!(
             (share(0), share(1), share(333_330)),

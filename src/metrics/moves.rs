@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Gauge, Histogram, IntCounterVec, IntGauge};
+use prometheus::{Gauge, Histogram, IntCounterVec, IntGauge, IntGaugeVec};
 
 use crate::hardware::units::{MemMib, Share};
 use crate::metrics::make::{Make, bytes, ratio};
@@ -65,12 +65,22 @@ pub struct LentFigures {
     pub share: Share,
     /// Memory that pods use above their requests.
     pub memory: MemMib,
+    /// Pods that may use more compute, and memory, than they request: those for which all of that is free where they
+    /// run, a part of it, and nothing.
+    pub bursts: [[usize; 3]; 2],
 }
+
+/// What pods may use more of, in the order of [`LentFigures::bursts`].
+const DIMENSIONS: [&str; 2] = ["compute", "memory"];
+
+/// How much of that is free, in the same order.
+const ROOMS: [&str; 3] = ["all", "part", "none"];
 
 pub(crate) struct MoveFamilies {
     guests: IntGauge,
     share: Gauge,
     memory: Gauge,
+    bursts: IntGaugeVec,
     moves: IntCounterVec,
     waits: Histogram,
 }
@@ -90,6 +100,12 @@ impl MoveFamilies {
             memory: make.gauge(
                 "gpupack_lent_memory_bytes",
                 "Memory that pods use above their requests in pools that lend it, which counts as free.",
+            ),
+            bursts: make.int_gauges(
+                "gpupack_burst_pods",
+                "Pods that may use more than they request in pools that lend, by how much of that is free where they \
+                 run.",
+                &["dimension", "room"],
             ),
             moves: make.counters(
                 "gpupack_moves_total",
@@ -122,5 +138,11 @@ impl MoveFamilies {
         self.guests.set(i64::try_from(lent.guests).unwrap_or(i64::MAX));
         self.share.set(ratio(lent.share));
         self.memory.set(bytes(lent.memory));
+        for (dimension, counts) in DIMENSIONS.iter().zip(lent.bursts) {
+            for (room, count) in ROOMS.iter().zip(counts) {
+                let count = i64::try_from(count).unwrap_or(i64::MAX);
+                self.bursts.with_label_values(&[*dimension, *room]).set(count);
+            }
+        }
     }
 }

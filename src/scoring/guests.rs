@@ -344,6 +344,55 @@ pub fn memory_lent(node: &NodeState, device: &DeviceState) -> MemMib {
     all.fold(MemMib::ZERO, |sum, one| sum.checked_add(one).unwrap_or(sum))
 }
 
+/// How much of what a pod may use above its request is free where it runs. From the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BurstRoom {
+    /// All of it.
+    All,
+    /// A part.
+    Part,
+    /// Nothing.
+    None,
+}
+
+impl BurstRoom {
+    /// All of them, from the best to the worst.
+    pub const ALL: [Self; 3] = [Self::All, Self::Part, Self::None];
+
+    fn of<T: Ord + Default>(wanted: T, free: T) -> Option<Self> {
+        match () {
+            () if wanted == T::default() => None,
+            () if free >= wanted => Some(Self::All),
+            () if free > T::default() => Some(Self::Part),
+            () => Some(Self::None),
+        }
+    }
+}
+
+/// The pods that run on a device and may use more than they request, each with how much of that is free there: of
+/// compute and of memory, `None` where it may not use more. What other pods that run there request is not free, nor
+/// is memory that they use. Each is counted as if no other one used more from now on.
+///
+/// Complexity: linear in the pods of the device.
+pub fn burst_rooms<'a>(
+    node: &'a NodeState,
+    device: &'a DeviceState,
+) -> impl Iterator<Item = (&'a PodUid, [Option<BurstRoom>; 2])> {
+    let requested: u64 = device.staying().map(|(_, demand)| demand.share.millionths()).sum();
+    let free_share = Share::WHOLE.millionths().saturating_sub(requested);
+    let free_memory = device.unused_memory(node.tolerance()).mib();
+    let lends = device.rule().borrow != Borrow::None;
+    device.staying().filter(move |_| lends).filter_map(move |(uid, demand)| {
+        let share = node.reservation(uid)?.compute_limit(device.rule(), demand);
+        let share = share.millionths().saturating_sub(demand.share.millionths());
+        let memory = device.memory_limit(uid).unwrap_or(demand.memory).mib();
+        let memory = memory.saturating_sub(demand.memory.mib());
+        let own = device.borrowed_memory(uid, demand, node.tolerance()).mib();
+        let free_memory = free_memory.saturating_add(own);
+        Some((uid, [BurstRoom::of(share, free_share), BurstRoom::of(memory, free_memory)]))
+    })
+}
+
 /// Whether a pod is being made to give back what it uses above its request.
 fn gives_back(node: &NodeState, uid: &PodUid) -> bool {
     node.reservation(uid).is_some_and(|held| held.borrowed == BorrowedMemory::GivingBack)

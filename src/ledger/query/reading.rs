@@ -15,7 +15,7 @@ use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
 use crate::model::reservation::{PodRef, Reservation};
 use crate::scoring::fragmentation::{Packing, stranded_by_device};
-use crate::scoring::guests;
+use crate::scoring::guests::{self, BurstRoom};
 use crate::waste::compiled_mix::CompiledMix;
 use crate::waste::request_mix::Mix;
 use crate::waste::supply::NodeShapes;
@@ -43,6 +43,30 @@ pub struct Lent {
     pub share: Share,
     /// Memory that pods use above their requests where their pool lends it.
     pub memory: MemMib,
+    /// How many pods may use more than they request, of compute and of memory, by how much of that is free, in the
+    /// order of [`BurstRoom::ALL`].
+    pub bursts: [[usize; 3]; 2],
+}
+
+/// Adds the pods of a node that may use more than they request. One with several devices counts by the worst of
+/// them.
+fn count_bursts(node: &NodeState, counts: &mut [[usize; 3]; 2]) {
+    let mut worst: BTreeMap<&PodUid, [Option<BurstRoom>; 2]> = BTreeMap::new();
+    for device in node.devices() {
+        for (uid, rooms) in guests::burst_rooms(node, device) {
+            let known = worst.entry(uid).or_default();
+            for (known, room) in known.iter_mut().zip(rooms) {
+                *known = (*known).max(room);
+            }
+        }
+    }
+    for rooms in worst.values() {
+        for (counts, room) in counts.iter_mut().zip(rooms) {
+            for (count, one) in counts.iter_mut().zip(BurstRoom::ALL) {
+                *count += usize::from(*room == Some(one));
+            }
+        }
+    }
 }
 
 impl Ledger {
@@ -139,6 +163,7 @@ impl Ledger {
                 let memory = guests::memory_lent(node_state, device);
                 lent.memory = add(lent.memory, memory);
             }
+            count_bursts(node_state, &mut lent.bursts);
         });
         lent
     }

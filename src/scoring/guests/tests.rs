@@ -827,6 +827,35 @@ fn a_pod_that_is_away_may_still_have_its_limit_at_home() {
 }
 
 #[test]
+fn a_pod_bursts_into_what_no_other_pod_requests_or_uses_where_it_runs() {
+    use BurstRoom::{All, None as Nothing, Part};
+    let rooms = |node: &NodeState, on: usize| {
+        let device = &node.devices()[on];
+        let found = burst_rooms(node, device);
+        found.map(|(uid, rooms)| (uid.to_string(), rooms)).collect::<BTreeMap<_, _>>()
+    };
+    let of = |name: &str, rooms| (name.to_owned(), rooms);
+    let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
+    node.allocate(movable("p", "A", 500));
+    assert_eq!(rooms(&node, 0), [of("p", [Some(All); 2])].into(), "it is alone");
+    // A pod without a limit is not counted as one that bursts.
+    node.allocate(Reservation { request: None, ..movable("q", "A", 300) });
+    observe(&mut node, "A", &[("p", 600), ("q", 300)]);
+    let expected = [of("p", [Some(Part); 2]), of("q", [None; 2])];
+    assert_eq!(rooms(&node, 0), expected.into(), "100 of 500 it has, and 100 are free");
+    node.allocate(Reservation { request: None, ..movable("r", "A", 200) });
+    observe(&mut node, "A", &[("p", 500), ("q", 300), ("r", 200)]);
+    assert_eq!(rooms(&node, 0)["p"], [Some(Nothing); 2]);
+    // Elsewhere it has room, as soon as it runs there.
+    node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
+    observe(&mut node, "A", &[("q", 300), ("r", 200)]);
+    assert_eq!(rooms(&node, 1), [of("p", [Some(All); 2])].into());
+    assert!(!rooms(&node, 0).contains_key("p"));
+    node.share_by(PoolRule::default(), &mut DeviceClasses::default());
+    assert!(rooms(&node, 1).is_empty(), "a pool that lends nothing");
+}
+
+#[test]
 fn a_limit_in_a_pool_with_slots_is_whole_slots() {
     let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
     let rule = PoolRule { replicas: Replicas::new(4), ..node.rule() };

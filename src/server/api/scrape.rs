@@ -37,8 +37,8 @@ pub(crate) fn text(app: &App) -> Vec<u8> {
         return app.metrics.text_of_process();
     }
     let Outside { over_limit_pods, excess, untracked } = app.ledger.outside();
-    let Lent { guests, share, memory } = app.ledger.lent();
-    app.metrics.set_lent(LentFigures { guests, share, memory });
+    let Lent { guests, share, memory, bursts } = app.ledger.lent();
+    app.metrics.set_lent(LentFigures { guests, share, memory, bursts });
     app.metrics.set_mig(&mig(app));
     app.metrics.set_failed_mig_orders(failed_mig_orders(app));
     app.metrics.set_overdue_drains(app.ledger.overdue_drains(app.clock.now()));

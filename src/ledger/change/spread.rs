@@ -9,7 +9,7 @@ use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::{Guest, PodRef, Reservation};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
@@ -62,13 +62,15 @@ impl Ledger {
         is_lent
     }
 
-    /// Whether a pod that was chosen still uses no GPU.
+    /// Whether a pod that was chosen still uses no GPU. Not while its node does not report: no list would show that
+    /// it has left its home.
     pub fn is_at_rest(&self, chosen: &Respread, now: Timestamp) -> bool {
         let Some(at) = self.position(chosen.node.as_str()) else { return false };
         let node_entry = self.node_entry(at);
         node_entry.look(|_, node_state| {
             let held = node_state.reservation(&chosen.pod.uid);
             let home = node_state.devices().iter().find(|it| it.device().id == chosen.home);
+            let home = home.filter(|_| node_state.state() == NodeReporting::Reporting);
             let Some(((held, home), after)) = held.zip(home).zip(node_state.rule().respread_after)
             else {
                 return false;
@@ -142,4 +144,58 @@ fn rests(
     let is_at_rest = is_idle && is_recent && !is_listed && home.covered(uid).mib() == 0
         || mutated(Mutation::BusyPodRespread);
     is_at_rest && !is_ending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::PoolName;
+    use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
+    use crate::hardware::units::{MemMib, Share};
+    use crate::ledger::change::facts::PodFact;
+    use crate::ledger::fixture::{bound, ledger, report, seconds, uses};
+    use crate::model::isolation::{DriverLimits, Rules};
+    use crate::model::request::{GpuRequest, Limit, Movable};
+    use crate::usage::node_details::DetailsReport;
+
+    #[test]
+    fn a_restart_is_not_ordered_while_the_node_does_not_report_and_no_other_one_before_it_is_verified()
+     {
+        let ledger = ledger("A B");
+        let respread_after = Some(Duration::from_secs(1));
+        let rule = PoolRule { borrow: Borrow::Compute, respread_after, ..PoolRule::default() };
+        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+        for name in ["p", "q"] {
+            let fact = bound(name, "n", "A", 500_000);
+            let request = (**fact.request.as_ref().unwrap()).clone();
+            let limit = Some(Limit::Fraction(Share::WHOLE));
+            let request = GpuRequest { limit, movable: Movable::Restart, ..request };
+            ledger.see_pod(&PodFact { request: Some(request.into()), ..fact }, seconds(0));
+        }
+        let rules = Rules {
+            tolerance: MemMib::ZERO,
+            limits: DriverLimits::Unused,
+            grace: Duration::ZERO,
+            max_limit: Share::WHOLE,
+        };
+        let list = |sequence, at: u64| {
+            let report = report("x", 7, sequence, "A B");
+            ledger.report("n", &report, seconds(at)).unwrap();
+            ledger.note("n", (&uses("A B", &[]), DetailsReport::default()), rules, seconds(at));
+        };
+        let chosen = |at| ledger.to_respread(seconds(at), |_, _| true);
+        for (sequence, at) in [(2, 2), (3, 3), (4, 20)] {
+            list(sequence, at);
+        }
+        let first = chosen(20).pop().unwrap();
+        assert!(ledger.lend(&first, seconds(20)) && ledger.is_at_rest(&first, seconds(29)));
+        // The list is recent, and the node is silent for ten seconds.
+        ledger.tick(seconds(31));
+        assert!(!ledger.is_at_rest(&first, seconds(31)));
+        ledger.moved_out(&first.pod.uid);
+        assert_eq!(chosen(31), [], "what was ordered is not verified");
+        list(5, 40);
+        assert_eq!(chosen(40), [], "one list without it at home is not enough");
+        assert!(!ledger.lend(&first, seconds(40)));
+    }
 }

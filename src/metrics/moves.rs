@@ -118,6 +118,7 @@ impl MoveFamilies {
                 &RECALL_BUCKETS,
             ),
         };
+        families.lent(LentFigures::default());
         for reason in MoveReason::ALL {
             for outcome in [MoveResult::Done, MoveResult::Failed] {
                 families.moves.with_label_values(&[reason.label(), outcome.label()]);
@@ -143,6 +144,29 @@ impl MoveFamilies {
                 let count = i64::try_from(count).unwrap_or(i64::MAX);
                 self.bursts.with_label_values(&[*dimension, *room]).set(count);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::{Registry, TextEncoder};
+
+    use super::*;
+
+    #[test]
+    fn each_room_for_bursts_has_a_series() {
+        let registry = Registry::new();
+        let families = MoveFamilies::new(&Make(&registry));
+        let text = || TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let series = |room: &str, count: usize| {
+            let [dimension, room] = ["memory", room].map(|it| format!("\"{it}\""));
+            format!("gpupack_burst_pods{{dimension={dimension},room={room}}} {count}\n")
+        };
+        assert!(text().contains(&series("none", 0)), "{}", text());
+        families.lent(LentFigures { bursts: [[0; 3], [3, 2, 1]], ..LentFigures::default() });
+        for (room, count) in [("all", 3), ("part", 2), ("none", 1)] {
+            assert!(text().contains(&series(room, count)), "{}", text());
         }
     }
 }

@@ -35,8 +35,9 @@ pub mod hardware {
     pub mod pool;
     pub mod device_class;
     pub mod mig;
-    pub mod spots;
     pub mod layouts;
+    pub mod listed;
+    pub mod spots;
     pub mod topology;
     pub mod inventory;
 }

@@ -19,10 +19,24 @@ pub struct DeviceClass {
     pub kind: ClassKind,
     /// The number of slots; `None` if any part may be allocated.
     pub replicas: Option<Replicas>,
+    /// Which part of its GPU a MIG instance is, by the list of NVML. `None` for other devices, and for models that
+    /// have a table.
+    pub part: Option<GpuPart>,
+}
+
+/// Which part of its GPU a MIG instance is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuPart {
+    /// Its part of the slices, rounded down.
+    pub slices: Share,
+    /// What it has of both slices and units, rounded down: a quarter for `2g.20gb` of eight units.
+    pub slices_and_units: Share,
+    /// Memory of the instance that is the whole GPU.
+    pub usable: MemMib,
 }
 
 impl DeviceClass {
-    /// The class of a device in a pool with this rule.
+    /// The class of a device in a pool with this rule, as far as its node's list of MIG profiles does not matter.
     pub fn of(device: &Device, rule: PoolRule) -> Self {
         let kind = match (&device.kind, rule.instances) {
             (DeviceKind::Gpu, _) => ClassKind::Gpu,
@@ -38,7 +52,8 @@ impl DeviceClass {
             ClassKind::Gpu | ClassKind::SharedInstance(_) => rule.replicas,
             ClassKind::MigParent | ClassKind::MigInstance(_) => None,
         };
-        Self { model: device.model.clone(), capacity: device.capacity(), kind, replicas }
+        let (model, capacity) = (device.model.clone(), device.capacity());
+        Self { model, capacity, kind, replicas, part: None }
     }
 
     /// Whether such a device may have several tenants.
@@ -114,6 +129,7 @@ fn no_class() -> DeviceClass {
         capacity: MemMib::ZERO,
         kind: ClassKind::MigParent,
         replicas: None,
+        part: None,
     }
 }
 

@@ -7,7 +7,6 @@ use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_CLASSES_PER_NODE,
     MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE,
 };
-use crate::hardware::device_class::DeviceClass;
 use crate::hardware::mig;
 use crate::hardware::mig::{Geometry, MigFault};
 use crate::hardware::pool::PoolRule;
@@ -64,7 +63,8 @@ impl NodeInventory {
                 return Err(InventoryError::Twice { id: device.id.clone() });
             }
         }
-        let class = |device| DeviceClass::of(device, PoolRule::default());
+        let mig = Arc::new(MigInventory::of(&devices, details));
+        let class = |device| mig.class_of(device, PoolRule::default());
         let count = devices.iter().map(class).collect::<BTreeSet<_>>().len();
         if count > MAX_CLASSES_PER_NODE {
             return Err(InventoryError::TooManyClasses { count });
@@ -76,7 +76,7 @@ impl NodeInventory {
         }
         refuse_impossible_instances(&devices)?;
         let topology = Topology::of(&devices, details);
-        Ok(Self { devices, faults, topology, mig: Arc::new(MigInventory::of(details)) })
+        Ok(Self { devices, faults, topology, mig })
     }
 
     /// What can be made of MIG, and where the instances lie.

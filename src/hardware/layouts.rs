@@ -61,7 +61,7 @@ impl ProfileIndex {
 pub struct Start(pub u32);
 
 /// Why a geometry has no layouts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum LayoutError {
     /// Too many units or profiles.
     #[error("a geometry of `{units}` units and `{profiles}` profiles is larger than the tables")]
@@ -75,10 +75,10 @@ pub enum LayoutError {
     #[error("the starts of profile `{profile}` do not lie beside each other on the GPU")]
     Starts {
         /// Its name.
-        profile: &'static str,
+        profile: String,
     },
     /// More layouts than tables can have.
-    #[error("the geometry has more than {MOST_LAYOUTS} layouts")]
+    #[error("the geometry has too many layouts")]
     Many,
 }
 
@@ -107,11 +107,10 @@ impl Layouts {
     /// # Errors
     /// Any [`LayoutError`]; none for a geometry of [`crate::hardware::mig::GEOMETRIES`].
     pub fn of(geometry: &Geometry) -> Result<Self, LayoutError> {
-        check(geometry)?;
-        let keys = keys_of(geometry)?;
+        let keys = keys_of(geometry, MOST_LAYOUTS)?;
         let (axis, profiles) = (units_of(geometry.axis), geometry.profiles.len());
         let mut layouts = Self {
-            geometry: *geometry,
+            geometry: geometry.clone(),
             masks: keys.iter().map(|key| mask_of(*key)).collect(),
             put: vec![NONE; keys.len() * profiles * axis],
             take: vec![NONE; keys.len() * axis],
@@ -214,7 +213,7 @@ impl Layouts {
         layout: LayoutId,
         profile: ProfileIndex,
     ) -> impl Iterator<Item = (Start, LayoutId)> + use<'_> {
-        let starts = self.geometry.profiles[profile.position()].starts;
+        let starts = &self.geometry.profiles[profile.position()].starts;
         let with = move |start| Some((start, self.put(layout, profile, start)?));
         starts.iter().filter_map(move |start| with(Start(*start)))
     }
@@ -252,12 +251,20 @@ fn units_of(units: u32) -> usize {
     usize::try_from(units).expect("units are few")
 }
 
-fn check(geometry: &Geometry) -> Result<(), LayoutError> {
+/// Checks that a geometry has layouts, and not more than `most`.
+///
+/// # Errors
+/// Any [`LayoutError`].
+pub(crate) fn check(geometry: &Geometry, most: usize) -> Result<(), LayoutError> {
+    keys_of(geometry, most).map(drop)
+}
+
+fn check_size(geometry: &Geometry) -> Result<(), LayoutError> {
     let (units, profiles) = (geometry.axis, geometry.profiles.len());
     if !(1..=MOST_UNITS).contains(&units) || profiles > MOST_PROFILES {
         return Err(LayoutError::Size { units, profiles });
     }
-    for profile in geometry.profiles {
+    for profile in &geometry.profiles {
         let mut taken = 0_u32;
         let is_apart = |start: &u32| {
             let is_on_it = start.checked_add(profile.size).is_some_and(|end| end <= units);
@@ -271,17 +278,18 @@ fn check(geometry: &Geometry) -> Result<(), LayoutError> {
             is_free
         };
         if !profile.starts.iter().all(is_apart) {
-            return Err(LayoutError::Starts { profile: profile.name });
+            return Err(LayoutError::Starts { profile: profile.name.clone() });
         }
     }
     Ok(())
 }
 
 /// All sets of runs that instances can cover, in rising order. A set is greater than its parts.
-fn keys_of(geometry: &Geometry) -> Result<Vec<Key>, LayoutError> {
+fn keys_of(geometry: &Geometry, most: usize) -> Result<Vec<Key>, LayoutError> {
+    check_size(geometry)?;
     let (mut known, mut new) = (BTreeSet::from([0]), vec![0]);
     while let Some(key) = new.pop() {
-        for profile in geometry.profiles {
+        for profile in &geometry.profiles {
             let free = |start: &&u32| mask_of(key) & profile.units(**start) == 0;
             for start in profile.starts.iter().filter(free) {
                 let with = key | run_key(profile.size, *start);
@@ -290,7 +298,7 @@ fn keys_of(geometry: &Geometry) -> Result<Vec<Key>, LayoutError> {
                 }
             }
         }
-        if known.len() > MOST_LAYOUTS {
+        if known.len() > most {
             return Err(LayoutError::Many);
         }
     }

@@ -17,43 +17,46 @@
 //! the last two their multiprocessors), B300 and GB300 (all memory and multiprocessors), and RTX PRO 5000 (also the
 //! starts). The board's memory is known for B200 alone. NVIDIA's guide has the profiles of B200 and RTX PRO 5000, as
 //! parts of the GPU. An entry needs them all: its last profile is the measure of the whole GPU.
+//! For these GPUs the list of NVML gives a geometry: see [`crate::hardware::listed`].
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
 
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, MakeableProfile, MigProfile, ModelFilter,
     ModelName, Slot,
 };
+use crate::hardware::device_class::GpuPart;
 use crate::hardware::units::{MemMib, Share};
 
 /// One MIG profile of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Its name, without a variant.
-    pub name: &'static str,
+    pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Usable memory in MiB.
     pub memory_mib: u64,
     /// Units at which it may begin.
-    pub starts: &'static [u32],
+    pub starts: Vec<u32>,
     /// How many units it covers.
     pub size: u32,
     /// What may follow its name: variants at the same places, such as the one with media engines.
-    pub variants: &'static [&'static str],
+    pub variants: Vec<String>,
 }
 
 /// The MIG profiles of one model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Names of the model, as [`ModelFilter`] reads them.
+    /// Names of the model, as [`ModelFilter`] reads them; none if it is from a list of NVML.
     pub names: &'static [&'static str],
     /// Memory of the board in MiB, as NVML reports it.
     pub total_mib: u64,
     /// How many units it has.
     pub axis: u32,
     /// Its profiles, small ones first; the last one is the whole GPU.
-    pub profiles: &'static [Profile],
+    pub profiles: Vec<Profile>,
 }
 
 /// Beginning of the variants with media engines, `+me` and `+me.all`; one instance of a GPU may have them.
@@ -62,29 +65,30 @@ const MEDIA: &str = "+me";
 /// Two boards of one name differ in memory by more percent than this, two drivers by less.
 const SAME_MEMORY_PERCENT: u64 = 5;
 
-const fn profile(
-    name: &'static str,
+fn profile(
+    name: &str,
     multiprocessors: u32,
     memory_mib: u64,
-    starts: &'static [u32],
+    starts: &[u32],
     size: u32,
 ) -> Profile {
-    Profile { name, multiprocessors, memory_mib, starts, size, variants: &[] }
+    let (name, starts) = (name.to_owned(), starts.to_vec());
+    Profile { name, multiprocessors, memory_mib, starts, size, variants: Vec::new() }
 }
 
-const fn with_media(profile: Profile) -> Profile {
-    Profile { variants: &[MEDIA], ..profile }
+fn with(variants: &[&str], profile: Profile) -> Profile {
+    Profile { variants: variants.iter().map(|it| (*it).to_owned()).collect(), ..profile }
 }
 
 /// Name and memory of six profiles on eight units: one unit, the same with twice the memory, two,
 /// three, four, whole.
 type Row = (&'static str, u64);
 
-const fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> [Profile; 6] {
+fn eight(rows: [Row; 6], multiprocessors: [u32; 6]) -> Vec<Profile> {
     let [one, wide, two, three, four, all] = rows;
     let of = multiprocessors;
-    [
-        with_media(profile(one.0, of[0], one.1, &[0, 1, 2, 3, 4, 5, 6], 1)),
+    vec![
+        with(&[MEDIA], profile(one.0, of[0], one.1, &[0, 1, 2, 3, 4, 5, 6], 1)),
         profile(wide.0, of[1], wide.1, &[0, 2, 4, 6], 2),
         profile(two.0, of[2], two.1, &[0, 2, 4], 2),
         profile(three.0, of[3], three.1, &[0, 4], 4),
@@ -97,112 +101,104 @@ const AMPERE: [u32; 6] = [14, 14, 28, 42, 56, 98];
 /// The SXM boards.
 const HOPPER: [u32; 6] = [16, 26, 32, 60, 64, 132];
 
-const A30: [Profile; 3] = [
-    with_media(profile("1g.6gb", 14, 5_952, &[0, 1, 2, 3], 1)),
-    with_media(profile("2g.12gb", 28, 11_968, &[0, 2], 2)),
-    profile("4g.24gb", 56, 24_000, &[0], 4),
+const A100_40: [Row; 6] = [
+    ("1g.5gb", 4_864),
+    ("1g.10gb", 9_856),
+    ("2g.10gb", 9_856),
+    ("3g.20gb", 19_968),
+    ("4g.20gb", 19_968),
+    ("7g.40gb", 40_192),
 ];
-const A100_40: [Profile; 6] = eight(
-    [
-        ("1g.5gb", 4_864),
-        ("1g.10gb", 9_856),
-        ("2g.10gb", 9_856),
-        ("3g.20gb", 19_968),
-        ("4g.20gb", 19_968),
-        ("7g.40gb", 40_192),
-    ],
-    AMPERE,
-);
-const A100_80: [Profile; 6] = eight(
-    [
-        ("1g.10gb", 9_728),
-        ("1g.20gb", 19_968),
-        ("2g.20gb", 19_968),
-        ("3g.40gb", 40_192),
-        ("4g.40gb", 40_192),
-        ("7g.80gb", 80_896),
-    ],
-    AMPERE,
-);
-const H100_80: [Profile; 6] = eight(
-    [
-        ("1g.10gb", 9_984),
-        ("1g.20gb", 20_096),
-        ("2g.20gb", 20_096),
-        ("3g.40gb", 40_448),
-        ("4g.40gb", 40_448),
-        ("7g.80gb", 81_152),
-    ],
-    HOPPER,
-);
-const H100_94: [Profile; 6] = eight(
-    [
-        ("1g.12gb", 11_008),
-        ("1g.24gb", 22_144),
-        ("2g.24gb", 22_144),
-        ("3g.47gb", 47_488),
-        ("4g.47gb", 47_488),
-        ("7g.94gb", 95_360),
-    ],
-    HOPPER,
-);
-const H100_96: [Profile; 6] = eight(
-    [
-        ("1g.12gb", 11_264),
-        ("1g.24gb", 23_552),
-        ("2g.24gb", 23_552),
-        ("3g.48gb", 47_616),
-        ("4g.48gb", 47_616),
-        ("7g.96gb", 95_232),
-    ],
-    HOPPER,
-);
-const H200: [Profile; 6] = eight(
-    [
-        ("1g.18gb", 16_384),
-        ("1g.35gb", 33_024),
-        ("2g.35gb", 33_024),
-        ("3g.71gb", 71_168),
-        ("4g.71gb", 71_168),
-        ("7g.141gb", 143_104),
-    ],
-    HOPPER,
-);
+const A100_80: [Row; 6] = [
+    ("1g.10gb", 9_728),
+    ("1g.20gb", 19_968),
+    ("2g.20gb", 19_968),
+    ("3g.40gb", 40_192),
+    ("4g.40gb", 40_192),
+    ("7g.80gb", 80_896),
+];
+const H100_80: [Row; 6] = [
+    ("1g.10gb", 9_984),
+    ("1g.20gb", 20_096),
+    ("2g.20gb", 20_096),
+    ("3g.40gb", 40_448),
+    ("4g.40gb", 40_448),
+    ("7g.80gb", 81_152),
+];
+const H100_94: [Row; 6] = [
+    ("1g.12gb", 11_008),
+    ("1g.24gb", 22_144),
+    ("2g.24gb", 22_144),
+    ("3g.47gb", 47_488),
+    ("4g.47gb", 47_488),
+    ("7g.94gb", 95_360),
+];
+const H100_96: [Row; 6] = [
+    ("1g.12gb", 11_264),
+    ("1g.24gb", 23_552),
+    ("2g.24gb", 23_552),
+    ("3g.48gb", 47_616),
+    ("4g.48gb", 47_616),
+    ("7g.96gb", 95_232),
+];
+const H200: [Row; 6] = [
+    ("1g.18gb", 16_384),
+    ("1g.35gb", 33_024),
+    ("2g.35gb", 33_024),
+    ("3g.71gb", 71_168),
+    ("4g.71gb", 71_168),
+    ("7g.141gb", 143_104),
+];
+
+fn a30() -> Vec<Profile> {
+    vec![
+        with(&[MEDIA], profile("1g.6gb", 14, 5_952, &[0, 1, 2, 3], 1)),
+        with(&[MEDIA], profile("2g.12gb", 28, 11_968, &[0, 2], 2)),
+        profile("4g.24gb", 56, 24_000, &[0], 4),
+    ]
+}
 
 /// Graphics APIs are for `+gfx` alone there, and `-me` is without media engines.
-const RTX_PRO_6000: [Profile; 3] = [
-    Profile {
-        variants: &["+me", "+me.all", "+gfx", "-me"],
-        ..profile("1g.24gb", 46, 24_192, &[0, 3, 6, 9], 3)
-    },
-    Profile { variants: &["+me.all", "+gfx", "-me"], ..profile("2g.48gb", 94, 48_512, &[0, 6], 6) },
-    Profile { variants: &["+gfx"], ..profile("4g.96gb", 188, 97_408, &[0], 12) },
-];
+fn rtx_pro_6000() -> Vec<Profile> {
+    let (all, media, graphics, plain) = ("+me.all", "+me", "+gfx", "-me");
+    vec![
+        with(&[media, all, graphics, plain], profile("1g.24gb", 46, 24_192, &[0, 3, 6, 9], 3)),
+        with(&[all, graphics, plain], profile("2g.48gb", 94, 48_512, &[0, 6], 6)),
+        with(&[graphics], profile("4g.96gb", 188, 97_408, &[0], 12)),
+    ]
+}
 
-/// All listed models. Each has one address, by which geometries are compared quickly.
-pub static GEOMETRIES: [Geometry; 8] = [
-    Geometry { names: &["A30"], total_mib: 24_576, axis: 4, profiles: &A30 },
-    Geometry { names: &["A100", "A800"], total_mib: 40_960, axis: 8, profiles: &A100_40 },
-    Geometry { names: &["A100", "A800"], total_mib: 81_920, axis: 8, profiles: &A100_80 },
-    Geometry { names: &["H100", "H800"], total_mib: 81_559, axis: 8, profiles: &H100_80 },
-    Geometry { names: &["H100 NVL", "H800 NVL"], total_mib: 95_830, axis: 8, profiles: &H100_94 },
-    Geometry { names: &["H100", "GH200"], total_mib: 97_871, axis: 8, profiles: &H100_96 },
-    Geometry { names: &["H200"], total_mib: 143_771, axis: 8, profiles: &H200 },
-    Geometry {
-        names: &["RTX PRO 6000 Blackwell"],
-        total_mib: 97_887,
-        axis: 12,
-        profiles: &RTX_PRO_6000,
-    },
-];
+fn geometry(
+    names: &'static [&'static str],
+    total_mib: u64,
+    axis: u32,
+    profiles: Vec<Profile>,
+) -> Arc<Geometry> {
+    Arc::new(Geometry { names, total_mib, axis, profiles })
+}
+
+/// The table of all listed models.
+pub static GEOMETRIES: LazyLock<[Arc<Geometry>; 8]> = LazyLock::new(|| {
+    [
+        geometry(&["A30"], 24_576, 4, a30()),
+        geometry(&["A100", "A800"], 40_960, 8, eight(A100_40, AMPERE)),
+        geometry(&["A100", "A800"], 81_920, 8, eight(A100_80, AMPERE)),
+        geometry(&["H100", "H800"], 81_559, 8, eight(H100_80, HOPPER)),
+        geometry(&["H100 NVL", "H800 NVL"], 95_830, 8, eight(H100_94, HOPPER)),
+        geometry(&["H100", "GH200"], 97_871, 8, eight(H100_96, HOPPER)),
+        geometry(&["H200"], 143_771, 8, eight(H200, HOPPER)),
+        geometry(&["RTX PRO 6000 Blackwell"], 97_887, 12, rtx_pro_6000()),
+    ]
+});
 
 impl Geometry {
     /// The geometry of a GPU, by its product name and then by the nearest memory. `None` if the
     /// model is not listed, or if no listed board of its name has this memory.
-    pub fn of(model: &ModelName, total: MemMib) -> Option<&'static Self> {
-        let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
-        let apart = |known: &&Self| known.total_mib.abs_diff(total.mib());
-        let is_near = |known: &&Self| {
+    pub fn of(model: &ModelName, total: MemMib) -> Option<&'static Arc<Self>> {
+        let is_named =
+            |known: &&Arc<Self>| ModelFilter::new(known.names.iter().copied()).matches(model);
+        let apart = |known: &&Arc<Self>| known.total_mib.abs_diff(total.mib());
+        let is_near = |known: &&Arc<Self>| {
             apart(known).saturating_mul(100) <= known.total_mib * SAME_MEMORY_PERCENT
         };
         GEOMETRIES.iter().filter(is_named).filter(is_near).min_by_key(apart)
@@ -214,8 +210,9 @@ impl Geometry {
         model: &ModelName,
         profile: &MigProfile,
         usable: MemMib,
-    ) -> Option<&'static Self> {
-        let is_named = |known: &&Self| ModelFilter::new(known.names.iter().copied()).matches(model);
+    ) -> Option<&'static Arc<Self>> {
+        let is_named =
+            |known: &&Arc<Self>| ModelFilter::new(known.names.iter().copied()).matches(model);
         let named = GEOMETRIES.iter().filter(is_named);
         let has_it = named.filter_map(|known| Some((known, known.profile(profile)?)));
         let apart = |of: &Profile| of.memory_mib.abs_diff(usable.mib());
@@ -231,17 +228,13 @@ impl Geometry {
         self.names.iter().any(is_accepted) || models.names().any(is_own)
     }
 
-    /// The part of the GPU's slices that an instance of the profile has, rounded down.
-    pub fn slices_of(&self, profile: &Profile) -> Share {
-        let part = Share::ratio(MemMib::new(profile.slices()), MemMib::new(self.slices()));
-        part.unwrap_or(Share::WHOLE).min(Share::WHOLE)
-    }
-
-    /// The part of the GPU that it has of both slices and units, rounded down: a quarter for `2g.20gb` of
-    /// eight units.
-    pub fn part_of(&self, profile: &Profile) -> Share {
-        let units = Share::ratio(MemMib::new(profile.size.into()), MemMib::new(self.axis.into()));
-        self.slices_of(profile).min(units.unwrap_or(Share::WHOLE))
+    /// Which part of the GPU an instance of the profile is.
+    pub fn part_of(&self, profile: &Profile) -> GpuPart {
+        let ratio = |part, all| Share::ratio(MemMib::new(part), MemMib::new(all));
+        let slices = ratio(profile.slices(), self.slices()).unwrap_or(Share::WHOLE);
+        let slices = slices.min(Share::WHOLE);
+        let units = ratio(profile.size.into(), self.axis.into()).unwrap_or(Share::WHOLE);
+        GpuPart { slices, slices_and_units: slices.min(units), usable: self.usable() }
     }
 
     /// Memory of the instance that is the whole GPU.
@@ -250,7 +243,7 @@ impl Geometry {
     }
 
     /// The profile of this name, of whatever variant.
-    pub fn profile(&self, name: &MigProfile) -> Option<&'static Profile> {
+    pub fn profile(&self, name: &MigProfile) -> Option<&Profile> {
         let (plain, variant) = name.parts();
         // Resource names have `.` for `+`.
         let is_written = |known: &str| {
@@ -320,7 +313,7 @@ impl MakeableProfile {
 
 impl Profile {
     /// How many slices of compute it has, such as 2 of `2g.20gb`.
-    fn slices(&self) -> u64 {
+    pub(crate) fn slices(&self) -> u64 {
         let (slices, _) = self.name.split_once('g').unzip();
         slices.and_then(|slices| slices.parse().ok()).unwrap_or(1)
     }
@@ -415,7 +408,7 @@ fn compute_instance(device: &Device, parent: &Device) -> Option<(DeviceId, MigFa
 struct Sound<'a> {
     id: &'a DeviceId,
     /// Its entry of the table; `None` if NVML lists it.
-    known: Option<&'static Profile>,
+    known: Option<&'a Profile>,
     start: Option<u32>,
     /// Its units; none if it is not known where it begins.
     units: u32,

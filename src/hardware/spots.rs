@@ -14,8 +14,10 @@ use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, FailedMigOrder, Health, MakeableProfile,
     MigProfile, Slot,
 };
+use crate::hardware::device_class::{ClassKind, DeviceClass};
+use crate::hardware::listed::ListFault;
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::MigUse;
+use crate::hardware::pool::{MigUse, PoolRule};
 use crate::hardware::units::MemMib;
 
 /// Stands for the profile of a whole GPU out of MIG mode. No profile of NVML has this name.
@@ -60,7 +62,7 @@ impl FailedMigOrder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DividedGpu {
     /// What it may have.
-    pub geometry: &'static Geometry,
+    pub geometry: Arc<Geometry>,
     /// What it has: profile and first unit.
     pub instances: Vec<(MigProfile, u32)>,
 }
@@ -133,11 +135,43 @@ pub struct MigInventory {
     pub instances: Vec<(DeviceId, Slot, bool)>,
     /// The GPUs that may be switched between MIG mode and sharing.
     pub switchable: Vec<DeviceId>,
+    /// By GPU whose model has no table: the geometry of its list.
+    pub listed: Vec<(DeviceId, Result<Arc<Geometry>, ListFault>)>,
+}
+
+/// Most different lists of one node that give a geometry. GPUs of one model have one list.
+const MOST_LISTS: usize = 8;
+
+/// The geometries of the GPUs whose models have no table. Equal lists are looked at once.
+fn listed(
+    devices: &[Device],
+    details: &BTreeMap<DeviceId, DeviceDetails>,
+) -> Vec<(DeviceId, Result<Arc<Geometry>, ListFault>)> {
+    let mut known = Vec::new();
+    let mut all = Vec::new();
+    for gpu in devices {
+        let list = details.get(&gpu.id).map_or(&[][..], |it| &it.mig_profiles);
+        if list.is_empty() || Geometry::of(&gpu.model, gpu.total).is_some() {
+            continue;
+        }
+        let is_it = |(key, _): &&(_, Result<_, _>)| *key == (gpu.total, list);
+        let geometry = match known.iter().find(is_it) {
+            Some((_, geometry)) => Result::clone(geometry),
+            None if known.len() == MOST_LISTS => Err(ListFault::Lists),
+            None => {
+                let geometry = Geometry::listed(gpu.total, list).map(Arc::new);
+                known.push(((gpu.total, list), geometry.clone()));
+                geometry
+            }
+        };
+        all.push((gpu.id.clone(), geometry));
+    }
+    all
 }
 
 impl MigInventory {
     /// What the details of devices say.
-    pub fn of(details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
+    pub fn of(devices: &[Device], details: &BTreeMap<DeviceId, DeviceDetails>) -> Self {
         let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
         let instances =
             details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
@@ -146,6 +180,7 @@ impl MigInventory {
             switchable: switchable.map(|(id, _)| id.clone()).collect(),
             profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
             instances: instances.collect(),
+            listed: listed(devices, details),
         }
     }
 
@@ -153,6 +188,36 @@ impl MigInventory {
     pub fn profiles_of(&self, gpu: &DeviceId) -> &[MakeableProfile] {
         let found = self.profiles.iter().find(|(id, _)| id == gpu);
         found.map_or(&[], |(_, profiles)| profiles)
+    }
+
+    /// What a GPU may have: by the table of its model, or else by what NVML lists for it.
+    pub fn geometry_of(&self, gpu: &Device) -> Option<Arc<Geometry>> {
+        let known = Geometry::of(&gpu.model, gpu.total).or_else(|| self.listed_for(&gpu.id));
+        known.cloned()
+    }
+
+    fn listed_for(&self, gpu: &DeviceId) -> Option<&Arc<Geometry>> {
+        let (_, geometry) = self.listed.iter().find(|(id, _)| id == gpu)?;
+        geometry.as_ref().ok()
+    }
+
+    /// Why the list of a GPU whose model has no table gives no geometry.
+    pub fn list_fault(&self, gpu: &DeviceId) -> Option<&ListFault> {
+        let (_, geometry) = self.listed.iter().find(|(id, _)| id == gpu)?;
+        geometry.as_ref().err()
+    }
+
+    /// The class of a device of this inventory, or of an instance that can be made on a GPU of it.
+    pub fn class_of(&self, device: &Device, rule: PoolRule) -> DeviceClass {
+        let class = DeviceClass::of(device, rule);
+        let part = match (&device.kind, &class.kind) {
+            (DeviceKind::MigInstance { parent, profile }, ClassKind::MigInstance(_)) => {
+                let geometry = self.listed_for(parent);
+                geometry.and_then(|it| Some(it.part_of(it.profile(profile)?)))
+            }
+            _ => None,
+        };
+        DeviceClass { part, ..class }
     }
 
     /// Whether instances can be made on a device, now or once it is in MIG mode.

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use crate::hardware::device::{MigProfile, ModelFilter, ModelName, words};
 use crate::hardware::mig::{GEOMETRIES, Geometry};
@@ -193,12 +194,12 @@ pub(crate) fn of_instance(profile: &MigProfile, models: &ModelFilter) -> Option<
     let (gigabytes, _) = rest.split_once("gb")?;
     let slices: NonZeroU32 = slices.parse().ok()?;
     let gigabytes: NonZeroU32 = gigabytes.parse().ok()?;
-    let has_it = |geometry: &&Geometry| geometry.profile(profile).is_some();
+    let has_it = |geometry: &&Arc<Geometry>| geometry.profile(profile).is_some();
     // The dearest: `1g.24gb` is one of four on an RTX PRO 6000, and one of seven on an H100.
     let all = GEOMETRIES.iter().filter(has_it);
     let accepted = all.clone().filter(|geometry| geometry.may_be(models));
-    let fewest = accepted.map(Geometry::slices).min();
-    let of = fewest.or_else(|| all.map(Geometry::slices).min()).unwrap_or(7);
+    let fewest = accepted.map(|it| it.slices()).min();
+    let of = fewest.or_else(|| all.map(|it| it.slices()).min()).unwrap_or(7);
     let share = up(WHOLE, u64::from(slices.get()), of).min(WHOLE);
     Some((share, u64::from(gigabytes.get()) * 1024))
 }
@@ -229,8 +230,8 @@ fn named_instance(name: &str, memory: MemMib) -> Option<(u64, u64)> {
             None => !wanted.is_empty() && own.windows(wanted.len()).any(|run| run == wanted),
         }
     };
-    let all = GEOMETRIES.iter().flat_map(|geometry| geometry.profiles);
-    let meant = all.map(|profile| profile.name).filter(|profile| is_meant(profile));
+    let all = GEOMETRIES.iter().flat_map(|geometry| &geometry.profiles);
+    let meant = all.map(|profile| profile.name.as_str()).filter(|profile| is_meant(profile));
     let any = ModelFilter::default();
     let charges = meant.filter_map(|profile| of_instance(&MigProfile::new(profile), &any));
     let dearest = charges.reduce(|most, next| (most.0.max(next.0), most.1.max(next.1)));

@@ -1,6 +1,7 @@
 //! What a change of the ledger means for others: which pods to requeue, what to report.
 
 use crate::hardware::device::{DeviceId, Health, NodeName};
+use crate::hardware::listed::ListFault;
 use crate::hardware::mig::MigFault;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -46,6 +47,16 @@ pub enum LedgerEvent {
         node: NodeName,
         /// Where the instance lies.
         spot: Spot,
+    },
+    /// The model of a GPU has no table, and what NVML lists for it gives no geometry: its instances are made at the
+    /// first free spot.
+    NoGeometry {
+        /// The node.
+        node: NodeName,
+        /// The GPU.
+        device: DeviceId,
+        /// Why not.
+        fault: ListFault,
     },
     /// A pod with a GPU request runs without a placement of gpupack. Only its observed use counts.
     Unplaced {

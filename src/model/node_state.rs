@@ -14,7 +14,7 @@ use litemap::LiteMap;
 use crate::hardware::device::{
     Device, DeviceId, DeviceKind, Health, MigProfile, NodeName, PodUid, PoolName, Slot,
 };
-use crate::hardware::device_class::{ClassId, DeviceClass, DeviceClasses};
+use crate::hardware::device_class::{ClassId, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{ConfiguredIsolation, MigUse, PoolRule};
@@ -96,8 +96,8 @@ pub struct NodeState {
     devices: Vec<DeviceState>,
     /// The MIG instances that could be made, whether there is room for them or not.
     spots: Arc<[SpotDevice]>,
-    /// The GPUs of the spots, each with what its model may have, if that is listed.
-    divided: Arc<[(DeviceId, Option<&'static Geometry>)]>,
+    /// The GPUs of the spots, each with what it may have, if that is known.
+    divided: Arc<[(DeviceId, Option<Arc<Geometry>>)]>,
     mig: Arc<MigInventory>,
     /// Spots at which an instance could not be made, by id, with the time of the last failure.
     failed: BTreeMap<DeviceId, Timestamp>,
@@ -668,7 +668,7 @@ impl NodeState {
             .iter()
             .map(|device| {
                 let before = old.remove(&device.id);
-                let class = classes.id_of(DeviceClass::of(device, self.rule));
+                let class = classes.id_of(inventory.mig().class_of(device, self.rule));
                 DeviceState::new(device.clone(), class, self.rule, before)
             })
             .collect();
@@ -723,7 +723,7 @@ impl NodeState {
             if !rule.borrow.lends_memory() {
                 device_state.lends_nothing();
             }
-            device_state.class = classes.id_of(DeviceClass::of(&device_state.device, rule));
+            device_state.class = classes.id_of(self.mig.class_of(&device_state.device, rule));
             device_state.rule = rule;
         }
         self.find_spots(classes);
@@ -742,11 +742,11 @@ impl NodeState {
             }
             let profiles = mig.profiles_of(&gpu.id);
             spots.extend(makeable(gpu, profiles).map(|makeable| {
-                let class = classes.id_of(DeviceClass::of(&makeable.device, rule));
+                let class = classes.id_of(mig.class_of(&makeable.device, rule));
                 SpotDevice { makeable, class }
             }));
             if let Some(shared) = mig.out_of_mig_mode(gpu, rule.mig) {
-                let class = classes.id_of(DeviceClass::of(&shared, rule));
+                let class = classes.id_of(mig.class_of(&shared, rule));
                 let whole = whole_gpu(gpu, profiles);
                 spots.extend(whole.map(|makeable| SpotDevice { makeable, class }));
             }
@@ -763,18 +763,22 @@ impl NodeState {
         }
         let gpus: BTreeSet<&DeviceId> = spots.iter().map(|it| &it.makeable.spot.gpu).collect();
         let gpus = self.devices.iter().filter(|it| gpus.contains(&it.device.id));
-        let geometry = |gpu: &Device| Geometry::of(&gpu.model, gpu.total);
-        let divided = gpus.map(|it| (it.device.id.clone(), geometry(&it.device))).collect();
+        let divided = gpus.map(|it| (it.device.id.clone(), mig.geometry_of(&it.device))).collect();
         (self.spots, self.divided) = (spots.into(), divided);
     }
 
-    /// The GPUs on which instances are made, without those of models that are not listed.
+    /// What can be made of MIG, and where the instances lie, by the last inventory.
+    pub fn mig(&self) -> &MigInventory {
+        &self.mig
+    }
+
+    /// The GPUs on which instances are made, without those of which no geometry is known.
     pub fn divided(&self, holds: HoldRule) -> impl Iterator<Item = (&DeviceId, DividedGpu)> {
         let is_shared = move |gpu: &DeviceId| {
             let mut devices = self.devices.iter();
             devices.any(|it| it.device.id == *gpu && it.is_shared_gpu(holds))
         };
-        let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, (*known)?)));
+        let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, known.as_ref()?)));
         let known = known.filter(move |(gpu, _)| !is_shared(gpu));
         known.map(move |(gpu, geometry)| {
             let of = |it: &DeviceState| match &it.device.kind {
@@ -784,7 +788,7 @@ impl NodeState {
                 _ => None,
             };
             let instances = self.devices.iter().filter_map(of).collect();
-            (gpu, DividedGpu { geometry, instances })
+            (gpu, DividedGpu { geometry: Arc::clone(geometry), instances })
         })
     }
 

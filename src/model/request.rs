@@ -7,8 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::hardware::device::{MigProfile, ModelFilter, PoolFilter};
-use crate::hardware::device_class::{ClassKind, DeviceClass};
-use crate::hardware::mig::{Geometry, Profile};
+use crate::hardware::device_class::{ClassKind, DeviceClass, GpuPart};
+use crate::hardware::mig::Geometry;
 use crate::hardware::pool::Replicas;
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::policy::Policy;
@@ -306,17 +306,19 @@ impl Amount {
     }
 
     /// Whether an instance of this profile is large enough: for a share, if it is that part of its GPU, in
-    /// slices and in units, which only listed models tell.
+    /// slices and in units, as the table of its model or the list of NVML says.
     fn fit_instance(&self, class: &DeviceClass, profile: &MigProfile) -> Result<(), Rejection> {
         let share = match self {
             Self::Fraction(share) | Self::FractionAndMemory(share, _) => *share,
             _ => return Ok(()), // memory is compared as on any device
         };
-        let geometry = Geometry::of_instance(&class.model, profile, class.capacity);
-        let known = geometry.and_then(|geometry| Some((geometry, geometry.profile(profile)?)));
-        let Some((geometry, known)) = known else { return Err(Rejection::Kind) };
-        let part = self.part_in(geometry, known);
-        let over = share.of(geometry.usable()).checked_sub(class.capacity);
+        let by_table = || {
+            let geometry = Geometry::of_instance(&class.model, profile, class.capacity)?;
+            Some(geometry.part_of(geometry.profile(profile)?))
+        };
+        let Some(part) = class.part.or_else(by_table) else { return Err(Rejection::Kind) };
+        let over = share.of(part.usable).checked_sub(class.capacity);
+        let part = self.part_in(part);
         match over.filter(|over| *over > MemMib::ZERO) {
             _ if share <= part => Ok(()),
             Some(over) => Err(Rejection::TooLarge { over }),
@@ -324,12 +326,12 @@ impl Amount {
         }
     }
 
-    /// Which share of its GPU an instance of the profile serves: with an amount of memory beside the share, that
-    /// of the slices alone.
-    pub(crate) fn part_in(&self, geometry: &Geometry, profile: &Profile) -> Share {
+    /// Which share of its GPU an instance serves: with an amount of memory beside the share, that of the slices
+    /// alone.
+    pub(crate) fn part_in(&self, part: GpuPart) -> Share {
         match self {
-            Self::FractionAndMemory(..) => geometry.slices_of(profile),
-            _ => geometry.part_of(profile),
+            Self::FractionAndMemory(..) => part.slices,
+            _ => part.slices_and_units,
         }
     }
 
@@ -354,6 +356,7 @@ mod tests {
             capacity: MemMib::new(15_360),
             kind,
             replicas: None,
+            part: None,
         }
     }
 

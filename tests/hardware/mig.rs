@@ -103,10 +103,10 @@ fn profiles_of_the_driver_are_those_of_the_table() {
             say(&format!("skipped: MIG profiles of {model} (the table does not have this model)"));
             continue;
         };
-        for known in geometry.profiles {
+        for known in &geometry.profiles {
             let found = profiles.iter().find(|it| it.profile == known.name);
             let found = found.unwrap_or_else(|| panic!("no {}: {profiles:?}", known.name));
-            assert_eq!((&*found.starts, found.size), (known.starts, known.size), "{found:?}");
+            assert_eq!((&*found.starts, found.size), (&*known.starts, known.size), "{found:?}");
             assert_eq!(found.sm_count, Some(known.multiprocessors), "{found:?}");
             let apart = found.memory_mib.abs_diff(known.memory_mib);
             assert!(apart * 50 <= known.memory_mib, "two drivers differ by less: {found:?}");
@@ -118,7 +118,7 @@ fn profiles_of_the_driver_are_those_of_the_table() {
         }
         let is_known = |it: &&MigProfileReport| {
             let mut all = geometry.profiles.iter();
-            all.any(|known| it.profile.split('+').next() == Some(known.name))
+            all.any(|known| it.profile.split('+').next() == Some(known.name.as_str()))
         };
         let others: Vec<_> = profiles.iter().filter(|it| !is_known(it)).collect();
         assert!(others.is_empty(), "not in the table: {others:?}");

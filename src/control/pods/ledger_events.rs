@@ -56,6 +56,11 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
                 tracing::warn!(%node, %gpu, %profile, start, left_out, "NVML lists a MIG profile at this unit of a GPU, the table of gpupack does not have it: the list of NVML counts");
             }
         }
+        LedgerEvent::NoGeometry { node, device, fault } => {
+            if let Some(left_out) = admitted(app, "no geometry") {
+                tracing::warn!(%node, %device, %fault, left_out, "what NVML lists for a GPU says too little to choose places: MIG instances are made there at the first free one");
+            }
+        }
         LedgerEvent::Unplaced { pod, node } => {
             tracing::warn!(pod_uid = %pod.uid, %pod, %node, "a pod with a GPU request runs without a placement of gpupack: only its observed use counts");
             let note = format!(

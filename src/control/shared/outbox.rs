@@ -63,6 +63,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::DeviceLost { .. }
         | LedgerEvent::Impossible { .. }
         | LedgerEvent::NotInTable { .. }
+        | LedgerEvent::NoGeometry { .. }
         | LedgerEvent::Unplaced { .. }
         | LedgerEvent::Switched { .. }
         | LedgerEvent::MadeAgain { .. }

@@ -5,13 +5,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::hardware::mig::{GEOMETRIES, Profile};
 
-const fn profile(
-    name: &'static str,
-    memory_mib: u64,
-    starts: &'static [u32],
-    size: u32,
-) -> Profile {
-    Profile { name, multiprocessors: size, memory_mib, starts, size, variants: &[] }
+fn profile(name: &str, memory_mib: u64, starts: &[u32], size: u32) -> Profile {
+    let (name, starts) = (name.to_owned(), starts.to_vec());
+    Profile { name, multiprocessors: size, memory_mib, starts, size, variants: Vec::new() }
 }
 
 fn eight() -> Layouts {
@@ -87,28 +83,36 @@ fn the_smallest_profile_has_the_least_memory_and_then_the_least_compute() {
     ] {
         let (memory, compute) = (MemMib::new(gib * 1024), Share::from_millionths(compute));
         let found = layouts.smallest(memory, compute);
-        let name = found.map(|index| layouts.geometry().profiles[index.position()].name);
+        let name = found.map(|index| layouts.geometry().profiles[index.position()].name.as_str());
         assert_eq!(name, expected, "{gib} GiB, {compute:?}");
     }
 }
 
 #[test]
 fn geometries_that_no_table_can_have_are_errors() {
-    let of = |axis, profiles| Layouts::of(&Geometry { axis, profiles, ..GEOMETRIES[7] }).err();
-    assert_eq!(of(17, GEOMETRIES[7].profiles), Some(LayoutError::Size { units: 17, profiles: 3 }));
-    assert_eq!(of(0, &[]), Some(LayoutError::Size { units: 0, profiles: 0 }));
+    let of = |axis, profiles| {
+        Layouts::of(&Geometry { axis, profiles, ..(*GEOMETRIES[7]).clone() }).err()
+    };
+    assert_eq!(
+        of(17, GEOMETRIES[7].profiles.clone()),
+        Some(LayoutError::Size { units: 17, profiles: 3 })
+    );
+    assert_eq!(of(0, Vec::new()), Some(LayoutError::Size { units: 0, profiles: 0 }));
     for wrong in [
-        &const { [profile("a", 1, &[0, 1], 2)] },
-        &const { [profile("a", 1, &[15], 2)] },
-        &const { [profile("a", 1, &[0], 0)] },
-        &const { [profile("a", 1, &[0], 16)] },
-        &const { [profile("a", 1, &[u32::MAX], 1)] },
+        profile("a", 1, &[0, 1], 2),
+        profile("a", 1, &[15], 2),
+        profile("a", 1, &[0], 0),
+        profile("a", 1, &[0], 16),
+        profile("a", 1, &[u32::MAX], 1),
     ] {
-        assert_eq!(of(16, wrong), Some(LayoutError::Starts { profile: "a" }), "{wrong:?}");
+        assert_eq!(
+            of(16, vec![wrong.clone()]),
+            Some(LayoutError::Starts { profile: "a".to_owned() }),
+            "{wrong:?}"
+        );
     }
-    const ONES: [Profile; 1] =
-        [profile("a", 1, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 1)];
-    assert_eq!(of(16, &ONES), Some(LayoutError::Many));
+    let every: Vec<u32> = (0..16).collect();
+    assert_eq!(of(16, vec![profile("a", 1, &every, 1)]), Some(LayoutError::Many));
 }
 
 proptest! {

@@ -8,15 +8,15 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Share;
 
 /// All sets of instances that fit together and to which none can be added, as names.
-fn fullest(
-    geometry: &Geometry,
+fn fullest<'a>(
+    geometry: &'a Geometry,
     taken: u32,
-    set: &mut Vec<&'static Profile>,
-    seen: &mut Vec<Vec<&'static Profile>>,
+    set: &mut Vec<&'a Profile>,
+    seen: &mut Vec<Vec<&'a Profile>>,
 ) {
     let mut is_full = true;
-    for profile in geometry.profiles {
-        for start in profile.starts {
+    for profile in &geometry.profiles {
+        for start in &profile.starts {
             let own = profile.units(*start);
             if taken & own == 0 {
                 is_full = false;
@@ -36,12 +36,13 @@ fn fullest(
 
 #[test]
 fn every_entry_of_the_table_is_valid() {
-    for geometry in &GEOMETRIES {
+    for geometry in GEOMETRIES.iter() {
         let whole = geometry.profiles.last().unwrap();
-        assert_eq!((whole.starts, whole.size), (&[0][..], geometry.axis), "{:?}", geometry.names);
-        let names: BTreeSet<&str> = geometry.profiles.iter().map(|profile| profile.name).collect();
+        assert_eq!((&whole.starts[..], whole.size), (&[0][..], geometry.axis), "{whole:?}");
+        let names: BTreeSet<&str> =
+            geometry.profiles.iter().map(|profile| profile.name.as_str()).collect();
         assert_eq!(names.len(), geometry.profiles.len(), "no name twice: {:?}", geometry.names);
-        for profile in geometry.profiles {
+        for profile in &geometry.profiles {
             let reported = format!("{} of {:?}", profile.name, geometry.names);
             let slices: u32 = profile.name.split_once("g.").unwrap().0.parse().unwrap();
             let gb: u64 =
@@ -83,7 +84,7 @@ fn inventory(
     };
     let parent = device("GPU-a".to_owned(), mib, DeviceKind::MigParent);
     let instance = |(at, profile): (usize, &&Profile)| {
-        let profile_name = MigProfile::new(profile.name);
+        let profile_name = MigProfile::new(profile.name.as_str());
         let kind = DeviceKind::MigInstance { parent: parent.id.clone(), profile: profile_name };
         device(format!("MIG-{at}"), profile.memory_mib, kind)
     };
@@ -94,8 +95,8 @@ fn inventory(
 
 #[test]
 fn compute_instances_of_any_model_get_no_pod() {
-    let part = Profile { name: "1c.3g.90gb", ..A30[0] };
-    let found = inventory("NVIDIA B200", 10_000, &[&part, &part, &A30[0]]).unwrap();
+    let part = Profile { name: "1c.3g.90gb".to_owned(), ..a30()[0].clone() };
+    let found = inventory("NVIDIA B200", 10_000, &[&part, &part, &a30()[0]]).unwrap();
     let faults: Vec<String> = found.faults().values().map(ToString::to_string).collect();
     assert_eq!(faults.len(), 2);
     assert!(faults[0].contains("`1c.3g.90gb` shares the memory"), "{faults:?}");
@@ -103,12 +104,12 @@ fn compute_instances_of_any_model_get_no_pod() {
 
 #[test]
 fn adjacent_instances_never_exceed_their_gpu() {
-    for geometry in &GEOMETRIES {
+    for geometry in GEOMETRIES.iter() {
         let mut seen = Vec::new();
         fullest(geometry, 0, &mut Vec::new(), &mut seen);
         assert!(seen.len() > 4, "{:?}", geometry.names);
         for set in seen {
-            let names: Vec<&str> = set.iter().map(|profile| profile.name).collect();
+            let names: Vec<&str> = set.iter().map(|profile| profile.name.as_str()).collect();
             let memory: u64 = set.iter().map(|profile| profile.memory_mib).sum();
             let multiprocessors: u32 = set.iter().map(|profile| profile.multiprocessors).sum();
             assert!(memory <= geometry.total_mib, "{names:?}");
@@ -145,7 +146,8 @@ fn a_model_is_identified_by_name_and_then_by_memory() {
         ("NVIDIA B200", 183_359, None),
     ] {
         let found = Geometry::of(&ModelName::new(model), MemMib::new(mib));
-        let found = found.and_then(|geometry| geometry.profiles.last()).map(|profile| profile.name);
+        let found = found.and_then(|geometry| geometry.profiles.last());
+        let found = found.map(|profile| profile.name.as_str());
         assert_eq!(found, whole, "{model} with {mib} MiB");
     }
 }

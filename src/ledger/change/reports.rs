@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, InventoryError, NodeName, PodUid};
-use crate::hardware::device_class::{ClassId, DeviceClass};
+use crate::hardware::device_class::ClassId;
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::changes::Session;
@@ -18,7 +18,7 @@ use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
 use crate::model::device_state::{DeviceState, DeviceUse};
 use crate::model::event::{LedgerEvent, StateBefore};
-use crate::model::node_state::NodeReporting;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::Reservation;
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::guests;
@@ -205,6 +205,22 @@ fn about_instances(
     impossible.chain(not_in_table).collect()
 }
 
+/// The GPUs of a new inventory whose lists give no geometry, unless the `node` knows that.
+fn without_geometry(node: &NodeState, inventory: &NodeInventory) -> Vec<LedgerEvent> {
+    if !node.rule().mig.makes() {
+        return Vec::new();
+    }
+    let faults = inventory.mig().listed.iter();
+    let faults = faults.filter_map(|(device, geometry)| Some((device, geometry.as_ref().err()?)));
+    let new = faults.filter(|(device, fault)| node.mig().list_fault(device) != Some(*fault));
+    let events = new.map(|(device, fault)| LedgerEvent::NoGeometry {
+        node: node.name().clone(),
+        device: device.clone(),
+        fault: fault.clone(),
+    });
+    events.collect()
+}
+
 impl Ledger {
     /// Applies a report of `node`'s agent, received at `now` on the extender's clock.
     ///
@@ -322,13 +338,14 @@ impl Ledger {
         for (owner, device) in moved {
             self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let (before, switched) = {
+        let (before, switched, without) = {
             let node_state = node_entry.read();
             let devices = || node_state.devices().iter().map(DeviceState::device);
             let before: Vec<DeviceId> = devices().map(|device| device.id.clone()).collect();
             let switched =
                 devices().filter_map(|device| switched(&node_entry.name, device, inventory));
-            (before, switched.collect::<Vec<_>>())
+            let without = without_geometry(&node_state, inventory);
+            (before, switched.collect::<Vec<_>>(), without)
         };
         for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
             self.owners.remove_if(gone, |_, owner| *owner == at);
@@ -337,7 +354,7 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let mut events = about_instances(&node_entry.name, inventory, &before);
-        events.extend(switched);
+        events.extend(switched.into_iter().chain(without));
         self.are_shapes_old.store(true, Ordering::Release);
         // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {
@@ -370,7 +387,7 @@ impl Ledger {
         let rule = node_entry.read().rule();
         let makeable = inventory.makeable(rule);
         let devices = inventory.devices().iter().chain(&makeable);
-        let classes = devices.map(|device| DeviceClass::of(device, rule));
+        let classes = devices.map(|device| inventory.mig().class_of(device, rule));
         let (known, new): (BTreeSet<_>, BTreeSet<_>) = classes
             .collect::<BTreeSet<_>>()
             .into_iter()

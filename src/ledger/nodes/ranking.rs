@@ -161,6 +161,7 @@ mod tests {
             capacity: MemMib::new(1),
             kind: ClassKind::Gpu,
             replicas: None,
+            part: None,
         };
         let ids = ["A", "B"].map(|model| classes.id_of(class(model)));
         ids[number]

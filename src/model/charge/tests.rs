@@ -168,6 +168,7 @@ proptest! {
             capacity: MemMib::new(gpu),
             kind: ClassKind::Gpu,
             replicas,
+            part: None,
         };
         let request = with(amount, count, &[]);
         let replicas = others.into_iter().chain(replicas).collect();

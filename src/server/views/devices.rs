@@ -7,7 +7,6 @@ use crate::api::state::{
 };
 use crate::control::pods::memory_guard::over_limit_pods;
 use crate::hardware::device::{DeviceId, DeviceKind, Health};
-use crate::hardware::mig::Geometry;
 use crate::hardware::pool::{ConfiguredIsolation, InstanceUse};
 use crate::hardware::units::{Demand, MemMib};
 use crate::model::device_state::{DeviceState, Origin, Verification};
@@ -126,7 +125,7 @@ fn amount(demand: Demand) -> DeviceAmount {
 fn compute_of(node: &NodeState, found: &DeviceState) -> Option<u64> {
     let DeviceKind::MigInstance { parent, profile } = &found.device().kind else { return None };
     let parent = node.devices().iter().map(DeviceState::device).find(|it| it.id == *parent)?;
-    let share = Geometry::of(&parent.model, parent.total)?.compute_of(profile)?;
+    let share = node.mig().geometry_of(parent)?.compute_of(profile)?;
     Some(share.millionths())
 }
 

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_gpu_never_expects_fewer_spots_than_it_has_or_more_than_an_empty_one() {
-        for geometry in &GEOMETRIES {
+        for geometry in GEOMETRIES.iter() {
             let class = MigClass::new(geometry).unwrap();
             let layouts = class.layouts();
             for (layout, profile) in

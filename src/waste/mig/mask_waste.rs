@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn units_that_no_request_fits_are_wasted_entirely() {
-        for geometry in &GEOMETRIES {
+        for geometry in GEOMETRIES.iter() {
             let layouts = Layouts::of(geometry).unwrap();
             let mut parts = vec![0.0; geometry.profiles.len()];
             let waste = MaskGraph::of(&layouts).waste(&parts);

@@ -3,7 +3,9 @@
 //! The potential of each layout is computed once, when the mix or the layouts of the cluster have
 //! changed. A question is then two look-ups in a table.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::hardware::device::MigProfile;
 use crate::hardware::layouts::{LayoutId, Start};
@@ -18,24 +20,23 @@ use crate::waste::mig::supply::MigSupply;
 use crate::waste::mig::types::{MigType, TypeId, Types};
 use crate::waste::request_mix::Mix;
 
+/// Most geometries from lists of NVML that have potentials, those of the most GPUs: agents may report any list.
+const MOST_LISTED: usize = 16;
+
 /// The potentials of all layouts of the GPUs of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Potentials {
-    classes: Vec<(&'static Geometry, MigClass, Vec<i128>)>,
+    classes: Vec<(Arc<Geometry>, MigClass, Vec<i128>)>,
 }
 
 impl Potentials {
     /// Those under this mix, with these GPUs. A GPU whose instances lie where its geometry does not allow
     /// counts for nothing. The tables of geometries are taken from `earlier` ones.
     pub fn of(mix: &Mix, gpus: &[DividedGpu], earlier: &Self) -> Self {
-        let mut geometries: Vec<&'static Geometry> = Vec::new();
-        for gpu in gpus {
-            if !geometries.iter().any(|known| std::ptr::eq(*known, gpu.geometry)) {
-                geometries.push(gpu.geometry);
-            }
-        }
-        let class =
-            |geometry| earlier.class(geometry).cloned().or_else(|| MigClass::new(geometry).ok());
+        let geometries = geometries_of(gpus);
+        let class = |geometry: &Arc<Geometry>| {
+            earlier.class(geometry).cloned().or_else(|| MigClass::new(geometry).ok())
+        };
         let known =
             geometries.into_iter().filter_map(|geometry| Some((geometry, class(geometry)?)));
         let (geometries, classes): (Vec<_>, Vec<MigClass>) = known.unzip();
@@ -43,7 +44,7 @@ impl Potentials {
         let counts = counts(mix, &geometries, &classes, &mut types);
         let mut supply = MigSupply::none(&classes);
         for gpu in gpus {
-            let at = geometries.iter().position(|known| std::ptr::eq(*known, gpu.geometry));
+            let at = geometries.iter().position(|known| **known == gpu.geometry);
             let Some(at) = at else { continue };
             let Some(layout) = layout_of(&classes[at], &gpu.instances) else { continue };
             supply.add(&classes, MigClassId(at), layout);
@@ -61,25 +62,22 @@ impl Potentials {
                 layouts.map(|layout| decision.potential(MigClassId(at), layout)).collect()
             })
             .collect();
-        let all = geometries.into_iter().zip(classes).zip(potentials);
+        let all = geometries.into_iter().cloned().zip(classes).zip(potentials);
         Self { classes: all.map(|((geometry, class), all)| (geometry, class, all)).collect() }
     }
 
-    fn entry(
-        &self,
-        geometry: &'static Geometry,
-    ) -> Option<&(&'static Geometry, MigClass, Vec<i128>)> {
-        self.classes.iter().find(|(known, ..)| std::ptr::eq(*known, geometry))
+    fn entry(&self, geometry: &Arc<Geometry>) -> Option<&(Arc<Geometry>, MigClass, Vec<i128>)> {
+        self.classes.iter().find(|(known, ..)| known == geometry)
     }
 
-    fn class(&self, geometry: &'static Geometry) -> Option<&MigClass> {
+    fn class(&self, geometry: &Arc<Geometry>) -> Option<&MigClass> {
         self.entry(geometry).map(|(_, class, _)| class)
     }
 
     /// What it costs to make an instance on a GPU, in millionths of a GPU; below zero if the rest is worth
-    /// more than before. `None` if the GPU is of a model without a table, or cannot have it there.
+    /// more than before. `None` if its geometry has no potentials, or if it cannot have the instance there.
     pub fn cost(&self, gpu: &DividedGpu, profile: &MigProfile, start: u32) -> Option<i64> {
-        let (_, class, potentials) = self.entry(gpu.geometry)?;
+        let (_, class, potentials) = self.entry(&gpu.geometry)?;
         let before = layout_of(class, &gpu.instances)?;
         let layouts = class.layouts();
         let index = layouts.profile(profile.plain())?;
@@ -87,6 +85,21 @@ impl Potentials {
         let change = potentials[after.position()] - potentials[before.position()];
         i64::try_from(change / 1_000_000 / i128::from(gpu.geometry.axis.max(1))).ok()
     }
+}
+
+/// The geometries of GPUs, each once: those of the table, and the most frequent ones of lists.
+fn geometries_of(gpus: &[DividedGpu]) -> Vec<&Arc<Geometry>> {
+    let mut all: Vec<(&Arc<Geometry>, usize)> = Vec::new();
+    for gpu in gpus {
+        match all.iter_mut().find(|(known, _)| **known == gpu.geometry) {
+            Some((_, count)) => *count += 1,
+            None => all.push((&gpu.geometry, 1)),
+        }
+    }
+    let (mut listed, table): (Vec<_>, Vec<_>) = all.into_iter().partition(|(it, _)| it.is_listed());
+    listed.sort_by_key(|(_, count)| Reverse(*count));
+    let listed = listed.into_iter().take(MOST_LISTED);
+    table.into_iter().chain(listed).map(|(geometry, _)| geometry).collect()
 }
 
 /// The layout of these instances; `None` if they cannot lie so.
@@ -106,14 +119,14 @@ fn named(classes: &[MigClass], profile: &MigProfile) -> MigType {
 /// How many instances of each type the mix requests. All profiles count, also those of which none came.
 fn counts(
     mix: &Mix,
-    geometries: &[&'static Geometry],
+    geometries: &[&Arc<Geometry>],
     classes: &[MigClass],
     types: &mut Types,
 ) -> Vec<(TypeId, u64)> {
     let mut counts = BTreeMap::new();
-    let profiles = geometries.iter().flat_map(|geometry| geometry.profiles);
+    let profiles = geometries.iter().flat_map(|geometry| &geometry.profiles);
     for profile in profiles {
-        if let Some(id) = types.id(&named(classes, &MigProfile::new(profile.name))) {
+        if let Some(id) = types.id(&named(classes, &MigProfile::new(profile.name.as_str()))) {
             counts.entry(id).or_insert(0);
         }
     }
@@ -152,10 +165,12 @@ fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) 
                     _ => MemMib::ZERO,
                 };
                 let has_enough = |it: &&Profile| {
-                    *share <= request.amount.part_in(geometry, it) && it.memory_mib >= memory.mib()
+                    *share <= request.amount.part_in(geometry.part_of(it))
+                        && it.memory_mib >= memory.mib()
                 };
                 let smallest = geometry.profiles.iter().find(has_enough);
-                let compute = |it: &Profile| geometry.compute_of(&MigProfile::new(it.name));
+                let compute =
+                    |it: &Profile| geometry.compute_of(&MigProfile::new(it.name.as_str()));
                 smallest.map_or((whole, Share::WHOLE), |it| {
                     (MemMib::new(it.memory_mib), compute(it).unwrap_or(Share::WHOLE))
                 })
@@ -168,11 +183,12 @@ fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::device::MakeableProfile;
     use crate::hardware::mig::GEOMETRIES;
 
     fn gpu(instances: &[(&str, u32)]) -> DividedGpu {
         let instances = instances.iter().map(|(name, start)| (MigProfile::new(*name), *start));
-        DividedGpu { geometry: &GEOMETRIES[2], instances: instances.collect() }
+        DividedGpu { geometry: Arc::clone(&GEOMETRIES[2]), instances: instances.collect() }
     }
 
     /// The starts at which an instance of the profile costs least on an A100, by GPU.
@@ -199,6 +215,61 @@ mod tests {
         assert_eq!(best(&[gpu(&[("1g.10gb", 0)])], "1g.10gb", &starts), (0, 1));
     }
 
+    /// The geometry that the list of NVML for a GPU of the table would give.
+    fn listed(at: usize, total: u64) -> Arc<Geometry> {
+        let profiles = GEOMETRIES[at].profiles.iter().map(|it| MakeableProfile {
+            profile: MigProfile::new(it.name.as_str()),
+            memory: MemMib::new(it.memory_mib),
+            sm_count: Some(it.multiprocessors),
+            size: it.size,
+            starts: it.starts.clone(),
+        });
+        Geometry::listed(MemMib::new(total), &profiles.collect::<Vec<_>>()).unwrap().into()
+    }
+
+    #[test]
+    fn places_cost_as_much_by_the_list_as_by_the_table() {
+        for at in [2, 3] {
+            let gpus = |geometry: &Arc<Geometry>| {
+                let (one, three) = (&geometry.profiles[0].name, &geometry.profiles[3].name);
+                [vec![], vec![(one, 6)], vec![(three, 4), (one, 1)]].map(|instances| {
+                    let named =
+                        |(name, start): (&String, u32)| (MigProfile::new(name.as_str()), start);
+                    let instances = instances.into_iter().map(named).collect();
+                    DividedGpu { geometry: Arc::clone(geometry), instances }
+                })
+            };
+            let costs = |geometry: &Arc<Geometry>| {
+                let gpus = gpus(geometry);
+                let potentials = Potentials::of(&Mix::default(), &gpus, &Potentials::default());
+                let each = gpus.iter().flat_map(|gpu| {
+                    let places = geometry.profiles.iter().flat_map(|profile| {
+                        profile.starts.iter().map(move |start| (profile.name.as_str(), *start))
+                    });
+                    let cost = |(name, start)| potentials.cost(gpu, &MigProfile::new(name), start);
+                    places.map(cost).collect::<Vec<_>>()
+                });
+                each.collect::<Vec<_>>()
+            };
+            let table = costs(&GEOMETRIES[at]);
+            assert_eq!(costs(&listed(at, GEOMETRIES[at].total_mib)), table);
+            assert!(table.iter().flatten().count() > 20, "{table:?}");
+        }
+    }
+
+    #[test]
+    fn the_lists_of_the_most_gpus_have_potentials() {
+        let on = |geometry| DividedGpu { geometry, instances: Vec::new() };
+        let mut gpus: Vec<DividedGpu> = (0..40).map(|at| on(listed(2, 90_000 + at))).collect();
+        gpus.extend([listed(3, 81_559), listed(3, 81_559)].map(on));
+        gpus.push(gpu(&[]));
+        let potentials = Potentials::of(&Mix::default(), &gpus, &Potentials::default());
+        let cost = |it: &DividedGpu| potentials.cost(it, &MigProfile::new("3g.40gb"), 0).is_some();
+        let known: Vec<usize> = (0..gpus.len()).filter(|at| cost(&gpus[*at])).collect();
+        let first = MOST_LISTED - 1;
+        assert_eq!(known, (0..first).chain([40, 41, 42]).collect::<Vec<_>>());
+    }
+
     #[test]
     fn what_cannot_be_has_no_cost() {
         let potentials = Potentials::of(&Mix::default(), &[gpu(&[])], &Potentials::default());
@@ -210,7 +281,7 @@ mod tests {
         assert_eq!(cost(&gpu(&[("4g.40gb", 0)]), "1g.10gb", 3), None, "another one lies there");
         assert_eq!(cost(&gpu(&[]), "9g.90gb", 0), None, "no such profile");
         assert_eq!(cost(&gpu(&[("9g.90gb", 0)]), "1g.10gb", 3), None);
-        let other = DividedGpu { geometry: &GEOMETRIES[0], instances: Vec::new() };
+        let other = DividedGpu { geometry: Arc::clone(&GEOMETRIES[0]), instances: Vec::new() };
         assert_eq!(cost(&other, "1g.6gb", 0), None, "no such GPU was there");
     }
 }

@@ -413,7 +413,7 @@ fn the_second_scheduler_ignores_exactly_the_resources_that_are_served() {
     assert_eq!(fit["args"]["ignoredResourceGroups"], serde_yaml_ng::Value::Null);
     let ignored = fit["args"]["ignoredResources"].as_sequence().unwrap();
     let ignored: Vec<&str> = ignored.iter().map(|name| name.as_str().unwrap()).collect();
-    let instances = GEOMETRIES.iter().flat_map(|geometry| geometry.profiles).flat_map(|profile| {
+    let instances = GEOMETRIES.iter().flat_map(|geometry| &geometry.profiles).flat_map(|profile| {
         let plain = format!("{MIG_PREFIX}{}", profile.name);
         let variants = profile.variants.iter().map(|it| format!("{plain}{}", it.replace('+', ".")));
         [plain.clone()].into_iter().chain(variants.collect::<Vec<_>>())

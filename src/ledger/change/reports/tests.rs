@@ -376,6 +376,39 @@ fn an_instance_that_nvml_lists_and_the_table_lacks_gets_pods_and_is_named_once()
     assert_eq!(ledger.answers(&query, &["n"])[0].as_ref().err(), None);
 }
 
+#[test]
+fn a_list_that_gives_no_geometry_is_named_once() {
+    use crate::hardware::device::{DeviceDetails, MakeableProfile, MigProfile, PoolName};
+    use crate::hardware::pool::{MigUse, PoolRule, PoolRules};
+    let said = |mig: MigUse, lists: &[Option<u32>]| {
+        let ledger = ledger("A");
+        let rule = PoolRule { mig, ..PoolRule::default() };
+        ledger.share_by(PoolRules::new([(PoolName::new(""), rule)]));
+        let named = lists.iter().zip(1..).map(|(sm_count, sequence)| {
+            let row = MakeableProfile {
+                profile: MigProfile::new("1g.10gb"),
+                memory: MemMib::new(10_000),
+                sm_count: *sm_count,
+                size: 1,
+                starts: vec![0],
+            };
+            let gpu = DeviceDetails { mig_profiles: vec![row], ..DeviceDetails::default() };
+            let details = BTreeMap::from([(DeviceId::new("P").unwrap(), gpu)]);
+            let device = of_a30("P", 24_576, DeviceKind::MigParent);
+            let device = Device { model: ModelName::new("NVIDIA B300"), ..device };
+            let inventory = Some(NodeInventory::placed(vec![device], &details).unwrap());
+            let report = NodeReport { inventory, ..hello("y", sequence, "P") };
+            let events = say(&ledger, &report).unwrap().events.into_iter();
+            let is_it = |event: &LedgerEvent| matches!(event, LedgerEvent::NoGeometry { .. });
+            events.filter(is_it).count()
+        });
+        named.collect::<Vec<_>>()
+    };
+    let lists = [None, None, Some(10), Some(10), None];
+    assert_eq!(said(MigUse::OnDemand, &lists), [1, 0, 0, 0, 1]);
+    assert_eq!(said(MigUse::Fixed, &lists), [0; 5]);
+}
+
 /// A hello with `count` GPUs of as many models.
 fn of_models(sequence: u64, prefix: &str, count: usize) -> NodeReport {
     let names: Vec<String> = (0..count).map(|at| format!("{prefix}-{at}")).collect();

@@ -12,6 +12,7 @@ mod ledger {
     mod concurrency;
     mod guests;
     mod instances;
+    mod listed;
     mod properties;
     mod races;
     mod simulation;

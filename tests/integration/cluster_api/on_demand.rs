@@ -238,3 +238,75 @@ async fn a_bind_ends_if_its_instance_cannot_be_made_and_the_next_one_goes_elsewh
     let (error, _) = tokio::join!(bed.bind(), made);
     assert_eq!((error.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-1"));
 }
+
+/// A GPU of a model without a table, in MIG mode, with the list of its agent. On units 6 and 7, an instance of others.
+fn unlisted(sm_counts: [Option<u32>; 4], made: &[(&str, &str, u32, u32)]) -> Value {
+    let rows = [
+        ("1g.23gb", 22_528, 1, vec![0, 1, 2, 3, 4, 5, 6]),
+        ("2g.47gb", 46_592, 2, vec![0, 2, 4]),
+        ("4g.93gb", 93_000, 4, vec![0]),
+        ("7g.186gb", 186_000, 8, vec![0]),
+    ];
+    let rows = rows.iter().zip(sm_counts).map(|((profile, mib, size, starts), sm_count)| {
+        json!({"profile": profile, "memoryMib": mib, "size": size, "starts": starts, "smCount": sm_count})
+    });
+    let gpu = json!({"id": "GPU-a", "index": 0, "model": "NVIDIA GB200", "memoryMib": 189_471,
+        "kind": "MigParent", "healthy": true, "migProfiles": rows.collect::<Vec<_>>()});
+    let others = ("MIG-0", "1g.23gb", 6, 1);
+    let instances = std::iter::once(&others).chain(made).map(|(id, profile, start, size)| {
+        json!({"id": id, "index": 0, "model": "NVIDIA GB200", "memoryMib": 22_000 * size,
+            "kind": "MigInstance", "parentId": "GPU-a", "migProfile": profile, "healthy": true,
+            "migPlacement": {"start": start, "size": size}, "madeHere": *id != "MIG-0"})
+    });
+    Value::Array(std::iter::once(gpu).chain(instances).collect())
+}
+
+const COUNTED: [Option<u32>; 4] = [Some(18), Some(38), Some(76), Some(148)];
+
+#[tokio::test]
+async fn a_model_without_a_table_is_divided_by_the_list_of_its_agent() {
+    let fake = Fake::with_pod();
+    let config = Config::from_yaml(CONFIG).unwrap();
+    let asks = json!({"gpu-fraction": "0.25", "gpupack.dev/isolation": "hardware"});
+    let start = unlisted(COUNTED, &[]);
+    let bed = Bed::made(&fake, (config, Clock::start()), asks, &start).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let mut agent = Agent { sequence: 1, session: Value::Null };
+    bed.app.ledger.tick(bed.app.clock.now());
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let made = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        // Beside the instance of others, so that units 0 to 3 stay whole: not the first free place.
+        let ordered = agent.report(&bed, &start, json!([])).await;
+        assert_eq!(without_term(ordered), orders(&[("2g.47gb", 4)], &[]));
+        agent.report(&bed, &unlisted(COUNTED, &[("MIG-1", "2g.47gb", 4, 2)]), json!([])).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), made);
+    assert_eq!((error.as_str(), node(&fake).as_deref()), ("", Some("n1")));
+    assert_eq!(annotation(&fake, "uuids"), "MIG-1");
+    let placement: Value = serde_json::from_str(&annotation(&fake, "placement")).unwrap();
+    let spot = json!({"gpu": "GPU-a", "profile": "2g.47gb", "start": 4});
+    assert_eq!(placement["devices"][0]["mig"], spot);
+    let state: Value = serde_json::from_str(&bed.text("/v1/state").await).unwrap();
+    let devices = state["nodes"][0]["devices"].as_array().unwrap();
+    let own = devices.iter().find(|it| it["id"] == "MIG-1").unwrap();
+    assert_eq!(own["computeMillionths"], 38 * 1_000_000 / 148, "{own}");
+    bed.app.ledger.audit().unwrap();
+    // Another list does not move what is there, and one that gives no geometry serves no part of a GPU.
+    let there = [("MIG-1", "2g.47gb", 4, 2)];
+    agent.report(&bed, &unlisted([None; 4], &there), json!([])).await;
+    bed.app.ledger.tick(bed.app.clock.now());
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    bed.app.ledger.audit().unwrap();
+    let next = |amount: Value| {
+        json!({"metadata": {"uid": "next", "namespace": "team-a", "name": "next", "annotations": amount},
+            "spec": {"schedulerName": "gpupack", "containers": [{"name": "main"}]}})
+    };
+    let part = next(json!({"gpu-fraction": "0.25", "gpupack.dev/isolation": "hardware"}));
+    let memory = next(json!({"gpu-memory": "46000", "gpupack.dev/isolation": "hardware"}));
+    assert_eq!(bed.filter(&part).await, json!([]));
+    assert_eq!(bed.filter(&memory).await, json!(["n1"]));
+    agent.report(&bed, &unlisted(COUNTED, &there), json!([])).await;
+    assert_eq!(bed.filter(&part).await, json!(["n1"]));
+}

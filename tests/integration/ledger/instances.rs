@@ -6,6 +6,8 @@
 //! Every other seed shares and divides its GPUs by turns: some pods request a GPU or a part of one, and the agent
 //! switches MIG mode, late as well. No Binding names a GPU that is in MIG mode, or that is being switched to it.
 //!
+//! Half of the seeds are of a model without a table, whose agent lists other things now and then.
+//!
 //! `MIG_STEPS` is the number of steps of all seeds (20,000 without it), `MIG_SEED` the first seed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +30,7 @@ use gpupack::model::event::LedgerEvent;
 use gpupack::model::isolation::{DriverLimits, Rules};
 use gpupack::model::node_state::InstanceOrders;
 use gpupack::model::policy::Policy;
-use gpupack::model::request::{Amount, GpuRequest};
+use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::Placement;
 use gpupack::usage::node_details::DetailsReport;
 use rand::seq::IndexedRandom;
@@ -56,6 +58,9 @@ fn number(name: &str, default: u64) -> u64 {
 fn id(text: &str) -> DeviceId {
     DeviceId::new(text).expect("a legal id")
 }
+
+/// Multiprocessors of the profiles, in their order.
+const SM_COUNTS: [u32; 4] = [14, 14, 28, 56];
 
 /// All units of a GPU.
 const ALL: u32 = 4;
@@ -92,6 +97,10 @@ struct Agent {
     /// The GPUs that are out of MIG mode; with `by_turns` the agent may change that.
     whole: BTreeSet<DeviceId>,
     by_turns: bool,
+    /// Whether its GPUs are of a model without a table; and what its list says, which gives a geometry, another one,
+    /// or none.
+    is_unlisted: bool,
+    list: u32,
     /// A GPU that is being switched to MIG mode, or from it.
     switching: Option<(DeviceId, bool)>,
     /// In which run of the ledger the orders were given that it obeys, and which.
@@ -105,17 +114,18 @@ impl Agent {
         let device = |id: DeviceId, index, total, kind| Device {
             id,
             index: DeviceIndex(index),
-            model: ModelName::new("NVIDIA A30"),
+            model: ModelName::new(if self.is_unlisted { "NVIDIA B30" } else { "NVIDIA A30" }),
             total: MemMib::new(total),
             reserved: MemMib::ZERO,
             kind,
             health: Health::Healthy,
         };
         let mut details = BTreeMap::new();
-        let rows = PROFILES.iter().map(|(name, mib, size, starts)| MakeableProfile {
+        let rows = PROFILES.iter().zip(SM_COUNTS);
+        let rows = rows.map(|((name, mib, size, starts), count)| MakeableProfile {
             profile: MigProfile::new(*name),
             memory: MemMib::new(*mib),
-            sm_count: None,
+            sm_count: (self.list > 0).then_some(count * self.list),
             size: *size,
             starts: starts.to_vec(),
         });
@@ -200,7 +210,7 @@ impl Bed {
             ledger: new_ledger(0, by_turns),
             restarts: 0,
             created: 0,
-            agent: Agent { by_turns, ..Agent::default() },
+            agent: Agent { by_turns, is_unlisted: seed % 4 >= 2, ..Agent::default() },
             pods: BTreeMap::new(),
             binding: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -263,6 +273,10 @@ impl Bed {
 
     fn report(&mut self) {
         self.agent.sequence += 1;
+        if self.agent.is_unlisted && self.one_in(5) {
+            self.agent.list = self.rng.random_range(0..4);
+            self.count("another list");
+        }
         let inventory = self.agent.inventory();
         let uses = inventory.devices().iter().map(|device| {
             let live = self.pods.iter().filter(|(_, it)| it.runs_on.as_ref() == Some(&device.id));
@@ -399,13 +413,21 @@ impl Bed {
         let (amount, count) = match self.rng.random_range(0..8) {
             0..3 if self.agent.by_turns => (half, 1),
             3 if self.agent.by_turns => (Amount::Whole, 1),
+            4 if self.agent.is_unlisted => (Amount::Fraction(Share::from_millionths(250_000)), 1),
             _ => (Amount::MigInstance(profile), count),
         };
+        let is_part = !self.agent.by_turns && matches!(amount, Amount::Fraction(_));
         self.created += 1;
         let uid = PodUid::new(format!("p{}", self.created));
-        let query = request_of(amount, count, Policy::BinPack);
+        let mut query = request_of(amount, count, Policy::BinPack);
+        if let Some(gpu) = query.gpu.as_mut().filter(|_| is_part) {
+            gpu.isolation = Isolation::Hardware;
+        }
         let reserved = self.ledger.reserve_for_bind(&pod(uid.as_str()), NODE, &query, self.at());
         if reserved.is_ok() {
+            if is_part {
+                self.count("part");
+            }
             self.binding.insert(uid, query.gpu.expect("it requests a GPU"));
         }
     }
@@ -501,6 +523,8 @@ impl Bed {
             made: self.agent.made,
             name: self.agent.name + 1,
             by_turns: self.agent.by_turns,
+            is_unlisted: self.agent.is_unlisted,
+            list: self.agent.list,
             // As on Hopper: the mode is lost.
             whole: GPUS.iter().filter(|_| self.agent.by_turns).map(|gpu| id(gpu)).collect(),
             ..Agent::default()
@@ -612,6 +636,8 @@ fn pods_run_on_instances_of_their_own_whatever_fails() {
         "written again",
         "given up",
         "switched",
+        "another list",
+        "part",
     ];
     assert!(steps < 10_000 || each.iter().all(|what| counts.contains_key(what)), "{counts:?}");
 }

@@ -267,6 +267,43 @@ mod tests {
     }
 
     #[test]
+    fn equal_lists_have_one_geometry_and_a_node_has_few_lists() {
+        let gpu = |number: u32| Device {
+            id: DeviceId::new(&format!("GPU-{number:02}")).unwrap(),
+            index: DeviceIndex(number),
+            model: ModelName::new("NVIDIA B300"),
+            total: MemMib::new(100_000),
+            reserved: MemMib::ZERO,
+            kind: DeviceKind::MigParent,
+            health: Health::Healthy,
+        };
+        let devices: Vec<Device> = (0..20).map(gpu).collect();
+        let details = devices.iter().map(|it| {
+            let row = MakeableProfile {
+                profile: MigProfile::new("1g.90gb"),
+                memory: MemMib::new(90_000),
+                sm_count: Some(100 + it.index.0 / 2),
+                size: 1,
+                starts: vec![0],
+            };
+            let own = DeviceDetails { mig_profiles: vec![row], ..DeviceDetails::default() };
+            (it.id.clone(), own)
+        });
+        let mig = MigInventory::of(&devices, &details.collect());
+        for (at, gpu) in devices.iter().enumerate() {
+            let own = mig.geometry_of(gpu);
+            assert_eq!(own.is_some(), at / 2 < MOST_LISTS, "{at}");
+            let fault = own.is_none().then_some(&ListFault::Lists);
+            assert_eq!(mig.list_fault(&gpu.id), fault, "{at}");
+            let twin = mig.geometry_of(&devices[at ^ 1]);
+            assert!(own.zip(twin).is_none_or(|(own, twin)| Arc::ptr_eq(&own, &twin)), "{at}");
+        }
+        let known =
+            Device { model: ModelName::new("NVIDIA A30"), total: MemMib::new(24_576), ..gpu(0) };
+        assert!(!mig.geometry_of(&known).unwrap().is_listed(), "the table comes first");
+    }
+
+    #[test]
     fn what_can_be_made_has_ids_of_its_own() {
         let gpu = Device {
             id: DeviceId::new("GPU-a").unwrap(),

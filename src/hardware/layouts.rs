@@ -11,8 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::hardware::device::Slot;
-use crate::hardware::mig::Geometry;
-use crate::hardware::units::{MemMib, Share};
+use crate::hardware::mig::{Geometry, Profile};
 
 /// Most units of a geometry; the longest known has 12.
 const MOST_UNITS: u32 = 16;
@@ -170,17 +169,11 @@ impl Layouts {
         self.profiles().find(|index| self.geometry.profiles[index.position()].name == name)
     }
 
-    /// The smallest profile with so much memory and part of the compute: least memory first, then least
-    /// compute.
-    pub fn smallest(&self, memory: MemMib, compute: Share) -> Option<ProfileIndex> {
+    /// The smallest profile that is accepted: least memory first, then least compute.
+    pub fn smallest(&self, is_accepted: impl Fn(&Profile) -> bool) -> Option<ProfileIndex> {
         let known = |index: ProfileIndex| &self.geometry.profiles[index.position()];
-        let all = self.geometry.profiles.last()?.multiprocessors;
-        let has_enough = |index: &ProfileIndex| {
-            let own = u64::from(known(*index).multiprocessors) * Share::WHOLE.millionths();
-            known(*index).memory_mib >= memory.mib() && own >= compute.millionths() * u64::from(all)
-        };
-        self.profiles()
-            .filter(has_enough)
+        let accepted = self.profiles().filter(|index| is_accepted(known(*index)));
+        accepted
             .min_by_key(|index| (known(*index).memory_mib, known(*index).multiprocessors, *index))
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, FailedMigOrder, Health, MakeableProfile,
-    MigProfile, Slot,
+    MigProfile, ModelName, Slot,
 };
 use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::listed::ListFault;
@@ -61,6 +61,8 @@ impl FailedMigOrder {
 /// A GPU on which instances are made, and those that stay on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DividedGpu {
+    /// Its product name.
+    pub model: ModelName,
     /// What it may have.
     pub geometry: Arc<Geometry>,
     /// What it has: profile and first unit.
@@ -251,7 +253,7 @@ impl MigInventory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::{DeviceIndex, ModelName};
+    use crate::hardware::device::DeviceIndex;
 
     #[test]
     fn a_slot_covers_its_units() {

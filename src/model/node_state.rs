@@ -774,13 +774,11 @@ impl NodeState {
 
     /// The GPUs on which instances are made, without those of which no geometry is known.
     pub fn divided(&self, holds: HoldRule) -> impl Iterator<Item = (&DeviceId, DividedGpu)> {
-        let is_shared = move |gpu: &DeviceId| {
-            let mut devices = self.devices.iter();
-            devices.any(|it| it.device.id == *gpu && it.is_shared_gpu(holds))
-        };
-        let known = self.divided.iter().filter_map(|(gpu, known)| Some((gpu, known.as_ref()?)));
-        let known = known.filter(move |(gpu, _)| !is_shared(gpu));
-        known.map(move |(gpu, geometry)| {
+        let known = self.divided.iter().filter_map(move |(gpu, known)| {
+            let own = self.devices.iter().find(|it| it.device.id == *gpu)?;
+            Some((gpu, &own.device.model, known.as_ref()?)).filter(|_| !own.is_shared_gpu(holds))
+        });
+        known.map(move |(gpu, model, geometry)| {
             let of = |it: &DeviceState| match &it.device.kind {
                 DeviceKind::MigInstance { parent, profile } if parent == gpu && it.stays(holds) => {
                     Some((profile.clone(), it.slot?.start))
@@ -788,7 +786,8 @@ impl NodeState {
                 _ => None,
             };
             let instances = self.devices.iter().filter_map(of).collect();
-            (gpu, DividedGpu { geometry: Arc::clone(geometry), instances })
+            let (model, geometry) = (model.clone(), Arc::clone(geometry));
+            (gpu, DividedGpu { model, geometry, instances })
         })
     }
 

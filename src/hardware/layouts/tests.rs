@@ -70,21 +70,21 @@ fn profiles_of_the_same_units_leave_the_same_layout() {
 #[test]
 fn the_smallest_profile_has_the_least_memory_and_then_the_least_compute() {
     let layouts = eight();
-    for (gib, compute, expected) in [
+    for (gib, multiprocessors, expected) in [
         (0, 0, Some("1g.5gb")),
         (4, 0, Some("1g.5gb")),
         (5, 0, Some("1g.10gb")),
-        (5, 200_000, Some("2g.10gb")),
+        (5, 20, Some("2g.10gb")),
         (10, 0, Some("3g.20gb")),
-        (10, 500_000, Some("4g.20gb")),
-        (1, 1_000_000, Some("7g.40gb")),
+        (10, 49, Some("4g.20gb")),
+        (1, 98, Some("7g.40gb")),
         (39, 0, Some("7g.40gb")),
         (40, 0, None),
     ] {
-        let (memory, compute) = (MemMib::new(gib * 1024), Share::from_millionths(compute));
-        let found = layouts.smallest(memory, compute);
+        let found = layouts
+            .smallest(|it| it.memory_mib >= gib * 1024 && it.multiprocessors >= multiprocessors);
         let name = found.map(|index| layouts.geometry().profiles[index.position()].name.as_str());
-        assert_eq!(name, expected, "{gib} GiB, {compute:?}");
+        assert_eq!(name, expected, "{gib} GiB, {multiprocessors}");
     }
 }
 

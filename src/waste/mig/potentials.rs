@@ -4,14 +4,15 @@
 //! changed. A question is then two look-ups in a table.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::hardware::device::MigProfile;
+use crate::hardware::device::{MigProfile, ModelName};
+use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::layouts::{LayoutId, Start};
 use crate::hardware::mig::{Geometry, Profile};
 use crate::hardware::spots::DividedGpu;
-use crate::hardware::units::{MemMib, Share};
+use crate::hardware::units::MemMib;
 use crate::model::request::{Amount, GpuRequest};
 use crate::waste::mig::class::{MigClass, MigClassId};
 use crate::waste::mig::decision::{Decision, Scratch};
@@ -41,7 +42,12 @@ impl Potentials {
             geometries.into_iter().filter_map(|geometry| Some((geometry, class(geometry)?)));
         let (geometries, classes): (Vec<_>, Vec<MigClass>) = known.unzip();
         let mut types = Types::default();
-        let counts = counts(mix, &geometries, &classes, &mut types);
+        let models_of = |geometry: &&Arc<Geometry>| {
+            let its = gpus.iter().filter(|gpu| gpu.geometry == **geometry);
+            its.map(|gpu| &gpu.model).collect()
+        };
+        let models: Vec<BTreeSet<&ModelName>> = geometries.iter().map(models_of).collect();
+        let counts = counts(mix, &geometries, &models, &classes, &mut types);
         let mut supply = MigSupply::none(&classes);
         for gpu in gpus {
             let at = geometries.iter().position(|known| **known == gpu.geometry);
@@ -116,10 +122,12 @@ fn named(classes: &[MigClass], profile: &MigProfile) -> MigType {
     MigType::new(classes.iter().map(|class| class.layouts().profile(profile.plain())))
 }
 
-/// How many instances of each type the mix requests. All profiles count, also those of which none came.
+/// How many instances of each type the mix requests. All profiles count, also those of which none came. A
+/// request counts on the geometries for which it accepts one of the `models` that are there.
 fn counts(
     mix: &Mix,
     geometries: &[&Arc<Geometry>],
+    models: &[BTreeSet<&ModelName>],
     classes: &[MigClass],
     types: &mut Types,
 ) -> Vec<(TypeId, u64)> {
@@ -132,16 +140,15 @@ fn counts(
     }
     for (kind, tally) in &mix.types {
         let Some(request) = &kind.gpu else { continue };
-        let kinds = geometries.iter().zip(classes);
-        let kind = MigType::new(kinds.map(|(geometry, class)| {
-            let (memory, share) = match (&request.amount, served(request)) {
-                (Amount::MigInstance(profile), _) => {
-                    return class.layouts().profile(profile.plain());
-                }
-                (_, Some(needs)) => needs(geometry),
-                (_, None) => return None,
-            };
-            class.layouts().smallest(memory, share)
+        let wants_instances = matches!(request.amount, Amount::MigInstance(_));
+        if !wants_instances && !request.wants_any_instance() {
+            continue;
+        }
+        let kinds = geometries.iter().zip(models).zip(classes);
+        let kind = MigType::new(kinds.map(|((geometry, models), class)| {
+            let is_served =
+                |it: &Profile| models.iter().any(|model| serves((geometry, it), model, request));
+            class.layouts().smallest(is_served)
         }));
         if kind.accepted().next().is_none() {
             continue;
@@ -153,42 +160,41 @@ fn counts(
     counts.into_iter().collect()
 }
 
-/// What an instance must have for a request that any large enough one serves.
-fn served(request: &GpuRequest) -> Option<impl Fn(&Geometry) -> (MemMib, Share) + '_> {
-    request.wants_any_instance().then_some(move |geometry: &Geometry| {
-        let whole = geometry.usable();
-        match &request.amount {
-            Amount::Memory(memory) => (*memory, Share::ZERO),
-            Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => {
-                let memory = match &request.amount {
-                    Amount::FractionAndMemory(_, memory) => *memory,
-                    _ => MemMib::ZERO,
-                };
-                let has_enough = |it: &&Profile| {
-                    *share <= request.amount.part_in(geometry.part_of(it))
-                        && it.memory_mib >= memory.mib()
-                };
-                let smallest = geometry.profiles.iter().find(has_enough);
-                let compute =
-                    |it: &Profile| geometry.compute_of(&MigProfile::new(it.name.as_str()));
-                smallest.map_or((whole, Share::WHOLE), |it| {
-                    (MemMib::new(it.memory_mib), compute(it).unwrap_or(Share::WHOLE))
-                })
-            }
-            Amount::Whole | Amount::MigInstance(_) | Amount::SharedSlot => (whole, Share::WHOLE),
-        }
-    })
+/// Whether an instance of the profile on a GPU of this model serves a request, which may name models.
+fn serves(
+    (geometry, profile): (&Geometry, &Profile),
+    model: &ModelName,
+    request: &GpuRequest,
+) -> bool {
+    let profile_there = match &request.amount {
+        Amount::MigInstance(wanted) if wanted.plain() != profile.name => return false,
+        Amount::MigInstance(wanted) => wanted.clone(),
+        _ => MigProfile::new(profile.name.as_str()),
+    };
+    let class = DeviceClass {
+        model: model.clone(),
+        capacity: MemMib::new(profile.memory_mib),
+        kind: ClassKind::MigInstance(profile_there),
+        replicas: None,
+        part: geometry.is_listed().then(|| geometry.part_of(profile)),
+    };
+    request.demand_on(&class).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::MakeableProfile;
+    use crate::hardware::device::{MakeableProfile, ModelFilter};
     use crate::hardware::mig::GEOMETRIES;
+    use crate::hardware::units::MilliCpu;
+    use crate::model::request::Isolation;
+    use crate::waste::request_mix::{RequestType, Tally};
 
     fn gpu(instances: &[(&str, u32)]) -> DividedGpu {
         let instances = instances.iter().map(|(name, start)| (MigProfile::new(*name), *start));
-        DividedGpu { geometry: Arc::clone(&GEOMETRIES[2]), instances: instances.collect() }
+        let (model, geometry) =
+            (ModelName::new("NVIDIA A100-SXM4-80GB"), Arc::clone(&GEOMETRIES[2]));
+        DividedGpu { model, geometry, instances: instances.collect() }
     }
 
     /// The starts at which an instance of the profile costs least on an A100, by GPU.
@@ -236,7 +242,7 @@ mod tests {
                     let named =
                         |(name, start): (&String, u32)| (MigProfile::new(name.as_str()), start);
                     let instances = instances.into_iter().map(named).collect();
-                    DividedGpu { geometry: Arc::clone(geometry), instances }
+                    DividedGpu { geometry: Arc::clone(geometry), instances, ..gpu(&[]) }
                 })
             };
             let costs = |geometry: &Arc<Geometry>| {
@@ -259,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_lists_of_the_most_gpus_have_potentials() {
-        let on = |geometry| DividedGpu { geometry, instances: Vec::new() };
+        let on = |geometry| DividedGpu { geometry, ..gpu(&[]) };
         let mut gpus: Vec<DividedGpu> = (0..40).map(|at| on(listed(2, 90_000 + at))).collect();
         gpus.extend([listed(3, 81_559), listed(3, 81_559)].map(on));
         gpus.push(gpu(&[]));
@@ -268,6 +274,45 @@ mod tests {
         let known: Vec<usize> = (0..gpus.len()).filter(|at| cost(&gpus[*at])).collect();
         let first = MOST_LISTED - 1;
         assert_eq!(known, (0..first).chain([40, 41, 42]).collect::<Vec<_>>());
+    }
+
+    /// The cheaper one of half an A30 and a free H100 for a pod that both serve, under a mix of as many requests
+    /// for these models as for any.
+    fn cheaper(models: &[&str]) -> &'static str {
+        let gpu = |model: &str, at: usize, instances| DividedGpu {
+            model: ModelName::new(model),
+            geometry: Arc::clone(&GEOMETRIES[at]),
+            instances,
+        };
+        let half = vec![(MigProfile::new("2g.12gb"), 0)];
+        let gpus = [gpu("NVIDIA A30", 0, half), gpu("NVIDIA H100 80GB HBM3", 3, Vec::new())];
+        let counts = [models, &[]].map(|models| {
+            let request = GpuRequest {
+                models: ModelFilter::new(models.iter().copied()),
+                isolation: Isolation::Hardware,
+                ..GpuRequest::one(Amount::Memory(MemMib::new(5_120)))
+            };
+            (RequestType::new(Some(&request), MilliCpu::ZERO), Tally { pods: 100, memory: 0 })
+        });
+        let mix = Mix::of(&counts.into());
+        let potentials = Potentials::of(&mix, &gpus, &Potentials::default());
+        let cost = |at: usize, profile| {
+            let starts = 0..7;
+            let cost = |start| potentials.cost(&gpus[at], &MigProfile::new(profile), start);
+            starts.filter_map(cost).min().unwrap()
+        };
+        if cost(0, "1g.6gb") < cost(1, "1g.10gb") { "A30" } else { "H100" }
+    }
+
+    #[test]
+    fn a_request_counts_only_on_the_models_that_it_accepts() {
+        assert_eq!(cheaper(&[]), "A30", "it is begun");
+        assert_eq!(cheaper(&["A30", "H100"]), "A30");
+        assert_eq!(cheaper(&["A30"]), "H100", "what is left of the A30 is for those that insist");
+        assert_eq!(cheaper(&["A100"]), "A30", "no such GPU is there");
+        // An instance by its product name: none of an A30 is so.
+        assert_eq!(cheaper(&["MIG 1g.10gb"]), "A30");
+        assert_eq!(cheaper(&["MIG 1g.6gb"]), "H100");
     }
 
     #[test]
@@ -281,7 +326,7 @@ mod tests {
         assert_eq!(cost(&gpu(&[("4g.40gb", 0)]), "1g.10gb", 3), None, "another one lies there");
         assert_eq!(cost(&gpu(&[]), "9g.90gb", 0), None, "no such profile");
         assert_eq!(cost(&gpu(&[("9g.90gb", 0)]), "1g.10gb", 3), None);
-        let other = DividedGpu { geometry: Arc::clone(&GEOMETRIES[0]), instances: Vec::new() };
+        let other = DividedGpu { geometry: Arc::clone(&GEOMETRIES[0]), ..gpu(&[]) };
         assert_eq!(cost(&other, "1g.6gb", 0), None, "no such GPU was there");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus::{Histogram, IntCounterVec, IntGaugeVec};
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
 use crate::hardware::device::MigProfile;
 use crate::metrics::fleet::OTHER;
@@ -66,7 +66,7 @@ pub(crate) struct MigFamilies {
     placeable: IntGaugeVec,
     orders: IntCounterVec,
     failed: IntGaugeVec,
-    waits: Histogram,
+    waits: HistogramVec,
     switches: IntCounterVec,
     /// The profiles with series of their own.
     known: Mutex<BTreeSet<String>>,
@@ -100,10 +100,13 @@ impl MigFamilies {
                 ACTIONS.iter().for_each(|action| drop(failed.with_label_values(&[action])));
                 failed
             },
-            waits: make.histogram(
-                "gpupack_mig_make_seconds",
-                "Time that binds waited until the MIG instances of their pods were made.",
+            waits: make.histograms(
+                (
+                    "gpupack_mig_make_seconds",
+                    "Time that binds waited until the MIG instances of their pods were made, by profile.",
+                ),
                 &MAKE_BUCKETS,
+                &["profile"],
             ),
             switches: {
                 let switches = make.counters(
@@ -152,8 +155,8 @@ impl MigFamilies {
         self.switches.with_label_values(&[if is_divided { divided } else { shared }]).inc();
     }
 
-    pub(crate) fn waited(&self, time: Duration) {
-        self.waits.observe(time.as_secs_f64());
+    pub(crate) fn waited(&self, profile: &MigProfile, time: Duration) {
+        self.waits.with_label_values(&[&self.label(profile)]).observe(time.as_secs_f64());
     }
 
     /// Shows what there is now. A profile that no GPU has any more has no gauge.
@@ -188,12 +191,16 @@ mod tests {
         let profiles: Vec<MigProfile> =
             (0..2 * MOST_PROFILES).map(|at| MigProfile::new(format!("1g.{at}gb"))).collect();
         families.ordered(profiles.iter(), MakeResult::Made);
+        profiles.iter().for_each(|profile| families.waited(profile, Duration::from_secs(1)));
         let figures = MigFigures { instances: [1, 2, 3], placeable: 4 };
         let all = profiles.iter().map(|profile| (profile.clone(), figures)).collect();
         families.show(&all);
         let series = |family: &dyn Collector| family.collect()[0].get_metric().len();
         assert_eq!(series(&families.orders), 2 * (MOST_PROFILES + 1));
         assert_eq!(series(&families.placeable), MOST_PROFILES + 1);
+        assert_eq!(series(&families.waits), MOST_PROFILES + 1);
+        let others = families.waits.with_label_values(&[OTHER]).get_sample_count();
+        assert_eq!(usize::try_from(others).unwrap(), MOST_PROFILES);
         let others = families.instances.with_label_values(&[OTHER, "leaving"]);
         assert_eq!(others.get(), 3 * i64::try_from(MOST_PROFILES).unwrap());
         families.show(&BTreeMap::new());

@@ -370,8 +370,8 @@ impl Metrics {
     }
 
     /// Notes how long a bind waited for the MIG instances of its pod.
-    pub fn waited_for_mig(&self, time: Duration) {
-        self.mig.waited(time);
+    pub fn waited_for_mig(&self, profile: &MigProfile, time: Duration) {
+        self.mig.waited(profile, time);
     }
 
     /// Sets which MIG instances there are, and how many more could be made.

@@ -332,8 +332,9 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
             if !waited_for.is_empty() {
                 app.metrics.recalled_for_bind(waited);
             }
-            if was_to_make {
-                app.metrics.waited_for_mig(waited);
+            // All devices of a pod have one profile.
+            if let Some(profile) = profiles.clone().next().filter(|_| was_to_make) {
+                app.metrics.waited_for_mig(profile, waited);
             }
             app.metrics.mig_ordered(profiles, MakeResult::Made);
             return Ok(to_post.placement);

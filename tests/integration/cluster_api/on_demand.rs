@@ -125,7 +125,7 @@ async fn a_bind_waits_for_its_instance_and_posts_its_uuid() {
         r#"gpupack_mig_placeable{profile="4g.24gb"} 0"#,
         r#"gpupack_mig_orders_total{outcome="made",profile="2g.12gb"} 1"#,
         r#"gpupack_mig_orders_total{outcome="failed",profile="2g.12gb"} 0"#,
-        "gpupack_mig_make_seconds_count 1",
+        r#"gpupack_mig_make_seconds_count{profile="2g.12gb"} 1"#,
     ] {
         assert!(metrics.lines().any(|it| it == line), "{line}: {metrics}");
     }

@@ -86,7 +86,7 @@ fn the_manifests_are_those_of_the_chart() {
         .map(|file| file.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names.len(), 14, "{names:?}");
+    assert_eq!(names.len(), 15, "{names:?}");
     for name in names {
         let fresh = std::fs::read_to_string(written.path().join(&name)).unwrap();
         assert!(fresh == text(&format!("deploy/{name}")), "run deploy/render: {name} is old");
@@ -409,6 +409,14 @@ fn agents_make_mig_instances_only_if_the_value_says_so() {
         let agent = rendered("default", &["--set", &both]).unwrap();
         let agent = pod(&agent, "DaemonSet", "gpupack-agent");
         assert!(agent["containers"][0]["args"].to_string().contains(flag), "{flag}");
+    }
+    // Without Helm, a manifest of its own has the same.
+    let agent = rendered("default", &["--set", "agents.migOnDemand=true"]).unwrap();
+    let agent = find(&agent, "DaemonSet", "gpupack-agent");
+    let plain: Value = serde_yaml_ng::from_str(&text("deploy/agent-mig.yaml")).unwrap();
+    for key in ["args", "env", "securityContext", "volumeMounts"] {
+        let of = |agent: &Value| agent["spec"]["template"]["spec"]["containers"][0][key].clone();
+        assert_eq!(of(&plain), of(agent), "{key}");
     }
 }
 

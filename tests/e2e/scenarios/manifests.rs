@@ -16,6 +16,7 @@ fn the_api_server_accepts_every_manifest() {
             "certificates.yaml",
             "api-service.yaml",
             "agent-privileged.yaml",
+            "agent-mig.yaml",
             "extender.yaml",
             "agent.yaml",
             "scheduler.yaml",
@@ -55,7 +56,7 @@ fn only_the_agents_exceed_the_restricted_profile() {
             made.unwrap_or_else(|message| panic!("{file}: {message}"));
             figure(bed.name, &format!("{file}: its pod may be created under `restricted`"));
         }
-        for agent in [template_of("agent.yaml"), template_of("agent-privileged.yaml")] {
+        for agent in ["agent.yaml", "agent-privileged.yaml", "agent-mig.yaml"].map(template_of) {
             made(client, "gpupack-agents", &agent).await.expect("the agents' own namespace");
             let message = made(client, "gpu-system", &agent).await.expect_err("hostPID");
             assert!(message.contains("violates PodSecurity \"restricted"), "{message}");

@@ -366,6 +366,15 @@ pub enum MigFault {
         /// The other one.
         other: DeviceId,
     },
+    /// Another instance of the GPU has the media engines, too.
+    #[error(
+        "another MIG instance of GPU `{parent}` has the media engines, too, and one can have them: destroy one of \
+         the two"
+    )]
+    Media {
+        /// The GPU.
+        parent: DeviceId,
+    },
     /// The instances of the GPU do not fit on it together.
     #[error("the {instances} MIG instances of GPU `{parent}` cannot lie beside each other on it")]
     Crowded {
@@ -457,6 +466,11 @@ fn faults_on(
             faults.insert(own.id.clone(), MigFault::Overlap { other: other.id.clone() });
         }
     }
+    if sound.iter().filter(|it| it.has_media).count() > 1 {
+        let media = MigFault::Media { parent: parent.id.clone() };
+        let with_media = sound.iter().filter(|it| it.has_media);
+        faults.extend(with_media.map(|it| (it.id.clone(), media.clone())));
+    }
     sound.retain(|it| !faults.contains_key(it.id));
     if !fit_together(geometry, &sound) {
         let instances = sound.len();
@@ -471,8 +485,7 @@ fn fit_together(geometry: &Geometry, sound: &[Sound<'_>]) -> bool {
     let listed = sound.iter().filter(|it| it.known.is_none());
     let taken = listed.fold(0, |taken, it| taken | it.units);
     let mut places: Vec<_> = sound.iter().filter_map(|it| Some((it.known?, it.start))).collect();
-    let media = sound.iter().filter(|it| it.has_media).count();
-    media <= 1 && geometry.is_possible(taken, &mut places)
+    geometry.is_possible(taken, &mut places)
 }
 
 #[cfg(test)]

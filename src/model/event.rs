@@ -80,6 +80,16 @@ pub enum LedgerEvent {
         /// The pod.
         pod: PodRef,
     },
+    /// The MIG instance that was made for a pod is gone while the pod is bound to it. Another one is to be made
+    /// at its place.
+    InstanceLost {
+        /// The pod.
+        pod: PodRef,
+        /// Its node.
+        node: NodeName,
+        /// The instance that is gone.
+        device: DeviceId,
+    },
     /// The placement annotations of a pod are not those that it was bound with: another client
     /// changed or removed them. The ledger keeps what it had.
     PlacementEdited {

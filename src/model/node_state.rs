@@ -1101,6 +1101,24 @@ impl NodeState {
         again.map(|held| held.pod.clone()).collect()
     }
 
+    /// The pods that are bound and whose instances are gone since they had `before`, with these. Others are to be
+    /// made in their place.
+    pub fn lost_instances(&self, before: &LiteMap<PodUid, Reservation>) -> Vec<(PodRef, DeviceId)> {
+        let is_promised = |id: &DeviceId| {
+            let mut devices = self.devices.iter();
+            devices.any(|it| it.device.id == *id && it.origin == Origin::Promised)
+        };
+        let bound = |held: &&Reservation| held.state == ReservationState::Confirmed;
+        let lost = self.reservations.values().filter(bound).flat_map(|held| {
+            let old = before.get(&held.pod.uid).filter(bound);
+            let old = old.into_iter().flat_map(|old| &old.placement.devices);
+            let changed = old.zip(&held.placement.devices).filter(|(old, now)| old.id != now.id);
+            let lost = changed.filter(|(_, now)| is_promised(&now.id));
+            lost.map(|(old, _)| (held.pod.clone(), old.id.clone()))
+        });
+        lost.collect()
+    }
+
     /// Adds the instances that are promised to pods and not made yet.
     fn note_promises(&mut self) {
         self.devices.retain(|device_state| device_state.origin != Origin::Promised);

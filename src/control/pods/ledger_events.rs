@@ -41,8 +41,9 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             if let Some(left_out) = admitted(app, what) {
                 tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
             }
+            let fix = if health.is_none() { "; delete the pod to get another one" } else { "" };
             let note = format!(
-                "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there"
+                "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there{fix}"
             );
             tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
         }
@@ -76,6 +77,17 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
         LedgerEvent::MadeAgain { pod } => {
             tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");
             app.edits.note_made_again(pod, app.clock.now());
+        }
+        LedgerEvent::InstanceLost { pod, node, device } => {
+            if let Some(left_out) = admitted(app, "instance lost") {
+                tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, left_out, "the MIG instance of a pod is gone, by a boot or because another program destroyed it: its place stays allocated, and it is made again there");
+            }
+            let note = format!(
+                "its MIG instance {device} on node {node} is gone, by a boot or because another program destroyed it: \
+                 its place stays allocated, and it is made again there with another UUID; restart its container if \
+                 that still runs"
+            );
+            app.tell(pod, NoticeReason::DeviceLost, note);
         }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {

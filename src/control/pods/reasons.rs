@@ -41,7 +41,8 @@ pub(crate) fn tell(app: &App, uid: &PodUid) {
     suggestions.retain(|it| app.may_do(&state.waiting.namespace, it));
     // Who reads the event may know nothing of other namespaces.
     let sees = |namespace: &str| namespace == &*state.waiting.namespace;
-    let suggestions = wording::suggestions(query, &suggestions, rejections.keys().copied(), &sees);
+    let found = (&*app.ledger, &suggestions[..]);
+    let suggestions = wording::suggestions(query, found, rejections.keys().copied(), &sees);
     app.tell(
         &state.waiting.pod,
         NoticeReason::NoGpuFits,

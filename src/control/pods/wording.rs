@@ -4,15 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
+use crate::api::waiting::Obstacle;
+use crate::hardware::device::{DeviceId, MigProfile};
 use crate::hardware::pool::Borrow;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::Demand;
+use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
-use crate::model::node_state::NodeState;
+use crate::model::device_state::Origin;
+use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
-use crate::model::reservation::{PodRef, Reservation};
+use crate::model::reservation::{PodRef, Reservation, ReservationState};
 
 /// Why a pod still waits that fits.
 pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters refuse it, or kube-scheduler has not called again yet";
@@ -28,6 +32,13 @@ pub(crate) const GATED: &str =
 /// What to do about a request that cannot be read.
 pub(crate) const SUGGESTION_REQUEST: &str =
     "fix the annotation in the pod's template and create the pod again";
+
+/// What to do about a request for a MIG instance in a cluster without any.
+const NO_MIG: &str = "no GPU of the cluster has MIG instances, and none can be made: request `gpu-memory` or \
+                      `gpu-fraction` instead";
+
+/// Most MIG profiles in one sentence.
+const MOST_PROFILES: usize = 8;
 
 /// Most obstacles in one sentence.
 const MOST_OBSTACLES: usize = 4;
@@ -90,18 +101,64 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[S
     sentence
 }
 
+/// What to do about a request for MIG instances that no GPU can ever serve, or only few, by the profiles that the
+/// GPUs have. `None` if pods that end could help.
+fn about_mig(
+    query: &PlacementRequest,
+    ledger: &Ledger,
+    rejections: &[Rejection],
+) -> Option<String> {
+    let Amount::MigInstance(wanted) = &query.gpu.as_ref()?.amount else { return None };
+    // Where a node has the profile, its rejection is a closer one.
+    let is_unknown = rejections.iter().all(|it| it.closeness() <= Rejection::Kind.closeness());
+    let lacks_devices = rejections.iter().any(|it| it.obstacle() == Obstacle::Devices);
+    if rejections.is_empty() || !(is_unknown || wanted.has_media() && lacks_devices) {
+        return None;
+    }
+    let profiles = ledger.mig_profiles();
+    if profiles.is_empty() {
+        return Some(NO_MIG.to_owned());
+    }
+    if !profiles.iter().any(|it| wanted.means(it)) {
+        let there: Vec<String> = profiles.iter().take(MOST_PROFILES).map(resource).collect();
+        return Some(format!(
+            "no GPU of the cluster has the MIG profile `{wanted}`: request one that is there, such as {}",
+            there.join(" or ")
+        ));
+    }
+    let plain = profiles.iter().find(|it| it.as_str() == wanted.plain())?;
+    lacks_devices.then(|| {
+        format!(
+            "one MIG instance of each GPU can have the media engines: request {} if the pod does without them",
+            resource(plain)
+        )
+    })
+}
+
+/// A profile as container resources name it.
+fn resource(profile: &MigProfile) -> String {
+    format!("`nvidia.com/mig-{}`", profile.as_str().replace('+', "."))
+}
+
 /// Suggestions, the cheapest first: the ledger's suggestions, then what an operator could do. They name
 /// only pods of namespaces that their reader `sees`.
 pub(crate) fn suggestions(
     query: &PlacementRequest,
-    suggestions: &[Suggestion],
+    (ledger, suggestions): (&Ledger, &[Suggestion]),
     rejections: impl IntoIterator<Item = Rejection>,
     sees: &dyn Fn(&str) -> bool,
 ) -> Vec<String> {
+    let rejections: Vec<Rejection> = rejections.into_iter().collect();
+    let about_mig = about_mig(query, ledger, &rejections);
     let found = suggestions.iter().map(|suggestion| words(query, suggestion, sees));
     let mut seen = BTreeSet::new();
     let of_operator = rejections.into_iter().filter_map(Rejection::suggestion).map(str::to_owned);
-    found.chain(of_operator).filter(|suggestion| seen.insert(suggestion.clone())).collect()
+    about_mig
+        .into_iter()
+        .chain(found)
+        .chain(of_operator)
+        .filter(|suggestion| seen.insert(suggestion.clone()))
+        .collect()
 }
 
 /// One suggestion in words.
@@ -208,7 +265,7 @@ fn key(amount: &Amount, lever: Lever) -> String {
         (Amount::Memory(memory) | Amount::FractionAndMemory(_, memory), _) => {
             format!("`gpu-memory: \"{}\"`", memory.mib())
         }
-        (Amount::MigInstance(profile), _) => format!("`nvidia.com/mig-{profile}`"),
+        (Amount::MigInstance(profile), _) => resource(profile),
         (Amount::Whole, _) => "`gpu-fraction: \"1\"`".to_owned(),
         (Amount::SharedSlot, _) => "`nvidia.com/gpu.shared`".to_owned(),
     }
@@ -294,5 +351,22 @@ pub(crate) fn guest(held: &Reservation) -> String {
         None => String::new(),
         Some(on) if held.is_going_home() => format!("; it is being moved there from {on}"),
         Some(on) => format!("; it runs on {on} until another pod needs that"),
+    }
+}
+
+/// What is said of a bound pod whose devices are not there any more, as the end of a sentence.
+pub(crate) fn lost(node: &NodeState, held: &Reservation) -> String {
+    if node.state() != NodeReporting::Reporting || held.state != ReservationState::Confirmed {
+        return String::new();
+    }
+    let of = |id: &DeviceId| node.devices().iter().find(|it| it.device().id == *id);
+    let devices: Vec<_> = held.placement.devices.iter().map(|placed| of(&placed.id)).collect();
+    if devices.contains(&None) {
+        return "; a device of it is not there any more: delete the pod to get another one"
+            .to_owned();
+    }
+    match devices.into_iter().flatten().any(|it| it.origin() == Origin::Promised) {
+        true => "; its MIG instance is gone, and is made again at the same place".to_owned(),
+        false => String::new(),
     }
 }

@@ -67,6 +67,7 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::Unplaced { .. }
         | LedgerEvent::Switched { .. }
         | LedgerEvent::MadeAgain { .. }
+        | LedgerEvent::InstanceLost { .. }
         | LedgerEvent::PlacementEdited { .. }
         | LedgerEvent::Overuse { .. }
         | LedgerEvent::Untracked { .. }

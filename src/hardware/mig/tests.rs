@@ -237,7 +237,8 @@ fn impossible_instances_are_reported_and_get_no_pod() {
     let overlap = [("MIG-0", "overlaps instance `MIG-1`"), ("MIG-1", "overlaps instance `MIG-0`")];
     check(&["3g.20gb@4", "2g.10gb@4", "1g.5gb@0"], &overlap);
     check(&["7g.40gb", "1g.5gb"], &[("MIG-0", "the 2 MIG"), ("MIG-1", "beside each other")]);
-    check(&["1g.5gb+me", "1g.5gb+me"], &[("MIG-0", "the 2"), ("MIG-1", "the 2")]);
+    let media = [("MIG-0", "media engines, too, and one can"), ("MIG-1", "destroy one of the two")];
+    check(&["1g.5gb+me", "1g.5gb+me", "2g.10gb"], &media);
     let eight: Vec<(String, &str)> = (0..8).map(|at| (format!("MIG-{at}"), "the 8")).collect();
     let eight: Vec<(&str, &str)> = eight.iter().map(|(id, part)| (id.as_str(), *part)).collect();
     check(&["1g.5gb"; 8], &eight);
@@ -281,7 +282,7 @@ fn instances_that_nvml_lists_lie_beside_the_others() {
         &["5g.25gb@3", "2g.10gb", "2g.10gb"],
         &[("MIG-0", "the 3"), ("MIG-1", "the 3"), ("MIG-2", "the 3")],
     );
-    let media = [("MIG-0", "the 2"), ("MIG-1", "the 2")];
+    let media = [("MIG-0", "media engines"), ("MIG-1", "media engines")];
     check_listed(&listed, &["2g.10gb+me@0", "1g.5gb+me@2"], &media);
 }
 

@@ -370,8 +370,17 @@ impl Ledger {
             }));
         });
         if let Some(earlier) = earlier {
-            let again = node_entry.look(|_, node_state| node_state.made_again(&earlier));
+            let (again, lost) = node_entry.look(|_, node_state| {
+                (node_state.made_again(&earlier), node_state.lost_instances(&earlier))
+            });
             events.extend(again.into_iter().map(|pod| LedgerEvent::MadeAgain { pod }));
+            let node = &node_entry.name;
+            let lost = lost.into_iter();
+            events.extend(lost.map(|(pod, device)| LedgerEvent::InstanceLost {
+                pod,
+                node: node.clone(),
+                device,
+            }));
         }
         Ok(events)
     }

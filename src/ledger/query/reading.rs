@@ -1,13 +1,13 @@
 //! Copies and figures for readers. Nothing here changes anything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dashmap::Entry;
 use dashmap::mapref::multiple::RefMulti;
 
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::device::{DeviceId, DeviceKind, MigProfile, NodeName, PodUid};
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
@@ -148,6 +148,24 @@ impl Ledger {
         let node_state = node_entry.read();
         let holds = |held: &&Reservation| held.placement.devices.iter().any(|d| d.id == *device);
         node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
+    }
+
+    /// The profiles of all MIG instances that are there or can be made.
+    pub fn mig_profiles(&self) -> BTreeSet<MigProfile> {
+        let mut profiles = BTreeSet::new();
+        self.look_at_each(|node_state| {
+            let there = node_state.devices().iter().filter_map(|it| match &it.device().kind {
+                DeviceKind::MigInstance { profile, .. } => Some(profile),
+                DeviceKind::Gpu | DeviceKind::MigParent => None,
+            });
+            let makeable = node_state.spots().iter().map(|it| &it.makeable.spot.profile);
+            for profile in there.chain(makeable).filter(|it| !it.is_whole()) {
+                if !profiles.contains(profile) {
+                    profiles.insert(profile.clone());
+                }
+            }
+        });
+        profiles
     }
 
     /// What pods borrow now.

@@ -74,12 +74,13 @@ pub fn explain_named(
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({:?}){}{}{}{}{}",
+            "placed on node {}, {} ({:?}){}{}{}{}{}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
             wording::guest(held),
             wording::limit(node, held),
+            wording::lost(node, held),
             if is_over { OVER_QUOTA } else { "" },
             excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
             failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
@@ -158,7 +159,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         fitting_nodes: fits_on.len(),
         restarts,
         refusals: groups(&nodes, &answers),
-        suggestions: wording::suggestions(query, &suggestions, of_operator, &sees),
+        suggestions: wording::suggestions(query, (&app.ledger, &suggestions), of_operator, &sees),
         moves,
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),

@@ -183,7 +183,8 @@ fn suggestions_of(
     known.retain(|it| app.may_do(&state.waiting.namespace, it));
     let rejections = state.refused.as_ref()?.keys().copied();
     let sees = |namespace: &str| viewer.sees(namespace);
-    wording::suggestions(&state.waiting.query, &known, rejections, &sees).into_iter().next()
+    let found = (&*app.ledger, &known[..]);
+    wording::suggestions(&state.waiting.query, found, rejections, &sees).into_iter().next()
 }
 
 /// A pod as at its last refusal, or as one that `fits` now.

@@ -310,3 +310,123 @@ async fn a_model_without_a_table_is_divided_by_the_list_of_its_agent() {
     agent.report(&bed, &unlisted(COUNTED, &there), json!([])).await;
     assert_eq!(bed.filter(&part).await, json!(["n1"]));
 }
+
+/// What the events on pods say, once all are written.
+async fn notes(fake: &Fake, reason: &str) -> Vec<String> {
+    for _ in 0..100 {
+        let written = fake.bed(|bed| bed.events.clone());
+        let of = written.iter().filter(|event| event["reason"] == reason);
+        let notes: Vec<String> = of.map(|it| it["note"].as_str().unwrap().to_owned()).collect();
+        if !notes.is_empty() {
+            return notes;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Vec::new()
+}
+
+/// What `/v1/explain` says of a pod.
+async fn verdict(bed: &Bed, pod: &str) -> String {
+    let explained = bed.send("GET", &format!("/v1/explain?pod={pod}"), &Value::Null).await;
+    explained["verdict"].as_str().unwrap().to_owned()
+}
+
+/// A waiting pod that requests a MIG instance of this profile.
+fn wants(name: &str, profile: &str, count: u32) -> Value {
+    let limits = json!({format!("nvidia.com/mig-{profile}"): count.to_string()});
+    json!({"metadata": {"uid": name, "namespace": "team-a", "name": name},
+        "spec": {"schedulerName": "gpupack", "containers": [{"name": "main", "resources": {"limits": limits}}]}})
+}
+
+#[tokio::test]
+async fn an_instance_that_is_destroyed_under_its_pod_is_named_and_its_place_stays_allocated() {
+    let fake = Fake::with_pod();
+    let (mut bed, mut agent) = bound(&fake).await;
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    tokio::spawn(bed.notices.take().unwrap().run());
+    let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
+    assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]));
+    let said = notes(&fake, "DeviceLost").await;
+    assert_eq!(said.len(), 1, "{said:?}");
+    let starts = "its MIG instance MIG-1 on node n1 is gone, by a boot or because another program";
+    assert!(said[0].starts_with(starts) && said[0].contains("restart its container"), "{said:?}");
+    let explained = verdict(&bed, "team-a/infer").await;
+    assert!(explained.contains("is gone, and is made again at the same place"), "{explained}");
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    assert_eq!(bed.filter(&wants("other", "4g.24gb", 1)).await, json!([]), "two units are its own");
+    agent.report(&bed, &inventory(&[("MIG-2", "2g.12gb", 0, 2)]), json!([])).await;
+    assert!(!verdict(&bed, "team-a/infer").await.contains("is gone"));
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn an_instance_of_others_that_is_destroyed_under_a_pod_stays_allocated_to_it() {
+    let fake = Fake::with_pod();
+    let asks = json!({"gpu-memory": "9000", "gpupack.dev/isolation": "hardware"});
+    let there = inventory(&[("MIG-1", "2g.12gb", 0, 2)]);
+    let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &there).await;
+    bed.app.set_fenced();
+    bed.watch(&fake);
+    let mut agent = Agent { sequence: 1, session: Value::Null };
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    assert_eq!((bed.bind().await.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-1"));
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(background::run(Arc::clone(&bed.app), stopped));
+    tokio::spawn(bed.notices.take().unwrap().run());
+    agent.report(&bed, &inventory(&[("MIG-2", "1g.6gb", 0, 1)]), json!([])).await;
+    let said = notes(&fake, "DeviceLost").await;
+    assert_eq!(
+        said,
+        [
+            "its device MIG-1 on node n1 has vanished: it stays allocated, nothing more is placed there; delete the \
+          pod to get another one"
+        ]
+    );
+    let explained = verdict(&bed, "team-a/infer").await;
+    assert!(explained.contains("is not there any more: delete the pod"), "{explained}");
+    assert_eq!(bed.state(), Some(ReservationState::Confirmed));
+    // Another one with its UUID is the pod's again.
+    agent.report(&bed, &there, json!([])).await;
+    assert_eq!(bed.filter(&wants("other", "2g.12gb", 1)).await, json!([]));
+    assert!(!verdict(&bed, "team-a/infer").await.contains("any more"));
+    bed.app.ledger.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_profile_that_no_gpu_has_is_named_with_those_that_are_there() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    let suggested = async |pod: Value| {
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+        assert_eq!(bed.filter(&pod).await, json!([]));
+        let path = format!("/v1/explain?pod=team-a/{name}");
+        bed.send("GET", &path, &Value::Null).await["suggestions"][0].clone()
+    };
+    assert_eq!(
+        suggested(wants("unknown", "9g.99gb", 1)).await,
+        "no GPU of the cluster has the MIG profile `9g.99gb`: request one that is there, such as \
+         `nvidia.com/mig-1g.6gb` or `nvidia.com/mig-2g.12gb` or `nvidia.com/mig-4g.24gb`"
+    );
+    // One of the GPU has the media engines.
+    let mut media = inventory(&[]);
+    let row =
+        json!({"profile": "1g.6gb+me", "memoryMib": 5_952, "size": 1, "starts": [0, 1, 2, 3]});
+    media[0]["migProfiles"].as_array_mut().unwrap().push(row);
+    agent.report(&bed, &media, json!([])).await;
+    assert_eq!(
+        suggested(wants("twice", "1g.6gb.me", 2)).await,
+        "one MIG instance of each GPU can have the media engines: request `nvidia.com/mig-1g.6gb` if the pod \
+         does without them"
+    );
+    // Without any MIG.
+    let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA A30", "memoryMib": 24_576, "reservedMib": 0,
+        "kind": "Gpu", "healthy": true}]);
+    agent.report(&bed, &gpu, json!([])).await;
+    assert_eq!(
+        suggested(wants("none", "1g.6gb", 1)).await,
+        "no GPU of the cluster has MIG instances, and none can be made: request `gpu-memory` or `gpu-fraction` \
+         instead"
+    );
+}

@@ -71,11 +71,25 @@ impl ScoringContext<'_> {
                 && device_state.unallocated_use() == MemMib::ZERO
                 && device_state.guests().is_empty()
         };
-        let empty = match self.node.rule().spread_empty {
+        let free: u32 = taken.iter().map(|(at, _)| self.free_units(*at)).sum();
+        let preferred = match self.node.rule().spread_empty {
+            _ if free > 0 => usize::from(u8::MAX - u8::try_from(free).unwrap_or(u8::MAX)),
             true => (0..self.rooms.len()).filter(is_empty).count(),
             false => 0,
         };
-        Ties::new(proximity, restarts, empty)
+        Ties::new(proximity, restarts, preferred)
+    }
+
+    /// The free units of the GPU on which an instance would be made; zero for a device that is there.
+    pub(crate) fn free_units(&self, position: usize) -> u32 {
+        let offered = position.checked_sub(self.node.devices().len());
+        let Some(spot) = offered.and_then(|at| self.node.spots().get(at)) else { return 0 };
+        let gpu = &spot.makeable.spot.gpu;
+        let own = self.node.spots().iter().filter(|it| it.makeable.spot.gpu == *gpu);
+        let all = own.fold(0, |units, it| units | it.makeable.slot.units());
+        let there = self.on_gpu_of(position).filter(|it| it.stays(HoldRule::Respected));
+        let taken = there.filter_map(|it| it.slot()).fold(0, |units, slot| units | slot.units());
+        (all & !taken).count_ones()
     }
 
     /// Containers that would be restarted if this were taken of a device.
@@ -149,6 +163,13 @@ impl ScoringContext<'_> {
             return (first, equal.min_by_key(|fit| self.restarts(fit)).into_iter().collect());
         }
         (first, self.nearest_of(keyed))
+    }
+
+    /// Whether a MIG instance would be made on one of the places that fit.
+    pub(crate) fn makes_instances(&self) -> bool {
+        let spot = |at: usize| self.node.spots().get(at.checked_sub(self.node.devices().len())?);
+        let mut spots = self.fits.iter().filter_map(|(position, _)| spot(*position));
+        spots.any(|it| !it.makeable.spot.profile.is_whole())
     }
 
     /// What it costs to make the MIG instances that a pod could get, in millionths of a GPU. Nothing for
@@ -229,11 +250,6 @@ pub(crate) struct Making {
 }
 
 impl Making {
-    /// Whether none is made.
-    pub(crate) fn is_none(&self) -> bool {
-        self.costs.is_empty()
-    }
-
     /// The cost of these devices, in millionths of a GPU.
     pub(crate) fn of(&self, taken: &[Taken]) -> i64 {
         let cost = |at: usize| self.costs.iter().find(|(known, _)| *known == at).map(|it| it.1);

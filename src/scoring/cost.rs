@@ -8,7 +8,7 @@ use crate::waste::scarcity::{ScarcityPrices, WasteChange};
 
 /// What decides between placements that are equally good for packing; smaller is better. First how near
 /// the chosen devices are to each other, then the containers that would be restarted, then the empty GPUs of
-/// the node. One number, since each cost that is compared has it.
+/// the node, or the free units of GPUs where MIG instances would be made. One number, since each cost that is compared has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ties(u16);
 
@@ -20,10 +20,12 @@ impl Ties {
     const MOST: usize = (1 << 6) - 1;
 
     /// Of devices that are so near to each other, where `restarts` containers borrow what the pod is
-    /// allocated; `empty` are the empty GPUs of the node in pools that spread, else zero.
-    pub fn new(proximity: Proximity, restarts: usize, empty: usize) -> Self {
+    /// allocated. More of `preferred` is better: the empty GPUs of the node in pools that spread; of MIG instances
+    /// that would be made, 255 less the free units of their GPUs; else zero.
+    pub fn new(proximity: Proximity, restarts: usize, preferred: usize) -> Self {
         let few = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
-        let (restarts, taken) = (few(restarts.min(Self::MOST)), u16::from(u8::MAX) - few(empty));
+        let taken = u16::from(u8::MAX) - few(preferred);
+        let restarts = few(restarts.min(Self::MOST));
         Self((proximity as u16) << 14 | restarts << 8 | taken)
     }
 

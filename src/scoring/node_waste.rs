@@ -24,19 +24,20 @@ pub(crate) fn choose(
     let node_waste = context.node_waste.get_or_init(|| NodeWaste::of(expected_waste, context));
     let usability = node_waste.uses.on(&expected_waste.requests_of_several, context.rooms);
     let node = Node { expected_waste, context, node_waste, usability, after: Cell::new(None) };
-    let (change, taken) = if context.compiled.count() == 0
-        || (context.compiled.is_whole() && context.is_of_one_class())
-    {
-        let taken = context.any();
-        (node.change(&taken), taken)
-    } else if !making.is_none() {
+    let (change, taken) = if context.makes_instances() {
         // Places of one class differ in what they leave of their GPU.
         let gain = |taken: &[Taken]| {
             let (gain, spared) = node.change(taken);
             (gain - making.of(taken), spared)
         };
-        let taken = context.first_by(|fit| Reverse(gain(std::slice::from_ref(fit))));
+        let taken = context
+            .first_by(|fit| (Reverse(gain(std::slice::from_ref(fit))), context.free_units(fit.0)));
         (gain(&taken), taken)
+    } else if context.compiled.count() == 0
+        || (context.compiled.is_whole() && context.is_of_one_class())
+    {
+        let taken = context.any();
+        (node.change(&taken), taken)
     } else {
         // Devices of several classes may gain the same; then the one that others need less is
         // taken.

@@ -131,7 +131,8 @@ impl Strategy {
                 let taken = context.first_by(|fit| {
                     let (position, demand) = fit;
                     let made_for = making.of(std::slice::from_ref(fit));
-                    (context.is_empty(*position), made_for, context.left(*position, *demand))
+                    let left = context.left(*position, *demand);
+                    (context.is_empty(*position), made_for, left, context.free_units(*position))
                 });
                 let cost = Cost::BinPack {
                     instance_mib: context.instance_mib(&taken),

@@ -25,12 +25,17 @@ use crate::scoring::lacking::{lacking, lacks_there};
 /// One MIG instance: name, profile, start, size, and whether gpupack made it.
 pub(crate) type Instance<'a> = (&'a str, &'a str, u32, u32, bool);
 
-/// Two A30 in MIG mode with these instances on the first one.
+/// Two A30 in MIG mode with these instances on the first one, or on the second if its name begins with `MIG-b`.
 pub(crate) fn inventory(instances: &[Instance<'_>]) -> NodeInventory {
+    inventory_of("NVIDIA A30", instances)
+}
+
+/// The same of GPUs of this model.
+fn inventory_of(model: &str, instances: &[Instance<'_>]) -> NodeInventory {
     let device = |id: &str, index, total, kind| Device {
         id: DeviceId::new(id).unwrap(),
         index: DeviceIndex(index),
-        model: ModelName::new("NVIDIA A30"),
+        model: ModelName::new(model),
         total: MemMib::new(total),
         reserved: MemMib::ZERO,
         kind,
@@ -601,7 +606,10 @@ fn a_pod_that_ended_before_its_instance_was_made_leaves_nothing() {
 #[test]
 fn an_instance_is_made_where_it_wastes_least() {
     // A unit of the second half is taken, so the first half stays whole.
-    for policy in [Policy::Fragmentation, Policy::BinPack] {
+    // With shared GPUs on another node, and without any.
+    let cases =
+        [(Policy::Fragmentation, true), (Policy::Fragmentation, false), (Policy::BinPack, true)];
+    for (policy, has_shared) in cases {
         let mut bed = Bed::new(&[("MIG-1", "1g.6gb", 2, 1, false)]);
         let in_use = DeviceUse {
             health: Health::KubeletOwned,
@@ -612,12 +620,51 @@ fn an_instance_is_made_where_it_wastes_least() {
             bed.node.divided(HoldRule::Ignored).map(|(_, gpu)| gpu).collect();
         assert_eq!(gpus.len(), 2);
         let requests = mix("1 mig=2g.12gb");
-        let mix = compiled("1 mig=2g.12gb", &bed.node, &bed.classes);
+        let shared = fixture::node_of("a:24576/24576", &mut bed.classes);
+        let mix = compiled("1 whole", if has_shared { &shared } else { &bed.node }, &bed.classes);
         let mix = mix.clone().with_divided(&requests, &gpus, &mix);
         let request = compiled_request("mig=1g.6gb", &bed.classes);
         let strategy = Strategy::Policy(policy);
         let place = evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap();
         let placement = placement(&bed.node, &place);
-        assert_eq!(placement.devices[0].id.as_str(), "GPU-a/3/1g-6gb", "{policy:?}");
+        assert_eq!(placement.devices[0].id.as_str(), "GPU-a/3/1g-6gb", "{policy:?} {has_shared}");
+    }
+}
+
+/// No costs are known of a model without a table.
+#[test]
+fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
+    // With shared GPUs on another node, and without any.
+    let found = |bed: &mut Bed, policy, has_shared: bool| {
+        let shared = fixture::node_of("a:24576/24576", &mut bed.classes);
+        let mix = compiled("1 whole", if has_shared { &shared } else { &bed.node }, &bed.classes);
+        let request = compiled_request("mig=1g.6gb", &bed.classes);
+        let strategy = Strategy::Policy(policy);
+        evaluate(&bed.node, &request, &strategy, &mix, HoldRule::Respected).unwrap()
+    };
+    let cases =
+        [(Policy::Fragmentation, true), (Policy::Fragmentation, false), (Policy::BinPack, true)];
+    for (policy, has_shared) in cases {
+        let there = [("MIG-1", "1g.6gb", 0, 1, false), ("MIG-b1", "2g.12gb", 0, 2, false)];
+        let mut bed = Bed::with(&inventory_of("NVIDIA A39", &there), MigUse::OnDemand);
+        let in_use = |id| DeviceUse {
+            health: Health::KubeletOwned,
+            ..DeviceUse::idle(DeviceId::new(id).unwrap())
+        };
+        bed.node.observe(&["MIG-1", "MIG-b1"].map(in_use), Timestamp::START);
+        let place = found(&mut bed, policy, has_shared);
+        let taken = placement(&bed.node, &place);
+        assert_eq!(taken.devices[0].id.as_str(), "GPU-b/2/1g-6gb", "{policy:?} {has_shared}");
+        // Of two nodes.
+        let ties = |pods: &[&str]| {
+            let mut bed = Bed::with(&inventory_of("NVIDIA A39", &[]), MigUse::OnDemand);
+            pods.iter().for_each(|request| _ = bed.place(request, request).unwrap());
+            match found(&mut bed, policy, has_shared).local_cost {
+                LocalCost::WasteChange(_, _, ties) => ties,
+                LocalCost::Ranked(cost) => cost.ties(),
+            }
+        };
+        let (empty, one) = (ties(&[]), ties(&["mig=2g.12gb"]));
+        assert!(one < empty && ties(&["mig=2g.12gb", "mig=1g.6gb"]) < one, "{policy:?}");
     }
 }

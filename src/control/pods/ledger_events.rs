@@ -10,6 +10,7 @@ use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::spots::Spot;
 use crate::kube_api::write::events::NoticeReason;
 use crate::model::event::LedgerEvent;
+use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
 /// Whether a line about a report may be written now; then how many were left out since the last. An
@@ -32,21 +33,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             );
             tell_tenants(app, node, device, NoticeReason::Overallocated, &note);
         }
-        LedgerEvent::DeviceLost { node, device, health } => {
-            let what = match health {
-                None => "has vanished",
-                Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
-                Some(Health::Healthy | Health::Unhealthy) => "is ill",
-            };
-            if let Some(left_out) = admitted(app, what) {
-                tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
-            }
-            let fix = if health.is_none() { "; delete the pod to get another one" } else { "" };
-            let note = format!(
-                "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there{fix}"
-            );
-            tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
-        }
+        LedgerEvent::DeviceLost { node, device, health } => tell_lost(app, (node, device), *health),
         LedgerEvent::Impossible { node, device, fault } => {
             if let Some(left_out) = admitted(app, "impossible") {
                 tracing::error!(%node, %device, %fault, left_out, "an impossible MIG instance is reported: gpupack places nothing on it");
@@ -79,15 +66,7 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             app.edits.note_made_again(pod, app.clock.now());
         }
         LedgerEvent::InstanceLost { pod, node, device } => {
-            if let Some(left_out) = admitted(app, "instance lost") {
-                tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, left_out, "the MIG instance of a pod is gone, by a boot or because another program destroyed it: its place stays allocated, and it is made again there");
-            }
-            let note = format!(
-                "its MIG instance {device} on node {node} is gone, by a boot or because another program destroyed it: \
-                 its place stays allocated, and it is made again there with another UUID; restart its container if \
-                 that still runs"
-            );
-            app.tell(pod, NoticeReason::DeviceLost, note);
+            tell_instance_lost(app, pod, (node, device));
         }
         LedgerEvent::PlacementEdited { pod, node } => tell_edited(app, pod, node),
         LedgerEvent::Overuse { node, device, pod, used, allowed } => {
@@ -103,6 +82,36 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             tracing::warn!(%node, "the node's agent is not reporting: the node gets no new pods");
         }
     }
+}
+
+/// Says that a device with tenants has vanished, or takes no new ones.
+fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<Health>) {
+    let what = match health {
+        None => "has vanished",
+        Some(Health::KubeletOwned) => "is allocated by kubelet, also to other pods",
+        Some(Health::Healthy | Health::Unhealthy) => "is ill",
+    };
+    if let Some(left_out) = admitted(app, what) {
+        tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
+    }
+    let fix = if health.is_none() { "; delete the pod to get another one" } else { "" };
+    let note = format!(
+        "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there{fix}"
+    );
+    tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
+}
+
+/// Says that the MIG instance is gone that was made for a pod.
+fn tell_instance_lost(app: &App, pod: &PodRef, (node, device): (&NodeName, &DeviceId)) {
+    if let Some(left_out) = admitted(app, "instance lost") {
+        tracing::warn!(pod_uid = %pod.uid, %pod, %node, %device, left_out, "the MIG instance of a pod is gone, by a boot or because another program destroyed it: its place stays allocated, and it is made again there");
+    }
+    let note = format!(
+        "its MIG instance {device} on node {node} is gone, by a boot or because another program destroyed it: \
+         its place stays allocated, and it is made again there with another UUID; restart its container if that \
+         still runs"
+    );
+    app.tell(pod, NoticeReason::DeviceLost, note);
 }
 
 fn tell_tenants(app: &App, node: &NodeName, device: &DeviceId, reason: NoticeReason, note: &str) {

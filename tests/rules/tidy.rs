@@ -363,6 +363,7 @@ fn every_metric_family_is_documented() {
     metrics.set_teams(&[TeamFigures::default()]);
     let profile = MigProfile::new("1g.5gb");
     metrics.mig_ordered([&profile].into_iter(), MakeResult::Made);
+    metrics.waited_for_mig(&profile, std::time::Duration::from_secs(1));
     metrics.set_mig(&[(profile, MigFigures::default())].into());
     let bearable = Bearable { by_memory: 1, by_load: None };
     metrics.set_bearable(&[(PoolName::new(""), bearable)].into());

@@ -495,6 +495,7 @@ fn fail(failing: &Settings) -> ! {
 
 /// Runs each on some threads, and adds up what they were. The first that breaks a promise ends the test, unless the
 /// environment requests all.
+#[expect(clippy::print_stdout, reason = "it shows how far it is")]
 fn run_each(all: &[Settings]) -> Ran {
     let clock = gpupack::clock::Clock::start();
     let next = AtomicUsize::new(0);

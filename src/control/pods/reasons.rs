@@ -41,7 +41,8 @@ pub(crate) fn tell(app: &App, uid: &PodUid) {
     suggestions.retain(|it| app.may_do(&state.waiting.namespace, it));
     // Who reads the event may know nothing of other namespaces.
     let sees = |namespace: &str| namespace == &*state.waiting.namespace;
-    let found = (&*app.ledger, &suggestions[..]);
+    let profiles = wording::profiles(&app.ledger);
+    let found = (&profiles, &suggestions[..]);
     let suggestions = wording::suggestions(query, found, rejections.keys().copied(), &sees);
     app.tell(
         &state.waiting.pod,

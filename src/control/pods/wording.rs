@@ -1,6 +1,7 @@
 //! The words for why a pod waits and what would help: the same in pod events, `/v1/explain`,
 //! `/v1/waiting`, the page and the command line.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
@@ -101,11 +102,20 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[S
     sentence
 }
 
+/// The MIG profiles of a cluster. To find them takes a look at all nodes, which few pods need.
+pub(crate) type Profiles<'a> =
+    LazyCell<BTreeSet<MigProfile>, Box<dyn FnOnce() -> BTreeSet<MigProfile> + 'a>>;
+
+/// The same by the ledger, once they are needed.
+pub(crate) fn profiles(ledger: &Ledger) -> Profiles<'_> {
+    LazyCell::new(Box::new(|| ledger.mig_profiles()))
+}
+
 /// What to do about a request for MIG instances that no GPU can ever serve, or only few, by the profiles that the
 /// GPUs have. `None` if pods that end could help.
 fn about_mig(
     query: &PlacementRequest,
-    ledger: &Ledger,
+    profiles: &Profiles<'_>,
     rejections: &[Rejection],
 ) -> Option<String> {
     let Amount::MigInstance(wanted) = &query.gpu.as_ref()?.amount else { return None };
@@ -115,7 +125,6 @@ fn about_mig(
     if rejections.is_empty() || !(is_unknown || wanted.has_media() && lacks_devices) {
         return None;
     }
-    let profiles = ledger.mig_profiles();
     if profiles.is_empty() {
         return Some(NO_MIG.to_owned());
     }
@@ -144,12 +153,12 @@ fn resource(profile: &MigProfile) -> String {
 /// only pods of namespaces that their reader `sees`.
 pub(crate) fn suggestions(
     query: &PlacementRequest,
-    (ledger, suggestions): (&Ledger, &[Suggestion]),
+    (profiles, suggestions): (&Profiles<'_>, &[Suggestion]),
     rejections: impl IntoIterator<Item = Rejection>,
     sees: &dyn Fn(&str) -> bool,
 ) -> Vec<String> {
     let rejections: Vec<Rejection> = rejections.into_iter().collect();
-    let about_mig = about_mig(query, ledger, &rejections);
+    let about_mig = about_mig(query, profiles, &rejections);
     let found = suggestions.iter().map(|suggestion| words(query, suggestion, sees));
     let mut seen = BTreeSet::new();
     let of_operator = rejections.into_iter().filter_map(Rejection::suggestion).map(str::to_owned);

@@ -149,6 +149,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
             closest.map_or(Obstacle::Node, Rejection::obstacle),
         ),
     };
+    let profiles = wording::profiles(&app.ledger);
     Explanation {
         pod: waiting.pod.to_string(),
         verdict: verdict + &kept_room(app, waiting),
@@ -159,7 +160,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         fitting_nodes: fits_on.len(),
         restarts,
         refusals: groups(&nodes, &answers),
-        suggestions: wording::suggestions(query, (&app.ledger, &suggestions), of_operator, &sees),
+        suggestions: wording::suggestions(query, (&profiles, &suggestions), of_operator, &sees),
         moves,
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),

@@ -7,7 +7,7 @@ use crate::api::kind::{ApiVersion, WaitingPodListKind};
 use crate::api::waiting;
 use crate::api::waiting::{Obstacle, QueuePosition, WaitingPodList, WaitingQuery};
 use crate::control::pods::wording;
-use crate::control::pods::wording::{FITS_NOW, GATED, NOT_REFUSED, SUGGESTION_REQUEST};
+use crate::control::pods::wording::{FITS_NOW, GATED, NOT_REFUSED, Profiles, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::request_error::RequestError;
@@ -97,7 +97,7 @@ impl Queues {
 
 /// The first pods that fit on no node and that the viewer sees, for the page.
 pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::WaitingPod> {
-    let lines = Queues::of(app);
+    let (lines, profiles) = (Queues::of(app), wording::profiles(&app.ledger));
     let now = app.clock.unix_seconds();
     let places = match viewer {
         Viewer::All => lines.first(most),
@@ -107,7 +107,8 @@ pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::W
     let seen = pods.filter(|(state, _)| viewer.sees(&state.waiting.namespace)).take(most);
     seen.map(|(state, queue)| {
         let known = app.reasons.known(&app.ledger, &state.waiting.query);
-        let suggestion = known.and_then(|known| suggestions_of(app, state, known, viewer));
+        let suggestion =
+            known.and_then(|known| suggestions_of((app, &profiles), state, known, viewer));
         waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
     })
     .collect()
@@ -144,6 +145,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     let all: Vec<WaitingState> = all.filter(|state| is_wanted(&state.waiting.namespace)).collect();
     let total = pods.len() + all.len() + gated.len();
     let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
+    let profiles = wording::profiles(&app.ledger);
     pods.truncate(limit);
     for state in all.iter().take(limit - pods.len()) {
         let query = &state.waiting.query;
@@ -155,7 +157,8 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
             Some(false) => Some(app.reasons.recent(&app.ledger, query, app.clock.now())),
             None => app.reasons.known(&app.ledger, query),
         };
-        let suggestion = known.and_then(|known| suggestions_of(app, state, known, viewer));
+        let suggestion =
+            known.and_then(|known| suggestions_of((app, &profiles), state, known, viewer));
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
         let fits = looked.get(query) == Some(&true);
         pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
@@ -175,7 +178,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
 
 /// The first suggestion for a pod that fits on no node.
 fn suggestions_of(
-    app: &App,
+    (app, profiles): (&App, &Profiles<'_>),
     state: &WaitingState,
     mut known: Vec<Suggestion>,
     viewer: &Viewer,
@@ -183,7 +186,7 @@ fn suggestions_of(
     known.retain(|it| app.may_do(&state.waiting.namespace, it));
     let rejections = state.refused.as_ref()?.keys().copied();
     let sees = |namespace: &str| viewer.sees(namespace);
-    let found = (&*app.ledger, &known[..]);
+    let found = (profiles, &known[..]);
     wording::suggestions(&state.waiting.query, found, rejections, &sees).into_iter().next()
 }
 

@@ -27,8 +27,8 @@ pub struct Moving {
     restarts: DashMap<PodUid, Vec<Timestamp>>,
     /// When each pod was moved, home or elsewhere.
     moved: DashMap<PodUid, Vec<Timestamp>>,
-    /// When the runtime last refused to start each pod with its device.
-    refused: DashMap<PodUid, Timestamp>,
+    /// When the runtime last refused to start a container of each pod with its device, and which.
+    refused: DashMap<PodUid, (Timestamp, Box<str>)>,
     /// The pods that are restarted elsewhere while they use no GPU, with their namespaces.
     respreads: DashMap<PodUid, String>,
     /// When pods of each node were.
@@ -120,14 +120,19 @@ impl Moving {
         note(&mut self.moved.entry(uid.clone()).or_default(), MOVES_COUNT, now);
     }
 
-    /// Notes that the runtime refuses to start a pod with its device.
-    pub(crate) fn refuse(&self, uid: &PodUid, now: Timestamp) {
-        self.refused.insert(uid.clone(), now);
+    /// Notes that the runtime refuses to start a container of a pod with its device.
+    pub(crate) fn refuse(&self, uid: &PodUid, container: &str, now: Timestamp) {
+        self.refused.insert(uid.clone(), (now, container.into()));
+    }
+
+    /// The container of a pod that the runtime last refused to start with its device.
+    pub(crate) fn refused(&self, uid: &PodUid) -> Option<Box<str>> {
+        self.refused.get(uid).map(|it| it.1.clone())
     }
 
     /// Whether the runtime refused to start a pod with its device within [`MOVES_COUNT`].
-    pub(crate) fn is_refused(&self, uid: &PodUid, now: Timestamp) -> bool {
-        self.refused.get(uid).is_some_and(|at| now.since(*at) < MOVES_COUNT)
+    fn is_refused(&self, uid: &PodUid, now: Timestamp) -> bool {
+        self.refused.get(uid).is_some_and(|it| now.since(it.0) < MOVES_COUNT)
     }
 
     /// Whether a pod may be restarted elsewhere though no other pod needs that, after it has used no GPU for
@@ -312,7 +317,7 @@ mod tests {
         }
         assert!(!moves.may_respread(&uid, after, at(21_599)), "six within six hours");
         assert!(moves.may_respread(&uid, after, at(21_600)));
-        moves.refuse(&uid, at(90_000));
+        moves.refuse(&uid, "main", at(90_000));
         assert!(!moves.may_respread(&uid, after, at(111_599)), "another GPU may refuse it, too");
         assert!(moves.may_respread(&uid, after, at(111_600)));
         moves.stick(&uid);

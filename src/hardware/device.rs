@@ -15,6 +15,9 @@ pub const MAX_DEVICES_PER_NODE: usize = 256;
 /// Most device classes of one node: some times what a node with all MIG profiles of two models has.
 pub const MAX_CLASSES_PER_NODE: usize = 64;
 
+/// Most places at which the MIG profiles of the GPUs of one node may begin, all together. A GPU has 40 at most in 2026.
+pub const MAX_MIG_PLACES: usize = 4_096;
+
 /// Largest accepted memory of one device: 16 TiB, about 50 times the largest GPU of 2026.
 pub const MAX_DEVICE_MEMORY: MemMib = MemMib::new(16 << 20);
 
@@ -195,6 +198,14 @@ pub enum InventoryError {
          {MAX_CLASSES_PER_NODE} are allowed"
     )]
     TooManyClasses {
+        /// How many were reported.
+        count: usize,
+    },
+    /// More places for MIG instances than [`MAX_MIG_PLACES`].
+    #[error(
+        "`{count}` places for MIG instances are reported, at most {MAX_MIG_PLACES} are allowed"
+    )]
+    TooManyPlaces {
         /// How many were reported.
         count: usize,
     },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceKind, Health, InventoryError, MAX_CLASSES_PER_NODE,
-    MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE,
+    MAX_DEVICE_MEMORY, MAX_DEVICES_PER_NODE, MAX_MIG_PLACES,
 };
 use crate::hardware::mig;
 use crate::hardware::mig::{Geometry, MigFault};
@@ -62,6 +62,11 @@ impl NodeInventory {
             if !ids.insert(device.id.clone()) {
                 return Err(InventoryError::Twice { id: device.id.clone() });
             }
+        }
+        let profiles = details.values().flat_map(|it| &it.mig_profiles);
+        let count = profiles.map(|it| it.starts.len()).sum();
+        if count > MAX_MIG_PLACES {
+            return Err(InventoryError::TooManyPlaces { count });
         }
         let mig = Arc::new(MigInventory::of(&devices, details));
         let class = |device| mig.class_of(device, PoolRule::default());

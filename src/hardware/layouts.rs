@@ -282,8 +282,9 @@ fn keys_of(geometry: &Geometry, most: usize) -> Result<Vec<Key>, LayoutError> {
     check_size(geometry)?;
     let (mut known, mut new) = (BTreeSet::from([0]), vec![0]);
     while let Some(key) = new.pop() {
+        let taken = mask_of(key);
         for profile in &geometry.profiles {
-            let free = |start: &&u32| mask_of(key) & profile.units(**start) == 0;
+            let free = |start: &&u32| taken & profile.units(**start) == 0;
             for start in profile.starts.iter().filter(free) {
                 let with = key | run_key(profile.size, *start);
                 if known.insert(with) {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::hardware::device::MakeableProfile;
+use crate::hardware::device::{MakeableProfile, MigProfile};
 use crate::hardware::layouts;
 use crate::hardware::layouts::LayoutError;
 use crate::hardware::mig::{Geometry, Profile};
@@ -102,9 +102,7 @@ fn order(profile: &Profile) -> (u32, u64, u32, u64, &str) {
 /// One profile of the list, with what follows its name in others.
 fn profile(it: &MakeableProfile, list: &[MakeableProfile]) -> Result<Profile, ListFault> {
     let name = it.profile.plain().to_owned();
-    let is_number = |text: &str| text.parse::<u64>().is_ok_and(|it| it > 0);
-    let numbers = name.strip_suffix("gb").and_then(|rest| rest.split_once("g."));
-    if !numbers.is_some_and(|(slices, memory)| is_number(slices) && is_number(memory)) {
+    if !MigProfile::new(name.as_str()).has_usual_name() {
         return Err(ListFault::Name { profile: name });
     }
     let Some(multiprocessors) = it.sm_count else {

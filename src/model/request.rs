@@ -56,6 +56,15 @@ pub enum Limit {
 }
 
 impl Limit {
+    /// The same, but no more than `most` of a device with this `capacity`.
+    #[must_use]
+    pub fn at_most(self, most: Share, capacity: MemMib) -> Self {
+        match self {
+            Self::Fraction(share) => Self::Fraction(share.min(most)),
+            Self::Memory(memory) => Self::Memory(memory.min(most.of(capacity))),
+        }
+    }
+
     /// The memory that it means of a device with this `capacity`: whole slots, rounded down, where the device has
     /// slots. That can be less than the request.
     pub fn memory_of(self, replicas: Option<Replicas>, capacity: MemMib) -> MemMib {

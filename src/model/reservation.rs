@@ -7,7 +7,7 @@ use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::pool::{Borrow, ConfiguredIsolation, Enforcement, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
-use crate::model::request::{GpuRequest, Isolation, Limit, Movable};
+use crate::model::request::{GpuRequest, Isolation, Movable};
 use crate::model::workload::Protection;
 
 /// A pod: its UID, which decides, and its name, which is only shown.
@@ -231,11 +231,7 @@ impl Reservation {
     pub fn memory_limit(&self, rule: PoolRule, demand: Demand, capacity: MemMib) -> Option<MemMib> {
         let Borrow::Memory { most } = rule.borrow else { return None };
         let request = self.request.as_ref()?;
-        let limit = match request.limit? {
-            Limit::Fraction(share) => Limit::Fraction(share.min(most)),
-            Limit::Memory(memory) => Limit::Memory(memory.min(most.of(capacity))),
-        };
-        let limit = limit.memory_of(rule.replicas, capacity);
+        let limit = request.limit?.at_most(most, capacity).memory_of(rule.replicas, capacity);
         let is_borrower = self.may_borrow()
             && self.borrowed != BorrowedMemory::Kept
             && rule.enforcement == Enforcement::None;

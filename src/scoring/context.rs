@@ -11,7 +11,7 @@ use crate::hardware::spots::{DividedGpu, Spot};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule};
 use crate::model::fit::{CompiledRequest, Room};
-use crate::model::node_state::NodeState;
+use crate::model::node_state::{NodeState, SpotDevice};
 use crate::scoring::cost::Ties;
 use crate::scoring::fragmentation::Uses;
 use crate::scoring::guests;
@@ -71,9 +71,16 @@ impl ScoringContext<'_> {
                 && device_state.unallocated_use() == MemMib::ZERO
                 && device_state.guests().is_empty()
         };
-        let free: u32 = taken.iter().map(|(at, _)| self.free_units(*at)).sum();
+        let is_instance = |at: usize| {
+            let device_state = self.node.devices().get(at).map(DeviceState::device);
+            device_state.is_none_or(|device| matches!(device.kind, DeviceKind::MigInstance { .. }))
+        };
+        let makes = || taken.iter().map(|(at, _)| self.free_units(*at)).sum::<u32>();
         let preferred = match self.node.rule().spread_empty {
-            _ if free > 0 => usize::from(u8::MAX - u8::try_from(free).unwrap_or(u8::MAX)),
+            // An instance that is there takes no free units.
+            _ if !taken.is_empty() && taken.iter().all(|(at, _)| is_instance(*at)) => {
+                usize::from(u8::MAX - u8::try_from(makes()).unwrap_or(u8::MAX))
+            }
             true => (0..self.rooms.len()).filter(is_empty).count(),
             false => 0,
         };
@@ -83,9 +90,13 @@ impl ScoringContext<'_> {
     /// The free units of the GPU on which an instance would be made; zero for a device that is there.
     pub(crate) fn free_units(&self, position: usize) -> u32 {
         let offered = position.checked_sub(self.node.devices().len());
-        let Some(spot) = offered.and_then(|at| self.node.spots().get(at)) else { return 0 };
+        let spots = self.node.spots();
+        let Some((at, spot)) = offered.and_then(|at| Some((at, spots.get(at)?))) else { return 0 };
         let gpu = &spot.makeable.spot.gpu;
-        let own = self.node.spots().iter().filter(|it| it.makeable.spot.gpu == *gpu);
+        // Those of one GPU lie beside each other.
+        let is_own = |it: &&SpotDevice| it.makeable.spot.gpu == *gpu;
+        let own = spots[..at].iter().rev().take_while(is_own);
+        let own = own.chain(spots[at..].iter().take_while(is_own));
         let all = own.fold(0, |units, it| units | it.makeable.slot.units());
         let there = self.on_gpu_of(position).filter(|it| it.stays(HoldRule::Respected));
         let taken = there.filter_map(|it| it.slot()).fold(0, |units, slot| units | slot.units());
@@ -184,7 +195,9 @@ impl ScoringContext<'_> {
             let Spot { gpu, profile, start } = self.node.offered(*position)?.1?;
             Some((*position, mix.potentials.cost(divided.get(&gpu)?, &profile, start)?))
         });
-        Making { costs: costs.collect() }
+        let mut costs: Vec<(usize, i64)> = costs.collect();
+        costs.sort_unstable();
+        Making { costs }
     }
 
     /// Tenants of a device, without holds.
@@ -246,13 +259,17 @@ impl ScoringContext<'_> {
 
 /// What MIG instances cost that are made on demand.
 pub(crate) struct Making {
+    /// By position, rising.
     costs: Vec<(usize, i64)>,
 }
 
 impl Making {
     /// The cost of these devices, in millionths of a GPU.
     pub(crate) fn of(&self, taken: &[Taken]) -> i64 {
-        let cost = |at: usize| self.costs.iter().find(|(known, _)| *known == at).map(|it| it.1);
+        let cost = |at: usize| {
+            let found = self.costs.binary_search_by_key(&at, |(known, _)| *known).ok()?;
+            Some(self.costs[found].1)
+        };
         taken.iter().filter_map(|(at, _)| cost(*at)).sum()
     }
 }

@@ -282,12 +282,14 @@ fn allowed(node_state: &NodeState, held: &Reservation, device: &DeviceId, most: 
     };
     let capacity = on_it.capacity().memory;
     let limit = held.request.as_ref().and_then(|request| request.limit);
-    let limit = limit.map_or(MemMib::ZERO, |it| it.memory_of(on_it.rule().replicas, capacity));
+    let limit = limit.map_or(MemMib::ZERO, |it| {
+        it.at_most(most, capacity).memory_of(on_it.rule().replicas, capacity)
+    });
     let lent = on_it.memory_limit(&held.pod.uid).unwrap_or(MemMib::ZERO);
     if mutated(Mutation::EvictsWithinShare) {
         return MemMib::new(allocated.memory.mib() / 2);
     }
-    allocated.memory.max(limit.min(most.of(capacity))).max(lent)
+    allocated.memory.max(limit).max(lent)
 }
 
 #[cfg(test)]

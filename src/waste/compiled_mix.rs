@@ -51,6 +51,12 @@ impl CompiledMix {
         Self { potentials: Arc::new(Potentials::of(mix, gpus, &earlier.potentials)), ..self }
     }
 
+    /// The same with the costs of MIG instances that an `earlier` one has.
+    #[must_use]
+    pub fn with_costs_of(self, earlier: &Self) -> Self {
+        Self { potentials: Arc::clone(&earlier.potentials), ..self }
+    }
+
     /// No mix at all, for requests that need none.
     pub fn none() -> Self {
         Self::of(&Mix::default(), &DeviceClasses::default(), &NodeShapes::default())

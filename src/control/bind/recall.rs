@@ -67,7 +67,7 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
     for uid in failed.iter().filter(|uid| cannot_start(app, uid)) {
         app.ledger.call_home(uid);
     }
-    for pod in app.ledger.recalled(node) {
+    for pod in app.ledger.going_home(node) {
         if app.moves.begin(&pod.uid) {
             let worker = Arc::clone(app);
             app.outside.spawn(async move {
@@ -80,7 +80,10 @@ pub(crate) fn recall(app: &Arc<App>, node: Option<&str>) {
 
 /// Whether the runtime refuses now to start a pod with its device. Its status says so, also to a later process.
 fn cannot_start(app: &App, uid: &PodUid) -> bool {
-    app.start_failures.contains_key(uid) && app.moves.is_refused(uid, app.clock.now())
+    let refused = app.moves.refused(uid);
+    refused.is_some_and(|name| {
+        app.start_failures.get(uid).is_some_and(|failure| failure.is_of_device_of(&name))
+    })
 }
 
 /// Ends a task, also one that panics.
@@ -119,6 +122,8 @@ struct Waits {
     kubelet: Option<Timestamp>,
     /// For the end of its processes where it was a guest.
     processes: Option<Timestamp>,
+    /// Whether it was said that these do not end.
+    is_told: bool,
 }
 
 /// The next step of a move home.
@@ -135,10 +140,12 @@ async fn step(
         (ReservationState::Draining { .. }, _)
         | (_, Departure::Stays | Departure::Arrives { .. }) => return Next::Done,
         (ReservationState::Confirmed, Departure::Restarted { since, .. }) => {
-            return wait_for_processes(app, (pod, &held), since, &mut waits.processes);
+            return wait_for_processes(app, (pod, &held), since, waits);
         }
         (ReservationState::Confirmed, Departure::Gone) => {
-            app.metrics.moved(MoveReason::Recall, MoveResult::Done);
+            if !waits.is_told {
+                app.metrics.moved(MoveReason::Recall, MoveResult::Done);
+            }
             app.moves.unstick(&pod.uid); // kubelet was late
             return Next::Done;
         }
@@ -162,6 +169,10 @@ async fn step(
         }
     };
     let Read { seen, annotations, .. } = &read;
+    if guest.leaving.is_none() && cannot_start(app, &pod.uid) && seen.start_failure.is_none() {
+        app.see_bound(seen); // it has started since
+        return Next::After(LOOK_AGAIN);
+    }
     let Some(container) = &seen.gpu_container else {
         return match guest.leaving {
             None => failed(app, pod, NO_RESTART),
@@ -318,12 +329,12 @@ fn wait_for_processes(
     app: &App,
     (pod, held): (&PodRef, &Reservation),
     shown: Timestamp,
-    waits: &mut Option<Timestamp>,
+    waits: &mut Waits,
 ) -> Next {
     let now = app.clock.now();
-    let is_long = lasts_for(waits, now, app.pulse.resumed(now)) >= LEFT_FOR;
+    let is_long = lasts_for(&mut waits.processes, now, app.pulse.resumed(now)) >= LEFT_FOR;
     // Without lists nothing is seen: the node does not report.
-    if !is_long || now.since(shown) >= LEFT_FOR {
+    if waits.is_told || !is_long || now.since(shown) >= LEFT_FOR {
         return Next::After(LOOK_AGAIN);
     }
     let on = held.guest_on().map(ToString::to_string).unwrap_or_default();
@@ -336,7 +347,8 @@ fn wait_for_processes(
          delete the pod if it does not"
     );
     app.tell(pod, NoticeReason::GpuMoveFailed, note);
-    Next::Done
+    waits.is_told = true;
+    Next::After(LOOK_AGAIN)
 }
 
 /// Says that a guest is allocated the GPU on which it runs, because others keep memory of its own one.

@@ -94,7 +94,18 @@ fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<H
     if let Some(left_out) = admitted(app, what) {
         tracing::error!(%node, %device, left_out, "a device that holds pods {what}");
     }
-    let fix = if health.is_none() { "; delete the pod to get another one" } else { "" };
+    let is_made_again = || {
+        let held = app.ledger.tenants(node.as_str(), device).into_iter();
+        let mut held = held.filter_map(|pod| app.ledger.reservation(&pod.uid));
+        held.any(|it| it.placement.parts().any(|(at, spot)| at.id == *device && spot.is_some()))
+    };
+    let fix = match health {
+        None if is_made_again() => {
+            "; it is made again once its GPU is in MIG mode, with an agent that makes instances"
+        }
+        None => "; delete the pod to get another one",
+        Some(_) => "",
+    };
     let note = format!(
         "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there{fix}"
     );

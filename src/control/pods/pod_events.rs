@@ -127,8 +127,8 @@ impl Sink for App {
         }
         self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
         let container = pod.gpu_container.as_ref();
-        if container.is_some_and(|it| failure.is_of_device_of(&it.name)) {
-            self.moves.refuse(&pod.pod.uid, self.clock.now());
+        if let Some(refused) = container.filter(|it| failure.is_of_device_of(&it.name)) {
+            self.moves.refuse(&pod.pod.uid, &refused.name, self.clock.now());
         }
     }
 

@@ -13,7 +13,7 @@ use crate::hardware::units::Demand;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
-use crate::model::device_state::Origin;
+use crate::model::device_state::{DeviceState, Origin};
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::model::request::{Amount, GpuRequest, Isolation};
@@ -122,14 +122,19 @@ fn about_mig(
     // Where a node has the profile, its rejection is a closer one.
     let is_unknown = rejections.iter().all(|it| it.closeness() <= Rejection::Kind.closeness());
     let lacks_devices = rejections.iter().any(|it| it.obstacle() == Obstacle::Devices);
-    if rejections.is_empty() || !(is_unknown || wanted.has_media() && lacks_devices) {
+    // What nodes have that did not report yet is not known.
+    let is_open =
+        rejections.iter().any(|it| matches!(it, Rejection::UnknownNode | Rejection::NeverReported));
+    if rejections.is_empty() || is_open || !(is_unknown || wanted.has_media() && lacks_devices) {
         return None;
     }
     if profiles.is_empty() {
         return Some(NO_MIG.to_owned());
     }
     if !profiles.iter().any(|it| wanted.means(it)) {
-        let there: Vec<String> = profiles.iter().take(MOST_PROFILES).map(resource).collect();
+        // Agents may report any name.
+        let named = profiles.iter().filter(|it| it.has_usual_name());
+        let there: Vec<String> = named.take(MOST_PROFILES).map(resource).collect();
         return Some(format!(
             "no GPU of the cluster has the MIG profile `{wanted}`: request one that is there, such as {}",
             there.join(" or ")
@@ -369,12 +374,19 @@ pub(crate) fn lost(node: &NodeState, held: &Reservation) -> String {
         return String::new();
     }
     let of = |id: &DeviceId| node.devices().iter().find(|it| it.device().id == *id);
-    let devices: Vec<_> = held.placement.devices.iter().map(|placed| of(&placed.id)).collect();
-    if devices.contains(&None) {
+    let parts: Vec<_> =
+        held.placement.parts().map(|(placed, spot)| (of(&placed.id), spot)).collect();
+    if parts.iter().any(|(device, spot)| device.is_none() && spot.is_some()) {
+        return "; its MIG instance is gone, and is made again once its GPU is in MIG mode, with an agent that makes \
+                instances"
+            .to_owned();
+    }
+    if parts.iter().any(|(device, _)| device.is_none()) {
         return "; a device of it is not there any more: delete the pod to get another one"
             .to_owned();
     }
-    match devices.into_iter().flatten().any(|it| it.origin() == Origin::Promised) {
+    let is_promised = |it: &DeviceState| it.origin() == Origin::Promised;
+    match parts.into_iter().filter_map(|(device, _)| device).any(is_promised) {
         true => "; its MIG instance is gone, and is made again at the same place".to_owned(),
         false => String::new(),
     }

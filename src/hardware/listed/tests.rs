@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::MigProfile;
 use crate::hardware::layouts::{LayoutId, Layouts};
 use crate::hardware::mig::GEOMETRIES;
 

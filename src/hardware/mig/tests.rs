@@ -225,6 +225,27 @@ fn check_listed(
 }
 
 #[test]
+fn a_node_has_only_so_many_places() {
+    let row = MakeableProfile {
+        profile: MigProfile::new("1g.5gb"),
+        memory: MemMib::new(4_864),
+        sm_count: None,
+        size: 1,
+        starts: (0..16).collect(),
+    };
+    for (rows, is_refused) in [(32, false), (33, true)] {
+        let mig_profiles = vec![row.clone(); rows];
+        let gpus = (0..8).map(|at| {
+            let id = DeviceId::new(&format!("GPU-{at}")).unwrap();
+            (id, DeviceDetails { mig_profiles: mig_profiles.clone(), ..DeviceDetails::default() })
+        });
+        let refused = NodeInventory::placed(Vec::new(), &gpus.collect()).err();
+        let count = rows * 16 * 8;
+        assert_eq!(refused, is_refused.then_some(InventoryError::TooManyPlaces { count }));
+    }
+}
+
+#[test]
 fn impossible_instances_are_reported_and_get_no_pod() {
     check(&["1g.5gb"; 7], &[]);
     check(&["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"], &[]);

@@ -171,11 +171,24 @@ impl Ledger {
 
     /// The guests of a node, or of all nodes, that are to go home and have not left yet.
     pub fn recalled(&self, node: Option<&str>) -> Vec<PodRef> {
-        self.named_on(node, |node_state, recalled| {
+        let is_recalled =
+            |departure| matches!(departure, Departure::Recalled | Departure::Settling);
+        self.departing(node, is_recalled)
+    }
+
+    /// The same, with those whose containers have ended where they were guests.
+    pub fn going_home(&self, node: Option<&str>) -> Vec<PodRef> {
+        self.departing(node, |departure| {
+            let is_restarted = matches!(departure, Departure::Restarted { .. });
+            is_restarted || matches!(departure, Departure::Recalled | Departure::Settling)
+        })
+    }
+
+    fn departing(&self, node: Option<&str>, is_one: impl Fn(Departure) -> bool) -> Vec<PodRef> {
+        self.named_on(node, |node_state, departing| {
             let held = node_state.reservations().values();
-            let held = held
-                .filter(|held| matches!(held.departure, Departure::Recalled | Departure::Settling));
-            recalled.extend(held.map(|held| held.pod.clone()));
+            let held = held.filter(|held| is_one(held.departure));
+            departing.extend(held.map(|held| held.pod.clone()));
         })
     }
 

@@ -93,7 +93,7 @@ impl ClusterModel {
         let before = self.classes.count();
         let answer = change(&mut self.classes);
         if self.classes.count() != before {
-            self.compile();
+            self.compile_classes();
         }
         answer
     }
@@ -125,11 +125,11 @@ impl ClusterModel {
     /// Uses the mix of `next` from now on, which was compiled beforehand.
     fn adopt(&mut self, next: Self) {
         (self.mix, self.node_shapes, self.divided) = (next.mix, next.node_shapes, next.divided);
+        self.compiled = next.compiled;
         if next.classes.count() == self.classes.count() {
-            self.compiled = next.compiled;
             self.mix_generation += 1;
         } else {
-            self.compile();
+            self.compile_classes();
         }
     }
 
@@ -140,6 +140,14 @@ impl ClusterModel {
             divided => mix.with_divided(&self.mix, divided, &self.compiled),
         };
         self.compiled = Arc::new(mix);
+        self.mix_generation += 1;
+    }
+
+    /// The same where only classes have come, on which what it costs to make MIG instances does not depend: with
+    /// other lists of NVML in each report they come with each, and calls wait meanwhile.
+    fn compile_classes(&mut self) {
+        let mix = CompiledMix::weighted(&self.weights, &self.mix, &self.classes, &self.node_shapes);
+        self.compiled = Arc::new(mix.with_costs_of(&self.compiled));
         self.mix_generation += 1;
     }
 }

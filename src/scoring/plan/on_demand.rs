@@ -665,6 +665,15 @@ fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
             }
         };
         let (empty, one) = (ties(&[]), ties(&["mig=2g.12gb"]));
-        assert!(one < empty && ties(&["mig=2g.12gb", "mig=1g.6gb"]) < one, "{policy:?}");
+        let two = ties(&["mig=2g.12gb", "mig=1g.6gb"]);
+        assert!(one < empty && two < one, "{policy:?}");
+        // One that is there takes no free units.
+        let idle = [("MIG-1", "1g.6gb", 0, 1, false)];
+        let mut bed = Bed::with(&inventory_of("NVIDIA A39", &idle), MigUse::Fixed);
+        let there = match found(&mut bed, policy, has_shared).local_cost {
+            LocalCost::WasteChange(_, _, ties) => ties,
+            LocalCost::Ranked(cost) => cost.ties(),
+        };
+        assert!(there < two, "{policy:?}");
     }
 }

@@ -348,3 +348,34 @@ fn a_process_that_is_left_where_a_pod_was_a_guest_is_told_once() {
         assert_eq!(count(&told, "GpuMoveFailed"), usize::from(reports), "{told:?}");
     }
 }
+
+#[test]
+fn a_later_process_tells_of_a_process_that_is_left_as_well() {
+    let mut bed = Bed::new(guest());
+    bed.run("containerd://1", "GPU-b");
+    bed.need_room();
+    bed.pass(2);
+    bed.run("containerd://2", "GPU-b");
+    let mut later = Bed::new(bed.pod);
+    later.process_on = Some("GPU-b");
+    later.pass(5);
+    assert!(matches!(later.departure(), Departure::Restarted { .. }), "{:?}", later.departure());
+    later.pass(90);
+    let told = later.told();
+    assert_eq!(count(&told, "GpuMoveFailed"), 1, "{told:?}");
+}
+
+#[test]
+fn a_guest_that_runs_stays_when_another_of_its_containers_fails() {
+    let mut bed = Bed::new(guest());
+    bed.refuse();
+    bed.run("containerd://2", "GPU-b");
+    let waiting = json!({"reason": "RunContainerError", "message": LOST});
+    let beside = json!({"name": "beside", "image": "", "imageID": "", "ready": false, "restartCount": 1,
+        "state": {"waiting": waiting}});
+    bed.pod["status"]["containerStatuses"].as_array_mut().unwrap().push(beside);
+    bed.show();
+    assert!(bed.app.start_failures.contains_key(&PodUid::new("guest")));
+    bed.pass(20);
+    assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+}

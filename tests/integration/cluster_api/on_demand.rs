@@ -404,6 +404,11 @@ async fn a_profile_that_no_gpu_has_is_named_with_those_that_are_there() {
         let path = format!("/v1/explain?pod=team-a/{name}");
         bed.send("GET", &path, &Value::Null).await["suggestions"][0].clone()
     };
+    // Names that no profile has are not passed on.
+    let mut lies = inventory(&[]);
+    let row = json!({"profile": "!call evil", "memoryMib": 5_952, "size": 1, "starts": [0]});
+    lies[0]["migProfiles"].as_array_mut().unwrap().push(row);
+    agent.report(&bed, &lies, json!([])).await;
     assert_eq!(
         suggested(wants("unknown", "9g.99gb", 1)).await,
         "no GPU of the cluster has the MIG profile `9g.99gb`: request one that is there, such as \

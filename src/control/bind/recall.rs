@@ -169,30 +169,16 @@ async fn step(
         }
     };
     let Read { seen, annotations, .. } = &read;
-    if guest.leaving.is_none() && cannot_start(app, &pod.uid) && seen.start_failure.is_none() {
-        app.see_bound(seen); // it has started since
-        return Next::After(LOOK_AGAIN);
-    }
     let Some(container) = &seen.gpu_container else {
         return match guest.leaving {
             None => failed(app, pod, NO_RESTART),
             Some(_) => count_on_both(app, pod, NO_RESTART),
         };
     };
+    if let Some(next) = catch_up(app, pod, &guest, seen) {
+        return next;
+    }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
-    let shows_move =
-        written.and_then(|it| it.guest.as_ref()).is_some_and(|it| it.leaving.is_some());
-    if guest.leaving.is_none() && shows_move {
-        app.see_bound(seen); // an earlier process wrote it
-        return Next::After(LOOK_AGAIN);
-    }
-    // It was allocated the place where it is a guest, which the watch does not show yet.
-    let is_settled =
-        written.is_some_and(|it| it.guest.is_none() && it.runs_on() == [guest.on.clone()]);
-    if is_settled && app.is_of_earlier(seen) {
-        app.see_bound(seen);
-        return Next::After(TRY_AGAIN);
-    }
     let is_written = guest.leaving.is_some()
         && written.is_some_and(|written| written.guest.as_ref() == Some(&guest));
     let known = Known { pod, key, held: &held, guest: &guest, annotations };
@@ -207,6 +193,26 @@ async fn step(
             write(app, cluster, &known, (leaving, &seen.resource_version)).await
         }
     }
+}
+
+/// Takes in what a read shows that the watch does not show yet, and that ends or changes a move home.
+fn catch_up(app: &App, pod: &PodRef, guest: &Guest, seen: &SeenPod) -> Option<Next> {
+    let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
+    let shows_move =
+        written.and_then(|it| it.guest.as_ref()).is_some_and(|it| it.leaving.is_some());
+    let has_started = cannot_start(app, &pod.uid) && seen.start_failure.is_none();
+    // An earlier process has written the move, or the container needs none any more.
+    if guest.leaving.is_none() && (shows_move || has_started) {
+        app.see_bound(seen);
+        return Some(Next::After(LOOK_AGAIN));
+    }
+    // It was allocated the place where it is a guest.
+    let is_settled =
+        written.is_some_and(|it| it.guest.is_none() && it.runs_on() == [guest.on.clone()]);
+    (is_settled && app.is_of_earlier(seen)).then(|| {
+        app.see_bound(seen);
+        Next::After(TRY_AGAIN)
+    })
 }
 
 /// What is to be done after the first write. `silent` is since when kubelet, which is to restart the container, has

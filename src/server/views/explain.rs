@@ -119,7 +119,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     suggestions.retain(|it| app.may_do(&waiting.namespace, it));
     let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
     viewer.hide_moves(&mut moves);
-    let sees = |namespace: &str| viewer.sees(namespace);
+    let (sees, profiles) = (|it: &str| viewer.sees(it), wording::profiles(&app.ledger));
     let limit = at_team_limit(app, waiting);
     let limited = limit.iter().map(|_| Rejection::TeamLimit);
     let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty()).chain(limited);
@@ -149,7 +149,6 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
             closest.map_or(Obstacle::Node, Rejection::obstacle),
         ),
     };
-    let profiles = wording::profiles(&app.ledger);
     Explanation {
         pod: waiting.pod.to_string(),
         verdict: verdict + &kept_room(app, waiting),

@@ -132,9 +132,7 @@ fn about_mig(
         return Some(NO_MIG.to_owned());
     }
     if !profiles.iter().any(|it| wanted.means(it)) {
-        // Agents may report any name.
-        let named = profiles.iter().filter(|it| it.has_usual_name());
-        let there: Vec<String> = named.take(MOST_PROFILES).map(resource).collect();
+        let there: Vec<String> = profiles.iter().take(MOST_PROFILES).map(resource).collect();
         return Some(format!(
             "no GPU of the cluster has the MIG profile `{wanted}`: request one that is there, such as {}",
             there.join(" or ")

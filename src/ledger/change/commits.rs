@@ -178,9 +178,9 @@ impl Ledger {
 
     /// The same, with those whose containers have ended where they were guests.
     pub fn going_home(&self, node: Option<&str>) -> Vec<PodRef> {
-        self.departing(node, |departure| {
-            let is_restarted = matches!(departure, Departure::Restarted { .. });
-            is_restarted || matches!(departure, Departure::Recalled | Departure::Settling)
+        self.departing(node, |departure| match departure {
+            Departure::Recalled | Departure::Settling | Departure::Restarted { .. } => true,
+            Departure::Stays | Departure::Gone | Departure::Arrives { .. } => false,
         })
     }
 

@@ -150,7 +150,7 @@ impl Ledger {
         node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
     }
 
-    /// The profiles of all MIG instances that are there or can be made.
+    /// The profiles of all MIG instances that are there or can be made. Agents may report any name: only usual ones.
     pub fn mig_profiles(&self) -> BTreeSet<MigProfile> {
         let mut profiles = BTreeSet::new();
         self.look_at_each(|node_state| {
@@ -159,7 +159,7 @@ impl Ledger {
                 DeviceKind::Gpu | DeviceKind::MigParent => None,
             });
             let makeable = node_state.spots().iter().map(|it| &it.makeable.spot.profile);
-            for profile in there.chain(makeable).filter(|it| !it.is_whole()) {
+            for profile in there.chain(makeable).filter(|it| it.has_usual_name()) {
                 if !profiles.contains(profile) {
                     profiles.insert(profile.clone());
                 }

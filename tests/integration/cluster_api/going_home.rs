@@ -8,9 +8,9 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule, PoolRules};
-use gpupack::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
+use gpupack::hardware::device::{NodeName, PodUid, PoolName};
+use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::request::placement::{FenceWriter, encode};
@@ -18,11 +18,12 @@ use gpupack::kube_api::write::events::{NoticeReason, NoticeWriter, notices};
 use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
-use gpupack::model::reservation::{Departure, Guest, PlacedDevice, Placement};
+use gpupack::model::reservation::Departure;
 use gpupack::server::api::reports;
 use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
+use super::recalling::guest_placement;
 use crate::harness::api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out;
 
@@ -31,15 +32,6 @@ const LOST: &str = "failed to get device handle from UUID: Not Found: unknown";
 
 /// A pod that has half of GPU-a and runs on GPU-b.
 fn guest() -> Value {
-    let id = |name: &str| DeviceId::new(name).unwrap();
-    let demand = Demand { memory: MemMib::new(11_500), share: Share::from_millionths(500_000) };
-    let placement = Placement {
-        node: NodeName::new("n1"),
-        devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
-        isolation: ConfiguredIsolation::None,
-        guest: Some(Guest { on: id("GPU-b"), spot: None, leaving: None }),
-        spots: Vec::new(),
-    };
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"uid": "guest", "namespace": "team-a", "name": "guest", "resourceVersion": "1",
@@ -49,7 +41,7 @@ fn guest() -> Value {
             "resources": {"requests": {"cpu": "100m"}},
             "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]},
     });
-    for (key, value) in encode(&placement).unwrap() {
+    for (key, value) in encode(&guest_placement(500_000)).unwrap() {
         pod["metadata"]["annotations"][key] = value.into();
     }
     pod

@@ -38,17 +38,23 @@ async fn lending(fake: &Fake, recall: Duration) -> Bed {
     Bed::with(fake, config, &json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")])).await
 }
 
-/// A pod that has three quarters of one GPU, and runs on the other one.
-fn guest(bed: &Bed) -> PodFact {
+/// The placement of a pod that has this part of one GPU of [`gpu`], and runs on the other one.
+pub(super) fn guest_placement(millionths: u64) -> Placement {
     let id = |name: &str| DeviceId::new(name).unwrap();
-    let demand = Demand { memory: MemMib::new(17_250), share: Share::from_millionths(750_000) };
-    let placement = Placement {
+    let share = Share::from_millionths(millionths);
+    let demand = Demand { memory: share.of(MemMib::new(23_000)), share };
+    Placement {
         node: NodeName::new("n1"),
         devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
         isolation: ConfiguredIsolation::None,
         guest: Some(Guest { on: id("GPU-b"), spot: None, leaving: None }),
         spots: Vec::new(),
-    };
+    }
+}
+
+/// A pod that has three quarters of one GPU, and runs on the other one.
+fn guest(bed: &Bed) -> PodFact {
+    let placement = guest_placement(750_000);
     let pod = PodRef { uid: PodUid::new("guest"), name: "team-a/guest".into() };
     let seen = SeenPod::from_json(&pod_named("guest", 0).to_string()).unwrap();
     PodFact {

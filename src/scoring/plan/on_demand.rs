@@ -11,13 +11,13 @@ use crate::hardware::device_class::DeviceClasses;
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::pool::{MigUse, PoolRule};
 use crate::hardware::spots::DividedGpu;
-use crate::hardware::units::{HostAmount, MemMib, Timestamp};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::ledger::suggest::displacement::{Clearing, clearings};
 use crate::model::device_state::{DeviceUse, Origin};
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::InstanceOrders;
 use crate::model::policy::Policy;
-use crate::model::reservation::{Reservation, ReservationState};
+use crate::model::reservation::{PlacedDevice, Reservation, ReservationState};
 use crate::scoring::fixture;
 use crate::scoring::fixture::{compiled, compiled_request, mix, tenant};
 use crate::scoring::lacking::{lacking, lacks_there};
@@ -233,6 +233,24 @@ fn an_instance_stays_with_its_pod_when_the_agent_forgets_that_it_made_it() {
     // The same UUID at another place is another instance.
     bed.see(&[("MIG-1", "2g.12gb", 0, 2, false)]);
     assert_eq!(bed.of("p"), "GPU-a/0/4g-24gb");
+}
+
+#[test]
+fn an_instance_that_another_pod_names_is_given_to_none() {
+    let others = |is_made| ("MIG-1", "4g.24gb", 0, 4, is_made);
+    let mut bed = Bed::new(&[others(false)]);
+    let demand = bed.node.devices().iter().find(|it| it.device().id.as_str() == "MIG-1");
+    let demand = Demand { memory: demand.unwrap().capacity().memory, share: Share::WHOLE };
+    let id = DeviceId::new("MIG-1").unwrap();
+    bed.node.allocate(tenant("q", vec![PlacedDevice { id, demand }]));
+    bed.see(&[]);
+    for at in 0..2 {
+        bed.place(&format!("p{at}"), "mig=4g.24gb").unwrap();
+    }
+    let promised = ["p0", "p1"].map(|pod| bed.of(pod));
+    assert!(promised.contains(&"GPU-a/0/4g-24gb".to_owned()), "{promised:?}");
+    bed.see(&[others(true)]); // by its UUID it is that of `q`
+    assert_eq!((["p0", "p1"].map(|pod| bed.of(pod)), bed.of("q")), (promised, "MIG-1".to_owned()));
 }
 
 #[test]

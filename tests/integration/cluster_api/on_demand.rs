@@ -15,7 +15,7 @@ use gpupack::server::api::background;
 use serde_json::{Value, json};
 
 use super::binding::{Bed, node, pod_of, requests};
-use crate::harness::api_server::Fake;
+use crate::harness::api_server::{Fake, Fault};
 
 const CONFIG: &str = "pools: {'': {mig: on_demand}}";
 
@@ -160,6 +160,62 @@ async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(!text.contains("gpupack_placement_edits_total{result=\"seen\"} 1"), "{text}");
     bed.app.ledger.audit().unwrap();
+}
+
+/// The answer to a Binding is lost, and before it is posted again, the instance is destroyed.
+#[tokio::test]
+async fn an_instance_that_is_gone_is_not_posted_again() {
+    let fake = Fake::with_pod().on_bind(Fault::Answer(500));
+    fake.bed(|bed| bed.on_fence.push_back(Fault::SilentAfterCommit));
+    let (bed, mut agent) = bed(&fake).await;
+    assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let gone = async {
+        while agent.report(&bed, &inventory(&[]), json!([])).await["make"] == json!([]) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        agent.report(&bed, &inventory(&[("MIG-1", "2g.12gb", 0, 2)]), json!([])).await;
+        while requests(&fake, "PATCH") == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        agent.report(&bed, &inventory(&[]), json!([])).await
+    };
+    let (error, _) = tokio::join!(bed.bind(), gone);
+    assert_eq!((node(&fake), requests(&fake, "/binding")), (None, 1), "{error}");
+    assert!(error.contains("has gone meanwhile"), "{error}");
+}
+
+/// While this process was frozen, another one may have had the instance made again, and written that.
+#[tokio::test]
+async fn an_instance_that_may_be_newer_than_the_last_report_stays_written() {
+    for (was_frozen, stays) in [(true, "MIG-2"), (false, "MIG-1")] {
+        let fake = Fake::with_pod();
+        let (bed, _) = bound(&fake).await;
+        let see = || {
+            let mut pod = pod_of(&fake);
+            pod["spec"]["nodeName"] = json!("n1");
+            bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+        };
+        see();
+        if was_frozen {
+            let now = bed.app.clock.now();
+            bed.app.pulse.beat(now);
+            bed.app.pulse.beat(now.plus(Duration::from_secs(60)));
+        }
+        let edit = |key: &str, to: &str| {
+            fake.bed(|bed| {
+                let pod = bed.pod.as_mut().unwrap();
+                let edited = pod.annotations.iter_mut().filter(|(name, _)| name.contains(key));
+                edited.for_each(|(_, it)| *it = it.replace("MIG-1", to).replace("MIG-0", to));
+                pod.version += 1;
+            });
+        };
+        edit("uuids", "MIG-0");
+        see(); // which is to be written back
+        edit("", "MIG-2");
+        restore_edited(&bed.app).await;
+        assert_eq!(annotation(&fake, "uuids"), stays, "{was_frozen}");
+        bed.app.ledger.audit().unwrap();
+    }
 }
 
 #[tokio::test]

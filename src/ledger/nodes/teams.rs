@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::{DeviceKind, ModelFilter, PodUid};
+use crate::hardware::device::{DeviceId, DeviceKind, MigProfile, ModelFilter, PodUid};
 use crate::hardware::units::Share;
 use crate::model::charge::{Prices, of_instance};
 use crate::model::node_state::NodeState;
@@ -114,12 +114,12 @@ impl Teams {
                 u64::try_from(weighed).unwrap_or(u64::MAX)
             };
             // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
-            if let DeviceKind::MigInstance { profile, .. } = &device.kind
+            if let DeviceKind::MigInstance { parent, profile } = &device.kind
                 && !profile.is_whole()
             {
                 let model = ModelFilter::new([device.model.as_str()]);
-                let counted = of_instance(profile, &model);
-                return weighed(counted.map_or(1_000_000, |(share, _)| share));
+                let counted = of_instance(profile, &model).map_or(1_000_000, |(share, _)| share);
+                return weighed(counted.max(listed_part(node, parent, profile)));
             }
             let whole = u128::from(device.capacity().mib().max(1));
             let (memory, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());
@@ -492,6 +492,15 @@ impl Known {
             }
         }
     }
+}
+
+/// Which part of its GPU an instance is, in millionths, by the table of the model or the list of NVML; 0 if
+/// neither says that.
+fn listed_part(node: &NodeState, gpu: &DeviceId, profile: &MigProfile) -> u64 {
+    let gpu = node.devices().iter().find(|it| it.device().id == *gpu);
+    let geometry = gpu.and_then(|it| node.mig().geometry_of(it.device()));
+    let slices = geometry.and_then(|it| Some(it.part_of(it.profile(profile)?).slices));
+    slices.map_or(0, Share::millionths)
 }
 
 #[cfg(test)]

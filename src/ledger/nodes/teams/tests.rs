@@ -1,5 +1,5 @@
 use super::*;
-use crate::hardware::device::Device;
+use crate::hardware::device::{Device, DeviceDetails, MakeableProfile, ModelName, Slot};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::commits::ReserveError;
@@ -297,5 +297,45 @@ fn a_device_that_is_not_reported_counts_as_the_request_alone() {
     let hello = hello("y", 1, "GPU-x");
     ledger.report("m", &hello, Timestamp::START).unwrap();
     assert_eq!(ledger.teams.left("a"), Some(0), "it has all of the GPU");
+    ledger.audit().unwrap();
+}
+
+/// By its name `1g.10gb` is one of seven slices, as on the models with a table. This GPU has four.
+#[test]
+fn an_instance_counts_what_its_driver_lists() {
+    let ledger = cluster("");
+    see_node(&ledger, "m");
+    let row = |name: &str, mib, size, starts: &[u32]| MakeableProfile {
+        profile: MigProfile::new(name),
+        memory: MemMib::new(mib),
+        sm_count: Some(8 * size),
+        size,
+        starts: starts.to_vec(),
+    };
+    let [gpu, instance] = ["GPU-x", "MIG-x"].map(|id| DeviceId::new(id).unwrap());
+    let profile = MigProfile::new("1g.10gb");
+    let mut parent = inventory("GPU-x").devices()[0].clone();
+    (parent.model, parent.total) = (ModelName::new("NVIDIA X999"), MemMib::new(40_000));
+    parent.kind = DeviceKind::MigParent;
+    let kind = DeviceKind::MigInstance { parent: gpu.clone(), profile };
+    let own = Device { id: instance.clone(), kind, total: MemMib::new(9_500), ..parent.clone() };
+    let list = vec![row("1g.10gb", 9_500, 1, &[0, 1, 2, 3]), row("4g.40gb", 39_000, 4, &[0])];
+    let slot = Some(Slot { start: 0, size: 1 });
+    let details = BTreeMap::from([
+        (gpu, DeviceDetails { mig_profiles: list, ..DeviceDetails::default() }),
+        (instance, DeviceDetails { slot, ..DeviceDetails::default() }),
+    ]);
+    let inventory = Some(NodeInventory::placed(vec![parent, own], &details).unwrap());
+    let report = NodeReport { inventory, uses: Vec::new(), ..hello("y", 1, "GPU-x") };
+    ledger.report("m", &report, Timestamp::START).unwrap();
+    let request = GpuRequest::one(Amount::MigInstance(MigProfile::new("1g.10gb")));
+    assert_eq!(ledger.teams.charge(&request).millionths(), 142_858);
+    let fact = PodFact {
+        pod: pod("a", "p"),
+        request: Some(request.into()),
+        ..bound("p", "m", "MIG-x", 1_000_000)
+    };
+    ledger.see_pod(&fact, Timestamp::START);
+    assert_eq!(ledger.teams.left("a"), Some(750_000));
     ledger.audit().unwrap();
 }

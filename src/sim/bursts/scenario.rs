@@ -8,14 +8,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use crate::hardware::device::{DeviceId, PodUid};
-use crate::hardware::pool::{PoolRule, PoolRules};
+use crate::hardware::pool::{PoolRule, PoolRules, Replicas};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::change::spread::Respread;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
-use crate::model::request::Limit;
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
 use crate::sim::bursts::respreading::Respreading;
 use crate::sim::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
@@ -194,6 +193,7 @@ struct OfDevice {
     /// What is used by processes of no pod.
     other_use: u64,
     lends_memory: bool,
+    replicas: Option<Replicas>,
     /// The pods that run there.
     tenants: BTreeSet<usize>,
 }
@@ -248,6 +248,7 @@ impl Fleet {
                     parts: world.parts.unwrap_or(mib),
                     other_use: 0,
                     lends_memory: rule.borrow.lends_memory(),
+                    replicas: node.rule().replicas,
                     tenants: BTreeSet::new(),
                 };
                 let other_use = device.parts_of(seen.used.unwrap_or(MemMib::ZERO).mib());
@@ -355,11 +356,8 @@ impl Fleet {
         let limit = on.first().map_or(0, |(gpu, request)| {
             let device = &self.devices[*gpu];
             let most = MemMib::new(device.mib);
-            let limit = match limit {
-                None => return *request,
-                Some(Limit::Fraction(share)) => share.of(most),
-                Some(Limit::Memory(memory)) => memory.min(most),
-            };
+            let Some(limit) = limit else { return *request };
+            let limit = limit.memory_of(device.replicas, most).min(most);
             device.parts_of(limit.mib()).max(*request)
         });
         let live = Live {

@@ -39,10 +39,21 @@ fn a_seed_gives_the_same_figures() {
 
 /// The figures of a trace: a node with two GPUs of 10,000 MiB, and these pods.
 fn traced(nodes: &str, pods: &str, borrow: Borrow) -> BTreeMap<&'static str, f64> {
+    traced_with("", nodes, pods, borrow)
+}
+
+/// The same, with more columns of nodes.
+fn traced_with(
+    columns: &str,
+    nodes: &str,
+    pods: &str,
+    borrow: Borrow,
+) -> BTreeMap<&'static str, f64> {
     let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib,limit_milli,\
         creation_time,deletion_time,burst_gap_seconds,burst_seconds,burst_memory_milli\n";
-    let nodes =
-        format!("name,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,other_use_mib,mig\n{nodes}");
+    let nodes = format!(
+        "name,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,other_use_mib,mig{columns}\n{nodes}"
+    );
     let nodes = parse_nodes("n", nodes.as_bytes()).unwrap();
     let pods = parse_pods("p", format!("{head}{pods}").as_bytes()).unwrap();
     let workload = timeline(nodes, pods, Pace::Compress(1.0), NodeOrder::AsIs, 0).unwrap();
@@ -63,6 +74,11 @@ fn a_notebook_of_a_trace_gets_its_bursts_only_where_memory_is_lent() {
     assert!((memory["mean_slowdown"] - 1.0).abs() < 0.01, "{memory:?}");
     let used = traced(&node.replace("10000,,", "10000,0:3000,"), pods, MEMORY);
     assert_eq!(used["refused_percent"], 100.0, "3,000 MiB are used by others: {used:?}");
+    for (limit, refused) in [(1000, 100.0), (900, 0.0)] {
+        let pods = pods.replace(",,1000,0,", &format!(",,{limit},0,"));
+        let slots = traced_with(",slots", "n,1000,1000,1,H100,10000,0:3000,,2\n", &pods, MEMORY);
+        assert_eq!(slots["refused_percent"], refused, "{limit} is whole slots: {slots:?}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, MigProfile, PodUid, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
-use crate::hardware::pool::{ConfiguredIsolation, MigUse, PoolRule};
+use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, MigUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
@@ -507,6 +507,15 @@ impl DeviceState {
         self.rule
     }
 
+    /// Whether pods share it: a GPU, or a MIG instance where their pool shares them.
+    pub fn is_shared(&self) -> bool {
+        match self.device.kind {
+            DeviceKind::Gpu => true,
+            DeviceKind::MigInstance { .. } => self.rule.instances == InstanceUse::Shared,
+            DeviceKind::MigParent => false,
+        }
+    }
+
     /// Slots, and how many of them are free; `None` where the device is not cut into slots.
     pub fn slots(&self) -> Option<(u32, u32)> {
         let capacity = self.device.capacity();
@@ -525,10 +534,9 @@ impl DeviceState {
 
     /// Notes how much a pod may use here that has `demand`.
     pub(crate) fn note_memory_limit(&mut self, held: &Reservation, demand: Demand) {
-        let is_gpu = self.device.kind == DeviceKind::Gpu;
-        let is_gpu = is_gpu && (!self.rule.driver_limits || self.sets_limits);
+        let is_lent = self.is_shared() && (!self.rule.driver_limits || self.sets_limits);
         let limit = held.memory_limit(self.rule, demand, self.device.capacity());
-        if let Some(limit) = limit.filter(|_| is_gpu) {
+        if let Some(limit) = limit.filter(|_| is_lent) {
             self.memory_limits.insert(held.pod.uid.clone(), limit);
         }
     }

@@ -9,7 +9,7 @@
 
 use std::cmp::Reverse;
 
-use crate::hardware::device::{DeviceId, DeviceKind, PodUid};
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
@@ -448,12 +448,13 @@ fn is_borrower(held: &Reservation, demand: Demand, home: &DeviceState) -> bool {
     held.may_borrow() && is_above && demand != home.capacity()
 }
 
-/// Whether a device may have guests: a whole GPU of a pool that lends, without limits of its tenants.
+/// Whether a device may have guests: a GPU, or a MIG instance that pods share, of a pool that lends, without
+/// limits of its tenants.
 fn takes_guests(device: &DeviceState) -> bool {
     let rule = device.rule();
     rule.borrow != Borrow::None
         && rule.enforcement == Enforcement::None
-        && device.device().kind == DeviceKind::Gpu
+        && device.is_shared()
         && !device.requires_isolation
 }
 

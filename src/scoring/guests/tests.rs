@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::hardware::device_class::DeviceClasses;
-use crate::hardware::pool::{PoolRule, Replicas};
+use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::Timestamp;
 use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
@@ -344,6 +344,23 @@ fn a_pod_starts_where_it_has_strictly_more_room_than_at_home() {
         ("A:500/1000 B:2000/2000", movable("p", "A", 500), None),
     ] {
         assert_eq!(start(&mut lending(text), held).as_deref(), on, "{text}");
+    }
+}
+
+#[test]
+fn a_pod_is_a_guest_of_a_mig_instance_of_the_same_profile_where_they_are_shared() {
+    for (instances, text, on) in [
+        (InstanceUse::Shared, "A=3g.40gb:500/1000 B=3g.40gb:1000/1000", Some("B")),
+        (InstanceUse::Shared, "A=3g.40gb:500/1000 B=4g.40gb:1000/1000", None),
+        (InstanceUse::Shared, "A=3g.40gb:500/1000 B:1000/1000", None),
+        (InstanceUse::Whole, "A=3g.40gb:500/1000 B=3g.40gb:1000/1000", None),
+    ] {
+        for borrow in [Borrow::Compute, Borrow::Memory { most: Share::WHOLE }] {
+            let mut classes = DeviceClasses::default();
+            let mut node = node_of(text, &mut classes);
+            node.share_by(PoolRule { borrow, instances, ..PoolRule::default() }, &mut classes);
+            assert_eq!(start(&mut node, movable("p", "A", 500)).as_deref(), on, "{text}");
+        }
     }
 }
 

@@ -8,8 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpupack::hardware::device::{DeviceId, NodeName, PodUid, PoolName};
-use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, PoolRule};
+use gpupack::hardware::device::{
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeName, PodUid,
+    PoolName,
+};
+use gpupack::hardware::inventory::NodeInventory;
+use gpupack::hardware::pool::{Borrow, ConfiguredIsolation, InstanceUse, PoolRule};
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
 use gpupack::ledger::change::commits::ToPost;
 use gpupack::ledger::change::facts::{MoveFact, PodFact};
@@ -94,15 +98,42 @@ struct Bed {
     /// Devices on which some pod took what others request, until it gives that back.
     overdrawn: BTreeSet<DeviceId>,
     lends_memory: bool,
+    shares_instances: bool,
     counts: BTreeMap<&'static str, u64>,
 }
 
-fn new_ledger(restarts: u64, lends_memory: bool) -> Ledger {
+fn new_ledger(restarts: u64, lends_memory: bool, shares_instances: bool) -> Ledger {
     let borrow = match lends_memory {
         true => Borrow::Memory { most: Share::WHOLE },
         false => Borrow::Compute,
     };
-    restarted(restarts, PoolRule { borrow, ..PoolRule::default() })
+    let instances = if shares_instances { InstanceUse::Shared } else { InstanceUse::Whole };
+    restarted(restarts, PoolRule { borrow, instances, ..PoolRule::default() })
+}
+
+/// A GPU in MIG mode with as many instances as other nodes have GPUs.
+fn instances(node: &str) -> NodeInventory {
+    let parent = Device {
+        id: device_id(&format!("{node}-gpu")),
+        index: DeviceIndex(0),
+        model: ModelName::new("A100"),
+        total: MemMib::new(DEVICE_MIB * u64::from(GPUS)),
+        reserved: MemMib::ZERO,
+        kind: DeviceKind::MigParent,
+        health: Health::Healthy,
+    };
+    let instance = |index| Device {
+        id: device_id(&format!("{node}-{index}")),
+        index: DeviceIndex(index + 1),
+        total: MemMib::new(DEVICE_MIB),
+        kind: DeviceKind::MigInstance {
+            parent: parent.id.clone(),
+            profile: MigProfile::new("2g.20gb"),
+        },
+        ..parent.clone()
+    };
+    let devices = (0..GPUS).map(instance).chain([parent.clone()]).collect();
+    NodeInventory::new(devices).expect("inventories in tests are sound")
 }
 
 impl Bed {
@@ -110,7 +141,7 @@ impl Bed {
         let mut bed = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: 0,
-            ledger: new_ledger(0, seed % 2 == 1),
+            ledger: new_ledger(0, seed % 2 == 1, seed % 5 > 2),
             restarts: 0,
             sequence: 0,
             created: 0,
@@ -121,6 +152,7 @@ impl Bed {
             giving_back: BTreeSet::new(),
             overdrawn: BTreeSet::new(),
             lends_memory: seed % 2 == 1,
+            shares_instances: seed % 5 > 2,
             counts: BTreeMap::new(),
         };
         bed.begin();
@@ -177,12 +209,16 @@ impl Bed {
 
     fn report(&mut self, node: &str, is_hello: bool) {
         self.sequence += 1;
-        let inventory = gpus(node, GPUS, "A100", DEVICE_MIB);
+        let inventory = match self.shares_instances {
+            true => instances(node),
+            false => gpus(node, GPUS, "A100", DEVICE_MIB),
+        };
         let process = |(uid, memory): (&PodUid, MemMib)| ProcessUse {
             pod: Some(uid.clone()),
             memory: Some(memory),
         };
-        let uses = inventory.devices().iter().map(|device| {
+        let shared = inventory.devices().iter().filter(|it| it.kind != DeviceKind::MigParent);
+        let uses = shared.map(|device| {
             let live = self.pods.iter().filter(|(_, it)| it.runs_on.contains(&device.id));
             let live = live.filter_map(|(uid, it)| Some((uid, it.uses?)));
             let left = self.leftovers.iter().filter(|it| it.on == device.id);
@@ -233,7 +269,11 @@ impl Bed {
         let reserved = self.ledger.reserve_for_bind(&pod(uid.as_str()), node, &query, self.at());
         let Ok((placement, _)) = reserved else { return };
         let gpu = query.gpu.expect("it requests a GPU");
-        self.count(if placement.guest.is_some() { "guests" } else { "at home" });
+        self.count(match placement.guest.is_some() {
+            true if self.shares_instances => "guests of instances",
+            true => "guests",
+            false => "at home",
+        });
         self.binding.insert(uid, gpu);
     }
 
@@ -466,7 +506,7 @@ impl Bed {
 
     fn restart(&mut self) {
         self.restarts += 1;
-        self.ledger = new_ledger(self.restarts, self.lends_memory);
+        self.ledger = new_ledger(self.restarts, self.lends_memory, self.shares_instances);
         self.giving_back.clear();
         self.binding.clear();
         self.stuck.clear();
@@ -627,9 +667,10 @@ fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
         }
     }
     println!("{counts:?}");
-    let moves = ["guests", "at home", "ordered", "stayed", "restarts", "settled", "given up"];
+    let guests = ["guests", "guests of instances", "at home"];
+    let moves = ["ordered", "stayed", "restarts", "settled", "given up"];
     let memory = ["borrowed", "gave back", "kept", "waited for memory"];
-    for what in moves.iter().chain(&memory) {
+    for what in guests.iter().chain(&moves).chain(&memory) {
         assert!(counts.contains_key(*what), "{what} was never tried: {counts:?}");
     }
 }

@@ -29,6 +29,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const GPU: &str = "GPU-mig-on-demand";
 
+/// A product of which gpupack has a table.
+const KNOWN: &str = "NVIDIA A100-SXM4-80GB";
+
 /// The answer of the driver while something uses the GPU.
 const IN_USE: u32 = 19;
 
@@ -41,6 +44,7 @@ struct Node {
     folder: PathBuf,
     name: String,
     boot: u64,
+    product: &'static str,
     agent: Leash,
     /// Whether the GPU is out of MIG mode after a boot, and the agent may change that.
     by_turns: bool,
@@ -48,19 +52,24 @@ struct Node {
 
 impl Node {
     fn start(stage: &Stage, by_turns: bool) -> Self {
+        Self::start_of(stage, KNOWN, by_turns)
+    }
+
+    /// With a GPU of this product.
+    fn start_of(stage: &Stage, product: &'static str, by_turns: bool) -> Self {
         let folder = stage.folder();
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = built_library().expect("cargo builds it");
         std::fs::copy(library, folder.join("libnvidia-ml.so.1")).expect("a copy");
         let name = stage.fleet.nodes[0].name.clone();
-        play(&folder, (0, by_turns), &json!({}));
+        play(&folder, product, (0, by_turns), &json!({}));
         let agent = start_agent(stage, &folder, &name, by_turns);
-        Self { folder, name, boot: 0, agent, by_turns }
+        Self { folder, name, boot: 0, product, agent, by_turns }
     }
 
     /// Changes what the driver answers.
     fn play(&self, failures: &Value) {
-        play(&self.folder, (self.boot, self.by_turns), failures);
+        play(&self.folder, self.product, (self.boot, self.by_turns), failures);
     }
 
     /// The agent ends, and another one begins.
@@ -96,14 +105,14 @@ impl Node {
 }
 
 /// Changes the hardware.
-fn play(folder: &Path, (boot, by_turns): (u64, bool), failures: &Value) {
+fn play(folder: &Path, product: &str, (boot, by_turns): (u64, bool), failures: &Value) {
     let random = folder.join("proc/sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
     let mig = if by_turns { Value::Null } else { json!([]) };
     let delays = json!({CREATE.0: CREATE.1, SET_MODE.0: SET_MODE.1});
     let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
-        {"uuid": GPU, "name": "NVIDIA A100-SXM4-80GB", "total_mib": 81920, "reserved_mib": 634,
+        {"uuid": GPU, "name": product, "total_mib": 81920, "reserved_mib": 634,
             "mig": mig, "mig_model": MIG_MODEL},
     ]});
     // In one step: the library reads at any time.
@@ -253,6 +262,76 @@ fn pods_get_mig_instances_that_are_made_for_them() {
         let again = until_settled(&stage, &node, &mut kubelet).await;
         stage.figure(&format!("made again {} ms after a boot", clock::ms(again)));
         faults(&mut stage, &mut node, &mut kubelet, time).await;
+    });
+}
+
+#[test]
+fn a_gpu_without_a_table_is_divided_as_its_driver_lists() {
+    scenario_within("mig-listed", 3 * LIMIT, |bed| async move {
+        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+        let fleet = Fleet::new().with("listed", 1, (1, A100));
+        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        stage.stop_agents();
+        let node = Node::start_of(&stage, "NVIDIA X100-SXM9-80GB", false);
+        let mut kubelet = Kubelet::default();
+        until_divided(&stage.extender, 1).await;
+        for (pod, request) in [("a", REQUESTS[2]), ("b", REQUESTS[0]), ("c", REQUESTS[1])] {
+            stage.cluster.add_pods(&[plan(pod, request)]).await;
+            bound(&stage, pod).await;
+        }
+        until_settled(&stage, &node, &mut kubelet).await;
+        // Of 3g.40gb at 4, the 1g.10gb has the place that no other profile wants.
+        let mut places: Vec<_> = node.instances().into_values().collect();
+        places.sort();
+        let expected = [("1g.10gb", 6), ("1g.20gb", 4), ("3g.40gb", 0)];
+        assert_eq!(places, expected.map(|(profile, start)| (profile.to_owned(), start)));
+        stage.cluster.add_pods(&[plan("d", REQUESTS[2])]).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(stage.watching.ask(|pods| !is_bound(pods, "d")), "there is no place");
+        stage.cluster.delete_pod("a").await;
+        bound(&stage, "d").await;
+        until_settled(&stage, &node, &mut kubelet).await;
+    });
+}
+
+/// A promise is not written anywhere: the next process promises again, and what was made goes.
+#[test]
+fn a_pod_whose_instance_was_made_as_the_extender_was_killed_gets_one() {
+    scenario_within("mig-killed", 6 * LIMIT, |bed| async move {
+        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+        let fleet = Fleet::new().with("killed", 1, (1, A100));
+        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+        stage.stop_agents();
+        let node = Node::start(&stage, false);
+        let mut kubelet = Kubelet::default();
+        until_divided(&stage.extender, 1).await;
+        let mut times = Vec::new();
+        for at in 0..5 {
+            let pod = format!("p{at}");
+            stage.cluster.add_pods(&[plan(&pod, REQUESTS[2])]).await;
+            let started = clock::now();
+            while node.instances().is_empty() {
+                assert!(started.elapsed() < LIMIT, "no instance is made");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            stage.extender.kill();
+            let killed = clock::now();
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let is_first = !stage.watching.ask(|pods| is_bound(pods, &pod));
+            stage.extender.start_again().await;
+            bound(&stage, &pod).await;
+            if is_first {
+                times.push(clock::ms(killed.elapsed()));
+            }
+            until_settled(&stage, &node, &mut kubelet).await;
+            assert_eq!(node.instances().len(), 1, "the first one is gone");
+            stage.cluster.delete_pod(&pod).await;
+            until_settled(&stage, &node, &mut kubelet).await;
+        }
+        assert!(!times.is_empty(), "each Binding was posted before the end of its process");
+        stage.figure(&format!(
+            "bound {times:?} ms after the extender was killed between instance and Binding"
+        ));
     });
 }
 

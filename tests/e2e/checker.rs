@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, FleetGpu};
 use crate::pods::UNTRACKED;
 
 /// What gpupack writes on the Binding.
@@ -140,6 +140,23 @@ pub(crate) fn overloads<'a>(
         }
     }
     faults
+}
+
+/// On how many nodes a pod that waits fits now: on as many devices as it requests, each with that much
+/// unused. If it selects a node, no other counts.
+pub(crate) fn fits(pod: &Pod, load: &Load, fleet: &Fleet) -> usize {
+    let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+    let selected = selector.and_then(|selector| selector.get("kubernetes.io/hostname"));
+    let count = annotation(pod, "gpu-fraction-num-devices").map_or(Ok(1), str::parse);
+    let Ok(count) = count else { return 0 };
+    let has_room = |gpu: &&FleetGpu| {
+        let Ok((mib, share)) = demand(pod, gpu.capacity_mib()) else { return false };
+        let (used_mib, used_share) = load.get(&gpu.uuid).copied().unwrap_or_default();
+        used_mib + mib <= gpu.capacity_mib() && used_share + share <= WHOLE
+    };
+    let nodes =
+        fleet.nodes.iter().filter(|node| selected.is_none_or(|selected| *selected == node.name));
+    nodes.filter(|node| node.gpus.iter().filter(has_room).count() >= count).count()
 }
 
 /// Memory and share in use on each device.
@@ -319,6 +336,23 @@ mod tests {
         let (a, b, c) = (half("a").unwrap(), half("b").unwrap(), half("c").unwrap());
         assert_eq!(overloads([&a, &b], &fleet), Vec::<String>::new());
         assert!(overloads([&a, &b, &c], &fleet)[0].contains("over capacity: 121980 of 81320 MiB"));
+    }
+
+    #[test]
+    fn the_checker_sees_where_a_pod_fits() {
+        let fleet = fleet();
+        let mut load = Load::new();
+        let nodes = |plan: PodPlan, load: &Load| fits(&plan.to_pod(), load, &fleet);
+        let pair = || PodPlan::fraction("a", "0.6").annotated("gpu-fraction-num-devices", "2");
+        assert_eq!(nodes(pair(), &load), 2);
+        load.insert(fleet.uuids("judge-00")[0].to_owned(), (1, 400_001));
+        assert_eq!(nodes(pair(), &load), 1);
+        assert_eq!(nodes(pair().only_on("judge-00"), &load), 0);
+        assert_eq!(nodes(PodPlan::fraction("a", "0.6"), &load), 2);
+        load.insert(fleet.uuids("judge-00")[1].to_owned(), (80_321, 0));
+        assert_eq!(nodes(PodPlan::memory("a", 1_000), &load), 2);
+        assert_eq!(nodes(PodPlan::memory("a", 1_000).only_on("judge-00"), &load), 1);
+        assert_eq!(nodes(PodPlan::new("a"), &load), 0, "it requests no GPU");
     }
 
     #[test]

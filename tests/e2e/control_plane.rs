@@ -21,12 +21,16 @@ use crate::leash::Leash;
 /// How long etcd and the API server may take to become ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the API server notes of the calls of the extender: who, what, and the answer.
+/// What the API server notes of the calls of the extender: who, what, and the answer; of its Bindings
+/// all, see [`crate::posted`].
 const AUDIT_POLICY: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
+  - level: Request
+    users: ["system:serviceaccount:gpu-system:gpupack"]
+    resources: [{group: "", resources: ["pods/binding"]}]
   - level: Metadata
     users: ["system:serviceaccount:gpu-system:gpupack"]
   - level: None
@@ -353,7 +357,8 @@ fn start_apiserver(
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
         format!("--audit-policy-file={}", policy.display()),
         format!("--audit-log-path={}", work.join(AUDIT_LOG).display()),
-        "--audit-log-mode=batch".to_owned(),
+        // In batches, what is not written yet would be lost when it is killed.
+        "--audit-log-mode=blocking".to_owned(),
         // How it proves itself to the servers behind an APIService.
         format!("--requestheader-client-ca-file={}", front_proxy("ca.crt")),
         format!("--proxy-client-cert-file={}", front_proxy("tls.crt")),

@@ -71,6 +71,8 @@ mod oci;
 #[cfg(test)]
 mod pods;
 #[cfg(test)]
+mod posted;
+#[cfg(test)]
 mod proxy;
 #[cfg(test)]
 mod relay;

@@ -111,7 +111,7 @@ impl Watching {
 
     /// Load of each device by the placements of bound pods.
     pub(crate) fn load(&self) -> Load {
-        self.ask(|pods| checker::load(living(pods)))
+        self.ask(load)
     }
 
     /// Forgets pods that are gone, so that a long scenario does not walk over them at each event.
@@ -139,6 +139,17 @@ impl Drop for Watching {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Load of each device by the placements of bound pods.
+pub(crate) fn load(pods: &Pods) -> Load {
+    checker::load(living(pods))
+}
+
+/// What kube-scheduler says of a pod that waits.
+pub(crate) fn reason(seen: &Seen) -> String {
+    let conditions = seen.pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().filter_map(|condition| condition.message.as_deref()).collect()
 }
 
 /// Bound pods that are not gone.
@@ -175,12 +186,7 @@ fn summary(pods: &Pods) -> String {
         .values()
         .filter(waits)
         .take(10)
-        .map(|seen| {
-            let status = seen.pod.status.as_ref();
-            let conditions = status.and_then(|status| status.conditions.as_ref());
-            let messages = conditions.into_iter().flatten().filter_map(|c| c.message.as_deref());
-            format!("{}: {}", checker::full_name(&seen.pod), messages.collect::<String>())
-        })
+        .map(|seen| format!("{}: {}", checker::full_name(&seen.pod), reason(seen)))
         .collect();
     let count = pods.values().filter(waits).count();
     format!("{} bound, {count} waiting: {waiting:#?}", bound(pods))

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -15,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 
 use crate::binaries;
+use crate::checker;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::control_plane::Part;
@@ -22,9 +24,10 @@ use crate::extender::faketime;
 use crate::fleet::{A10, A100, Fleet};
 use crate::manifests::{self, Mode};
 use crate::pods::PodPlan;
+use crate::posted;
 use crate::replicas::Replicas;
 use crate::testbed::{Testbed, figure, scenario_within};
-use crate::watching::{Pods, Watching};
+use crate::watching::{self, Pods, Seen, Watching};
 
 /// The class of an eighth of the pods. For these, others may be evicted.
 const IMPORTANT: &str = "faults-high";
@@ -38,6 +41,10 @@ const PODS_PER_MINUTE: u64 = 300;
 
 /// Time after a fault is over, before the next one.
 const PAUSE_MS: std::ops::Range<u64> = 4_000..12_000;
+
+/// In a pause, a pod that fits is bound within this time: it is tried again within 2 s, and the rest is
+/// for kube-scheduler, the Binding and the watch.
+const BOUND_WITHIN: Duration = Duration::from_secs(3);
 
 /// After the last fault, everything must be well within this time.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -99,6 +106,9 @@ struct Stage {
     rng: ChaCha8Rng,
     /// Pods that went, and whether they were important.
     gone: BTreeMap<String, bool>,
+    fleet: Fleet,
+    /// How long pods fitted in pauses before they were bound, or fitted no more.
+    fitted: Vec<Duration>,
 }
 
 /// What the users did.
@@ -134,7 +144,8 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         }
         let users = tokio::spawn(users(bed.cluster.clone(), seed, clock::now() + time));
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut stage = Stage { bed, replicas, watching, rng, gone: BTreeMap::new() };
+        let (gone, fitted) = (BTreeMap::new(), Vec::new());
+        let mut stage = Stage { bed, replicas, watching, rng, gone, fleet, fitted };
         let recovered = stage.break_until(clock::now() + time).await;
         let Use { created, ended } = users.await.expect("users go on whatever breaks");
         print_table(&recovered);
@@ -142,6 +153,8 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         let evicted = stage.evicted(&ended).await;
         stage.settle().await;
         let events = stage.watching.verdict();
+        let bindings = posted::verdict(&stage.bed.plane.audit_log());
+        print_fitted(&mut stage.fitted);
         let faults: usize = recovered.values().map(Vec::len).sum();
         let expired = stage.replicas.extenders[0].logged(EXPIRED);
         let were_expired = recovered.contains_key(&Fault::ExpireLeader);
@@ -149,8 +162,8 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         figure(
             "faults",
             &format!(
-                "seed {seed}: {faults} faults, {created} pods, {events} pod events, none wrong, {evicted} pods \
-                 evicted for more important ones, {expired} watches answered with 410"
+                "seed {seed}: {faults} faults, {created} pods, {events} pod events and {bindings} Bindings, \
+                 none wrong, {evicted} pods evicted for more important ones, {expired} watches answered with 410"
             ),
         );
     });
@@ -181,19 +194,39 @@ impl Stage {
             recovered.entry(fault).or_default().push(next);
             self.until_two_replicas().await;
             let pause = self.rng.random_range(PAUSE_MS);
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+            self.pause(Duration::from_millis(pause)).await;
             self.note_gone();
             self.watching.forget_gone();
         }
         recovered
     }
 
+    /// Nothing breaks: pods that fit are bound.
+    async fn pause(&mut self, time: Duration) {
+        let (end, mut since) = (clock::now() + time, BTreeMap::<String, Instant>::new());
+        while clock::now() < end {
+            let now = clock::now();
+            let fit = self.watching.ask(|pods| fit(pods, &self.fleet));
+            since.retain(|name, since| {
+                let still = fit.contains(name);
+                if !still {
+                    self.fitted.push(now - *since);
+                }
+                still
+            });
+            for name in fit {
+                let since = *since.entry(name.clone()).or_insert(now);
+                let message = self.watching.ask(|pods| watching::reason(&pods[&name]));
+                assert!(now - since < BOUND_WITHIN, "{name} fits and is not bound: {message}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     fn note_gone(&mut self) {
         let gone = self.watching.ask(|pods| {
             let gone = pods.values().filter(|seen| seen.gone.is_some()).map(|seen| {
-                let class =
-                    seen.pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
-                (seen.pod.metadata.name.clone().unwrap_or_default(), class == Some(IMPORTANT))
+                (seen.pod.metadata.name.clone().unwrap_or_default(), is_important(&seen.pod))
             });
             gone.collect::<BTreeMap<_, _>>()
         });
@@ -360,6 +393,23 @@ impl Stage {
     }
 }
 
+/// The pods that wait and fit. Room may be kept on one node for each important pod that waits.
+fn fit(pods: &Pods, fleet: &Fleet) -> BTreeSet<String> {
+    let is_waiting = |seen: &&Seen| {
+        seen.bound.is_none()
+            && seen.gone.is_none()
+            && seen.pod.metadata.deletion_timestamp.is_none()
+    };
+    let (load, waiting) = (watching::load(pods), pods.values().filter(is_waiting));
+    let kept = waiting.clone().filter(|seen| is_important(&seen.pod)).count();
+    let fit = waiting.filter(|seen| checker::fits(&seen.pod, &load, fleet) > kept);
+    fit.map(|seen| checker::full_name(&seen.pod)).collect()
+}
+
+fn is_important(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref()) == Some(IMPORTANT)
+}
+
 /// Creates, ends and deletes pods until `end`, whatever the API server says.
 async fn users(cluster: Cluster, seed: u64, end: Instant) -> Use {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
@@ -430,4 +480,23 @@ fn print_table(recovered: &BTreeMap<Fault, Vec<Duration>>) {
             &format!("{name:16} {:>5} {:>9} {:>9} {:>9}", times.len(), at(50), at(90), at(100)),
         );
     }
+}
+
+/// How long waiting pods fitted in pauses: percentiles by nearest rank.
+fn print_fitted(times: &mut [Duration]) {
+    times.sort();
+    let at = |percent: usize| {
+        let rank = (times.len() * percent).div_ceil(100).checked_sub(1);
+        rank.map_or(0, |rank| clock::ms(times[rank]))
+    };
+    figure(
+        "faults",
+        &format!(
+            "in pauses {} pods waited and fitted: p50 {} ms, p90 {} ms, max {} ms",
+            times.len(),
+            at(50),
+            at(90),
+            at(100)
+        ),
+    );
 }

@@ -5,15 +5,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use backon::ExponentialBuilder;
+use futures::future::ready;
+use futures::{Stream, StreamExt, TryStreamExt};
+use hyper::StatusCode;
+use kube::runtime::utils::ResetTimerBackoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
-use crate::hardware::units::MemMib;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::namespaces::{NamespaceFacts, NamespaceWatch};
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -102,15 +107,15 @@ pub async fn run(
     };
     let mut stop = stop;
     tokio::select! {
-        () = follow_pods(client.clone(), &*sink, &lists, |event| pods.take(event)) => {}
-        () = follow("nodes", client.clone(), &*sink, |event| {
+        () = follow_pods((client.clone(), clock), &*sink, &lists, |event| pods.take(event)) => {}
+        () = follow("nodes", (client.clone(), clock), &*sink, |event| {
             if nodes.take(event) {
                 nodes_listed.send_replace(true);
             }
         }) => {}
         () = async {
             let Some(namespaces) = &mut namespaces else { return std::future::pending().await };
-            follow("namespaces", client.clone(), &*sink, |event| match event {
+            follow("namespaces", (client.clone(), clock), &*sink, |event| match event {
                 WatchEvent::ListBegins => namespaces.begin(),
                 WatchEvent::<NamespaceFacts>::Seen(namespace) => namespaces.see(namespace),
                 WatchEvent::Deleted(namespace) => namespaces.lose(&namespace.name),
@@ -153,14 +158,14 @@ impl<F> From<watcher::Event<Watched<F>>> for WatchEvent<F> {
 
 /// Watches pods, and begins again with a list whenever one is wanted.
 async fn follow_pods(
-    client: Client,
+    (client, clock): (Client, Clock),
     sink: &dyn Sink,
     lists: &Lists,
     mut take: impl FnMut(WatchEvent<SeenPod>) -> bool,
 ) {
     loop {
         let (newest, mut number) = (lists.newest(), 0);
-        let watched = follow("pods", client.clone(), sink, |event| {
+        let watched = follow("pods", (client.clone(), clock), sink, |event| {
             if matches!(event, WatchEvent::ListBegins) {
                 number = lists.begin();
             }
@@ -175,6 +180,45 @@ async fn follow_pods(
     }
 }
 
+/// The first pause after a failure, and the longest. Up to as much is added by chance.
+const PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
+
+/// How long no watch must have failed for the pauses to begin again, and for one that has expired to be listed
+/// without a pause.
+const CALM_FOR: Duration = Duration::from_secs(20);
+
+/// What happens to the objects. After a failure there is a pause, and none if the API server has forgotten what the
+/// watch has not seen, as after a restart of its own: until the list nothing that happens is seen.
+///
+/// The pauses of client-go, which kube has by default, grow to 30 s, and begin again after two minutes.
+fn events<F: Facts>(
+    api: Api<Watched<F>>,
+    clock: Clock,
+) -> impl Stream<Item = watcher::Result<watcher::Event<Watched<F>>>> {
+    let mut expired: Option<Timestamp> = None;
+    let is_news = move |event: &watcher::Result<_>| {
+        let code = match event {
+            Err(watcher::Error::WatchError(status)) => status.code,
+            Err(watcher::Error::WatchStartFailed(kube::Error::Api(status))) => status.code,
+            _ => return ready(true),
+        };
+        let is_expired = code == StatusCode::GONE.as_u16();
+        let now = clock.now();
+        let before = if is_expired { expired.replace(now) } else { None };
+        ready(!is_expired || before.is_some_and(|before| now.since(before) < CALM_FOR))
+    };
+    let [first, longest] = PAUSES;
+    let pauses = ExponentialBuilder::new()
+        .with_min_delay(first)
+        .with_max_delay(longest)
+        .without_max_times()
+        .with_jitter();
+    let pauses = ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), CALM_FOR);
+    watcher(api, watcher::Config::default().page_size(PAGE).timeout(WATCHED_FOR))
+        .filter(is_news)
+        .backoff(pauses)
+}
+
 /// Seconds after which the API server ends a watch, which goes on where it was. A connection that
 /// brings nothing is given up soon after that: what happened meanwhile would not be seen.
 const WATCHED_FOR: u32 = 25;
@@ -182,16 +226,14 @@ const WATCHED_FOR: u32 = 25;
 /// Watches the objects of one resource.
 async fn follow<F: Facts>(
     resource: &'static str,
-    client: Client,
+    (client, clock): (Client, Clock),
     sink: &dyn Sink,
     mut take: impl FnMut(WatchEvent<F>),
 ) {
-    let api: Api<Watched<F>> = Api::all(client);
-    let events = watcher(api, watcher::Config::default().page_size(PAGE).timeout(WATCHED_FOR))
-        .default_backoff();
-    let mut events = std::pin::pin!(events.map_err(|error| {
-        tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
-    }));
+    let mut events =
+        std::pin::pin!(events(Api::<Watched<F>>::all(client), clock).map_err(|error| {
+            tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
+        }));
     while let Some(event) = events.next().await {
         sink.watched(resource, event.is_err());
         if let Ok(event) = event {
@@ -372,5 +414,46 @@ impl NodeWatch {
     fn lose(&mut self, name: &NodeName) {
         self.known.remove(name);
         self.ledger.lose_node(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// An API server whose lists have no object, and whose watches have expired.
+    fn api_server() -> Client {
+        let service = tower::service_fn(|request: hyper::Request<Body>| async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch="));
+            let answer = match is_watch {
+                true => json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1",
+                    "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}}),
+                false => json!({"kind": "NodeList", "apiVersion": "v1",
+                    "metadata": {"resourceVersion": "1"}, "items": []}),
+            };
+            let body = Body::from(format!("{answer}\n").into_bytes());
+            Ok::<_, std::convert::Infallible>(hyper::Response::new(body))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn objects_are_listed_at_once_after_their_watch_has_expired() {
+        let events = events(Api::<Watched<NodeFacts>>::all(api_server()), Clock::start());
+        let seen: Vec<&str> = events
+            .map(|event| match event {
+                Ok(watcher::Event::Init) => "list",
+                Ok(watcher::Event::InitDone) => "listed",
+                Ok(_) => "object",
+                Err(_) => "pause",
+            })
+            .take(6)
+            .collect()
+            .await;
+        // If that happens again soon, there is a pause.
+        assert_eq!(seen, ["list", "listed", "list", "listed", "pause", "list"]);
     }
 }

@@ -260,10 +260,15 @@ pub(crate) async fn until_known(extender: &Extender, devices: usize, report_ever
 
 /// Waits until the extender knows what can be made on this many GPUs.
 pub(crate) async fn until_divided(extender: &Extender, gpus: usize) {
+    until_shown(extender, "\"migUnits\":8", gpus).await;
+}
+
+/// Waits until the state of the fleet shows this so often.
+pub(crate) async fn until_shown(extender: &Extender, text: &str, times: usize) {
     let started = clock::now();
-    while extender.page("/v1/state").await.matches("\"migUnits\":8").count() < gpus {
+    while extender.page("/v1/state").await.matches(text).count() < times {
         let is_late = started.elapsed() > Duration::from_secs(60);
-        assert!(!is_late, "the agents do not say what they can make");
+        assert!(!is_late, "the agents do not report {text}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

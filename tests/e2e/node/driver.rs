@@ -38,14 +38,20 @@ pub(crate) struct Driver {
     root: PathBuf,
     /// Whether the GPUs are in MIG mode after a boot; `None`: they have no MIG.
     mig: Option<bool>,
+    at_boot: Vec<(&'static str, u32)>,
 }
 
 /// MIG instances as the stand-in has them, by UUID: profile and first unit.
 pub(crate) type Instances = BTreeMap<String, (String, u64)>;
 
 impl Driver {
-    /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, if they have that.
-    pub(crate) fn new(work: &Path, gpus: &[FleetGpu], mig: Option<bool>) -> Result<Self, String> {
+    /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, if they have that, and `at_boot`
+    /// which instances the first one has then: profile and start.
+    pub(crate) fn new(
+        work: &Path,
+        gpus: &[FleetGpu],
+        (mig, at_boot): (Option<bool>, &[(&'static str, u32)]),
+    ) -> Result<Self, String> {
         let root = work.join("driver");
         let (libraries, devices) = (root.join("usr/lib64"), root.join("dev"));
         for folder in [&libraries, &devices, &root.join("usr/bin"), &root.join("etc")] {
@@ -72,7 +78,7 @@ impl Driver {
             let numbers = [major, minor].map(|number: u32| number.to_string());
             said_by(Command::new("mknod").args(["-m", "666"]).arg(&path).arg("c").args(numbers))?;
         }
-        let driver = Self { root, mig };
+        let driver = Self { root, mig, at_boot: at_boot.to_vec() };
         driver.play(gpus, &[]);
         Ok(driver)
     }
@@ -85,6 +91,11 @@ impl Driver {
     /// Whether the GPUs are in MIG mode after a boot, if they have that.
     pub(crate) fn mig(&self) -> Option<bool> {
         self.mig
+    }
+
+    /// Whether MIG instances are there after a boot.
+    pub(crate) fn has_instances(&self) -> bool {
+        !self.at_boot.is_empty()
     }
 
     /// NVML.
@@ -151,6 +162,7 @@ impl Driver {
             if let Some(is_in_mig_mode) = self.mig {
                 played["mig"] = if is_in_mig_mode { json!([]) } else { Value::Null };
                 played["mig_model"] = MIG_MODEL.into();
+                played["at_boot"] = if index == 0 { json!(self.at_boot) } else { json!([]) };
             }
             played
         };

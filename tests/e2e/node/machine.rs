@@ -23,7 +23,7 @@ use crate::extender::{Extender, gpupack};
 use crate::fleet::{A100, Fleet};
 use crate::replicas::make_pod;
 use crate::schedulers::{Scheduler, SchedulerPlan};
-use crate::testbed::{Testbed, figure, scenario_with, until_divided, until_known};
+use crate::testbed::{Testbed, figure, scenario_with, until_divided, until_known, until_shown};
 use crate::watching::Watching;
 use crate::webhook::{Webhook, policies};
 
@@ -73,6 +73,9 @@ pub(crate) struct Machine {
     _scheduler: Scheduler,
 }
 
+/// Whether the GPUs are in MIG mode after a boot, if they have that, and the instances of the first one then.
+type Mig = (Option<bool>, &'static [(&'static str, u32)]);
+
 /// Runs a scenario on a node of two GPUs with containers, or says why it is skipped. `settings` are
 /// those of the file that extender and webhook share.
 pub(crate) fn node_scenario<F, S>(name: &'static str, kind: GpuRuntime, settings: Value, play: S)
@@ -80,10 +83,12 @@ where
     S: FnOnce(Machine) -> F,
     F: Future<Output = ()>,
 {
-    let mig = match settings["pools"][""]["mig"].as_str() {
-        Some("on_demand") => Some(true),
-        Some("by_turns") => Some(false),
-        _ => None,
+    let pool = &settings["pools"][""];
+    let mig: Mig = match (pool["mig"].as_str(), pool["mig_instances"].as_str()) {
+        (Some("on_demand"), _) => (Some(true), &[]),
+        (Some("by_turns"), _) => (Some(false), &[]),
+        (_, Some(_)) => (Some(true), &[("3g.40gb", 0), ("3g.40gb", 4)]),
+        (_, None) => (None, &[]),
     };
     let prepare = |plane: &ControlPlane| parts(plane, name, kind, mig);
     scenario_with(name, "GPUPACK_NODE_REQUIRED", prepare, |bed, parts| async move {
@@ -96,7 +101,7 @@ fn parts(
     plane: &ControlPlane,
     name: &'static str,
     kind: GpuRuntime,
-    mig: Option<bool>,
+    mig: Mig,
 ) -> Result<Parts, String> {
     let programs = programs::find()?;
     let work = plane.work().join(name);
@@ -134,6 +139,9 @@ impl Machine {
         };
         start_agent(&runtime, &driver, &extender, &work);
         match driver.mig() {
+            Some(true) if driver.has_instances() => {
+                until_shown(&extender, "\"kind\":\"MigInstance\"", 2).await;
+            }
             Some(true) => until_divided(&extender, fleet.gpus()).await,
             _ => until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await,
         }

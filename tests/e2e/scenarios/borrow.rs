@@ -107,6 +107,22 @@ fn two_notebooks_run_on_two_gpus_and_one_gives_way() {
 }
 
 #[test]
+fn two_notebooks_run_on_two_shared_mig_instances_and_one_gives_way() {
+    let settings = json!({"pools": {"": {"borrow": "compute", "mig_instances": "shared"}}});
+    node_scenario("instances-lent", GpuRuntime::Plain, settings, |node| async move {
+        let (first, second) = two_notebooks(&node, 1).await;
+        assert!([&first, &second].iter().all(|it| it.starts_with("MIG-")), "{first} {second}");
+        let mut most = pod("train", &json!({"gpu-fraction": "0.75"}));
+        most["spec"]["terminationGracePeriodSeconds"] = 0.into();
+        node.create(&most).await;
+        let train = until_bound(&node, "train").await;
+        assert_eq!(annotation(&train, UUIDS), Some(&*second));
+        went_home(&node, &first, 1).await;
+        assert_eq!(node.reported("train", "main", 0).await.uuids(), second);
+    });
+}
+
+#[test]
 fn a_pod_at_rest_is_moved_where_it_may_use_more() {
     let settings = json!({"pools": {"": {"borrow": "compute", "respread_idle_seconds": 10}}});
     node_scenario("borrow-rest", GpuRuntime::Plain, settings, |node| async move {

@@ -135,6 +135,8 @@ mutations! {
     PreemptsEqual,
     /// A process forgets the room that an earlier one was making.
     RoomNotResumed,
+    /// A process that was frozen goes on to evict pods for one on which a later process has written.
+    FrozenEvicts,
     /// A leader does not go on with room whose note the watch shows only after it began to lead.
     LateRoomNoteIgnored,
     /// After pods were evicted for one in vain, others follow at once.

@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
@@ -61,6 +61,11 @@ impl Replicas {
     /// Starts two replicas, the second when the first is ready, and all that uses them. The leader
     /// knows the fleet when it returns.
     pub(crate) async fn start(bed: &Testbed, fleet: &Fleet) -> Self {
+        Self::start_with(bed, fleet, json!({})).await
+    }
+
+    /// The same with these settings.
+    pub(crate) async fn start_with(bed: &Testbed, fleet: &Fleet, settings: Value) -> Self {
         let (plane, client) = (bed.plane, bed.cluster.client.clone());
         let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
         let _ = leases.delete("gpupack", &DeleteParams::default()).await;
@@ -70,7 +75,7 @@ impl Replicas {
         let serving = tokio::spawn(serve(listener, client.clone(), Arc::clone(&addresses)));
         let (mut extenders, mut relays) = (Vec::new(), Vec::new());
         for name in ["gpupack-0", "gpupack-1"] {
-            let (extender, relay) = start_replica(plane, &client, name).await;
+            let (extender, relay) = start_replica(plane, &client, name, settings.clone()).await;
             known(&addresses).insert(name.to_owned(), extender.address());
             extenders.push(extender);
             relays.push(relay);
@@ -168,12 +173,17 @@ pub(crate) async fn make_pod(client: &Client, name: &str) {
 }
 
 /// Starts a replica with a pod of its own; returns when it is ready.
-async fn start_replica(plane: &ControlPlane, client: &Client, name: &str) -> (Extender, Relay) {
+async fn start_replica(
+    plane: &ControlPlane,
+    client: &Client,
+    name: &str,
+    settings: Value,
+) -> (Extender, Relay) {
     make_pod(client, name).await;
     let relay = Relay::start(plane.address()).await;
     let server = format!("https://{}", relay.address);
     let kubeconfig = plane.kubeconfig_via(Identity::Extender, name, &server);
-    let extender = Extender::start_replica(plane, &kubeconfig, json!({}), name).await;
+    let extender = Extender::start_replica(plane, &kubeconfig, settings, name).await;
     (extender, relay)
 }
 

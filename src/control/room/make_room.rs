@@ -9,6 +9,7 @@ use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::hardware::device::PodUid;
+use crate::hardware::units::Timestamp;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::NoticeReason;
@@ -19,6 +20,7 @@ use crate::ledger::suggest::preemptors::Ended;
 use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::guard::EvictionResult;
 use crate::model::reservation::PodRef;
+use crate::mutation::{Mutation, mutated};
 
 /// Pause before evictions that a budget forbids are tried again, once others have gone.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(10);
@@ -136,7 +138,7 @@ async fn write_room(
 /// Evicts all victims. `None` once all were asked to go, or if that is no longer wanted.
 async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     let Truth::Cluster(cluster) = &app.truth else { return None };
-    let uid = &order.pod.pod.uid;
+    let (uid, began) = (&order.pod.pod.uid, app.clock.now());
     for (other, number) in &order.after {
         while !app.preemptors.was_asked(other, *number).unwrap_or(true) {
             app.outside.sleep(LOOK_AGAIN).await;
@@ -173,6 +175,9 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
                 blocked.push(victim);
                 continue;
             }
+            if is_replaced(app, cluster, order, began).await {
+                return Some(Ended::Failed);
+            }
             match evict(app, cluster, victim, order).await {
                 EvictOutcome::Evicted | EvictOutcome::Gone => is_any_gone = true,
                 EvictOutcome::Undecided { .. } => {
@@ -198,6 +203,23 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         app.outside.sleep(pause).await;
     }
     None
+}
+
+/// Whether this process was frozen since it `began` with a room, and a later one has written on the pod meanwhile:
+/// that one has not seen who is to go now, and may have others go. A Lease would have ended.
+async fn is_replaced(
+    app: &App,
+    cluster: &ClusterTruth,
+    order: &RoomOrder,
+    began: Timestamp,
+) -> bool {
+    let resumed = app.pulse.resumed(app.clock.now());
+    if resumed.is_none_or(|resumed| resumed < began) || mutated(Mutation::FrozenEvicts) {
+        return false;
+    }
+    let Ok(key) = PodKey::of(&order.pod.pod) else { return true };
+    let Ok(Some(read)) = cluster.writer.read_back(&key).await else { return true };
+    cluster.writer.fenced(&SeenPod::from_api(&read)) == Ordering::Greater
 }
 
 /// The victims that were to go only because they are over the quota of their team, and may not go now: the

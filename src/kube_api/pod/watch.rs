@@ -192,20 +192,27 @@ const CALM_FOR: Duration = Duration::from_secs(20);
 ///
 /// The pauses of client-go, which kube has by default, grow to 30 s, and begin again after two minutes.
 fn events<F: Facts>(
+    resource: &'static str,
     api: Api<Watched<F>>,
     clock: Clock,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<Watched<F>>>> {
     let mut expired: Option<Timestamp> = None;
     let is_news = move |event: &watcher::Result<_>| {
-        let code = match event {
-            Err(watcher::Error::WatchError(status)) => status.code,
-            Err(watcher::Error::WatchStartFailed(kube::Error::Api(status))) => status.code,
-            _ => return ready(true),
+        let Err(error) = event else { return ready(true) };
+        let is_expired = match error {
+            watcher::Error::WatchError(status)
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+                status.code == StatusCode::GONE.as_u16()
+            }
+            _ => false,
         };
-        let is_expired = code == StatusCode::GONE.as_u16();
         let now = clock.now();
         let before = if is_expired { expired.replace(now) } else { None };
-        ready(!is_expired || before.is_some_and(|before| now.since(before) < CALM_FOR))
+        let is_first = before.is_none_or(|before| now.since(before) >= CALM_FOR);
+        if is_expired && is_first {
+            tracing::info!(%error, resource, "a watch has expired: the objects are listed again");
+        }
+        ready(!is_expired || !is_first)
     };
     let [first, longest] = PAUSES;
     let pauses = ExponentialBuilder::new()
@@ -231,7 +238,7 @@ async fn follow<F: Facts>(
     mut take: impl FnMut(WatchEvent<F>),
 ) {
     let mut events =
-        std::pin::pin!(events(Api::<Watched<F>>::all(client), clock).map_err(|error| {
+        std::pin::pin!(events(resource, Api::<Watched<F>>::all(client), clock).map_err(|error| {
             tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
         }));
     while let Some(event) = events.next().await {
@@ -442,7 +449,7 @@ mod tests {
 
     #[tokio::test]
     async fn objects_are_listed_at_once_after_their_watch_has_expired() {
-        let events = events(Api::<Watched<NodeFacts>>::all(api_server()), Clock::start());
+        let events = events("nodes", Api::<Watched<NodeFacts>>::all(api_server()), Clock::start());
         let seen: Vec<&str> = events
             .map(|event| match event {
                 Ok(watcher::Event::Init) => "list",

@@ -12,7 +12,7 @@ use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
-use gpupack::kube_api::request::placement::{FenceWriter, HOLD};
+use gpupack::kube_api::request::placement::{FENCE, FenceWriter, HOLD};
 use gpupack::kube_api::write::events::notices;
 use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
@@ -25,6 +25,9 @@ use serde_json::{Value, json};
 
 use crate::harness::api_server::{Fake, TIMEOUT};
 use crate::harness::steps::carry_out;
+
+/// Longer than a process pauses that is not frozen, in ms.
+const FROZEN_FOR: u64 = 4_000;
 
 /// A pod. Without devices it waits.
 fn pod(namespace: &str, name: &str, priority: i32, share: &str, device: Option<&str>) -> Value {
@@ -55,6 +58,8 @@ struct Bed {
     _runtime: tokio::runtime::Runtime,
     /// Whether another pod gets what is guaranteed to the team while the note of the room is written.
     has_rival: bool,
+    /// Whether the process is frozen while the note of the room is written, and another one begins meanwhile.
+    freezes: Option<bool>,
     evicted: Vec<String>,
 }
 
@@ -85,6 +90,7 @@ impl Bed {
             _running: running,
             _runtime: runtime,
             has_rival,
+            freezes: None,
             evicted: Vec::new(),
         };
         let nodes = ["n1", "n2"];
@@ -154,7 +160,16 @@ impl Bed {
                     let (query, now) = (self.app.query(&rival).unwrap(), self.app.clock.now());
                     self.app.ledger.reserve(&rival.pod, "n2", &query, now).unwrap();
                 }
+                if is_room && self.freezes.is_some() {
+                    self.now += FROZEN_FOR;
+                    self.time.set(Timestamp::from_millis(self.now));
+                }
                 (200, important())
+            }
+            "GET" if path.ends_with("/important") && self.freezes == Some(true) => {
+                let mut fenced = important();
+                fenced["metadata"]["annotations"][FENCE] = "ffffffffff-1 start".into();
+                (200, fenced)
             }
             _ => (200, important()),
         }
@@ -176,4 +191,15 @@ fn none_is_evicted_for_a_pod_whose_team_lost_what_is_guaranteed_to_it_since_that
     assert!(!bed.app.preemptors.is_asked(&important), "no other room relies on it");
     bed.pass(10_000);
     assert_eq!(bed.evicted, [""; 0]);
+}
+
+#[test]
+fn a_process_that_was_frozen_and_replaced_evicts_none() {
+    for (is_replaced, gone) in [(false, &["lesser", "owed"][..]), (true, &[])] {
+        let mut bed = Bed::new(false);
+        bed.freezes = Some(is_replaced);
+        bed.pass(FROZEN_FOR + 1_000);
+        bed.evicted.sort();
+        assert_eq!(bed.evicted, gone, "{is_replaced}");
+    }
 }

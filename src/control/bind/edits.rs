@@ -90,7 +90,7 @@ pub async fn restore_edited(app: &App) {
             Ok(false) => continue,
             Err(fault) => {
                 tracing::warn!(pod_uid = %pod.uid, %pod, fault, "could not restore an edited placement");
-                app.edits.note(&pod, app.clock.now());
+                app.edits.note_failed(&pod, app.clock.now());
                 EditResult::Failed
             }
         };

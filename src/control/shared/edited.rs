@@ -21,6 +21,9 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
+/// The longest pause after a write that failed: that is no edit by others.
+const LONGEST_AFTER_FAILURE: Duration = Duration::from_secs(16);
+
 /// After this time without an edit a pod starts with the first pause again. Longer than any pause.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
 
@@ -126,7 +129,7 @@ impl Edits {
         self.written().len()
     }
 
-    /// Notes that a pod was edited, or that a write failed.
+    /// Notes that a pod was edited.
     pub(crate) fn note(&self, pod: &PodRef, now: Timestamp) {
         let mut edits = self.edits();
         let is_full = edits.len() >= MAX_EDITED;
@@ -137,6 +140,15 @@ impl Edits {
                 edits.insert(pod.uid.clone(), edit);
             }
             Some(_) | None => {}
+        }
+    }
+
+    /// Notes that a write failed, such as one that another webhook refused.
+    pub(crate) fn note_failed(&self, pod: &PodRef, now: Timestamp) {
+        self.note(pod, now);
+        if let Some(edit) = self.edits().get_mut(&pod.uid) {
+            let latest = edit.last.plus(LONGEST_AFTER_FAILURE);
+            edit.due = edit.due.map(|due| due.min(latest));
         }
     }
 
@@ -211,6 +223,20 @@ mod tests {
         edits.note_made_again(&pod("p"), seconds(40));
         edits.note_made_again(&pod("new"), seconds(40));
         assert_eq!(due(&edits, 40), 2);
+    }
+
+    #[test]
+    fn a_write_that_failed_is_made_again_soon() {
+        let edits = Edits::default();
+        let mut written = Vec::new();
+        edits.note(&pod("p"), seconds(0));
+        for second in 0..100 {
+            if due(&edits, second) == 1 {
+                written.push(second);
+                edits.note_failed(&pod("p"), seconds(second));
+            }
+        }
+        assert_eq!(written, [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]);
     }
 
     #[test]

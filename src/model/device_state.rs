@@ -532,11 +532,15 @@ impl DeviceState {
         self.requires_isolation |= is_held && isolation == Some(Isolation::Memory);
     }
 
+    /// How much memory a pod may use here that has `demand`; `None` if none is lent to it.
+    pub(crate) fn lent_to(&self, held: &Reservation, demand: Demand) -> Option<MemMib> {
+        let is_lent = self.is_shared() && (!self.rule.driver_limits || self.sets_limits);
+        held.memory_limit(self.rule, demand, self.device.capacity()).filter(|_| is_lent)
+    }
+
     /// Notes how much a pod may use here that has `demand`.
     pub(crate) fn note_memory_limit(&mut self, held: &Reservation, demand: Demand) {
-        let is_lent = self.is_shared() && (!self.rule.driver_limits || self.sets_limits);
-        let limit = held.memory_limit(self.rule, demand, self.device.capacity());
-        if let Some(limit) = limit.filter(|_| is_lent) {
+        if let Some(limit) = self.lent_to(held, demand) {
             self.memory_limits.insert(held.pod.uid.clone(), limit);
         }
     }

@@ -128,7 +128,7 @@ fn above(node: &NodeState, uid: &PodUid, demand: Demand, device: &DeviceState) -
     let Some(held) = node.reservation(uid) else { return 0 };
     let capacity = device.capacity().memory;
     let share = held.compute_limit(device.rule(), demand).checked_sub(demand.share);
-    let memory = held.memory_limit(device.rule(), demand, capacity);
+    let memory = device.lent_to(held, demand);
     let memory = memory.and_then(|limit| limit.checked_sub(demand.memory));
     let memory = memory.and_then(|memory| Share::ratio(memory, capacity));
     share.max(memory).map_or(0, Share::millionths)

@@ -357,6 +357,7 @@ fn start_apiserver(
         "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
         format!("--audit-policy-file={}", policy.display()),
         format!("--audit-log-path={}", work.join(AUDIT_LOG).display()),
+        "--audit-log-maxsize=1000".to_owned(), // in MB; then another file begins
         // In batches, what is not written yet would be lost when it is killed.
         "--audit-log-mode=blocking".to_owned(),
         // How it proves itself to the servers behind an APIService.

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::watch;
@@ -19,6 +18,9 @@ use tokio::task::JoinHandle;
 use crate::checker::{self, Load, Tenancy};
 use crate::clock;
 use crate::fleet::Fleet;
+
+/// The pause after a failure of the watch: short, since nothing is judged meanwhile.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// A pod as the watch showed it last, and when it showed each state first.
 #[derive(Debug, Clone)]
@@ -199,9 +201,12 @@ async fn follow(
     reported: watch::Sender<usize>,
 ) {
     let stream = watcher::watcher(Api::<Pod>::all(client), watcher::Config::default());
-    let mut stream = stream.default_backoff().boxed();
+    let mut stream = stream.boxed();
     let mut listed: Vec<String> = Vec::new();
     while let Some(event) = stream.next().await {
+        if event.is_err() {
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
         let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Ok(Event::Init) => {

@@ -175,8 +175,13 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
                 blocked.push(victim);
                 continue;
             }
-            if is_replaced(app, cluster, order, began).await {
-                return Some(Ended::Failed);
+            match is_replaced(app, cluster, order, began).await {
+                Some(true) => return Some(Ended::Failed),
+                Some(false) => {}
+                None => {
+                    open.push(victim);
+                    continue;
+                }
             }
             match evict(app, cluster, victim, order).await {
                 EvictOutcome::Evicted | EvictOutcome::Gone => is_any_gone = true,
@@ -189,7 +194,7 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         }
         refusals += u32::from(!blocked.is_empty());
         let protected = || blocked.iter().map(|victim| victim.uid.clone()).collect();
-        if !is_any_gone {
+        if !is_any_gone && open.is_empty() {
             return Some(Ended::Protected(protected()));
         }
         if refusals >= MOST_REFUSALS {
@@ -206,20 +211,25 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
 }
 
 /// Whether this process was frozen since it `began` with a room, and a later one has written on the pod meanwhile:
-/// that one has not seen who is to go now, and may have others go. A Lease would have ended.
+/// that one has not seen who is to go now, and may have others go. A Lease would have ended. `None` if the pod
+/// cannot be read.
 async fn is_replaced(
     app: &App,
     cluster: &ClusterTruth,
     order: &RoomOrder,
     began: Timestamp,
-) -> bool {
+) -> Option<bool> {
     let resumed = app.pulse.resumed(app.clock.now());
     if resumed.is_none_or(|resumed| resumed < began) || mutated(Mutation::FrozenEvicts) {
-        return false;
+        return Some(false);
     }
-    let Ok(key) = PodKey::of(&order.pod.pod) else { return true };
-    let Ok(Some(read)) = cluster.writer.read_back(&key).await else { return true };
-    cluster.writer.fenced(&SeenPod::from_api(&read)) == Ordering::Greater
+    let Ok(key) = PodKey::of(&order.pod.pod) else { return Some(true) };
+    let read = cluster.writer.read_back(&key).await.ok()?;
+    let seen = read.map(|pod| SeenPod::from_api(&pod));
+    let is_it = |seen: &SeenPod| {
+        seen.pod.uid == order.pod.pod.uid && app.fenced(cluster, seen) != Ordering::Greater
+    };
+    Some(!seen.is_some_and(|seen| is_it(&seen)))
 }
 
 /// The victims that were to go only because they are over the quota of their team, and may not go now: the

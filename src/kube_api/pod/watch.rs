@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
-use futures::future::ready;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::StreamExt;
 use hyper::StatusCode;
 use kube::runtime::utils::ResetTimerBackoff;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
@@ -184,68 +183,68 @@ async fn follow_pods(
 const PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
 
 /// How long no watch must have failed for the pauses to begin again, and for one that has expired to be listed
-/// without a pause.
-const CALM_FOR: Duration = Duration::from_secs(20);
-
-/// What happens to the objects. After a failure there is a pause, and none if the API server has forgotten what the
-/// watch has not seen, as after a restart of its own: until the list nothing that happens is seen.
-///
-/// The pauses of client-go, which kube has by default, grow to 30 s, and begin again after two minutes.
-fn events<F: Facts>(
-    resource: &'static str,
-    api: Api<Watched<F>>,
-    clock: Clock,
-) -> impl Stream<Item = watcher::Result<watcher::Event<Watched<F>>>> {
-    let mut expired: Option<Timestamp> = None;
-    let is_news = move |event: &watcher::Result<_>| {
-        let Err(error) = event else { return ready(true) };
-        let is_expired = match error {
-            watcher::Error::WatchError(status)
-            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
-                status.code == StatusCode::GONE.as_u16()
-            }
-            _ => false,
-        };
-        let now = clock.now();
-        let before = if is_expired { expired.replace(now) } else { None };
-        let is_first = before.is_none_or(|before| now.since(before) >= CALM_FOR);
-        if is_expired && is_first {
-            tracing::info!(%error, resource, "a watch has expired: the objects are listed again");
-        }
-        ready(!is_expired || !is_first)
-    };
-    let [first, longest] = PAUSES;
-    let pauses = ExponentialBuilder::new()
-        .with_min_delay(first)
-        .with_max_delay(longest)
-        .without_max_times()
-        .with_jitter();
-    let pauses = ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), CALM_FOR);
-    watcher(api, watcher::Config::default().page_size(PAGE).timeout(WATCHED_FOR))
-        .filter(is_news)
-        .backoff(pauses)
-}
+/// without a pause. Longer than [`WATCHED_FOR`].
+const CALM_FOR: Duration = Duration::from_secs(60);
 
 /// Seconds after which the API server ends a watch, which goes on where it was. A connection that
 /// brings nothing is given up soon after that: what happened meanwhile would not be seen.
 const WATCHED_FOR: u32 = 25;
 
 /// Watches the objects of one resource.
+///
+/// After a failure there is a pause: until it goes on nothing that happens is seen. The pauses of client-go, which kube
+/// has by default, grow to 30 s. If the API server has forgotten what the watch has not seen, as after a restart of its own, the
+/// objects are listed at once.
 async fn follow<F: Facts>(
     resource: &'static str,
     (client, clock): (Client, Clock),
     sink: &dyn Sink,
     mut take: impl FnMut(WatchEvent<F>),
 ) {
-    let mut events =
-        std::pin::pin!(events(resource, Api::<Watched<F>>::all(client), clock).map_err(|error| {
-            tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
-        }));
-    while let Some(event) = events.next().await {
-        sink.watched(resource, event.is_err());
-        if let Ok(event) = event {
-            take(event.into());
+    let [first, longest] = PAUSES;
+    let pauses = ExponentialBuilder::new()
+        .with_min_delay(first)
+        .with_max_delay(longest)
+        .without_max_times()
+        .with_jitter();
+    let mut pauses = ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), CALM_FOR);
+    let mut expired: Option<Timestamp> = None;
+    loop {
+        let config = watcher::Config::default().page_size(PAGE).timeout(WATCHED_FOR);
+        let mut events = std::pin::pin!(watcher(Api::<Watched<F>>::all(client.clone()), config));
+        while let Some(event) = events.next().await {
+            sink.watched(resource, event.is_err());
+            let error = match event {
+                Ok(event) => {
+                    take(event.into());
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let now = clock.now();
+            let before = if is_expired(&error) { expired.replace(now) } else { Some(now) };
+            if before.is_none_or(|before| now.since(before) >= CALM_FOR) {
+                tracing::info!(%error, resource, "a watch has expired: the objects are listed again");
+            } else {
+                tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
+                tokio::time::sleep(pauses.next().unwrap_or(longest)).await;
+            }
+            // This one would begin where it was.
+            if is_expired(&error) {
+                break;
+            }
         }
+    }
+}
+
+/// Whether the API server has forgotten what a watch has not seen.
+fn is_expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchError(status)
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            status.code == StatusCode::GONE.as_u16()
+        }
+        _ => false,
     }
 }
 
@@ -427,40 +426,76 @@ impl NodeWatch {
 #[cfg(test)]
 mod tests {
     use kube::client::Body;
+    use parking_lot::Mutex;
     use serde_json::json;
 
     use super::*;
 
-    /// An API server whose lists have no object, and whose watches have expired.
-    fn api_server() -> Client {
-        let service = tower::service_fn(|request: hyper::Request<Body>| async move {
+    /// What was called and seen, in order.
+    type Log = Arc<Mutex<Vec<&'static str>>>;
+
+    /// An API server whose lists have no object, and whose watches have expired: it says so in the stream, or instead.
+    fn api_server(log: Log, in_stream: bool) -> Client {
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
             let is_watch = request.uri().query().is_some_and(|query| query.contains("watch="));
-            let answer = match is_watch {
-                true => json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1",
-                    "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}}),
-                false => json!({"kind": "NodeList", "apiVersion": "v1",
-                    "metadata": {"resourceVersion": "1"}, "items": []}),
+            log.lock().push(if is_watch { "watch" } else { "list" });
+            let gone = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "reason": "Expired", "code": 410, "message": "too old"});
+            let (code, answer) = match (is_watch, in_stream) {
+                (true, true) => (200, json!({"type": "ERROR", "object": gone})),
+                (true, false) => (410, gone),
+                (false, _) => (
+                    200,
+                    json!({"kind": "NodeList", "apiVersion": "v1",
+                        "metadata": {"resourceVersion": "1"}, "items": []}),
+                ),
             };
             let body = Body::from(format!("{answer}\n").into_bytes());
-            Ok::<_, std::convert::Infallible>(hyper::Response::new(body))
+            let response = hyper::Response::builder().status(code).body(body);
+            async move { response }
         });
         Client::new(service, "default")
     }
 
+    struct Counted(Log);
+
+    impl Sink for Counted {
+        fn events(&self, _events: Vec<LedgerEvent>) {}
+        fn request(&self, _pod: &SeenPod) -> Option<GpuRequest> {
+            None
+        }
+        fn fact(&self, _pod: &SeenPod, _request: Option<Arc<GpuRequest>>) -> PodFact {
+            unreachable!("no pod is watched")
+        }
+        fn pod(&self, _pod: &SeenPod) {}
+        fn start_failed(&self, _pod: &SeenPod, _failure: &StartFailure) {}
+        fn pod_ended(&self, _uid: &PodUid) {}
+        fn watched(&self, _resource: &'static str, is_failure: bool) {
+            if is_failure {
+                self.0.lock().push("failure");
+            }
+        }
+    }
+
     #[tokio::test]
-    async fn objects_are_listed_at_once_after_their_watch_has_expired() {
-        let events = events("nodes", Api::<Watched<NodeFacts>>::all(api_server()), Clock::start());
-        let seen: Vec<&str> = events
-            .map(|event| match event {
-                Ok(watcher::Event::Init) => "list",
-                Ok(watcher::Event::InitDone) => "listed",
-                Ok(_) => "object",
-                Err(_) => "pause",
-            })
-            .take(6)
-            .collect()
-            .await;
-        // If that happens again soon, there is a pause.
-        assert_eq!(seen, ["list", "listed", "list", "listed", "pause", "list"]);
+    async fn objects_are_listed_again_after_their_watch_has_expired() {
+        for in_stream in [true, false] {
+            let log = Log::default();
+            let (client, sink) =
+                (api_server(Arc::clone(&log), in_stream), Counted(Arc::clone(&log)));
+            let mut lists = 0;
+            let (seen, mut is_seen) = watch::channel(0);
+            let watched = follow::<NodeFacts>("nodes", (client, Clock::start()), &sink, |event| {
+                lists += u32::from(matches!(event, WatchEvent::ListEnds));
+                seen.send_replace(lists);
+            });
+            tokio::select! {
+                () = watched => {}
+                _ = is_seen.wait_for(|lists| *lists == 3) => {}
+            }
+            let log = log.lock();
+            let expected = ["list", "watch", "failure"].repeat(2);
+            assert_eq!(log[..6], expected, "{in_stream}");
+        }
     }
 }

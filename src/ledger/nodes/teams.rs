@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::hardware::device::{DeviceId, DeviceKind, MigProfile, ModelFilter, PodUid};
+use crate::hardware::device::{Device, DeviceKind, ModelFilter, PodUid};
 use crate::hardware::units::Share;
 use crate::model::charge::{Prices, of_instance};
 use crate::model::node_state::NodeState;
@@ -113,14 +113,6 @@ impl Teams {
                 let weighed = u128::from(share) * u128::from(weight) / 1_000_000;
                 u64::try_from(weighed).unwrap_or(u64::MAX)
             };
-            // A MIG instance is a device of its own here; its part of the GPU is that of its profile.
-            if let DeviceKind::MigInstance { parent, profile } = &device.kind
-                && !profile.is_whole()
-            {
-                let model = ModelFilter::new([device.model.as_str()]);
-                let counted = of_instance(profile, &model).map_or(1_000_000, |(share, _)| share);
-                return weighed(counted.max(listed_part(node, parent, profile)));
-            }
             let whole = u128::from(device.capacity().mib().max(1));
             let (memory, share) = (placed.demand.memory.mib(), placed.demand.share.millionths());
             let part = |memory: u64| u128::from(memory) * 1_000_000 / whole;
@@ -128,7 +120,8 @@ impl Teams {
             let is_of_share = part(memory.saturating_sub(1)) < u128::from(share);
             let of_memory = if is_of_share { 0 } else { part(memory) };
             let share = u128::from(share).max(of_memory);
-            weighed(u64::try_from(share).unwrap_or(u64::MAX).min(1_000_000))
+            let share = share.min(1_000_000) * u128::from(part_of_gpu(node, device));
+            weighed(u64::try_from(share.div_ceil(1_000_000)).unwrap_or(u64::MAX))
         });
         let placed = Share::from_millionths(parts.sum());
         request.map_or(Share::ZERO, |request| self.charge(request)).max(placed)
@@ -494,13 +487,19 @@ impl Known {
     }
 }
 
-/// Which part of its GPU an instance is, in millionths, by the table of the model or the list of NVML; 0 if
-/// neither says that.
-fn listed_part(node: &NodeState, gpu: &DeviceId, profile: &MigProfile) -> u64 {
-    let gpu = node.devices().iter().find(|it| it.device().id == *gpu);
+/// Which part of a GPU a device is, in millionths. A MIG instance is a device of its own, and its part that of its
+/// profile, by the tables or by the list of NVML, what is more.
+fn part_of_gpu(node: &NodeState, device: &Device) -> u64 {
+    let DeviceKind::MigInstance { parent, profile } = &device.kind else { return 1_000_000 };
+    if profile.is_whole() {
+        return 1_000_000;
+    }
+    let model = ModelFilter::new([device.model.as_str()]);
+    let counted = of_instance(profile, &model).map_or(1_000_000, |(share, _)| share);
+    let gpu = node.devices().iter().find(|it| it.device().id == *parent);
     let geometry = gpu.and_then(|it| node.mig().geometry_of(it.device()));
     let slices = geometry.and_then(|it| Some(it.part_of(it.profile(profile)?).slices));
-    slices.map_or(0, Share::millionths)
+    counted.max(slices.map_or(0, Share::millionths))
 }
 
 #[cfg(test)]

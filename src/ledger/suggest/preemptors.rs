@@ -41,7 +41,7 @@ pub enum Ended {
     Protected(BTreeSet<PodUid>),
     /// gpupack has no right to evict.
     Denied,
-    /// The API server did not answer, or the pod cannot be written.
+    /// The API server did not answer, or the pod cannot be written, or a later process has written on it.
     Failed,
 }
 

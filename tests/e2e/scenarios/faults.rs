@@ -46,7 +46,7 @@ const PAUSE_MS: std::ops::Range<u64> = 4_000..12_000;
 /// In a pause, a pod that fits is bound within this time: the room of a pod that has ended is free after two lists
 /// without its processes (3 s), others are tried again within 2 s, and the rest is for kube-scheduler, the Binding
 /// and the watch.
-const BOUND_WITHIN: Duration = Duration::from_secs(5);
+const BOUND_WITHIN: Duration = Duration::from_secs(6);
 
 /// After the last fault, everything must be well within this time.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -162,6 +162,7 @@ fn nothing_is_allocated_twice_whatever_breaks() {
         stage.settle().await;
         let events = stage.watching.verdict();
         let bindings = posted::verdict(&stage.bed.plane.audit_log());
+        assert!(bindings as u64 >= created / 4, "only {bindings} Bindings were noted");
         print_fitted(&mut stage.fitted);
         let faults: usize = recovered.values().map(Vec::len).sum();
         let expired = stage.replicas.extenders[0].logged(EXPIRED);

@@ -1,5 +1,7 @@
 use super::*;
-use crate::hardware::device::{Device, DeviceDetails, MakeableProfile, ModelName, Slot};
+use crate::hardware::device::{
+    Device, DeviceDetails, DeviceId, MakeableProfile, MigProfile, ModelName, Slot,
+};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::commits::ReserveError;
@@ -337,5 +339,9 @@ fn an_instance_counts_what_its_driver_lists() {
     };
     ledger.see_pod(&fact, Timestamp::START);
     assert_eq!(ledger.teams.left("a"), Some(750_000));
+    // A tenth of an instance that pods share.
+    let tenth = PodFact { pod: pod("b", "q"), ..bound("q", "m", "MIG-x", 100_000) };
+    ledger.see_pod(&tenth, Timestamp::START);
+    assert_eq!(used(&ledger, "b").0, 100_000, "as requested, and not all of the instance");
     ledger.audit().unwrap();
 }

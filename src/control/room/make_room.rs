@@ -135,17 +135,25 @@ async fn write_room(
     }
 }
 
-/// Evicts all victims. `None` once all were asked to go, or if that is no longer wanted.
-async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
-    let Truth::Cluster(cluster) = &app.truth else { return None };
-    let (uid, began) = (&order.pod.pod.uid, app.clock.now());
+/// Waits until the pods of the rooms on which this one relies were asked to go. Whether they were.
+async fn others_were_asked(app: &App, order: &RoomOrder) -> bool {
     for (other, number) in &order.after {
         while !app.preemptors.was_asked(other, *number).unwrap_or(true) {
             app.outside.sleep(LOOK_AGAIN).await;
         }
         if app.preemptors.was_asked(other, *number).is_none() {
-            return Some(Ended::Again);
+            return false;
         }
+    }
+    true
+}
+
+/// Evicts all victims. `None` once all were asked to go, or if that is no longer wanted.
+async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
+    let Truth::Cluster(cluster) = &app.truth else { return None };
+    let (uid, began) = (&order.pod.pod.uid, app.clock.now());
+    if !others_were_asked(app, order).await {
+        return Some(Ended::Again);
     }
     if !order.is_begun {
         if let Some(ended) = try_all(app, cluster, order).await {

@@ -325,7 +325,9 @@ impl World {
                 let ended = self.recalled_for.get(uid.as_str());
                 ended.is_some_and(|ended| self.now < ended + HELD_FOR + HELD_BEYOND)
             };
-            if let Some(uid) = node.holds().keys().find(|uid| !is_tried_again(uid)) {
+            let is_tried = |uid: &PodUid| self.schedulers.iter().any(|it| it.tries(uid.as_str()));
+            let is_idle = |uid: &&PodUid| !is_tried_again(uid) && !is_tried(uid);
+            if let Some(uid) = node.holds().keys().find(is_idle) {
                 return Err(format!("room is still held for {uid} at the end"));
             }
         }

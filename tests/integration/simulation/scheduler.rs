@@ -92,11 +92,16 @@ impl Scheduler {
         [PROFILES[0], other].into_iter().take(1 + usize::from(has_two)).map(Self::new).collect()
     }
 
+    /// Whether it tries a pod just now.
+    pub(super) fn tries(&self, uid: &str) -> bool {
+        let is_tried = self.cycle.as_ref().is_some_and(|cycle| cycle.uid == uid);
+        is_tried || self.binding.contains_key(uid)
+    }
+
     /// Whether it tries a pod just now, or again only later.
     pub(super) fn tries_or_backs_off(&self, uid: &str, now: u64) -> bool {
-        let is_tried = self.cycle.as_ref().is_some_and(|cycle| cycle.uid == uid);
         let is_later = self.backing_off.get(uid).is_some_and(|until| *until > now);
-        is_tried || self.binding.contains_key(uid) || is_later && !self.parked.contains_key(uid)
+        self.tries(uid) || is_later && !self.parked.contains_key(uid)
     }
 
     /// Takes in what the watch shows.

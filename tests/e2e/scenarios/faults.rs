@@ -215,6 +215,7 @@ impl Stage {
         if self.keeps_room {
             return tokio::time::sleep(time).await;
         }
+        self.until_scheduled_again().await;
         let end = clock::now() + BOUND_WITHIN + time;
         let mut since = BTreeMap::<String, Instant>::new();
         while clock::now() < end {
@@ -234,6 +235,20 @@ impl Stage {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Waits until kube-scheduler has looked at a pod that is created from now on: its own watch goes on up to 30 s
+    /// after the API server.
+    async fn until_scheduled_again(&self) {
+        let now = clock::now();
+        let is_looked_at = |seen: &Seen| {
+            let status = seen.pod.status.as_ref();
+            let conditions = status.and_then(|status| status.conditions.as_ref());
+            seen.bound.is_some()
+                || conditions.into_iter().flatten().any(|it| it.type_ == "PodScheduled")
+        };
+        let looks = |pods: &Pods| pods.values().any(|it| it.created > now && is_looked_at(it));
+        self.watching.until("kube-scheduler sees new pods", LIMIT, looks).await;
     }
 
     fn note_gone(&mut self) {

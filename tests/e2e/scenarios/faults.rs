@@ -203,7 +203,7 @@ impl Stage {
             recovered.entry(fault).or_default().push(next);
             self.until_two_replicas().await;
             let pause = self.rng.random_range(PAUSE_MS);
-            self.pause(Duration::from_millis(pause)).await;
+            self.pause(Duration::from_millis(pause), end).await;
             self.note_gone();
             self.watching.forget_gone();
         }
@@ -211,11 +211,13 @@ impl Stage {
     }
 
     /// Nothing breaks: pods that fit are bound, unless room is kept.
-    async fn pause(&mut self, time: Duration) {
+    async fn pause(&mut self, time: Duration, users_end: Instant) {
         if self.keeps_room {
             return tokio::time::sleep(time).await;
         }
-        self.until_scheduled_again().await;
+        if !self.is_scheduled_again(users_end).await {
+            return;
+        }
         let end = clock::now() + BOUND_WITHIN + time;
         let mut since = BTreeMap::<String, Instant>::new();
         while clock::now() < end {
@@ -238,17 +240,23 @@ impl Stage {
     }
 
     /// Waits until kube-scheduler has looked at a pod that is created from now on: its own watch goes on up to 30 s
-    /// after the API server.
-    async fn until_scheduled_again(&self) {
+    /// after the API server. False once users create no more.
+    async fn is_scheduled_again(&self, users_end: Instant) -> bool {
         let now = clock::now();
         let is_looked_at = |seen: &Seen| {
             let status = seen.pod.status.as_ref();
             let conditions = status.and_then(|status| status.conditions.as_ref());
-            seen.bound.is_some()
-                || conditions.into_iter().flatten().any(|it| it.type_ == "PodScheduled")
+            let is_refused = conditions.into_iter().flatten().any(|it| it.type_ == "PodScheduled");
+            seen.bound.is_some() || is_refused
         };
         let looks = |pods: &Pods| pods.values().any(|it| it.created > now && is_looked_at(it));
-        self.watching.until("kube-scheduler sees new pods", LIMIT, looks).await;
+        while !self.watching.ask(looks) {
+            if clock::now() > users_end {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        true
     }
 
     fn note_gone(&mut self) {

@@ -233,11 +233,10 @@ async fn is_replaced(
     }
     let Ok(key) = PodKey::of(&order.pod.pod) else { return Some(true) };
     let read = cluster.writer.read_back(&key).await.ok()?;
-    let seen = read.map(|pod| SeenPod::from_api(&pod));
-    let is_it = |seen: &SeenPod| {
-        seen.pod.uid == order.pod.pod.uid && app.fenced(cluster, seen) != Ordering::Greater
-    };
-    Some(!seen.is_some_and(|seen| is_it(&seen)))
+    Some(read.is_none_or(|pod| {
+        let seen = SeenPod::from_api(&pod);
+        seen.pod.uid != order.pod.pod.uid || app.fenced(cluster, &seen) == Ordering::Greater
+    }))
 }
 
 /// The victims that were to go only because they are over the quota of their team, and may not go now: the

@@ -221,16 +221,19 @@ async fn follow<F: Facts>(
                 }
                 Err(error) => error,
             };
-            let now = clock.now();
-            let before = if is_expired(&error) { expired.replace(now) } else { Some(now) };
-            if before.is_none_or(|before| now.since(before) >= CALM_FOR) {
+            let (now, is_expired) = (clock.now(), is_expired(&error));
+            let before = expired.filter(|before| now.since(*before) < CALM_FOR);
+            if is_expired {
+                expired = Some(now);
+            }
+            if is_expired && before.is_none() {
                 tracing::info!(%error, resource, "a watch has expired: the objects are listed again");
             } else {
                 tracing::warn!(%error, resource, "a watch failed, gpupack retries it");
                 tokio::time::sleep(pauses.next().unwrap_or(longest)).await;
             }
             // This one would begin where it was.
-            if is_expired(&error) {
+            if is_expired {
                 break;
             }
         }

@@ -243,12 +243,7 @@ impl Stage {
     /// after the API server. False once users create no more.
     async fn is_scheduled_again(&self, users_end: Instant) -> bool {
         let now = clock::now();
-        let is_looked_at = |seen: &Seen| {
-            let status = seen.pod.status.as_ref();
-            let conditions = status.and_then(|status| status.conditions.as_ref());
-            let is_refused = conditions.into_iter().flatten().any(|it| it.type_ == "PodScheduled");
-            seen.bound.is_some() || is_refused
-        };
+        let is_looked_at = |seen: &Seen| seen.bound.is_some() || !watching::reason(seen).is_empty();
         let looks = |pods: &Pods| pods.values().any(|it| it.created > now && is_looked_at(it));
         while !self.watching.ask(looks) {
             if clock::now() > users_end {

@@ -22,7 +22,7 @@ use crate::leash::Leash;
 use crate::manifests::{self, Mode};
 use crate::node::driver::{CREATE, Instances, MIG_MODEL, SET_MODE, built_library, instances_of};
 use crate::pods::PodPlan;
-use crate::testbed::{Setup, Stage, scenario_within, until_divided};
+use crate::testbed::{Setup, Stage, Testbed, scenario_within, until_divided};
 use crate::watching::{evicted, is_bound};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -51,12 +51,7 @@ struct Node {
 }
 
 impl Node {
-    fn start(stage: &Stage, by_turns: bool) -> Self {
-        Self::start_of(stage, KNOWN, by_turns)
-    }
-
-    /// With a GPU of this product.
-    fn start_of(stage: &Stage, product: &'static str, by_turns: bool) -> Self {
+    fn start(stage: &Stage, product: &'static str, by_turns: bool) -> Self {
         let folder = stage.folder();
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = built_library().expect("cargo builds it");
@@ -220,18 +215,24 @@ async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Dur
     }
 }
 
+/// A node whose GPU, of this product, is divided as pods request it.
+async fn on_demand(bed: Testbed, prefix: &str, product: &'static str) -> (Stage, Node) {
+    let settings = json!({"pools": {"": {"mig": "on_demand"}}});
+    let fleet = Fleet::new().with(prefix, 1, (1, A100));
+    let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
+    stage.stop_agents();
+    let node = Node::start(&stage, product, false);
+    until_divided(&stage.extender, 1).await;
+    (stage, node)
+}
+
 #[test]
 fn pods_get_mig_instances_that_are_made_for_them() {
     let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
     let time = Duration::from_secs((60 * minutes).max(20));
     scenario_within("mig", time + 6 * LIMIT, |bed| async move {
-        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
-        let fleet = Fleet::new().with("mig", 1, (1, A100));
-        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
-        stage.stop_agents();
-        let mut node = Node::start(&stage, false);
+        let (mut stage, mut node) = on_demand(bed, "mig", KNOWN).await;
         let mut kubelet = Kubelet::default();
-        until_divided(&stage.extender, 1).await;
         stage.extender.picture(&node.name, "mig-1");
         let mut times = Vec::new();
         for (pod, request) in [("a", REQUESTS[1]), ("b", REQUESTS[0]), ("c", REQUESTS[2])] {
@@ -268,13 +269,8 @@ fn pods_get_mig_instances_that_are_made_for_them() {
 #[test]
 fn a_gpu_without_a_table_is_divided_as_its_driver_lists() {
     scenario_within("mig-listed", 3 * LIMIT, |bed| async move {
-        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
-        let fleet = Fleet::new().with("listed", 1, (1, A100));
-        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
-        stage.stop_agents();
-        let node = Node::start_of(&stage, "NVIDIA X100-SXM9-80GB", false);
+        let (stage, node) = on_demand(bed, "listed", "NVIDIA X100-SXM9-80GB").await;
         let mut kubelet = Kubelet::default();
-        until_divided(&stage.extender, 1).await;
         for (pod, request) in [("a", REQUESTS[2]), ("b", REQUESTS[0]), ("c", REQUESTS[1])] {
             stage.cluster.add_pods(&[plan(pod, request)]).await;
             bound(&stage, pod).await;
@@ -298,13 +294,8 @@ fn a_gpu_without_a_table_is_divided_as_its_driver_lists() {
 #[test]
 fn a_pod_whose_instance_was_made_as_the_extender_was_killed_gets_one() {
     scenario_within("mig-killed", 6 * LIMIT, |bed| async move {
-        let settings = json!({"pools": {"": {"mig": "on_demand"}}});
-        let fleet = Fleet::new().with("killed", 1, (1, A100));
-        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
-        stage.stop_agents();
-        let node = Node::start(&stage, false);
+        let (mut stage, node) = on_demand(bed, "killed", KNOWN).await;
         let mut kubelet = Kubelet::default();
-        until_divided(&stage.extender, 1).await;
         let mut times = Vec::new();
         for at in 0..5 {
             let pod = format!("p{at}");
@@ -343,7 +334,7 @@ fn important_pods_get_instances_and_gpus_that_others_have() {
         let fleet = Fleet::new().with("important", 1, (1, A100));
         let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.stop_agents();
-        let node = Node::start(&stage, true);
+        let node = Node::start(&stage, KNOWN, true);
         until_divided(&stage.extender, 1).await;
         manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
         for (class, priority) in [("mig-high", 1_000), ("mig-mid", 100), ("mig-low", 10)] {
@@ -384,7 +375,7 @@ fn gpus_are_shared_and_divided_by_turns() {
         let fleet = Fleet::new().with("turns", 1, (1, A100));
         let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.stop_agents();
-        let mut node = Node::start(&stage, true);
+        let mut node = Node::start(&stage, KNOWN, true);
         let mut kubelet = Kubelet::default();
         until_divided(&stage.extender, 1).await;
         stage.extender.picture(&node.name, "turns-1");

@@ -89,6 +89,13 @@ fn annotation(fake: &Fake, name: &str) -> String {
     fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.get(&key).cloned().unwrap_or_default())
 }
 
+/// The watch shows the pod as it is, on its node.
+fn see(bed: &Bed, fake: &Fake) {
+    let mut pod = pod_of(fake);
+    pod["spec"]["nodeName"] = json!("n1");
+    bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
+}
+
 /// Binds the pod while an agent makes its instance.
 async fn bound(fake: &Fake) -> (Bed, Agent) {
     let (bed, mut agent) = bed(fake).await;
@@ -135,15 +142,10 @@ async fn a_bind_waits_for_its_instance_and_posts_its_uuid() {
 async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
     let fake = Fake::with_pod();
     let (bed, mut agent) = bound(&fake).await;
-    let see = || {
-        let mut pod = pod_of(&fake);
-        pod["spec"]["nodeName"] = json!("n1");
-        bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
-    };
-    see();
+    see(&bed, &fake);
     let ordered = agent.report(&bed, &inventory(&[]), json!([])).await;
     assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[]));
-    see(); // the watch shows the old UUID: that is no edit
+    see(&bed, &fake); // the watch shows the old UUID: that is no edit
     restore_edited(&bed.app).await;
     assert_eq!(annotation(&fake, "uuids"), "MIG-1", "there is no other yet");
     let (_stop, stopped) = tokio::sync::watch::channel(false);
@@ -156,7 +158,7 @@ async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(annotation(&fake, "uuids"), "MIG-2");
-    see(); // our own write is no edit
+    see(&bed, &fake); // our own write is no edit
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(!text.contains("gpupack_placement_edits_total{result=\"seen\"} 1"), "{text}");
     bed.app.ledger.audit().unwrap();
@@ -190,12 +192,7 @@ async fn an_instance_that_may_be_newer_than_the_last_report_stays_written() {
     for (was_frozen, stays) in [(true, "MIG-2"), (false, "MIG-1")] {
         let fake = Fake::with_pod();
         let (bed, _) = bound(&fake).await;
-        let see = || {
-            let mut pod = pod_of(&fake);
-            pod["spec"]["nodeName"] = json!("n1");
-            bed.app.pod(&SeenPod::from_json(&pod.to_string()).unwrap());
-        };
-        see();
+        see(&bed, &fake);
         if was_frozen {
             let now = bed.app.clock.now();
             bed.app.pulse.beat(now);
@@ -210,7 +207,7 @@ async fn an_instance_that_may_be_newer_than_the_last_report_stays_written() {
             });
         };
         edit("uuids", "MIG-0");
-        see(); // which is to be written back
+        see(&bed, &fake); // which is to be written back
         edit("", "MIG-2");
         restore_edited(&bed.app).await;
         assert_eq!(annotation(&fake, "uuids"), stays, "{was_frozen}");

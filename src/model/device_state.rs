@@ -100,6 +100,10 @@ pub enum Origin {
     Promised,
 }
 
+/// How long a device must have been ill before what runs there as a guest goes home. A read that fails once is no
+/// reason to restart it.
+const LOST_AFTER: Duration = Duration::from_secs(60);
+
 /// One device with its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceState {
@@ -114,6 +118,10 @@ pub struct DeviceState {
     pub(crate) has_unisolated: bool,
     pub(crate) requires_isolation: bool,
     pub(crate) health: Health,
+    /// Since when no report says that it is healthy.
+    pub(crate) ill_since: Option<Timestamp>,
+    /// Whether that has been so for [`LOST_AFTER`].
+    pub(crate) is_lost: bool,
     pub(crate) allocated: Demand,
     pub(crate) on_hold: Demand,
     pub(crate) tenants: LiteMap<PodUid, Demand>,
@@ -160,6 +168,8 @@ impl DeviceState {
             has_unisolated: false,
             requires_isolation: false,
             health: device.health,
+            ill_since: None,
+            is_lost: false,
             allocated: Demand::ZERO,
             on_hold: Demand::ZERO,
             tenants: LiteMap::new(),
@@ -182,6 +192,8 @@ impl DeviceState {
         // Health is the worse of both until the next report.
         Self {
             health: fresh.health.max(before.health),
+            ill_since: before.ill_since,
+            is_lost: before.is_lost,
             verification: before.verification,
             used: before.used,
             busy_percent: before.busy_percent,
@@ -569,6 +581,8 @@ pub struct Hold {
     pub host: HostAmount,
     /// When it ends automatically.
     pub expires: Timestamp,
+    /// Whether an earlier process promised this very place to the pod: its own calls do not end it.
+    pub is_promise: bool,
 }
 
 /// Room kept for the first pod of a line until it is bound there: what is free of it now, and what
@@ -588,8 +602,10 @@ impl DeviceState {
     /// counts as all of that. Without a list of processes, untracked memory of the last list still
     /// counts, up to the memory in use, and so does what was seen beyond what is allocated since:
     /// a pod that is placed later does not explain it.
-    pub(crate) fn observe(&mut self, seen: &DeviceUse, tolerance: MemMib) {
+    pub(crate) fn observe(&mut self, seen: &DeviceUse, (tolerance, now): (MemMib, Timestamp)) {
         self.health = seen.health.max(self.device.health);
+        self.ill_since = (self.health != Health::Healthy).then(|| self.ill_since.unwrap_or(now));
+        self.is_lost = self.ill_since.is_some_and(|since| now.since(since) >= LOST_AFTER);
         self.busy_percent = seen.busy_percent;
         self.used = seen.used;
         self.is_unread = false;

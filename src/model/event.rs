@@ -152,7 +152,8 @@ struct DeviceBefore {
     /// Zero where no pod can be placed on the device or node.
     free: Demand,
     is_overallocated: bool,
-    has_tenants: bool,
+    /// Whether pods are allocated it, or run there as guests.
+    is_held: bool,
     is_unread: bool,
     /// Room that guests on their way home still use.
     is_being_left: bool,
@@ -168,15 +169,16 @@ impl DeviceBefore {
             free: if takes_pods && device.is_placeable() { open } else { Demand::ZERO },
             is_overallocated: device.is_overallocated(),
             // What is not made yet cannot be lost.
-            has_tenants: !device.tenants().is_empty() && device.origin() != Origin::Promised,
+            is_held: (!device.tenants().is_empty() || !device.guests().is_empty())
+                && device.origin() != Origin::Promised,
             is_unread: device.is_unread(),
             is_being_left: device.is_being_left(),
             borrowers_use: device.borrowers_use(),
         }
     }
 
-    fn is_tenanted(self) -> bool {
-        self.has_tenants && self.health == Health::Healthy
+    fn can_be_lost(self) -> bool {
+        self.is_held && self.health == Health::Healthy
     }
 }
 
@@ -230,8 +232,8 @@ impl StateBefore {
             node: node.clone(),
             device: (*id).clone(),
         });
-        let tenanted = self.devices.iter().filter(|(_, before)| before.is_tenanted());
-        let lost = tenanted.filter_map(|(id, _)| {
+        let held = self.devices.iter().filter(|(_, before)| before.can_be_lost());
+        let lost = held.filter_map(|(id, _)| {
             let now = now.iter().find(|(known, ..)| *known == id);
             let health = now.map(|(.., now)| now.health);
             let is_lost = health != Some(Health::Healthy);

@@ -59,6 +59,8 @@ pub struct InstanceOrders {
     pub remove: Vec<DeviceId>,
     /// The GPUs that are to be out of MIG mode, each with the number of the order.
     pub whole: Vec<(DeviceId, u64)>,
+    /// What is promised to pods that are being bound.
+    pub promises: Vec<(PodUid, Spot)>,
 }
 
 /// Which GPUs are to be out of MIG mode, where gpupack switches that. As long as such an order stands, the agent
@@ -401,7 +403,7 @@ impl NodeState {
             if seen.processes.is_some() {
                 device_state.listed = Some(now);
             }
-            device_state.observe(seen, self.unmanaged_tolerance);
+            device_state.observe(seen, (self.unmanaged_tolerance, now));
             has_changed |= before != standing(device_state);
         }
         if has_changed {
@@ -873,7 +875,20 @@ impl NodeState {
             make: promised.filter(is_open).collect(),
             remove: idle.iter().map(|it| it.device.id.clone()).collect(),
             whole: self.whole.given.iter().map(|(gpu, number)| (gpu.clone(), *number)).collect(),
+            promises: self.promises(),
         }
+    }
+
+    fn promises(&self) -> Vec<(PodUid, Spot)> {
+        let is_open = |held: &Reservation| matches!(held.state, ReservationState::Assumed { .. });
+        let open = self.reservations.iter().filter(|(_, held)| is_open(held));
+        let open = open.map(|(uid, held)| (uid, &held.placement));
+        let kept = self.holds.iter().filter(|(_, hold)| hold.is_promise);
+        let all = open.chain(kept.map(|(uid, hold)| (uid, &hold.placement)));
+        let spots = all.flat_map(|(uid, placement)| {
+            placement.spots.iter().flatten().map(|spot| (uid.clone(), spot.clone()))
+        });
+        spots.collect()
     }
 
     /// Derives which GPUs are to be out of MIG mode: those that are, or are promised so to a pod that is being

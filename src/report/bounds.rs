@@ -23,6 +23,9 @@ pub const MAX_MIG_STARTS: usize = 16;
 /// Most failed orders in a report: 9 GPUs with 7 instances each have fewer.
 pub const MAX_MIG_FAILURES: usize = 64;
 
+/// Most promised instances in a report: 16 GPUs with 7 instances each have fewer.
+pub const MAX_MIG_PROMISES: usize = 128;
+
 /// Longest error of a failed order, in bytes.
 pub const MAX_MIG_ERROR_BYTES: usize = 512;
 

@@ -9,9 +9,10 @@ use crate::api::state;
 use crate::causes::shown_long;
 use crate::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, InventoryError, MAX_DEVICE_MEMORY,
-    MAX_DEVICES_PER_NODE, MigProfile, ModelName,
+    MAX_DEVICES_PER_NODE, MigProfile, ModelName, PodUid,
 };
 use crate::hardware::inventory::NodeInventory;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::MemMib;
 use crate::json_object::Object;
 use crate::ledger::change::reports::NodeReport;
@@ -32,6 +33,8 @@ pub struct CheckedReport {
     pub facts: NodeReport,
     /// The rest: topology and condition of devices, limits of tenants.
     pub details: DetailsReport,
+    /// Term of an earlier leader, and the places of MIG instances that it promised, by pod.
+    pub promises: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
 }
 
 impl Report {
@@ -68,6 +71,7 @@ impl Report {
             Ok::<_, ReportError>((it.term, mig::numbered(gpus.collect())?))
         });
         let limits = limits.transpose()?;
+        let promises = self.mig_promises.map(mig::promises).transpose()?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {
             Some(devices) => {
@@ -94,6 +98,7 @@ impl Report {
                 wholes,
                 limits,
             },
+            promises,
         })
     }
 }

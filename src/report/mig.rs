@@ -6,14 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{
     DeviceId, FailedMigOrder, InventoryError, MAX_DEVICES_PER_NODE, MAX_UNITS, MakeableProfile,
-    MigProfile, Slot,
+    MigProfile, PodUid, Slot,
 };
-use crate::hardware::spots::WHOLE;
+use crate::hardware::spots::{Spot, WHOLE};
 use crate::report::bounds::{
-    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_STARTS, MAX_NAME_BYTES,
-    MAX_SM_COUNT, ReportError, memory, text,
+    MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,
+    MAX_NAME_BYTES, MAX_SM_COUNT, ReportError, memory, text,
 };
-use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, ObeyedOrders};
+use crate::report::wire::{
+    DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises, ObeyedOrders,
+};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -106,6 +108,21 @@ pub(crate) fn numbered(gpus: Vec<(String, u64)>) -> Result<BTreeMap<DeviceId, u6
         return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
     }
     gpus.into_iter().map(|(gpu, number)| Ok((DeviceId::new(&gpu)?, number))).collect()
+}
+
+/// Checks what an earlier leader promised: its term, and the places by pod. What is too much is left out.
+pub(crate) fn promises(
+    mut told: MigPromises,
+) -> Result<(u64, BTreeMap<PodUid, Vec<Spot>>), ReportError> {
+    told.instances.truncate(MAX_MIG_PROMISES);
+    let mut by_pod = BTreeMap::<PodUid, Vec<Spot>>::new();
+    for MigPromise { pod_uid, gpu, profile, start } in told.instances {
+        text("migPromises.podUid", &pod_uid, MAX_NAME_BYTES)?;
+        text("migPromises.profile", &profile, MAX_NAME_BYTES)?;
+        let spot = Spot { gpu: DeviceId::new(&gpu)?, profile: MigProfile::new(profile), start };
+        by_pod.entry(PodUid::new(pod_uid)).or_default().push(spot);
+    }
+    Ok((told.term, by_pod))
 }
 
 /// Checks the orders that could not be carried out.

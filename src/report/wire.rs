@@ -92,6 +92,38 @@ pub struct Report {
         skip_serializing_if = "Option::is_none"
     )]
     pub memory_limits: Option<ObeyedOrders>,
+    /// What the last leader promised to pods of this node: for the next one, which may know nothing of that.
+    #[serde(
+        default,
+        deserialize_with = "json_object::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub mig_promises: Option<MigPromises>,
+}
+
+/// The MIG instances that a leader promised to pods which were not bound yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigPromises {
+    /// Term of that leader.
+    pub term: u64,
+    /// The instances, some of which may be there by now.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub instances: Vec<MigPromise>,
+}
+
+/// A MIG instance that is promised to a pod until the pod is bound.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigPromise {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Profile of the instance.
+    pub profile: String,
+    /// Its first unit.
+    pub start: u32,
 }
 
 /// The orders of one kind that an agent has in force: limits of memory, or to leave GPUs out of MIG mode.
@@ -461,6 +493,13 @@ pub struct MigOrders {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub whole: Vec<NumberedGpu>,
+    /// What is promised to pods that are not bound yet. The agent reports it until it gets other orders.
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub promises: Vec<MigPromise>,
 }
 
 /// A MIG instance that is to be there.

@@ -161,6 +161,33 @@ pub fn recall_excess(node: &mut NodeState) -> Vec<PodUid> {
     leaving
 }
 
+/// Calls home the guests of a node whose device there is gone, or has been ill for a minute, if their own one is
+/// sound. What they run there is lost or will be. Returns them: none while the node does not report.
+///
+/// Complexity: linear in the pods of the node.
+pub fn recall_stranded(node: &mut NodeState) -> Vec<PodUid> {
+    if node.state() != NodeReporting::Reporting {
+        return Vec::new();
+    }
+    let stays = |held: &Reservation| held.departure == Departure::Stays || held.is_arriving();
+    let all = node.reservations().iter().filter(|(_, held)| stays(held));
+    let stranded: Vec<PodUid> =
+        all.filter(|(uid, _)| is_stranded(node, uid)).map(|(uid, _)| uid.clone()).collect();
+    node.recall(&stranded);
+    stranded
+}
+
+/// Whether a guest has to go home because of the device on which it is one.
+pub fn is_stranded(node: &NodeState, uid: &PodUid) -> bool {
+    let held = node.reservation(uid).filter(|held| !held.changes_instances());
+    let Some((held, on)) = held.and_then(|held| Some((held, held.guest_on()?))) else {
+        return false;
+    };
+    let there = node.devices().iter().find(|it| it.device().id == *on);
+    let is_lost = there.is_none_or(|it| it.is_lost);
+    is_lost && home_of(node, held).is_some_and(DeviceState::is_placeable)
+}
+
 /// Containers that would be restarted if a pod were allocated `demand` of a device.
 pub(crate) fn restarts_for(node: &NodeState, device: &DeviceState, demand: Demand) -> usize {
     let leaving = must_leave(node, device, demand);
@@ -406,6 +433,7 @@ fn importance(node: &NodeState, uid: &PodUid) -> i32 {
 /// Whether a recalled guest may stay after all: its room is free again, and its pool still lends.
 pub fn may_stay(node: &NodeState, uid: &PodUid) -> bool {
     !changes_instances(node, uid)
+        && !is_stranded(node, uid)
         && has_room(node, uid, |device| taken(device).filter(|_| takes_guests(device)))
 }
 

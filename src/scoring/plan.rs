@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::hardware::device::{Device, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::spots::Spot;
+use crate::hardware::spots::{Makeable, Spot};
 use crate::hardware::units::{Demand, Share};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
@@ -193,6 +193,28 @@ pub(crate) fn placed(node: &NodeState, taken: &TakenList) -> Placement {
     }
     let isolation = isolation(node, &devices);
     Placement { node: node.name().clone(), devices, isolation, guest: None, spots }
+}
+
+/// The placement of a request on instances that are to be made at these spots, if all of them have room for it
+/// beside holds.
+pub fn on_spots(node: &NodeState, compiled: &CompiledRequest, spots: &[Spot]) -> Option<Placement> {
+    let rooms = node.rooms(HoldRule::Respected);
+    let known = spots.iter().map(|spot| {
+        let mut known = node.spots().iter().map(|known| &known.makeable);
+        known.find(|it| it.spot == *spot)
+    });
+    let known: Vec<&Makeable> = known.collect::<Option<_>>()?;
+    let after = |at: usize| &known[at + 1..];
+    if (0..known.len()).any(|at| after(at).iter().any(|other| known[at].excludes(other))) {
+        return None;
+    }
+    let taken = spots.iter().map(|spot| {
+        let position = node.position_of(&spot.id()?)?;
+        Some((position, fit(compiled, rooms.get(position)?).ok()?))
+    });
+    let placement = placed(node, &taken.collect::<Option<TakenList>>()?);
+    let has_host = fit_host(compiled, node.host_room(HoldRule::Respected)).is_ok();
+    (has_host && still_fits(node, compiled, &placement)).then_some(placement)
 }
 
 fn whole(device: &Device) -> Demand {

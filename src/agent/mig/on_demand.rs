@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{DeviceReport, MigFailure, MigOrders, ObeyedOrders};
+use crate::report::bounds::MAX_MIG_PROMISES;
+use crate::report::wire::{DeviceReport, MigFailure, MigOrders, MigPromises, ObeyedOrders};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.
@@ -21,6 +22,8 @@ pub struct MigOnDemand {
 #[derive(Debug)]
 struct Shared {
     standing: Mutex<StandingOrders<MigOrders>>,
+    /// What the newest leader has promised to pods.
+    promises: Mutex<MigPromises>,
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
@@ -55,6 +58,7 @@ impl MigOnDemand {
         Self {
             shared: Arc::new(Shared {
                 standing: Mutex::default(),
+                promises: Mutex::default(),
                 made,
                 failures: Mutex::default(),
                 switching,
@@ -66,8 +70,21 @@ impl MigOnDemand {
     }
 
     /// Learns what the replica with this link orders now.
-    pub fn learn(&self, link: usize, orders: Option<MigOrders>, now: Timestamp) {
-        if self.shared.standing.lock().learn(link, orders, now) {
+    pub fn learn(&self, link: usize, mut orders: Option<MigOrders>, now: Timestamp) {
+        let promised = orders.as_mut().map(|orders| {
+            let mut instances = std::mem::take(&mut orders.promises);
+            instances.truncate(MAX_MIG_PROMISES);
+            MigPromises { term: orders.term, instances }
+        });
+        let mut standing = self.shared.standing.lock();
+        let are_new = standing.learn(link, orders, now);
+        let term = standing.orders().map(|orders| orders.term);
+        drop(standing);
+        // Of a leader that is obeyed. They stay when it does not answer any more.
+        if let Some(promised) = promised.filter(|it| Some(it.term) == term) {
+            *self.shared.promises.lock() = promised;
+        }
+        if are_new {
             self.shared.ordered.notify_one();
         }
     }
@@ -82,6 +99,12 @@ impl MigOnDemand {
     /// The orders that stand; without any, empty ones.
     pub fn orders(&self) -> MigOrders {
         self.shared.standing.lock().orders().cloned().unwrap_or_default()
+    }
+
+    /// What the newest leader has promised to pods; `None` if that is nothing.
+    pub fn promises(&self) -> Option<MigPromises> {
+        let known = self.shared.promises.lock();
+        (!known.instances.is_empty()).then(|| known.clone())
     }
 
     /// Waits until other orders stand.

@@ -120,7 +120,7 @@ mod tests {
             MakeInstance { gpu: "GPU-a".to_owned(), profile: "1g.10gb".to_owned(), start: 2 };
         let whole = whole.iter().map(|gpu| NumberedGpu { gpu: (*gpu).to_owned(), number: 7 });
         let make = if make { vec![place] } else { Vec::new() };
-        MigOrders { term: 3, make, remove: Vec::new(), whole: whole.collect() }
+        MigOrders { term: 3, make, whole: whole.collect(), ..MigOrders::default() }
     }
 
     /// The GPUs to switch, each with its new mode, and what is in the way.

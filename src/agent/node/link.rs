@@ -7,10 +7,12 @@ use rand::Rng;
 use tokio::sync::watch;
 
 use crate::agent::gpu::probe::Sample;
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::node::config::{Extender, Node};
 use crate::agent::node::session::{Answer, ContactChange, Next, Session};
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
+use crate::report::wire::Report;
 
 /// Reports one node to one extender.
 pub(crate) struct Link {
@@ -65,7 +67,8 @@ impl Link {
             if let Some(newer) = newer.filter(|newer| newer.has_lists() || !sample.has_lists()) {
                 sample = newer;
             }
-            session.report(&sample)
+            let promises = self.node.mig.as_ref().and_then(MigOnDemand::promises);
+            Report { mig_promises: promises, ..session.report(&sample) }
         });
         let answer = answer.await;
         self.take_orders(&answer);

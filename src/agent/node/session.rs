@@ -166,6 +166,7 @@ impl Session {
             mig_failures: sample.mig_failures.clone(),
             whole: sample.whole.clone(),
             memory_limits: sample.memory_limits.clone(),
+            mig_promises: None,
         }
     }
 

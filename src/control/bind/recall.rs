@@ -366,22 +366,39 @@ fn tell_home_in_use(app: &App, pod: &PodRef) {
     app.tell(pod, NoticeReason::GpuMoveFailed, note.to_owned());
 }
 
+/// Says that a guest which cannot stay where it is does not go home yet.
+fn tell_waits_for_home(app: &App, pod: &PodRef) {
+    tracing::warn!(pod_uid = %pod.uid, %pod, "a guest that cannot stay where it is waits: others keep memory of its home");
+    let note = "it goes home once others no longer use memory of its own GPU that it requests, which cannot be taken \
+                back from them; see what uses it with `gpupack top gpus`";
+    app.tell(pod, NoticeReason::GpuMoveFailed, note.to_owned());
+}
+
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
 fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Option<Next> {
     // First: it is not to be called home again and again in vain.
+    let is_stranded = app.ledger.is_stranded(&pod.uid);
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         return Some(match app.ledger.settle_guest(&pod.uid) {
             true => Next::After(Duration::ZERO),
+            false if is_stranded => {
+                app.moves.unstick(&pod.uid); // the room on its device will not come
+                Next::After(STAY_FOR)
+            }
             false => Next::After(LOOK_AGAIN),
         });
     }
     let cannot_start = cannot_start(app, &pod.uid);
+    let has_to_go = cannot_start || is_stranded;
     // Before it stays: it would be called home again and again. Once *bind* has given up its room is its own.
     let may_settle =
-        || !cannot_start && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
+        || !has_to_go && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
     if lack == Lack::Lasts && may_settle() {
         tell_home_in_use(app, pod);
         return Some(Next::After(Duration::ZERO));
+    }
+    if lack == Lack::Lasts && has_to_go && app.is_due(&pod.uid, NoticeReason::GpuMoveFailed) {
+        tell_waits_for_home(app, pod);
     }
     if !cannot_start && app.ledger.let_stay(&pod.uid) {
         return Some(Next::Done); // the pod that needed its room is gone
@@ -616,6 +633,7 @@ fn tell_moved(app: &App, known: &Known<'_>) {
         None if cannot_start(app, &pod.uid) => {
             "its container could not be started there".to_owned()
         }
+        None if app.ledger.is_stranded(&pod.uid) => "that device is gone or ill".to_owned(),
         None => format!("{} needs the room", names(app, node.as_str(), from, pod.namespace())),
         Some(_) => "its move to another MIG instance was not finished".to_owned(),
     };
@@ -644,7 +662,12 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
     if app.ledger.changes_instances(&pod.uid) {
         return count_on_both(app, pod, fault);
     }
-    let what = "it cannot be moved, and is allocated the GPU on which it runs";
+    let what = match app.ledger.is_stranded(&pod.uid) {
+        true => {
+            "it cannot be moved home from a device that is gone or ill (delete it to get another place)"
+        }
+        false => "it cannot be moved, and is allocated the GPU on which it runs",
+    };
     note_stuck(app, pod, MoveReason::Recall, what, fault);
     Next::After(LOOK_AGAIN)
 }
@@ -656,8 +679,8 @@ fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
     note_stuck(app, pod, MoveReason::Recall, what, fault);
     // Not before the pod has gone that needed the room.
     match app.ledger.changes_instances(&pod.uid) || app.ledger.settle_guest(&pod.uid) {
-        true => Next::After(TRY_SLOWLY),
-        false => Next::After(TRY_AGAIN),
+        false if !app.ledger.is_stranded(&pod.uid) => Next::After(TRY_AGAIN),
+        true | false => Next::After(TRY_SLOWLY),
     }
 }
 

@@ -146,7 +146,7 @@ impl App {
         if !self.is_known_to_wait(uid, query) {
             return;
         }
-        self.outbox.push(self.ledger.drop_hold(uid));
+        self.outbox.push(self.ledger.drop_chosen_hold(uid, query));
         if matches!(self.truth, Truth::Ledger) {
             self.pending.entry(uid.clone()).or_insert_with(|| Arc::new(pod.clone()));
         }

@@ -110,6 +110,16 @@ fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<H
         "its device {device} on node {node} {what}: it stays allocated, nothing more is placed there{fix}"
     );
     tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
+    let when = if health.is_some() { " and this lasts for a minute" } else { "" };
+    for held in app.ledger.guests_on(node.as_str(), device) {
+        let homes: Vec<&str> = held.placement.devices.iter().map(|it| it.id.as_str()).collect();
+        let home = homes.join(", ");
+        let note = format!(
+            "the device {device} on node {node}, where it runs as a guest, {what}: its container is restarted on its \
+             own one, {home}, if that one is sound{when}"
+        );
+        app.tell(&held.pod, NoticeReason::DeviceLost, note);
+    }
 }
 
 /// Says that the MIG instance is gone that was made for a pod.

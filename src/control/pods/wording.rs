@@ -372,6 +372,13 @@ pub(crate) fn lost(node: &NodeState, held: &Reservation) -> String {
         return String::new();
     }
     let of = |id: &DeviceId| node.devices().iter().find(|it| it.device().id == *id);
+    let guest_on = held.guest_on().filter(|_| !held.changes_instances());
+    if let Some(on) = guest_on.filter(|on| of(on).is_none()) {
+        return format!(
+            "; the device {on}, where it runs as a guest, is not there any more: its container is restarted on its own \
+             one if that one is sound"
+        );
+    }
     let parts: Vec<_> =
         held.placement.parts().map(|(placed, spot)| (of(&placed.id), spot)).collect();
     if parts.iter().any(|(device, spot)| device.is_none() && spot.is_some()) {

@@ -389,6 +389,11 @@ impl Ledger {
         self.look_at_guest(uid, |node_state| guests::waits_at_home(node_state, uid))
     }
 
+    /// Whether a guest has to go home because of the device on which it is one.
+    pub fn is_stranded(&self, uid: &PodUid) -> bool {
+        self.look_at_guest(uid, |node_state| guests::is_stranded(node_state, uid))
+    }
+
     /// Whether others use what a guest requests at home, and cannot be made to give it back.
     pub fn lacks_memory_at_home(&self, uid: &PodUid) -> bool {
         self.look_at_guest(uid, |node_state| guests::lacks_memory_at_home(node_state, uid))

@@ -265,8 +265,10 @@ impl Ledger {
                     node_state.forget_clean_reports();
                 }
                 let freed: Vec<PodUid> = node_state.observe(&report.uses, now);
+                let is_any_called = !guests::recall_stranded(node_state).is_empty();
                 // Nearly every report changes nothing; then kept answers about the node stay.
-                let is_news = !freed.is_empty() || !before.is_that_of(node_state);
+                let is_same = freed.is_empty() && !is_any_called && before.is_that_of(node_state);
+                let is_news = !is_same;
                 let reported = if is_news { before.events(node_state) } else { Vec::new() };
                 ((freed, reported), is_news)
             });

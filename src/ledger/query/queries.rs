@@ -14,6 +14,7 @@ use fixedbitset::FixedBitSet;
 
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::device_class::DeviceClasses;
+use crate::hardware::spots::Spot;
 use crate::hardware::units::{HostAmount, Timestamp};
 use crate::ledger::nodes::answer_cache::{Kept, Shape, ShapeTable};
 use crate::ledger::nodes::narrowing::{Choice, Choosing, Keys};
@@ -37,6 +38,10 @@ use crate::waste::scarcity::ScarcityPrices;
 /// Most holds at once. Each is for one pod between two verbs, so only a runaway caller makes more;
 /// then new pods get none, and bind alone decides.
 const MAX_HOLDS: usize = 10_000;
+
+/// A place that was promised to a pod is held for this many times as long as others: kube-scheduler may first wait
+/// before it tries the pod again.
+const PROMISES_LAST: u32 = 3;
 
 /// Most device classes that nodes outside the ledger may add to those of the cluster: each takes
 /// memory and time for all nodes.
@@ -348,6 +353,13 @@ impl Ledger {
                 events.extend(self.release(pod));
             }
             let Some(at) = found else { return events };
+            let is_promised = |node_state: &NodeState| {
+                let hold = node_state.holds().get(pod).filter(|hold| hold.is_promise);
+                hold.is_some_and(|hold| plan::still_fits(node_state, &compiled, &hold.placement))
+            };
+            if held_at == found && self.node_entry(at).look(|_, it| is_promised(it)) {
+                return events;
+            }
             let entry = self.holds.entry(pod.clone());
             let mut is_held = false;
             events.extend(self.change_node(at, |node_state| {
@@ -356,7 +368,9 @@ impl Ledger {
                 if let Ok(place) = evaluate(node_state, &compiled, query, &cluster) {
                     let placement = plan::placement(node_state, &place);
                     let expires = now.plus(self.settings.hold_for);
-                    node_state.hold(pod.clone(), Hold { placement, host: compiled.host, expires });
+                    let host = compiled.host;
+                    let hold = Hold { placement, host, expires, is_promise: false };
+                    node_state.hold(pod.clone(), hold);
                     is_held = true;
                 }
                 if let Some(standing) = standing {
@@ -372,6 +386,60 @@ impl Ledger {
         })
     }
 
+    /// Holds these places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
+    /// not end that. Not if there is no room there, or too many holds; nor for a pod that has a hold, is on a node or
+    /// has ended.
+    pub fn keep_promise(
+        &self,
+        pod: &PodUid,
+        node: &str,
+        (query, spots): (&PlacementRequest, &[Spot]),
+        now: Timestamp,
+    ) -> Vec<LedgerEvent> {
+        let _stays = self.stay();
+        let Some(at) = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS) else {
+            return Vec::new();
+        };
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        self.while_unallocated(pod, |held_at| {
+            let entry = self.holds.entry(pod.clone());
+            if held_at.is_some() {
+                return Vec::new();
+            }
+            let found = self.node_entry(at).look(|_, it| plan::on_spots(it, &compiled, spots));
+            if found.is_none() {
+                return Vec::new();
+            }
+            let mut is_held = false;
+            let events = self.change_node(at, |node_state| {
+                let Some(placement) = plan::on_spots(node_state, &compiled, spots) else { return };
+                let expires = now.plus(PROMISES_LAST * self.settings.hold_for);
+                let host = compiled.host;
+                let hold = Hold { placement, host, expires, is_promise: true };
+                node_state.hold(pod.clone(), hold);
+                is_held = true;
+            });
+            if is_held {
+                entry.insert(at);
+            }
+            events
+        })
+    }
+
+    /// The node where a place is held for a pod that an earlier process promised to it with this request, as long as
+    /// it fits there.
+    pub fn promised_on(&self, pod: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
+        let at = self.holds.get(pod).map(|at| *at)?;
+        let cluster = self.cluster();
+        let compiled = query.compile(&cluster.classes);
+        self.node_entry(at).look(|_, node_state| {
+            let hold = node_state.holds().get(pod).filter(|hold| hold.is_promise)?;
+            let fits = plan::still_fits(node_state, &compiled, &hold.placement);
+            fits.then(|| node_state.name().clone())
+        })
+    }
+
     /// Ends the hold of a pod that will be bound to `node`, if it is on another node.
     pub fn drop_hold_elsewhere(&self, pod: &PodUid, node: &str) -> Vec<LedgerEvent> {
         let is_there = self.holds.get(pod).is_none_or(|at| Some(*at) == self.position(node));
@@ -381,6 +449,14 @@ impl Ledger {
     /// Ends the hold of a pod, if it has one: its next *filter* sees that room again.
     pub fn drop_hold(&self, pod: &PodUid) -> Vec<LedgerEvent> {
         self.release(pod).into_iter().collect()
+    }
+
+    /// The same, unless an earlier process promised that place to the pod, and it still fits there.
+    pub fn drop_chosen_hold(&self, pod: &PodUid, query: &PlacementRequest) -> Vec<LedgerEvent> {
+        match self.promised_on(pod, query) {
+            Some(_) => Vec::new(),
+            None => self.drop_hold(pod),
+        }
     }
 }
 

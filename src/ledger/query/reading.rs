@@ -13,7 +13,7 @@ use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::per_node::{Gauge, PerNode};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::node_state::{AuditError, NodeReporting, NodeState};
-use crate::model::reservation::{PodRef, Reservation};
+use crate::model::reservation::{PodRef, Reservation, ReservationState};
 use crate::scoring::fragmentation::{Packing, stranded_by_device};
 use crate::scoring::guests::{self, BurstRoom};
 use crate::waste::compiled_mix::CompiledMix;
@@ -143,11 +143,24 @@ impl Ledger {
 
     /// The pods that have part of a device.
     pub fn tenants(&self, node: &str, device: &DeviceId) -> Vec<PodRef> {
+        let holds = |held: &Reservation| held.placement.devices.iter().any(|d| d.id == *device);
+        self.held_on(node, holds).into_iter().map(|held| held.pod).collect()
+    }
+
+    /// The bound pods that run on a device as guests and can go home. Not those that move to or from a MIG instance.
+    pub fn guests_on(&self, node: &str, device: &DeviceId) -> Vec<Reservation> {
+        self.held_on(node, |held| {
+            let is_guest = held.guest_on() == Some(device) && !held.has_both();
+            is_guest && held.state == ReservationState::Confirmed
+        })
+    }
+
+    fn held_on(&self, node: &str, is_one: impl Fn(&Reservation) -> bool) -> Vec<Reservation> {
         let Some(at) = self.position(node) else { return Vec::new() };
         let node_entry = self.node_entry(at);
         let node_state = node_entry.read();
-        let holds = |held: &&Reservation| held.placement.devices.iter().any(|d| d.id == *device);
-        node_state.reservations().values().filter(holds).map(|held| held.pod.clone()).collect()
+        let held = node_state.reservations().values();
+        held.filter(|held| is_one(held)).cloned().collect()
     }
 
     /// The profiles of all MIG instances that are there or can be made. Agents may report any name: only usual ones.

@@ -169,6 +169,32 @@ fn instances_fit_where_they_may_begin_and_no_other_lies() {
 }
 
 #[test]
+fn promised_places_are_kept_together_or_not_at_all() {
+    let bed = Bed::new(&[]);
+    let gpu = DeviceId::new("GPU-a").unwrap();
+    let spot = |(profile, start): &(&str, u32)| Spot {
+        gpu: gpu.clone(),
+        profile: MigProfile::new(*profile),
+        start: *start,
+    };
+    for (request, promised, is_kept) in [
+        ("mig=2g.12gb count=2", &[("2g.12gb", 0), ("2g.12gb", 2)][..], true),
+        ("mig=2g.12gb count=2", &[("2g.12gb", 0), ("2g.12gb", 0)], false),
+        ("mig=2g.12gb count=2", &[("2g.12gb", 0)], false),
+        ("mig=2g.12gb", &[("2g.12gb", 0), ("2g.12gb", 2)], false),
+        ("mig=2g.12gb", &[("2g.12gb", 1)], false), // none begins there
+        ("mig=2g.12gb", &[], false),
+        ("mig=1g.6gb.me", &[("1g.6gb+me", 3)], true),
+        ("mig=1g.6gb.me count=2", &[("1g.6gb+me", 0), ("1g.6gb+me", 1)], false),
+    ] {
+        let spots: Vec<Spot> = promised.iter().map(spot).collect();
+        let found = on_spots(&bed.node, &compiled_request(request, &bed.classes), &spots);
+        let expected = is_kept.then(|| spots.iter().cloned().map(Some).collect::<Vec<_>>());
+        assert_eq!(found.map(|it| it.spots), expected, "{request} {promised:?}");
+    }
+}
+
+#[test]
 fn one_instance_of_a_gpu_has_the_media_engines() {
     let mut bed = Bed::new(&[]);
     assert_eq!(bed.fitting("1g.6gb.me"), 2);

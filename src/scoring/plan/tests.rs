@@ -148,6 +148,7 @@ fn held_room_is_free_only_for_the_bind_of_its_pod() {
         placement: placement(&node, &place),
         host: HostAmount { cpu: MilliCpu::new(9000), memory: MemMib::ZERO },
         expires: Timestamp::START,
+        is_promise: false,
     };
     node.hold(PodUid::new("other"), hold.clone());
     let refused = evaluate(&node, &compiled, strategy, &mix, HoldRule::Respected);

@@ -1,5 +1,7 @@
 //! `PUT /v1/nodes/{node}/report`: decodes, hands over to the ledger, encodes.
 
+use std::collections::BTreeMap;
+
 use axum::http::StatusCode;
 
 use crate::api::error::{Error, ErrorReason};
@@ -7,16 +9,18 @@ use crate::api::kind::{ApiVersion, ReplyKind};
 use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceId, PodUid};
-use crate::hardware::units::MemMib;
+use crate::hardware::spots::Spot;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::reports::ReportRefusal;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::ReportResult;
 use crate::model::isolation::Rules;
 use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
+use crate::report::bounds::MAX_MIG_PROMISES;
 use crate::report::wire::{
-    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, NumberedGpu, Outcome, PodLimit,
-    Reply, Report,
+    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, NumberedGpu, Outcome,
+    PodLimit, Reply, Report,
 };
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
@@ -58,15 +62,15 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 let seen = (&report.facts.uses[..], of_this_term(app, report.details));
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
-            let allocations = receipt.allocations.as_ref();
-            let allocations = allocations.map(|held| held.iter().map(Allocation::from_reservation));
+            keep_promises(app, node, report.promises.as_ref(), now);
+            let of = |held: &Vec<_>| held.iter().map(Allocation::from_reservation).collect();
             let reply = Reply {
                 api_version: ApiVersion::default(),
                 kind: ReplyKind::default(),
                 session: receipt.session,
                 outcome: if receipt.is_taken { Outcome::Accepted } else { Outcome::Ignored },
                 allocations_version: Some(receipt.allocations_version),
-                allocations: allocations.map(|held| held.collect()),
+                allocations: receipt.allocations.as_ref().map(of),
                 mig_orders: mig_orders(app, node),
                 memory_limits: limit_orders(app, node),
             };
@@ -132,10 +136,27 @@ fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
     PodLimit { pod_uid: uid.to_string(), limit_mib: limit.mib(), keeps_more }
 }
 
+/// Keeps the places of MIG instances for the pods to which an earlier leader has promised them, if this replica
+/// gives orders now. Those that wait get them at their next bind.
+fn keep_promises(
+    app: &App,
+    node: &str,
+    told: Option<&(u64, BTreeMap<PodUid, Vec<Spot>>)>,
+    now: Timestamp,
+) {
+    let is_earlier = |term: u64| ordering_term(app).is_some_and(|own| own != term);
+    let Some((_, promises)) = told.filter(|(term, _)| is_earlier(*term)) else { return };
+    for (uid, spots) in promises {
+        if let Some(state) = app.waiting.pod(uid) {
+            app.outbox.push(app.ledger.keep_promise(uid, node, (&state.waiting.query, spots), now));
+        }
+    }
+}
+
 /// What the agent of a node is to do about MIG instances, if this replica gives orders.
 fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
     let term = ordering_term(app)?;
-    let InstanceOrders { make, remove, whole } = app.ledger.instance_orders(node)?;
+    let InstanceOrders { make, remove, whole, promises } = app.ledger.instance_orders(node)?;
     let make = make.into_iter().map(|spot| MakeInstance {
         gpu: spot.gpu.to_string(),
         profile: spot.profile.to_string(),
@@ -143,7 +164,17 @@ fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
     });
     let remove = remove.iter().map(DeviceId::to_string).collect();
     let whole = whole.into_iter().map(|(gpu, number)| NumberedGpu { gpu: gpu.to_string(), number });
-    Some(MigOrders { term, make: make.collect(), remove, whole: whole.collect() })
+    let promises =
+        promises.into_iter().take(MAX_MIG_PROMISES).map(|(uid, Spot { gpu, profile, start })| {
+            MigPromise {
+                pod_uid: uid.to_string(),
+                gpu: gpu.to_string(),
+                profile: profile.to_string(),
+                start,
+            }
+        });
+    let (make, whole, promises) = (make.collect(), whole.collect(), promises.collect());
+    Some(MigOrders { term, make, remove, whole, promises })
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<ErrorReason>) -> (StatusCode, Vec<u8>) {

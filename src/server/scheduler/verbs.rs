@@ -188,6 +188,13 @@ fn waits_for(
     }
 }
 
+/// The node where a pod is being bound, or where a place is held that was promised to it.
+fn own_node(app: &App, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
+    let waits = |_: &NodeName| app.is_known_to_wait(uid, query);
+    let promised_on = || app.ledger.promised_on(uid, query).filter(waits);
+    app.ledger.assumed_on(uid, query).or_else(promised_on)
+}
+
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
 fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
@@ -195,14 +202,14 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     app.note_named(pod, query, now);
     let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
     // Its Binding may still succeed there, and its own reservation would count against it.
-    let assumed_on = || app.ledger.assumed_on(uid, query).filter(is_named);
+    let own_node = || own_node(app, uid, query).filter(is_named);
     // Room was kept for it, and now all of it is free. What victims have of the host may not be.
     let has_victims = app.preemptors.victims(uid).iter().any(|it| app.ledger.has_pod(it));
     let kept_on = || {
         let is_it = |node: &NodeName| app.is_known_to_wait(uid, query) && is_named(node);
         app.ledger.fits_in_room_of(uid, query, None).filter(|node| is_it(node) && !has_victims)
     };
-    let own = assumed_on().filter(|_| !mutated(Mutation::OwnRoomCounts));
+    let own = own_node().filter(|_| !mutated(Mutation::OwnRoomCounts));
     if let Some(own) = own.or_else(|| kept_on().filter(|_| !mutated(Mutation::StandingUnseen))) {
         let kept = vec![own.as_str()];
         note_fitting(app, pod, &kept, query, now);
@@ -357,7 +364,7 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     let keys = match &args.nodes {
         NodesArg::Names(names) => {
             if app.is_known_to_wait(&pod.pod.uid, &query) {
-                app.outbox.push(app.ledger.drop_hold(&pod.pod.uid));
+                app.outbox.push(app.ledger.drop_chosen_hold(&pod.pod.uid, &query));
             }
             app.ledger.keys(&query, names.bytes())
         }

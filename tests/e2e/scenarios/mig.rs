@@ -290,7 +290,7 @@ fn a_gpu_without_a_table_is_divided_as_its_driver_lists() {
     });
 }
 
-/// A promise is not written anywhere: the next process promises again, and what was made goes.
+/// The agent keeps the promise for the next process, which has the instance made again there.
 #[test]
 fn a_pod_whose_instance_was_made_as_the_extender_was_killed_gets_one() {
     scenario_within("mig-killed", 6 * LIMIT, |bed| async move {

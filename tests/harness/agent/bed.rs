@@ -136,6 +136,7 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         mig_failures: Vec::new(),
         whole: None,
         memory_limits: None,
+        mig_promises: None,
     };
     report.checked().unwrap();
     Ok(sample)

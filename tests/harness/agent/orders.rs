@@ -12,8 +12,8 @@ use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use gpupack::report::wire::{
-    DeviceReport, MakeInstance, MigFailure, MigOrders, NumberedGpu, ObeyedOrders, Outcome, Reply,
-    Report,
+    DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, NumberedGpu,
+    ObeyedOrders, Outcome, Reply, Report,
 };
 use tokio::runtime::Runtime;
 
@@ -39,6 +39,8 @@ struct Told {
     inventory: Vec<DeviceReport>,
     failures: Vec<MigFailure>,
     whole: Option<ObeyedOrders>,
+    /// What the agent says that was promised.
+    promised: Option<MigPromises>,
     /// When each report came.
     reports: Vec<Duration>,
     /// The devices that were not healthy in some report.
@@ -76,7 +78,7 @@ async fn take(
     let unhealthy = report.devices.iter().filter(|it| !it.healthy);
     told.unhealthy.extend(unhealthy.map(|it| it.uuid.clone()));
     told.failures = report.mig_failures;
-    told.whole = report.whole;
+    (told.whole, told.promised) = (report.whole, report.mig_promises);
     if let Some(inventory) = report.inventory {
         told.inventory = inventory;
     }
@@ -137,7 +139,8 @@ impl Replica {
         });
         let remove = remove.iter().map(|uuid| (*uuid).to_owned()).collect();
         let mut told = self.told();
-        told.orders = Some(MigOrders { term, make: make.collect(), remove, whole: Vec::new() });
+        let make = make.collect();
+        told.orders = Some(MigOrders { term, make, remove, ..MigOrders::default() });
         told.ordered = None;
     }
 
@@ -160,6 +163,23 @@ impl Replica {
     pub(crate) fn is_in_mig_mode(&self, gpu: &str) -> bool {
         let is_it = |it: &DeviceReport| it.uuid == gpu && it.kind == DeviceKind::MigParent;
         self.inventory().iter().any(is_it)
+    }
+
+    /// The same orders promise these instances of `GPU-a` from now on: pod, profile and start.
+    pub(crate) fn promise(&self, promises: &[(&str, &str, u32)]) {
+        let promises = promises.iter().map(|(pod, profile, start)| MigPromise {
+            pod_uid: (*pod).to_owned(),
+            gpu: "GPU-a".to_owned(),
+            profile: (*profile).to_owned(),
+            start: *start,
+        });
+        self.told().orders.as_mut().unwrap().promises = promises.collect();
+    }
+
+    /// What the newest report says that was promised: term, pod and start.
+    pub(crate) fn promised(&self) -> Vec<(u64, String, u32)> {
+        let told = self.told().promised.clone().unwrap_or_default();
+        told.instances.into_iter().map(|it| (told.term, it.pod_uid, it.start)).collect()
     }
 
     /// Gives no orders from now on.

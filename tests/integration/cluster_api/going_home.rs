@@ -10,7 +10,7 @@ use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::pool::{Borrow, PoolRule, PoolRules};
-use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
+use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::{PodWatch, Sink, WatchEvent};
 use gpupack::kube_api::request::placement::{FenceWriter, encode};
@@ -20,6 +20,8 @@ use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::model::reservation::Departure;
 use gpupack::server::api::reports;
+use gpupack::server::views::explain::explain_named;
+use gpupack::server::views::viewer::Viewer;
 use gpupack::step::outside::Outside;
 use serde_json::{Value, json};
 
@@ -63,14 +65,37 @@ struct Bed {
     reports: u64,
     /// Whether the agent reports.
     is_reporting: bool,
+    /// MiB of GPU-a that a process of the host uses.
+    used_by_host: u64,
+    /// What the agent says of the GPUs.
+    gpus: Gpus,
     resizes: usize,
+    /// Whether they are refused, with how many requests there were in all.
+    refuses_resizes: bool,
+    requests: usize,
+}
+
+/// How the GPUs are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Gpus {
+    Sound,
+    /// GPU-b takes no pods.
+    OtherIll,
+    /// No GPU does.
+    AllIll,
+    /// GPU-b is not there.
+    OtherGone,
 }
 
 impl Bed {
     fn new(pod: Value) -> Self {
+        Self::lending(pod, Borrow::Compute)
+    }
+
+    fn lending(pod: Value, borrow: Borrow) -> Self {
         let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(1_000_000)));
         let clock = Clock::simulated(time);
-        let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
+        let lends = PoolRule { borrow, ..PoolRule::default() };
         let pools = PoolRules::new([(PoolName::new(""), lends)]);
         let config = Config { pools: pools.clone(), ..Config::default() };
         let term = Term::alone(clock, FenceWriter::random());
@@ -106,7 +131,11 @@ impl Bed {
             process_on: None,
             reports: 0,
             is_reporting: true,
+            used_by_host: 0,
+            gpus: Gpus::Sound,
             resizes: 0,
+            refuses_resizes: false,
+            requests: 0,
         };
         bed.watch.take(WatchEvent::ListBegins);
         bed.show();
@@ -125,21 +154,34 @@ impl Bed {
 
     fn report(&mut self) {
         self.reports += 1;
-        let uses = ["GPU-a", "GPU-b"].map(|id| {
+        let there = match self.gpus {
+            Gpus::OtherGone => &["GPU-a"][..],
+            Gpus::Sound | Gpus::OtherIll | Gpus::AllIll => &["GPU-a", "GPU-b"],
+        };
+        let is_ill = |id: &str| match self.gpus {
+            Gpus::Sound | Gpus::OtherGone => false,
+            Gpus::OtherIll => id == "GPU-b",
+            Gpus::AllIll => true,
+        };
+        let uses = there.iter().map(|id| {
             let is_there = self.process_on == Some(id);
-            let process = json!({"pid": 7, "podUid": "guest", "memoryMib": 100});
-            json!({"id": id, "usedMib": if is_there { 100 } else { 0 }, "healthy": true,
-                "processes": is_there.then_some(process).into_iter().collect::<Vec<_>>()})
+            let own = json!({"pid": 7, "podUid": "guest", "memoryMib": 100});
+            let of_host = if *id == "GPU-a" { self.used_by_host } else { 0 };
+            let other = json!({"pid": 9, "memoryMib": of_host});
+            let processes = is_there.then_some(own).into_iter();
+            let processes = processes.chain((of_host > 0).then_some(other));
+            json!({"id": id, "usedMib": of_host + if is_there { 100 } else { 0 },
+                "healthy": !is_ill(id), "processes": processes.collect::<Vec<_>>()})
         });
-        let gpu = |at: usize, id: &str| {
+        let gpu = |(at, id): (usize, &&str)| {
             json!({"id": id, "index": at, "model": "NVIDIA L4", "memoryMib": 23_000,
                 "reservedMib": 0, "kind": "Gpu", "healthy": true})
         };
         let mut report = json!({"apiVersion": "gpupack.dev/v1alpha1", "agent": "agent",
-            "sequence": self.reports, "devices": uses});
-        match self.reports {
-            1 => report["inventory"] = json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")]),
-            _ => report["session"] = 1.into(),
+            "sequence": self.reports, "devices": uses.collect::<Vec<_>>()});
+        report["inventory"] = there.iter().enumerate().map(gpu).collect();
+        if self.reports > 1 {
+            report["session"] = 1.into();
         }
         let (status, body) = reports::answer(&self.app, "n1", report.to_string().as_bytes());
         assert!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body));
@@ -163,6 +205,10 @@ impl Bed {
     /// The API server: it keeps the pod, and the watch shows each change.
     fn answer(&mut self, request: &hyper::Request<Vec<u8>>) -> (u16, Value) {
         let path = request.uri().path();
+        self.requests += 1;
+        if self.refuses_resizes && path.ends_with("/resize") {
+            return (403, json!({"kind": "Status", "status": "Failure", "code": 403}));
+        }
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         if !path.contains("/pods/guest") {
             return (404, json!({}));
@@ -370,4 +416,95 @@ fn a_guest_that_runs_stays_when_another_of_its_containers_fails() {
     assert!(bed.app.start_failures.contains_key(&PodUid::new("guest")));
     bed.pass(20);
     assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+}
+
+#[test]
+fn a_guest_goes_home_from_a_gpu_that_vanishes_or_takes_no_pods_any_more() {
+    for gpus in [Gpus::OtherIll, Gpus::OtherGone] {
+        let mut bed = Bed::new(guest());
+        bed.run("containerd://1", "GPU-b");
+        bed.pass(3);
+        assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0), "{gpus:?}");
+        bed.gpus = gpus;
+        if gpus == Gpus::OtherIll {
+            bed.pass(55); // one read that fails is no reason
+            assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+            bed.pass(7);
+        }
+        bed.pass(3);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "{gpus:?}");
+        bed.run("containerd://2", "GPU-a");
+        bed.pass(5);
+        assert_eq!(bed.departure(), Departure::Gone, "{gpus:?}");
+        // The GPU is back: nothing more is done.
+        bed.gpus = Gpus::Sound;
+        bed.pass(20);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "{gpus:?}");
+        let told = bed.told();
+        let notes = |reason: &str| -> Vec<&str> {
+            told.iter().filter(|(it, _)| it == reason).map(|(_, note)| note.as_str()).collect()
+        };
+        let [moved] = notes("GpuMoved")[..] else { panic!("{told:?}") };
+        assert!(moved.contains("because that device is gone or ill"), "{moved}");
+        let [lost] = notes("DeviceLost")[..] else { panic!("{told:?}") };
+        let (what, when) = match gpus {
+            Gpus::OtherIll => ("is ill", " and this lasts for a minute"),
+            _ => ("has vanished", ""),
+        };
+        let note = format!(
+            "the device GPU-b on node n1, where it runs as a guest, {what}: its container is restarted on its own one, \
+             GPU-a, if that one is sound{when}"
+        );
+        assert_eq!(lost, note);
+    }
+}
+
+#[test]
+fn a_guest_whose_own_gpu_takes_no_pods_either_stays() {
+    let mut bed = Bed::new(guest());
+    bed.run("containerd://1", "GPU-b");
+    bed.gpus = Gpus::AllIll;
+    bed.pass(100);
+    assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+}
+
+#[test]
+fn a_guest_that_cannot_stay_waits_for_memory_at_home_and_says_so() {
+    for gpus in [Gpus::Sound, Gpus::OtherGone] {
+        let mut bed = Bed::lending(guest(), Borrow::Memory { most: Share::WHOLE });
+        bed.used_by_host = 20_000;
+        bed.pass(3);
+        bed.gpus = gpus;
+        bed.refuse();
+        bed.pass(20);
+        assert_eq!((bed.departure(), bed.resizes), (Departure::Recalled, 0), "{gpus:?}");
+        bed.used_by_host = 0;
+        bed.pass(3);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "{gpus:?}");
+        let told = bed.told();
+        assert_eq!(count(&told, "GpuMoveFailed"), 1, "{told:?}");
+        assert!(told.iter().any(|(_, note)| note.contains("no longer use memory of its own GPU")));
+    }
+}
+
+#[test]
+fn a_guest_of_a_gone_gpu_that_cannot_be_moved_is_tried_again_each_minute() {
+    let mut bed = Bed::new(guest());
+    bed.run("containerd://1", "GPU-b");
+    bed.refuses_resizes = true;
+    bed.gpus = Gpus::OtherGone;
+    bed.process_on = None;
+    bed.pass(180);
+    assert_eq!((bed.departure(), bed.starts_on()), (Departure::Recalled, json!("GPU-b")));
+    assert!((6..60).contains(&bed.requests), "{}", bed.requests);
+    let explained = explain_named(&bed.app, "team-a", "guest", &Viewer::All).unwrap();
+    assert!(explained.verdict.contains("the device GPU-b, where it runs as a guest, is not there"));
+    bed.refuses_resizes = false;
+    bed.pass(70);
+    assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1));
+    let told = bed.told();
+    let fails = told.iter().filter(|(reason, _)| reason == "GpuMoveFailed");
+    let fails: Vec<_> = fails.map(|(_, note)| note).collect();
+    assert!((1..5).contains(&fails.len()), "{fails:?}");
+    assert!(fails[0].contains("delete it to get another place"), "{fails:?}");
 }

@@ -40,9 +40,16 @@ fn inventory(instances: &[(&str, &str, u32, u32)]) -> Value {
 struct Agent {
     sequence: u64,
     session: Value,
+    /// What the last orders promised, with their term.
+    promised: Value,
 }
 
 impl Agent {
+    /// It has said what it has.
+    fn new() -> Self {
+        Self { sequence: 1, session: Value::Null, promised: Value::Null }
+    }
+
     /// Reports, and returns the orders of the reply.
     async fn report(&mut self, bed: &Bed, devices: &Value, failures: Value) -> Value {
         self.sequence += 1;
@@ -53,11 +60,17 @@ impl Agent {
         let report = json!({
             "apiVersion": "gpupack.dev/v1alpha1", "agent": "agent-of-n1", "sequence": self.sequence,
             "session": self.session, "inventory": devices, "devices": uses.collect::<Vec<_>>(),
-            "migFailures": failures,
+            "migFailures": failures, "migPromises": self.promised,
         });
         let mut reply = bed.send("PUT", "/v1/nodes/n1/report", &report).await;
         self.session = reply["session"].take();
-        reply["migOrders"].take()
+        let mut orders = reply["migOrders"].take();
+        let promises = orders.as_object_mut().and_then(|it| it.remove("promises"));
+        let promises = promises.unwrap_or_else(|| json!([]));
+        if !orders.is_null() {
+            self.promised = json!({"term": orders["term"], "instances": promises});
+        }
+        orders
     }
 }
 
@@ -67,7 +80,7 @@ async fn bed(fake: &Fake) -> (Bed, Agent) {
     let bed = Bed::made(fake, (config, Clock::start()), asks, &inventory(&[])).await;
     bed.app.set_fenced();
     bed.watch(fake);
-    (bed, Agent { sequence: 1, session: Value::Null })
+    (bed, Agent::new())
 }
 
 fn orders(make: &[(&str, u32)], remove: &[&str]) -> Value {
@@ -162,6 +175,67 @@ async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
     let text = String::from_utf8(bed.app.metrics.text()).unwrap();
     assert!(!text.contains("gpupack_placement_edits_total{result=\"seen\"} 1"), "{text}");
     bed.app.ledger.audit().unwrap();
+}
+
+/// The leader ends between the order and the Binding.
+#[tokio::test]
+async fn the_next_leader_keeps_the_place_that_was_promised_to_a_pod() {
+    let fake = Fake::with_pod();
+    let (first, mut agent) = bed(&fake).await;
+    assert_eq!(first.filter(&pod_of(&fake)).await, json!(["n1"]));
+    let ordered = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        agent.report(&first, &inventory(&[]), json!([])).await
+    };
+    tokio::select! {
+        error = first.bind() => panic!("{error}"),
+        ordered = ordered => assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[])),
+    }
+    let promised = |start: u32| json!([{"podUid": "u1", "gpu": "GPU-a", "profile": "2g.12gb", "start": start}]);
+    assert_eq!(agent.promised["instances"], promised(0));
+    // Whatever the next one would choose.
+    for start in [0, 2] {
+        let (next, mut agent) = bed(&fake).await;
+        agent.promised = json!({"term": 1, "instances": promised(start)});
+        let idle = inventory(&[("MIG-1", "2g.12gb", start, 2)]);
+        let ordered = agent.report(&next, &idle, json!([])).await;
+        assert_eq!(without_term(ordered), orders(&[], &["MIG-1"]), "it is made again");
+        assert_eq!(next.app.ledger.hold_count(), 1, "{start}");
+        assert_eq!(next.filter(&wants("other", "4g.24gb", 1)).await, json!([]), "units are kept");
+        assert_eq!(next.filter(&pod_of(&fake)).await, json!(["n1"]));
+        assert_eq!(agent.report(&next, &idle, json!([])).await["remove"], json!(["MIG-1"]));
+        assert_eq!(agent.promised["instances"], promised(start), "for one more leader");
+        let ordered = async {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            agent.report(&next, &inventory(&[]), json!([])).await
+        };
+        tokio::select! {
+            error = next.bind() => panic!("{error}"),
+            ordered = ordered => {
+                assert_eq!(without_term(ordered), orders(&[("2g.12gb", start)], &[]));
+            }
+        }
+        assert_eq!(agent.promised["instances"], promised(start));
+    }
+}
+
+#[tokio::test]
+async fn no_place_is_kept_for_a_pod_that_does_not_wait_or_where_there_is_none() {
+    let fake = Fake::with_pod();
+    let (bed, mut agent) = bed(&fake).await;
+    let of = |uid: &str, profile: &str, start: u32| json!({"podUid": uid, "gpu": "GPU-a", "profile": profile, "start": start});
+    for (promised, kept) in [
+        (json!([of("gone", "2g.12gb", 0)]), 0),
+        (json!([of("u1", "1g.6gb", 0)]), 0), // it requests more
+        (json!([of("u1", "2g.12gb", 1)]), 0),
+        (json!([of("u1", "2g.12gb", 0), of("u1", "2g.12gb", 2)]), 0),
+        (json!([of("u1", "2g.12gb", 2)]), 1),
+    ] {
+        agent.promised = json!({"term": 1, "instances": promised});
+        agent.report(&bed, &inventory(&[]), json!([])).await;
+        assert_eq!(bed.app.ledger.hold_count(), kept, "{promised}");
+        bed.app.ledger.audit().unwrap();
+    }
 }
 
 /// The answer to a Binding is lost, and before it is posted again, the instance is destroyed.
@@ -325,7 +399,7 @@ async fn a_model_without_a_table_is_divided_by_the_list_of_its_agent() {
     let bed = Bed::made(&fake, (config, Clock::start()), asks, &start).await;
     bed.app.set_fenced();
     bed.watch(&fake);
-    let mut agent = Agent { sequence: 1, session: Value::Null };
+    let mut agent = Agent::new();
     bed.app.ledger.tick(bed.app.clock.now());
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     let made = async {
@@ -421,7 +495,7 @@ async fn an_instance_of_others_that_is_destroyed_under_a_pod_stays_allocated_to_
     let mut bed = Bed::made(&fake, (Config::default(), Clock::start()), asks, &there).await;
     bed.app.set_fenced();
     bed.watch(&fake);
-    let mut agent = Agent { sequence: 1, session: Value::Null };
+    let mut agent = Agent::new();
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     assert_eq!((bed.bind().await.as_str(), annotation(&fake, "uuids").as_str()), ("", "MIG-1"));
     let (_stop, stopped) = tokio::sync::watch::channel(false);

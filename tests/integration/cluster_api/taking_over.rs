@@ -200,6 +200,13 @@ impl Bed {
         NODES.iter().filter(is_free).copied().collect()
     }
 
+    /// How many pods were fenced, by the metric.
+    fn fences(&self) -> u64 {
+        let text = String::from_utf8(self.app.metrics.text()).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("gpupack_start_fences_total "));
+        line.unwrap().parse().unwrap()
+    }
+
     /// The leader does not renew the Lease any more. Which nodes have something free when this
     /// replica leads.
     fn takes_over(&mut self) -> Vec<&'static str> {
@@ -287,7 +294,9 @@ fn a_node_where_a_pod_may_have_run_unseen_takes_pods_after_its_next_report() {
         let what = format!("{on_fence:?} {named:?}");
         let mut bed = Bed::new(true, on_fence);
         bed.told(named);
+        assert_eq!(bed.fences(), 0, "{what}");
         assert_eq!(bed.takes_over(), free, "{what}");
+        assert_eq!(bed.fences(), 1, "{what}");
         NODES.iter().for_each(|name| bed.report(name));
         assert_eq!(bed.free(), NODES, "{what}");
     }

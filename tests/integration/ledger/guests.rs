@@ -20,7 +20,7 @@ use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
-use gpupack::model::device_state::{DeviceUse, ProcessUse};
+use gpupack::model::device_state::{DeviceState, DeviceUse, ProcessUse};
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Limit, Movable};
 use gpupack::model::reservation::{
@@ -99,6 +99,8 @@ struct Bed {
     overdrawn: BTreeSet<DeviceId>,
     lends_memory: bool,
     shares_instances: bool,
+    /// Devices that no inventory has now.
+    missing: BTreeSet<DeviceId>,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -153,6 +155,7 @@ impl Bed {
             overdrawn: BTreeSet::new(),
             lends_memory: seed % 2 == 1,
             shares_instances: seed % 5 > 2,
+            missing: BTreeSet::new(),
             counts: BTreeMap::new(),
         };
         bed.begin();
@@ -209,10 +212,12 @@ impl Bed {
 
     fn report(&mut self, node: &str, is_hello: bool) {
         self.sequence += 1;
-        let inventory = match self.shares_instances {
+        let all = match self.shares_instances {
             true => instances(node),
             false => gpus(node, GPUS, "A100", DEVICE_MIB),
         };
+        let there = all.devices().iter().filter(|it| !self.missing.contains(&it.id));
+        let inventory = NodeInventory::new(there.cloned().collect()).expect("it is sound");
         let process = |(uid, memory): (&PodUid, MemMib)| ProcessUse {
             pod: Some(uid.clone()),
             memory: Some(memory),
@@ -240,8 +245,22 @@ impl Bed {
             inventory: Some(inventory),
             uses,
         };
+        let before = self.ledger.recalled(Some(node)).len();
         let taken = self.ledger.report(node, &report, self.at());
         assert!(taken.is_ok() || !is_hello, "{taken:?}");
+        if self.ledger.recalled(Some(node)).len() > before {
+            self.count("called home by a report");
+        }
+    }
+
+    /// A device is not there any more, or is again.
+    fn vanish(&mut self) {
+        let node = *NODES.choose(&mut self.rng).expect("some");
+        let device = device_id(&format!("{node}-{}", self.rng.random_range(0..GPUS)));
+        if !self.missing.remove(&device) && self.missing.is_empty() {
+            self.missing.insert(device);
+        }
+        self.report(node, false);
     }
 
     fn request(&mut self) -> PlacementRequest {
@@ -445,6 +464,9 @@ impl Bed {
         let live = &self.pods[&uid];
         let ([on], [placed]) = (&live.runs_on[..], &live.written.devices[..]) else { return };
         let (on, requested) = (on.clone(), placed.demand.memory);
+        if self.missing.contains(&on) {
+            return;
+        }
         let may_borrow = self.lends_memory && live.request.movable == Movable::Restart;
         let memory = if may_borrow { MemMib::new(part) } else { MemMib::new(part).min(requested) };
         let others =
@@ -472,8 +494,9 @@ impl Bed {
     /// What those request who are on their way to a device.
     fn coming_to(&self, on: &DeviceId) -> u64 {
         let node = self.ledger.node(&node_of(on)).expect("it is there");
-        let device = node.devices().iter().find(|it| it.device().id == *on).expect("it is there");
-        let coming = device.running().filter(|(it, _)| !self.runs_on(it, on));
+        let device = node.devices().iter().find(|it| it.device().id == *on);
+        let running = device.into_iter().flat_map(DeviceState::running);
+        let coming = running.filter(|(it, _)| !self.runs_on(it, on));
         coming.map(|(_, demand)| demand.memory.mib()).sum()
     }
 
@@ -539,6 +562,7 @@ impl Bed {
                 self.report(node, false);
             }
             90..98 => self.end(),
+            98 if self.one_in(2) => self.vanish(),
             98 => {
                 self.ledger.tick(self.at());
             }
@@ -602,6 +626,7 @@ impl Bed {
 
     /// Without more faults every recalled pod is at home or stays, and each Binding can be posted.
     fn calm_down(&mut self) {
+        self.missing.clear();
         for _ in 0..600 {
             self.now += 100;
             self.leftovers.clear();
@@ -668,7 +693,7 @@ fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
     }
     println!("{counts:?}");
     let guests = ["guests", "guests of instances", "at home"];
-    let moves = ["ordered", "stayed", "restarts", "settled", "given up"];
+    let moves = ["ordered", "stayed", "restarts", "settled", "given up", "called home by a report"];
     let memory = ["borrowed", "gave back", "kept", "waited for memory"];
     for what in guests.iter().chain(&moves).chain(&memory) {
         assert!(counts.contains_key(*what), "{what} was never tried: {counts:?}");

@@ -216,8 +216,8 @@ impl World {
             "apiVersion": "gpupack.dev/v1alpha1", "agent": format!("{name}-{run}"),
             "sequence": speaker.sequence, "devices": uses,
         });
-        if let Some((failures, whole)) = answers {
-            (report["migFailures"], report["whole"]) = (failures, whole);
+        for (name, answer) in answers.into_iter().flatten() {
+            report[name] = answer;
         }
         if self.settings.has_driver_limits {
             report["memoryLimits"] = serde_json::to_value(in_force).expect("it is JSON");

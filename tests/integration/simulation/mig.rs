@@ -244,9 +244,14 @@ impl MigNode {
         self.on_demand.made().has_made(device)
     }
 
-    /// What the agent says of its orders: those that failed, and those to be out of MIG mode that it obeys.
-    pub(super) fn answers(&self) -> (Value, Value) {
-        (json!(self.on_demand.failures()), json!(self.on_demand.whole()))
+    /// What the agent says of its orders: those that failed, those to be out of MIG mode that it obeys, and what
+    /// they promise.
+    pub(super) fn answers(&self) -> [(&'static str, Value); 3] {
+        [
+            ("migFailures", json!(self.on_demand.failures())),
+            ("whole", json!(self.on_demand.whole())),
+            ("migPromises", json!(self.on_demand.promises())),
+        ]
     }
 
     /// Learns what a replica orders, or that it gives no orders. Returns whether other ones stand.

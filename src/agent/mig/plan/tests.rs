@@ -43,7 +43,7 @@ fn orders(make: &[(&str, u32)], remove: &[&str]) -> MigOrders {
         term: 1,
         make: make.iter().map(|(profile, start)| place(profile, *start)).collect(),
         remove: remove.iter().map(|uuid| (*uuid).to_owned()).collect(),
-        whole: Vec::new(),
+        ..MigOrders::default()
     }
 }
 

@@ -172,6 +172,32 @@ fn an_order_makes_exactly_that_instance_and_it_is_reported_at_once() {
     assert_eq!((gpu.mig_profiles[2].memory_mib, gpu.mig_profiles[2].sm_count), (40_192, Some(42)));
 }
 
+/// The next leader may know nothing of it.
+#[test]
+fn what_a_leader_promised_is_in_each_report_until_another_one_gives_orders() {
+    let bed = bed(&scenario());
+    let (first, second) = (Replica::start(), Replica::start());
+    let _agent = Agent::start(&bed, &[&first, &second], QUICK);
+    first.order(5, &[("2g.20gb", 2)], &[]);
+    first.promise(&[("u1", "2g.20gb", 2)]);
+    let both = |told: &[(u64, String, u32)]| {
+        for replica in [&first, &second] {
+            replica.until("it is told", |it| it.promised() == told);
+        }
+    };
+    both(&[(5, "u1".to_owned(), 2)]);
+    first.until_instances(&[("2g.20gb", 2, true), FOREIGN]);
+    assert_eq!(count(&bed, CREATE), 1, "what is promised makes nothing");
+    // It is gone. One that led before it does not count.
+    first.withdraw();
+    second.order(4, &[], &[]);
+    second.promise(&[("u2", "2g.20gb", 4)]);
+    second.more_reports(10);
+    both(&[(5, "u1".to_owned(), 2)]);
+    second.order(6, &[], &[]);
+    both(&[]);
+}
+
 #[test]
 fn a_repeated_order_changes_nothing_and_a_removal_takes_only_its_instance() {
     let mut scenario = changed("mig_model", json!("H100-80"));

@@ -218,8 +218,8 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     None
 }
 
-/// Whether this process was frozen since it `began` with a room, and a later one has written on the pod meanwhile:
-/// that one has not seen who is to go now, and may have others go. A Lease would have ended. `None` if the pod
+/// Whether this process was frozen since it `began` with a room, and a later one has bound the pod or written on it
+/// meanwhile: that one has not seen who is to go now, and may have others go. A Lease would have ended. `None` if the pod
 /// cannot be read.
 async fn is_replaced(
     app: &App,
@@ -233,10 +233,13 @@ async fn is_replaced(
     }
     let Ok(key) = PodKey::of(&order.pod.pod) else { return Some(true) };
     let read = cluster.writer.read_back(&key).await.ok()?;
-    Some(read.is_none_or(|pod| {
-        let seen = SeenPod::from_api(&pod);
-        seen.pod.uid != order.pod.pod.uid || app.fenced(cluster, &seen) == Ordering::Greater
-    }))
+    let Some(seen) = read.map(|pod| SeenPod::from_api(&pod)) else { return Some(true) };
+    let is_bound = seen.node.is_some();
+    if is_bound {
+        app.see_bound(&seen);
+    }
+    let is_other = seen.pod.uid != order.pod.pod.uid;
+    Some(is_bound || is_other || app.fenced(cluster, &seen) == Ordering::Greater)
 }
 
 /// The victims that were to go only because they are over the quota of their team, and may not go now: the

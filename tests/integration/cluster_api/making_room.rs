@@ -58,9 +58,17 @@ struct Bed {
     _runtime: tokio::runtime::Runtime,
     /// Whether another pod gets what is guaranteed to the team while the note of the room is written.
     has_rival: bool,
-    /// Whether the process is frozen while the note of the room is written, and another one begins meanwhile.
-    freezes: Option<bool>,
+    /// Whether the process is frozen while the note of the room is written, and what another one does meanwhile.
+    freezes: Option<Successor>,
     evicted: Vec<String>,
+}
+
+/// What a later process does while this one is frozen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Successor {
+    None,
+    Begins,
+    Binds,
 }
 
 impl Bed {
@@ -166,7 +174,10 @@ impl Bed {
                 }
                 (200, important())
             }
-            "GET" if path.ends_with("/important") && self.freezes == Some(true) => {
+            "GET" if path.ends_with("/important") && self.freezes == Some(Successor::Binds) => {
+                (200, pod("red", "important", 5, "1", Some("GPU-n1")))
+            }
+            "GET" if path.ends_with("/important") && self.freezes == Some(Successor::Begins) => {
                 let mut fenced = important();
                 fenced["metadata"]["annotations"][FENCE] = "ffffffffff-1 start".into();
                 (200, fenced)
@@ -195,11 +206,17 @@ fn none_is_evicted_for_a_pod_whose_team_lost_what_is_guaranteed_to_it_since_that
 
 #[test]
 fn a_process_that_was_frozen_and_replaced_evicts_none() {
-    for (is_replaced, gone) in [(false, &["lesser", "owed"][..]), (true, &[])] {
+    for (successor, gone) in [
+        (Successor::None, &["lesser", "owed"][..]),
+        (Successor::Begins, &[]),
+        (Successor::Binds, &[]),
+    ] {
         let mut bed = Bed::new(false);
-        bed.freezes = Some(is_replaced);
+        bed.freezes = Some(successor);
         bed.pass(FROZEN_FOR + 1_000);
         bed.evicted.sort();
-        assert_eq!(bed.evicted, gone, "{is_replaced}");
+        assert_eq!(bed.evicted, gone, "{successor:?}");
+        let is_bound = bed.app.ledger.reservation(&PodUid::new("important")).is_some();
+        assert_eq!(is_bound, successor == Successor::Binds, "it was told so");
     }
 }

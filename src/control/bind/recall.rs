@@ -379,12 +379,12 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     // First: it is not to be called home again and again in vain.
     let is_stranded = app.ledger.is_stranded(&pod.uid);
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
+        if is_stranded {
+            app.moves.unstick(&pod.uid); // that device is no place to stay
+            return Some(Next::After(STAY_FOR));
+        }
         return Some(match app.ledger.settle_guest(&pod.uid) {
             true => Next::After(Duration::ZERO),
-            false if is_stranded => {
-                app.moves.unstick(&pod.uid); // the room on its device will not come
-                Next::After(STAY_FOR)
-            }
             false => Next::After(LOOK_AGAIN),
         });
     }

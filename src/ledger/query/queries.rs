@@ -8,6 +8,7 @@
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::Entry;
 use fixedbitset::FixedBitSet;
@@ -39,9 +40,8 @@ use crate::waste::scarcity::ScarcityPrices;
 /// then new pods get none, and bind alone decides.
 const MAX_HOLDS: usize = 10_000;
 
-/// A place that was promised to a pod is held for this many times as long as others: kube-scheduler may first wait
-/// before it tries the pod again.
-const PROMISES_LAST: u32 = 3;
+/// How long a place is held that was promised to a pod: kube-scheduler may first wait before it tries the pod again.
+const PROMISES_LAST: Duration = Duration::from_secs(30);
 
 /// Most device classes that nodes outside the ledger may add to those of the cluster: each takes
 /// memory and time for all nodes.
@@ -388,13 +388,13 @@ impl Ledger {
 
     /// Holds these places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
     /// not end that. Not if there is no room there, or too many holds; nor for a pod that has a hold, is on a node or
-    /// has ended.
+    /// has ended. `may_hold` is asked last.
     pub fn keep_promise(
         &self,
-        pod: &PodUid,
-        node: &str,
-        (query, spots): (&PlacementRequest, &[Spot]),
+        (pod, query): (&PodUid, &PlacementRequest),
+        (node, spots): (&str, &[Spot]),
         now: Timestamp,
+        may_hold: impl FnOnce() -> bool,
     ) -> Vec<LedgerEvent> {
         let _stays = self.stay();
         let Some(at) = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS) else {
@@ -408,13 +408,13 @@ impl Ledger {
                 return Vec::new();
             }
             let found = self.node_entry(at).look(|_, it| plan::on_spots(it, &compiled, spots));
-            if found.is_none() {
+            if found.is_none() || !may_hold() {
                 return Vec::new();
             }
             let mut is_held = false;
             let events = self.change_node(at, |node_state| {
                 let Some(placement) = plan::on_spots(node_state, &compiled, spots) else { return };
-                let expires = now.plus(PROMISES_LAST * self.settings.hold_for);
+                let expires = now.plus(PROMISES_LAST);
                 let host = compiled.host;
                 let hold = Hold { placement, host, expires, is_promise: true };
                 node_state.hold(pod.clone(), hold);

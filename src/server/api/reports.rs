@@ -62,7 +62,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 let seen = (&report.facts.uses[..], of_this_term(app, report.details));
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
-            keep_promises(app, node, report.promises.as_ref(), now);
+            keep_promises(app, node, report.promises.filter(|_| receipt.is_taken).as_ref(), now);
             let of = |held: &Vec<_>| held.iter().map(Allocation::from_reservation).collect();
             let reply = Reply {
                 api_version: ApiVersion::default(),
@@ -137,18 +137,23 @@ fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
 }
 
 /// Keeps the places of MIG instances for the pods to which an earlier leader has promised them, if this replica
-/// gives orders now. Those that wait get them at their next bind.
+/// leads now. Those that wait get them at their next bind. Not for a pod of a group, which starts with the others.
 fn keep_promises(
     app: &App,
     node: &str,
     told: Option<&(u64, BTreeMap<PodUid, Vec<Spot>>)>,
     now: Timestamp,
 ) {
-    let is_earlier = |term: u64| ordering_term(app).is_some_and(|own| own != term);
+    let own = app.acts_in().filter(|_| app.leads() && app.is_fenced());
+    let is_earlier = |term: u64| own.is_some_and(|own| own != term);
     let Some((_, promises)) = told.filter(|(term, _)| is_earlier(*term)) else { return };
     for (uid, spots) in promises {
-        if let Some(state) = app.waiting.pod(uid) {
-            app.outbox.push(app.ledger.keep_promise(uid, node, (&state.waiting.query, spots), now));
+        let Some(state) = app.waiting.pod(uid) else { continue };
+        let query = &state.waiting.query;
+        if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {
+            let may_hold = || app.waiting.may_hold(uid, now);
+            let promised = (node, &spots[..]);
+            app.outbox.push(app.ledger.keep_promise((uid, query), promised, now, may_hold));
         }
     }
 }

@@ -189,9 +189,11 @@ fn waits_for(
 }
 
 /// The node where a pod is being bound, or where a place is held that was promised to it.
-fn own_node(app: &App, uid: &PodUid, query: &PlacementRequest) -> Option<NodeName> {
-    let waits = |_: &NodeName| app.is_known_to_wait(uid, query);
-    let promised_on = || app.ledger.promised_on(uid, query).filter(waits);
+fn own_node(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<NodeName> {
+    let uid = &pod.pod.uid;
+    let may_have =
+        |_: &NodeName| app.is_known_to_wait(uid, query) && at_team_limit(app, pod, query).is_none();
+    let promised_on = || app.ledger.promised_on(uid, query).filter(may_have);
     app.ledger.assumed_on(uid, query).or_else(promised_on)
 }
 
@@ -202,7 +204,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     app.note_named(pod, query, now);
     let is_named = |node: &NodeName| names.iter().any(|name| name == node.as_str());
     // Its Binding may still succeed there, and its own reservation would count against it.
-    let own_node = || own_node(app, uid, query).filter(is_named);
+    let own_node = || own_node(app, pod, query).filter(is_named);
     // Room was kept for it, and now all of it is free. What victims have of the host may not be.
     let has_victims = app.preemptors.victims(uid).iter().any(|it| app.ledger.has_pod(it));
     let kept_on = || {

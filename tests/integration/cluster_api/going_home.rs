@@ -488,23 +488,25 @@ fn a_guest_that_cannot_stay_waits_for_memory_at_home_and_says_so() {
 }
 
 #[test]
-fn a_guest_of_a_gone_gpu_that_cannot_be_moved_is_tried_again_each_minute() {
-    let mut bed = Bed::new(guest());
-    bed.run("containerd://1", "GPU-b");
-    bed.refuses_resizes = true;
-    bed.gpus = Gpus::OtherGone;
-    bed.process_on = None;
-    bed.pass(180);
-    assert_eq!((bed.departure(), bed.starts_on()), (Departure::Recalled, json!("GPU-b")));
-    assert!((6..60).contains(&bed.requests), "{}", bed.requests);
-    let explained = explain_named(&bed.app, "team-a", "guest", &Viewer::All).unwrap();
-    assert!(explained.verdict.contains("the device GPU-b, where it runs as a guest, is not there"));
-    bed.refuses_resizes = false;
-    bed.pass(70);
-    assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1));
-    let told = bed.told();
-    let fails = told.iter().filter(|(reason, _)| reason == "GpuMoveFailed");
-    let fails: Vec<_> = fails.map(|(_, note)| note).collect();
-    assert!((1..5).contains(&fails.len()), "{fails:?}");
-    assert!(fails[0].contains("delete it to get another place"), "{fails:?}");
+fn a_guest_of_a_lost_gpu_that_cannot_be_moved_is_tried_again_each_minute() {
+    for gpus in [Gpus::OtherGone, Gpus::OtherIll] {
+        let mut bed = Bed::new(guest());
+        bed.run("containerd://1", "GPU-b");
+        bed.refuses_resizes = true;
+        bed.gpus = gpus;
+        bed.pass(240);
+        assert_eq!((bed.departure(), bed.starts_on()), (Departure::Recalled, json!("GPU-b")));
+        assert!((6..80).contains(&bed.requests), "{gpus:?}: {}", bed.requests);
+        let explained = explain_named(&bed.app, "team-a", "guest", &Viewer::All).unwrap();
+        let is_missing = explained.verdict.contains("where it runs as a guest, is not there");
+        assert_eq!(is_missing, gpus == Gpus::OtherGone, "{}", explained.verdict);
+        bed.refuses_resizes = false;
+        bed.pass(70);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "{gpus:?}");
+        let told = bed.told();
+        let fails = told.iter().filter(|(reason, _)| reason == "GpuMoveFailed");
+        let fails: Vec<_> = fails.map(|(_, note)| note).collect();
+        assert!((2..8).contains(&fails.len()), "{fails:?}");
+        assert!(fails[0].contains("delete it to get another place"), "{fails:?}");
+    }
 }

@@ -388,28 +388,26 @@ impl Ledger {
 
     /// Holds these places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
     /// not end that. Not if there is no room there, or too many holds; nor for a pod that has a hold, is on a node or
-    /// has ended. `may_hold` is asked last.
+    /// has ended. `may_hold` is asked last. The events; `None` if it is not held.
     pub fn keep_promise(
         &self,
         (pod, query): (&PodUid, &PlacementRequest),
         (node, spots): (&str, &[Spot]),
         now: Timestamp,
         may_hold: impl FnOnce() -> bool,
-    ) -> Vec<LedgerEvent> {
+    ) -> Option<Vec<LedgerEvent>> {
         let _stays = self.stay();
-        let Some(at) = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS) else {
-            return Vec::new();
-        };
+        let at = self.position(node).filter(|_| self.holds.len() < MAX_HOLDS)?;
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
         self.while_unallocated(pod, |held_at| {
             let entry = self.holds.entry(pod.clone());
             if held_at.is_some() {
-                return Vec::new();
+                return None;
             }
             let found = self.node_entry(at).look(|_, it| plan::on_spots(it, &compiled, spots));
             if found.is_none() || !may_hold() {
-                return Vec::new();
+                return None;
             }
             let mut is_held = false;
             let events = self.change_node(at, |node_state| {
@@ -420,10 +418,10 @@ impl Ledger {
                 node_state.hold(pod.clone(), hold);
                 is_held = true;
             });
-            if is_held {
+            is_held.then(|| {
                 entry.insert(at);
-            }
-            events
+                events
+            })
         })
     }
 

@@ -153,7 +153,11 @@ fn keep_promises(
         if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {
             let may_hold = || app.waiting.may_hold(uid, now);
             let promised = (node, &spots[..]);
-            app.outbox.push(app.ledger.keep_promise((uid, query), promised, now, may_hold));
+            let kept = app.ledger.keep_promise((uid, query), promised, now, may_hold);
+            if let Some(events) = kept {
+                tracing::info!(pod_uid = %uid, node, "the place of a MIG instance that an earlier leader promised is kept");
+                app.outbox.push(events);
+            }
         }
     }
 }

@@ -177,20 +177,25 @@ async fn an_instance_is_made_again_after_a_reboot_and_its_uuid_is_written() {
     bed.app.ledger.audit().unwrap();
 }
 
+/// What a bind has an agent do that has no instance. The process ends with that.
+async fn orders_of_bind(bed: &Bed, agent: &mut Agent) -> Value {
+    let ordered = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        agent.report(bed, &inventory(&[]), json!([])).await
+    };
+    tokio::select! {
+        error = bed.bind() => panic!("{error}"),
+        ordered = ordered => without_term(ordered),
+    }
+}
+
 /// The leader ends between the order and the Binding.
 #[tokio::test]
 async fn the_next_leader_keeps_the_place_that_was_promised_to_a_pod() {
     let fake = Fake::with_pod();
     let (first, mut agent) = bed(&fake).await;
     assert_eq!(first.filter(&pod_of(&fake)).await, json!(["n1"]));
-    let ordered = async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        agent.report(&first, &inventory(&[]), json!([])).await
-    };
-    tokio::select! {
-        error = first.bind() => panic!("{error}"),
-        ordered = ordered => assert_eq!(without_term(ordered), orders(&[("2g.12gb", 0)], &[])),
-    }
+    assert_eq!(orders_of_bind(&first, &mut agent).await, orders(&[("2g.12gb", 0)], &[]));
     let promised = |start: u32| json!([{"podUid": "u1", "gpu": "GPU-a", "profile": "2g.12gb", "start": start}]);
     assert_eq!(agent.promised["instances"], promised(0));
     // Whatever the next one would choose.
@@ -205,16 +210,8 @@ async fn the_next_leader_keeps_the_place_that_was_promised_to_a_pod() {
         assert_eq!(next.filter(&pod_of(&fake)).await, json!(["n1"]));
         assert_eq!(agent.report(&next, &idle, json!([])).await["remove"], json!(["MIG-1"]));
         assert_eq!(agent.promised["instances"], promised(start), "for one more leader");
-        let ordered = async {
-            tokio::time::sleep(Duration::from_millis(150)).await;
-            agent.report(&next, &inventory(&[]), json!([])).await
-        };
-        tokio::select! {
-            error = next.bind() => panic!("{error}"),
-            ordered = ordered => {
-                assert_eq!(without_term(ordered), orders(&[("2g.12gb", start)], &[]));
-            }
-        }
+        let made = orders(&[("2g.12gb", start)], &[]);
+        assert_eq!(orders_of_bind(&next, &mut agent).await, made);
         assert_eq!(agent.promised["instances"], promised(start));
     }
 }

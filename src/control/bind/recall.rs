@@ -381,7 +381,7 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         if is_stranded {
             app.moves.unstick(&pod.uid); // that device is no place to stay
-            return Some(Next::After(STAY_FOR));
+            return Some(Next::After(2 * TRY_SLOWLY));
         }
         return Some(match app.ledger.settle_guest(&pod.uid) {
             true => Next::After(Duration::ZERO),

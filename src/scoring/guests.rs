@@ -170,7 +170,8 @@ pub fn recall_stranded(node: &mut NodeState) -> Vec<PodUid> {
         return Vec::new();
     }
     let stays = |held: &Reservation| held.departure == Departure::Stays || held.is_arriving();
-    let all = node.reservations().iter().filter(|(_, held)| stays(held));
+    let is_guest = |held: &Reservation| held.guest_on().is_some() && stays(held);
+    let all = node.reservations().iter().filter(|(_, held)| is_guest(held));
     let stranded: Vec<PodUid> =
         all.filter(|(uid, _)| is_stranded(node, uid)).map(|(uid, _)| uid.clone()).collect();
     node.recall(&stranded);

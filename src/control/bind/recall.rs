@@ -376,8 +376,8 @@ fn tell_waits_for_home(app: &App, pod: &PodRef) {
 
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
 fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Option<Next> {
-    // First: it is not to be called home again and again in vain.
     let is_stranded = app.ledger.is_stranded(&pod.uid);
+    // First: it is not to be called home again and again in vain.
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
         if is_stranded {
             app.moves.unstick(&pod.uid); // that device is no place to stay
@@ -677,10 +677,11 @@ fn failed(app: &App, pod: &PodRef, fault: &str) -> Next {
 fn count_on_both(app: &App, pod: &PodRef, fault: &str) -> Next {
     let what = "it cannot be moved now, and counts on both GPUs until its container is restarted";
     note_stuck(app, pod, MoveReason::Recall, what, fault);
-    // Not before the pod has gone that needed the room.
-    match app.ledger.changes_instances(&pod.uid) || app.ledger.settle_guest(&pod.uid) {
-        false if !app.ledger.is_stranded(&pod.uid) => Next::After(TRY_AGAIN),
-        true | false => Next::After(TRY_SLOWLY),
+    // Not before the pod has gone that needed the room; of a lost device none is waited for.
+    let counts = app.ledger.changes_instances(&pod.uid) || app.ledger.settle_guest(&pod.uid);
+    match counts || app.ledger.is_stranded(&pod.uid) {
+        true => Next::After(TRY_SLOWLY),
+        false => Next::After(TRY_AGAIN),
     }
 }
 

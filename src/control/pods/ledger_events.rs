@@ -112,8 +112,7 @@ fn tell_lost(app: &App, (node, device): (&NodeName, &DeviceId), health: Option<H
     tell_tenants(app, node, device, NoticeReason::DeviceLost, &note);
     let when = if health.is_some() { " and this lasts for a minute" } else { "" };
     for held in app.ledger.guests_on(node.as_str(), device) {
-        let homes: Vec<&str> = held.placement.devices.iter().map(|it| it.id.as_str()).collect();
-        let home = homes.join(", ");
+        let Some(home) = held.placement.devices.first().map(|placed| &placed.id) else { continue };
         let note = format!(
             "the device {device} on node {node}, where it runs as a guest, {what}: its container is restarted on its \
              own one, {home}, if that one is sound{when}"

@@ -353,11 +353,8 @@ impl Ledger {
                 events.extend(self.release(pod));
             }
             let Some(at) = found else { return events };
-            let is_promised = |node_state: &NodeState| {
-                let hold = node_state.holds().get(pod).filter(|hold| hold.is_promise);
-                hold.is_some_and(|hold| plan::still_fits(node_state, &compiled, &hold.placement))
-            };
-            if held_at == found && self.node_entry(at).look(|_, it| is_promised(it)) {
+            let is_promised = |_, it: &NodeState| has_promise(it, pod, &compiled);
+            if held_at == found && self.node_entry(at).look(is_promised) {
                 return events;
             }
             let entry = self.holds.entry(pod.clone());
@@ -405,6 +402,7 @@ impl Ledger {
             if held_at.is_some() {
                 return None;
             }
+            // Only looked at first: a change ends kept answers.
             let found = self.node_entry(at).look(|_, it| plan::on_spots(it, &compiled, spots));
             if found.is_none() || !may_hold() {
                 return None;
@@ -432,9 +430,7 @@ impl Ledger {
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
         self.node_entry(at).look(|_, node_state| {
-            let hold = node_state.holds().get(pod).filter(|hold| hold.is_promise)?;
-            let fits = plan::still_fits(node_state, &compiled, &hold.placement);
-            fits.then(|| node_state.name().clone())
+            has_promise(node_state, pod, &compiled).then(|| node_state.name().clone())
         })
     }
 
@@ -456,6 +452,12 @@ impl Ledger {
             None => self.drop_hold(pod),
         }
     }
+}
+
+/// Whether the hold of a pod is a place that was promised to it, and still fits.
+fn has_promise(node_state: &NodeState, pod: &PodUid, compiled: &CompiledRequest) -> bool {
+    let hold = node_state.holds().get(pod).filter(|hold| hold.is_promise);
+    hold.is_some_and(|hold| plan::still_fits(node_state, compiled, &hold.placement))
 }
 
 /// What decides the answers to a request.

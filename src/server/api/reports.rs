@@ -62,7 +62,7 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
                 let seen = (&report.facts.uses[..], of_this_term(app, report.details));
                 app.outbox.push(app.ledger.note(node, seen, rules, now));
             }
-            keep_promises(app, node, report.promises.filter(|_| receipt.is_taken).as_ref(), now);
+            keep_promises(app, node, report.promises.filter(|_| receipt.is_taken), now);
             let of = |held: &Vec<_>| held.iter().map(Allocation::from_reservation).collect();
             let reply = Reply {
                 api_version: ApiVersion::default(),
@@ -141,13 +141,13 @@ fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
 fn keep_promises(
     app: &App,
     node: &str,
-    told: Option<&(u64, BTreeMap<PodUid, Vec<Spot>>)>,
+    told: Option<(u64, BTreeMap<PodUid, Vec<Spot>>)>,
     now: Timestamp,
 ) {
     let own = app.acts_in().filter(|_| app.leads() && app.is_fenced());
     let is_earlier = |term: u64| own.is_some_and(|own| own != term);
     let Some((_, promises)) = told.filter(|(term, _)| is_earlier(*term)) else { return };
-    for (uid, spots) in promises {
+    for (uid, spots) in &promises {
         let Some(state) = app.waiting.pod(uid) else { continue };
         let query = &state.waiting.query;
         if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {

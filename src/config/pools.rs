@@ -24,6 +24,7 @@ struct PoolKeys {
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
     borrow: BorrowName,
+    soft_limits: bool,
     spread_empty: bool,
     #[serde(deserialize_with = "respread_after")]
     respread_idle_seconds: Option<Duration>,
@@ -98,6 +99,14 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `borrow` and `enforcement`, or say `mig: on_demand`"
         )));
     }
+    let lends_none =
+        |keys: &PoolKeys| keys.soft_limits && !matches!(keys.borrow, BorrowName::Memory);
+    if let Some((pool, _)) = pools.iter().find(|(_, keys)| lends_none(keys)) {
+        return Err(D::Error::custom(format!(
+            "pool `{pool}` has `soft_limits`, under which memory is lent, and lends none: add `borrow: memory`, or \
+             leave it out"
+        )));
+    }
     let alone = |keys: &PoolKeys| keys.respread_idle_seconds.is_some() && !lends(keys);
     if let Some((pool, _)) = pools.iter().find(|(_, keys)| alone(keys)) {
         return Err(D::Error::custom(format!(
@@ -127,6 +136,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         driver_limits: false, // a key of another section says so
+        soft_limits: keys.soft_limits,
         spread_empty: keys.spread_empty,
         respread_after: keys.respread_idle_seconds,
         mig: keys.mig,
@@ -147,9 +157,23 @@ fn respread_after<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
-        let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
-        let named: Vec<String> = by_driver.map(|(pool, _)| format!("`{pool}`")).collect();
-        if named.is_empty() || limit == MemoryLimit::Driver {
+        let named = |is_it: fn(&PoolRule) -> bool| -> Vec<String> {
+            let found = pools.iter().filter(|(_, rule)| is_it(rule));
+            found.map(|(pool, _)| format!("`{pool}`")).collect()
+        };
+        if limit == MemoryLimit::Driver {
+            return Ok(());
+        }
+        let soft = named(|rule| rule.soft_limits);
+        if !soft.is_empty() {
+            return Err(garde::Error::new(format!(
+                "{} must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`: nothing would \
+                 give the limits to the driver",
+                soft.join(", ")
+            )));
+        }
+        let named = named(|rule| rule.enforcement == Enforcement::Driver);
+        if named.is_empty() {
             return Ok(());
         }
         Err(garde::Error::new(format!(
@@ -253,6 +277,19 @@ mod tests {
             ),
             ("pools: {a: {mig: by_turns, mig_moves: yes}}", "expected `never` or `restart`"),
             ("pools: {a: {respread_idle_seconds: 600}}", "and lends none: add `borrow: compute`"),
+            (
+                "webhook: {memory_limit: driver}\npools: {a: {borrow: compute, soft_limits: true}}",
+                "under which memory is lent, and lends none: add `borrow: memory`",
+            ),
+            (
+                "webhook: {memory_limit: mps}\npools: {a: {borrow: memory, soft_limits: true}}",
+                "must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`",
+            ),
+            (
+                "memory_by_instance: true\nwebhook: {memory_limit: driver}\n\
+                 pools: {a: {borrow: memory, soft_limits: true}}",
+                "it must be `false` with `webhook.memory_limit: mps`, and with `soft_limits`",
+            ),
             (
                 "pools: {a: {borrow: memory, respread_idle_seconds: 9}}",
                 "`pools.a.respread_idle_seconds: 9` is not allowed: it must be a whole number from 10",

@@ -179,6 +179,9 @@ pub struct PoolRule {
     /// Whether the driver limits how much lent memory each pod uses. Then pods borrow memory only where the node's
     /// agent sets these limits.
     pub driver_limits: bool,
+    /// Whether memory that pods request and do not use is lent, too, where soft limits of the driver guarantee it to
+    /// them: it ends the processes of those who borrow it.
+    pub soft_limits: bool,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
     /// How long a pod that may be restarted must have used no GPU before it is restarted on another one where
@@ -215,6 +218,11 @@ impl PoolRules {
     /// After which time without use pods of some pool are restarted where they may use more, the shortest one.
     pub fn respread_after(&self) -> Option<Duration> {
         self.by_pool.values().filter_map(|rule| rule.respread_after).min()
+    }
+
+    /// Whether some pool lends memory under soft limits, for which pods must be clients of MPS.
+    pub fn have_soft_limits(&self) -> bool {
+        self.by_pool.values().any(|rule| rule.soft_limits)
     }
 
     /// Whether pods of some pool may be restarted on other MIG instances.

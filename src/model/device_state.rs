@@ -12,6 +12,7 @@ use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, MigUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
+use crate::model::isolation::LimitOrders;
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
 use crate::mutation::{Mutation, mutated};
@@ -133,6 +134,8 @@ pub struct DeviceState {
     pub(crate) memory_limits: LiteMap<PodUid, MemMib>,
     /// Whether the node's agent sets limits of the driver here.
     pub(crate) sets_limits: bool,
+    /// Whether soft limits of the driver guarantee to all who run here what they request.
+    pub(crate) has_soft_limits: bool,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -177,6 +180,7 @@ impl DeviceState {
             away: Vec::new(),
             memory_limits: LiteMap::new(),
             sets_limits: false,
+            has_soft_limits: false,
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -555,6 +559,23 @@ impl DeviceState {
         if let Some(limit) = self.lent_to(held, demand) {
             self.memory_limits.insert(held.pod.uid.clone(), limit);
         }
+    }
+
+    /// Notes whether soft limits guarantee what all who run here request. Not that of one that is about to start.
+    pub(crate) fn note_soft_limits(&mut self, limits: &LimitOrders) {
+        let id = &self.device.id;
+        let has_it = |(uid, demand): (&PodUid, Demand)| {
+            limits.soft_limit(id, uid) >= demand.memory || mutated(Mutation::SoftLimitsBelieved)
+        };
+        self.has_soft_limits = self.rule.soft_limits
+            && self.sets_limits
+            && self.users().filter(|(uid, _)| !self.is_away(uid)).all(has_it);
+    }
+
+    /// Whether soft limits of the driver guarantee to all who run here what they request. Then what they do not use of
+    /// it is lent, too: the driver ends who borrows it when they need it.
+    pub fn has_soft_limits(&self) -> bool {
+        self.has_soft_limits
     }
 
     /// Class of the device.

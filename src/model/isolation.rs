@@ -70,10 +70,19 @@ pub enum DriverLimits {
 pub struct LimitOrders {
     /// The order of each device.
     given: BTreeMap<DeviceId, LimitOrder>,
-    /// The devices whose limits the agent sets, each with the number of the order in force, by its last report.
-    in_force: BTreeMap<DeviceId, u64>,
+    /// The devices whose limits the agent sets, by its last report.
+    in_force: BTreeMap<DeviceId, DeviceLimits>,
     /// Number of the newest order.
     count: u64,
+}
+
+/// What an agent has in force on one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Number of the order.
+    pub number: u64,
+    /// The pods to which the driver guarantees memory by soft limits, each with how much.
+    pub soft: BTreeMap<PodUid, MemMib>,
 }
 
 /// The pods of one device whose limits are to be set together.
@@ -104,15 +113,24 @@ impl LimitOrders {
         self.in_force.contains_key(device)
     }
 
-    /// Notes what the agent has in force. Whether it sets the limits of other devices than before.
-    pub(crate) fn note(&mut self, in_force: BTreeMap<DeviceId, u64>) -> bool {
-        let has_changed = !in_force.keys().eq(self.in_force.keys());
+    /// How much memory a soft limit guarantees to a pod on a device; nothing without one.
+    pub(crate) fn soft_limit(&self, device: &DeviceId, uid: &PodUid) -> MemMib {
+        let found = self.in_force.get(device).and_then(|it| it.soft.get(uid));
+        found.copied().unwrap_or(MemMib::ZERO)
+    }
+
+    /// Notes what the agent has in force. Whether it sets the limits of other devices than before, or other soft limits.
+    pub(crate) fn note(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>) -> bool {
+        let soft = |all: &BTreeMap<DeviceId, DeviceLimits>| -> Vec<_> {
+            all.iter().map(|(id, it)| (id.clone(), it.soft.clone())).collect()
+        };
+        let has_changed = soft(&in_force) != soft(&self.in_force);
         self.in_force = in_force;
         has_changed
     }
 
     /// Whether this is in force already.
-    pub(crate) fn has(&self, in_force: &BTreeMap<DeviceId, u64>) -> bool {
+    pub(crate) fn has(&self, in_force: &BTreeMap<DeviceId, DeviceLimits>) -> bool {
         self.in_force == *in_force
     }
 
@@ -147,7 +165,7 @@ impl LimitOrders {
     pub fn leave_room(&self, device: &DeviceId, uid: &PodUid) -> bool {
         self.given.get(device).is_none_or(|order| {
             let lends = order.borrowers().any(|other| other != uid);
-            !lends || self.in_force.get(device) == Some(&order.number)
+            !lends || self.in_force.get(device).is_some_and(|it| it.number == order.number)
         })
     }
 }

@@ -26,7 +26,7 @@ use crate::model::device_state::{
     ProcessUse, StandingHold, Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
-use crate::model::isolation::LimitOrders;
+use crate::model::isolation::{DeviceLimits, LimitOrders};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
     BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef, Reservation,
@@ -164,8 +164,8 @@ impl NodeState {
         &self.limits
     }
 
-    /// Notes which limits its agent has in force, by device the number of the order.
-    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, u64>) {
+    /// Notes which limits its agent has in force, by device.
+    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>) {
         if self.limits.note(in_force) {
             for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
                 if !self.limits.are_set(&device_state.device.id) {
@@ -177,13 +177,14 @@ impl NodeState {
     }
 
     /// Whether its agent has these in force already.
-    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, u64>) -> bool {
+    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, DeviceLimits>) -> bool {
         self.limits.has(in_force)
     }
 
     /// Derives the orders about limits of memory.
     fn order_limits(&mut self) {
         let Self { devices, limits, reservations, .. } = self;
+        devices.iter_mut().for_each(|it| it.note_soft_limits(limits));
         // Also where nothing is lent any more: pods may still have limits above their requests.
         let may = |uid: &PodUid| reservations.get(uid).is_some_and(Reservation::may_have_borrowed);
         let set = devices.iter().filter(|it| it.sets_limits);

@@ -91,7 +91,7 @@ pub struct Report {
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub memory_limits: Option<ObeyedOrders>,
+    pub memory_limits: Option<LimitsInForce>,
     /// What the last leader promised to pods of this node: for the next one, which may know nothing of that.
     #[serde(
         default,
@@ -126,7 +126,7 @@ pub struct MigPromise {
     pub start: u32,
 }
 
-/// The orders of one kind that an agent has in force: limits of memory, or to leave GPUs out of MIG mode.
+/// The orders to leave GPUs out of MIG mode that an agent has in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObeyedOrders {
@@ -137,14 +137,52 @@ pub struct ObeyedOrders {
     pub gpus: Vec<NumberedGpu>,
 }
 
+/// The limits of memory that an agent has in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitsInForce {
+    /// Term of the leader that ordered them.
+    pub term: u64,
+    /// The GPUs whose limits the agent sets.
+    #[serde(default, deserialize_with = "json_object::list")]
+    pub gpus: Vec<GpuInForce>,
+}
+
+/// The limits that are in force on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuInForce {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Number of the order; 0 before the first one.
+    pub number: u64,
+    /// The pods to which soft limits guarantee memory. Only those without a process that is no client of the GPU's MPS
+    /// daemon.
+    #[serde(
+        default,
+        deserialize_with = "json_object::list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub soft: Vec<SoftLimit>,
+}
+
+/// How much memory of a GPU the driver guarantees to a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SoftLimit {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// Of all its containers together, in MiB.
+    pub soft_mib: u64,
+}
+
 /// A GPU, and the number of an order about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NumberedGpu {
     /// UUID of the GPU.
     pub gpu: String,
-    /// Number of the order, another one each time that it begins again. 0 for a GPU whose limits the agent sets, before
-    /// its first order.
+    /// Number of the order, another one each time that it begins again.
     pub number: u64,
 }
 
@@ -465,6 +503,15 @@ pub struct PodLimit {
     /// Whether it uses more than that, and cannot be made to give it back: only its growth is to be stopped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_more: bool,
+    /// How much the driver is to guarantee to all its containers together, in MiB: the soft limit. Others that use more
+    /// than theirs are ended for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub soft_mib: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(mib: &u64) -> bool {
+    *mib == 0
 }
 
 /// All MIG instances that are to be made and removed on a node at this moment.

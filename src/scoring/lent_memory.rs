@@ -43,14 +43,15 @@ impl DeviceState {
     /// The memory that is missing for what all these pods request and one that comes with `more`, because
     /// some of them use more than they request. `part` says how much of each counts.
     ///
-    /// Zero in pools that lend no memory.
+    /// Zero in pools that lend no memory, and for those that are there if soft limits guarantee what they request.
     pub fn missing_memory(
         &self,
         tolerance: MemMib,
         more: MemMib,
         part: impl Fn(&PodUid) -> Taken,
     ) -> MemMib {
-        if !self.rule.borrow.lends_memory() {
+        let is_guaranteed = self.has_soft_limits() && more == MemMib::ZERO;
+        if !self.rule.borrow.lends_memory() || is_guaranteed {
             return MemMib::ZERO;
         }
         let taken = self.taken_memory(tolerance, part).checked_add(more).unwrap_or(BEYOND.memory);
@@ -61,6 +62,14 @@ impl DeviceState {
     pub fn unused_memory(&self, tolerance: MemMib) -> MemMib {
         let taken = self.taken_memory(tolerance, |_| Taken::Use);
         self.device.capacity().checked_sub(taken).unwrap_or(MemMib::ZERO)
+    }
+
+    /// Memory that no process uses.
+    pub fn spare_memory(&self) -> MemMib {
+        let used = self.users().map(|(uid, _)| self.covered(uid));
+        let used = used
+            .fold(self.used_by_others(), |sum, one| sum.checked_add(one).unwrap_or(BEYOND.memory));
+        self.device.capacity().checked_sub(used).unwrap_or(MemMib::ZERO)
     }
 
     /// What these pods take of the memory, and others use of it.
@@ -76,15 +85,28 @@ impl DeviceState {
     }
 }
 
-/// Limits of the driver for the pods of one GPU that may use more than they request.
+/// Limits of the driver for the pods of one GPU, where some may use more than they request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderedLimits {
     /// The GPU.
     pub gpu: DeviceId,
     /// Number of the order.
     pub number: u64,
-    /// The limit of each pod, and whether it keeps what it uses above.
-    pub limits: Vec<(PodUid, MemMib, bool)>,
+    /// The limits, by the UID of the pod.
+    pub pods: Vec<OrderedLimit>,
+}
+
+/// Limits of the driver for a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OrderedLimit {
+    /// The pod.
+    pub uid: PodUid,
+    /// The most that it may use.
+    pub most: MemMib,
+    /// Whether it keeps what it uses above.
+    pub keeps_more: bool,
+    /// How much the driver is to guarantee to it.
+    pub soft: MemMib,
 }
 
 /// The limits that the agent of a node is to set.
@@ -93,21 +115,28 @@ pub fn ordered_limits(node: &NodeState) -> Vec<OrderedLimits> {
         let gpu = device.device().id.clone();
         let order = node.limits().order(&gpu)?;
         order.borrowers().next()?;
-        let limits = granted(node, device, order);
-        Some(OrderedLimits { gpu, number: order.number, limits })
+        let mut pods = granted(node, device, order);
+        if device.rule().soft_limits {
+            guarantee(device, &mut pods);
+        }
+        pods.sort();
+        Some(OrderedLimits { gpu, number: order.number, pods })
     });
     orders.collect()
 }
 
 /// How much the pods of an order may use: what they request, or use if that is more, and an equal part of what is left
-/// then, up to their own limits. All together, with what others request or use, that is no more than there is.
+/// then, up to their own limits. All together, with what others request or use, that is no more than there is. Where
+/// soft limits guarantee what all request, it is their own limits.
 ///
 /// A pod that is to give back what it uses above its request, or cannot, gets its request: that stops its growth.
-fn granted(
-    node: &NodeState,
-    device: &DeviceState,
-    order: &LimitOrder,
-) -> Vec<(PodUid, MemMib, bool)> {
+fn granted(node: &NodeState, device: &DeviceState, order: &LimitOrder) -> Vec<OrderedLimit> {
+    let limit = |uid: &PodUid, most: MemMib, keeps_more: bool| OrderedLimit {
+        uid: uid.clone(),
+        most,
+        keeps_more,
+        soft: MemMib::ZERO,
+    };
     let own = |uid: &PodUid, demand: Demand| demand.memory.max(device.covered(uid));
     // Of a tenant that is away only what it still uses counts.
     let counts = |(uid, demand)| match device.is_away(uid) {
@@ -126,6 +155,9 @@ fn granted(
         let Some(demand) = users.get(uid).copied() else { continue };
         let is_free = borrowed(uid) == Some(BorrowedMemory::Free) && !device.is_away(uid);
         match device.memory_limit(uid).filter(|_| is_free) {
+            Some(own_limit) if device.has_soft_limits() => {
+                limits.push(limit(uid, own_limit, false))
+            }
             Some(limit) => {
                 let own = own(uid, demand);
                 borrowers.push((limit.mib().saturating_sub(own.mib()), uid, own));
@@ -133,7 +165,7 @@ fn granted(
             None => {
                 // Nothing takes back what it uses above, which is not free.
                 let keeps = borrowed(uid) != Some(BorrowedMemory::GivingBack);
-                limits.push((uid.clone(), demand.memory, keeps));
+                limits.push(limit(uid, demand.memory, keeps));
             }
         }
     }
@@ -145,8 +177,22 @@ fn granted(
         room -= more;
         // What it uses above its own limit is not free either.
         let keeps = wanted == 0 && own == device.covered(uid);
-        limits.push((uid.clone(), MemMib::new(own.mib().saturating_add(more)), keeps));
+        limits.push(limit(uid, MemMib::new(own.mib().saturating_add(more)), keeps));
     }
-    limits.sort();
     limits
+}
+
+/// Guarantees to all who run on a device what they request. Those that may use no more keep that as their limit.
+fn guarantee(device: &DeviceState, limits: &mut Vec<OrderedLimit>) {
+    for (uid, demand) in device.users().filter(|(uid, _)| !device.is_away(uid)) {
+        match limits.iter_mut().find(|it| it.uid == *uid) {
+            Some(known) => known.soft = demand.memory.min(known.most),
+            None => limits.push(OrderedLimit {
+                uid: uid.clone(),
+                most: demand.memory,
+                keeps_more: true,
+                soft: demand.memory,
+            }),
+        }
+    }
 }

@@ -56,6 +56,7 @@ const fn rule(
         enforcement,
         borrow: Borrow::None,
         driver_limits: false,
+        soft_limits: false,
         spread_empty: false,
         respread_after: None,
         mig: MigUse::Fixed,

@@ -3,6 +3,11 @@
 //! NVIDIA's container toolkit sets the limit of a container when it starts: what its pod requests. The extender orders
 //! how much more it may use. All limits of a GPU together, with what pods use, are never more than an order allows: so
 //! limits are lowered first, and others raised only once no pod uses more than its new limit.
+//!
+//! Where the extender orders soft limits, the driver also guarantees memory: if a process cannot allocate what its
+//! container may use below its soft limit, MPS ends a process of another container that uses more than its own one.
+//! That works among clients of one daemon of MPS. So the agent reports soft limits of those pods alone whose processes
+//! are all clients, and of none while the daemon does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +20,7 @@ use crate::agent::gpu::standing::StandingOrders;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{GpuLimits, LimitOrders, NumberedGpu, ObeyedOrders};
+use crate::report::wire::{GpuInForce, GpuLimits, LimitOrders, LimitsInForce, PodLimit, SoftLimit};
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;
@@ -26,6 +31,9 @@ const TOLERANCE_BYTES: u64 = 128 << 20;
 
 /// Orders that are in force are carried out again after this time: containers may have started since.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// The same where soft limits are ordered: a container that started is without one until then.
+const SOFT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// The control groups of containers, by UID of the pod.
 pub type Containers = BTreeMap<String, BTreeSet<String>>;
@@ -40,11 +48,13 @@ pub struct LentLimits {
 #[derive(Debug, Default)]
 struct Shared {
     standing: Mutex<StandingOrders<LimitOrders>>,
-    in_force: Mutex<ObeyedOrders>,
+    in_force: Mutex<LimitsInForce>,
     /// What became of the last order of each GPU.
     outcomes: Mutex<BTreeMap<String, SetLimit>>,
     /// The control groups that have a limit, each with its GPU.
     limited: Mutex<BTreeSet<(String, String)>>,
+    /// The pods with processes that are no clients of MPS, each with its GPU, by the last list of its processes.
+    no_clients: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// The orders that are in force, and when they were carried out.
     done: Mutex<Option<(LimitOrders, Timestamp)>>,
     /// Notified when a pod has come, which waits until the limits are in force.
@@ -81,14 +91,21 @@ impl LentLimits {
     }
 
     /// What is in force.
-    pub fn in_force(&self) -> ObeyedOrders {
+    pub fn in_force(&self) -> LimitsInForce {
         self.shared.in_force.lock().clone()
     }
 
     /// Whether these orders are in force, and were carried out a short time ago.
     pub(crate) fn are_done(&self, orders: &LimitOrders, now: Timestamp) -> bool {
         let done = self.shared.done.lock();
-        done.as_ref().is_some_and(|(last, at)| last == orders && now.since(*at) < AGAIN_AFTER)
+        let has_soft = orders.gpus.iter().any(|gpu| gpu.pods.iter().any(|pod| pod.soft_mib > 0));
+        let again_after = if has_soft { SOFT_AGAIN_AFTER } else { AGAIN_AFTER };
+        done.as_ref().is_some_and(|(last, at)| last == orders && now.since(*at) < again_after)
+    }
+
+    /// Learns which pods have processes on a GPU that are no clients of MPS.
+    pub fn list(&self, gpu: &str, no_clients: BTreeSet<String>) {
+        self.shared.no_clients.lock().insert(gpu.to_owned(), no_clients);
     }
 
     /// Notes that the agent can set no limits now.
@@ -98,11 +115,11 @@ impl LentLimits {
     }
 
     /// Carries out these orders on the GPUs whose limits can be set. `containers` are those of the pods in them, or what
-    /// becomes of the orders without.
+    /// becomes of the orders without. Of each GPU it is said whether a daemon of MPS serves it.
     pub fn carry_out(
         &self,
         (orders, now): (Option<&LimitOrders>, Timestamp),
-        gpus: &BTreeSet<String>,
+        gpus: &BTreeMap<String, bool>,
         containers: Result<&Containers, &SetLimit>,
         driver: &impl LimitDriver,
     ) {
@@ -119,14 +136,15 @@ impl LentLimits {
         });
         let mut outcomes = std::mem::take(&mut *self.shared.outcomes.lock());
         let (mut in_force, mut are_done) = (Vec::new(), true);
-        for gpu in gpus {
+        for (gpu, has_mps) in gpus {
             if outcomes.get(gpu) == Some(&SetLimit::Refused) {
                 continue;
             }
             let order = orders.iter().flat_map(|orders| &orders.gpus).find(|it| it.gpu == *gpu);
             let Some(order) = order else {
                 outcomes.remove(gpu);
-                in_force.push(NumberedGpu { gpu: gpu.clone(), number: number(gpu) });
+                let (gpu, number) = (gpu.clone(), number(gpu));
+                in_force.push(GpuInForce { gpu, number, soft: Vec::new() });
                 continue;
             };
             let outcome = match containers {
@@ -139,22 +157,67 @@ impl LentLimits {
             are_done &= outcome == SetLimit::Done;
             let number = if outcome == SetLimit::Done { order.number } else { number(gpu) };
             if outcome != SetLimit::Refused {
-                in_force.push(NumberedGpu { gpu: gpu.clone(), number });
+                let known = before.gpus.iter().find(|it| it.gpu == *gpu);
+                let soft = match containers {
+                    Ok(containers) if *has_mps => {
+                        let before = known.map_or(&[][..], |known| &known.soft);
+                        self.guarantee((order, before), containers, driver)
+                    }
+                    _ => Vec::new(),
+                };
+                in_force.push(GpuInForce { gpu: gpu.clone(), number, soft });
             }
         }
         *self.shared.limited.lock() = limited;
         *self.shared.outcomes.lock() = outcomes;
         let term = orders.map_or(before.term, |orders| orders.term);
-        *self.shared.in_force.lock() = ObeyedOrders { term, gpus: in_force };
+        *self.shared.in_force.lock() = LimitsInForce { term, gpus: in_force };
         *self.shared.done.lock() = orders.filter(|_| are_done).map(|all| (all.clone(), now));
+    }
+
+    /// Sets the soft limits of an order, and says which are in force. That of a pod without a container now is, if it
+    /// was `before`: its next one gets it from the container toolkit.
+    fn guarantee(
+        &self,
+        (order, before): (&GpuLimits, &[SoftLimit]),
+        containers: &Containers,
+        driver: &impl LimitDriver,
+    ) -> Vec<SoftLimit> {
+        let no_clients = self.shared.no_clients.lock().get(&order.gpu).cloned().unwrap_or_default();
+        let pods = order.pods.iter().filter(|pod| pod.soft_mib > 0);
+        let in_force = pods.filter(|pod| {
+            let found = containers.get(&pod.pod_uid).into_iter().flatten();
+            let limited: Vec<(&String, u64, u64)> = found
+                .filter_map(|group| {
+                    let GroupLimit { limit, soft, .. } = driver.read(&order.gpu, group)?;
+                    Some((group, limit?, soft))
+                })
+                .collect();
+            let wanted =
+                (pod.soft_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
+            let are_set = limited.iter().all(|(group, limit, soft)| {
+                let is_set =
+                    soft.abs_diff(wanted) <= STEP_BYTES || mutated(Mutation::SoftLimitsUnset);
+                let set = || driver.set(&order.gpu, group, (wanted, *limit)) == SetLimit::Done;
+                !driver.counts_parents(group) && (is_set || set())
+            });
+            let was = |it: &SoftLimit| it.pod_uid == pod.pod_uid && it.soft_mib >= pod.soft_mib;
+            let is_there = !limited.is_empty() || before.iter().any(was);
+            is_there && are_set && !no_clients.contains(&pod.pod_uid)
+        });
+        let soft =
+            |pod: &PodLimit| SoftLimit { pod_uid: pod.pod_uid.clone(), soft_mib: pod.soft_mib };
+        in_force.map(soft).collect()
     }
 }
 
-/// The limit of a control group on a GPU, in bytes.
+/// The limits of a control group on a GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimit {
     /// `None`: it has no limit.
     pub limit: Option<u64>,
+    /// What the driver guarantees to it.
+    pub soft: u64,
     /// What its processes use now.
     pub used: u64,
 }
@@ -164,8 +227,12 @@ pub trait LimitDriver {
     /// The limit of a control group; `None` if it cannot be read.
     fn read(&self, gpu: &str, group: &str) -> Option<GroupLimit>;
 
-    /// Sets it.
-    fn set(&self, gpu: &str, group: &str, bytes: u64) -> SetLimit;
+    /// Sets what the driver guarantees to it, and the most that it may use.
+    fn set(&self, gpu: &str, group: &str, soft_and_limit: (u64, u64)) -> SetLimit;
+
+    /// Whether what is guaranteed to a control group also counts for those above it. Then it stays there when the group
+    /// goes first, and the guarantees of other pods are wrong.
+    fn counts_parents(&self, group: &str) -> bool;
 }
 
 /// What became of a limit, or of an order.
@@ -211,12 +278,12 @@ fn obey(
         if pod.limit_mib > MAX_DEVICE_MEMORY.mib() {
             return SetLimit::Failed;
         }
-        let mut limited = Vec::new();
+        let mut limited: Vec<(&String, u64, GroupLimit)> = Vec::new();
         for group in containers.get(&pod.pod_uid).into_iter().flatten() {
             let key = (order.gpu.clone(), group.clone());
             match driver.read(&order.gpu, group) {
-                Some(GroupLimit { limit: Some(limit), used }) => {
-                    limited.push((group, limit, used));
+                Some(found @ GroupLimit { limit: Some(limit), .. }) => {
+                    limited.push((group, limit, found));
                     known.insert(key);
                 }
                 Some(GroupLimit { limit: None, .. }) => _ = known.remove(&key),
@@ -224,15 +291,21 @@ fn obey(
             }
         }
         let share = (pod.limit_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
-        for (group, limit, used) in limited {
+        for (group, limit, GroupLimit { soft, used, .. }) in limited {
             // What it uses cannot be taken away: only its growth is stopped then.
             let least = share.max(used);
+            // A soft limit that is not ordered is taken away.
+            let is_soft = pod.soft_mib > 0 && !driver.counts_parents(group);
+            if !is_soft && soft > 0 {
+                outcome = outcome.max(driver.set(&order.gpu, group, (0, limit)));
+            }
+            let soft = if is_soft { soft } else { 0 };
             if limit > least.saturating_add(STEP_BYTES) {
                 if !mutated(Mutation::LimitsNotLowered) {
-                    outcome = outcome.max(driver.set(&order.gpu, group, least));
+                    outcome = outcome.max(driver.set(&order.gpu, group, (soft.min(least), least)));
                 }
             } else if limit.saturating_add(STEP_BYTES) < share {
-                raise.push((group, share));
+                raise.push((group, (soft, share)));
             }
             // Read after the limit was lowered: it may have grown until then.
             let used = driver.read(&order.gpu, group).map(|now| now.used);
@@ -241,8 +314,8 @@ fn obey(
         }
     }
     if outcome == SetLimit::Done {
-        for (group, share) in raise {
-            let raised = driver.set(&order.gpu, group, share);
+        for (group, soft_and_limit) in raise {
+            let raised = driver.set(&order.gpu, group, soft_and_limit);
             outcome = if raised == SetLimit::Refused { raised } else { outcome };
         }
     }

@@ -31,7 +31,7 @@ use crate::agent::nvml::{details, instances, library};
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
-use crate::api::condition::DeviceFault;
+use crate::api::condition::{DeviceFault, MpsState};
 use crate::api::state::DeviceKind;
 use crate::hardware::device::{MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::Timestamp;
@@ -164,7 +164,12 @@ impl NvmlProbe {
             return;
         }
         let is_limited = |it: &&DeviceReport| it.kind == DeviceKind::Gpu && it.can_limit_memory;
-        let gpus = inventory.iter().filter(is_limited).map(|it| it.uuid.clone()).collect();
+        let has_mps = |gpu: &str| {
+            let state = self.mps.as_ref().and_then(|daemons| daemons.state(gpu, now));
+            matches!(state, Some(MpsState::Idle | MpsState::Starting | MpsState::Serving))
+        };
+        let gpus = inventory.iter().filter(is_limited);
+        let gpus = gpus.map(|it| (it.uuid.clone(), has_mps(&it.uuid))).collect();
         let pods = orders.iter().flat_map(|orders| &orders.gpus).flat_map(|gpu| &gpu.pods);
         let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&*pod.pod_uid)).collect();
         let containers = match pods.is_empty() {
@@ -213,6 +218,7 @@ impl NvmlProbe {
             pods: &self.pods,
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
+            lent_limits: self.lent_limits.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
             switching: self.on_demand.as_ref().map_or(Switching::Never, MigOnDemand::switching),
             now,

@@ -180,6 +180,9 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         if config.pools.moves_instances() && truth.replica.is_none() {
             tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
         }
+        if config.pools.have_soft_limits() {
+            tracing::warn!("`soft_limits` was not run on real hardware yet: see docs/borrowing.md");
+        }
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
-use crate::config::webhook::MemoryLimit;
+use crate::config::webhook::{MemoryLimit, WebhookConfig};
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{
     ContainerView, UUIDS_VARIABLE, containers, literal, placed,
@@ -32,7 +32,8 @@ pub const NO_DEVICE: &str = "void";
 
 /// The allocated memory per device in MiB, for the workload.
 pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
-/// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit.
+/// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit, which is right where
+/// soft limits guarantee what a pod requests.
 const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
 /// Says that the container may be restarted on another GPU at any time.
 pub const MOVABLE_VARIABLE: &str = "GPUPACK_MOVABLE";
@@ -122,7 +123,7 @@ impl Owned<'_> {
 }
 
 /// The variables of the container that gets the devices of `request`.
-pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
+pub(crate) fn granted(request: &GpuRequest, settings: &WebhookConfig) -> Vec<EnvVar> {
     let mut variables = vec![
         placed(DEVICES_VARIABLE, DEVICES),
         placed(UUIDS_VARIABLE, UUIDS),
@@ -139,8 +140,11 @@ pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
     // The driver takes no limit for a MIG instance. With hardware isolation the device is one, or a
     // whole GPU. For others *bind* decides, and writes the annotation or not. The CDI specification
     // of an instance does not have the hook, so nothing there reads the empty variable.
-    if limit == MemoryLimit::Driver && is_shared && request.isolation != Isolation::Hardware {
-        variables.push(literal(HOOK_REQUEST, "0"));
+    let is_limited = settings.memory_limit == MemoryLimit::Driver;
+    if is_limited && is_shared && request.isolation != Isolation::Hardware {
+        if !settings.soft_limits {
+            variables.push(literal(HOOK_REQUEST, "0"));
+        }
         variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
     }
     if request.movable == Movable::Restart {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, VolumeMount};
 
 use crate::config::allowed::{HostFolder, plain};
-use crate::config::webhook::ThreadCap;
+use crate::config::webhook::{MemoryLimit, ThreadCap, WebhookConfig};
 use crate::hardware::device::{ModelFilter, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::kube_api::containers::admission_error::AdmissionError;
@@ -63,8 +63,13 @@ pub(crate) fn is_client(request: &GpuRequest) -> Result<bool, AdmissionError> {
 }
 
 /// The variables of a client.
-pub(crate) fn variables(cap: ThreadCap) -> Vec<EnvVar> {
-    let mut all = vec![literal(PIPE_VARIABLE, PIPES), placed(MEMORY_VARIABLE, MPS_MEMORY)];
+pub(crate) fn variables(settings: &WebhookConfig) -> Vec<EnvVar> {
+    let mut all = vec![literal(PIPE_VARIABLE, PIPES)];
+    if settings.memory_limit != MemoryLimit::Mps {
+        return all; // the driver limits it
+    }
+    all.push(placed(MEMORY_VARIABLE, MPS_MEMORY));
+    let cap = settings.thread_cap;
     if cap != ThreadCap::None {
         all.push(placed(THREADS_VARIABLE, MPS_THREADS));
     }

@@ -10,12 +10,13 @@ use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::Timestamp;
 use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
+use crate::model::isolation::DeviceLimits;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
 use crate::model::reservation::{Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
-use crate::scoring::lent_memory::ordered_limits;
+use crate::scoring::lent_memory::{OrderedLimit, ordered_limits};
 use crate::scoring::plan;
 use crate::scoring::strategy::Strategy;
 use crate::waste::scarcity::ScarcityPrices;
@@ -664,8 +665,9 @@ fn a_guest_that_cannot_be_restarted_counts_in_both_places_until_it_can() {
 fn ordered(node: &NodeState) -> (u64, String) {
     let all = ordered_limits(node);
     let [order] = &all[..] else { return (0, String::new()) };
-    let limits = order.limits.iter().map(|(uid, limit, keeps)| {
-        format!("{uid}={}{}", limit.mib(), if *keeps { "+" } else { "" })
+    let limits = order.pods.iter().map(|OrderedLimit { uid, most, keeps_more, soft }| {
+        let soft = if soft.mib() > 0 { format!("{}..", soft.mib()) } else { String::new() };
+        format!("{uid}={soft}{}{}", most.mib(), if *keeps_more { "+" } else { "" })
     });
     (order.number, limits.collect::<Vec<_>>().join(" "))
 }
@@ -682,7 +684,8 @@ fn limited(text: &str, in_force: u64) -> NodeState {
 }
 
 fn put_in_force(node: &mut NodeState, number: u64) {
-    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), number)]));
+    let in_force = DeviceLimits { number, soft: BTreeMap::new() };
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]));
 }
 
 #[test]
@@ -707,6 +710,61 @@ fn what_nobody_requests_or_uses_is_split_among_those_that_may_borrow() {
     assert_eq!(ordered(&node).1.split(' ').next(), Some("p=300+"), "it may borrow no more");
     node.release(&PodUid::new("r"));
     assert_eq!(ordered(&node).0, 3, "no pod has come");
+}
+
+/// The same where soft limits are ordered, and these of the pods on A are in force, in MiB.
+fn softly_limited(soft: &[(&str, u64)]) -> NodeState {
+    let mut node = limited("A:1000/1000 B:1000/1000", 0);
+    let rule = PoolRule { soft_limits: true, ..node.rule() };
+    node.share_by(rule, &mut DeviceClasses::default());
+    put_soft(&mut node, 0, soft);
+    node
+}
+
+fn put_soft(node: &mut NodeState, number: u64, soft: &[(&str, u64)]) {
+    let soft = soft.iter().map(|(uid, mib)| (PodUid::new(*uid), MemMib::new(*mib))).collect();
+    let in_force = DeviceLimits { number, soft };
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]));
+}
+
+#[test]
+fn what_soft_limits_guarantee_is_lent_while_it_is_not_used() {
+    let mut node = softly_limited(&[("p", 300)]);
+    let a = |node: &NodeState| node.devices()[0].clone();
+    node.allocate(movable("p", "A", 300));
+    node.allocate(movable("q", "A", 300));
+    node.allocate(Reservation { request: None, ..movable("r", "A", 200) });
+    assert_eq!(ordered(&node), (3, "p=300..400 q=300..400 r=200..200+".to_owned()), "split");
+    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 199)]);
+    assert!(!a(&node).has_soft_limits(), "`r` has less than it requests");
+    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 200)]);
+    assert!(a(&node).has_soft_limits());
+    assert_eq!(ordered(&node), (3, "p=300..1000 q=300..1000 r=200..200+".to_owned()));
+    observe(&mut node, "A", &[("p", 900)]);
+    assert_eq!(to_give_back(&node), [], "the driver ends it when others need the memory");
+    assert!(!is_short_of_memory(&node, node.devices().iter()));
+    // For one that comes it is taken back: its soft limit is not in force yet.
+    node.allocate(movable("s", "A", 100));
+    assert!(!a(&node).has_soft_limits());
+    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
+    let (number, limits) = ordered(&node);
+    assert_eq!((number, &limits[..]), (4, "p=300..900 q=300..300 r=200..200+ s=100..100"));
+    assert!(!node.limits().leave_room(&DeviceId::new("A").unwrap(), &PodUid::new("s")));
+}
+
+#[test]
+fn a_pod_that_is_away_needs_no_soft_limit_at_home() {
+    let mut node = softly_limited(&[]);
+    node.allocate(movable("p", "A", 300));
+    node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
+    node.allocate(movable("q", "A", 300));
+    put_soft(&mut node, 2, &[("q", 300)]);
+    assert!(node.devices()[0].has_soft_limits());
+    assert_eq!(ordered(&node), (2, "p=300+ q=300..1000".to_owned()));
+    node.allocate(Reservation { request: None, ..movable("whole", "B", 1_000) });
+    assert_eq!(recalled(&mut node), ["p"]);
+    assert!(!node.devices()[0].has_soft_limits(), "it comes home");
+    assert!(!may_go_home(&node, &PodUid::new("p")));
 }
 
 #[test]
@@ -807,8 +865,8 @@ proptest! {
         observe(&mut node, "A", &seen);
         let device = &node.devices()[0];
         let all = ordered_limits(&node);
-        let limits = all.first().map_or(&[][..], |order| &order.limits);
-        let limit_of = |uid: &PodUid| limits.iter().find(|(it, ..)| it == uid).map(|(_, limit, _)| limit.mib());
+        let limits = all.first().map_or(&[][..], |order| &order.pods);
+        let limit_of = |uid: &PodUid| limits.iter().find(|it| it.uid == *uid).map(|it| it.most.mib());
         let (mut own, mut most) = (device.used_by_others().mib(), device.used_by_others().mib());
         for (uid, demand) in device.users() {
             let counts = demand.memory.max(device.covered(uid)).mib();

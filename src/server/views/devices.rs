@@ -64,6 +64,10 @@ pub(crate) fn device(
         neighbors: more.neighbors.iter().map(neighbor).collect(),
         can_limit_memory: more.can_limit_memory,
         sets_memory_limits: node.limits().are_set(&device.id),
+        soft_limits: found.rule().soft_limits.then(|| match found.has_soft_limits() {
+            true => state::SoftLimits::NotVerified,
+            false => state::SoftLimits::Missing,
+        }),
         capacity_mib: device.capacity().mib(),
         allocated: amount(found.allocated()),
         held: amount(found.on_hold()),

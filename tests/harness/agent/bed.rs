@@ -94,6 +94,19 @@ impl Bed {
         set.lines().map(line).collect()
     }
 
+    /// The soft limit and the limit of a control group that were set last on a GPU, in GiB.
+    pub(crate) fn limit_of(&self, gpu: &str, group: &str) -> Option<(u64, u64)> {
+        let set = std::fs::read_to_string(self.folder.path().join("limits")).unwrap_or_default();
+        let line = |line: &str| {
+            let [on, soft, hard, of] = line.splitn(4, ' ').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            let gib = |bytes: &str| bytes.parse::<u64>().unwrap() >> 30;
+            (on == gpu && of == group).then(|| (gib(soft), gib(hard)))
+        };
+        set.lines().rev().find_map(line)
+    }
+
     pub(crate) fn probe(&self) -> NvmlProbe {
         NvmlProbe::new(Some(self.library()), PodsByProcess::new(self.proc_root()))
     }

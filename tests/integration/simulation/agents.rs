@@ -1,6 +1,6 @@
 //! Agents: they sample their nodes and report, one report at a time.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use gpupack::agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use gpupack::api::state::DeviceKind;
@@ -58,7 +58,7 @@ impl Agent {
     /// Carries out the orders about limits.
     pub(super) fn set_limits(
         &self,
-        gpus: &BTreeSet<String>,
+        gpus: &BTreeMap<String, bool>,
         containers: &Containers,
         driver: &impl LimitDriver,
     ) {

@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::faults::Fault;
-use super::lent::{Lent, limit_at_start};
+use super::lent::{Lent, limit_at_start, soft_at_start};
 use super::{What, World};
 
 /// The processes of a pod.
@@ -142,6 +142,7 @@ impl World {
     fn restart_container(&mut self, uid: &str) {
         let (now, is_faulty) = (self.now, self.is_faulty());
         let by_driver = self.settings.has_driver_limits;
+        let has_soft_limits = self.settings.has_soft_limits;
         let (Some(pod), Some(process)) = (self.api.pods.get_mut(uid), self.processes.get_mut(uid))
         else {
             return;
@@ -158,6 +159,8 @@ impl World {
             self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
         }
         process.lent.limit = limit_at_start(pod, by_driver);
+        process.lent.soft = soft_at_start(uid, process.lent.limit.filter(|_| has_soft_limits));
+        process.lent.is_first = false;
         let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
@@ -197,7 +200,9 @@ impl World {
         if overuses {
             self.excused.extend(devices.iter().map(|(id, _)| id.clone()));
         }
-        let is_idle = pod.is_movable() && self.rng.random_range(0..3) == 0;
+        let may_be_idle = pod.is_movable() || self.settings.has_soft_limits;
+        let is_idle = may_be_idle && self.rng.random_range(0..3) == 0;
+        let limit = limit_at_start(pod, self.settings.has_driver_limits);
         let process = Process {
             node,
             devices,
@@ -209,7 +214,9 @@ impl World {
             left: (Vec::new(), 0),
             lent: Lent {
                 is_on: self.settings.lends_memory,
-                limit: limit_at_start(pod, self.settings.has_driver_limits),
+                limit,
+                soft: soft_at_start(uid, limit.filter(|_| self.settings.has_soft_limits)),
+                is_first: true,
                 ..Lent::default()
             },
         };

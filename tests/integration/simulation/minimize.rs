@@ -19,6 +19,8 @@ pub(super) struct Ran {
     pub(super) preempted: u64,
     /// Restarts to take memory back.
     pub(super) taken_back: usize,
+    /// Programs that MPS ended because of soft limits.
+    pub(super) ended: usize,
     /// Restarts of pods that use no GPU.
     pub(super) respread: usize,
     /// How many pods moved to other MIG instances.
@@ -34,6 +36,7 @@ impl Ran {
         self.bound += other.bound;
         self.preempted += other.preempted;
         self.taken_back += other.taken_back;
+        self.ended += other.ended;
         self.respread += other.respread;
         self.moved += other.moved;
         self.digest = self.digest.wrapping_add(other.digest);
@@ -42,11 +45,11 @@ impl Ran {
 
 impl fmt::Display for Ran {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { events, bound, preempted, taken_back, respread, moved, .. } = self;
+        let Self { events, bound, preempted, taken_back, ended, respread, moved, .. } = self;
         write!(
             to,
             "{events} events, {bound} versions of bound pods, {preempted} evictions for more important ones, \
-             {taken_back} restarts for memory, {respread} of pods at rest, {moved} moves to other MIG instances"
+             {taken_back} restarts for memory, {ended} programs ended by MPS, {respread} of pods at rest, {moved} moves to other MIG instances"
         )
     }
 }

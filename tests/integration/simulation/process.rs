@@ -175,7 +175,14 @@ impl World {
                 config.webhook.memory_limit = MemoryLimit::Driver;
             }
             let respread_after = self.settings.respreads.then_some(RESPREAD_AFTER);
-            let rule = PoolRule { borrow, driver_limits, respread_after, ..PoolRule::default() };
+            let soft_limits = self.settings.has_soft_limits;
+            let rule = PoolRule {
+                borrow,
+                driver_limits,
+                soft_limits,
+                respread_after,
+                ..PoolRule::default()
+            };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

@@ -101,6 +101,8 @@ pub(super) struct Settings {
     pub(super) limits_memory: bool,
     /// Whether the driver does, by limits that the agents set.
     pub(super) has_driver_limits: bool,
+    /// Whether it also guarantees by soft limits what pods request.
+    pub(super) has_soft_limits: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
@@ -187,6 +189,7 @@ impl Settings {
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
             has_driver_limits,
+            has_soft_limits: has_driver_limits && seed / 100 % 2 == 1,
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },
@@ -248,12 +251,13 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
     move |settings| match only.as_deref() {
         Some("lent") => settings.lends_memory,
         Some("limits") => settings.has_driver_limits,
+        Some("soft") => settings.has_soft_limits,
         Some("mig") => settings.has_mig,
         Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
         Some("respread") => settings.respreads,
         Some(other) => {
-            panic!("SIM_ONLY is lent, limits, mig, by_turns, moves or respread, not {other}")
+            panic!("SIM_ONLY is lent, limits, soft, mig, by_turns, moves or respread, not {other}")
         }
         None => true,
     }

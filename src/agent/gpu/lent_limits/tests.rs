@@ -14,12 +14,13 @@ struct Driver {
     /// Grows to this when a limit is set.
     grows: BTreeMap<String, u64>,
     refuses: bool,
+    counts_parents: bool,
 }
 
 impl Driver {
     fn new(groups: &[(&str, Option<u64>, u64)]) -> Self {
         let groups = groups.iter().map(|(name, limit, used)| {
-            let found = GroupLimit { limit: limit.map(|gib| gib * GIB), used: used * GIB };
+            let found = GroupLimit { limit: limit.map(|gib| gib * GIB), soft: 0, used: used * GIB };
             ((*name).to_owned(), found)
         });
         Self { groups: RefCell::new(groups.collect()), ..Self::default() }
@@ -31,16 +32,22 @@ impl LimitDriver for Driver {
         self.groups.borrow().get(group).copied()
     }
 
-    fn set(&self, _: &str, group: &str, bytes: u64) -> SetLimit {
+    fn set(&self, _: &str, group: &str, (soft, limit): (u64, u64)) -> SetLimit {
+        assert!(soft <= limit, "{group}: {soft} of {limit}");
         if self.refuses {
             return SetLimit::Refused;
         }
         let mut groups = self.groups.borrow_mut();
         let Some(found) = groups.get_mut(group) else { return SetLimit::Failed };
-        found.limit = Some(bytes);
+        (found.soft, found.limit) = (soft, Some(limit));
         found.used = self.grows.get(group).map_or(found.used, |gib| gib * GIB);
-        self.set.borrow_mut().push(format!("{group}={}", bytes / GIB));
+        let guaranteed = if soft > 0 { format!("{}..", soft / GIB) } else { String::new() };
+        self.set.borrow_mut().push(format!("{group}={guaranteed}{}", limit / GIB));
         SetLimit::Done
+    }
+
+    fn counts_parents(&self, _: &str) -> bool {
+        self.counts_parents
     }
 }
 
@@ -50,6 +57,7 @@ fn order(number: u64, pods: &[(&str, u64)]) -> GpuLimits {
         pod_uid: (*pod).to_owned(),
         limit_mib: gib << 10,
         keeps_more: false,
+        soft_mib: 0,
     });
     GpuLimits { gpu: "GPU-a".to_owned(), number, pods: pods.collect() }
 }
@@ -63,8 +71,8 @@ fn groups(pods: &[&str]) -> Containers {
     pods.iter().map(|pod| ((*pod).to_owned(), BTreeSet::from([(*pod).to_owned()]))).collect()
 }
 
-fn gpus() -> BTreeSet<String> {
-    BTreeSet::from(["GPU-a".to_owned()])
+fn gpus() -> BTreeMap<String, bool> {
+    BTreeMap::from([("GPU-a".to_owned(), true)])
 }
 
 fn obeyed(order: &GpuLimits, containers: &Containers, driver: &Driver) -> SetLimit {
@@ -141,7 +149,7 @@ fn what_is_in_force_is_reported_with_the_term_of_its_leader() {
     let round = |driver: &Driver| {
         let orders = limits.orders();
         limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&both), driver);
-        let ObeyedOrders { term, gpus } = limits.in_force();
+        let LimitsInForce { term, gpus } = limits.in_force();
         (term, gpus.into_iter().map(|it| it.number).collect::<Vec<_>>())
     };
     assert_eq!(round(&driver), (0, vec![0]), "no orders");
@@ -194,4 +202,75 @@ fn nothing_is_in_force_while_the_containers_cannot_be_read() {
     // No GPU has so much.
     let absurd = order(8, &[("p", u64::MAX >> 20)]);
     assert_eq!(obeyed(&absurd, &groups(&["p"]), &driver), SetLimit::Failed);
+}
+
+/// An order of soft limits and limits in GiB.
+fn soft_order(pods: &[(&str, u64, u64)]) -> GpuLimits {
+    let mut order = order(1, &[]);
+    order.pods.extend(pods.iter().map(|(pod, soft, limit)| PodLimit {
+        pod_uid: (*pod).to_owned(),
+        limit_mib: limit << 10,
+        keeps_more: false,
+        soft_mib: soft << 10,
+    }));
+    order
+}
+
+/// The soft limits that are reported after an order was carried out.
+fn reported(
+    limits: &LentLimits,
+    order: &GpuLimits,
+    has_mps: bool,
+    seen: (&Containers, &Driver),
+) -> String {
+    let (orders, gpus) =
+        (orders(1, order.clone()), BTreeMap::from([("GPU-a".to_owned(), has_mps)]));
+    limits.carry_out((orders.as_ref(), at(0)), &gpus, Ok(seen.0), seen.1);
+    let soft = limits.in_force().gpus.remove(0).soft;
+    let soft = soft.iter().map(|it| format!("{}={}", it.pod_uid, it.soft_mib >> 10));
+    soft.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn soft_limits_are_set_and_reported() {
+    let driver = Driver::new(&[("p", Some(20), 0), ("q", Some(30), 0), ("r", None, 0)]);
+    let (limits, all) = (LentLimits::default(), groups(&["p", "q", "r"]));
+    let order = soft_order(&[("p", 20, 80), ("q", 30, 30), ("r", 10, 10), ("s", 10, 10)]);
+    let found = reported(&limits, &order, true, (&all, &driver));
+    assert_eq!(found, "p=20 q=30", "`r` has no limits, and `s` no container");
+    assert_eq!(*driver.set.borrow(), ["p=80", "p=20..80", "q=30..30"]);
+    driver.set.borrow_mut().clear();
+    assert_eq!(reported(&limits, &order, true, (&all, &driver)), "p=20 q=30");
+    assert_eq!(driver.set.borrow().len(), 0, "they are set");
+    // It goes on between two containers: the toolkit gives the next one its soft limit.
+    assert_eq!(reported(&limits, &order, true, (&groups(&["q"]), &driver)), "p=20 q=30");
+    let more = soft_order(&[("p", 25, 80), ("q", 30, 30)]);
+    assert_eq!(reported(&limits, &more, true, (&groups(&["q"]), &driver)), "q=30", "it had less");
+    // Lowered below, and taken away.
+    let lower = soft_order(&[("p", 0, 10), ("q", 0, 30)]);
+    assert_eq!(reported(&limits, &lower, true, (&all, &driver)), "");
+    assert_eq!(*driver.set.borrow(), ["p=80", "p=10", "q=30"]);
+}
+
+#[test]
+fn only_what_the_driver_can_guarantee_is_reported() {
+    let (all, order) = (groups(&["p", "q"]), soft_order(&[("p", 20, 80), ("q", 30, 30)]));
+    let driver = || Driver::new(&[("p", Some(20), 0), ("q", Some(30), 0)]);
+    let limits = LentLimits::default();
+    assert_eq!(reported(&limits, &order, false, (&all, &driver())), "", "no daemon of MPS");
+    limits.list("GPU-b", BTreeSet::from(["p".to_owned()]));
+    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "p=20 q=30", "on another GPU");
+    limits.list("GPU-a", BTreeSet::from(["p".to_owned()]));
+    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "q=30", "`p` is no client");
+    limits.list("GPU-a", BTreeSet::new());
+    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "p=20 q=30");
+    let nested = Driver { counts_parents: true, ..driver() };
+    assert_eq!(reported(&limits, &order, true, (&all, &nested)), "", "they would stay on parents");
+    assert_eq!(*nested.set.borrow(), ["p=80"]);
+    let refusing = Driver { refuses: true, ..driver() };
+    let limits = LentLimits::default();
+    let orders = orders(1, soft_order(&[("p", 20, 20)]));
+    limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&all), &refusing);
+    let found = limits.in_force().gpus.remove(0);
+    assert_eq!((found.number, found.soft), (1, Vec::new()), "its limits are in force all the same");
 }

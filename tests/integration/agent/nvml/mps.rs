@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gpupack::agent::gpu::lent_limits::LentLimits;
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
 use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
 use gpupack::agent::nvml::probe::NvmlProbe;
@@ -292,6 +293,49 @@ fn the_extender_shows_a_client_as_limited_only_while_its_daemon_runs() {
     wait("Serving", "Mps");
     node.client(11, "GPU-a", &[PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=501M"]);
     wait("Serving", "None");
+}
+
+#[test]
+fn soft_limits_count_while_all_processes_are_clients_of_a_daemon_that_answers() {
+    const OTHER: &str = "9f8e7d6c-5b4a-3928-1706-f5e4d3c2b1a0";
+    let group = |pod: &str| format!("/sys/fs/cgroup/kubepods/burstable/pod{pod}/main");
+    let scenario = |list: &str| {
+        let process = json!([{"pid": 10, "used_mib": 10 << 10, "lists": [list]}]);
+        let limits = json!({group(POD): 20 << 10, group(OTHER): 30 << 10});
+        let gpu = with(with(a100("GPU-a"), "processes", process), "memory_limits", limits);
+        let gpu = with(gpu, "limited_use", json!({group(POD): 10 << 10}));
+        json!({"gpus": [with(gpu, "used_mib", json!(10 << 10))]})
+    };
+    let node = Node::start(&scenario("mps"), Duty::Manage);
+    for (pid, pod) in [(10, POD), (11, OTHER)] {
+        node.bed.process(pid, &format!("0::{}\n", &group(pod)["/sys/fs/cgroup".len()..]));
+    }
+    let settings =
+        "webhook: {memory_limit: driver}\npools: {\"\": {borrow: memory, soft_limits: true}}";
+    let (extender, limits) = (Extender::configured(settings), LentLimits::default());
+    let probe = node.bed.probe().with_mps(node.daemons.clone()).with_limits(limits.clone());
+    let _loops = Loops::setting(probe, &extender, Duration::from_millis(100), Some(limits));
+    extender.until("the GPU", |node| node["devices"].get(0).map(|_| ()));
+    extender.lend(POD, "GPU-a", 20 << 10);
+    extender.allocate(OTHER, "GPU-a", 30 << 10);
+    // The limits of both pods, in GiB: the soft one, and the hard one.
+    let wait = |shown: &str, own: (u64, u64)| {
+        extender.until(&format!("{shown}, {own:?}"), |node_shown| {
+            let is_shown = node_shown["devices"][0]["softLimits"] == shown;
+            let of = |pod| node.bed.limit_of("GPU-a", &group(pod));
+            (is_shown && of(POD) == Some(own) && of(OTHER) == Some((30, 30))).then_some(())
+        });
+    };
+    wait("NotVerified", (20, 79)); // what the driver leaves of 80
+    node.bed.play(&scenario("compute"));
+    wait("Missing", (20, 49));
+    node.bed.play(&scenario("mps"));
+    wait("NotVerified", (20, 79));
+    // A daemon that does not answer.
+    node.write("GPU-a", "hang", "");
+    wait("Missing", (20, 49));
+    std::fs::remove_file(node.bed.path("mps/GPU-a/pipe/hang")).unwrap();
+    wait("NotVerified", (20, 79));
 }
 
 #[test]

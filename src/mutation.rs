@@ -111,8 +111,6 @@ mutations! {
     LimitsUnconfirmed,
     /// Soft limits count as in force for pods that have none.
     SoftLimitsBelieved,
-    /// The agent reports soft limits, and sets none.
-    SoftLimitsUnset,
     /// The agent reports lower limits as in force, and sets none.
     LimitsNotLowered,
     /// Memory counts as back as soon as it is to be taken back.

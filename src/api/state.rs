@@ -245,8 +245,8 @@ pub struct Device {
     /// Whether its agent sets such limits: without that, no pod borrows memory where the driver limits it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sets_memory_limits: bool,
-    /// Whether soft limits of the driver guarantee what its pods request, where their pool has `soft_limits`. Left out
-    /// elsewhere.
+    /// Whether soft limits of the driver guarantee what its pods request, where their pool has `soft_limits` and some of
+    /// them may use more than that. Left out elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_limits: Option<SoftLimits>,
     /// Schedulable memory.

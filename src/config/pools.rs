@@ -161,10 +161,18 @@ pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) ->
             let found = pools.iter().filter(|(_, rule)| is_it(rule));
             found.map(|(pool, _)| format!("`{pool}`")).collect()
         };
+        let soft = named(|rule| rule.soft_limits);
+        let by_mps = named(|rule| rule.enforcement == Enforcement::Mps);
+        if limit == MemoryLimit::Driver && !soft.is_empty() && !by_mps.is_empty() {
+            return Err(garde::Error::new(format!(
+                "{} must not have `enforcement: mps`, as long as {} has `soft_limits`: MPS gets no limits of pods then",
+                by_mps.join(", "),
+                soft.join(", ")
+            )));
+        }
         if limit == MemoryLimit::Driver {
             return Ok(());
         }
-        let soft = named(|rule| rule.soft_limits);
         if !soft.is_empty() {
             return Err(garde::Error::new(format!(
                 "{} must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`: nothing would \
@@ -284,6 +292,11 @@ mod tests {
             (
                 "webhook: {memory_limit: mps}\npools: {a: {borrow: memory, soft_limits: true}}",
                 "must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`",
+            ),
+            (
+                "webhook: {memory_limit: driver}\n\
+                 pools: {a: {borrow: memory, soft_limits: true}, b: {enforcement: mps}}",
+                "`b` must not have `enforcement: mps`, as long as `a` has `soft_limits`",
             ),
             (
                 "memory_by_instance: true\nwebhook: {memory_limit: driver}\n\

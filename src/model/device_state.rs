@@ -136,6 +136,8 @@ pub struct DeviceState {
     pub(crate) sets_limits: bool,
     /// Whether soft limits of the driver guarantee to all who run here what they request.
     pub(crate) has_soft_limits: bool,
+    /// Whether they did a short time ago.
+    pub(crate) had_soft_limits: bool,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -181,6 +183,7 @@ impl DeviceState {
             memory_limits: LiteMap::new(),
             sets_limits: false,
             has_soft_limits: false,
+            had_soft_limits: false,
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -564,18 +567,28 @@ impl DeviceState {
     /// Notes whether soft limits guarantee what all who run here request. Not that of one that is about to start.
     pub(crate) fn note_soft_limits(&mut self, limits: &LimitOrders) {
         let id = &self.device.id;
-        let has_it = |(uid, demand): (&PodUid, Demand)| {
-            limits.soft_limit(id, uid) >= demand.memory || mutated(Mutation::SoftLimitsBelieved)
+        let all = |has: &dyn Fn(&PodUid, MemMib) -> bool| {
+            let leaves = |uid: &PodUid| self.guests.get(uid).is_some_and(|guest| guest.is_leaving);
+            let mut here = self.users().filter(|(uid, _)| !self.is_away(uid) && !leaves(uid));
+            here.all(|(uid, demand)| {
+                has(uid, demand.memory) || mutated(Mutation::SoftLimitsBelieved)
+            })
         };
-        self.has_soft_limits = self.rule.soft_limits
-            && self.sets_limits
-            && self.users().filter(|(uid, _)| !self.is_away(uid)).all(has_it);
+        let can = self.rule.soft_limits && self.sets_limits;
+        let has = can && all(&|uid, memory| limits.guarantee(id, uid, memory));
+        let had = can && all(&|uid, memory| limits.have_guaranteed(id, uid, memory));
+        (self.has_soft_limits, self.had_soft_limits) = (has, had);
     }
 
     /// Whether soft limits of the driver guarantee to all who run here what they request. Then what they do not use of
     /// it is lent, too: the driver ends who borrows it when they need it.
     pub fn has_soft_limits(&self) -> bool {
         self.has_soft_limits
+    }
+
+    /// Whether that was so a short time ago, and no pod has come since.
+    pub(crate) fn had_soft_limits(&self) -> bool {
+        self.had_soft_limits
     }
 
     /// Class of the device.

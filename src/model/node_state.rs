@@ -164,9 +164,9 @@ impl NodeState {
         &self.limits
     }
 
-    /// Notes which limits its agent has in force, by device.
-    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>) {
-        if self.limits.note(in_force) {
+    /// Notes which limits its agent has in force, by device. Soft limits of pods that are not there are left out.
+    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) {
+        if self.limits.note(self.known(in_force), now) {
             for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
                 if !self.limits.are_set(&device_state.device.id) {
                     device_state.lends_nothing();
@@ -177,13 +177,26 @@ impl NodeState {
     }
 
     /// Whether its agent has these in force already.
-    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, DeviceLimits>) -> bool {
-        self.limits.has(in_force)
+    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) -> bool {
+        self.limits.has(&self.known(in_force.clone()), now)
+    }
+
+    /// Of these limits those of its devices and pods.
+    fn known(
+        &self,
+        mut in_force: BTreeMap<DeviceId, DeviceLimits>,
+    ) -> BTreeMap<DeviceId, DeviceLimits> {
+        in_force.retain(|id, _| self.devices.iter().any(|it| it.device.id == *id));
+        for (id, limits) in &mut in_force {
+            limits.soft.retain(|uid, _| has_settled(&self.reservations, id, uid));
+        }
+        in_force
     }
 
     /// Derives the orders about limits of memory.
     fn order_limits(&mut self) {
         let Self { devices, limits, reservations, .. } = self;
+        limits.retain_soft(|id, uid| has_settled(reservations, id, uid));
         devices.iter_mut().for_each(|it| it.note_soft_limits(limits));
         // Also where nothing is lent any more: pods may still have limits above their requests.
         let may = |uid: &PodUid| reservations.get(uid).is_some_and(Reservation::may_have_borrowed);
@@ -197,7 +210,7 @@ impl NodeState {
             let here = it.users();
             let pods = here.map(|(uid, demand)| (uid.clone(), (memory(uid, demand), may(uid))));
             let pods: BTreeMap<PodUid, (MemMib, bool)> = pods.collect();
-            (!pods.is_empty()).then(|| (it.device.id.clone(), pods))
+            (!pods.is_empty()).then(|| (it.device.id.clone(), pods, it.has_soft_limits))
         });
         let orders: Vec<_> = orders.collect();
         limits.give(orders.into_iter());
@@ -1824,6 +1837,16 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
         _ => false,
     };
     is_older(held, drain_limit, now) && !is_shown
+}
+
+/// Whether a pod runs on a device, and is neither on its way there nor to be bound yet. Only then a soft limit counts that
+/// was read back: its next container has none yet.
+fn has_settled(reservations: &LiteMap<PodUid, Reservation>, id: &DeviceId, uid: &PodUid) -> bool {
+    reservations.get(uid).is_some_and(|held| {
+        let is_elsewhere = held.guest_on().is_some_and(|on| on != id);
+        let moves = held.is_going_home() || held.is_arriving();
+        held.state == ReservationState::Confirmed && !is_elsewhere && !moves
+    })
 }
 
 #[cfg(test)]

@@ -156,8 +156,8 @@ pub struct GpuInForce {
     pub gpu: String,
     /// Number of the order; 0 before the first one.
     pub number: u64,
-    /// The pods to which soft limits guarantee memory. Only those without a process that is no client of the GPU's MPS
-    /// daemon.
+    /// The pods to which soft limits guarantee memory, of those in the order. Only those whose containers find the
+    /// GPU's daemon of MPS, and that have no process on the GPU which is no client of MPS.
     #[serde(
         default,
         deserialize_with = "json_object::list",
@@ -490,6 +490,9 @@ pub struct GpuLimits {
     /// The pods; limits of others are left as they are.
     #[serde(default, deserialize_with = "json_object::list")]
     pub pods: Vec<PodLimit>,
+    /// UIDs of the pods whose soft limits are to be reported: all that run there, where their pool has soft limits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub soft: Vec<String>,
 }
 
 /// How much memory of a GPU a pod may use.
@@ -503,15 +506,6 @@ pub struct PodLimit {
     /// Whether it uses more than that, and cannot be made to give it back: only its growth is to be stopped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_more: bool,
-    /// How much the driver is to guarantee to all its containers together, in MiB: the soft limit. Others that use more
-    /// than theirs are ended for it.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub soft_mib: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(mib: &u64) -> bool {
-    *mib == 0
 }
 
 /// All MIG instances that are to be made and removed on a node at this moment.

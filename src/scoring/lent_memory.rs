@@ -50,7 +50,7 @@ impl DeviceState {
         more: MemMib,
         part: impl Fn(&PodUid) -> Taken,
     ) -> MemMib {
-        let is_guaranteed = self.has_soft_limits() && more == MemMib::ZERO;
+        let is_guaranteed = self.had_soft_limits() && more == MemMib::ZERO;
         if !self.rule.borrow.lends_memory() || is_guaranteed {
             return MemMib::ZERO;
         }
@@ -92,21 +92,10 @@ pub struct OrderedLimits {
     pub gpu: DeviceId,
     /// Number of the order.
     pub number: u64,
-    /// The limits, by the UID of the pod.
-    pub pods: Vec<OrderedLimit>,
-}
-
-/// Limits of the driver for a pod.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct OrderedLimit {
-    /// The pod.
-    pub uid: PodUid,
-    /// The most that it may use.
-    pub most: MemMib,
-    /// Whether it keeps what it uses above.
-    pub keeps_more: bool,
-    /// How much the driver is to guarantee to it.
-    pub soft: MemMib,
+    /// The limit of each pod that may use more, and whether it keeps what it uses above.
+    pub limits: Vec<(PodUid, MemMib, bool)>,
+    /// The pods whose soft limits are to be reported.
+    pub soft: Vec<PodUid>,
 }
 
 /// The limits that the agent of a node is to set.
@@ -115,12 +104,10 @@ pub fn ordered_limits(node: &NodeState) -> Vec<OrderedLimits> {
         let gpu = device.device().id.clone();
         let order = node.limits().order(&gpu)?;
         order.borrowers().next()?;
-        let mut pods = granted(node, device, order);
-        if device.rule().soft_limits {
-            guarantee(device, &mut pods);
-        }
-        pods.sort();
-        Some(OrderedLimits { gpu, number: order.number, pods })
+        let limits = granted(node, device, order);
+        let here = device.users().map(|(uid, _)| uid).filter(|uid| !device.is_away(uid));
+        let soft = here.filter(|_| device.rule().soft_limits).cloned().collect();
+        Some(OrderedLimits { gpu, number: order.number, limits, soft })
     });
     orders.collect()
 }
@@ -130,13 +117,11 @@ pub fn ordered_limits(node: &NodeState) -> Vec<OrderedLimits> {
 /// soft limits guarantee what all request, it is their own limits.
 ///
 /// A pod that is to give back what it uses above its request, or cannot, gets its request: that stops its growth.
-fn granted(node: &NodeState, device: &DeviceState, order: &LimitOrder) -> Vec<OrderedLimit> {
-    let limit = |uid: &PodUid, most: MemMib, keeps_more: bool| OrderedLimit {
-        uid: uid.clone(),
-        most,
-        keeps_more,
-        soft: MemMib::ZERO,
-    };
+fn granted(
+    node: &NodeState,
+    device: &DeviceState,
+    order: &LimitOrder,
+) -> Vec<(PodUid, MemMib, bool)> {
     let own = |uid: &PodUid, demand: Demand| demand.memory.max(device.covered(uid));
     // Of a tenant that is away only what it still uses counts.
     let counts = |(uid, demand)| match device.is_away(uid) {
@@ -155,8 +140,9 @@ fn granted(node: &NodeState, device: &DeviceState, order: &LimitOrder) -> Vec<Or
         let Some(demand) = users.get(uid).copied() else { continue };
         let is_free = borrowed(uid) == Some(BorrowedMemory::Free) && !device.is_away(uid);
         match device.memory_limit(uid).filter(|_| is_free) {
-            Some(own_limit) if device.has_soft_limits() => {
-                limits.push(limit(uid, own_limit, false))
+            Some(limit) if device.has_soft_limits() => {
+                // What it uses above its own limit stays.
+                limits.push((uid.clone(), limit, device.covered(uid) >= limit));
             }
             Some(limit) => {
                 let own = own(uid, demand);
@@ -165,7 +151,7 @@ fn granted(node: &NodeState, device: &DeviceState, order: &LimitOrder) -> Vec<Or
             None => {
                 // Nothing takes back what it uses above, which is not free.
                 let keeps = borrowed(uid) != Some(BorrowedMemory::GivingBack);
-                limits.push(limit(uid, demand.memory, keeps));
+                limits.push((uid.clone(), demand.memory, keeps));
             }
         }
     }
@@ -177,22 +163,8 @@ fn granted(node: &NodeState, device: &DeviceState, order: &LimitOrder) -> Vec<Or
         room -= more;
         // What it uses above its own limit is not free either.
         let keeps = wanted == 0 && own == device.covered(uid);
-        limits.push(limit(uid, MemMib::new(own.mib().saturating_add(more)), keeps));
+        limits.push((uid.clone(), MemMib::new(own.mib().saturating_add(more)), keeps));
     }
+    limits.sort();
     limits
-}
-
-/// Guarantees to all who run on a device what they request. Those that may use no more keep that as their limit.
-fn guarantee(device: &DeviceState, limits: &mut Vec<OrderedLimit>) {
-    for (uid, demand) in device.users().filter(|(uid, _)| !device.is_away(uid)) {
-        match limits.iter_mut().find(|it| it.uid == *uid) {
-            Some(known) => known.soft = demand.memory.min(known.most),
-            None => limits.push(OrderedLimit {
-                uid: uid.clone(),
-                most: demand.memory,
-                keeps_more: true,
-                soft: demand.memory,
-            }),
-        }
-    }
 }

@@ -250,6 +250,11 @@ fn values_with_faults_are_refused() {
             "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true",
             "set agents.memoryLimits: set",
         ),
+        (
+            "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true,agents.privileged=true,\
+             agents.memoryLimits=set,config.pools.a.soft_limits=true,agents.mps=manage",
+            "agents.mpsProtocol: 3",
+        ),
         ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
         ("monitoring.podMonitor=true", "agents.metrics"),
         ("agents.namespace.name=gpu-system", "a namespace of their own"),

@@ -4,10 +4,11 @@
 //! how much more it may use. All limits of a GPU together, with what pods use, are never more than an order allows: so
 //! limits are lowered first, and others raised only once no pod uses more than its new limit.
 //!
-//! Where the extender orders soft limits, the driver also guarantees memory: if a process cannot allocate what its
-//! container may use below its soft limit, MPS ends a process of another container that uses more than its own one.
-//! That works among clients of one daemon of MPS. So the agent reports soft limits of those pods alone whose processes
-//! are all clients, and of none while the daemon does not answer.
+//! Where a pool has soft limits, the container toolkit also sets that of a container when it starts: to what its pod
+//! requests. The driver guarantees so much: if a process cannot allocate it, MPS ends a process of another container that
+//! uses more than its own soft limit. That works among clients of one daemon of MPS. So the agent reports the soft limits
+//! of those pods alone whose containers find the daemon and whose processes are all clients, and none while no daemon
+//! answers that acts on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::agent::gpu::standing::StandingOrders;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{GpuInForce, GpuLimits, LimitOrders, LimitsInForce, PodLimit, SoftLimit};
+use crate::report::wire::{GpuInForce, GpuLimits, LimitOrders, LimitsInForce, SoftLimit};
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;
@@ -32,11 +33,15 @@ const TOLERANCE_BYTES: u64 = 128 << 20;
 /// Orders that are in force are carried out again after this time: containers may have started since.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The same where soft limits are ordered: a container that started is without one until then.
+/// The same where soft limits are to be reported: more is lent once those of a new container are.
 const SOFT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The control groups of containers, by UID of the pod.
-pub type Containers = BTreeMap<String, BTreeSet<String>>;
+/// How long a pod counts as one that does not use MPS after it had such a process. Else it could have others restarted
+/// for it again and again.
+const NO_CLIENT_FOR: Duration = Duration::from_secs(600);
+
+/// The control groups of containers, each with a process in it, by UID of the pod.
+pub type Containers = BTreeMap<String, BTreeMap<String, u32>>;
 
 /// What the loops of the agent share about such limits; a handle, cheap to copy. Its locks are short: no call of the
 /// driver is made under one, and none is held across an await.
@@ -53,12 +58,21 @@ struct Shared {
     outcomes: Mutex<BTreeMap<String, SetLimit>>,
     /// The control groups that have a limit, each with its GPU.
     limited: Mutex<BTreeSet<(String, String)>>,
-    /// The pods with processes that are no clients of MPS, each with its GPU, by the last list of its processes.
-    no_clients: Mutex<BTreeMap<String, BTreeSet<String>>>,
+    /// What lists of processes have shown of each GPU.
+    listed: Mutex<BTreeMap<String, Listed>>,
     /// The orders that are in force, and when they were carried out.
     done: Mutex<Option<(LimitOrders, Timestamp)>>,
     /// Notified when a pod has come, which waits until the limits are in force.
     ordered: Notify,
+}
+
+/// What lists of the processes of a GPU have shown.
+#[derive(Debug, Default)]
+struct Listed {
+    /// Whether the last one had a process of a pod.
+    has_pods: bool,
+    /// The pods that had a process which is no client of MPS, and when that was seen last.
+    no_clients: BTreeMap<String, Timestamp>,
 }
 
 impl LentLimits {
@@ -98,14 +112,28 @@ impl LentLimits {
     /// Whether these orders are in force, and were carried out a short time ago.
     pub(crate) fn are_done(&self, orders: &LimitOrders, now: Timestamp) -> bool {
         let done = self.shared.done.lock();
-        let has_soft = orders.gpus.iter().any(|gpu| gpu.pods.iter().any(|pod| pod.soft_mib > 0));
+        let has_soft = orders.gpus.iter().any(|gpu| !gpu.soft.is_empty());
         let again_after = if has_soft { SOFT_AGAIN_AFTER } else { AGAIN_AFTER };
         done.as_ref().is_some_and(|(last, at)| last == orders && now.since(*at) < again_after)
     }
 
-    /// Learns which pods have processes on a GPU that are no clients of MPS.
-    pub fn list(&self, gpu: &str, no_clients: BTreeSet<String>) {
-        self.shared.no_clients.lock().insert(gpu.to_owned(), no_clients);
+    /// Learns of a list of the processes of a GPU: whether pods have any, and which have some that are no clients of MPS.
+    pub fn list(
+        &self,
+        gpu: &str,
+        (has_pods, no_clients): (bool, BTreeSet<String>),
+        now: Timestamp,
+    ) {
+        let mut all = self.shared.listed.lock();
+        let listed = all.entry(gpu.to_owned()).or_default();
+        listed.has_pods = has_pods;
+        listed.no_clients.retain(|_, seen| now.since(*seen) < NO_CLIENT_FOR);
+        listed.no_clients.extend(no_clients.into_iter().map(|pod| (pod, now)));
+    }
+
+    /// Whether the last list of a GPU had a process of a pod.
+    pub(crate) fn has_pods(&self, gpu: &str) -> bool {
+        self.shared.listed.lock().get(gpu).is_some_and(|listed| listed.has_pods)
     }
 
     /// Notes that the agent can set no limits now.
@@ -115,7 +143,7 @@ impl LentLimits {
     }
 
     /// Carries out these orders on the GPUs whose limits can be set. `containers` are those of the pods in them, or what
-    /// becomes of the orders without. Of each GPU it is said whether a daemon of MPS serves it.
+    /// becomes of the orders without. Of each GPU it is said whether a daemon of MPS acts on soft limits there.
     pub fn carry_out(
         &self,
         (orders, now): (Option<&LimitOrders>, Timestamp),
@@ -131,7 +159,7 @@ impl LentLimits {
         };
         let mut limited = std::mem::take(&mut *self.shared.limited.lock());
         limited.retain(|(_, group)| {
-            let is_there = |all: &Containers| all.values().any(|groups| groups.contains(group));
+            let is_there = |all: &Containers| all.values().any(|groups| groups.contains_key(group));
             containers.ok().is_none_or(is_there)
         });
         let mut outcomes = std::mem::take(&mut *self.shared.outcomes.lock());
@@ -140,11 +168,15 @@ impl LentLimits {
             if outcomes.get(gpu) == Some(&SetLimit::Refused) {
                 continue;
             }
+            let known = before.gpus.iter().find(|it| it.gpu == *gpu);
+            let soft_before = known.filter(|_| *has_mps).map_or(&[][..], |known| &known.soft);
             let order = orders.iter().flat_map(|orders| &orders.gpus).find(|it| it.gpu == *gpu);
             let Some(order) = order else {
                 outcomes.remove(gpu);
-                let (gpu, number) = (gpu.clone(), number(gpu));
-                in_force.push(GpuInForce { gpu, number, soft: Vec::new() });
+                // While no leader says anything, they stay as they are.
+                let soft_before = if orders.is_none() { soft_before.to_vec() } else { Vec::new() };
+                let soft = self.without_others(gpu, soft_before);
+                in_force.push(GpuInForce { gpu: gpu.clone(), number: number(gpu), soft });
                 continue;
             };
             let outcome = match containers {
@@ -157,13 +189,12 @@ impl LentLimits {
             are_done &= outcome == SetLimit::Done;
             let number = if outcome == SetLimit::Done { order.number } else { number(gpu) };
             if outcome != SetLimit::Refused {
-                let known = before.gpus.iter().find(|it| it.gpu == *gpu);
                 let soft = match containers {
                     Ok(containers) if *has_mps => {
-                        let before = known.map_or(&[][..], |known| &known.soft);
-                        self.guarantee((order, before), containers, driver)
+                        self.guaranteed((order, soft_before), containers, driver)
                     }
-                    _ => Vec::new(),
+                    Ok(_) => Vec::new(),
+                    Err(_) => self.without_others(gpu, soft_before.to_vec()),
                 };
                 in_force.push(GpuInForce { gpu: gpu.clone(), number, soft });
             }
@@ -175,39 +206,42 @@ impl LentLimits {
         *self.shared.done.lock() = orders.filter(|_| are_done).map(|all| (all.clone(), now));
     }
 
-    /// Sets the soft limits of an order, and says which are in force. That of a pod without a container now is, if it
-    /// was `before`: its next one gets it from the container toolkit.
-    fn guarantee(
+    /// The soft limits of the pods of an order that are in force. One of a pod without a container now is, if it was
+    /// `before`: its next container gets it, too.
+    fn guaranteed(
         &self,
         (order, before): (&GpuLimits, &[SoftLimit]),
         containers: &Containers,
         driver: &impl LimitDriver,
     ) -> Vec<SoftLimit> {
-        let no_clients = self.shared.no_clients.lock().get(&order.gpu).cloned().unwrap_or_default();
-        let pods = order.pods.iter().filter(|pod| pod.soft_mib > 0);
-        let in_force = pods.filter(|pod| {
-            let found = containers.get(&pod.pod_uid).into_iter().flatten();
-            let limited: Vec<(&String, u64, u64)> = found
-                .filter_map(|group| {
-                    let GroupLimit { limit, soft, .. } = driver.read(&order.gpu, group)?;
-                    Some((group, limit?, soft))
-                })
-                .collect();
-            let wanted =
-                (pod.soft_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
-            let are_set = limited.iter().all(|(group, limit, soft)| {
-                let is_set =
-                    soft.abs_diff(wanted) <= STEP_BYTES || mutated(Mutation::SoftLimitsUnset);
-                let set = || driver.set(&order.gpu, group, (wanted, *limit)) == SetLimit::Done;
-                !driver.counts_parents(group) && (is_set || set())
-            });
-            let was = |it: &SoftLimit| it.pod_uid == pod.pod_uid && it.soft_mib >= pod.soft_mib;
-            let is_there = !limited.is_empty() || before.iter().any(was);
-            is_there && are_set && !no_clients.contains(&pod.pod_uid)
-        });
-        let soft =
-            |pod: &PodLimit| SoftLimit { pod_uid: pod.pod_uid.clone(), soft_mib: pod.soft_mib };
-        in_force.map(soft).collect()
+        let of_pod = |pod_uid: &String| {
+            let mut found: Option<u64> = None;
+            for (group, pid) in containers.get(pod_uid).into_iter().flatten() {
+                let GroupLimit { limit, soft, .. } = driver.read(&order.gpu, group)?;
+                if limit.is_none() {
+                    continue; // it has no GPU
+                }
+                if driver.counts_parents(group) || !driver.finds_mps(&order.gpu, *pid) {
+                    return None;
+                }
+                found = Some(found.unwrap_or(0).saturating_add(soft));
+            }
+            let before = before.iter().find(|it| it.pod_uid == *pod_uid);
+            match found {
+                Some(bytes) => Some(SoftLimit { pod_uid: pod_uid.clone(), soft_mib: bytes >> 20 }),
+                None => before.cloned(),
+            }
+        };
+        let all: Vec<SoftLimit> = order.soft.iter().filter_map(of_pod).collect();
+        self.without_others(&order.gpu, all)
+    }
+
+    /// These soft limits without those of pods that have had a process on the GPU which is no client of MPS.
+    fn without_others(&self, gpu: &str, mut soft: Vec<SoftLimit>) -> Vec<SoftLimit> {
+        let listed = self.shared.listed.lock();
+        let Some(listed) = listed.get(gpu) else { return Vec::new() };
+        soft.retain(|it| it.soft_mib > 0 && !listed.no_clients.contains_key(&it.pod_uid));
+        soft
     }
 }
 
@@ -233,6 +267,9 @@ pub trait LimitDriver {
     /// Whether what is guaranteed to a control group also counts for those above it. Then it stays there when the group
     /// goes first, and the guarantees of other pods are wrong.
     fn counts_parents(&self, group: &str) -> bool;
+
+    /// Whether a process finds the daemon of MPS of a GPU.
+    fn finds_mps(&self, gpu: &str, pid: u32) -> bool;
 }
 
 /// What became of a limit, or of an order.
@@ -279,7 +316,7 @@ fn obey(
             return SetLimit::Failed;
         }
         let mut limited: Vec<(&String, u64, GroupLimit)> = Vec::new();
-        for group in containers.get(&pod.pod_uid).into_iter().flatten() {
+        for (group, _) in containers.get(&pod.pod_uid).into_iter().flatten() {
             let key = (order.gpu.clone(), group.clone());
             match driver.read(&order.gpu, group) {
                 Some(found @ GroupLimit { limit: Some(limit), .. }) => {
@@ -294,18 +331,12 @@ fn obey(
         for (group, limit, GroupLimit { soft, used, .. }) in limited {
             // What it uses cannot be taken away: only its growth is stopped then.
             let least = share.max(used);
-            // A soft limit that is not ordered is taken away.
-            let is_soft = pod.soft_mib > 0 && !driver.counts_parents(group);
-            if !is_soft && soft > 0 {
-                outcome = outcome.max(driver.set(&order.gpu, group, (0, limit)));
-            }
-            let soft = if is_soft { soft } else { 0 };
             if limit > least.saturating_add(STEP_BYTES) {
                 if !mutated(Mutation::LimitsNotLowered) {
                     outcome = outcome.max(driver.set(&order.gpu, group, (soft.min(least), least)));
                 }
             } else if limit.saturating_add(STEP_BYTES) < share {
-                raise.push((group, (soft, share)));
+                raise.push((group, (soft.min(share), share)));
             }
             // Read after the limit was lowered: it may have grown until then.
             let used = driver.read(&order.gpu, group).map(|now| now.used);

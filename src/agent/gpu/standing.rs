@@ -10,8 +10,9 @@ use crate::report::wire::{LimitOrders, MigOrders};
 /// have been set back when it starts again; and no leader gives orders for so long after its term.
 const TERM_COUNTS_FOR: Duration = Duration::from_secs(30);
 
-/// Most orders of one reply that are obeyed: a node of 16 GPUs has 112 instances at most, and few pods that borrow.
-const MAX_ORDERS: usize = 512;
+/// Most orders of one reply that are obeyed: a node of 16 GPUs has 112 instances at most, and fewer
+/// than a thousand pods.
+const MAX_ORDERS: usize = 4_096;
 
 /// All orders of one kind in a reply.
 pub(crate) trait Orders: PartialEq {
@@ -45,7 +46,7 @@ impl Orders for LimitOrders {
     }
 
     fn count(&self) -> usize {
-        self.gpus.iter().map(|gpu| 1 + gpu.pods.len()).sum()
+        self.gpus.iter().map(|gpu| 1 + gpu.pods.len() + gpu.soft.len()).sum()
     }
 }
 
@@ -156,7 +157,8 @@ mod tests {
             "an older term from the same replica"
         );
         assert_eq!(standing.orders(), None);
-        let many = MigOrders { make: vec![orders(7, 0).make[0].clone(); 513], ..orders(7, 0) };
+        let many =
+            MigOrders { make: vec![orders(7, 0).make[0].clone(); MAX_ORDERS + 1], ..orders(7, 0) };
         assert!(!learn(0, &mut standing, 1, Some(many)));
         assert_eq!(standing.orders(), None, "too many to be true");
     }

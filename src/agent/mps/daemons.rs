@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::agent::mps::clients::Unanswered;
-use crate::agent::mps::control::Control;
+use crate::agent::mps::control::{Control, Protocol};
 use crate::agent::mps::{clients, memory};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::MpsState;
@@ -68,6 +68,8 @@ pub struct MpsSettings {
     pub program: PathBuf,
     /// The process that starts them.
     pub duty: Duty,
+    /// Their interface.
+    pub protocol: Protocol,
     /// Time between two checks of each.
     pub query_every: Duration,
     /// Where the host's process table is mounted.
@@ -89,7 +91,7 @@ struct Shared {
     /// The clients whose limits are being read.
     unanswered: Unanswered,
     /// The state of each daemon at the last check.
-    known: Mutex<BTreeMap<String, (MpsState, Timestamp)>>,
+    known: Mutex<BTreeMap<String, Answer>>,
 }
 
 /// The devices of the node that can have a daemon.
@@ -99,6 +101,15 @@ struct Devices {
     duties: BTreeMap<String, Duty>,
     /// Whether all daemons are to end.
     is_over: bool,
+}
+
+/// What a daemon answered last.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    state: MpsState,
+    /// Whether it acts on soft limits of the driver.
+    enforces: bool,
+    at: Timestamp,
 }
 
 /// The loops of a node's daemons, until `end`.
@@ -139,9 +150,28 @@ impl MpsDaemons {
 
     /// The state of a device's daemon at the last check; `None` if that is too long ago.
     pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
-        let known = self.shared.known.lock();
-        let (state, asked) = known.get(uuid)?;
-        (now.since(*asked) <= 3 * self.shared.settings.query_every).then_some(*state)
+        self.last(uuid, now).map(|last| last.state)
+    }
+
+    /// The same of a daemon that acts on soft limits of the driver.
+    pub fn enforcing(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
+        self.last(uuid, now).filter(|last| last.enforces).map(|last| last.state)
+    }
+
+    fn last(&self, uuid: &str, now: Timestamp) -> Option<Answer> {
+        let last = *self.shared.known.lock().get(uuid)?;
+        (now.since(last.at) <= 3 * self.shared.settings.query_every).then_some(last)
+    }
+
+    /// Whether a process finds the daemon of a device: by the variable and the mount that it got at its start.
+    pub(crate) fn finds(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> bool {
+        let process = pods.folder_of(pid);
+        let pipes = self.shared.control(uuid).pipes;
+        let own = self.shared.settings.proc_root.join("self");
+        let asked = process.clone();
+        let found =
+            self.shared.unanswered.query(process, move || clients::finds(&asked, &pipes, &own));
+        found == Some(true)
     }
 
     /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
@@ -179,14 +209,16 @@ impl Shared {
     fn control(&self, uuid: &str) -> Control {
         let folder = self.settings.folder.join(uuid);
         let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
-        Control { program: self.settings.program.clone(), pipes, logs }
+        let MpsSettings { program, protocol, .. } = &self.settings;
+        Control { program: program.clone(), pipes, logs, protocol: *protocol }
     }
 
-    /// Notes the state of a daemon, and logs changes.
-    fn note(&self, uuid: &str, state: MpsState) {
+    /// Notes the state of a daemon, and whether it acts on soft limits, and logs changes.
+    fn note(&self, uuid: &str, state: MpsState, enforces: bool) {
         let mut known = self.known.lock();
-        let before = known.insert(uuid.to_owned(), (state, self.clock.now()));
-        if before.map(|(before, _)| before) == Some(state) {
+        let answer = Answer { state, enforces, at: self.clock.now() };
+        let before = known.insert(uuid.to_owned(), answer);
+        if before.map(|before| before.state) == Some(state) {
             return;
         }
         match state {
@@ -292,7 +324,8 @@ impl Keeper {
                 break;
             }
             let state = self.control.state().await;
-            self.shared.note(&self.uuid, state);
+            let enforces = state != MpsState::Absent && self.control.enforces_soft_limits().await;
+            self.shared.note(&self.uuid, state, enforces);
             if self.duty == Duty::Manage {
                 self.mind(state);
             }
@@ -350,7 +383,7 @@ impl Keeper {
         self.daemon = None;
         self.next_start = self.shared.clock.now().plus(self.pause);
         tracing::warn!(gpu = self.uuid, pause = ?self.pause, "the MPS daemon has ended");
-        self.shared.note(&self.uuid, MpsState::Absent);
+        self.shared.note(&self.uuid, MpsState::Absent, false);
     }
 
     /// Time to the next check. A daemon that was just started is checked when its pause is over.

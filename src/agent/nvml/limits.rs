@@ -17,6 +17,7 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
+use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::report::wire::{ProcessUse, TenantReport};
@@ -110,6 +111,8 @@ impl MemoryLimits {
 pub(crate) struct OpenDriver<'a> {
     pub(crate) nvml: &'a Nvml,
     pub(crate) limits: &'a MemoryLimits,
+    pub(crate) pods: &'a PodsByProcess,
+    pub(crate) mps: Option<&'a MpsDaemons>,
 }
 
 impl LimitDriver for OpenDriver<'_> {
@@ -133,6 +136,10 @@ impl LimitDriver for OpenDriver<'_> {
         // The kernel keeps the limits itself, by its controller `dmem` (NVIDIA, "MPS v3 memory partitioning").
         Path::new(group).join("dmem.max").exists()
     }
+
+    fn finds_mps(&self, gpu: &str, pid: u32) -> bool {
+        self.mps.is_some_and(|daemons| daemons.finds(self.pods, pid, gpu))
+    }
 }
 
 /// The processes of a device.
@@ -147,10 +154,11 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// The pods with a process that is no client of MPS.
-    pub(crate) fn no_clients(&self) -> BTreeSet<String> {
+    /// Whether pods have processes, and those with one that is no client of MPS.
+    pub(crate) fn by_mps(&self) -> (bool, BTreeSet<String>) {
         let others = self.processes.iter().filter(|it| !self.mps_clients.contains(&it.pid));
-        others.filter_map(|it| it.pod_uid.clone()).collect()
+        let has_pods = self.processes.iter().any(|it| it.pod_uid.is_some());
+        (has_pods, others.filter_map(|it| it.pod_uid.clone()).collect())
     }
 }
 

@@ -165,18 +165,27 @@ impl NvmlProbe {
         }
         let is_limited = |it: &&DeviceReport| it.kind == DeviceKind::Gpu && it.can_limit_memory;
         let has_mps = |gpu: &str| {
-            let state = self.mps.as_ref().and_then(|daemons| daemons.state(gpu, now));
-            matches!(state, Some(MpsState::Idle | MpsState::Starting | MpsState::Serving))
+            let state = self.mps.as_ref().and_then(|daemons| daemons.enforcing(gpu, now));
+            match state {
+                Some(MpsState::Serving) => true,
+                // Without a server there are no clients: who runs is none any more.
+                Some(MpsState::Idle | MpsState::Starting) => !lent.has_pods(gpu),
+                _ => false,
+            }
         };
         let gpus = inventory.iter().filter(is_limited);
         let gpus = gpus.map(|it| (it.uuid.clone(), has_mps(&it.uuid))).collect();
-        let pods = orders.iter().flat_map(|orders| &orders.gpus).flat_map(|gpu| &gpu.pods);
-        let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&*pod.pod_uid)).collect();
+        let pods = orders
+            .iter()
+            .flat_map(|orders| &orders.gpus)
+            .flat_map(|gpu| gpu.pods.iter().map(|pod| &pod.pod_uid).chain(&gpu.soft));
+        let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&**pod)).collect();
         let containers = match pods.is_empty() {
             true => Ok(Containers::new()),
             false => self.pods.containers_of(&pods),
         };
-        let driver = OpenDriver { nvml: &open.nvml, limits };
+        let driver =
+            OpenDriver { nvml: &open.nvml, limits, pods: &self.pods, mps: self.mps.as_ref() };
         lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref(), &driver);
     }
 

@@ -335,7 +335,7 @@ impl Sweeper<'_> {
                 let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);
                 let tenants = limits::tenants((limits, device), &listed, self.pods, mps_mib);
                 if let Some(lent) = self.lent_limits {
-                    lent.list(uuid, listed.no_clients());
+                    lent.list(uuid, listed.by_mps(), self.now);
                 }
                 (Some(listed.processes), tenants)
             }

@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 use crate::config::webhook::MemoryLimit;
 use crate::control::shared::app::App;
 use crate::hardware::device::DeviceKind;
-use crate::hardware::units::Demand;
+use crate::hardware::units::{Demand, MemMib};
 use crate::kube_api::containers::mps::ClientLimits;
 use crate::model::reservation::{PlacedDevice, Placement, Reservation};
 
@@ -33,7 +33,13 @@ pub(crate) fn client_limits(
             // The NVIDIA container toolkit sets one amount on all of them.
             let least = devices.iter().map(|placed| placed.demand.memory).min();
             let least = least.filter(|_| devices.iter().all(is_gpu));
-            least.map(ClientLimits::of_driver).unwrap_or_default()
+            let is_soft = || node.as_ref().is_some_and(|node| node.rule().soft_limits);
+            let soft = |least| if is_soft() { least } else { MemMib::ZERO };
+            let of_driver = |least| {
+                let soft = settings.soft_limits.then(|| soft(least));
+                ClientLimits::of_driver(least, soft)
+            };
+            least.map(of_driver).unwrap_or_default()
         }
         (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
     }
@@ -56,7 +62,7 @@ mod tests {
     use crate::control::shared::app::Truth;
     use crate::hardware::device::{DeviceId, NodeName};
     use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::{MemMib, Share};
+    use crate::hardware::units::Share;
     use crate::ledger::fixture::ledger;
 
     /// The limits that are written for 250 MiB of each of these devices.

@@ -180,7 +180,7 @@ pub enum AdmissionError {
     },
     /// It requests parts of several GPUs where MPS limits the parts.
     #[error(
-        "the pod requests parts of `{count}` GPUs: here MPS limits who shares a GPU, and a process can \
+        "the pod requests parts of `{count}` GPUs: here who shares a GPU is a client of MPS, and a process can \
          be the client of one GPU's MPS daemon only, so request a part of one GPU, or for whole GPUs \
          (`gpu-fraction: \"1\"`)"
     )]

@@ -19,7 +19,9 @@ use crate::kube_api::containers::container_view::{
     ContainerView, UUIDS_VARIABLE, containers, literal, placed,
 };
 use crate::kube_api::containers::mps;
-use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
+use crate::kube_api::request::placement::{
+    DEVICES, DRIVER_MEMORY, DRIVER_SOFT_MEMORY, MEMORY_MIB, UUIDS,
+};
 use crate::kube_api::request::quantity::{parse_count, parse_milli};
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::resources::{MARKERS, WHOLE};
@@ -32,8 +34,7 @@ pub const NO_DEVICE: &str = "void";
 
 /// The allocated memory per device in MiB, for the workload.
 pub const MEMORY_VARIABLE: &str = "GPUPACK_MEMORY_MIB";
-/// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit, which is right where
-/// soft limits guarantee what a pod requests.
+/// Guaranteed memory, for the toolkit's hook. Without an explicit zero the hook takes the limit.
 const HOOK_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
 /// Says that the container may be restarted on another GPU at any time.
 pub const MOVABLE_VARIABLE: &str = "GPUPACK_MOVABLE";
@@ -142,9 +143,10 @@ pub(crate) fn granted(request: &GpuRequest, settings: &WebhookConfig) -> Vec<Env
     // of an instance does not have the hook, so nothing there reads the empty variable.
     let is_limited = settings.memory_limit == MemoryLimit::Driver;
     if is_limited && is_shared && request.isolation != Isolation::Hardware {
-        if !settings.soft_limits {
-            variables.push(literal(HOOK_REQUEST, "0"));
-        }
+        variables.push(match settings.soft_limits {
+            true => placed(HOOK_REQUEST, DRIVER_SOFT_MEMORY),
+            false => literal(HOOK_REQUEST, "0"),
+        });
         variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
     }
     if request.movable == Movable::Restart {

@@ -17,7 +17,9 @@ use crate::hardware::device::{ModelFilter, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{ContainerView, UUIDS_VARIABLE, literal, placed};
-use crate::kube_api::request::placement::{DRIVER_MEMORY, MPS_MEMORY, MPS_THREADS};
+use crate::kube_api::request::placement::{
+    DRIVER_MEMORY, DRIVER_SOFT_MEMORY, MPS_MEMORY, MPS_THREADS,
+};
 use crate::kube_api::request::request_error::shown;
 use crate::model::request::{Amount, GpuRequest, Isolation};
 
@@ -155,10 +157,13 @@ impl ClientLimits {
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
     }
 
-    /// The memory limit that the driver applies to a container on each of its GPUs.
-    pub fn of_driver(memory: MemMib) -> Self {
-        let limit = (DRIVER_MEMORY.to_owned(), memory.mib().to_string());
-        Self { annotations: BTreeMap::from([limit]) }
+    /// The memory limit that the driver applies to a container on each of its GPUs, and its soft limit, if it is to be
+    /// written.
+    pub fn of_driver(memory: MemMib, soft: Option<MemMib>) -> Self {
+        let limits = [(DRIVER_MEMORY, Some(memory)), (DRIVER_SOFT_MEMORY, soft)];
+        let limits = limits.into_iter().filter_map(|(key, amount)| Some((key, amount?)));
+        let text = |(key, amount): (&str, MemMib)| (key.to_owned(), amount.mib().to_string());
+        Self { annotations: limits.map(text).collect() }
     }
 
     /// The limits as annotations.

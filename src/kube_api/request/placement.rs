@@ -34,6 +34,10 @@ pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
 /// The memory limit for each container on each of its GPUs, in MiB, which the driver applies. None
 /// on MIG instances: the driver takes no limits for them.
 pub const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
+
+/// The memory that the driver guarantees to each container on each of its GPUs, in MiB: its soft limit. Written with the
+/// limit, where some pool has soft limits; 0 in the others.
+pub const DRIVER_SOFT_MEMORY: &str = "placed.gpupack.dev/driver-memory-soft-limit";
 /// The memory limit of an MPS client on its GPU, in MPS's form: `0=4096M`. Only where MPS is used.
 pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";
 /// Percent of the SMs that an MPS client may use; 100 is no limit. Only where MPS limits compute.

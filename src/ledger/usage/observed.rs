@@ -151,7 +151,7 @@ impl Ledger {
             let note = |node_state: &mut NodeState| node_state.note_wholes(wholes);
             events.extend(self.change_node(at, note));
         }
-        events.extend(self.note_limits_at(at, limits));
+        events.extend(self.note_limits_at(at, limits, now));
         if !not_made.is_empty() {
             let note = |node_state: &mut NodeState| node_state.note_failures(not_made, now);
             events.extend(self.change_node(at, note));
@@ -163,17 +163,24 @@ impl Ledger {
         &self,
         at: usize,
         limits: BTreeMap<DeviceId, DeviceLimits>,
+        now: Timestamp,
     ) -> Vec<LedgerEvent> {
-        if self.node_entry(at).look(|_, node_state| node_state.has_limits(&limits)) {
+        if self.node_entry(at).look(|_, node_state| node_state.has_limits(&limits, now)) {
             return Vec::new();
         }
-        self.change_node(at, |node_state: &mut NodeState| node_state.note_limits(limits))
+        self.change_node(at, |node_state: &mut NodeState| node_state.note_limits(limits, now))
     }
 
     /// Notes which limits of the driver the agent of a node has in force, where nothing else is reported of it.
-    pub(crate) fn note_limits(&self, node: &str, limits: BTreeMap<DeviceId, DeviceLimits>) {
-        let at = self.position(node);
-        at.into_iter().for_each(|at| drop(self.note_limits_at(at, limits.clone())));
+    pub(crate) fn note_limits(
+        &self,
+        node: &str,
+        limits: BTreeMap<DeviceId, DeviceLimits>,
+        now: Timestamp,
+    ) {
+        if let Some(at) = self.position(node) {
+            self.note_limits_at(at, limits, now);
+        }
     }
 
     /// Why the agent could not make the MIG instances of a placement, as its last report says.

@@ -16,7 +16,7 @@ use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
 use crate::model::reservation::{Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
-use crate::scoring::lent_memory::{OrderedLimit, ordered_limits};
+use crate::scoring::lent_memory::ordered_limits;
 use crate::scoring::plan;
 use crate::scoring::strategy::Strategy;
 use crate::waste::scarcity::ScarcityPrices;
@@ -665,9 +665,8 @@ fn a_guest_that_cannot_be_restarted_counts_in_both_places_until_it_can() {
 fn ordered(node: &NodeState) -> (u64, String) {
     let all = ordered_limits(node);
     let [order] = &all[..] else { return (0, String::new()) };
-    let limits = order.pods.iter().map(|OrderedLimit { uid, most, keeps_more, soft }| {
-        let soft = if soft.mib() > 0 { format!("{}..", soft.mib()) } else { String::new() };
-        format!("{uid}={soft}{}{}", most.mib(), if *keeps_more { "+" } else { "" })
+    let limits = order.limits.iter().map(|(uid, limit, keeps)| {
+        format!("{uid}={}{}", limit.mib(), if *keeps { "+" } else { "" })
     });
     (order.number, limits.collect::<Vec<_>>().join(" "))
 }
@@ -685,7 +684,7 @@ fn limited(text: &str, in_force: u64) -> NodeState {
 
 fn put_in_force(node: &mut NodeState, number: u64) {
     let in_force = DeviceLimits { number, soft: BTreeMap::new() };
-    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]));
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]), Timestamp::START);
 }
 
 #[test]
@@ -722,34 +721,67 @@ fn softly_limited(soft: &[(&str, u64)]) -> NodeState {
 }
 
 fn put_soft(node: &mut NodeState, number: u64, soft: &[(&str, u64)]) {
+    put_soft_at(node, number, soft, 0);
+}
+
+fn put_soft_at(node: &mut NodeState, number: u64, soft: &[(&str, u64)], second: u64) {
     let soft = soft.iter().map(|(uid, mib)| (PodUid::new(*uid), MemMib::new(*mib))).collect();
     let in_force = DeviceLimits { number, soft };
-    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]));
+    let now = Timestamp::from_millis(second * 1_000);
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]), now);
 }
 
 #[test]
 fn what_soft_limits_guarantee_is_lent_while_it_is_not_used() {
-    let mut node = softly_limited(&[("p", 300)]);
+    let mut node = softly_limited(&[]);
     let a = |node: &NodeState| node.devices()[0].clone();
     node.allocate(movable("p", "A", 300));
     node.allocate(movable("q", "A", 300));
     node.allocate(Reservation { request: None, ..movable("r", "A", 200) });
-    assert_eq!(ordered(&node), (3, "p=300..400 q=300..400 r=200..200+".to_owned()), "split");
-    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 199)]);
+    assert_eq!(ordered(&node), (3, "p=400 q=400".to_owned()), "split");
+    let asked = ordered_limits(&node).remove(0).soft;
+    assert_eq!(asked, ["p", "q", "r"].map(PodUid::new));
+    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 195)]);
     assert!(!a(&node).has_soft_limits(), "`r` has less than it requests");
-    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 200)]);
-    assert!(a(&node).has_soft_limits());
-    assert_eq!(ordered(&node), (3, "p=300..1000 q=300..1000 r=200..200+".to_owned()));
+    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 196), ("s", 100)]);
+    assert!(a(&node).has_soft_limits(), "a driver may round");
+    assert_eq!(ordered(&node), (3, "p=1000 q=1000".to_owned()));
     observe(&mut node, "A", &[("p", 900)]);
     assert_eq!(to_give_back(&node), [], "the driver ends it when others need the memory");
     assert!(!is_short_of_memory(&node, node.devices().iter()));
-    // For one that comes it is taken back: its soft limit is not in force yet.
+    // For one that comes it is taken back: no report of its soft limit counts that came before it.
     node.allocate(movable("s", "A", 100));
     assert!(!a(&node).has_soft_limits());
     assert_eq!(to_give_back(&node), [PodUid::new("p")]);
-    let (number, limits) = ordered(&node);
-    assert_eq!((number, &limits[..]), (4, "p=300..900 q=300..300 r=200..200+ s=100..100"));
+    assert_eq!(ordered(&node), (4, "p=900 q=300 s=100".to_owned()));
     assert!(!node.limits().leave_room(&DeviceId::new("A").unwrap(), &PodUid::new("s")));
+}
+
+#[test]
+fn memory_is_taken_back_only_some_seconds_after_soft_limits_are_missing() {
+    let mut node = softly_limited(&[]);
+    node.allocate(movable("p", "A", 300));
+    node.allocate(movable("q", "A", 500));
+    put_soft_at(&mut node, 2, &[("p", 300), ("q", 500)], 100);
+    observe(&mut node, "A", &[("p", 900)]);
+    // The agent starts again: it has read nothing yet.
+    put_soft_at(&mut node, 2, &[], 200);
+    assert_eq!(ordered(&node), (3, "p=900 q=500".to_owned()), "split again, under a new number");
+    assert_eq!(to_give_back(&node), []);
+    let none = BTreeMap::from([(
+        DeviceId::new("A").unwrap(),
+        DeviceLimits { number: 2, ..Default::default() },
+    )]);
+    assert!(node.has_limits(&none, Timestamp::from_millis(209_999)));
+    assert!(!node.has_limits(&none, Timestamp::from_millis(210_000)), "the time is over");
+    let again = node.clone();
+    put_soft_at(&mut node, 2, &[], 210);
+    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
+    let mut node = again;
+    put_soft_at(&mut node, 3, &[("p", 300), ("q", 500)], 205);
+    assert_eq!(ordered(&node), (3, "p=1000 q=1000".to_owned()));
+    put_soft_at(&mut node, 3, &[("p", 300), ("q", 500)], 300);
+    assert_eq!(to_give_back(&node), []);
 }
 
 #[test]
@@ -760,7 +792,8 @@ fn a_pod_that_is_away_needs_no_soft_limit_at_home() {
     node.allocate(movable("q", "A", 300));
     put_soft(&mut node, 2, &[("q", 300)]);
     assert!(node.devices()[0].has_soft_limits());
-    assert_eq!(ordered(&node), (2, "p=300+ q=300..1000".to_owned()));
+    assert_eq!(ordered(&node), (2, "p=300+ q=1000".to_owned()));
+    assert_eq!(ordered_limits(&node).remove(0).soft, [PodUid::new("q")]);
     node.allocate(Reservation { request: None, ..movable("whole", "B", 1_000) });
     assert_eq!(recalled(&mut node), ["p"]);
     assert!(!node.devices()[0].has_soft_limits(), "it comes home");
@@ -830,14 +863,14 @@ fn a_pod_waits_until_the_limits_of_others_leave_its_memory_free() {
 #[test]
 fn no_pod_borrows_memory_whose_limit_the_agent_does_not_set() {
     let mut node = limited("A:1000/1000", 0);
-    node.note_limits(BTreeMap::new());
+    node.note_limits(BTreeMap::new(), Timestamp::START);
     node.allocate(movable("p", "A", 300));
     observe(&mut node, "A", &[("p", 700)]);
     assert_eq!((ordered(&node).0, free_mib(&node)), (0, 300), "what it uses is not free");
     put_in_force(&mut node, 0);
     observe(&mut node, "A", &[("p", 700)]);
     assert_eq!((ordered(&node), free_mib(&node)), ((1, "p=1000".to_owned()), 700));
-    node.note_limits(BTreeMap::new());
+    node.note_limits(BTreeMap::new(), Timestamp::START);
     assert_eq!(free_mib(&node), 300, "the agent sets them no more");
     put_in_force(&mut node, 0);
     // Where nothing is lent any more, limits are lowered again.
@@ -865,8 +898,8 @@ proptest! {
         observe(&mut node, "A", &seen);
         let device = &node.devices()[0];
         let all = ordered_limits(&node);
-        let limits = all.first().map_or(&[][..], |order| &order.pods);
-        let limit_of = |uid: &PodUid| limits.iter().find(|it| it.uid == *uid).map(|it| it.most.mib());
+        let limits = all.first().map_or(&[][..], |order| &order.limits);
+        let limit_of = |uid: &PodUid| limits.iter().find(|(it, ..)| it == uid).map(|(_, limit, _)| limit.mib());
         let (mut own, mut most) = (device.used_by_others().mib(), device.used_by_others().mib());
         for (uid, demand) in device.users() {
             let counts = demand.memory.max(device.covered(uid)).mib();

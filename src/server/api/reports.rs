@@ -10,7 +10,7 @@ use crate::control::shared::app::App;
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::spots::Spot;
-use crate::hardware::units::Timestamp;
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::ledger::change::reports::ReportRefusal;
 use crate::ledger::query::reading::Readiness;
 use crate::metrics::labels::ReportResult;
@@ -22,7 +22,7 @@ use crate::report::wire::{
     Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, NumberedGpu, Outcome,
     PodLimit, Reply, Report,
 };
-use crate::scoring::lent_memory::{OrderedLimit, OrderedLimits};
+use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
 
 /// Limits how often refused reports are logged.
@@ -124,16 +124,17 @@ fn ordering_term(app: &App) -> Option<u64> {
 /// The limits of memory that the agent of a node is to set, if this replica gives orders.
 fn limit_orders(app: &App, node: &str) -> Option<LimitOrders> {
     let (term, orders) = (ordering_term(app)?, app.ledger.limit_orders(node)?);
-    let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, pods }| GpuLimits {
+    let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, limits, soft }| GpuLimits {
         gpu: gpu.to_string(),
         number,
-        pods: pods.into_iter().map(pod_limit).collect(),
+        pods: limits.into_iter().map(pod_limit).collect(),
+        soft: soft.iter().map(PodUid::to_string).collect(),
     });
     Some(LimitOrders { term, gpus: gpus.collect() })
 }
 
-fn pod_limit(OrderedLimit { uid, most, keeps_more, soft }: OrderedLimit) -> PodLimit {
-    PodLimit { pod_uid: uid.to_string(), limit_mib: most.mib(), keeps_more, soft_mib: soft.mib() }
+fn pod_limit((uid, limit, keeps_more): (PodUid, MemMib, bool)) -> PodLimit {
+    PodLimit { pod_uid: uid.to_string(), limit_mib: limit.mib(), keeps_more }
 }
 
 /// Keeps the places of MIG instances for the pods to which an earlier leader has promised them, if this replica

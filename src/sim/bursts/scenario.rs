@@ -705,7 +705,8 @@ impl Fleet {
         taken.expect("the agent reports in its session and sends no inventory");
         if self.sets_limits {
             let name = report.agent.clone();
-            self.ledger.note_limits(&name, self.limits_in_force(node));
+            let now = Timestamp::from_millis(now);
+            self.ledger.note_limits(&name, self.limits_in_force(node), now);
         }
         let report = &self.reports[node];
         if self.respreading.is_some() {

@@ -160,7 +160,6 @@ impl World {
         }
         process.lent.limit = limit_at_start(pod, by_driver);
         process.lent.soft = soft_at_start(uid, process.lent.limit.filter(|_| has_soft_limits));
-        process.lent.is_first = false;
         let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
@@ -216,7 +215,6 @@ impl World {
                 is_on: self.settings.lends_memory,
                 limit,
                 soft: soft_at_start(uid, limit.filter(|_| self.settings.has_soft_limits)),
-                is_first: true,
                 ..Lent::default()
             },
         };

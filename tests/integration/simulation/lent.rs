@@ -9,7 +9,7 @@
 //! theirs.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gpupack::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
 use gpupack::kube_api::request::placement::MPS_MEMORY;
@@ -31,8 +31,6 @@ pub(super) struct Lent {
     pub(super) limit: Option<u64>,
     /// What the driver guarantees to it.
     pub(super) soft: u64,
-    /// Whether its container is the first one of its pod.
-    pub(super) is_first: bool,
     /// What is left of its last container beside what it requested elsewhere, and until when.
     pub(super) left: (Vec<(String, u64)>, u64),
 }
@@ -167,12 +165,6 @@ impl World {
                 && !is_left
                 && !self.is_excused(id)
         };
-        let lent = &self.processes[uid].lent;
-        let total: u64 = self.processes[uid].devices.iter().map(|(_, mib)| mib).sum();
-        // A container that starts again has its soft limit only from the agent, if its pod is older than these.
-        if self.settings.has_soft_limits && !lent.is_first && lent.soft < total {
-            return;
-        }
         let short = self.processes[uid].devices.iter().find(|it| is_faulty(it)).cloned();
         if let Some((id, mib)) = short.filter(|_| self.settings.has_driver_limits) {
             let beside = self.processes.iter().filter(|(_, it)| it.used(&id, self.now) > 0);
@@ -196,7 +188,10 @@ impl World {
             ),
             used: here.map(|(uid, it)| (uid.clone(), it.allocated(now))).collect(),
         };
-        let groups = driver.used.keys().map(|uid| (uid.clone(), BTreeSet::from([uid.clone()])));
+        let last =
+            |uid: &String| uid.chars().last().and_then(|digit| digit.to_digit(10)).unwrap_or(0);
+        let group = |uid: &String| BTreeMap::from([(uid.clone(), last(uid))]);
+        let groups = driver.used.keys().map(|uid| (uid.clone(), group(uid)));
         self.nodes[node].agents[agent].set_limits(&gpus, &groups.collect(), &driver);
         for (uid, limits) in driver.limits.into_inner() {
             self.processes.entry(uid).and_modify(|it| {
@@ -286,6 +281,11 @@ impl LimitDriver for Driver {
     fn counts_parents(&self, _: &str) -> bool {
         false
     }
+
+    /// The process is the last digit of its pod. Pods that were admitted before are no clients.
+    fn finds_mps(&self, _: &str, pid: u32) -> bool {
+        pid != 4
+    }
 }
 
 impl Process {
@@ -314,7 +314,7 @@ pub(super) fn limit_at_start(pod: &Pod, is_by_driver: bool) -> Option<u64> {
 /// What is guaranteed to the next container with this limit: as much, by the container toolkit. Nothing if its pod was
 /// admitted before there were soft limits.
 pub(super) fn soft_at_start(uid: &str, limit: Option<u64>) -> u64 {
-    limit.filter(|_| !uid.ends_with(['1', '4', '7'])).unwrap_or(0)
+    limit.filter(|_| !uid.ends_with('4')).unwrap_or(0)
 }
 
 /// The same if MPS limits it.

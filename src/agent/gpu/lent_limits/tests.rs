@@ -49,6 +49,10 @@ impl LimitDriver for Driver {
     fn counts_parents(&self, _: &str) -> bool {
         self.counts_parents
     }
+
+    fn finds_mps(&self, _: &str, pid: u32) -> bool {
+        pid < 3
+    }
 }
 
 /// An order with this number, of these limits in GiB.
@@ -57,18 +61,22 @@ fn order(number: u64, pods: &[(&str, u64)]) -> GpuLimits {
         pod_uid: (*pod).to_owned(),
         limit_mib: gib << 10,
         keeps_more: false,
-        soft_mib: 0,
     });
-    GpuLimits { gpu: "GPU-a".to_owned(), number, pods: pods.collect() }
+    GpuLimits { gpu: "GPU-a".to_owned(), number, pods: pods.collect(), soft: Vec::new() }
 }
 
 fn orders(term: u64, gpu: GpuLimits) -> Option<LimitOrders> {
     Some(LimitOrders { term, gpus: vec![gpu] })
 }
 
+/// Containers of a pod; each process is the length of its name.
+fn containers(names: &[&str]) -> BTreeMap<String, u32> {
+    names.iter().map(|name| ((*name).to_owned(), u32::try_from(name.len()).unwrap())).collect()
+}
+
 /// Pods with a container each, of the same name.
 fn groups(pods: &[&str]) -> Containers {
-    pods.iter().map(|pod| ((*pod).to_owned(), BTreeSet::from([(*pod).to_owned()]))).collect()
+    pods.iter().map(|pod| ((*pod).to_owned(), containers(&[pod]))).collect()
 }
 
 fn gpus() -> BTreeMap<String, bool> {
@@ -133,8 +141,8 @@ fn only_the_growth_of_what_cannot_be_taken_back_is_stopped() {
 fn containers_without_a_limit_are_left_alone() {
     let driver = Driver::new(&[("p", Some(20), 0), ("pause", None, 0), ("q", None, 70)]);
     let all = BTreeMap::from([
-        ("p".to_owned(), BTreeSet::from(["p".to_owned(), "pause".to_owned()])),
-        ("q".to_owned(), BTreeSet::from(["q".to_owned()])),
+        ("p".to_owned(), containers(&["p", "pause"])),
+        ("q".to_owned(), containers(&["q"])),
     ]);
     assert_eq!(obeyed(&order(1, &[("p", 60), ("q", 10)]), &all, &driver), SetLimit::Done);
     assert_eq!(*driver.set.borrow(), ["p=60"]);
@@ -204,73 +212,97 @@ fn nothing_is_in_force_while_the_containers_cannot_be_read() {
     assert_eq!(obeyed(&absurd, &groups(&["p"]), &driver), SetLimit::Failed);
 }
 
-/// An order of soft limits and limits in GiB.
-fn soft_order(pods: &[(&str, u64, u64)]) -> GpuLimits {
-    let mut order = order(1, &[]);
-    order.pods.extend(pods.iter().map(|(pod, soft, limit)| PodLimit {
-        pod_uid: (*pod).to_owned(),
-        limit_mib: limit << 10,
-        keeps_more: false,
-        soft_mib: soft << 10,
-    }));
-    order
+/// A driver with these soft limits and limits in GiB.
+fn soft_driver(groups: &[(&str, u64, u64)]) -> Driver {
+    let groups = groups.iter().map(|(name, soft, limit)| {
+        let found = GroupLimit { limit: Some(limit * GIB), soft: soft * GIB, used: 0 };
+        ((*name).to_owned(), found)
+    });
+    Driver { groups: RefCell::new(groups.collect()), ..Driver::default() }
+}
+
+/// An order with these limits in GiB, and with these pods whose soft limits are to be reported.
+fn soft_order(limits: &[(&str, u64)], soft: &[&str]) -> GpuLimits {
+    GpuLimits { soft: soft.iter().map(|pod| (*pod).to_owned()).collect(), ..order(1, limits) }
 }
 
 /// The soft limits that are reported after an order was carried out.
 fn reported(
     limits: &LentLimits,
-    order: &GpuLimits,
+    order: Option<&GpuLimits>,
     has_mps: bool,
-    seen: (&Containers, &Driver),
+    seen: (Result<&Containers, &SetLimit>, &Driver),
 ) -> String {
-    let (orders, gpus) =
-        (orders(1, order.clone()), BTreeMap::from([("GPU-a".to_owned(), has_mps)]));
-    limits.carry_out((orders.as_ref(), at(0)), &gpus, Ok(seen.0), seen.1);
+    let orders = order.and_then(|order| orders(1, order.clone()));
+    let gpus = BTreeMap::from([("GPU-a".to_owned(), has_mps)]);
+    limits.carry_out((orders.as_ref(), at(0)), &gpus, seen.0, seen.1);
     let soft = limits.in_force().gpus.remove(0).soft;
     let soft = soft.iter().map(|it| format!("{}={}", it.pod_uid, it.soft_mib >> 10));
     soft.collect::<Vec<_>>().join(" ")
 }
 
-#[test]
-fn soft_limits_are_set_and_reported() {
-    let driver = Driver::new(&[("p", Some(20), 0), ("q", Some(30), 0), ("r", None, 0)]);
-    let (limits, all) = (LentLimits::default(), groups(&["p", "q", "r"]));
-    let order = soft_order(&[("p", 20, 80), ("q", 30, 30), ("r", 10, 10), ("s", 10, 10)]);
-    let found = reported(&limits, &order, true, (&all, &driver));
-    assert_eq!(found, "p=20 q=30", "`r` has no limits, and `s` no container");
-    assert_eq!(*driver.set.borrow(), ["p=80", "p=20..80", "q=30..30"]);
-    driver.set.borrow_mut().clear();
-    assert_eq!(reported(&limits, &order, true, (&all, &driver)), "p=20 q=30");
-    assert_eq!(driver.set.borrow().len(), 0, "they are set");
-    // It goes on between two containers: the toolkit gives the next one its soft limit.
-    assert_eq!(reported(&limits, &order, true, (&groups(&["q"]), &driver)), "p=20 q=30");
-    let more = soft_order(&[("p", 25, 80), ("q", 30, 30)]);
-    assert_eq!(reported(&limits, &more, true, (&groups(&["q"]), &driver)), "q=30", "it had less");
-    // Lowered below, and taken away.
-    let lower = soft_order(&[("p", 0, 10), ("q", 0, 30)]);
-    assert_eq!(reported(&limits, &lower, true, (&all, &driver)), "");
-    assert_eq!(*driver.set.borrow(), ["p=80", "p=10", "q=30"]);
+/// Nothing but clients of MPS was seen.
+fn listed() -> LentLimits {
+    let limits = LentLimits::default();
+    limits.list("GPU-a", (true, BTreeSet::new()), at(0));
+    limits
 }
 
 #[test]
-fn only_what_the_driver_can_guarantee_is_reported() {
-    let (all, order) = (groups(&["p", "q"]), soft_order(&[("p", 20, 80), ("q", 30, 30)]));
-    let driver = || Driver::new(&[("p", Some(20), 0), ("q", Some(30), 0)]);
-    let limits = LentLimits::default();
-    assert_eq!(reported(&limits, &order, false, (&all, &driver())), "", "no daemon of MPS");
-    limits.list("GPU-b", BTreeSet::from(["p".to_owned()]));
-    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "p=20 q=30", "on another GPU");
-    limits.list("GPU-a", BTreeSet::from(["p".to_owned()]));
-    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "q=30", "`p` is no client");
-    limits.list("GPU-a", BTreeSet::new());
-    assert_eq!(reported(&limits, &order, true, (&all, &driver())), "p=20 q=30");
-    let nested = Driver { counts_parents: true, ..driver() };
-    assert_eq!(reported(&limits, &order, true, (&all, &nested)), "", "they would stay on parents");
-    assert_eq!(*nested.set.borrow(), ["p=80"]);
-    let refusing = Driver { refuses: true, ..driver() };
-    let limits = LentLimits::default();
-    let orders = orders(1, soft_order(&[("p", 20, 20)]));
-    limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&all), &refusing);
-    let found = limits.in_force().gpus.remove(0);
-    assert_eq!((found.number, found.soft), (1, Vec::new()), "its limits are in force all the same");
+fn soft_limits_are_read_back_and_stay_when_others_change() {
+    let driver = soft_driver(&[("p", 20, 20), ("q", 30, 30), ("r", 0, 10)]);
+    let (limits, all) = (listed(), groups(&["p", "q", "r", "four"]));
+    let order = soft_order(&[("p", 80)], &["p", "q", "r", "s"]);
+    let found = reported(&limits, Some(&order), true, (Ok(&all), &driver));
+    assert_eq!(found, "p=20 q=30", "`r` has none, and `s` no container");
+    assert_eq!(*driver.set.borrow(), ["p=20..80"], "the soft limit stays");
+    let lower = soft_order(&[("p", 25)], &["p", "q"]);
+    assert_eq!(reported(&limits, Some(&lower), true, (Ok(&all), &driver)), "p=20 q=30");
+    assert_eq!(*driver.set.borrow(), ["p=20..80", "p=20..25"]);
+    // It goes on between two containers, and while no leader answers or no process can be read.
+    let one = groups(&["q"]);
+    assert_eq!(reported(&limits, Some(&lower), true, (Ok(&one), &driver)), "p=20 q=30");
+    assert_eq!(reported(&limits, None, true, (Ok(&one), &driver)), "p=20 q=30");
+    let unread = Err(&SetLimit::Failed);
+    assert_eq!(reported(&limits, Some(&lower), true, (unread, &driver)), "p=20 q=30");
+    // The next container of `p` has none.
+    driver.groups.borrow_mut().get_mut("p").unwrap().soft = 0;
+    assert_eq!(reported(&limits, Some(&lower), true, (Ok(&all), &driver)), "q=30");
+}
+
+#[test]
+fn only_what_mps_acts_on_is_reported() {
+    let (all, order) = (groups(&["p", "q"]), soft_order(&[], &["p", "q"]));
+    let driver = soft_driver(&[("p", 20, 20), ("q", 30, 30)]);
+    let report = |limits: &LentLimits, has_mps, all: &Containers, driver: &Driver| {
+        reported(limits, Some(&order), has_mps, (Ok(all), driver))
+    };
+    assert_eq!(report(&LentLimits::default(), true, &all, &driver), "", "nothing was listed");
+    let limits = listed();
+    assert_eq!(report(&limits, false, &all, &driver), "", "no daemon acts on them");
+    let elsewhere = BTreeMap::from([
+        ("p".to_owned(), containers(&["p"])),
+        ("q".to_owned(), BTreeMap::from([("q".to_owned(), 3)])),
+    ]);
+    assert_eq!(report(&limits, true, &elsewhere, &driver), "p=20", "`q` does not find the daemon");
+    let unread = BTreeMap::from([("p".to_owned(), containers(&["p", "x"]))]);
+    assert_eq!(report(&listed(), true, &unread, &driver), "", "one group cannot be read");
+    let nested = Driver { counts_parents: true, ..soft_driver(&[("p", 20, 20)]) };
+    assert_eq!(report(&listed(), true, &all, &nested), "", "they would stay on parents");
+}
+
+#[test]
+fn a_pod_that_was_no_client_of_mps_has_no_soft_limit_for_ten_minutes() {
+    let (all, order) = (groups(&["p", "q"]), soft_order(&[], &["p", "q"]));
+    let driver = soft_driver(&[("p", 20, 20), ("q", 30, 30)]);
+    let limits = listed();
+    let report = || reported(&limits, Some(&order), true, (Ok(&all), &driver));
+    limits.list("GPU-b", (true, BTreeSet::from(["p".to_owned()])), at(1));
+    assert_eq!(report(), "p=20 q=30", "on another GPU");
+    limits.list("GPU-a", (true, BTreeSet::from(["p".to_owned()])), at(1));
+    assert_eq!(report(), "q=30");
+    limits.list("GPU-a", (false, BTreeSet::new()), at(600));
+    assert_eq!((report(), limits.has_pods("GPU-a")), ("q=30".to_owned(), false));
+    limits.list("GPU-a", (true, BTreeSet::new()), at(601));
+    assert_eq!((report(), limits.has_pods("GPU-a")), ("p=20 q=30".to_owned(), true));
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gpupack::agent::gpu::lent_limits::LentLimits;
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
+use gpupack::agent::mps::control::Protocol;
 use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::api::condition::MpsState;
@@ -34,6 +35,10 @@ struct Node {
 
 impl Node {
     fn start(scenario: &Value, duty: Duty) -> Self {
+        Self::speaking(scenario, duty, Protocol::V2)
+    }
+
+    fn speaking(scenario: &Value, duty: Duty, protocol: Protocol) -> Self {
         let bed = Bed::new(scenario);
         let program = PathBuf::from(CONTROL);
         let clock = Clock::start();
@@ -43,7 +48,7 @@ impl Node {
         std::fs::create_dir_all(proc_root.join("self")).unwrap();
         let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
         std::fs::write(proc_root.join("self/mountinfo"), own).unwrap();
-        let settings = MpsSettings { folder, program, duty, query_every, proc_root };
+        let settings = MpsSettings { folder, program, duty, protocol, query_every, proc_root };
         let daemons = MpsDaemons::new(settings, clock);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -76,6 +81,11 @@ impl Node {
     /// Adds a process of the pod with these variables, in a container that mounts the pipes of `uuid`.
     fn client(&self, pid: u32, uuid: &str, variables: &[&str]) {
         self.bed.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
+        self.finds(pid, uuid, variables);
+    }
+
+    /// A process has these variables, in a container that mounts the pipes of `uuid`.
+    fn finds(&self, pid: u32, uuid: &str, variables: &[&str]) {
         let folder = self.bed.proc_root().join(pid.to_string());
         std::fs::write(folder.join("environ"), variables.join("\0")).unwrap();
         let mounts = [(&*format!("mps/{uuid}/pipe"), "/run/gpupack-mps")];
@@ -306,9 +316,15 @@ fn soft_limits_count_while_all_processes_are_clients_of_a_daemon_that_answers() 
         let gpu = with(gpu, "limited_use", json!({group(POD): 10 << 10}));
         json!({"gpus": [with(gpu, "used_mib", json!(10 << 10))]})
     };
-    let node = Node::start(&scenario("mps"), Duty::Manage);
+    let node = Node::speaking(&scenario("mps"), Duty::Manage, Protocol::V3);
     for (pid, pod) in [(10, POD), (11, OTHER)] {
         node.bed.process(pid, &format!("0::{}\n", &group(pod)["/sys/fs/cgroup".len()..]));
+        node.finds(pid, "GPU-a", &[PIPE]);
+    }
+    node.write("GPU-a", "servers", "70\n");
+    // As the container toolkit did at their starts, in bytes.
+    for (pod, gib) in [(POD, 20_u64), (OTHER, 30)] {
+        node.bed.set_limit("GPU-a", &group(pod), (gib, gib));
     }
     let settings =
         "webhook: {memory_limit: driver}\npools: {\"\": {borrow: memory, soft_limits: true}}";
@@ -326,16 +342,30 @@ fn soft_limits_count_while_all_processes_are_clients_of_a_daemon_that_answers() 
             (is_shown && of(POD) == Some(own) && of(OTHER) == Some((30, 30))).then_some(())
         });
     };
+    let remove = |file: &str| {
+        std::fs::remove_file(node.bed.path(&format!("mps/GPU-a/pipe/{file}"))).unwrap();
+    };
     wait("NotVerified", (20, 79)); // what the driver leaves of 80
+    assert!(node.read("GPU-a", "started").starts_with("GPU-a -f -p 3 -m"));
+    // A daemon that does not answer, or does not act on soft limits, or has lost its server.
+    node.write("GPU-a", "hang", "");
+    wait("Missing", (20, 49));
+    remove("hang");
+    wait("NotVerified", (20, 79));
+    node.write("GPU-a", "feature", "memacct,disabled,memacct,-\n");
+    wait("Missing", (20, 49));
+    remove("feature");
+    wait("NotVerified", (20, 79));
+    node.write("GPU-a", "servers", "");
+    wait("Missing", (20, 49));
+    node.write("GPU-a", "servers", "70\n");
+    wait("NotVerified", (20, 79));
+    // A program that left MPS.
     node.bed.play(&scenario("compute"));
     wait("Missing", (20, 49));
     node.bed.play(&scenario("mps"));
-    wait("NotVerified", (20, 79));
-    // A daemon that does not answer.
-    node.write("GPU-a", "hang", "");
-    wait("Missing", (20, 49));
-    std::fs::remove_file(node.bed.path("mps/GPU-a/pipe/hang")).unwrap();
-    wait("NotVerified", (20, 79));
+    std::thread::sleep(Duration::from_millis(500));
+    wait("Missing", (20, 49)); // for ten minutes
 }
 
 #[test]

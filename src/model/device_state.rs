@@ -564,12 +564,18 @@ impl DeviceState {
         }
     }
 
-    /// Notes whether soft limits guarantee what all who run here request. Not that of one that is about to start.
-    pub(crate) fn note_soft_limits(&mut self, limits: &LimitOrders) {
+    /// Notes whether soft limits guarantee what all who run here request. Pods that leave need none, nor those of which it
+    /// is said.
+    pub(crate) fn note_soft_limits(
+        &mut self,
+        limits: &LimitOrders,
+        needs_none: impl Fn(&PodUid) -> bool,
+    ) {
         let id = &self.device.id;
         let all = |has: &dyn Fn(&PodUid, MemMib) -> bool| {
             let leaves = |uid: &PodUid| self.guests.get(uid).is_some_and(|guest| guest.is_leaving);
-            let mut here = self.users().filter(|(uid, _)| !self.is_away(uid) && !leaves(uid));
+            let is_out = |uid: &PodUid| self.is_away(uid) || leaves(uid) || needs_none(uid);
+            let mut here = self.users().filter(|(uid, _)| !is_out(uid));
             here.all(|(uid, demand)| {
                 has(uid, demand.memory) || mutated(Mutation::SoftLimitsBelieved)
             })

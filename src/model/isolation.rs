@@ -137,13 +137,16 @@ impl LimitOrders {
             || missed.is_some_and(|(soft, _)| soft.mib() + ROUNDED_BY.mib() >= memory.mib())
     }
 
-    /// Notes what the agent has in force. Whether it sets the limits of other devices than before, or other soft limits.
+    /// Notes what the agent has in force, and which soft limits it may have named to an earlier process. Whether it sets
+    /// the limits of other devices than before, or other soft limits.
     pub(crate) fn note(
         &mut self,
         in_force: BTreeMap<DeviceId, DeviceLimits>,
+        presumed: Vec<((DeviceId, PodUid), MemMib)>,
         now: Timestamp,
     ) -> bool {
         let before = std::mem::replace(&mut self.in_force, in_force);
+        self.missed.extend(presumed.into_iter().map(|(key, soft)| (key, (soft, now))));
         let is_there = |all: &BTreeMap<DeviceId, DeviceLimits>, (id, uid): &(DeviceId, PodUid)| {
             all.get(id).is_some_and(|it| it.soft.contains_key(uid))
         };

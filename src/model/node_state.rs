@@ -166,7 +166,24 @@ impl NodeState {
 
     /// Notes which limits its agent has in force, by device. Soft limits of pods that are not there are left out.
     pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) {
-        if self.limits.note(self.known(in_force), now) {
+        let in_force = self.known(in_force);
+        // Of what an agent reported to an earlier process nothing is known: its pods may have soft limits.
+        let is_new = |it: &&DeviceState| {
+            let id = &it.device.id;
+            it.rule.soft_limits && in_force.contains_key(id) && !self.limits.are_set(id)
+        };
+        let presumed: Vec<_> = self
+            .devices
+            .iter()
+            .filter(is_new)
+            .flat_map(|it| {
+                let settled = it
+                    .users()
+                    .filter(|(uid, _)| has_settled(&self.reservations, &it.device.id, uid));
+                settled.map(|(uid, demand)| ((it.device.id.clone(), uid.clone()), demand.memory))
+            })
+            .collect();
+        if self.limits.note(in_force, presumed, now) {
             for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
                 if !self.limits.are_set(&device_state.device.id) {
                     device_state.lends_nothing();
@@ -197,7 +214,9 @@ impl NodeState {
     fn order_limits(&mut self) {
         let Self { devices, limits, reservations, .. } = self;
         limits.retain_soft(|id, uid| has_settled(reservations, id, uid));
-        devices.iter_mut().for_each(|it| it.note_soft_limits(limits));
+        let drains = |held: &Reservation| matches!(held.state, ReservationState::Draining { .. });
+        let needs_none = |uid: &PodUid| reservations.get(uid).is_some_and(drains);
+        devices.iter_mut().for_each(|it| it.note_soft_limits(limits, needs_none));
         // Also where nothing is lent any more: pods may still have limits above their requests.
         let may = |uid: &PodUid| reservations.get(uid).is_some_and(Reservation::may_have_borrowed);
         let set = devices.iter().filter(|it| it.sets_limits);
@@ -1839,13 +1858,16 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
     is_older(held, drain_limit, now) && !is_shown
 }
 
-/// Whether a pod runs on a device, and is neither on its way there nor to be bound yet. Only then a soft limit counts that
-/// was read back: its next container has none yet.
+/// Whether the container of a bound pod is on a device, and not only to come there. Else a soft limit that was read
+/// back does not count: it is that of another container.
 fn has_settled(reservations: &LiteMap<PodUid, Reservation>, id: &DeviceId, uid: &PodUid) -> bool {
     reservations.get(uid).is_some_and(|held| {
-        let is_elsewhere = held.guest_on().is_some_and(|on| on != id);
-        let moves = held.is_going_home() || held.is_arriving();
-        held.state == ReservationState::Confirmed && !is_elsewhere && !moves
+        let is_there = match held.guest_on() {
+            Some(on) if held.is_arriving() => on != id,
+            Some(on) => on == id,
+            None => true,
+        };
+        held.state == ReservationState::Confirmed && is_there
     })
 }
 

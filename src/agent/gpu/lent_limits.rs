@@ -33,7 +33,7 @@ const TOLERANCE_BYTES: u64 = 128 << 20;
 /// Orders that are in force are carried out again after this time: containers may have started since.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The same where soft limits are to be reported: more is lent once those of a new container are.
+/// The same while a soft limit is to be reported and is not in force: more is lent once that of a new container is.
 const SOFT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a pod counts as one that does not use MPS after it had such a process. Else it could have others restarted
@@ -71,7 +71,10 @@ struct Shared {
 struct Listed {
     /// Whether the last one had a process of a pod.
     has_pods: bool,
-    /// The pods that had a process which is no client of MPS, and when that was seen last.
+    /// The pods that had a process in the last one which is no client of MPS.
+    last_others: BTreeSet<String>,
+    /// Those that had one in two lists, one after the other, and when that was seen last. The driver has two lists, and a
+    /// client may end between them.
     no_clients: BTreeMap<String, Timestamp>,
 }
 
@@ -112,8 +115,14 @@ impl LentLimits {
     /// Whether these orders are in force, and were carried out a short time ago.
     pub(crate) fn are_done(&self, orders: &LimitOrders, now: Timestamp) -> bool {
         let done = self.shared.done.lock();
-        let has_soft = orders.gpus.iter().any(|gpu| !gpu.soft.is_empty());
-        let again_after = if has_soft { SOFT_AGAIN_AFTER } else { AGAIN_AFTER };
+        let in_force = self.shared.in_force.lock();
+        let has_it = |gpu: &GpuLimits, pod: &String| {
+            let known = in_force.gpus.iter().find(|it| it.gpu == gpu.gpu);
+            known.is_some_and(|known| known.soft.iter().any(|it| it.pod_uid == *pod))
+        };
+        let mut gpus = orders.gpus.iter();
+        let is_missing = gpus.any(|gpu| gpu.soft.iter().any(|pod| !has_it(gpu, pod)));
+        let again_after = if is_missing { SOFT_AGAIN_AFTER } else { AGAIN_AFTER };
         done.as_ref().is_some_and(|(last, at)| last == orders && now.since(*at) < again_after)
     }
 
@@ -128,7 +137,9 @@ impl LentLimits {
         let listed = all.entry(gpu.to_owned()).or_default();
         listed.has_pods = has_pods;
         listed.no_clients.retain(|_, seen| now.since(*seen) < NO_CLIENT_FOR);
-        listed.no_clients.extend(no_clients.into_iter().map(|pod| (pod, now)));
+        let again = no_clients.iter().filter(|pod| listed.last_others.contains(*pod));
+        listed.no_clients.extend(again.map(|pod| (pod.clone(), now)));
+        listed.last_others = no_clients;
     }
 
     /// Whether the last list of a GPU had a process of a pod.
@@ -240,7 +251,10 @@ impl LentLimits {
     fn without_others(&self, gpu: &str, mut soft: Vec<SoftLimit>) -> Vec<SoftLimit> {
         let listed = self.shared.listed.lock();
         let Some(listed) = listed.get(gpu) else { return Vec::new() };
-        soft.retain(|it| it.soft_mib > 0 && !listed.no_clients.contains_key(&it.pod_uid));
+        let is_other =
+            |pod: &String| listed.last_others.contains(pod) || listed.no_clients.contains_key(pod);
+        let is_sane = |mib: u64| (1..=MAX_DEVICE_MEMORY.mib()).contains(&mib);
+        soft.retain(|it| is_sane(it.soft_mib) && !is_other(&it.pod_uid));
         soft
     }
 }
@@ -329,14 +343,16 @@ fn obey(
         }
         let share = (pod.limit_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
         for (group, limit, GroupLimit { soft, used, .. }) in limited {
-            // What it uses cannot be taken away: only its growth is stopped then.
-            let least = share.max(used);
+            // What it uses cannot be taken away: only its growth is stopped then. Nor what is guaranteed to it: that is
+            // more than its share only if containers of one pod overlap.
+            let least = share.max(used).max(soft);
+            outcome = outcome.max(done_if(soft <= share.saturating_add(STEP_BYTES)));
             if limit > least.saturating_add(STEP_BYTES) {
                 if !mutated(Mutation::LimitsNotLowered) {
-                    outcome = outcome.max(driver.set(&order.gpu, group, (soft.min(least), least)));
+                    outcome = outcome.max(driver.set(&order.gpu, group, (soft, least)));
                 }
             } else if limit.saturating_add(STEP_BYTES) < share {
-                raise.push((group, (soft.min(share), share)));
+                raise.push((group, (soft, share)));
             }
             // Read after the limit was lowered: it may have grown until then.
             let used = driver.read(&order.gpu, group).map(|now| now.used);

@@ -35,11 +35,7 @@ pub(crate) fn client_limits(
             let least = least.filter(|_| devices.iter().all(is_gpu));
             let is_soft = || node.as_ref().is_some_and(|node| node.rule().soft_limits);
             let soft = |least| if is_soft() { least } else { MemMib::ZERO };
-            let of_driver = |least| {
-                let soft = settings.soft_limits.then(|| soft(least));
-                ClientLimits::of_driver(least, soft)
-            };
-            least.map(of_driver).unwrap_or_default()
+            least.map(|least| ClientLimits::of_driver(least, soft(least))).unwrap_or_default()
         }
         (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
     }
@@ -65,10 +61,12 @@ mod tests {
     use crate::hardware::units::Share;
     use crate::ledger::fixture::ledger;
 
-    /// The limits that are written for 250 MiB of each of these devices.
-    fn limits(settings: &str, devices: &[&str]) -> String {
-        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
-        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
+    /// The limits that are written for 250 MiB of each of these devices, in a pool with these keys.
+    fn limits(settings: &str, pool: &str, devices: &[&str]) -> String {
+        let text = format!("webhook: {{{settings}}}\npools: {{\"\": {{{pool}}}}}");
+        let (config, ledger) = (Config::from_yaml(&text).unwrap(), ledger("A"));
+        ledger.share_by(config.pools.clone());
+        let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Ledger);
         let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
         let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
         let devices = devices.iter().map(id).collect();
@@ -88,14 +86,16 @@ mod tests {
         let capped = "memory_limit: mps, mps_thread_percentage: share";
         for (settings, devices, written) in [
             ("", &["A"][..], ""),
-            ("memory_limit: driver", &["A"], "250"),
+            ("memory_limit: driver", &["A"], "250 0"),
             ("memory_limit: driver", &["gone"], ""),
             ("memory_limit: mps", &["A"], "0=250M"),
             ("memory_limit: mps", &["A", "B"], ""),
             (capped, &["A"], "0=250M 25"),
             (capped, &["gone"], "0=250M 100"),
         ] {
-            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
+            assert_eq!(limits(settings, "", devices), written, "{settings} {devices:?}");
         }
+        let soft = limits("memory_limit: driver", "borrow: memory, soft_limits: true", &["A"]);
+        assert_eq!(soft, "250 250");
     }
 }

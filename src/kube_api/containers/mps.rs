@@ -157,13 +157,11 @@ impl ClientLimits {
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
     }
 
-    /// The memory limit that the driver applies to a container on each of its GPUs, and its soft limit, if it is to be
-    /// written.
-    pub fn of_driver(memory: MemMib, soft: Option<MemMib>) -> Self {
-        let limits = [(DRIVER_MEMORY, Some(memory)), (DRIVER_SOFT_MEMORY, soft)];
-        let limits = limits.into_iter().filter_map(|(key, amount)| Some((key, amount?)));
+    /// The memory limit that the driver applies to a container on each of its GPUs, and its soft limit.
+    pub fn of_driver(memory: MemMib, soft: MemMib) -> Self {
+        let limits = [(DRIVER_MEMORY, memory), (DRIVER_SOFT_MEMORY, soft)];
         let text = |(key, amount): (&str, MemMib)| (key.to_owned(), amount.mib().to_string());
-        Self { annotations: limits.map(text).collect() }
+        Self { annotations: limits.into_iter().map(text).collect() }
     }
 
     /// The limits as annotations.

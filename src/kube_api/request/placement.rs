@@ -36,7 +36,7 @@ pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
 pub const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
 
 /// The memory that the driver guarantees to each container on each of its GPUs, in MiB: its soft limit. Written with the
-/// limit, where some pool has soft limits; 0 in the others.
+/// limit; 0 in pools without soft limits.
 pub const DRIVER_SOFT_MEMORY: &str = "placed.gpupack.dev/driver-memory-soft-limit";
 /// The memory limit of an MPS client on its GPU, in MPS's form: `0=4096M`. Only where MPS is used.
 pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";

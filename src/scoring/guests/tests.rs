@@ -785,6 +785,40 @@ fn memory_is_taken_back_only_some_seconds_after_soft_limits_are_missing() {
 }
 
 #[test]
+fn soft_limits_stay_in_force_when_a_pod_ends_or_begins_to_leave() {
+    let mut node = softly_limited(&[]);
+    node.allocate(movable("p", "A", 300));
+    node.allocate(movable("q", "A", 400));
+    let both = [("p", 300), ("q", 400)];
+    put_soft(&mut node, 2, &both);
+    observe(&mut node, "A", &[("p", 700)]);
+    assert!(node.devices()[0].has_soft_limits());
+    let mut ending = node.clone();
+    assert!(!ending.drain(&PodUid::new("q"), Timestamp::START), "its processes may still be there");
+    assert!(ending.devices()[0].has_soft_limits(), "what it requests becomes free");
+    assert_eq!(to_give_back(&ending), []);
+    // Until its container is restarted elsewhere, its old one is here; there it has none.
+    node.move_out(&PodUid::new("q"), DeviceId::new("B").unwrap(), None);
+    put_soft(&mut node, 2, &both);
+    assert!(node.devices()[0].has_soft_limits() && !node.devices()[1].has_soft_limits());
+    assert_eq!(to_give_back(&node), []);
+}
+
+#[test]
+fn a_new_process_waits_for_the_first_soft_limits_of_an_agent() {
+    let mut node = softly_limited(&[]);
+    node.note_limits(BTreeMap::new(), Timestamp::START);
+    node.allocate(movable("p", "A", 300));
+    node.allocate(movable("q", "A", 500));
+    // The agent is new, too: it has no orders yet.
+    put_soft_at(&mut node, 0, &[], 100);
+    observe(&mut node, "A", &[("p", 900)]);
+    assert_eq!((ordered(&node).1.as_str(), to_give_back(&node)), ("p=900 q=500", vec![]));
+    put_soft_at(&mut node, 0, &[], 110);
+    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
+}
+
+#[test]
 fn a_pod_that_is_away_needs_no_soft_limit_at_home() {
     let mut node = softly_limited(&[]);
     node.allocate(movable("p", "A", 300));

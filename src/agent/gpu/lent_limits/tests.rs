@@ -265,6 +265,13 @@ fn soft_limits_are_read_back_and_stay_when_others_change() {
     assert_eq!(reported(&limits, None, true, (Ok(&one), &driver)), "p=20 q=30");
     let unread = Err(&SetLimit::Failed);
     assert_eq!(reported(&limits, Some(&lower), true, (unread, &driver)), "p=20 q=30");
+    // Its soft limit is kept when containers of one pod overlap; then the order is not done.
+    let overlap = BTreeMap::from([("q".to_owned(), containers(&["q", "p"]))]);
+    let half = soft_order(&[("q", 30)], &[]);
+    reported(&limits, Some(&half), true, (Ok(&overlap), &driver));
+    assert_eq!(driver.set.borrow().last().unwrap(), "p=20..20");
+    assert_eq!(obey(&half, &overlap, &driver, &mut BTreeSet::new()), SetLimit::Failed);
+    assert_eq!(reported(&limits, Some(&lower), true, (Ok(&all), &driver)), "p=20 q=30");
     // The next container of `p` has none.
     driver.groups.borrow_mut().get_mut("p").unwrap().soft = 0;
     assert_eq!(reported(&limits, Some(&lower), true, (Ok(&all), &driver)), "q=30");
@@ -289,6 +296,8 @@ fn only_what_mps_acts_on_is_reported() {
     assert_eq!(report(&listed(), true, &unread, &driver), "", "one group cannot be read");
     let nested = Driver { counts_parents: true, ..soft_driver(&[("p", 20, 20)]) };
     assert_eq!(report(&listed(), true, &all, &nested), "", "they would stay on parents");
+    let absurd = soft_driver(&[("p", 1 << 20, 1 << 20)]);
+    assert_eq!(report(&listed(), true, &all, &absurd), "", "no GPU has so much");
 }
 
 #[test]
@@ -297,9 +306,15 @@ fn a_pod_that_was_no_client_of_mps_has_no_soft_limit_for_ten_minutes() {
     let driver = soft_driver(&[("p", 20, 20), ("q", 30, 30)]);
     let limits = listed();
     let report = || reported(&limits, Some(&order), true, (Ok(&all), &driver));
-    limits.list("GPU-b", (true, BTreeSet::from(["p".to_owned()])), at(1));
+    let p = || BTreeSet::from(["p".to_owned()]);
+    limits.list("GPU-b", (true, p()), at(0));
     assert_eq!(report(), "p=20 q=30", "on another GPU");
-    limits.list("GPU-a", (true, BTreeSet::from(["p".to_owned()])), at(1));
+    limits.list("GPU-a", (true, p()), at(0));
+    assert_eq!(report(), "q=30");
+    limits.list("GPU-a", (true, BTreeSet::new()), at(0));
+    assert_eq!(report(), "p=20 q=30", "one list alone may be wrong");
+    limits.list("GPU-a", (true, p()), at(1));
+    limits.list("GPU-a", (true, p()), at(1));
     assert_eq!(report(), "q=30");
     limits.list("GPU-a", (false, BTreeSet::new()), at(600));
     assert_eq!((report(), limits.has_pods("GPU-a")), ("q=30".to_owned(), false));

@@ -52,8 +52,8 @@ pub mod model {
     pub mod workload;
     pub mod fit;
     pub mod reservation;
-    pub mod device_state;
     pub mod isolation;
+    pub mod device_state;
     pub mod node_state;
     pub mod event;
 }

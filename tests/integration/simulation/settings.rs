@@ -189,7 +189,7 @@ impl Settings {
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
             has_driver_limits,
-            has_soft_limits: has_driver_limits && seed / 100 % 2 == 1,
+            has_soft_limits: matches!(seed % 1_000, 107 | 137 | 167 | 307 | 337 | 367),
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },

@@ -168,21 +168,15 @@ impl NodeState {
     pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) {
         let in_force = self.known(in_force);
         // Of what an agent reported to an earlier process nothing is known: its pods may have soft limits.
-        let is_new = |it: &&DeviceState| {
+        let mut presumed = Vec::new();
+        for it in self.devices.iter().filter(|it| it.rule.soft_limits) {
             let id = &it.device.id;
-            it.rule.soft_limits && in_force.contains_key(id) && !self.limits.are_set(id)
-        };
-        let presumed: Vec<_> = self
-            .devices
-            .iter()
-            .filter(is_new)
-            .flat_map(|it| {
-                let settled = it
-                    .users()
-                    .filter(|(uid, _)| has_settled(&self.reservations, &it.device.id, uid));
-                settled.map(|(uid, demand)| ((it.device.id.clone(), uid.clone()), demand.memory))
-            })
-            .collect();
+            if in_force.contains_key(id) && !self.limits.are_set(id) {
+                let settled =
+                    it.users().filter(|(uid, _)| has_settled(&self.reservations, id, uid));
+                presumed.extend(settled.map(|(uid, own)| ((id.clone(), uid.clone()), own.memory)));
+            }
+        }
         if self.limits.note(in_force, presumed, now) {
             for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
                 if !self.limits.are_set(&device_state.device.id) {

@@ -411,8 +411,8 @@ pub fn burst_rooms<'a>(
     let free_memory = match device.has_soft_limits() {
         true => device.spare_memory(),
         false => device.unused_memory(node.tolerance()),
-    };
-    let free_memory = free_memory.mib();
+    }
+    .mib();
     let lends = device.rule().borrow != Borrow::None;
     device.staying().filter(move |_| lends).filter_map(move |(uid, demand)| {
         let share = node.reservation(uid)?.compute_limit(device.rule(), demand);

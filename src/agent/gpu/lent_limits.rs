@@ -329,12 +329,12 @@ fn obey(
         if pod.limit_mib > MAX_DEVICE_MEMORY.mib() {
             return SetLimit::Failed;
         }
-        let mut limited: Vec<(&String, u64, GroupLimit)> = Vec::new();
-        for (group, _) in containers.get(&pod.pod_uid).into_iter().flatten() {
+        let mut limited = Vec::new();
+        for group in containers.get(&pod.pod_uid).into_iter().flat_map(BTreeMap::keys) {
             let key = (order.gpu.clone(), group.clone());
             match driver.read(&order.gpu, group) {
-                Some(found @ GroupLimit { limit: Some(limit), .. }) => {
-                    limited.push((group, limit, found));
+                Some(GroupLimit { limit: Some(limit), soft, used }) => {
+                    limited.push((group, limit, soft, used));
                     known.insert(key);
                 }
                 Some(GroupLimit { limit: None, .. }) => _ = known.remove(&key),
@@ -342,7 +342,7 @@ fn obey(
             }
         }
         let share = (pod.limit_mib << 20) / u64::try_from(limited.len()).unwrap_or(u64::MAX).max(1);
-        for (group, limit, GroupLimit { soft, used, .. }) in limited {
+        for (group, limit, soft, used) in limited {
             // What it uses cannot be taken away: only its growth is stopped then. Nor what is guaranteed to it: that is
             // more than its share only if containers of one pod overlap.
             let least = share.max(used).max(soft);

@@ -165,26 +165,31 @@ impl MpsDaemons {
 
     /// Whether a process finds the daemon of a device: by the variable and the mount that it got at its start.
     pub(crate) fn finds(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> bool {
-        let process = pods.folder_of(pid);
-        let pipes = self.shared.control(uuid).pipes;
-        let own = self.shared.settings.proc_root.join("self");
-        let asked = process.clone();
-        let found =
-            self.shared.unanswered.query(process, move || clients::finds(&asked, &pipes, &own));
-        found == Some(true)
+        self.query(pods, pid, uuid, clients::finds) == Some(true)
     }
 
     /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
     /// limit is known.
     pub(crate) fn limit_mib(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> Option<u64> {
+        let named = uuid.to_owned();
+        self.query(pods, pid, uuid, move |process, pipes, own| {
+            clients::limit_mib(process, &named, pipes, own)
+        })
+    }
+
+    /// What `read` finds of a process, from its folder, the pipes of a device's daemon, and the agent's own folder.
+    fn query<T: Send + 'static>(
+        &self,
+        pods: &PodsByProcess,
+        pid: u32,
+        uuid: &str,
+        read: impl FnOnce(&Path, &Path, &Path) -> Option<T> + Send + 'static,
+    ) -> Option<T> {
         let process = pods.folder_of(pid);
         let pipes = self.shared.control(uuid).pipes;
         let own = self.shared.settings.proc_root.join("self");
-        let uuid = uuid.to_owned();
         let asked = process.clone();
-        self.shared
-            .unanswered
-            .query(process, move || clients::limit_mib(&asked, &uuid, &pipes, &own))
+        self.shared.unanswered.query(process, move || read(&asked, &pipes, &own))
     }
 
     /// Starts the loops for the devices of [`MpsDaemons::learn`].

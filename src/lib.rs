@@ -140,6 +140,7 @@ pub mod ledger {
     pub mod change {
         pub mod commits;
         pub mod facts;
+        pub mod hung;
         pub(crate) mod pools;
         pub mod reports;
         pub mod spread;
@@ -320,6 +321,7 @@ pub mod control {
         pub mod kept_suggestions;
         pub mod other_fences;
         pub mod outbox;
+        pub(crate) mod new_rooms;
         pub mod passed;
         pub mod priority_classes;
         pub mod app;
@@ -355,6 +357,8 @@ pub mod control {
 
     /// Room that is kept for waiting pods, and made for important ones.
     pub mod room {
+        pub(crate) mod owners;
+        pub(crate) mod group_rooms;
         pub mod standing;
         pub(crate) mod preempting;
         pub(crate) mod groups;

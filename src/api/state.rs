@@ -414,6 +414,9 @@ pub struct Tenant {
     /// Whether it is on its way from there to this device.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub comes_home: bool,
+    /// Whether it should have ended by now and has not: no room is planned where it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hangs: bool,
 }
 
 /// What limits the memory of one tenant.

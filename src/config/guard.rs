@@ -39,7 +39,7 @@ impl Default for GuardConfig {
 pub struct PreemptionConfig {
     /// Whether less important pods are evicted for a GPU pod that waits.
     pub enabled: bool,
-    /// How long a pod waits before.
+    /// How long a pod waits before, from its first refusal.
     #[serde(rename = "after_seconds", deserialize_with = "seconds::<0, 86_400, _>")]
     pub after: Duration,
     /// How long each pod runs before it may be evicted.
@@ -52,7 +52,7 @@ pub struct PreemptionConfig {
 
 impl Default for PreemptionConfig {
     fn default() -> Self {
-        let (after, protect) = (Duration::from_secs(2), Duration::ZERO);
+        let (after, protect) = (Duration::from_secs(1), Duration::ZERO);
         Self { enabled: true, after, protect, at_once: 8 }
     }
 }

@@ -25,13 +25,14 @@ use crate::control::room::standing::{StandingHolds, StandingRules, Step};
 use crate::control::shared::app::{App, Truth};
 use crate::control::shared::outbox::rooms;
 use crate::hardware::device::DeviceKind;
-use crate::hardware::units::Share;
+use crate::hardware::units::{Share, Timestamp};
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::query::reading::Readiness;
 use crate::model::device_state::DeviceState;
 use crate::model::event::LedgerEvent;
 use crate::model::team::TeamRules;
 use crate::mutation::{Mutation, mutated};
+use crate::step::outside::Ticks;
 
 /// Tick of the slow loop. Silence, holds and drains are exact to this.
 const TICK: Duration = Duration::from_secs(1);
@@ -159,9 +160,10 @@ async fn standing(app: &Arc<App>) {
     let group_timeout = app.config.group_timeout;
     let rules = StandingRules { after, at_most, preemption, group_timeout };
     let mut next = app.outside.every(TICK);
-    let mut holds = StandingHolds::default();
+    let (mut holds, mut due) = (StandingHolds::default(), None);
     loop {
-        next.tick().await;
+        until_next_look(app, &mut next, due.take()).await;
+        let new_rooms = app.new_rooms.take();
         let is_ready = app.leading.is_here() && app.ledger_readiness() == Readiness::Ready;
         if !is_ready {
             app.outbox.push(app.ledger.stand_down_all());
@@ -184,9 +186,11 @@ async fn standing(app: &Arc<App>) {
                 resumed = holds.resume(&earlier, facts, (rules, times.0, times.1));
             }
             worker.preemptors.lead();
+            holds.note_rooms(new_rooms);
             let step = holds.step(facts, rules, times);
             (holds, [resumed, step])
         };
+        let started = app.clock.precise();
         let Some((kept, steps)) = app.outside.work(work).await else {
             tracing::error!("a bug in the choice of standing holds, please report this");
             app.outbox.push(app.ledger.stand_down_all());
@@ -194,13 +198,30 @@ async fn standing(app: &Arc<App>) {
             continue;
         };
         holds = kept;
+        due = steps.iter().filter_map(|step| step.due).min();
         steps.into_iter().for_each(|step| carry_out(app, step));
+        let took = app.clock.precise().saturating_sub(started);
+        app.outside.sleep(pause_after(took)).await;
+    }
+}
+
+/// Waits until kept room is to be looked at again: after a tick, at the time that the last look named, or as soon as
+/// room has appeared.
+async fn until_next_look(app: &App, ticks: &mut Ticks, due: Option<Timestamp>) {
+    let now = app.clock.now();
+    let until_due = due.map_or(TICK, |due| due.since(now).min(TICK));
+    tokio::select! {
+        biased;
+        () = app.new_rooms.due() => app.outside.sleep(GATHER_FOR).await,
+        () = ticks.tick() => {}
+        () = app.outside.sleep(until_due) => {}
     }
 }
 
 /// Does what a step of the standing holds says.
 fn carry_out(app: &Arc<App>, step: Step) {
     app.outbox.push(step.events);
+    step.hung.iter().for_each(|hung| app.tell_hung(hung));
     step.ready.into_iter().for_each(|(node, pod)| requeue(app, node, pod));
     for (pod, standing) in step.begun.iter().filter(|(_, standing)| standing.lacks > 0) {
         app.tell_room_kept(pod, standing);
@@ -275,7 +296,9 @@ async fn events(app: &Arc<App>) {
             tell(app, event);
         }
         if let Truth::Cluster(_) = app.truth {
-            requeues.room(rooms(&taken), app.clock.now());
+            let rooms = rooms(&taken);
+            app.new_rooms.note(&rooms);
+            requeues.room(rooms, app.clock.now());
             requeues = requeued(app, requeues).await;
         }
     }

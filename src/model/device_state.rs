@@ -625,10 +625,24 @@ pub struct Hold {
     pub is_promise: bool,
 }
 
-/// Room kept for the first pod of a line until it is bound there: what is free of it now, and what
-/// others leave of it later.
+/// Why room is kept for a pod until it is bound. What becomes free of a device goes to the first of these
+/// that is kept there: what victims leave is for the pod for which they went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeptFor {
+    /// Other pods are evicted for it.
+    Preemptor,
+    /// It starts with its group.
+    Group,
+    /// It is the first of a line.
+    Line,
+}
+
+/// Room kept for a pod until it is bound there: what is free of it now, and what others leave of it later.
+/// All that is kept on a device is never more than it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandingHold {
+    /// Why.
+    pub kept_for: KeptFor,
     /// Devices and amounts, free or not.
     pub placement: Placement,
     /// CPU and host memory.

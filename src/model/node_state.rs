@@ -29,8 +29,8 @@ use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
 use crate::model::isolation::{DeviceLimits, LimitOrders};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
-    BorrowedMemory, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef, Reservation,
-    ReservationState,
+    BorrowedMemory, Controller, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef,
+    Reservation, ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
 
@@ -335,9 +335,22 @@ impl NodeState {
             && !has(self.host_free())
     }
 
-    /// CPU and host memory that a pod could have here beside all holds, if all others left.
-    pub fn host_beside_holds(&self) -> HostAmount {
-        self.host_capacity.left_after(self.host_held)
+    /// CPU and host memory that a pod of a controller could have here beside all holds, if all pods left that
+    /// it can wait for.
+    pub fn host_beside_holds(&self, controller: Option<Controller>) -> HostAmount {
+        let stays = self.reservations.values().filter(|held| held.outlasts(controller));
+        let stays = sum_host(stays.map(|held| held.host));
+        self.host_capacity.left_after(self.host_held).left_after(stays)
+    }
+
+    /// What a pod of a controller cannot have of a device however long it waits: what is kept for others there,
+    /// and what pods have that do not end for it.
+    pub fn out_of_reach(&self, device: &DeviceId, controller: Option<Controller>) -> Demand {
+        let stays = self.reservations.values().filter(|held| held.outlasts(controller));
+        let kept = self.standing.iter().filter(|(uid, _)| self.stands_alone(uid));
+        let all = stays.map(|held| &held.placement).chain(kept.map(|(_, hold)| &hold.placement));
+        let there = all.flat_map(|it| &it.devices).filter(|placed| placed.id == *device);
+        there.map(|placed| placed.demand).fold(Demand::ZERO, sum)
     }
 
     /// When the last report was received.
@@ -1028,7 +1041,7 @@ impl NodeState {
 
     /// The part of a spot's units, in millionths, on which instances lie that end with their pods. `None` if
     /// one lies there that no pod has, such as one of others, or if none could be made a short time ago.
-    pub fn covered_part(&self, spot: &SpotDevice) -> Option<u64> {
+    pub fn covered_part(&self, spot: &SpotDevice, controller: Option<Controller>) -> Option<u64> {
         let Makeable { spot: Spot { gpu, profile, .. }, slot, device } = &spot.makeable;
         if self.has_failed(&device.id) {
             return None;
@@ -1047,7 +1060,9 @@ impl NodeState {
             let is_left = device_state.origin == Origin::Made
                 && device_state.tenants().is_empty()
                 && device_state.stays(HoldRule::Ignored);
-            if device_state.origin == Origin::Found || is_left {
+            let is_anothers =
+                self.out_of_reach(&device_state.device.id, controller) != Demand::ZERO;
+            if device_state.origin == Origin::Found || is_left || is_anothers {
                 return None;
             }
             covered |= units;
@@ -1291,10 +1306,10 @@ impl NodeState {
                 }
             }
         }
-        for (uid, hold) in &self.standing {
-            if !self.stands_alone(uid) {
-                continue;
-            }
+        let mut standing: Vec<&StandingHold> =
+            self.standing.iter().filter(|(uid, _)| self.stands_alone(uid)).map(|it| it.1).collect();
+        standing.sort_by_key(|hold| hold.kept_for);
+        for hold in standing {
             for placed in &hold.placement.devices {
                 if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
                     device_state.stand(placed.demand);
@@ -1784,6 +1799,17 @@ impl NodeState {
     pub fn overdue_drains(&self, drain_limit: Duration, now: Timestamp) -> usize {
         let is_overdue = |held: &&Reservation| is_older(held, drain_limit, now);
         self.reservations.values().filter(is_overdue).count()
+    }
+
+    /// Notes which pods hang, and returns those that did not before.
+    pub(crate) fn note_hung(&mut self, hangs: impl Fn(&Reservation) -> bool) -> Vec<Reservation> {
+        let mut hung = Vec::new();
+        for (_, held) in self.reservations.iter_mut() {
+            let (is_hung, was_hung) = (hangs(held), held.is_hung);
+            held.is_hung = is_hung;
+            hung.extend((is_hung && !was_hung).then(|| held.clone()));
+        }
+        hung
     }
 
     /// Ends due holds, and drains that have lasted `drain_limit` while no report shows a process.

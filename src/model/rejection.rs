@@ -77,6 +77,8 @@ pub enum Rejection {
     },
     /// Less important pods are evicted for the pod on another node.
     RoomElsewhere,
+    /// They are evicted on this node, and not all of them have gone.
+    RoomHere,
     /// The pods of its group are not all there, or there is no room for all of them.
     GroupWaits,
     /// Its team has as much as it may have, or would have more with this pod.
@@ -277,6 +279,9 @@ impl Rejection {
             Self::RoomElsewhere => {
                 Row::of(22, Obstacle::Room, 22, "room is being made for the pod on another node")
                     .met_by_room()
+            }
+            Self::RoomHere => {
+                Row::of(22, Obstacle::Room, 22, "room is being made for the pod").met_by_room()
             }
             Self::GroupWaits => Row::of(
                 24,

@@ -155,7 +155,12 @@ pub enum ReservationState {
     },
 }
 
-/// What counts when pods must leave for a more important one.
+/// What makes the pods of one application: a digest of its namespace and UID, and of ReplicaSets, of which a
+/// Deployment has one per revision, of their names without the revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Controller(pub u64);
+
+/// What the API server says of a pod that counts when others wait for its room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenure {
     /// Its priority; the larger the more important.
@@ -164,6 +169,10 @@ pub struct Tenure {
     pub started_unix_seconds: i64,
     /// Whether its deletion was requested: its room will be free.
     pub is_ending: bool,
+    /// When it is to have ended then, in seconds since 1970.
+    pub ends_unix_seconds: i64,
+    /// What made it, if a controller did.
+    pub controller: Option<Controller>,
     /// What protects it from evictions for others, if its workload class says so.
     pub protection: Option<Protection>,
 }
@@ -187,6 +196,8 @@ pub struct Reservation {
     pub departure: Departure,
     /// What becomes of the memory that it uses above its request.
     pub borrowed: BorrowedMemory,
+    /// Whether it should have ended by now and has not. Nobody knows when its room will be free.
+    pub is_hung: bool,
 }
 
 /// A pod on a node that has no placement.
@@ -201,6 +212,13 @@ pub struct OtherPod {
 }
 
 impl Reservation {
+    /// Whether a pod of this controller cannot wait for its room: it hangs, or is an older pod of the same
+    /// application, which may run until the other one does.
+    pub fn outlasts(&self, controller: Option<Controller>) -> bool {
+        let own = self.tenure.and_then(|tenure| tenure.controller);
+        self.is_hung || own.is_some() && own == controller
+    }
+
     /// Whether a suggestion may move it: it is bound for certain, is not about to end, and its
     /// request is known.
     pub fn is_movable(&self) -> bool {

@@ -148,6 +148,7 @@ pub(crate) fn tenant(name: &str, devices: Vec<PlacedDevice>) -> Reservation {
         tenure: None,
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     }
 }
 

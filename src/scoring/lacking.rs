@@ -5,25 +5,33 @@
 
 use crate::hardware::spots::Makeable;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
-use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
+use crate::model::device_state::{DeviceState, HoldRule, KeptFor, StandingHold};
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room, fit};
 use crate::model::node_state::{NodeState, SpotDevice};
+use crate::model::reservation::Controller;
 use crate::scoring::context::{Taken, TakenList};
 use crate::scoring::plan::placed;
 
-/// What a node lacks of a request, in millionths of a device, summed over the devices that lack
-/// least of it, and the room to keep there. `None` if the request would not fit if these were empty.
-pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, StandingHold)> {
+/// What a node lacks of the request of a pod that this controller made, in millionths of a device, summed over
+/// the devices that lack least of it, and the room to keep there, as for the first of a line. `None` if the
+/// request would not fit if all ended there for which the pod can wait: neither does what is kept for other
+/// pods, nor pods that hang, nor older ones of the same controller.
+pub fn lacking(
+    node: &NodeState,
+    compiled: &CompiledRequest,
+    controller: Option<Controller>,
+) -> Option<(u64, StandingHold)> {
     node.placeable_for(compiled).ok()?;
     // Two holds that need the same CPU would stand in each other's way.
-    let host = node.host_beside_holds();
+    let host = node.host_beside_holds(controller);
     let is_known = node.host_capacity() != HostAmount::ZERO;
     if is_known && (compiled.host.cpu > host.cpu || compiled.host.memory > host.memory) {
         return None;
     }
     let mut lacking: Vec<(u64, Taken)> = (0..node.rooms(HoldRule::Respected).len())
         .filter_map(|at| {
-            lacking_at(node, at, compiled).map(|(lacks, demand)| (lacks, (at, demand)))
+            let lacking = lacking_at(node, at, compiled, controller);
+            lacking.map(|(lacks, demand)| (lacks, (at, demand)))
         })
         .collect();
     // Of instances, which are taken whole, the smallest wastes least.
@@ -37,7 +45,8 @@ pub fn lacking(node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, Sta
     let lacks = lacking.iter().map(|(lacks, _)| lacks).sum();
     let mut taken: TakenList = lacking.into_iter().map(|(_, taken)| taken).collect();
     taken.sort_by_key(|(at, _)| *at);
-    Some((lacks, StandingHold { placement: placed(node, &taken), host: compiled.host }))
+    let (placement, host) = (placed(node, &taken), compiled.host);
+    Some((lacks, StandingHold { kept_for: KeptFor::Line, placement, host }))
 }
 
 /// What the devices of a standing hold lack; `None` if one of them cannot be of use any more.
@@ -57,7 +66,8 @@ pub fn lacks_there(
         let is_same = |demand: &Demand| {
             demand.share == placed.demand.share || demand.memory == placed.demand.memory
         };
-        lacking_at(node, at, compiled).filter(|(_, demand)| is_same(demand)).map(|(lacks, _)| lacks)
+        let lacking = lacking_at(node, at, compiled, None);
+        lacking.filter(|(_, demand)| is_same(demand)).map(|(lacks, _)| lacks)
     });
     lacks.sum()
 }
@@ -84,18 +94,30 @@ fn beside_each_other(node: &NodeState, all: Vec<(u64, Taken)>, count: usize) -> 
 }
 
 /// What a position of [`NodeState::rooms`] lacks, in millionths of that device, and what is taken of it.
-fn lacking_at(node: &NodeState, at: usize, compiled: &CompiledRequest) -> Option<(u64, Demand)> {
+fn lacking_at(
+    node: &NodeState,
+    at: usize,
+    compiled: &CompiledRequest,
+    controller: Option<Controller>,
+) -> Option<(u64, Demand)> {
     let room = node.rooms(HoldRule::Respected).get(at)?;
+    let most_on = |device: &DeviceState| {
+        let out_of_reach = node.out_of_reach(&device.device().id, controller);
+        device.capacity().checked_sub(out_of_reach)
+    };
     if let Some(device) = node.devices().get(at) {
         // Instances of gpupack end with their pods, and others are made then.
-        return if device.spot().is_some() { None } else { lacking_on(device, room, compiled) };
+        let is_made = device.spot().is_some();
+        return most_on(device)
+            .filter(|_| !is_made)
+            .and_then(|most| lacking_on((device, most), room, compiled));
     }
     let spot = node.spots().get(at - node.devices().len())?;
-    let lacks = node.covered_part(spot)?;
+    let lacks = node.covered_part(spot, controller)?;
     let promised = node.devices().iter().find(|it| it.device().id == spot.makeable.device.id);
     if let Some(promised) = promised.filter(|_| spot.makeable.spot.profile.is_whole()) {
         let left = Room { health: room.health, ..promised.room(HoldRule::Respected) };
-        let (lacks_there, demand) = lacking_on(promised, &left, compiled)?;
+        let (lacks_there, demand) = lacking_on((promised, most_on(promised)?), &left, compiled)?;
         return Some((lacks.max(lacks_there), demand));
     }
     let whole = Demand { memory: spot.makeable.device.capacity(), share: Share::WHOLE };
@@ -103,17 +125,17 @@ fn lacking_at(node: &NodeState, at: usize, compiled: &CompiledRequest) -> Option
     Some((lacks, demand))
 }
 
-/// What a device lacks, in millionths of it, and what is taken of it.
+/// What a device lacks of which a pod can have so much at most, in millionths of it, and what is taken of it.
 fn lacking_on(
-    device: &DeviceState,
+    (device, most): (&DeviceState, Demand),
     room: &Room,
     compiled: &CompiledRequest,
 ) -> Option<(u64, Demand)> {
     let capacity = device.capacity();
     let alone =
         NeighborIsolation { has_unisolated: false, requires_isolation: false, ..room.neighbors };
-    let demand = fit(compiled, &Room { free: capacity, neighbors: alone, ..*room }).ok()?;
-    if fit(compiled, &Room { free: capacity, ..*room }).is_err() {
+    let demand = fit(compiled, &Room { free: most, neighbors: alone, ..*room }).ok()?;
+    if fit(compiled, &Room { free: most, ..*room }).is_err() {
         return Some((Share::WHOLE.millionths(), demand)); // a neighbor must end, whatever it has
     }
     let lacks_share = demand.share.checked_sub(room.free.share).map_or(0, |it| it.millionths());

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::{Demand, HostAmount, Share};
-use crate::model::device_state::{HoldRule, StandingHold};
+use crate::model::device_state::{HoldRule, KeptFor, StandingHold};
 use crate::model::fit::{CompiledRequest, HostRule, fit_host};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{Reservation, ReservationState, Tenure};
@@ -120,7 +120,8 @@ pub fn room_to_make(
     let victims: BTreeSet<PodUid> =
         chosen.iter().map(|at| search.tenants[*at].uid.clone()).collect();
     victims.iter().for_each(|uid| _ = left.remove(uid));
-    let (lacks, hold) = lacking(&left, preemptor.compiled)?;
+    let (lacks, hold) = lacking(&left, preemptor.compiled, None)?;
+    let hold = StandingHold { kept_for: KeptFor::Preemptor, ..hold };
     (lacks == 0).then(|| RoomToMake { loss: search.loss(&chosen), victims, hold })
 }
 
@@ -142,10 +143,11 @@ struct Search<'a> {
     sets: &'a Cell<usize>,
 }
 
-/// Whether a pod is ending, or its devices drain.
+/// Whether a pod is ending, or its devices drain, and does not hang.
 pub(crate) fn is_leaving(held: &Reservation) -> bool {
-    held.tenure.is_some_and(|tenure| tenure.is_ending)
-        || matches!(held.state, ReservationState::Draining { .. })
+    let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending)
+        || matches!(held.state, ReservationState::Draining { .. });
+    is_ending && !held.is_hung
 }
 
 impl Search<'_> {

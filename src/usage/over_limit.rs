@@ -143,6 +143,7 @@ mod tests {
                 tenure: None,
                 departure: Departure::Stays,
                 borrowed: BorrowedMemory::Free,
+                is_hung: false,
             },
             is_current: true,
         }

@@ -18,6 +18,7 @@ use gpupack::ledger::change::facts::{MoveFact, PodFact};
 use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::ledger::query::queries::PlacementRequest;
+use gpupack::ledger::suggest::standing::Holder;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
 use gpupack::model::node_state::NodeState;
@@ -335,7 +336,7 @@ impl Player {
             }
             Event::DropHold(at) => Some(ledger.drop_hold(&self.uid(*at))),
             Event::Stand(at, query) => {
-                Some(ledger.stand((&self.uid(*at), ""), query, None, |_| true).1)
+                Some(ledger.stand(Holder::first(&self.uid(*at), "", query), None, |_| true).1)
             }
             Event::StandDown(at) => Some(ledger.stand_down(&self.uid(*at))),
             // the API server refuses no Binding that it has accepted

@@ -13,6 +13,7 @@ mod api;
 mod checks;
 mod faults;
 mod groups;
+mod kept_room;
 mod kubelets;
 mod leading;
 mod lent;
@@ -49,7 +50,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use agents::Reply;
-use api::Api;
+use api::{Api, Template};
 use faults::Fault;
 use kubelets::Process;
 use minimize::{Ran, minimize, run};
@@ -125,6 +126,8 @@ enum What {
     Kubelets,
     /// Users create, end and delete pods.
     Users,
+    /// The controller of a pod that is to end makes another one.
+    MadeAgain { of: Box<Template> },
     /// Something breaks.
     Chaos,
     /// A replica of the extender starts again.
@@ -280,6 +283,8 @@ struct World {
     checked: usize,
     /// Since when nothing is tried although a pod that waits would fit.
     unused_since: Option<u64>,
+    /// What became of room that was kept.
+    kept_room: kept_room::Seen,
     /// Since when without faults each pod waits that fits.
     fits_since: BTreeMap<PodUid, u64>,
     /// Guests on their way home, and since when.
@@ -341,6 +346,7 @@ impl World {
             asleep_until: 0,
             checked: 0,
             unused_since: None,
+            kept_room: kept_room::Seen::default(),
             fits_since: BTreeMap::new(),
             leaving_since: BTreeMap::new(),
             uncounted: BTreeMap::new(),
@@ -385,7 +391,7 @@ impl World {
     fn run(&mut self) -> Result<(), String> {
         while self.now < self.settings.faults_for + QUIET_FOR {
             let ((at, _), what) = self.agenda.pop_first().ok_or("nothing happens any more")?;
-            self.now = at;
+            (self.now, self.api.now) = (at, at);
             self.events += 1;
             self.early += u64::from(self.is_faulty());
             if self.is_traced {
@@ -403,8 +409,10 @@ impl World {
             }
             self.happens(what);
             self.follow_up();
+            self.replace_deleted();
             self.check()?;
             self.check_room_is_used()?;
+            self.check_kept_room()?;
         }
         self.check_end()
     }
@@ -455,6 +463,7 @@ impl World {
             What::MigChaos => self.mig_chaos(),
             What::Kubelets => self.kubelets(),
             What::Users => self.users(),
+            What::MadeAgain { of } => self.make_again(*of),
             What::Chaos => self.chaos(),
             What::Start { to } => self.start(to),
             What::Crash { life } => self.crash(life),

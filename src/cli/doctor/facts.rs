@@ -21,7 +21,7 @@ use crate::api::state::State;
 use crate::cli::base::connect::Server;
 use crate::cli::base::reader::{Answer, Read, Reader, Target, Unread};
 use crate::cli::doctor::finding::{Findings, Of, short};
-use crate::cli::doctor::nodes::{Reports, Seen, agents, kubelets, owners};
+use crate::cli::doctor::nodes::{Reports, Seen, agents, ends, kubelets, owners};
 use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
 use crate::cli::doctor::parts::{
     Images, configuration, deployment, kubernetes, leader, namespace, versions,
@@ -116,6 +116,7 @@ pub(crate) async fn checked(plan: &Plan<'_>, step: &dyn Fn(&str)) -> Findings {
     found.extend(scheduler(plan, &parts, &fleet).await);
     found.extend(agents(&fleet.seen()));
     found.extend(kubelets(&fleet.seen()));
+    found.extend(ends(&fleet.seen()));
     found.extend(owners(&fleet.seen()));
     found.extend(versions_of(plan.program, &parts, &fleet));
     step("runtime, quotas and events");

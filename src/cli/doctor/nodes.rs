@@ -14,6 +14,9 @@ const AGENTS: Of = Of("agents");
 /// What is checked about kubelets.
 const KUBELETS: Of = Of("kubelets");
 
+/// What is checked about pods whose deletion was requested.
+const ENDS: Of = Of("pods that end");
+
 /// From this minor version on, kubelet restarts a container whose CPU request is changed in place.
 const RESIZES: u32 = 33;
 
@@ -40,6 +43,8 @@ pub(crate) struct Reports {
     pub(crate) nodes: BTreeMap<String, Reported>,
     /// MIG profiles of their instances.
     pub(crate) mig_profiles: BTreeSet<String>,
+    /// Pods that hang, each with its node.
+    pub(crate) hung: BTreeMap<String, String>,
 }
 
 impl Reports {
@@ -49,6 +54,9 @@ impl Reports {
         for node in state.nodes {
             let profiles = node.devices.iter().filter_map(|device| device.mig_profile.clone());
             reports.mig_profiles.extend(profiles);
+            let tenants = node.devices.iter().flat_map(|device| &device.tenants);
+            let hung = tenants.filter(|tenant| tenant.hangs);
+            reports.hung.extend(hung.map(|tenant| (tenant.pod.clone(), node.name.clone())));
             let unhealthy = node.devices.iter().filter(|it| it.health == Health::Unhealthy);
             let missing = |it: &&Device| it.soft_limits == Some(SoftLimits::Missing);
             let reported = Reported {
@@ -255,6 +263,24 @@ pub(crate) fn kubelets(seen: &Seen<'_>) -> Findings {
         );
     }
     found
+}
+
+/// Pods that should have ended still have GPUs; nothing if there are none.
+pub(crate) fn ends(seen: &Seen<'_>) -> Findings {
+    let Ok(Reports { hung, .. }) = seen.reports else { return Findings::new() };
+    let named: Vec<String> = hung.iter().map(|(pod, node)| format!("{pod} on {node}")).collect();
+    if named.is_empty() {
+        return Findings::new();
+    }
+    vec![ENDS.warning(
+        format!(
+            "{} should have ended and still {} GPUs, so nothing is planned there: {}",
+            count(named.len(), "pod"),
+            if named.len() == 1 { "has" } else { "have" },
+            names(&named)
+        ),
+        "look at kubelet on the node, and for processes that wait for the driver or a file system there",
+    )]
 }
 
 /// The minor version of a kubelet of version 1.
@@ -468,6 +494,21 @@ mod tests {
         assert!(text(&found).contains("soft limits that are not in force on b"), "{found:?}");
         let (found, _) = after(|bed| bed.daemon_set = Err(Unread::Absent));
         assert_eq!(states(&found), [Problem]);
+    }
+
+    #[test]
+    fn a_pod_that_hangs_is_named() {
+        let mut bed = Bed::new();
+        assert!(ends(&bed.seen()).is_empty());
+        let reports = bed.reports.as_mut().unwrap();
+        reports.hung.insert("team/old".to_owned(), "a".to_owned());
+        let found = ends(&bed.seen());
+        assert_eq!(states(&found), [Warning]);
+        assert!(
+            found[0].found.starts_with("1 pod should have ended and still has GPUs"),
+            "{found:?}"
+        );
+        assert!(found[0].found.ends_with(": team/old on a"), "{found:?}");
     }
 
     #[test]

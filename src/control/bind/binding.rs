@@ -36,8 +36,10 @@ use crate::kube_api::write::target::{BindTarget, PodKey};
 use crate::ledger::change::commits::{ReserveError, ToMake};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::standing::Holder;
 use crate::metrics::labels::{BindResult, Outcome};
 use crate::metrics::mig::MakeResult;
+use crate::model::device_state::KeptFor;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{Placement, PodRef, Reservation, ReservationState};
 use crate::mutation::{Mutation, mutated};
@@ -266,15 +268,15 @@ async fn bind_reserved(
 /// What was kept for a pod before its bind.
 #[derive(Clone, Copy)]
 enum Kept {
-    /// Room until it is bound: it is the first of its line, has a group, or others were evicted for it.
-    Standing,
+    /// Room until it is bound.
+    Standing(KeptFor),
     /// At most a hold.
     Hold,
 }
 
 impl Kept {
     fn of(app: &App, uid: &PodUid) -> Self {
-        if app.ledger.has_standing(uid) { Self::Standing } else { Self::Hold }
+        app.ledger.kept_for(uid).map_or(Self::Hold, Self::Standing)
     }
 }
 
@@ -287,9 +289,11 @@ fn keep_room(
     error: &BindError,
 ) {
     let (Call { app, args, .. }, uid) = (call, &pod.pod.uid);
-    if let Kept::Standing = kept {
+    if let Kept::Standing(kept_for) = kept {
         let node = NodeName::new(args.node.as_str());
-        let (_, events) = app.ledger.stand_again(uid, query, &node, |_| true);
+        let first = Holder::first(uid, &pod.namespace, query);
+        let holder = Holder { controller: pod.controller, kept_for, ..first };
+        let (_, events) = app.ledger.stand_again(holder, &node, |_| true);
         app.outbox.push(events);
         // Other pods of the team may have got meanwhile what this one counted.
         let is_counted = app.ledger.count_kept_of((uid, &pod.namespace), query);
@@ -303,7 +307,7 @@ fn keep_room(
     let now = app.clock.now();
     let is_counted =
         matches!(error, BindError::Making | BindError::NotMade { .. } | BindError::Lost);
-    if !is_counted || app.waiting.may_hold(uid, now) {
+    if !is_counted || app.may_hold(uid) {
         app.outbox.push(app.ledger.hold(uid, &args.node, query, now));
     }
 }

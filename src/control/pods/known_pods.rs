@@ -162,6 +162,16 @@ impl App {
         }
     }
 
+    /// Whether room may be held for a pod now.
+    pub(crate) fn may_hold(&self, uid: &PodUid) -> bool {
+        let at_most = || {
+            let mut devices = 0_u64;
+            self.ledger.look_at_each(|node| devices += node.devices().len() as u64);
+            devices.saturating_mul(self.config.standing_hold_at_most.millionths())
+        };
+        self.waiting.may_hold(uid, self.clock.now(), at_most)
+    }
+
     /// Notes that no node fits a pod, and why.
     pub(crate) fn note_refused(
         &self,
@@ -172,6 +182,9 @@ impl App {
     ) {
         if self.may_wait(uid, query) {
             self.requeued(self.waiting.refuse(uid, rejections, named));
+            if self.waiting.take_newly_refused() {
+                self.new_rooms.look(); // when it has waited long enough others may be evicted for it
+            }
         }
         if self.is_known_to_wait(uid, query) {
             self.ledger.keep_answers(query);

@@ -62,8 +62,7 @@ impl Bed {
         millionths: u64,
         priority: i32,
     ) {
-        let tenure =
-            Tenure { priority, started_unix_seconds: 1_000, is_ending: false, protection: None };
+        let tenure = Tenure { priority, started_unix_seconds: 1_000, ..Tenure::default() };
         let fact = PodFact { tenure, ..bound(name, node, device, millionths) };
         self.ledger.see_pod(&fact, self.now);
     }
@@ -112,6 +111,8 @@ pub(crate) fn waiting_pod(name: &str, millionths: u64, priority: i32) -> Waiting
         priority,
         may_preempt: true,
         created_unix_seconds: 1_000,
+        controller: None,
+        edition: 0,
         group: None,
     }
 }

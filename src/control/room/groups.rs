@@ -1,11 +1,13 @@
 //! Groups of pods that start together or not at all: room for all of them is kept at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::control::room::standing::{Facts, Held, StandingHolds, Step};
-use crate::hardware::device::PodUid;
-use crate::hardware::units::Timestamp;
+use crate::control::room::group_rooms::{Missed, Started, amount};
+use crate::control::room::owners::{Amounts, Owner, TURN, editions};
+use crate::control::room::standing::{Facts, Held, StandingHolds, StandingRules, Step};
+use crate::hardware::device::{PodUid, PoolName};
+use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
@@ -16,29 +18,54 @@ use crate::model::fit::HostRule;
 /// Pods of groups for which one step looks at all nodes.
 const SEARCHES: usize = 512;
 
-/// A group that does not fit is not looked at again for this long; each time for twice as long, up to the
-/// second.
-const IN_VAIN_FOR: Duration = Duration::from_secs(3);
-const LONGEST_IN_VAIN: Duration = Duration::from_secs(60);
+/// A group that did not fit is looked at again when a node has more room that one of its pods could use, or after
+/// this time: what else changes is rare.
+const MISSED_FOR: Duration = Duration::from_secs(60);
+
+/// What was found for a group.
+struct Found<'a> {
+    key: &'a GroupKey,
+    pods: &'a [WaitingState],
+    rooms: &'a [(PodUid, FoundRoom)],
+}
+
+impl Found<'_> {
+    /// What is kept for it in each pool, in millionths of a GPU.
+    fn amounts(&self) -> BTreeMap<&PoolName, u64> {
+        let mut amounts = BTreeMap::new();
+        for (_, room) in self.rooms {
+            *amounts.entry(&room.pool).or_default() += amount(room);
+        }
+        amounts
+    }
+}
 
 impl StandingHolds {
     /// Keeps room for the groups whose pods all wait, if there is room for all of them.
     pub(crate) fn start_groups(
         &mut self,
         facts: Facts<'_>,
-        timeout: Duration,
+        rules: StandingRules,
         now: Timestamp,
         step: &mut Step,
     ) {
         let (waiting, _, ledger, bound) = facts;
-        self.end_incomplete(facts, step);
-        self.evictions.groups.retain(|_, it| now.since(it.0) < LONGEST_IN_VAIN);
         let mut groups: BTreeMap<GroupKey, Vec<WaitingState>> = BTreeMap::new();
         waiting.look_at_each(|state| {
             if let Some(group) = &state.waiting.group {
                 let key = group_key(&state.waiting.namespace, group);
                 groups.entry(key).or_default().push(state.clone());
             }
+        });
+        self.groups.in_turn.retain(|key| groups.contains_key(key));
+        let new_rooms = std::mem::take(&mut self.groups.new_rooms);
+        let helps = |state: &WaitingState| {
+            let named = state.named.as_deref();
+            new_rooms.iter().any(|node| ledger.fits_now(node, &state.waiting.query, named))
+        };
+        self.groups.missed.retain(|key, missed| {
+            let pods = groups.get(key).map(Vec::as_slice).unwrap_or_default();
+            missed.until > now && !pods.is_empty() && !pods.iter().any(helps)
         });
         let mut groups: Vec<(GroupKey, Vec<WaitingState>)> = groups.into_iter().collect();
         for (_, pods) in &mut groups {
@@ -51,10 +78,6 @@ impl StandingHolds {
             let size = first.group.as_ref().map_or(0, |group| group.size);
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let needed = size.saturating_sub(bound.count_of(&key)).max(1);
-            let in_vain = self.evictions.groups.get(&key).copied();
-            if in_vain.is_some_and(|(until, _)| until > now) {
-                continue;
-            }
             for state in pods.iter().filter(|it| it.named.is_none() && it.is_answered) {
                 self.call_again(&state.waiting, step);
             }
@@ -66,59 +89,127 @@ impl StandingHolds {
             if pods.iter().any(rests) || pods.iter().filter(|it| is_called(it)).count() < needed {
                 continue;
             }
-            if !may_have_all(&pods, needed, ledger) {
+            let owner = Owner::of(first, ledger);
+            if self.owners.is_paused(&owner, pods.iter().map(|it| &it.waiting), now)
+                || !may_have_all(&pods, needed, ledger)
+            {
+                continue;
+            }
+            pods.retain(is_called);
+            pods.truncate(needed);
+            let named =
+                pods.iter().map(|it| (it.waiting.pod.uid.clone(), it.named.clone())).collect();
+            if self.groups.missed.get(&key).is_some_and(|missed| missed.pods == named) {
                 continue;
             }
             searches += needed;
             if searches > SEARCHES && searches > needed {
                 return; // the next step goes on
             }
-            pods.retain(is_called);
-            pods.truncate(needed);
-            let found = ledger.fit_together(&pods);
-            let times = (now, now.plus(timeout));
-            if !found.is_some_and(|found| self.start(&key, &pods, &found, facts, times, step)) {
-                let pause = in_vain.map_or(IN_VAIN_FOR, |(_, next)| next);
-                let next = (2 * pause).min(LONGEST_IN_VAIN);
-                self.evictions.groups.insert(key, (now.plus(pause), next));
+            let rooms = ledger.fit_together(&pods);
+            let found = rooms.as_deref().map(|rooms| Found { key: &key, pods: &pods, rooms });
+            let is_open = |found: &Found<'_>| self.may_start(found, &owner, (facts, rules), now);
+            if found.as_ref().is_some_and(|found| !is_open(found)) {
+                continue; // its turn may come at any time
+            }
+            if !found.is_some_and(|found| self.start(&found, owner, (facts, rules), now, step)) {
+                self.groups.missed.insert(key, Missed { pods: named, until: now.plus(MISSED_FOR) });
             }
         }
     }
 
-    /// Gives up the room of groups one of whose pods is gone before the first was bound.
-    fn end_incomplete(&mut self, facts: Facts<'_>, step: &mut Step) {
-        let (waiting, preemptors, ledger, bound) = facts;
+    /// Gives up the room of groups before the first pod was bound: if one of them is gone or its room is, or if
+    /// nothing binds them although all of the room is free.
+    pub(crate) fn end_groups(
+        &mut self,
+        facts: Facts<'_>,
+        timeout: Duration,
+        now: Timestamp,
+        step: &mut Step,
+    ) {
+        let (waiting, _, ledger, bound) = facts;
         let has_place = |uid: &PodUid| ledger.reservation(uid).is_some();
-        let is_gone = |uid: &PodUid| !waiting.has(uid) && !has_place(uid);
-        let mut started = std::mem::take(&mut self.started);
-        started.retain(|key, pods| {
-            let has_begun = bound.count_of(key) > 0 || pods.iter().any(has_place);
-            if has_begun || !pods.iter().any(|uid| self.held.contains_key(uid)) {
-                return false;
+        let started = std::mem::take(&mut self.groups.started);
+        let mut started: Vec<(GroupKey, Started)> = started.into_iter().collect();
+        started.sort_by_key(|(_, group)| group.since);
+        let mut waits_long: BTreeSet<PoolName> = BTreeSet::new();
+        for (key, group) in started {
+            let has_begun = bound.count_of(&key) > 0 || group.pods.iter().any(has_place);
+            if has_begun || !group.pods.iter().any(|uid| self.held.contains_key(uid)) {
+                continue;
             }
-            if !pods.iter().any(is_gone) {
-                return true;
+            let is_whole = |uid| waiting.has(uid) && self.held.contains_key(uid);
+            let waited = now.since(group.since);
+            let is_turn_of_other = group.pools.iter().any(|pool| waits_long.contains(pool));
+            if !group.pods.iter().all(is_whole) {
+                self.give_up_group(&group, facts, step);
+            } else if waited >= self.owners.wait(&group.owner, timeout) {
+                let known = |uid| waiting.pod(uid).map(|state| state.waiting);
+                let pods: Vec<WaitingPod> = group.pods.iter().filter_map(known).collect();
+                self.owners.fail(&group.owner, editions(&pods), now);
+                self.give_up_group(&group, facts, step);
+            } else if waited >= TURN && is_turn_of_other {
+                self.groups.in_turn.insert(key);
+                self.give_up_group(&group, facts, step);
+            } else {
+                waits_long.extend(group.pools.iter().filter(|_| waited >= TURN).cloned());
+                self.groups.started.insert(key, group);
             }
-            for uid in pods.iter().filter(|uid| self.held.remove(*uid).is_some()) {
-                step.events.extend(ledger.give_up_room(uid));
-                step.abandon(uid, waiting, preemptors);
+        }
+        self.groups.waits_long = waits_long;
+    }
+
+    fn give_up_group(
+        &mut self,
+        group: &Started,
+        (waiting, preemptors, ledger, _): Facts<'_>,
+        step: &mut Step,
+    ) {
+        for uid in group.pods.iter().filter(|uid| self.held.remove(*uid).is_some()) {
+            if let (Some(state), Some(node)) = (waiting.pod(uid), preemptors.node(uid)) {
+                step.given_up.push((state.waiting.pod, node));
             }
-            false
-        });
-        self.started = started;
+            step.events.extend(ledger.give_up_room(uid));
+            step.abandon(uid, waiting, preemptors);
+        }
+    }
+
+    /// Whether the owner of a group may have so much kept now, in each pool.
+    fn may_start(
+        &self,
+        found: &Found<'_>,
+        owner: &Owner,
+        ((_, _, ledger, _), rules): (Facts<'_>, StandingRules),
+        now: Timestamp,
+    ) -> bool {
+        let (scope, amounts) = (owner.scope(), found.amounts());
+        let is_others_turn = amounts.keys().any(|pool| self.groups.waits_long.contains(*pool));
+        if self.groups.in_turn.contains(found.key) && is_others_turn {
+            return false;
+        }
+        let sizes = ledger.pool_sizes(&found.pods[0].waiting.query);
+        amounts.into_iter().all(|(pool, wanted)| {
+            let of_scope = self.held.values().filter(|it| it.pool == *pool);
+            let of_scope = of_scope.filter(|held| held.owner.scope() == scope);
+            let kept = of_scope.map(|held| held.amount).sum();
+            let devices = sizes.get(pool).copied().unwrap_or(0);
+            let at_most = devices.saturating_mul(rules.at_most.millionths());
+            let at_most = at_most.max(Share::WHOLE.millionths());
+            self.owners.may_keep(owner, Amounts { wanted, kept, at_most }, now)
+        })
     }
 
     /// Keeps the room of all pods, or of none. Returns whether it is kept.
     fn start(
         &mut self,
-        key: &GroupKey,
-        pods: &[WaitingState],
-        found: &[(PodUid, FoundRoom)],
-        (_, preemptors, ledger, _): Facts<'_>,
-        times: (Timestamp, Timestamp),
+        found: &Found<'_>,
+        owner: Owner,
+        ((_, preemptors, ledger, _), rules): (Facts<'_>, StandingRules),
+        now: Timestamp,
         step: &mut Step,
     ) -> bool {
-        for (uid, room) in found {
+        let Found { key, pods, rooms } = found;
+        for (uid, room) in *rooms {
             step.events.extend(ledger.keep_found(uid, room).1);
         }
         // Others may have taken some of it since it was found. From now on none can.
@@ -128,15 +219,20 @@ impl StandingHolds {
             ledger.fits_in_room_of(&pod.uid, &query, None).is_some()
         };
         if !pods.iter().all(|state| is_free(state) && ledger.count_kept(&state.waiting)) {
-            step.events.extend(found.iter().flat_map(|(uid, _)| ledger.give_up_room(uid)));
+            step.events.extend(rooms.iter().flat_map(|(uid, _)| ledger.give_up_room(uid)));
             return false;
         }
+        self.owners.begin(&owner, now);
+        self.groups.in_turn.remove(*key);
         let all = pods.iter().map(|state| state.waiting.pod.uid.clone()).collect();
-        self.started.insert(key.clone(), all);
-        for state in pods {
+        let pools = rooms.iter().map(|(_, room)| room.pool.clone()).collect();
+        let started = Started { pods: all, owner, pools, since: now };
+        self.groups.started.insert(GroupKey::clone(key), started);
+        for state in *pods {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
-            let Some((_, room)) = found.iter().find(|(of, _)| of == uid) else { continue };
-            self.held.insert(uid.clone(), Held::of_group(pod, room, times));
+            let Some((_, room)) = rooms.iter().find(|(of, _)| of == uid) else { continue };
+            let until = now.plus(rules.group_timeout);
+            self.held.insert(uid.clone(), Held::of_group(pod, room, (now, until), ledger));
             preemptors.keep(uid, room.node.clone(), pod.priority);
             step.noted.push((pod.clone(), room.node.clone())); // this makes kube-scheduler look
         }

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
+
 use crate::control::pods::requeue_write::{Note, requeue_value, write_own};
 use crate::control::room::standing::RoomOrder;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
@@ -21,6 +23,9 @@ use crate::ledger::suggest::waiting::WaitingPod;
 use crate::metrics::guard::EvictionResult;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
+
+/// Victims that are asked to go side by side.
+const AT_ONCE: usize = 16;
 
 /// Pause before evictions that a budget forbids are tried again, once others have gone.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(10);
@@ -50,6 +55,7 @@ pub(crate) fn make_room(app: &Arc<App>, order: RoomOrder) {
         let uid = order.pod.pod.uid.clone();
         if let Some(ended) = evict_all(&worker, &order).await {
             worker.preemptors.ended(&uid, order.number, ended);
+            worker.new_rooms.look();
         }
     });
 }
@@ -175,29 +181,25 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
     while app.preemptors.ask(uid, order.number) && app.leading.is_here() {
         let (mut blocked, mut open) = (Vec::new(), Vec::new());
         let kept = kept_by_teams(app, order);
-        for victim in std::mem::take(&mut left) {
-            if !app.preemptors.is_making(uid, order.number) {
-                return None;
-            }
-            if kept.contains(&victim.uid) {
-                blocked.push(victim);
-                continue;
-            }
-            match is_replaced(app, cluster, order, began).await {
-                Some(true) => return Some(Ended::Failed),
-                Some(false) => {}
-                None => {
-                    open.push(victim);
-                    continue;
-                }
-            }
-            match evict(app, cluster, victim, order).await {
-                EvictOutcome::Evicted | EvictOutcome::Gone => is_any_gone = true,
-                EvictOutcome::Undecided { .. } => {
+        let (stays, goes): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut left).into_iter().partition(|victim| kept.contains(&victim.uid));
+        blocked.extend(stays);
+        let ask = |victim: &'_ &PodRef| ask_to_go(app, cluster, (*victim).clone(), (order, began));
+        let asked: Vec<_> = goes.iter().map(ask).collect();
+        let asked: Vec<Asked> = stream::iter(asked).buffered(AT_ONCE).collect().await;
+        for (victim, asked) in goes.into_iter().zip(asked) {
+            match asked {
+                Asked::Unwanted => return None,
+                Asked::Replaced => return Some(Ended::Failed),
+                Asked::Unread => open.push(victim),
+                Asked::Answered(EvictOutcome::Evicted | EvictOutcome::Gone) => is_any_gone = true,
+                Asked::Answered(EvictOutcome::Undecided { .. }) => {
                     is_any_gone = true; // perhaps
                     open.push(victim);
                 }
-                EvictOutcome::Blocked { .. } | EvictOutcome::Refused { .. } => blocked.push(victim),
+                Asked::Answered(EvictOutcome::Blocked { .. } | EvictOutcome::Refused { .. }) => {
+                    blocked.push(victim);
+                }
             }
         }
         refusals += u32::from(!blocked.is_empty());
@@ -216,6 +218,35 @@ async fn evict_all(app: &App, order: &RoomOrder) -> Option<Ended> {
         app.outside.sleep(pause).await;
     }
     None
+}
+
+/// What became of the request that a victim goes.
+enum Asked {
+    /// It was not sent: the room is not wanted any more.
+    Unwanted,
+    /// Nor then: a later process has bound the pod or written on it.
+    Replaced,
+    /// Nor then: it is not known whether one has.
+    Unread,
+    /// It was answered.
+    Answered(EvictOutcome),
+}
+
+/// Asks a victim to go, if that is still wanted.
+async fn ask_to_go(
+    app: &App,
+    cluster: &ClusterTruth,
+    victim: PodRef,
+    (order, began): (&RoomOrder, Timestamp),
+) -> Asked {
+    if !app.preemptors.is_making(&order.pod.pod.uid, order.number) {
+        return Asked::Unwanted;
+    }
+    match is_replaced(app, cluster, order, began).await {
+        Some(true) => Asked::Replaced,
+        Some(false) => Asked::Answered(evict(app, cluster, &victim, order).await),
+        None => Asked::Unread,
+    }
 }
 
 /// Whether this process was frozen since it `began` with a room, and a later one has bound the pod or written on it
@@ -258,12 +289,15 @@ fn kept_by_teams(app: &App, order: &RoomOrder) -> BTreeSet<PodUid> {
 /// Dry runs: nothing is evicted unless each victim may be.
 async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option<Ended> {
     let mut protected: BTreeSet<PodUid> = BTreeSet::new();
-    for victim in &order.victims {
-        let Ok(key) = PodKey::of(victim) else {
+    let tried: Vec<_> =
+        order.victims.iter().map(|victim| try_one(cluster, victim.clone())).collect();
+    let tried: Vec<Option<EvictOutcome>> = stream::iter(tried).buffered(AT_ONCE).collect().await;
+    for (victim, outcome) in order.victims.iter().zip(tried) {
+        let Some(outcome) = outcome else {
             protected.insert(victim.uid.clone()); // no such name exists
             continue;
         };
-        match cluster.writer.evict(&key, &victim.uid, Run::Dry).await {
+        match outcome {
             EvictOutcome::Evicted | EvictOutcome::Gone => {}
             // It has several budgets: the API server evicts no such pod, and answers 500.
             EvictOutcome::Undecided { cause: Cause::Status { code: 500, message } }
@@ -289,6 +323,12 @@ async fn try_all(app: &App, cluster: &ClusterTruth, order: &RoomOrder) -> Option
         }
     }
     (!protected.is_empty()).then_some(Ended::Protected(protected))
+}
+
+/// A dry run of one eviction; `None` for a pod that cannot exist.
+async fn try_one(cluster: &ClusterTruth, victim: PodRef) -> Option<EvictOutcome> {
+    let key = PodKey::of(&victim).ok()?;
+    Some(cluster.writer.evict(&key, &victim.uid, Run::Dry).await)
 }
 
 /// Evicts one victim, and says so.

@@ -5,6 +5,7 @@
 //! first eviction until the pod is bound. So no pod ends in vain, and never a second one for the
 //! same room.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,10 @@ use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::{OverQuota, TeamPod};
 use crate::ledger::suggest::preemption::{FoundRoom, PlannedVictims, RoomRequest};
 use crate::ledger::suggest::preemptors::{Ended, Preemptors};
+use crate::ledger::suggest::standing::Holder;
 use crate::ledger::suggest::together::group_key;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
+use crate::model::device_state::KeptFor;
 use crate::model::reservation::Tenure;
 use crate::model::workload::Protection;
 
@@ -38,6 +41,9 @@ const PARTLY_FOR: Duration = Duration::from_secs(600);
 /// long, up to the second.
 const IN_VAIN_FOR: Duration = Duration::from_secs(5);
 const LONGEST_IN_VAIN: Duration = Duration::from_secs(60);
+
+/// By how much a time of creation may be too early.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// How long a pod waits for room that others leave anyway. They may take hours to end.
 const AWAITS_FOR: Duration = Duration::from_secs(60);
@@ -66,8 +72,9 @@ impl StandingHolds {
             let uid = &pod.pod.uid;
             if let Some(group) = &pod.group {
                 // Others of it run already: it goes on. Else all of it, or none.
-                let again = (bound.count_of(&group_key(&pod.namespace, group)) > 0)
-                    .then(|| ledger.stand_again(uid, &pod.query, &note.node, |_| true));
+                let again = (bound.count_of(&group_key(&pod.namespace, group)) > 0).then(|| {
+                    ledger.stand_again(Holder::of(&pod, KeptFor::Group), &note.node, |_| true)
+                });
                 let until = Some(now.plus(rules.group_timeout));
                 self.go_on(&pod, again, until, (preemptors, ledger), now, &mut step);
                 continue;
@@ -130,16 +137,27 @@ impl StandingHolds {
         if self.evictions.denied.is_some() {
             return;
         }
-        let created_by = earlier(unix_seconds, rules.after);
+        // Times of creation are whole seconds.
+        let created_by = earlier(unix_seconds, rules.after + SECOND);
+        let due: Cell<Option<Timestamp>> = Cell::new(None);
+        let is_old = |state: &WaitingState| {
+            let old_at = state.refused_since.map(|since| since.plus(rules.after));
+            let is_old = state.waiting.created_unix_seconds <= created_by
+                || old_at.is_some_and(|at| at <= now);
+            if !is_old {
+                due.set([due.get(), old_at].into_iter().flatten().min());
+            }
+            is_old
+        };
         let may = |holds: &Self, state: &WaitingState| {
             let pod = &state.waiting;
             let uid = &pod.pod.uid;
             let lacks_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
-            let is_refused = || state.is_answered && pod.created_unix_seconds <= created_by;
+            let is_refused = || state.is_answered && is_old(state);
             let is_planned = || preemptors.planned(uid, now).is_some();
             pod.may_preempt
                 && pod.group.is_none()
-                && ((is_refused() && lacks_room()) || is_planned())
+                && ((lacks_room() && is_refused()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
                 // It may still name other pods. A room could not be noted either.
@@ -151,6 +169,7 @@ impl StandingHolds {
         loop {
             let mut firsts =
                 waiting.firsts_apart(|state| may(self, state), |pod| ledger.team_line(pod));
+            step.due = due.get();
             if firsts.is_empty() {
                 return;
             }
@@ -339,7 +358,7 @@ impl StandingHolds {
         gone.extend(found.victims.iter().map(|victim| victim.uid.clone()));
         let after = preemptors.unasked_on(&found.node);
         let number = preemptors.begin(uid, (found.node.clone(), pod.priority), gone.clone());
-        self.held.insert(uid.clone(), Held::made(pod, &found, gone, now));
+        self.held.insert(uid.clone(), Held::made(pod, &found, gone, (now, ledger)));
         if is_begun || found.victims.is_empty() {
             preemptors.ask(uid, number);
         }

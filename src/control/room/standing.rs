@@ -9,16 +9,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
+use crate::control::room::group_rooms::{GroupRooms, amount};
+use crate::control::room::owners::{Owner, Owners, editions};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
+use crate::ledger::change::hung::Hung;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::requeue::NamedNodes;
-use crate::ledger::suggest::standing::Standing;
-use crate::ledger::suggest::together::{BoundGroups, GroupKey};
+use crate::ledger::suggest::standing::{Holder, Standing};
+use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
+use crate::model::device_state::KeptFor;
 use crate::model::event::LedgerEvent;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
@@ -56,8 +60,9 @@ pub struct StandingHolds {
     pauses: BTreeMap<PodUid, Pause>,
     /// Pods whose team was at its limit and that were called again.
     pub(crate) team_calls: BTreeMap<PodUid, TeamCall>,
-    /// The pods of groups for which room was kept at once, until one of them has a place.
-    pub(crate) started: BTreeMap<GroupKey, BTreeSet<PodUid>>,
+    pub(crate) groups: GroupRooms,
+    /// The owners whose room was not used.
+    pub(crate) owners: Owners,
     pub(crate) evictions: Evictions,
 }
 
@@ -79,7 +84,11 @@ pub(crate) struct TeamCall {
 pub(crate) struct Held {
     query: PlacementRequest,
     priority: i32,
-    pool: PoolName,
+    pub(crate) pool: PoolName,
+    /// Who is to blame if it is not used.
+    pub(crate) owner: Owner,
+    /// What it takes at most, in millionths of a GPU.
+    pub(crate) amount: u64,
     /// Since when all of its room is free.
     ready: Option<Timestamp>,
     /// The least that it ever lacked, and since when.
@@ -91,9 +100,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    fn new(pod: &WaitingPod, pool: PoolName, least: (u64, Timestamp)) -> Self {
-        let (query, priority) = (pod.query.clone(), pod.priority);
-        Self { query, priority, pool, ready: None, least, victims: None, until: None }
+    fn new(pod: &WaitingPod, pool: PoolName, least: (u64, Timestamp), ledger: &Ledger) -> Self {
+        let (query, priority, owner) = (pod.query.clone(), pod.priority, Owner::of(pod, ledger));
+        let count = query.gpu.as_ref().map_or(0, |gpu| u64::from(gpu.count.get()));
+        let amount = count * Share::WHOLE.millionths();
+        let (ready, victims, until) = (None, None, None);
+        Self { query, priority, pool, owner, amount, ready, least, victims, until }
     }
 
     /// The standing hold of a pod for which room is being made.
@@ -101,10 +113,10 @@ impl Held {
         pod: &WaitingPod,
         found: &FoundRoom,
         victims: BTreeSet<PodUid>,
-        now: Timestamp,
+        (now, ledger): (Timestamp, &Ledger),
     ) -> Self {
         let least = (u64::MAX, now);
-        Self { victims: Some(victims), ..Self::new(pod, found.pool.clone(), least) }
+        Self { victims: Some(victims), ..Self::new(pod, found.pool.clone(), least, ledger) }
     }
 
     /// The hold of a pod that starts with its group.
@@ -112,9 +124,10 @@ impl Held {
         pod: &WaitingPod,
         found: &FoundRoom,
         (now, until): (Timestamp, Timestamp),
+        ledger: &Ledger,
     ) -> Self {
-        let least = (u64::MAX, now);
-        Self { until: Some(until), ..Self::new(pod, found.pool.clone(), least) }
+        let (least, until, amount) = ((u64::MAX, now), Some(until), amount(found));
+        Self { until, amount, ..Self::new(pod, found.pool.clone(), least, ledger) }
     }
 
     /// Whether it is that of the first of a line.
@@ -176,8 +189,6 @@ pub(crate) struct InVain {
 pub(crate) struct Evictions {
     /// Pods that budgets protected lately, until then.
     pub(crate) protected: BTreeMap<PodUid, Timestamp>,
-    /// Groups that did not fit: until when they are not looked at, and the next pause.
-    pub(crate) groups: BTreeMap<GroupKey, (Timestamp, Duration)>,
     /// Lines for whose pods no room could be made.
     pub(crate) lines: BTreeMap<Line, InVain>,
     /// Pods for which pods that leave anyway would make room, since then.
@@ -212,6 +223,10 @@ pub struct Step {
     pub evict: Vec<RoomOrder>,
     /// Pods whose room is not kept any more. They may have got other room since.
     pub abandoned: Vec<WaitingPod>,
+    /// Pods that should have ended and have not, and hold devices.
+    pub hung: Vec<Hung>,
+    /// When to look again, if before the next tick.
+    pub due: Option<Timestamp>,
     /// What this means for others.
     pub events: Vec<LedgerEvent>,
 }
@@ -286,7 +301,12 @@ pub struct StandingRules {
 impl StandingHolds {
     /// Without what another process may hold now. If this one leads again soon, its pauses still count.
     pub(crate) fn without_lead(self) -> Self {
-        Self { pauses: self.pauses, ..Self::default() }
+        Self { pauses: self.pauses, owners: self.owners, ..Self::default() }
+    }
+
+    /// Notes on which nodes room appeared.
+    pub fn note_rooms(&mut self, nodes: BTreeSet<NodeName>) {
+        self.groups.new_rooms.extend(nodes);
     }
 
     /// What is to be done now; `unix_seconds` is the time on the wall clock. Looks at all waiting
@@ -298,18 +318,20 @@ impl StandingHolds {
         (now, unix_seconds): (Timestamp, i64),
     ) -> Step {
         let (waiting, preemptors, ledger, _) = facts;
-        let mut step = Step::default();
+        let mut step = Step { hung: ledger.note_hung((now, unix_seconds)), ..Step::default() };
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
+        self.owners.tick(now);
+        self.end_groups(facts, rules.group_timeout, now, &mut step);
         let held = std::mem::take(&mut self.held);
         for (uid, held) in held {
-            match self.keep(&uid, held, waiting, ledger, now, &mut step) {
+            match self.keep(&uid, held, facts, now, &mut step) {
                 Some(held) => _ = self.held.insert(uid, held),
                 None => _ = step.abandon(&uid, waiting, preemptors),
             }
         }
         self.evictions.called.retain(|uid| waiting.has(uid));
         self.call_teams(facts, now, &mut step);
-        self.start_groups(facts, rules.group_timeout, now, &mut step);
+        self.start_groups(facts, rules, now, &mut step);
         if rules.preemption.enabled {
             self.make_room(facts, rules.preemption, (now, unix_seconds), &mut step);
         }
@@ -338,12 +360,14 @@ impl StandingHolds {
             let waits_for_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
             let is_paused = || self.is_paused(&pod.pod.uid, now);
             let has_other = || self.held.get(&pod.pod.uid).is_some_and(|held| !held.is_standing());
+            let is_owner_paused = || self.owners.is_paused(&Owner::of(pod, ledger), [pod], now);
             pod.created_unix_seconds <= created_by
                 && waits_for_room()
                 && ledger.team_may_have(pod)
                 && !is_paused()
                 && pod.group.is_none()
                 && !has_other()
+                && !is_owner_paused()
         };
         let firsts = waiting.firsts_apart(may, |pod| ledger.team_line(pod));
         let all = if firsts.is_empty() { BTreeSet::new() } else { ledger.pools() };
@@ -362,8 +386,7 @@ impl StandingHolds {
         &mut self,
         uid: &PodUid,
         mut held: Held,
-        waiting: &WaitingPods,
-        ledger: &Ledger,
+        (waiting, preemptors, ledger, _): Facts<'_>,
         now: Timestamp,
         step: &mut Step,
     ) -> Option<Held> {
@@ -379,12 +402,20 @@ impl StandingHolds {
             if is_being_bound || mutated(Mutation::StandingStays) {
                 return Some(held);
             }
+            if !waiting.has(uid) && ledger.reservation(uid).is_some() {
+                self.owners.used(&held.owner);
+            }
             step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device
-            if held.is_made() && waiting.has(uid) && !mutated(Mutation::SecondVictims) {
+            let is_lost = is_lost(uid, &held, preemptors, ledger);
+            if held.is_made() && waiting.has(uid) && !is_lost && !mutated(Mutation::SecondVictims) {
                 self.pause(uid, now);
             }
             return None;
         };
+        if is_lost(uid, &held, preemptors, ledger) {
+            step.events.extend(ledger.give_up_room(uid)); // it is looked for elsewhere, at once
+            return None;
+        }
         (held.priority, held.pool) = (state.waiting.priority, standing.pool);
         if standing.lacks < held.least.0 {
             held.least = (standing.lacks, now);
@@ -393,7 +424,11 @@ impl StandingHolds {
         let is_ready = !is_any_there && ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_over = held.until.is_some_and(|until| until <= now);
-        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= BOUND_WITHIN);
+        let bound_within = match held.is_standing() {
+            true => self.owners.wait(&held.owner, BOUND_WITHIN),
+            false => BOUND_WITHIN,
+        };
+        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= bound_within);
         let is_late = is_over || held.until.is_none() && is_unbound;
         let stuck_after = match &held.victims {
             None => STUCK_AFTER,
@@ -402,7 +437,12 @@ impl StandingHolds {
         };
         let is_stuck = !is_ready && now.since(held.least.1) >= stuck_after;
         if is_late || is_stuck {
-            if !(held.is_made() && mutated(Mutation::SecondVictims)) {
+            if is_late {
+                self.owners.fail(&held.owner, editions([&state.waiting]), now);
+            }
+            if !(held.is_made() && mutated(Mutation::SecondVictims))
+                && !(is_late && held.is_standing())
+            {
                 self.pause(uid, now);
             }
             step.given_up.push((state.waiting.pod.clone(), standing.node));
@@ -488,7 +528,7 @@ impl StandingHolds {
         if !open.iter().any(may) {
             return true; // its own room stays: it was allowed
         }
-        let (standing, events) = ledger.stand((uid, &pod.namespace), &pod.query, named, may);
+        let (standing, events) = ledger.stand(Holder::of(pod, KeptFor::Line), named, may);
         step.events.extend(events);
         let Some(standing) = standing.filter(|_| ledger.count_kept(pod)) else {
             step.events.extend(ledger.stand_down(uid));
@@ -507,7 +547,8 @@ impl StandingHolds {
         let before = self.held.get(uid);
         let ready = before.and_then(|held| held.ready);
         let least = before.map_or((standing.lacks, now), |held| held.least);
-        let held = Held { ready, ..Held::new(pod, standing.pool.clone(), least) };
+        let held = Held { ready, ..Held::new(pod, standing.pool.clone(), least, ledger) };
+        self.owners.begin(&held.owner, now);
         let is_new = self.held.insert(uid.clone(), held).is_none();
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
             step.noted.push((pod.clone(), standing.node.clone()));
@@ -538,7 +579,7 @@ impl StandingHolds {
             !is_taken && may_keep(&sizes, pool, rules.at_most, &pod.query)
         };
         let again = (is_old && !rules.after.is_zero())
-            .then(|| ledger.stand_again(uid, &pod.query, node, may));
+            .then(|| ledger.stand_again(Holder::of(pod, KeptFor::Line), node, may));
         let standing = self.go_on(pod, again, None, (preemptors, ledger), now, step);
         if let Some(standing) = standing.filter(|it| it.lacks == 0) {
             step.tell(uid, standing.node, waiting, ledger);
@@ -564,7 +605,7 @@ impl StandingHolds {
             return None;
         };
         let least = (standing.lacks, now);
-        let held = Held { until, ..Held::new(pod, standing.pool.clone(), least) };
+        let held = Held { until, ..Held::new(pod, standing.pool.clone(), least, ledger) };
         self.held.insert(pod.pod.uid.clone(), held);
         preemptors.keep(&pod.pod.uid, standing.node.clone(), pod.priority);
         Some(standing)
@@ -589,6 +630,13 @@ impl StandingHolds {
             self.pass(&other, (waiting, preemptors), now, step);
         }
     }
+}
+
+/// Whether the room of a pod can never be used: its node takes no new pods or is gone, or one that was to leave
+/// it hangs.
+fn is_lost(uid: &PodUid, held: &Held, preemptors: &Preemptors, ledger: &Ledger) -> bool {
+    let has_left = preemptors.node(uid).is_some_and(|node| !ledger.takes_pods(&node));
+    has_left || held.victims.iter().flatten().any(|victim| ledger.is_hung(victim))
 }
 
 /// The time on the wall clock this much earlier.

@@ -18,11 +18,12 @@ use crate::control::shared::edited::Edits;
 use crate::control::shared::in_flight::{Heard, InFlight};
 use crate::control::shared::kept_suggestions::Reasons;
 use crate::control::shared::leader::{Leader, Leading, Replica};
+use crate::control::shared::new_rooms::NewRooms;
 use crate::control::shared::other_fences::OtherFences;
 use crate::control::shared::outbox::Outbox;
 use crate::control::shared::passed::PassedPods;
 use crate::control::shared::priority_classes::PriorityClasses;
-use crate::hardware::device::PodUid;
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::units::{MemMib, Share, Timestamp};
 use crate::kube_api::pod::lists::Lists;
@@ -33,6 +34,7 @@ use crate::kube_api::request::room_note::RoomNote;
 use crate::kube_api::write::events::{Notice, NoticeReason, NoticeSender};
 use crate::kube_api::write::target::PodKey;
 use crate::kube_api::write::writer::ApiWriter;
+use crate::ledger::change::hung::Hung;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
@@ -130,6 +132,8 @@ pub struct App {
     pub truth: Truth,
     /// Ledger events that background loops have yet to handle.
     pub outbox: Outbox,
+    /// Where room appeared, for the loop that keeps it.
+    pub(crate) new_rooms: NewRooms,
     /// Pods whose placement another client edited.
     pub edits: Edits,
     /// Suggestions for the pods that wait.
@@ -191,6 +195,7 @@ impl App {
             metrics: Metrics::new(),
             truth,
             outbox: Outbox::default(),
+            new_rooms: NewRooms::default(),
             edits: Edits::default(),
             reasons: Reasons::default(),
             leading: Leading::new(has_replicas),
@@ -258,7 +263,9 @@ impl App {
             priority: pod.priority,
             may_preempt: pod.may_preempt,
             created_unix_seconds: pod.created_unix_seconds,
+            controller: pod.controller,
             group: pod.group.clone(),
+            edition: pod.edition,
         }
     }
 
@@ -371,6 +378,18 @@ impl App {
              {lacks} GPUs are still in use"
         );
         self.tell(pod, NoticeReason::GpuRoomKept, note);
+    }
+
+    /// Tells a pod that nothing waits for its GPUs any more, since it does not end.
+    pub(crate) fn tell_hung(&self, Hung { pod, node, devices }: &Hung) {
+        let devices: Vec<&str> = devices.iter().map(DeviceId::as_str).collect();
+        let devices = devices.join(", ");
+        tracing::warn!(pod_uid = %pod.uid, %pod, %node, devices, "it should have ended, and still holds its GPUs");
+        let note = format!(
+            "it should have ended and still holds {devices} on node {node}: no pod waits for that any more; check \
+             kubelet on the node, and processes that do not end"
+        );
+        self.tell(pod, NoticeReason::GpuNotReleased, note);
     }
 
     /// How the webhook is configured to limit the memory of containers that share a GPU.

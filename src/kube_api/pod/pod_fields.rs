@@ -5,11 +5,11 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerResizePolicy, ContainerState, ContainerStatus, EnvVar, Pod,
+    Container, ContainerResizePolicy, ContainerState, ContainerStatus, EnvVar, Pod, PodCondition,
     PodSchedulingGate, PodSpec, PodStatus, ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
@@ -47,6 +47,7 @@ pub(crate) struct Metadata<const MOST: usize = { usize::MAX }> {
     labels: Option<BoundedMap<String, MOST>>,
     name: Option<String>,
     namespace: Option<String>,
+    owner_references: Option<Bounded<OwnerReference, MOST>>,
     resource_version: Option<String>,
     uid: Option<String>,
 }
@@ -91,11 +92,24 @@ struct DevicesVariable(Option<EnvVar>);
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Status<const MOST: usize> {
+    conditions: Option<ScheduledCondition>,
     container_statuses: Option<Bounded<ContainerStatusFields, MOST>>,
     init_container_statuses: Option<Bounded<ContainerStatusFields, MOST>>,
     nominated_node_name: Option<String>,
     phase: Option<String>,
     start_time: Option<Time>,
+}
+
+/// The condition `PodScheduled`. No other is kept; there may be many.
+struct ScheduledCondition(Option<PodCondition>);
+
+#[derive(Deserialize)]
+struct ConditionFields {
+    message: Option<String>,
+    reason: Option<String>,
+    status: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -133,6 +147,43 @@ impl<'de> Visitor<'de> for DevicesVisitor {
     }
 }
 
+impl<'de> Deserialize<'de> for ScheduledCondition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ConditionsVisitor)
+    }
+}
+
+struct ConditionsVisitor;
+
+impl<'de> Visitor<'de> for ConditionsVisitor {
+    type Value = ScheduledCondition;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of conditions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(given) = list.next_element::<ConditionFields>()? {
+            let is_it = given.kind.as_deref() == Some("PodScheduled");
+            found = found.or_else(|| is_it.then(|| PodCondition::from(given)));
+        }
+        Ok(ScheduledCondition(found))
+    }
+}
+
+impl From<ConditionFields> for PodCondition {
+    fn from(fields: ConditionFields) -> Self {
+        Self {
+            message: fields.message,
+            reason: fields.reason,
+            status: fields.status.unwrap_or_default(),
+            type_: fields.kind.unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+}
+
 /// Refuses an object that is not a pod.
 fn pod_kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     let kind = Option::<String>::deserialize(deserializer)?;
@@ -161,6 +212,7 @@ impl<const MOST: usize> From<Metadata<MOST>> for ObjectMeta {
             labels: fields.labels.map(|labels| labels.0),
             name: fields.name,
             namespace: fields.namespace,
+            owner_references: fields.owner_references.map(|owners| owners.0),
             resource_version: fields.resource_version,
             uid: fields.uid,
             ..Self::default()
@@ -216,6 +268,7 @@ impl<const MOST: usize> From<Status<MOST>> for PodStatus {
             of.0.into_iter().map(ContainerStatus::from).collect()
         };
         Self {
+            conditions: fields.conditions.and_then(|it| it.0).map(|condition| vec![condition]),
             container_statuses: fields.container_statuses.map(statuses),
             init_container_statuses: fields.init_container_statuses.map(statuses),
             nominated_node_name: fields.nominated_node_name,

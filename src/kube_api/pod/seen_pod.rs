@@ -2,10 +2,12 @@
 //! from the webhook.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::causes::shown_long;
 use crate::config::pods::requests::RequestRules;
@@ -31,7 +33,7 @@ use crate::kube_api::request::usable::{WORKLOAD, check_class, check_use, workloa
 use crate::kube_api::request::written::Written;
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::model::request::{GpuRequest, Movable, PodGroup};
-use crate::model::reservation::{Placement, PodRef, Tenure};
+use crate::model::reservation::{Controller, Placement, PodRef, Tenure};
 use crate::mutation::{Mutation, mutated};
 
 /// The scheduler of pods that name none. It may also serve pods that gpupack does not.
@@ -93,12 +95,16 @@ pub struct SeenPod {
     pub written: Written,
     /// The container that could not be started with its device, if any.
     pub start_failure: Option<StartFailure>,
+    /// What made it, if a controller did.
+    pub controller: Option<Controller>,
     /// Whether it has ended: all its containers have stopped and none will start again.
     pub is_terminal: bool,
     /// Whether it has ended with success.
     pub has_succeeded: bool,
     /// Whether its deletion was requested. It may still run and hold its GPU.
     pub is_deleting: bool,
+    /// When it is to have ended then, in seconds since 1970.
+    pub ends_unix_seconds: i64,
     /// Whether a scheduling gate prevents its scheduling.
     pub is_gated: bool,
     /// Its priority; zero where none is set.
@@ -117,6 +123,8 @@ pub struct SeenPod {
     pub fenced_by: Option<FenceWriter>,
     /// Digest of that write, different for each; the same in every process.
     pub fence: u64,
+    /// Digest of what others may edit of a pod that waits, and of its condition `PodScheduled`.
+    pub edition: u64,
     /// The room that gpupack is making for it, if it has no node.
     pub room_note: Option<RoomNote>,
     /// The node on which a preemption made room for it.
@@ -185,6 +193,7 @@ impl SeenPod {
         let policy = spec.and_then(|spec| spec.preemption_policy.as_deref());
         let created = metadata.creation_timestamp.as_ref();
         let started = status.and_then(|status| status.start_time.as_ref());
+        let deletion = metadata.deletion_timestamp.as_ref();
         Self {
             pod: PodRef {
                 uid: PodUid::new(metadata.uid.as_deref().unwrap_or_default()),
@@ -205,9 +214,11 @@ impl SeenPod {
             written: node.as_ref().map(|_| Written::of(annotations)).unwrap_or_default(),
             node,
             start_failure: StartFailure::of(pod),
+            controller: controller_of(metadata),
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
             has_succeeded: phase == Some("Succeeded"),
-            is_deleting: metadata.deletion_timestamp.is_some(),
+            is_deleting: deletion.is_some(),
+            ends_unix_seconds: deletion.map_or(0, |time| time.0.as_second()),
             is_gated: spec.is_some_and(|s| s.scheduling_gates.iter().flatten().next().is_some()),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             priority_class: class.unwrap_or_default(),
@@ -217,6 +228,7 @@ impl SeenPod {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             fenced_by: annotations.get(FENCE).map(|value| FenceWriter::of(value)),
             fence: fence_digest(annotations.get(FENCE)),
+            edition: if is_unbound { edition_of(pod) } else { 0 },
             room_note: annotations
                 .get(HOLD)
                 .filter(|_| is_unbound)
@@ -248,6 +260,8 @@ impl SeenPod {
                 priority: self.priority,
                 started_unix_seconds: self.started_unix_seconds,
                 is_ending: self.is_deleting,
+                ends_unix_seconds: self.ends_unix_seconds,
+                controller: self.controller,
                 protection: None,
             },
         }
@@ -367,6 +381,39 @@ impl SeenPod {
         let long = fields.into_iter().find(|(_, bytes, most)| bytes > most);
         long.map_or(Ok(()), |(field, bytes, most)| Err(PodFault::TooLong { field, bytes, most }))
     }
+}
+
+/// The label of the pods of a Deployment's ReplicaSet: the last part of that one's name, by revision.
+const REVISION: &str = "pod-template-hash";
+
+/// A number that is another one after an edit of the metadata by others, or a new condition `PodScheduled`.
+fn edition_of(pod: &Pod) -> u64 {
+    let mut digest = DefaultHasher::new();
+    let annotations = pod.metadata.annotations.iter().flatten();
+    for edited in annotations.filter(|(key, _)| !key.starts_with(PLACED_PREFIX)) {
+        edited.hash(&mut digest);
+    }
+    pod.metadata.labels.hash(&mut digest);
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    for condition in conditions.filter(|it| it.type_ == "PodScheduled") {
+        (&condition.status, &condition.reason, &condition.message).hash(&mut digest);
+    }
+    digest.finish()
+}
+
+/// The controller of a pod. ReplicaSets of one Deployment are one: during an update a new one makes pods
+/// in the place of those of the old one.
+fn controller_of(metadata: &ObjectMeta) -> Option<Controller> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    let revision = metadata.labels.as_ref().and_then(|labels| labels.get(REVISION));
+    let application = revision
+        .filter(|_| owner.kind == "ReplicaSet")
+        .and_then(|revision| owner.name.strip_suffix(revision.as_str())?.strip_suffix('-'));
+    let mut digest = DefaultHasher::new();
+    (metadata.namespace.as_deref().unwrap_or_default(), &owner.kind).hash(&mut digest);
+    application.unwrap_or(&owner.uid).hash(&mut digest);
+    Some(Controller(digest.finish()))
 }
 
 /// The scheduler that a pod names, or the default one.

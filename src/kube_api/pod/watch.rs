@@ -417,6 +417,7 @@ impl NodeWatch {
         let events = self.ledger.see_node(name, node.host, pool);
         self.ledger.see_domain(name, node.label(&self.labels.domain));
         self.ledger.see_unschedulable(name, node.is_unschedulable);
+        self.ledger.see_ready(name, node.is_ready);
         self.sink.events(events);
     }
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -52,6 +52,8 @@ pub struct NodeFacts {
     pub host: HostAmount,
     /// Whether it takes no new pods (`kubectl cordon`).
     pub is_unschedulable: bool,
+    /// Whether its kubelet says that it is ready, or says nothing of that.
+    pub is_ready: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
@@ -81,6 +83,7 @@ pub(crate) struct NodeSpec {
 #[derive(Deserialize)]
 pub(crate) struct Offer {
     allocatable: Option<BTreeMap<String, Quantity>>,
+    conditions: Option<Vec<NodeCondition>>,
 }
 
 impl Facts for SeenPod {
@@ -100,12 +103,17 @@ impl Facts for NodeFacts {
     type Status = Offer;
 
     fn of(metadata: ObjectMeta, spec: Option<NodeSpec>, status: Option<Offer>) -> Self {
-        let allocatable = status.and_then(|status| status.allocatable).unwrap_or_default();
+        let (allocatable, conditions) =
+            status.map(|status| (status.allocatable, status.conditions)).unwrap_or_default();
+        let allocatable = allocatable.unwrap_or_default();
+        let mut conditions = conditions.into_iter().flatten();
+        let is_unready = |it: NodeCondition| it.type_ == "Ready" && it.status != "True";
         let amount = |name: &str| allocatable.get(name).map(|quantity| quantity.0.as_str());
         Self {
             name: NodeName::new(metadata.name.unwrap_or_default()),
             host: host_offer(amount),
             is_unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
+            is_ready: !conditions.any(is_unready),
             labels: metadata.labels.unwrap_or_default(),
         }
     }
@@ -223,7 +231,14 @@ mod tests {
         assert!(!facts.is_unschedulable);
         let cordoned = json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true}});
         let cordoned: Watched<NodeFacts> = serde_json::from_value(cordoned).unwrap();
-        assert!(cordoned.facts.is_unschedulable);
+        assert!(cordoned.facts.is_unschedulable && cordoned.facts.is_ready);
+        for (status, is_ready) in [("True", true), ("False", false), ("Unknown", false)] {
+            let conditions = json!([{"type": "DiskPressure", "status": "False"},
+                {"type": "Ready", "status": status}]);
+            let node = json!({"metadata": {"name": "n1"}, "status": {"conditions": conditions}});
+            let node: Watched<NodeFacts> = serde_json::from_value(node).unwrap();
+            assert_eq!(node.facts.is_ready, is_ready, "{status}");
+        }
         assert_eq!((facts.host.cpu.milli(), facts.host.memory.mib()), (1500, 2048));
         let bare: Watched<NodeFacts> = serde_json::from_value(json!({})).unwrap();
         assert_eq!(bare.facts.host, HostAmount::ZERO);

@@ -84,6 +84,8 @@ pub enum NoticeReason {
     GpuMoveFailed,
     /// Memory above the pod's request is taken back.
     GpuMemoryTakenBack,
+    /// It should have ended, and still holds its devices.
+    GpuNotReleased,
 }
 
 impl NoticeReason {
@@ -110,6 +112,7 @@ impl NoticeReason {
             Self::GpuMoved => "GpuMoved",
             Self::GpuMoveFailed => "GpuMoveFailed",
             Self::GpuMemoryTakenBack => "GpuMemoryTakenBack",
+            Self::GpuNotReleased => "GpuNotReleased",
         }
     }
 
@@ -132,6 +135,7 @@ impl NoticeReason {
             }
             Self::GpuStartFailed => "Starting",
             Self::GpuEvicted | Self::GpuPreempted => "Evicting",
+            Self::GpuNotReleased => "Ending",
             Self::GpuMoved | Self::GpuMoveFailed | Self::GpuMemoryTakenBack => "Moving",
         }
     }
@@ -157,7 +161,8 @@ impl NoticeReason {
             | Self::IsolationNotVerified
             | Self::GpuEvicted
             | Self::GpuPreempted
-            | Self::GpuMoveFailed => EventType::Warning,
+            | Self::GpuMoveFailed
+            | Self::GpuNotReleased => EventType::Warning,
         }
     }
 }

@@ -590,9 +590,14 @@ impl Ledger {
         self.pods.contains_key(uid)
     }
 
-    /// Whether a pod with a reservation is ending, or its devices drain.
+    /// Whether a pod with a reservation is ending, or its devices drain, and it does not hang.
     pub fn is_leaving(&self, uid: &PodUid) -> bool {
         self.reservation(uid).is_some_and(|held| is_leaving(&held))
+    }
+
+    /// Whether a pod should have ended, and has not.
+    pub(crate) fn is_hung(&self, uid: &PodUid) -> bool {
+        self.reservation(uid).is_some_and(|held| held.is_hung)
     }
 
     /// The node of a pod that is being bound with exactly this request.
@@ -635,6 +640,7 @@ fn assume(
         tenure: None,
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     });
     Ok(placement)
 }

@@ -121,6 +121,13 @@ impl Ledger {
         node_entry.is_unschedulable.store(is_unschedulable, Ordering::Release);
     }
 
+    /// Notes whether a node's kubelet is ready. Where it is not, no new pod comes, and pods whose deletion was
+    /// requested hang.
+    pub fn see_ready(&self, node: &NodeName, is_ready: bool) {
+        let _stays = self.stay();
+        self.node_entry(self.position_or_insert(node)).see_ready(is_ready);
+    }
+
     /// Notes that a node was deleted. Its pods keep what they have until they are gone.
     pub fn lose_node(&self, name: &NodeName) {
         let _stays = self.stay();
@@ -341,6 +348,7 @@ fn confirmed(fact: &PodFact, written: Placement, request: Option<Arc<GpuRequest>
         tenure: Some(fact.tenure),
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     }
 }
 
@@ -351,12 +359,12 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
         ReservationState::Draining { .. } => held.clone(),
         ReservationState::Assumed { .. } | ReservationState::Confirmed => {
             let request = held.request.clone().or_else(|| fact.request.clone());
-            let (departure, borrowed) = (held.departure, held.borrowed);
+            let (departure, borrowed, is_hung) = (held.departure, held.borrowed, held.is_hung);
             let mut placement = held.placement.clone();
             if let Some(written) = &fact.placement {
                 node_state.take_written(&mut placement, written);
             }
-            Reservation { departure, borrowed, ..confirmed(fact, placement, request) }
+            Reservation { departure, borrowed, is_hung, ..confirmed(fact, placement, request) }
         }
     }
 }

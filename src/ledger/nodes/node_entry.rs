@@ -20,6 +20,8 @@ pub(crate) struct NodeEntry {
     since: AtomicU64,
     /// Whether its Node object says that it takes no new pods.
     pub(crate) is_unschedulable: AtomicBool,
+    /// Whether its Node object says that its kubelet is ready.
+    is_ready: AtomicBool,
     at: usize,
     node_state: Mutex<NodeState>,
     /// The expected waste of the node, for a version of the node and a generation of the mix.
@@ -55,6 +57,7 @@ impl NodeEntry {
             version: AtomicU64::new(1),
             since: AtomicU64::new(shared.arrivals.fetch_add(1, Ordering::AcqRel)),
             is_unschedulable: AtomicBool::new(false),
+            is_ready: AtomicBool::new(true),
             at,
             node_state: Mutex::new(node_state),
             node_waste: Mutex::default(),
@@ -68,6 +71,21 @@ impl NodeEntry {
     /// How many nodes came before this one did, or before it came back.
     pub(crate) fn since(&self) -> u64 {
         self.since.load(Ordering::Acquire)
+    }
+
+    /// Notes whether its Node object says that its kubelet is ready.
+    pub(crate) fn see_ready(&self, is_ready: bool) {
+        self.is_ready.store(is_ready, Ordering::Release);
+    }
+
+    /// Whether its Node object says that its kubelet is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Whether kube-scheduler may choose it, as far as its Node object says.
+    pub(crate) fn takes_pods(&self) -> bool {
+        self.is_ready() && !self.is_unschedulable.load(Ordering::Acquire)
     }
 
     /// Notes that the node with this name is another one from now on.

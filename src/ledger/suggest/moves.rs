@@ -141,6 +141,7 @@ pub(crate) fn guest(placement: Placement, query: &PlacementRequest) -> Reservati
         tenure: None,
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     }
 }
 

@@ -270,12 +270,12 @@ fn without_beside(
     passed.retain(|(other, kept)| {
         left.stand(other.clone(), kept.clone());
         let has_host = fit_host(compiled, left.host_room(HoldRule::Respected)).is_ok();
-        let beside = lacking(left, compiled).filter(|(lacks, _)| *lacks == 0 && has_host);
-        let Some((_, beside)) = beside else {
+        let beside = lacking(left, compiled, None);
+        let Some((_, beside)) = beside.filter(|(lacks, _)| *lacks == 0 && has_host) else {
             left.stand_down(other);
             return true;
         };
-        *hold = beside;
+        *hold = StandingHold { kept_for: hold.kept_for, ..beside };
         false
     });
     passed.into_iter().map(|(other, _)| other).collect()

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use fixedbitset::FixedBitSet;
 
@@ -45,8 +44,7 @@ impl Arrival {
 /// Whether a pod may be bound to the node now, as far as its Node object and the last call for the
 /// pod say; `None`: any node.
 pub(crate) fn is_candidate(at: usize, node_entry: &NodeEntry, named: Option<&NamedNodes>) -> bool {
-    named.is_none_or(|named| named.may_have(Arrival::of(at, node_entry)))
-        && !node_entry.is_unschedulable.load(Ordering::Acquire)
+    named.is_none_or(|named| named.may_have(Arrival::of(at, node_entry))) && node_entry.takes_pods()
 }
 
 impl NamedNodes {
@@ -91,7 +89,7 @@ impl Ledger {
         let at = self.position(node)?;
         let cluster = self.cluster();
         let node_entry = self.node_entry(at);
-        if node_entry.is_unschedulable.load(Ordering::Acquire) {
+        if !node_entry.takes_pods() {
             return None;
         }
         let node = node_entry.read().clone();
@@ -119,6 +117,22 @@ impl Ledger {
             }
         }
         None
+    }
+}
+
+impl Ledger {
+    /// Whether a request fits on this node now, where its last call named the node or could not have.
+    pub(crate) fn fits_now(
+        &self,
+        node: &NodeName,
+        query: &PlacementRequest,
+        named: Option<&NamedNodes>,
+    ) -> bool {
+        let Some(at) = self.position(node.as_str()) else { return false };
+        let compiled = query.compile(&self.cluster().classes);
+        let node_entry = self.node_entry(at);
+        is_candidate(at, &node_entry, named)
+            && plan::fits(&node_entry.read(), &compiled, HoldRule::Respected)
     }
 }
 

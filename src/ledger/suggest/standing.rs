@@ -12,13 +12,13 @@ use crate::hardware::units::HostAmount;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::query::team_limit::Owner;
 use crate::ledger::suggest::requeue::{Arrival, NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingPod;
-use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
+use crate::model::device_state::{DeviceState, HoldRule, KeptFor, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::CompiledRequest;
-use crate::model::node_state::{NodeState, SpotDevice};
+use crate::model::node_state::{NodeReporting, NodeState, SpotDevice};
+use crate::model::reservation::{Controller, PodRef};
 use crate::scoring::lacking::{lacking, lacks_there};
 use crate::scoring::plan;
 
@@ -31,6 +31,46 @@ pub struct Standing {
     pub pool: PoolName,
     /// What is not free of the room yet, in millionths of a device.
     pub lacks: u64,
+}
+
+/// A pod for which room is kept until it is bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Holder<'a> {
+    /// The pod.
+    pub uid: &'a PodUid,
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// What it requests.
+    pub query: &'a PlacementRequest,
+    /// What made it: its older pods do not end for it.
+    pub controller: Option<Controller>,
+    /// Why room is kept.
+    pub kept_for: KeptFor,
+}
+
+impl<'a> Holder<'a> {
+    /// The first pod of a line.
+    pub fn first(uid: &'a PodUid, namespace: &'a str, query: &'a PlacementRequest) -> Self {
+        Self { uid, namespace, query, controller: None, kept_for: KeptFor::Line }
+    }
+
+    /// A pod that waits.
+    pub(crate) fn of(pod: &'a WaitingPod, kept_for: KeptFor) -> Self {
+        let WaitingPod { pod: PodRef { uid, .. }, namespace, query, controller, .. } = pod;
+        Self { uid, namespace, query, controller: *controller, kept_for }
+    }
+
+    /// The controller whose older pods it does not wait for: others that are evicted, or leave, make its room
+    /// where it does not wait as the first of a line.
+    fn waits_for(&self) -> Option<Controller> {
+        self.controller.filter(|_| self.kept_for == KeptFor::Line)
+    }
+
+    /// What a node lacks for it, and the room to keep there.
+    fn lacking(&self, node: &NodeState, compiled: &CompiledRequest) -> Option<(u64, StandingHold)> {
+        let (lacks, hold) = lacking(node, compiled, self.waits_for())?;
+        Some((lacks, StandingHold { kept_for: self.kept_for, ..hold }))
+    }
 }
 
 /// The best node so far.
@@ -125,6 +165,23 @@ impl Ledger {
         self.standing.lock().contains_key(uid)
     }
 
+    /// Why room is kept for a pod, if some is.
+    pub(crate) fn kept_for(&self, uid: &PodUid) -> Option<KeptFor> {
+        let at = self.standing.lock().get(uid).copied()?;
+        let node_entry = self.node_entry(at);
+        let kept_for = node_entry.read().standing_holds().get(uid).map(|hold| hold.kept_for);
+        kept_for
+    }
+
+    /// Whether kube-scheduler may choose this node, as far as its Node object says.
+    pub(crate) fn takes_pods(&self, node: &NodeName) -> bool {
+        self.position(node.as_str()).is_some_and(|at| {
+            let node_entry = self.node_entry(at);
+            let is_there = node_entry.read().state() != NodeReporting::Gone;
+            is_there && node_entry.takes_pods()
+        })
+    }
+
     /// Whether a pod with these host amounts would take what standing holds keep of a node's host.
     pub fn takes_kept_host(&self, node: &str, host: HostAmount) -> bool {
         let at = self.position(node);
@@ -144,6 +201,22 @@ impl Ledger {
         let compiled = query.compile(&self.cluster().classes);
         let may_go = is_candidate(at, &self.node_entry(at), named);
         let fits = may_go && plan::fits(&node_state, &compiled, HoldRule::Respected);
+        fits.then(|| node_state.name().clone())
+    }
+
+    /// The node of the standing hold of a pod, if the pod would fit there were no other room kept.
+    #[doc(hidden)] // for tests
+    pub fn fits_in_room_of_it_alone(
+        &self,
+        holder: &PodUid,
+        query: &PlacementRequest,
+    ) -> Option<NodeName> {
+        let at = self.standing.lock().get(holder).copied()?;
+        let mut node_state = self.without_own(at, holder)?;
+        let others: Vec<PodUid> = node_state.standing_holds().keys().cloned().collect();
+        others.iter().for_each(|other| _ = node_state.stand_down(other));
+        let compiled = query.compile(&self.cluster().classes);
+        let fits = plan::fits(&node_state, &compiled, HoldRule::Respected);
         fits.then(|| node_state.name().clone())
     }
 
@@ -209,12 +282,12 @@ impl Ledger {
     /// would fit on no node.
     pub fn stand(
         &self,
-        (uid, namespace): Owner<'_>,
-        query: &PlacementRequest,
+        holder: Holder<'_>,
         named: Option<&NamedNodes>,
         is_open: impl Fn(&PoolName) -> bool,
     ) -> (Option<Standing>, Vec<LedgerEvent>) {
         let _stays = self.stay();
+        let Holder { uid, namespace, query, .. } = holder;
         let (node_table, classes) = (self.node_table(), self.cluster().classes.clone());
         let compiled = query.compile(&classes);
         let current = self.standing.lock().get(uid).copied();
@@ -227,11 +300,11 @@ impl Ledger {
                 true => self
                     .without_own(at, uid)
                     .filter(|node| node.is_of_classes(classes.count()))
-                    .and_then(|node| lacking(&node, &compiled)),
+                    .and_then(|node| holder.lacking(&node, &compiled)),
                 false => {
                     let node = node_entry.read();
                     let may = node.is_of_classes(classes.count()) && is_open(node.pool());
-                    may.then(|| lacking(&node, &compiled)).flatten()
+                    may.then(|| holder.lacking(&node, &compiled)).flatten()
                 }
             };
             let Some((lacks, hold)) = found else { continue };
@@ -265,19 +338,20 @@ impl Ledger {
     /// if its pool is not open.
     pub fn stand_again(
         &self,
-        uid: &PodUid,
-        query: &PlacementRequest,
+        holder: Holder<'_>,
         node: &NodeName,
         is_open: impl Fn(&PoolName) -> bool,
     ) -> (Option<Standing>, Vec<LedgerEvent>) {
         let _stays = self.stay();
+        let Holder { uid, query, .. } = holder;
         let mut events = Vec::new();
         let classes = self.cluster().classes.clone();
         let compiled = query.compile(&classes);
         let Some(at) = self.position(node.as_str()) else { return (None, events) };
         let node_state = self.node_entry(at).read().clone();
         let may = node_state.is_of_classes(classes.count()) && is_open(node_state.pool());
-        let Some((lacks, hold)) = may.then(|| lacking(&node_state, &compiled)).flatten() else {
+        let Some((lacks, hold)) = may.then(|| holder.lacking(&node_state, &compiled)).flatten()
+        else {
             return (None, events);
         };
         let kept = self.keep_room(uid, at, hold, &mut events);

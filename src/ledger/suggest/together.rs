@@ -14,7 +14,7 @@ use crate::ledger::suggest::moves::{Board, guest};
 use crate::ledger::suggest::preemption::FoundRoom;
 use crate::ledger::suggest::requeue::{NamedNodes, is_candidate};
 use crate::ledger::suggest::waiting::WaitingState;
-use crate::model::device_state::StandingHold;
+use crate::model::device_state::{KeptFor, StandingHold};
 use crate::model::fit::HostRule;
 use crate::model::request::{Amount, PodGroup};
 use crate::model::reservation::{PodRef, Reservation};
@@ -41,7 +41,8 @@ impl Ledger {
             let (node, pool) = (node_state.name().clone(), node_state.pool().clone());
             let pod = PodRef { uid: uid.clone(), name: state.waiting.pod.name.clone() };
             board.allocate(at, Reservation { pod, ..guest(placement.clone(), &query) });
-            let hold = StandingHold { placement, host: query.host };
+            let (kept_for, host) = (KeptFor::Group, query.host);
+            let hold = StandingHold { kept_for, placement, host };
             let (victims, passed) = (Vec::new(), Vec::new());
             found.push((uid.clone(), FoundRoom { node, pool, victims, passed, at, hold }));
         }
@@ -135,6 +136,8 @@ mod tests {
             priority: 0,
             may_preempt: true,
             created_unix_seconds: 0,
+            controller: None,
+            edition: 0,
             group: None,
         };
         let mut state = WaitingState::without_call(waiting, Timestamp::START);

@@ -15,12 +15,12 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
-use crate::hardware::units::Timestamp;
+use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
-use crate::model::request::PodGroup;
-use crate::model::reservation::PodRef;
+use crate::model::request::{Amount, PodGroup};
+use crate::model::reservation::{Controller, PodRef};
 use crate::mutation::{Mutation, mutated};
 
 /// A pod that only a verb mentioned is dropped after this time: longer than any delay of a watch,
@@ -56,9 +56,13 @@ const FEW_SETS: usize = 64;
 /// Pods that one look at all of them locks at a time.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// How often, and within which time, room is held for a pod that is not bound. kube-scheduler tries
-/// again after seconds. Then something else prevents the bind, or another client calls in its name.
-const MOST_HOLDS: (u32, Duration) = (5, Duration::from_secs(300));
+/// How long room is held for a pod that is not bound, however often calls name it: a trial of a whole group
+/// names each of its pods many times before the first bind. After that something else prevents the bind, or
+/// another client calls in its name.
+const HELD_FREELY: Duration = Duration::from_secs(10);
+
+/// When room is held for it freely again.
+const HELD_AGAIN_AFTER: Duration = Duration::from_secs(300);
 
 /// A pod without a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +81,12 @@ pub struct WaitingPod {
     pub may_preempt: bool,
     /// When it was created, in seconds since 1970.
     pub created_unix_seconds: i64,
+    /// What made it, if a controller did.
+    pub controller: Option<Controller>,
     /// The pods of its namespace with which it starts.
     pub group: Option<PodGroup>,
+    /// Differs after an edit of its metadata by others, and after a new condition of kube-scheduler.
+    pub edition: u64,
 }
 
 /// A waiting pod and the result of its last call.
@@ -95,8 +103,10 @@ pub struct WaitingState {
     /// Whether its last call, if there was one, is answered.
     pub(crate) is_answered: bool,
     pub(crate) requeue: Option<Requeue>,
-    /// How often room was held for it, and since when.
-    holds: (u32, Timestamp),
+    /// Since when room has been held for it, and it was not bound.
+    held_since: Option<Timestamp>,
+    /// Since when no node fits it.
+    pub(crate) refused_since: Option<Timestamp>,
     pub(crate) is_watched: bool,
     seen: Timestamp,
 }
@@ -111,7 +121,8 @@ impl WaitingState {
             called_at: now,
             is_answered: true,
             requeue: None,
-            holds: (0, now),
+            held_since: None,
+            refused_since: None,
             is_watched: false,
             seen: now,
         }
@@ -156,6 +167,10 @@ pub(crate) struct Pods {
     sets_at_ease: usize,
     /// The longest recent time from a requeue to the next call.
     slowest: Duration,
+    /// What is held for pods that nothing binds, in millionths of a GPU, and until when.
+    unbound: BTreeMap<PodUid, (Timestamp, u64)>,
+    /// Whether a pod that may have others evicted was refused for the first time since this was taken.
+    is_newly_refused: bool,
 }
 
 impl Pods {
@@ -320,23 +335,32 @@ impl WaitingPods {
         }
     }
 
-    /// Counts a hold for the pod. Returns whether it may be made: not after many lately.
-    pub fn may_hold(&self, uid: &PodUid, now: Timestamp) -> bool {
+    /// Whether room may be held for the pod now. Pods that nothing binds have at most so much held together,
+    /// `at_most` in millionths of a GPU; others as they need.
+    pub fn may_hold(&self, uid: &PodUid, now: Timestamp, at_most: impl Fn() -> u64) -> bool {
         let pods = &mut *self.pods();
-        pods.by_uid.get_mut(uid).is_none_or(|WaitingState { holds: (times, since), .. }| {
-            if *times == 0 || now.since(*since) >= MOST_HOLDS.1 {
-                (*times, *since) = (0, now);
-            }
-            *times = times.saturating_add(1);
-            *times <= MOST_HOLDS.0 || mutated(Mutation::HoldsUnlimited)
-        })
+        let Some(state) = pods.by_uid.get_mut(uid) else { return true };
+        let since = state.held_since.filter(|since| now.since(*since) < HELD_AGAIN_AFTER);
+        let since = *state.held_since.insert(since.unwrap_or(now));
+        if now.since(since) < HELD_FREELY || mutated(Mutation::HoldsUnlimited) {
+            return true;
+        }
+        let amount = most_of(&state.waiting.query);
+        pods.unbound.retain(|_, (until, _)| *until > now);
+        let others = pods.unbound.iter().filter(|(other, _)| *other != uid);
+        let held: u64 = others.map(|(_, (_, amount))| amount).sum();
+        let may = held.saturating_add(amount) <= at_most();
+        if may {
+            pods.unbound.insert(uid.clone(), (now.plus(HELD_FREELY), amount));
+        }
+        may
     }
 
     /// Notes that at least one node fits the pod. Returns how its requeue ended.
     pub fn fits(&self, uid: &PodUid) -> Option<Requeued> {
         let pods = &mut *self.pods();
         let (called, ended) = pods.change(uid, |state| {
-            (state.refused, state.is_answered) = (None, true);
+            (state.refused, state.refused_since, state.is_answered) = (None, None, true);
             let is_named = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Called(_));
             let ended = state.requeue.take_if(is_named).map(|_| Requeued::Helped);
             (state.called_at, ended)
@@ -379,7 +403,10 @@ impl WaitingPods {
         }
         let is_about_all = named.is_some();
         let named = named.and_then(|named| pods.shared(named));
+        let mut is_new = false;
         let ended = pods.change(uid, |state| {
+            is_new = state.refused_since.is_none() && state.waiting.may_preempt;
+            state.refused_since.get_or_insert(state.called_at);
             state.refused = Some(rejections);
             (state.named, state.is_answered) = (named, true);
             let is_named = |requeue: &mut Requeue| matches!(requeue.stage, Stage::Called(_));
@@ -387,7 +414,14 @@ impl WaitingPods {
             let named = state.named.as_ref().is_none_or(|named| named.may_have(requeue.node));
             Some(if named { Requeued::Refused } else { Requeued::LeftOut })
         });
+        pods.is_newly_refused |= is_new;
         ended.flatten()
+    }
+
+    /// Whether a pod that may have others evicted was refused for the first time since the last time that this was
+    /// asked.
+    pub(crate) fn take_newly_refused(&self) -> bool {
+        std::mem::take(&mut self.pods().is_newly_refused)
     }
 
     /// Notes that another process answered the calls so far: any pod may have been refused, for any
@@ -405,6 +439,7 @@ impl WaitingPods {
     pub fn remove(&self, uid: &PodUid) {
         let pods = &mut *self.pods();
         pods.late.remove(uid);
+        pods.unbound.remove(uid);
         match pods.by_uid.remove(uid) {
             Some(state) if state.is_watched => pods.changed(uid),
             Some(state) => _ = pods.unseen.remove(&(state.seen, uid.clone())),
@@ -561,6 +596,18 @@ impl WaitingPod {
     pub(crate) fn order(&self) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
         (std::cmp::Reverse(self.priority), self.created_unix_seconds, &self.pod.uid)
     }
+}
+
+/// The most that a request takes of GPUs, in millionths of one.
+fn most_of(query: &PlacementRequest) -> u64 {
+    let Some(gpu) = &query.gpu else { return 0 };
+    let share = match gpu.amount {
+        Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => share,
+        Amount::Whole | Amount::Memory(_) | Amount::SharedSlot | Amount::MigInstance(_) => {
+            Share::WHOLE
+        }
+    };
+    u64::from(gpu.count.get()).saturating_mul(share.millionths())
 }
 
 /// A requeue whose next call is still to come, or is being answered.

@@ -85,6 +85,7 @@ fn held(pod: &str, device: &str, demand: Demand) -> Reservation {
         tenure: None,
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     }
 }
 

@@ -196,7 +196,7 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
     let mut bed = Bed::by_turns(&[(false, &[])]);
     bed.place("s", "fraction=0.5").unwrap();
     let request = compiled_request("mig=3g.20gb", &bed.classes);
-    let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+    let (lacks, hold) = lacking(&bed.node, &request, None).unwrap();
     assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (1_000_000, "GPU-a/0/3g-20gb"));
     assert_eq!(lacks_there(&bed.node, &request, &hold), Some(1_000_000));
     let pods = clearings(&bed.node, &request, 3);
@@ -211,7 +211,7 @@ fn the_first_of_a_line_waits_for_a_gpu_of_the_other_mode() {
     let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
     let request = compiled_request("whole", &bed.classes);
-    let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+    let (lacks, hold) = lacking(&bed.node, &request, None).unwrap();
     assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (500_000, "GPU-a/0/whole"));
     assert_eq!(clearings(&bed.node, &request, 3).len(), 1);
     bed.node.stand(PodUid::new("s"), hold);
@@ -223,7 +223,7 @@ fn half_of_a_divided_gpu() -> (Bed, StandingHold) {
     let mut bed = Bed::by_turns(&[(true, &[])]);
     bed.place("m", "mig=3g.20gb").unwrap();
     let half = compiled_request("fraction=0.5", &bed.classes);
-    let (_, hold) = lacking(&bed.node, &half).unwrap();
+    let (_, hold) = lacking(&bed.node, &half, None).unwrap();
     (bed, hold)
 }
 
@@ -260,13 +260,16 @@ fn the_other_half_of_what_is_promised_lacks_nothing() {
     let mut bed = Bed::by_turns(&[(true, &[])]);
     let half = compiled_request("fraction=0.5", &bed.classes);
     bed.place("t", "fraction=0.5").unwrap();
-    let (lacks, hold) = lacking(&bed.node, &half).unwrap();
+    let (lacks, hold) = lacking(&bed.node, &half, None).unwrap();
     assert_eq!((lacks, hold.placement.devices[0].id.as_str()), (0, "GPU-a/0/whole"));
     bed.node.stand(PodUid::new("s"), hold.clone());
     assert_eq!(lacks_there(&bed.node, &half, &hold), Some(500_000), "beside its own");
     bed.node.stand_down(&PodUid::new("s"));
     assert_eq!(lacks_there(&bed.node, &half, &hold), Some(0));
-    assert_eq!(lacking(&bed.node, &compiled_request("whole", &bed.classes)).unwrap().0, 500_000);
+    assert_eq!(
+        lacking(&bed.node, &compiled_request("whole", &bed.classes), None).unwrap().0,
+        500_000
+    );
 }
 
 #[test]
@@ -275,9 +278,9 @@ fn nobody_waits_for_the_end_of_an_instance_that_no_pod_has() {
     let whole = compiled_request("whole", &bed.classes);
     let used = DeviceUse { used: Some(MemMib::new(900)), ..DeviceUse::idle(id("MIG-1")) };
     bed.node.observe(&[used], Timestamp::from_millis(1));
-    assert!(lacking(&bed.node, &whole).is_none(), "a process of others uses it");
+    assert!(lacking(&bed.node, &whole, None).is_none(), "a process of others uses it");
     bed.node.observe(&[DeviceUse::idle(id("MIG-1"))], Timestamp::from_millis(2));
-    assert_eq!(lacking(&bed.node, &whole).unwrap().0, 0, "it goes");
+    assert_eq!(lacking(&bed.node, &whole, None).unwrap().0, 0, "it goes");
 }
 
 #[test]

@@ -438,7 +438,7 @@ fn the_pods_are_found_whose_end_makes_a_place() {
 /// What the node lacks of a request, and where room for it is kept.
 fn lacks(bed: &Bed, request: &str) -> Option<(u64, String)> {
     let compiled = compiled_request(request, &bed.classes);
-    let (lacks, hold) = lacking(&bed.node, &compiled)?;
+    let (lacks, hold) = lacking(&bed.node, &compiled, None)?;
     assert_eq!(lacks_there(&bed.node, &compiled, &hold), Some(lacks));
     let ids = hold.placement.devices.iter().map(|placed| placed.id.as_str());
     Some((lacks, ids.collect::<Vec<_>>().join(" ")))
@@ -484,7 +484,7 @@ fn kept_units_are_given_to_no_other_pod_and_its_own_when_all_are_free() {
     let waiting = PodUid::new("waiting");
     let request = compiled_request("mig=2g.12gb", &bed.classes);
     let stand = |bed: &mut Bed| {
-        let (lacks, hold) = lacking(&bed.node, &request).unwrap();
+        let (lacks, hold) = lacking(&bed.node, &request, None).unwrap();
         bed.node.stand(waiting.clone(), hold);
         assert_eq!(bed.node.audit(), Ok(()));
         lacks
@@ -518,7 +518,7 @@ fn an_instance_at_kept_units_is_that_of_the_pod_which_has_to_end_first() {
         bed.place(pod, "mig=4g.24gb").unwrap();
     }
     let request = compiled_request("mig=4g.24gb", &bed.classes);
-    let (_, hold) = lacking(&bed.node, &request).unwrap();
+    let (_, hold) = lacking(&bed.node, &request, None).unwrap();
     assert_eq!(hold.placement.devices[0].id.as_str(), "GPU-a/0/4g-24gb");
     let waiting = PodUid::new("waiting");
     bed.node.stand(waiting.clone(), hold.clone());

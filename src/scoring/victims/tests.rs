@@ -21,8 +21,7 @@ fn with(tenants: &[Some3]) -> (NodeState, crate::hardware::device_class::DeviceC
         let tenure = Tenure {
             priority: *priority,
             started_unix_seconds: i64::try_from(at).unwrap(),
-            is_ending: false,
-            protection: None,
+            ..Tenure::default()
         };
         let placed = placed.collect();
         node.allocate(Reservation { tenure: Some(tenure), ..tenant(&at.to_string(), placed) });

@@ -239,6 +239,15 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     let are_plain = names.are_plain();
     let names: Vec<&str> = names.iter().collect();
     let answers: Vec<Option<Rejection>> = match waits_for {
+        Some(Rejection::RoomElsewhere) => {
+            let own = app.preemptors.node(uid);
+            let is_own = |name: &&str| own.as_ref().is_some_and(|own| own.as_str() == *name);
+            let answer = |name| match is_own(name) {
+                true => Some(Rejection::RoomHere),
+                false => Some(Rejection::RoomElsewhere),
+            };
+            names.iter().map(answer).collect()
+        }
         Some(rejection) => vec![Some(rejection); names.len()],
         None => {
             let mut answers = app.ledger.answers(query, &names);
@@ -306,7 +315,7 @@ fn note_passed<'a>(
 /// without being bound gets no hold for a while.
 fn hold(app: &App, uid: &PodUid, node: &str, query: &PlacementRequest, now: Timestamp) {
     if app.is_known_to_wait(uid, query) || mutated(Mutation::HoldForMadeUp) {
-        if app.waiting.may_hold(uid, now) {
+        if app.may_hold(uid) {
             app.outbox.push(app.ledger.hold(uid, node, query, now));
         }
         return;

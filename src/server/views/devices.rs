@@ -193,6 +193,7 @@ fn tenants(
             },
             runs_on: reservation.and_then(Reservation::guest_on).map(DeviceId::to_string),
             comes_home: reservation.is_some_and(Reservation::is_going_home),
+            hangs: reservation.is_some_and(|held| held.is_hung),
         }
     });
     tenants.collect()

@@ -21,6 +21,7 @@ use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::moves::Move;
+use crate::ledger::suggest::standing::Holder;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, DeviceUse, ProcessUse};
 use crate::model::fit::HostRule;
 use crate::model::policy::Policy;
@@ -263,7 +264,7 @@ impl SimCluster {
             let names = kept.into_iter().chain([self.agents[changed].agent.clone()]);
             self.ledger.named_nodes(names)
         });
-        self.ledger.stand((&uid, ""), &query, named.as_ref(), |_| true);
+        self.ledger.stand(Holder::first(&uid, "", &query), named.as_ref(), |_| true);
         let node = self.ledger.fits_in_room_of(&uid, &query, None)?;
         Some(self.reserve(arrival, pod, self.rank_of[&node], &query))
     }

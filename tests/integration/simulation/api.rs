@@ -36,6 +36,8 @@ pub(super) struct Template {
     pub(super) uses: u64,
     /// The MIG instances that it requests.
     pub(super) mig: Option<Instances>,
+    /// The ReplicaSet that made it, by the number of its Deployment and of its revision.
+    pub(super) owner: Option<(u64, u64)>,
     pub(super) annotations: BTreeMap<String, String>,
 }
 
@@ -48,6 +50,8 @@ pub(super) struct Pod {
     pub(super) node: Option<String>,
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) is_deleting: bool,
+    /// When it is to have ended, once its deletion was requested.
+    pub(super) ends: u64,
     pub(super) is_terminal: bool,
     /// When it was bound.
     pub(super) bound: u64,
@@ -152,6 +156,11 @@ impl Pod {
         self.node.is_some() && !self.is_terminal
     }
 
+    /// How long it may take to end, in ms.
+    pub(super) fn grace(&self) -> u64 {
+        if self.created.is_multiple_of(3) { 120_000 } else { 30_000 }
+    }
+
     /// Whether its processes use more than it requests.
     pub(super) fn overuses(&self) -> bool {
         self.of.uses > 100
@@ -163,14 +172,23 @@ impl Pod {
 
     fn json(&self, uid: &str) -> Value {
         let Template { name, team, scheduler, priority, cpu, .. } = &self.of;
+        let time = |at: u64| {
+            let (hour, minute, second) = (at / 3_600_000, at / 60_000 % 60, at / 1_000 % 60);
+            format!("2026-01-01T{hour:02}:{minute:02}:{second:02}Z")
+        };
         let mut metadata = json!({
             "namespace": team, "name": name, "uid": uid,
             "resourceVersion": self.version.to_string(), "annotations": self.annotations,
-            "creationTimestamp": format!("2026-01-01T{:02}:{:02}:{:02}Z", self.created / 3_600_000,
-                self.created / 60_000 % 60, self.created / 1_000 % 60),
+            "creationTimestamp": time(self.created),
         });
         if self.is_deleting {
-            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            metadata["deletionTimestamp"] = time(self.ends).into();
+        }
+        if let Some((of, revision)) = self.of.owner {
+            let set = format!("app-{of}-{revision:05}");
+            metadata["labels"]["pod-template-hash"] = format!("{revision:05}").into();
+            metadata["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+                "name": set, "uid": set, "controller": true}]);
         }
         let mut resources = json!({"requests": {"cpu": cpu.to_string()}});
         if let Some((profile, count)) = self.of.mig {
@@ -249,6 +267,8 @@ pub(super) struct Api {
     pub(super) unresizable: BTreeSet<String>,
     /// Whether evictions are refused because of a disruption budget.
     pub(super) has_budget: bool,
+    /// What pods with a controller were made from whose deletion was requested since the last look.
+    pub(super) deleted: Vec<Template>,
     /// Pods that a request of gpupack evicted or deleted.
     pub(super) ended_by_us: BTreeSet<String>,
 }
@@ -267,6 +287,7 @@ impl Api {
             version: 0,
             node: None,
             is_deleting: false,
+            ends: 0,
             is_terminal: false,
             bound: 0,
             edits: 0,
@@ -297,7 +318,8 @@ impl Api {
     pub(super) fn delete(&mut self, uid: &str) {
         match self.pods.get_mut(uid) {
             Some(pod) if pod.node.is_some() && !pod.is_deleting => {
-                pod.is_deleting = true;
+                (pod.is_deleting, pod.ends) = (true, self.now + pod.grace());
+                self.deleted.extend(pod.of.owner.map(|_| pod.of.clone()));
                 self.changed(uid);
             }
             Some(pod) if pod.node.is_none() => self.remove(uid),

@@ -52,8 +52,8 @@ const LEFT_WITHIN: u64 = 25_000;
 /// How long agents obey a term after its last reply.
 const TERM_COUNTS_FOR: u64 = 30_000;
 
-/// Most holds of one pod in a life: five, and those made when the watch shows a pod late.
-const MOST_HOLDS: usize = 8;
+/// After this time room is held for a pod as if it had not been before.
+const HELD_ANEW: u64 = 300_000;
 
 impl World {
     pub(super) fn check(&mut self) -> Result<(), String> {
@@ -312,7 +312,9 @@ impl World {
                 || node.reservations().values().any(Reservation::is_going_home);
             let is_left = |held: &&Reservation| match held.state {
                 ReservationState::Confirmed => false,
-                ReservationState::Draining { since, .. } => !is_recent(since),
+                ReservationState::Draining { since, .. } => {
+                    !is_recent(since) && !self.hangs(held.pod.uid.as_str())
+                }
                 ReservationState::Assumed { since } => {
                     !(is_being_left && now.since(since) < BINDS_FOR)
                 }
@@ -549,12 +551,13 @@ fn takes_of(placement: &Placement) -> Vec<Take> {
     devices.map(take).collect()
 }
 
-/// Holds end in time, only pods that the watch shows get one, and few in a row.
+/// Holds end in time, only pods that the watch shows get one, and those that nothing binds share little room.
 fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
     let is_running = !replica.is_frozen && now > replica.thawed + HELD_BEYOND;
-    let (ledger, all_times) = (&replica.app.ledger, &mut replica.holds);
-    let mut broken = None;
+    let (ledger, first_holds) = (&replica.app.ledger, &mut replica.holds);
+    let (mut broken, mut held_long, mut devices) = (None, 0, 0);
     ledger.look_at_each(|node| {
+        devices += node.devices().len() as u64;
         for (uid, hold) in node.holds() {
             let until = replica.started + hold.expires.millis();
             if is_running && until + HELD_BEYOND < now {
@@ -563,12 +566,21 @@ fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
             if uid.as_str().starts_with("made-up") {
                 broken = Some(format!("room is held for {uid}"));
             }
-            let times = all_times.entry(uid.as_str().to_owned()).or_default();
-            times.insert(until);
-            if times.len() > MOST_HOLDS {
-                broken = Some(format!("room was held for {uid} until {times:?}"));
+            let made = until.saturating_sub(HELD_FOR);
+            let first = first_holds.entry(uid.as_str().to_owned()).or_insert(made);
+            if made >= *first + HELD_ANEW {
+                *first = made;
+            }
+            // One that was made when the watch showed the pod, or after a bind that failed, does not count.
+            if made > *first + 2 * HELD_FOR {
+                let placed = hold.placement.devices.iter();
+                held_long += placed.map(|it| it.demand.share.millionths()).sum::<u64>();
             }
         }
     });
+    let at_most = devices * replica.app.config.standing_hold_at_most.millionths();
+    if held_long > at_most + 2_000_000 {
+        broken = Some(format!("{held_long} millionths are held for pods that nothing binds"));
+    }
     broken.map_or(Ok(()), Err)
 }

@@ -206,6 +206,7 @@ impl World {
             }
             Fault::Cordon => {
                 self.nodes[node].is_cordoned ^= true;
+                self.note_left(self.nodes[node].name.clone());
                 self.nodes_changed();
             }
             Fault::AgentRestart => self.restart_agent(node),

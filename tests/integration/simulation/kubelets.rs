@@ -69,15 +69,22 @@ impl World {
         }
         let is_faulty = self.is_faulty();
         let one_of = if self.settings.has_extremes { 2 } else { 8 };
+        let mut ending = Vec::new();
         for (uid, process) in &mut self.processes {
             let pod = self.api.pods.get(uid);
             let lives = pod.is_some_and(|pod| !pod.is_deleting && !pod.is_terminal);
-            if !lives && process.ends.is_none() {
+            if !lives && process.ends.is_none() && self.settings.has_slow_ends {
+                ending.push(uid.clone());
+            } else if !lives && process.ends.is_none() {
                 // Some do not end when they are told to.
                 let lingers = self.rng.random_range(0..one_of) == 0 && is_faulty;
                 let most = if lingers { 25_000 } else { 5_000 };
                 process.ends = Some(self.now + self.rng.random_range(0..most));
             }
+        }
+        for uid in ending {
+            let ends = self.now.saturating_add(self.ends_after(&uid));
+            self.processes.get_mut(&uid).expect("it is there").ends = Some(ends);
         }
         self.restart_containers();
         let (mut gone, mut new) = (Vec::new(), Vec::new());

@@ -95,6 +95,7 @@ impl Node {
             name: NodeName::new(self.name.as_str()),
             host,
             is_unschedulable: self.is_cordoned,
+            is_ready: true,
             labels: BTreeMap::new(),
         }
     }

@@ -131,6 +131,7 @@ impl World {
             tolerates: self.rng.random_range(0..3) > 0,
             uses: if is_little { &[5] } else { USES }.choose(&mut self.rng).copied().expect("some"),
             mig,
+            owner: self.owner(),
             annotations,
         };
         if self.settings.moves_instances {

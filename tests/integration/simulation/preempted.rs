@@ -11,6 +11,7 @@ const PAUSE: u64 = 50_000;
 /// What one process asked to go for a pod.
 struct Asked {
     life: u64,
+    node: String,
     at: u64,
     victims: BTreeSet<String>,
     /// Whether one of them was evicted.
@@ -81,13 +82,19 @@ impl Preempted {
         counts.into_iter().for_each(|asked| asked.is_evicted = true);
     }
 
+    /// The node and the pods that were evicted there for a pod, and when they were asked to go.
+    pub(super) fn evicted_for(&self, holder: &str) -> Option<(&str, &BTreeSet<String>, u64)> {
+        let asked = self.asked.get(holder).filter(|asked| asked.is_evicted)?;
+        Some((&asked.node, &asked.victims, asked.at))
+    }
+
     /// Notes what a process writes on the important pod.
     pub(super) fn note(
         &mut self,
         life: u64,
         (holder, priority): (&str, i64),
         note: Option<RoomNote>,
-        now: u64,
+        (now, is_in_vain): (u64, bool),
     ) -> Result<(), String> {
         // Without victims, room is kept as it becomes free.
         let Some(note) = note.filter(|note| !note.victims.is_empty()) else {
@@ -107,7 +114,8 @@ impl Preempted {
         }
         // Also of another process, if this one could not go on with it and gave it up.
         let before = self.asked.get(holder).filter(|it| it.is_evicted && it.known.contains(&life));
-        if let Some(before) = before.filter(|it| now < it.at + PAUSE && it.victims != victims) {
+        let is_soon = |it: &&Asked| now < it.at + PAUSE && it.victims != victims && !is_in_vain;
+        if let Some(before) = before.filter(is_soon) {
             let Asked { at, victims: earlier, .. } = before;
             return Err(format!(
                 "{victims:?} are to go for {holder}, and {earlier:?} went for it since {at} ms"
@@ -118,8 +126,8 @@ impl Preempted {
             *highest = priority.max(*highest);
         }
         let (given_up, known) = (BTreeMap::new(), BTreeSet::from([life]));
-        let asked =
-            Asked { life, at: now, victims, is_evicted: false, is_open: true, given_up, known };
+        let (node, is_evicted, is_open) = (note.node.to_string(), false, true);
+        let asked = Asked { life, node, at: now, victims, is_evicted, is_open, given_up, known };
         self.asked.insert(holder.to_owned(), asked);
         Ok(())
     }

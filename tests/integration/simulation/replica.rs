@@ -82,8 +82,8 @@ pub(super) struct Replica {
     pub(super) passed: BTreeMap<String, BTreeSet<String>>,
     /// Pods that *bind* was called for before *filter* passed any node: an earlier process may have.
     pub(super) unfiltered: BTreeSet<String>,
-    /// The times until which room was held for each pod.
-    pub(super) holds: BTreeMap<String, BTreeSet<u64>>,
+    /// When room was held for each pod first.
+    pub(super) holds: BTreeMap<String, u64>,
     /// The newest session of each node, when it was heard, and who named a device last.
     pub(super) sessions: BTreeMap<usize, u64>,
     pub(super) heard: BTreeMap<usize, u64>,

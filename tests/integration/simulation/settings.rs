@@ -105,6 +105,8 @@ pub(super) struct Settings {
     pub(super) has_soft_limits: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
+    /// Whether pods take up to two minutes to end, hang for ever, and are made again at once.
+    pub(super) has_slow_ends: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
     pub(super) has_mig: bool,
     /// Whether pods share GPUs there, too: agents switch MIG mode.
@@ -171,6 +173,11 @@ impl Settings {
             };
             faults.retain(|kind| !stops(kind));
         }
+        let has_slow_ends = seed % 10 == 6 && !has_mig;
+        if has_slow_ends {
+            // Whether kept room is used shows only where little else fails.
+            faults.retain(|kind| *kind == Fault::Cordon || seed % 30 == 6);
+        }
         let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
         // Instances are made, and containers restarted, only if not too much fails.
         let is_calm = seed % 3 == 1 && !is_focused || moves_instances && !has_all;
@@ -179,7 +186,8 @@ impl Settings {
             preempts: seed.is_multiple_of(2),
             has_teams: seed % 4 == 2 && !has_mig,
             has_classes: seed % 6 == 4,
-            has_groups: seed % 10 == 7,
+            has_groups: seed % 10 == 7 || has_slow_ends && seed % 20 == 16,
+            has_slow_ends,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
             respreads,
@@ -199,7 +207,11 @@ impl Settings {
                 (false, true) => 22,
                 (false, false) => 30,
             },
-            faults_for: if is_long || moves_instances { 100_000 } else { 30_000 },
+            faults_for: match (has_slow_ends, is_long || moves_instances) {
+                (true, _) => 240_000,
+                (false, true) => 100_000,
+                (false, false) => 30_000,
+            },
             is_calm,
             has_rests,
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
@@ -256,9 +268,10 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
         Some("respread") => settings.respreads,
-        Some(other) => {
-            panic!("SIM_ONLY is lent, limits, soft, mig, by_turns, moves or respread, not {other}")
-        }
+        Some("slow_ends") => settings.has_slow_ends,
+        Some(other) => panic!(
+            "SIM_ONLY is lent, limits, soft, mig, by_turns, moves, respread or slow_ends, not {other}"
+        ),
         None => true,
     }
 }

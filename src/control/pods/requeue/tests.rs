@@ -39,6 +39,8 @@ impl Bed {
             query: share_query(500_000),
             priority,
             may_preempt: true,
+            controller: None,
+            edition: 0,
             group: None,
             created_unix_seconds: age,
         }

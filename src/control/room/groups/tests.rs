@@ -1,7 +1,9 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
+use crate::hardware::device::NodeName;
 use crate::ledger::fixture::{bound, pod, share_query, uid};
 use crate::model::request::PodGroup;
+use crate::model::reservation::Controller;
 
 fn bed() -> Bed {
     Bed::new(Duration::from_secs(1))
@@ -91,4 +93,89 @@ fn no_room_is_kept_for_a_group_that_has_lost_a_pod_before_it_started() {
     assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]));
     let _events = bed.ledger.forget(&uid("c"));
     assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]));
+}
+
+#[test]
+fn a_group_that_has_waited_long_starts_with_the_next_step_once_it_fits() {
+    let mut bed = bed();
+    for (name, node, device) in [("x", "n", "A"), ("y", "n", "B"), ("z", "m", "C")] {
+        bed.bind(name, node, device, 1_000_000, 0);
+    }
+    for name in ["a", "b"] {
+        refused(&bed, name, "g", 2);
+    }
+    for _ in 0..300 {
+        assert_eq!(kept_after(&mut bed, 1).0, names(&[]));
+    }
+    for (name, sequence) in [("x", 2), ("y", 4)] {
+        bed.ledger.end_pod(&uid(name), bed.now);
+        for sequence in [sequence, sequence + 1] {
+            let report = crate::ledger::fixture::report("x", 7, sequence, "A B");
+            bed.ledger.report("n", &report, bed.now).unwrap();
+        }
+        bed.holds.note_rooms([NodeName::new("n")].into());
+        let expected: &[&str] = if name == "x" { &[] } else { &["a", "b"] };
+        assert_eq!(kept_after(&mut bed, 0).0, names(expected), "after {name}");
+    }
+}
+
+/// The pods of a group, each with a whole GPU, that this controller made, were refused.
+fn refused_of(bed: &Bed, pods: &[&str], group: &str, controller: u64) {
+    for name in pods {
+        let group = Some(PodGroup { name: group.into(), size: u32::try_from(pods.len()).unwrap() });
+        let controller = Some(Controller(controller));
+        let pod = WaitingPod { group, controller, ..waiting_pod(name, 1_000_000, 0) };
+        bed.refused(pod, ALL);
+    }
+}
+
+/// For how many of so many seconds room is kept, in thousandths of all GPUs, if no pod is ever bound.
+fn idle(bed: &mut Bed, seconds: u64) -> u64 {
+    let mut kept = 0;
+    for _ in 0..seconds {
+        kept += kept_after(bed, 1).0.len() as u64;
+    }
+    kept * 1_000 / (3 * seconds)
+}
+
+#[test]
+fn groups_that_never_bind_leave_the_pool_to_others() {
+    // One owner, whose first wait is 60 s of 1,800.
+    let mut bed = bed();
+    refused_of(&bed, &["a", "b", "c"], "g", 1);
+    let all = idle(&mut bed, 1_800);
+    assert!(all < 33 + 20, "{all} thousandths");
+    // Many owners of one namespace. Each has one try of ten seconds after the first one failed.
+    let mut bed = bed_of(10);
+    let all = idle(&mut bed, 1_800);
+    assert!(all < 33 + 10 * 10_000 / 1_800 + 20, "{all} thousandths");
+}
+
+fn bed_of(owners: u64) -> Bed {
+    let bed = bed();
+    for owner in 0..owners {
+        let pods = ["a", "b", "c"].map(|name| format!("{name}-{owner}"));
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        refused_of(&bed, &pods, &format!("g-{owner}"), owner);
+    }
+    bed
+}
+
+#[test]
+fn only_one_group_of_a_pool_waits_for_more_than_ten_seconds_at_a_time() {
+    let mut bed = bed();
+    refused_of(&bed, &["a"], "g", 1);
+    let of_other = |bed: &Bed, name: &str| {
+        let group = Some(PodGroup { name: "h".into(), size: 1 });
+        let pod =
+            WaitingPod { group, namespace: "other".to_owned(), ..waiting_pod(name, 1_000_000, 0) };
+        bed.refused(pod, ALL);
+    };
+    of_other(&bed, "b");
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a", "b"]));
+    assert_eq!(kept_after(&mut bed, 9).0, names(&["a", "b"]));
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]), "the second one makes way");
+    assert_eq!(kept_after(&mut bed, 49).0, names(&["a"]), "for as long");
+    assert_eq!(kept_after(&mut bed, 1).0, names(&["b"]), "then it is its turn");
+    assert_eq!(kept_after(&mut bed, 59).0, names(&["b"]), "for as long as the first one");
 }

@@ -267,7 +267,7 @@ fn a_later_process_goes_on_with_the_room_of_an_earlier_one() {
 fn room_that_others_leave_anyway_is_waited_for_and_not_forever() {
     let mut bed = full();
     let ending =
-        Tenure { priority: 30, started_unix_seconds: 1_000, is_ending: true, protection: None };
+        Tenure { priority: 30, is_ending: true, ends_unix_seconds: 2_000, ..Tenure::default() };
     let fact = PodFact { tenure: ending, ..bound("d", "m", "C", 1_000_000) };
     bed.ledger.see_pod(&fact, bed.now);
     bed.refused(waiting_pod("p", 500_000, 10), ALL);
@@ -530,7 +530,7 @@ fn none_goes_for_a_pod_that_would_count_more_than_is_guaranteed_once_it_is_place
 /// Binds a pod that is there already again, with this protection of its class of workloads.
 fn protect(bed: &Bed, (name, node, device): (&str, &str, &str), priority: i32, by: Protection) {
     let protection = Some(by);
-    let tenure = Tenure { priority, started_unix_seconds: 1_000, is_ending: false, protection };
+    let tenure = Tenure { priority, started_unix_seconds: 1_000, protection, ..Tenure::default() };
     let reservation = bed.ledger.reservation(&uid(name)).unwrap();
     let millionths = reservation.placement.devices[0].demand.share.millionths();
     let fact = PodFact { tenure, ..bound(name, node, device, millionths) };

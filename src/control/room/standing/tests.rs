@@ -1,8 +1,10 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
 use crate::kube_api::request::room_note::RoomNote;
+use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{free, pod, share_query, uid};
 use crate::model::rejection::Rejection;
+use crate::model::reservation::{Controller, Tenure};
 
 fn empty() -> Bed {
     let mut bed = Bed::new(Duration::from_secs(60));
@@ -137,8 +139,11 @@ fn a_pod_that_is_not_bound_leaves_its_room_to_others_for_a_while() {
     for (name, node, device) in [("a", "n", "A"), ("b", "n", "B")] {
         bed.bind(name, node, device, 500_000, 0);
     }
-    refused(&bed, "stuck", (1_000_000, 100, 0), &["m"]);
-    refused(&bed, "next", (1_000_000, 90, 0), &["m"]);
+    for (name, controller, created_unix_seconds) in [("stuck", 1, 900), ("next", 2, 910)] {
+        let controller = Some(Controller(controller));
+        let pod = waiting_pod(name, 1_000_000, 0);
+        bed.refused(WaitingPod { controller, created_unix_seconds, ..pod }, &["m"]);
+    }
     assert_eq!(requeued_after(&mut bed, 0), pairs(&[("stuck", "m")]), "all of it is free");
     assert_eq!(requeued_after(&mut bed, 1), vec![], "a requeue is under way");
     requeued_after(&mut bed, 30);
@@ -234,4 +239,98 @@ fn a_later_process_keeps_the_room_of_an_earlier_one() {
     requeued_after(&mut bed, 0);
     assert_eq!(bed.kept(), pairs(&[("other", "n")]), "and it stays");
     assert!(bed.preemptors.end(&uid("other")).is_noted, "its note goes when it ends");
+}
+
+#[test]
+fn no_room_is_kept_where_it_is_being_made_for_another_pod() {
+    let mut bed = Bed::new(Duration::from_secs(1));
+    bed.bind("victim", "n", "A", 1_000_000, 0);
+    bed.bind("b", "n", "B", 1_000_000, 20);
+    bed.bind("c", "m", "C", 1_000_000, 20);
+    let query = share_query(1_000_000);
+    bed.refused(waiting_pod("unimportant", 1_000_000, 0), ALL);
+    bed.step_after(2);
+    assert_eq!(bed.kept(), pairs(&[("unimportant", "m")]), "the first that could have it");
+    bed.refused(waiting_pod("important", 1_000_000, 10), ALL);
+    let step = bed.step_after(5);
+    assert_eq!(step.evict.len(), 1, "the victim");
+    bed.preemptors.ask(&uid("important"), step.evict[0].number);
+    let made = || ("important".to_owned(), "n".to_owned());
+    for seconds in [1, 5, 60, 100] {
+        bed.step_after(seconds);
+        let on_n: Vec<_> = bed.kept().into_iter().filter(|(_, node)| node == "n").collect();
+        assert_eq!(on_n, [made()], "no other room is kept there, whatever the victim takes");
+    }
+    bed.ledger.end_pod(&uid("victim"), bed.now);
+    for sequence in [2, 3] {
+        let report = crate::ledger::fixture::report("x", 7, sequence, "A B");
+        bed.ledger.report("n", &report, bed.now).unwrap();
+    }
+    let fits = bed.ledger.fits_in_room_of(&uid("important"), &query, None);
+    assert_eq!(fits, Some(NodeName::new("n")), "at once");
+}
+
+#[test]
+fn room_on_a_node_that_takes_no_pods_is_given_up_and_looked_for_elsewhere_at_once() {
+    for leaves in ["cordoned", "not ready", "deleted"] {
+        let mut bed = Bed::new(Duration::ZERO);
+        bed.bind("a", "n", "A", 1_000_000, 0);
+        bed.bind("b", "n", "B", 1_000_000, 20);
+        bed.bind("c", "m", "C", 1_000_000, 1);
+        bed.refused(waiting_pod("p", 1_000_000, 10), ALL);
+        let step = bed.step_after(5);
+        assert_eq!(step.evict[0].node, NodeName::new("n"));
+        bed.preemptors.ask(&uid("p"), step.evict[0].number);
+        let node = NodeName::new("n");
+        match leaves {
+            "cordoned" => bed.ledger.see_unschedulable(&node, true),
+            "not ready" => bed.ledger.see_ready(&node, false),
+            _ => bed.ledger.lose_node(&node),
+        }
+        let step = bed.step_after(1);
+        let orders: Vec<_> = step.evict.iter().map(|order| order.node.as_str()).collect();
+        assert_eq!(orders, ["m"], "{leaves}");
+        bed.ledger.audit().unwrap();
+    }
+}
+
+#[test]
+fn a_victim_that_hangs_ends_the_room_and_is_in_no_later_plan() {
+    let mut bed = Bed::new(Duration::from_secs(1));
+    bed.bind("a", "n", "A", 1_000_000, 0);
+    bed.bind("b", "n", "B", 1_000_000, 20);
+    bed.bind("c", "m", "C", 1_000_000, 1);
+    bed.refused(waiting_pod("p", 1_000_000, 10), ALL);
+    let step = bed.step_after(5);
+    bed.preemptors.ask(&uid("p"), step.evict[0].number);
+    let fact = crate::ledger::fixture::bound("a", "n", "A", 1_000_000);
+    let tenure = Tenure { is_ending: true, ends_unix_seconds: 1_010, ..Tenure::default() };
+    bed.ledger.see_pod(&PodFact { tenure, ..fact }, bed.now);
+    assert!(bed.step_after(35).evict.is_empty(), "it has until 1,040 s");
+    let step = bed.step_after(1);
+    assert_eq!(step.hung.len(), 1);
+    assert_eq!(step.evict.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(), ["m"]);
+    // The next important one does not wait for it either, and nothing is kept there.
+    bed.refused(waiting_pod("q", 1_000_000, 0), ALL);
+    bed.step_after(5);
+    assert!(bed.kept().iter().all(|(_, node)| node == "m"), "{:?}", bed.kept());
+}
+
+#[test]
+fn no_room_is_kept_that_only_older_pods_of_the_same_controller_could_leave() {
+    let mut bed = empty();
+    let controller = Some(Controller(7));
+    for (name, node, device) in [("old-1", "n", "A"), ("old-2", "n", "B"), ("old-3", "m", "C")] {
+        let fact = crate::ledger::fixture::bound(name, node, device, 600_000);
+        let tenure = Tenure { controller, ..Tenure::default() };
+        bed.ledger.see_pod(&PodFact { tenure, ..fact }, bed.now);
+    }
+    let new = WaitingPod { controller, ..waiting_pod("new", 600_000, 0) };
+    bed.refused(WaitingPod { created_unix_seconds: 0, ..new }, ALL);
+    bed.step_after(5);
+    assert_eq!(bed.kept(), [], "a pod of 0.4 could use what is left");
+    bed.ledger.end_pod(&uid("old-2"), bed.now);
+    bed.bind("other", "n", "B", 600_000, 0);
+    bed.step_after(5);
+    assert_eq!(bed.kept(), pairs(&[("new", "n")]), "another pod may leave that");
 }

@@ -12,6 +12,7 @@ use crate::ledger::fixture::{
 };
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::standing::Holder;
 use crate::model::rejection::Rejection;
 use crate::model::request::Amount;
 use crate::model::reservation::{PodRef, Tenure};
@@ -51,7 +52,7 @@ fn memory_query(mib: u64) -> PlacementRequest {
 
 fn see(ledger: &Ledger, namespace: &str, name: &str, millionths: u64, order: (i32, i64)) {
     let (priority, started_unix_seconds) = order;
-    let tenure = Tenure { priority, started_unix_seconds, is_ending: false, protection: None };
+    let tenure = Tenure { priority, started_unix_seconds, ..Tenure::default() };
     let device = if millionths > 500_000 { "A" } else { "B" };
     let fact =
         PodFact { pod: pod(namespace, name), tenure, ..bound(name, "n", device, millionths) };
@@ -258,7 +259,8 @@ fn room_is_kept_where_the_team_may_have_what_the_pod_would_count() {
     see(&ledger, "a", "there", 500_000, (0, 1));
     let query = memory_query(800);
     let stand = |namespace| {
-        let standing = ledger.stand((&uid("p"), namespace), &query, None, |_| true).0.unwrap();
+        let standing =
+            ledger.stand(Holder::first(&uid("p"), namespace, &query), None, |_| true).0.unwrap();
         let node = standing.node.to_string();
         ledger.stand_down(&uid("p"));
         node

@@ -42,6 +42,8 @@ fn waiting(profile: &str) -> WaitingState {
         priority: 0,
         may_preempt: false,
         created_unix_seconds: 0,
+        controller: None,
+        edition: 0,
         group: None,
     };
     WaitingState::without_call(waiting, Timestamp::START)

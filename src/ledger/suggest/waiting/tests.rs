@@ -10,6 +10,8 @@ fn named(name: &str) -> WaitingPod {
         query: share_query(500_000),
         priority: 0,
         may_preempt: true,
+        controller: None,
+        edition: 0,
         group: None,
         created_unix_seconds: 0,
     }
@@ -126,17 +128,39 @@ fn a_pod_rejected_before_the_watch_showed_it_can_be_requeued() {
     assert!(matches!(&waiting.changes(9).unwrap().0[..], [(_, None)]));
 }
 
-#[test]
-fn room_is_held_a_few_times_for_a_pod_that_is_never_bound() {
-    let waiting = WaitingPods::default();
-    waiting.see(named("a"), seconds(0));
-    for time in 0..6 {
-        assert_eq!(waiting.may_hold(&uid("a"), seconds(10 * time)), time < 5, "{time}");
+/// Whether room of half a GPU may be held for a pod at this time, if pods that nothing binds may have so much together.
+fn may_hold(waiting: &WaitingPods, name: &str, time: u64, at_most: u64) -> bool {
+    if !waiting.has(&uid(name)) {
+        waiting.see(WaitingPod { query: share_query(500_000), ..named(name) }, seconds(time));
     }
-    assert!(!waiting.may_hold(&uid("a"), seconds(299)));
-    assert!(waiting.may_hold(&uid("a"), seconds(300)), "minutes later again");
-    waiting.see(named("b"), seconds(0));
-    assert!(waiting.may_hold(&uid("b"), seconds(1)), "each pod for itself");
+    waiting.may_hold(&uid(name), seconds(time), || at_most)
+}
+
+#[test]
+fn trial_calls_cost_no_holds() {
+    let waiting = WaitingPods::default();
+    for name in ["a", "b", "c", "d"] {
+        assert!((0..100).all(|_| may_hold(&waiting, name, 0, 0)), "{name}");
+        assert!(may_hold(&waiting, name, 9, 0), "{name}, whose own hold is replaced");
+    }
+}
+
+#[test]
+fn pods_that_nothing_binds_share_little_room() {
+    let waiting = WaitingPods::default();
+    for name in ["a", "b", "c"] {
+        assert!(may_hold(&waiting, name, 0, 0));
+    }
+    assert!(may_hold(&waiting, "a", 10, 1_000_000));
+    assert!(may_hold(&waiting, "b", 11, 1_000_000));
+    assert!(!may_hold(&waiting, "c", 12, 1_000_000), "two have all of it");
+    assert!(may_hold(&waiting, "a", 13, 1_000_000), "its own is replaced");
+    assert!(may_hold(&waiting, "new", 14, 0), "a pod that comes is no such pod");
+    assert!(may_hold(&waiting, "c", 21, 1_000_000), "the hold of the second one has ended");
+    waiting.remove(&uid("a"));
+    assert!(may_hold(&waiting, "b", 22, 1_000_000), "the first one is bound");
+    assert!(!may_hold(&waiting, "b", 299, 499_999));
+    assert!(may_hold(&waiting, "b", 300, 0), "minutes later as a new one");
 }
 
 #[test]

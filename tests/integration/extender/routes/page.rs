@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use gpupack::api::page::{KeptReason, Summary, SummaryDelta};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
+use gpupack::ledger::suggest::standing::Holder;
 use gpupack::server::api::background;
 use gpupack::server::api::server::serve;
 use gpupack::server::page::live;
@@ -415,7 +416,7 @@ async fn room_that_is_kept_is_listed_for_those_who_see_the_pod() {
     }
     bed.post("/v1/filter", call("waits").to_string()).await;
     let (query, seen) = query_of("waits");
-    let standing = bed.app.ledger.stand((&seen.pod.uid, ""), &query, None, |_| true).0;
+    let standing = bed.app.ledger.stand(Holder::first(&seen.pod.uid, "", &query), None, |_| true).0;
     let standing = standing.expect("some node could have it");
     let (_, summary) = bed.get("/v1/summary").await;
     let summary: Summary<'_> = serde_json::from_str(&summary).expect("a summary");

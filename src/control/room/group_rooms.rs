@@ -1,0 +1,47 @@
+//! What is remembered of groups between two steps of the standing holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::control::room::owners::Owner;
+use crate::hardware::device::{NodeName, PodUid, PoolName};
+use crate::hardware::units::Timestamp;
+use crate::ledger::suggest::preemption::FoundRoom;
+use crate::ledger::suggest::requeue::NamedNodes;
+use crate::ledger::suggest::together::GroupKey;
+
+/// The groups for which room is kept, and those that wait for it.
+#[derive(Default)]
+pub(crate) struct GroupRooms {
+    /// Those for which room was kept at once, until one of their pods has a place.
+    pub(crate) started: BTreeMap<GroupKey, Started>,
+    /// Those that did not fit.
+    pub(crate) missed: BTreeMap<GroupKey, Missed>,
+    /// Those that had to make way for one that waits long, until their turn.
+    pub(crate) in_turn: BTreeSet<GroupKey>,
+    /// The pools where one waits long.
+    pub(crate) waits_long: BTreeSet<PoolName>,
+    /// Nodes where room appeared since the last step.
+    pub(crate) new_rooms: BTreeSet<NodeName>,
+}
+
+/// A group for which room is kept until one of its pods has a place.
+pub(crate) struct Started {
+    pub(crate) pods: BTreeSet<PodUid>,
+    pub(crate) owner: Owner,
+    pub(crate) pools: BTreeSet<PoolName>,
+    /// Since when its room is kept, all of it free.
+    pub(crate) since: Timestamp,
+}
+
+/// A group that did not fit.
+pub(crate) struct Missed {
+    /// Its pods, and the nodes of the last call for each.
+    pub(crate) pods: Vec<(PodUid, Option<Arc<NamedNodes>>)>,
+    pub(crate) until: Timestamp,
+}
+
+/// What room takes, in millionths of a GPU.
+pub(crate) fn amount(room: &FoundRoom) -> u64 {
+    room.hold.placement.devices.iter().map(|placed| placed.demand.share.millionths()).sum()
+}

@@ -1,0 +1,118 @@
+use super::*;
+use crate::control::room::fixture::waiting_pod;
+
+/// Amounts in a pool of eight GPUs, of which a quarter is the share.
+fn of_eight(wanted: u64, kept: u64) -> Amounts {
+    Amounts { wanted: wanted * 1_000_000, kept: kept * 1_000_000, at_most: 2_000_000 }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::START.plus(Duration::from_secs(seconds))
+}
+
+fn controller(number: u64) -> Owner {
+    Owner::Controller("team".into(), Controller(number))
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The seconds within which an owner whose room is never used has room, if it takes all that it may.
+fn waits(owners: &mut Owners, owner: &Owner, until: u64) -> Vec<(u64, u64)> {
+    let pod = waiting_pod("p", 1_000_000, 0);
+    let (mut waits, mut now) = (Vec::new(), 0);
+    while now < until {
+        owners.tick(at(now));
+        if owners.is_paused(owner, [&pod], at(now)) {
+            now += 1;
+            continue;
+        }
+        owners.begin(owner, at(now));
+        let wait = owners.wait(owner, MINUTE).as_secs();
+        waits.push((now, wait));
+        now += wait;
+        owners.fail(owner, editions([&pod]), at(now));
+    }
+    waits
+}
+
+#[test]
+fn the_first_wait_is_long_and_later_ones_are_short_and_seldom() {
+    let (mut owners, owner) = (Owners::default(), controller(1));
+    let expected = [(0, 60), (120, 5), (245, 5), (490, 5), (975, 5)];
+    assert_eq!(waits(&mut owners, &owner, 1_800), expected, "pauses double");
+    owners.used(&owner);
+    assert_eq!(owners.wait(&owner, MINUTE), MINUTE, "one bind resets it");
+    assert_eq!(owners.failed.len() + owners.scopes.len(), 0);
+}
+
+#[test]
+fn pauses_last_half_an_hour_at_most_and_are_forgotten_as_long_after() {
+    let (mut owners, owner) = (Owners::default(), controller(1));
+    let all = waits(&mut owners, &owner, 30_000);
+    let [.., (before, _), (last, wait)] = all[..] else { panic!("{all:?}") };
+    assert_eq!((last - before, wait), (1_805, 5));
+    owners.tick(at(last + 5 + 1_800 + 1_799));
+    assert_eq!(owners.failed.len() + owners.scopes.len(), 2);
+    owners.tick(at(last + 5 + 1_800 + 1_800));
+    assert_eq!(owners.failed.len() + owners.scopes.len(), 0);
+}
+
+#[test]
+fn after_a_failure_a_scope_has_its_share() {
+    let (mut owners, owner, other) = (Owners::default(), controller(1), controller(2));
+    assert!(
+        owners.may_keep(&owner, of_eight(8, 0), at(0)),
+        "a group of any size has its first try"
+    );
+    owners.fail(&owner, BTreeMap::new(), at(60));
+    assert!(owners.may_keep(&owner, of_eight(2, 0), at(120)));
+    assert!(!owners.may_keep(&owner, of_eight(1, 2), at(120)), "the share is in use");
+    assert!(owners.may_keep(&owner, of_eight(8, 0), at(120)), "alone, after its pause");
+    // Names of controllers are free.
+    assert!(owners.may_keep(&other, of_eight(8, 0), at(61)), "its own first try");
+    assert!(!owners.may_keep(&other, of_eight(8, 1), at(61)), "but not beside others");
+    assert_eq!(owners.wait(&other, MINUTE), TURN);
+    owners.fail(&other, BTreeMap::new(), at(71));
+    assert!(
+        !owners.may_keep(&owner, of_eight(8, 0), at(120)),
+        "the namespace pauses for two minutes"
+    );
+    assert!(owners.may_keep(&owner, of_eight(8, 0), at(191)));
+    let elsewhere = Owner::Namespace("other".into());
+    assert!(owners.may_keep(&elsewhere, of_eight(8, 8), at(71)), "another namespace");
+}
+
+#[test]
+fn an_edit_ends_a_pause_once_a_minute() {
+    let (mut owners, owner) = (Owners::default(), controller(1));
+    let pod = |edition| WaitingPod { edition, ..waiting_pod("p", 1_000_000, 0) };
+    owners.fail(&owner, editions([&pod(1)]), at(60));
+    assert!(owners.is_paused(&owner, [&pod(1)], at(61)));
+    assert!(owners.is_paused(&owner, [&waiting_pod("other", 1, 0)], at(61)), "another pod");
+    assert!(!owners.is_paused(&owner, [&pod(2)], at(62)));
+    assert!(owners.may_keep(&owner, of_eight(2, 0), at(62)));
+    assert!(!owners.may_keep(&owner, of_eight(3, 0), at(62)), "more only after a whole pause");
+    owners.begin(&owner, at(62));
+    owners.fail(&owner, editions([&pod(2)]), at(67));
+    assert!(owners.is_paused(&owner, [&pod(3)], at(121)));
+    assert!(!owners.is_paused(&owner, [&pod(3)], at(122)));
+}
+
+#[test]
+fn teams_answer_for_all_of_their_pods() {
+    let owner = Owner::Team("blue".into());
+    assert_eq!(owner.scope(), owner);
+    assert_eq!(controller(1).scope(), Owner::Namespace("team".into()));
+}
+
+#[test]
+fn few_owners_are_remembered() {
+    let mut owners = Owners::default();
+    for number in 0..MOST_OWNERS as u64 + 5 {
+        owners.fail(&controller(number), BTreeMap::new(), at(number));
+    }
+    assert_eq!(owners.failed.len(), MOST_OWNERS);
+    assert!(
+        !owners.failed.contains_key(&controller(4)) && owners.failed.contains_key(&controller(5))
+    );
+}

@@ -36,7 +36,7 @@ impl App {
     /// Notes a pod that counts for its group: one that is bound, or has done its work.
     fn see_member(&self, pod: &SeenPod) {
         if let Some(group) = &pod.group {
-            self.bound_groups.see(&pod.pod.uid, group_key(&pod.namespace, group));
+            self.bound_groups.see(&pod.pod.uid, group_key(&pod.namespace, group), group.size);
         }
     }
 }

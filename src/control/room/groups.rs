@@ -11,7 +11,7 @@ use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
-use crate::ledger::suggest::together::{GroupKey, group_key};
+use crate::ledger::suggest::together::{GroupKey, agreed_size, group_key};
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::fit::HostRule;
 
@@ -74,9 +74,9 @@ impl StandingHolds {
         groups.sort_by(|(_, a), (_, b)| a[0].waiting.order().cmp(&b[0].waiting.order()));
         let mut searches = 0;
         for (key, mut pods) in groups {
-            let first = &pods[0].waiting;
-            let size = first.group.as_ref().map_or(0, |group| group.size);
-            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let sizes = pods.iter().filter_map(|it| it.waiting.group.as_ref()).map(|it| it.size);
+            let sizes = sizes.chain(bound.sizes_of(&key)).collect();
+            let Ok(size) = agreed_size(sizes) else { continue }; // its pods are told
             let needed = size.saturating_sub(bound.count_of(&key)).max(1);
             for state in pods.iter().filter(|it| it.named.is_none() && it.is_answered) {
                 self.call_again(&state.waiting, step);

@@ -58,6 +58,17 @@ pub(crate) fn group_key(namespace: &str, group: &PodGroup) -> GroupKey {
     (namespace.into(), group.name.clone())
 }
 
+/// The size of a group that its pods name: none of them starts while they do not agree.
+///
+/// # Errors
+/// The sizes, if they differ.
+pub(crate) fn agreed_size(sizes: BTreeSet<u32>) -> Result<usize, BTreeSet<u32>> {
+    match sizes.first() {
+        Some(size) if sizes.len() == 1 => Ok(usize::try_from(*size).unwrap_or(usize::MAX)),
+        Some(_) | None => Err(sizes),
+    }
+}
+
 /// The pods of groups that are bound and not ending, or have ended with success.
 #[derive(Default)]
 pub struct BoundGroups {
@@ -66,19 +77,20 @@ pub struct BoundGroups {
 
 #[derive(Default)]
 struct Members {
-    by_group: BTreeMap<GroupKey, BTreeSet<PodUid>>,
+    /// With the size of the group that each names.
+    by_group: BTreeMap<GroupKey, BTreeMap<PodUid, u32>>,
     groups: BTreeMap<PodUid, GroupKey>,
 }
 
 impl BoundGroups {
-    /// Notes that a pod of a group is bound.
-    pub fn see(&self, uid: &PodUid, group: GroupKey) {
+    /// Notes that a pod of a group is bound, and the size that it names.
+    pub fn see(&self, uid: &PodUid, group: GroupKey, size: u32) {
         let known = &mut *self.known.lock();
         if known.groups.get(uid) != Some(&group) {
             known.forget(uid);
             known.groups.insert(uid.clone(), group.clone());
-            known.by_group.entry(group).or_default().insert(uid.clone());
         }
+        known.by_group.entry(group).or_default().insert(uid.clone(), size);
     }
 
     /// Forgets a pod that has ended.
@@ -88,7 +100,13 @@ impl BoundGroups {
 
     /// How many pods of a group are bound.
     pub fn count_of(&self, group: &GroupKey) -> usize {
-        self.known.lock().by_group.get(group).map_or(0, BTreeSet::len)
+        self.known.lock().by_group.get(group).map_or(0, BTreeMap::len)
+    }
+
+    /// The sizes of a group that its bound pods name.
+    pub fn sizes_of(&self, group: &GroupKey) -> BTreeSet<u32> {
+        let known = self.known.lock();
+        known.by_group.get(group).into_iter().flat_map(BTreeMap::values).copied().collect()
     }
 
     /// How many pods are known.

@@ -63,9 +63,9 @@ fn room_of_a_group_that_is_not_bound_in_time_is_given_up_as_a_whole() {
 #[test]
 fn pods_that_are_bound_count() {
     let mut bed = bed();
-    bed.bound.see(&uid("x"), ("team".into(), "g".into()));
-    bed.bound.see(&uid("x"), ("team".into(), "g".into()));
-    bed.bound.see(&uid("y"), ("other".into(), "g".into()));
+    bed.bound.see(&uid("x"), ("team".into(), "g".into()), 3);
+    bed.bound.see(&uid("x"), ("team".into(), "g".into()), 3);
+    bed.bound.see(&uid("y"), ("other".into(), "g".into()), 3);
     bed.ledger.see_pod(&bound("x", "n", "A", 1_000_000), bed.now);
     refused(&bed, "a", "g", 3);
     assert_eq!(kept_after(&mut bed, 1).0, names(&[]), "two of three");

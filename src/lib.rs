@@ -132,7 +132,8 @@ pub mod ledger {
         pub(crate) mod fleet;
         pub mod queries;
         pub mod reading;
-        pub(crate) mod team_limit;
+        pub mod team_limit;
+        pub mod own_room;
         pub(crate) mod viewing;
     }
 
@@ -348,7 +349,9 @@ pub mod control {
         pub(crate) mod pod_events;
         pub mod proposals;
         pub(crate) mod wording;
-        pub(crate) mod reasons;
+        pub(crate) mod group_state;
+        pub(crate) mod why;
+        pub mod reasons;
         pub mod requeue;
         pub(crate) mod requeue_write;
         pub mod chargeback;

@@ -113,7 +113,7 @@ pub struct KeptRoom {
     pub node: String,
     /// Why it is kept.
     pub reason: KeptReason,
-    /// What of its devices is still in use, in millionths of a device, in sum. The pod is bound once
+    /// What of its devices is not free yet, in millionths of a device, in sum. The pod is bound once
     /// that is zero.
     pub lacks_millionths: u64,
 }

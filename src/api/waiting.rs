@@ -96,6 +96,8 @@ pub enum Obstacle {
     Cpu,
     /// Room that is kept for a pod.
     Room,
+    /// The other pods of its group, or room for all of them at the same time.
+    Group,
     /// What its team may have.
     Team,
     /// A node fits, or the pod has scheduling gates: kube-scheduler decides.

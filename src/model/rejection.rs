@@ -285,7 +285,7 @@ impl Rejection {
             }
             Self::GroupWaits => Row::of(
                 24,
-                Obstacle::Room,
+                Obstacle::Group,
                 22,
                 "its group is not complete or does not fit as a whole",
             )

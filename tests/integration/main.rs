@@ -61,6 +61,7 @@ mod cluster_api {
     mod recalling;
     mod taking_over;
     mod waiting;
+    mod why;
     mod writer;
 }
 

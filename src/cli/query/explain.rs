@@ -69,6 +69,7 @@ pub(crate) const fn words(obstacle: Obstacle) -> &'static str {
         Obstacle::Health => "health",
         Obstacle::Kubelet => "kubelet",
         Obstacle::HostMemory => "host memory",
+        Obstacle::Group => "group",
         Obstacle::Team => "team",
         Obstacle::Cpu => "CPU",
         Obstacle::Room => "kept room",

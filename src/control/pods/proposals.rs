@@ -61,7 +61,9 @@ pub fn proposals(app: &App, sees: &dyn Fn(&str) -> bool) -> MoveProposals {
         return MoveProposals { to_empty: view.collect(), ..MoveProposals::default() };
     }
     let place = |(state, pods): (WaitingState, usize)| {
-        let Relocation { placement, moves } = app.ledger.moves(&state.waiting.query, MOST_MOVES)?;
+        let own = app.ledger.own_room(&state.waiting.pod.uid);
+        let found = app.ledger.moves(&state.waiting.query, &own, MOST_MOVES)?;
+        let Relocation { placement, moves } = found;
         let pod = state.waiting.pod.to_string();
         Some(PlaceProposal { pod, pods, to: location(&placement), moves: listed(&moves) })
     };

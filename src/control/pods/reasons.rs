@@ -3,13 +3,14 @@
 //!
 //! A kept suggestion is checked again before it is shown. One that no longer helps is left out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::api::waiting::Obstacle;
 use crate::control::pods::wording;
 use crate::control::shared::app::App;
 use crate::hardware::device::PodUid;
 use crate::kube_api::write::events::NoticeReason;
-use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::waiting::WaitingState;
 
 /// Pods whose suggestions are kept fresh: those that the page names.
 const KEPT_FRESH: usize = 100;
@@ -28,35 +29,45 @@ pub(crate) fn next_untold(app: &App) -> Option<PodUid> {
 }
 
 /// Writes an event to a refused pod why it waits.
-pub(crate) fn tell(app: &App, uid: &PodUid) {
+pub fn tell(app: &App, uid: &PodUid) {
     if !app.pending.contains_key(uid) {
         return;
     }
     let Some(state) = app.waiting.pod(uid) else { return };
-    let Some(rejections) = state.refused.filter(|rejections| !rejections.is_empty()) else {
+    if state.refused.as_ref().is_none_or(BTreeMap::is_empty) {
         return;
-    };
-    let query = &state.waiting.query;
-    let mut suggestions = app.reasons.recent(&app.ledger, query, app.clock.now());
-    suggestions.retain(|it| app.may_do(&state.waiting.namespace, it));
+    }
+    let (pod, why) = (&state.waiting, app.why_now(&state));
+    if why.obstacle == Obstacle::KubeScheduler && is_about_to_go_on(app, &state) {
+        return;
+    }
     // Who reads the event may know nothing of other namespaces.
-    let sees = |namespace: &str| namespace == &*state.waiting.namespace;
+    let sees = |namespace: &str| namespace == &*pod.namespace;
+    let found = match why.is_helped() {
+        true => app.reasons.recent(&app.ledger, pod, app.clock.now()),
+        false => Vec::new(),
+    };
     let profiles = wording::profiles(&app.ledger);
-    let found = (&profiles, &suggestions[..]);
-    let suggestions = wording::suggestions(query, found, rejections.keys().copied(), &sees);
-    app.tell(
-        &state.waiting.pod,
-        NoticeReason::NoGpuFits,
-        wording::sentence(&rejections, &suggestions),
-    );
+    let suggestions = why.suggestions(app, pod, (&profiles, found), &sees);
+    app.tell(&pod.pod, NoticeReason::NoGpuFits, why.sentence(&suggestions));
+}
+
+/// Whether kube-scheduler has reason to call for a pod again, or is binding it: nothing is to be told.
+fn is_about_to_go_on(app: &App, state: &WaitingState) -> bool {
+    let (pod, named) = (&state.waiting, state.named.as_deref());
+    app.ledger.reservation(&pod.pod.uid).is_some()
+        || app.ledger.fits_in_room_of(&pod.pod.uid, &pod.query, named).is_some()
+        || app.ledger.fits_on_named(state)
 }
 
 /// Keeps the suggestions of the pods that have waited for longest fresh.
 pub(crate) fn look_again(app: &App) {
     let waiting = app.waiting.all().into_iter().filter(|state| state.refused.is_some());
-    let queries = waiting.take(KEPT_FRESH).map(|state| state.waiting.query);
-    let different: BTreeSet<PlacementRequest> = queries.collect();
-    for query in different.iter().take(MOST_REQUESTS) {
-        app.reasons.recent(&app.ledger, query, app.clock.now());
+    let mut different = BTreeSet::new();
+    for WaitingState { waiting: pod, .. } in waiting.take(KEPT_FRESH) {
+        let own = (!app.ledger.own_room(&pod.pod.uid).is_empty()).then(|| pod.pod.uid.clone());
+        if different.len() < MOST_REQUESTS && different.insert((pod.query.clone(), own)) {
+            app.reasons.recent(&app.ledger, &pod, app.clock.now());
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::api::waiting::Obstacle;
 use crate::hardware::device::{DeviceId, MigProfile};
 use crate::hardware::pool::Borrow;
 use crate::hardware::spots::Spot;
-use crate::hardware::units::Demand;
+use crate::hardware::units::{Demand, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
@@ -25,6 +25,9 @@ pub(crate) const FITS_NOW: &str = "a node fits: kube-scheduler's own filters ref
 /// Why a pod waits that no node has refused.
 pub(crate) const NOT_REFUSED: &str =
     "kube-scheduler has not called for it yet, or not since a node fitted";
+
+/// Why a pod waits that has a place.
+pub(crate) const BEING_BOUND: &str = "it is being bound";
 
 /// Why a pod waits that has scheduling gates.
 pub(crate) const GATED: &str =
@@ -53,6 +56,29 @@ const MOST_PODS: usize = 5;
 /// A number with its noun.
 pub(crate) fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// An amount of GPUs: `0.5 GPU`, `1 GPU`, `2 GPUs`.
+pub(crate) fn gpus(share: Share) -> String {
+    format!("{share} {}", if is_plural(share) { "GPUs" } else { "GPU" })
+}
+
+fn is_plural(share: Share) -> bool {
+    share == Share::ZERO || share > Share::WHOLE
+}
+
+/// What is said of the part of a kept room that is not free. What takes it need not be a pod.
+pub(crate) fn not_free(lacks: Share) -> String {
+    match lacks {
+        Share::ZERO => "all of that is free".to_owned(),
+        lacks => {
+            format!(
+                "{} of that {} not free yet",
+                gpus(lacks),
+                if is_plural(lacks) { "are" } else { "is" }
+            )
+        }
+    }
 }
 
 /// Says that no node fits.
@@ -94,6 +120,11 @@ pub(crate) fn sentence(rejections: &BTreeMap<Rejection, usize>, suggestions: &[S
             sentence += &format!(" ({missing})");
         }
     }
+    with_suggestions(sentence, suggestions)
+}
+
+/// A sentence, and the first suggestions.
+pub(crate) fn with_suggestions(mut sentence: String, suggestions: &[String]) -> String {
     for (suggestion, how) in
         suggestions.iter().take(MOST_SUGGESTIONS).zip(["; suggestion", "; or", "; or"])
     {
@@ -198,7 +229,7 @@ pub(crate) fn words(
         Change::End(Ends { way, pods, instances }) => {
             let instances: Vec<String> = instances.iter().map(instance).collect();
             let what = match instances.is_empty() {
-                true => format!("{} GPU", way.moved),
+                true => gpus(way.moved),
                 false => instances.join(", "),
             };
             format!("end {} ({what}): it fits on node {node} then", named(pods, sees))

@@ -25,7 +25,7 @@ use crate::control::shared::passed::PassedPods;
 use crate::control::shared::priority_classes::PriorityClasses;
 use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::pool::ConfiguredIsolation;
-use crate::hardware::units::{MemMib, Share, Timestamp};
+use crate::hardware::units::{MemMib, Timestamp};
 use crate::kube_api::pod::lists::Lists;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::pod::start_failure::StartFailure;
@@ -40,7 +40,6 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::preemptors::Preemptors;
 use crate::ledger::suggest::search::{Change, Suggestion};
-use crate::ledger::suggest::standing::Standing;
 use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{Requeued, WaitingPod, WaitingPods};
 use crate::metrics::labels::RequeueResult;
@@ -368,16 +367,6 @@ impl App {
              for more by `gpu-memory` or `gpu-fraction`"
         );
         self.tell(&pod.pod, NoticeReason::GpuMemorySmall, note);
-    }
-
-    /// Tells a pod that room is kept for it from now on.
-    pub(crate) fn tell_room_kept(&self, pod: &PodRef, standing: &Standing) {
-        let (node, lacks) = (&standing.node, Share::from_millionths(standing.lacks));
-        let note = format!(
-            "it is the first of its line: what becomes free of its GPUs on node {node} is kept for it; \
-             {lacks} GPUs are still in use"
-        );
-        self.tell(pod, NoticeReason::GpuRoomKept, note);
     }
 
     /// Tells a pod that nothing waits for its GPUs any more, since it does not end.

@@ -9,8 +9,10 @@ use tokio::sync::Notify;
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::Suggestion;
+use crate::ledger::suggest::waiting::WaitingPod;
 
 /// Suggestions are searched for again after this time: others may be cheaper by then.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -21,10 +23,13 @@ pub(crate) const MOST_KEPT: usize = 500;
 /// Most pods that wait for an event why they wait; the others get one at their next refusal.
 pub(crate) const MOST_UNTOLD: usize = 10_000;
 
+/// Whose suggestions are kept: pods with this request, or the one of them that has room of its own.
+type Asked = (PlacementRequest, Option<PodUid>);
+
 /// Suggestions by request, and pods that are to get an event.
 #[derive(Default)]
 pub struct Reasons {
-    kept: Mutex<BTreeMap<PlacementRequest, (Timestamp, Vec<Suggestion>)>>,
+    kept: Mutex<BTreeMap<Asked, (Timestamp, Vec<Suggestion>)>>,
     pub(crate) untold: Mutex<BTreeSet<PodUid>>,
     pub(crate) refused: Notify,
 }
@@ -43,42 +48,61 @@ impl Reasons {
         self.kept.lock().len() + self.untold.lock().len()
     }
 
-    /// The suggestions kept for a request, without those that no longer help. `None` if nothing is
-    /// kept, or nothing of it helps any more. Looks at one node for each.
-    pub fn known(&self, ledger: &Ledger, query: &PlacementRequest) -> Option<Vec<Suggestion>> {
-        let mut known = self.kept.lock().get(query)?.1.clone();
+    /// The suggestions kept for a pod, without those that no longer help. `None` if nothing is kept, or
+    /// nothing of it helps any more. Looks at one node for each.
+    pub fn known(&self, ledger: &Ledger, pod: &WaitingPod) -> Option<Vec<Suggestion>> {
+        let (own, asked) = asked(ledger, pod);
+        self.still_known(ledger, &own, &asked)
+    }
+
+    fn still_known(
+        &self,
+        ledger: &Ledger,
+        own: &OwnRoom,
+        asked: &Asked,
+    ) -> Option<Vec<Suggestion>> {
+        let mut known = self.kept.lock().get(asked)?.1.clone();
         let were = known.len();
-        known.retain(|suggestion| ledger.still_helps(query, suggestion));
+        known.retain(|suggestion| ledger.still_helps(&asked.0, own, suggestion));
         (were == 0 || !known.is_empty()).then_some(known)
     }
 
-    /// The suggestions for a request as of now. Looks at every node about ten times.
-    pub fn found(
+    /// The suggestions for a pod as of now. Looks at every node about ten times.
+    pub fn found(&self, ledger: &Ledger, pod: &WaitingPod, now: Timestamp) -> Vec<Suggestion> {
+        let (own, asked) = asked(ledger, pod);
+        self.search(ledger, &own, asked, now)
+    }
+
+    fn search(
         &self,
         ledger: &Ledger,
-        query: &PlacementRequest,
+        own: &OwnRoom,
+        asked: Asked,
         now: Timestamp,
     ) -> Vec<Suggestion> {
-        let suggestions = ledger.suggestions(query);
+        let suggestions = ledger.suggestions(&asked.0, own);
         let mut kept = self.kept.lock();
-        if kept.len() >= MOST_KEPT && !kept.contains_key(query) {
+        if kept.len() >= MOST_KEPT && !kept.contains_key(&asked) {
             let oldest = kept.iter().min_by_key(|(_, (at, _))| *at).map(|(known, _)| known.clone());
             oldest.and_then(|oldest| kept.remove(&oldest));
         }
-        kept.insert(query.clone(), (now, suggestions.clone()));
+        kept.insert(asked, (now, suggestions.clone()));
         suggestions
     }
 
     /// The same, or what was found within `FRESH_FOR` and still helps.
-    pub fn recent(
-        &self,
-        ledger: &Ledger,
-        query: &PlacementRequest,
-        now: Timestamp,
-    ) -> Vec<Suggestion> {
+    pub fn recent(&self, ledger: &Ledger, pod: &WaitingPod, now: Timestamp) -> Vec<Suggestion> {
+        let (own, asked) = asked(ledger, pod);
         let is_fresh = |at: Timestamp| now.since(at) < FRESH_FOR;
-        let is_fresh = self.kept.lock().get(query).is_some_and(|(at, _)| is_fresh(*at));
-        let known = if is_fresh { self.known(ledger, query) } else { None };
-        known.unwrap_or_else(|| self.found(ledger, query, now))
+        let is_fresh = self.kept.lock().get(&asked).is_some_and(|(at, _)| is_fresh(*at));
+        let known = if is_fresh { self.still_known(ledger, &own, &asked) } else { None };
+        known.unwrap_or_else(|| self.search(ledger, &own, asked, now))
     }
+}
+
+/// The room of a pod, and whose suggestions are its own.
+fn asked(ledger: &Ledger, pod: &WaitingPod) -> (OwnRoom, Asked) {
+    let own = ledger.own_room(&pod.pod.uid);
+    let uid = (!own.is_empty()).then(|| pod.pod.uid.clone());
+    (own, (pod.query.clone(), uid))
 }

@@ -245,6 +245,24 @@ impl Ledger {
         })
     }
 
+    /// Lets `look` see the answer of each node, without a look at nodes that did not change.
+    pub(crate) fn look_at_answers(
+        &self,
+        query: &PlacementRequest,
+        mut look: impl FnMut(&NodeName, Answer),
+    ) {
+        self.evaluation(query, |evaluation| {
+            let node_table = evaluation.node_table;
+            for at in node_table.present() {
+                let answer = evaluation.answer_at(at);
+                let is_gone = answer == Err(Rejection::NodeGone);
+                if !(is_gone && node_table[at].read().is_forgettable()) {
+                    look(&node_table[at].name, answer);
+                }
+            }
+        });
+    }
+
     /// The answer for one node, computed without kept answers, to check these against.
     pub fn fresh_answer(&self, query: &PlacementRequest, node: &str) -> Answer {
         let at = self.position(node).ok_or(Rejection::UnknownNode)?;
@@ -470,7 +488,8 @@ fn shape(query: &PlacementRequest) -> Shape {
     }
 }
 
-fn evaluate(
+/// The best placement in this state of a node.
+pub(crate) fn evaluate(
     node_state: &NodeState,
     compiled: &CompiledRequest,
     query: &PlacementRequest,

@@ -16,7 +16,7 @@ use crate::mutation::{Mutation, mutated};
 use crate::scoring::plan;
 
 /// A pod and its namespace.
-pub(crate) type Owner<'a> = (&'a PodUid, &'a str);
+pub type Owner<'a> = (&'a PodUid, &'a str);
 
 impl Ledger {
     /// Refuses a pod on those of `nodes` that fit and where it would count more than its team may have.
@@ -34,9 +34,14 @@ impl Ledger {
         let _stays = self.stay();
         let cluster = self.cluster();
         let compiled = query.compile(&cluster.classes);
+        let may_have = |gpu| self.teams.may_have(owner.0, owner.1, gpu);
+        let rejection = match query.gpu.as_ref().is_none_or(may_have) {
+            true => Rejection::TeamLimitHere,
+            false => Rejection::TeamLimit, // wherever it is placed
+        };
         for (node, answer) in nodes.iter().zip(answers).filter(|(_, answer)| answer.is_ok()) {
             if self.is_beyond(owner, (query, &compiled), &cluster, node.as_ref()) {
-                *answer = Err(Rejection::TeamLimitHere);
+                *answer = Err(rejection);
             }
         }
     }
@@ -70,7 +75,11 @@ impl Ledger {
     }
 
     /// Whether it depends on the node if a team may have what its pod requests.
-    fn is_near_limit(&self, (uid, namespace): Owner<'_>, query: &PlacementRequest) -> bool {
+    pub(crate) fn is_near_limit(
+        &self,
+        (uid, namespace): Owner<'_>,
+        query: &PlacementRequest,
+    ) -> bool {
         let may_have = |gpu| self.teams.may_have_anywhere(uid, namespace, gpu);
         let is_near = query.gpu.as_ref().is_some_and(|gpu| !may_have(gpu));
         is_near && !mutated(Mutation::TeamLimitUnchecked)

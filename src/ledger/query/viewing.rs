@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::hardware::device::NodeName;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::model::device_state::HoldRule;
 use crate::model::node_state::NodeState;
@@ -43,20 +44,23 @@ impl Ledger {
     }
 
     /// Each node that fits, in no order, with the positions of all its devices that the pod could
-    /// get: O(nodes × devices). It holds and keeps nothing.
-    pub fn fitting(&self, query: &PlacementRequest) -> Vec<(NodeName, Vec<usize>)> {
+    /// get, which has `own` room: O(nodes × devices). It holds and keeps nothing.
+    pub fn fitting(&self, query: &PlacementRequest, own: &OwnRoom) -> Vec<(NodeName, Vec<usize>)> {
         let node_table = self.node_table();
         let (compiled, known) = {
             let cluster = self.cluster();
             (query.compile(&cluster.classes), cluster.classes.count())
         };
-        let on = |node_entry: &NodeEntry| {
-            let node_state = node_entry.read();
+        let in_state = |node_state: &NodeState| {
             // Devices of a class that came since are shown next time.
             let is_known = node_state.is_of_classes(known);
             is_known
-                .then(|| plan::fitting(&node_state, &compiled, HoldRule::Respected).ok())
+                .then(|| plan::fitting(node_state, &compiled, HoldRule::Respected).ok())
                 .flatten()
+        };
+        let on = |node_entry: &NodeEntry| match own.on(&node_entry.name) {
+            Some(node_state) => in_state(node_state),
+            None => in_state(&node_entry.read()),
         };
         let found = node_table.present().map(|at| &node_table[at]);
         found.filter_map(|node_entry| Some((node_entry.name.clone(), on(node_entry)?))).collect()

@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Whether a waiting pod fits on a node where it may go.
-    fn fits_on_named(&self, WaitingState { waiting, named, .. }: &WaitingState) -> bool {
+    pub(crate) fn fits_on_named(&self, WaitingState { waiting, named, .. }: &WaitingState) -> bool {
         let cluster = self.cluster();
         let compiled = waiting.query.compile(&cluster.classes);
         let node_table = self.node_table();

@@ -9,10 +9,11 @@ use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, clearings};
 use crate::model::device_state::HoldRule;
-use crate::model::fit::HostRule;
+use crate::model::fit::{CompiledRequest, HostRule};
 use crate::model::node_state::NodeState;
 use crate::model::policy::Policy;
 use crate::model::reservation::{
@@ -59,8 +60,14 @@ pub struct Emptying {
 
 impl Ledger {
     /// The cheapest way to make room for a pod that fits on no node, with at most `most` moves:
-    /// fewest pods, then the least share moved. `None` if it already fits, or if no way is found.
-    pub fn moves(&self, query: &PlacementRequest, most: usize) -> Option<Relocation> {
+    /// fewest pods, then the least share moved. The pod has `own` room. `None` if it already fits, or if no
+    /// way is found.
+    pub fn moves(
+        &self,
+        query: &PlacementRequest,
+        own: &OwnRoom,
+        most: usize,
+    ) -> Option<Relocation> {
         if self.best(query).is_some() {
             return None;
         }
@@ -69,17 +76,22 @@ impl Ledger {
         {
             let cluster = self.cluster();
             let compiled = query.compile(&cluster.classes);
+            if own.nodes().any(|node_state| plan::fits(node_state, &compiled, HoldRule::Respected))
+            {
+                return None;
+            }
             for (at, node_entry) in node_table.iter().enumerate() {
-                let node_state = node_entry.read();
-                if node_state.placeable_for(&compiled).is_ok() {
-                    let found = clearings(&node_state, &compiled, most);
-                    ways.extend(found.into_iter().map(|way| (way, &node_entry.name, at)));
-                }
+                let found = match own.on(&node_entry.name) {
+                    Some(node_state) => ways_on(node_state, &compiled, most),
+                    None => ways_on(&node_entry.read(), &compiled, most),
+                };
+                ways.extend(found.into_iter().map(|way| (way, &node_entry.name, at)));
             }
         }
         ways.sort();
         ways.truncate(TRIES);
-        ways.into_iter().find_map(|(way, _, at)| self.relocation(&node_table, query, &way.pods, at))
+        ways.into_iter()
+            .find_map(|(way, _, at)| self.relocation((&node_table, own), query, &way.pods, at))
     }
 
     /// GPUs that at most `most` moves each would empty, without use of another empty one; at most
@@ -116,17 +128,28 @@ impl Ledger {
 
     fn relocation(
         &self,
-        node_table: &[Arc<NodeEntry>],
+        (node_table, own): (&[Arc<NodeEntry>], &OwnRoom),
         query: &PlacementRequest,
         pods: &BTreeSet<PodUid>,
         at: usize,
     ) -> Option<Relocation> {
         let mut board = Board::new(self, node_table);
+        if let Some(node_state) = own.on(&node_table[at].name) {
+            board.changed.insert(at, node_state.clone());
+        }
         let leaving = board.take_out(at, pods)?;
         let placement = board.place_on(at, query)?;
         board.allocate(at, guest(placement.clone(), query));
         let moves = board.rehome(leaving, &query.strategy, |_| true)?;
         Some(Relocation { placement, moves })
+    }
+}
+
+/// The ways to make room on a node.
+fn ways_on(node_state: &NodeState, compiled: &CompiledRequest, most: usize) -> Vec<Clearing> {
+    match node_state.placeable_for(compiled) {
+        Ok(()) => clearings(node_state, compiled, most),
+        Err(_) => Vec::new(),
     }
 }
 

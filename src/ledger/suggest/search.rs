@@ -1,6 +1,7 @@
 //! Looks over all nodes for one that takes a changed request.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
@@ -11,6 +12,7 @@ use crate::hardware::spots::Spot;
 use crate::hardware::units::MemMib;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::ClusterModel;
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::Clearing;
 use crate::model::device_state::HoldRule;
@@ -19,25 +21,52 @@ use crate::model::node_state::NodeState;
 use crate::model::reservation::PodRef;
 use crate::scoring::plan;
 
-/// All nodes, and what a request takes of their devices. It has its own list of classes, so that it
-/// locks only one node at a time.
+/// All nodes as one pod sees them, and what a request takes of their devices. It has its own list of
+/// classes, so that it locks only one node at a time.
 pub(crate) struct Search<'a> {
     node_table: &'a [Arc<NodeEntry>],
+    own: &'a OwnRoom,
     pub(crate) classes: DeviceClasses,
 }
 
+/// A node that is looked at.
+pub(crate) enum Looked<'a> {
+    /// It is locked meanwhile.
+    Locked(MutexGuard<'a, NodeState>),
+    /// Room is kept there for the pod, and counts as free.
+    WithOwn(&'a NodeState),
+}
+
+impl Deref for Looked<'_> {
+    type Target = NodeState;
+
+    fn deref(&self) -> &NodeState {
+        match self {
+            Self::Locked(node_state) => node_state,
+            Self::WithOwn(node_state) => node_state,
+        }
+    }
+}
+
 impl<'a> Search<'a> {
-    pub(crate) fn new(node_table: &'a [Arc<NodeEntry>], cluster: &ClusterModel) -> Self {
-        Self { node_table, classes: cluster.classes.clone() }
+    pub(crate) fn new(
+        node_table: &'a [Arc<NodeEntry>],
+        own: &'a OwnRoom,
+        cluster: &ClusterModel,
+    ) -> Self {
+        Self { node_table, own, classes: cluster.classes.clone() }
     }
 
     /// The nodes by position, each locked while it is read. Leaves out a node that got devices of a
     /// new class since the search began. Calls have the processor first, between two nodes.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, MutexGuard<'a, NodeState>)> {
-        let known = self.classes.count();
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&'a NodeName, Looked<'a>)> {
+        let (known, own) = (self.classes.count(), self.own);
         self.node_table.iter().filter_map(move |node_entry| {
             std::thread::yield_now();
-            let node_state = node_entry.read();
+            let node_state = match own.on(&node_entry.name) {
+                Some(node_state) => Looked::WithOwn(node_state),
+                None => Looked::Locked(node_entry.read()),
+            };
             node_state.is_of_classes(known).then_some((&node_entry.name, node_state))
         })
     }

@@ -12,6 +12,7 @@ use crate::hardware::device_class::ClassKind;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{MemMib, MilliCpu, Share};
 use crate::ledger::nodes::state::Ledger;
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::displacement::{Clearing, MOST_MOVES, clearings};
 use crate::ledger::suggest::search::{Change, Ends, Lever, Search, Suggestion};
@@ -34,10 +35,10 @@ const MOST_WAYS: usize = 3;
 
 impl Ledger {
     /// The suggestions for a pod that fits on no node, the cheapest first; empty if it already
-    /// fits, or if no single change helps. Looks at every node about ten times.
-    pub fn suggestions(&self, query: &PlacementRequest) -> Vec<Suggestion> {
+    /// fits, or if no single change helps. The pod has `own` room. Looks at every node about ten times.
+    pub fn suggestions(&self, query: &PlacementRequest, own: &OwnRoom) -> Vec<Suggestion> {
         let node_table = self.node_table();
-        let search = Search::new(&node_table, &self.cluster());
+        let search = Search::new(&node_table, own, &self.cluster());
         if search.first(query).is_some() {
             return Vec::new();
         }
@@ -49,11 +50,16 @@ impl Ledger {
     }
 
     /// Whether a suggestion still helps: a look at one node.
-    pub fn still_helps(&self, query: &PlacementRequest, suggestion: &Suggestion) -> bool {
+    pub fn still_helps(
+        &self,
+        query: &PlacementRequest,
+        own: &OwnRoom,
+        suggestion: &Suggestion,
+    ) -> bool {
         let node_table = self.node_table();
         let at = self.position(suggestion.node.as_str());
         let node_entry = at.and_then(|at| node_table.get(at..=at)).unwrap_or_default();
-        let search = Search::new(node_entry, &self.cluster());
+        let search = Search::new(node_entry, own, &self.cluster());
         let compiled = query.compile(&search.classes);
         let Some((_, node_state)) = search.nodes().next() else { return false };
         if plan::fits(&node_state, &compiled, HoldRule::Respected) {
@@ -323,7 +329,7 @@ mod tests {
         let named = host((1000, 1000));
         let query =
             PlacementRequest { host: named, host_rule: HostRule::Checked, ..share_query(100_000) };
-        let found = ledger.suggestions(&query).into_iter();
+        let found = ledger.suggestions(&query, &OwnRoom::default()).into_iter();
         let amount = found.filter_map(|suggestion| match suggestion.change {
             Change::Request(Lever::Cpu, changed) => Some(changed.host.cpu.milli()),
             Change::Request(Lever::HostMemory, changed) => Some(changed.host.memory.mib()),

@@ -3,11 +3,11 @@
 use crate::api::page;
 use crate::api::page::{Figures, KeptRoom, Team};
 use crate::api::waiting::WaitingPod;
+use crate::control::pods::why::kept_reason;
 use crate::control::shared::app::App;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::waiting as ledger;
 use crate::protocol::messages::to_json;
-use crate::server::views::explain::kept_reason;
 use crate::server::views::inspect;
 use crate::server::views::teams::teams;
 use crate::server::views::viewer::Viewer;

@@ -18,6 +18,7 @@ use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::nodes::narrowing::Keys;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::query::team_limit::Owner;
 use crate::ledger::suggest::preemptors::HostRefused;
 use crate::metrics::labels::Outcome;
 use crate::model::rejection::Rejection;
@@ -110,9 +111,9 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
     }
     match &args.nodes {
         NodesArg::Objects(objects) => {
-            let answers: Vec<Option<Rejection>> = match at_team_limit(app, pod, &query) {
-                Some(rejection) => vec![Some(rejection); objects.len()],
-                None => {
+            let answers: Vec<Option<Rejection>> = match app.is_at_team_limit(owner(pod), &query) {
+                true => vec![Some(Rejection::TeamLimit); objects.len()],
+                false => {
                     template::answers(app, &query, objects).into_iter().map(Result::err).collect()
                 }
             };
@@ -158,41 +159,16 @@ fn query_of(app: &App, pod: &SeenPod, nodes: &NodesArg<'_>) -> Option<PlacementR
     app.query(pod).filter(is_judged)
 }
 
-/// The rejection of a pod whose team may not have what it requests.
-fn at_team_limit(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<Rejection> {
-    let may_have = |gpu| app.ledger.teams.may_have(&pod.pod.uid, &pod.namespace, gpu);
-    let is_open = query.gpu.as_ref().is_none_or(may_have) || mutated(Mutation::TeamLimitUnchecked);
-    (!is_open).then_some(Rejection::TeamLimit)
-}
-
-/// What a pod waits for wherever it fits.
-fn waits_for(
-    app: &App,
-    pod: &SeenPod,
-    query: &PlacementRequest,
-    has_victims: bool,
-) -> Option<Rejection> {
-    let uid = &pod.pod.uid;
-    // Pods were asked to go for it: it goes nowhere else before all of that room is free.
-    let waits_for_room = app.preemptors.is_asked(uid)
-        && app.is_known_to_wait(uid, query)
-        && app.ledger.standing(uid, query).is_some()
-        && (has_victims || app.ledger.fits_in_room_of(uid, query, None).is_none());
-    let waits_for_group = pod.group.is_some()
-        && matches!(app.truth, Truth::Cluster(_))
-        && !mutated(Mutation::GroupIgnored);
-    match (waits_for_room, waits_for_group) {
-        (true, _) => Some(Rejection::RoomElsewhere),
-        (false, true) => Some(Rejection::GroupWaits),
-        (false, false) => at_team_limit(app, pod, query),
-    }
+/// A pod and its namespace.
+fn owner(pod: &SeenPod) -> Owner<'_> {
+    (&pod.pod.uid, &pod.namespace)
 }
 
 /// The node where a pod is being bound, or where a place is held that was promised to it.
 fn own_node(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<NodeName> {
     let uid = &pod.pod.uid;
     let may_have =
-        |_: &NodeName| app.is_known_to_wait(uid, query) && at_team_limit(app, pod, query).is_none();
+        |_: &NodeName| app.is_known_to_wait(uid, query) && !app.is_at_team_limit(owner(pod), query);
     let promised_on = || app.ledger.promised_on(uid, query).filter(may_have);
     app.ledger.assumed_on(uid, query).or_else(promised_on)
 }
@@ -206,7 +182,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     // Its Binding may still succeed there, and its own reservation would count against it.
     let own_node = || own_node(app, pod, query).filter(is_named);
     // Room was kept for it, and now all of it is free. What victims have of the host may not be.
-    let has_victims = app.preemptors.victims(uid).iter().any(|it| app.ledger.has_pod(it));
+    let has_victims = app.has_victims(uid);
     let kept_on = || {
         let is_it = |node: &NodeName| app.is_known_to_wait(uid, query) && is_named(node);
         app.ledger.fits_in_room_of(uid, query, None).filter(|node| is_it(node) && !has_victims)
@@ -218,7 +194,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         let result = ExtenderFilterResult { passed: Passed::Names(kept), ..Default::default() };
         return (result.to_json(), Outcome::Ok);
     }
-    let waits_for = waits_for(app, pod, query, has_victims);
+    let waits_for = app.waits_for(owner(pod), pod.group.as_ref(), query);
     let teams = &app.ledger.teams;
     let is_below = |gpu| teams.may_have_anywhere(uid, &pod.namespace, gpu);
     if let Some(most) = app.config.keep_best
@@ -251,7 +227,8 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         Some(rejection) => vec![Some(rejection); names.len()],
         None => {
             let mut answers = app.ledger.answers(query, &names);
-            app.ledger.limit_to_team((uid, &pod.namespace), query, &names, &mut answers);
+            app.ledger.limit_to_team(owner(pod), query, &names, &mut answers);
+            app.ledger.refuse_with_own(uid, query, &names, &mut answers);
             answers.into_iter().map(Result::err).collect()
         }
     };

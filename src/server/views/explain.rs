@@ -1,22 +1,22 @@
 //! `GET /v1/explain`: why one pod waits, by the current ledger, and what would help.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::api::explain::{Explanation, NodeRefusal, Refusal};
-use crate::api::page::KeptReason;
 use crate::api::waiting::Obstacle;
+use crate::control::pods::group_state::Groups;
 use crate::control::pods::memory_guard::excesses;
 use crate::control::pods::proposals::listed;
 use crate::control::pods::wording;
-use crate::control::pods::wording::{GATED, SUGGESTION_REQUEST};
+use crate::control::pods::wording::SUGGESTION_REQUEST;
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
-use crate::hardware::units::Share;
+use crate::ledger::query::own_room::Outlook;
 use crate::ledger::query::queries::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
-use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
+use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::rejection::Rejection;
 use crate::server::views::pods::reservation_state;
@@ -99,110 +99,44 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
     let (waiting, query) = (&state.waiting, &state.waiting.query);
     let nodes = app.ledger.nodes();
     let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
-    let mut answers = app.ledger.answers(query, &names);
     let owner = (&waiting.pod.uid, waiting.namespace.as_str());
-    app.ledger.limit_to_team(owner, query, &names, &mut answers);
+    let answers = app.ledger.answers_to(owner, query, &names);
+    let outlook = Outlook::of(&answers);
+    let why = app.why(state, &outlook, &Groups::around(app, waiting));
     let fitting = names.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
-    let fits_on: Vec<String> = fitting.map(|(name, _)| (*name).to_owned()).collect();
-    let costs = answers.iter().filter_map(|answer| answer.as_ref().ok());
-    let restarts = costs.map(|cost| cost.ties().restarts()).min().unwrap_or_default();
-    let rejections: BTreeSet<Rejection> =
-        answers.iter().filter_map(|answer| answer.err()).collect();
-    let closest = rejections.iter().copied().max_by_key(|rejection| rejection.closeness());
-    let (way, mut suggestions) = match fits_on.len() {
-        0 => (
-            app.ledger.moves(query, MOST_MOVES),
-            app.reasons.found(&app.ledger, query, app.clock.now()),
-        ),
-        _ => (None, Vec::new()),
+    let fits_on = fitting.map(|(name, _)| (*name).to_owned()).take(NAMED).collect();
+    let found = match why.is_helped() {
+        true => app.reasons.found(&app.ledger, waiting, app.clock.now()),
+        false => Vec::new(),
     };
-    suggestions.retain(|it| app.may_do(&waiting.namespace, it));
+    let own = app.ledger.own_room(&waiting.pod.uid);
+    let is_helped = why.is_helped_by_room() && outlook.fitting == 0;
+    let way = is_helped.then(|| app.ledger.moves(query, &own, MOST_MOVES)).flatten();
     let mut moves = way.map(|way| listed(&way.moves)).unwrap_or_default();
     viewer.hide_moves(&mut moves);
     let (sees, profiles) = (|it: &str| viewer.sees(it), wording::profiles(&app.ledger));
-    let limit = at_team_limit(app, waiting);
-    let limited = limit.iter().map(|_| Rejection::TeamLimit);
-    let of_operator = rejections.iter().copied().filter(|_| fits_on.is_empty()).chain(limited);
     let refusing = names.iter().zip(&answers).filter_map(|(name, answer)| {
         let rejection = answer.err()?;
         let (name, reason) = ((*name).to_owned(), rejection.reason().to_owned());
         Some(NodeRefusal { name, reason, missing: rejection.missing() })
     });
-    let is_gated = app.gated.contains_key(&waiting.pod.uid);
-    let (verdict, blocked_by) = match closest {
-        _ if limit.is_some() => (limit.clone().unwrap_or_default(), Obstacle::Team),
-        _ if is_gated => (GATED.to_owned(), Obstacle::KubeScheduler),
-        _ if waiting.group.is_some() => {
-            let group = waiting.group.as_ref();
-            let (name, size) = group.map_or(("", 0), |group| (&*group.name, group.size));
-            let text = format!(
-                "it starts with its group `{name}`: {size} pods must wait, and fit at the same time"
-            );
-            (text, Obstacle::Room)
-        }
-        _ if !fits_on.is_empty() => {
-            let verdict = wording::verdict(fits_on.len(), nodes.len(), closest);
-            (verdict + &wording::restarts(restarts), Obstacle::KubeScheduler)
-        }
-        _ => (
-            wording::verdict(0, nodes.len(), closest),
-            closest.map_or(Obstacle::Node, Rejection::obstacle),
-        ),
-    };
     Explanation {
         pod: waiting.pod.to_string(),
-        verdict: verdict + &kept_room(app, waiting),
+        suggestions: why.suggestions(app, waiting, (&profiles, found), &sees),
+        verdict: why.verdict,
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
-        blocked_by: Some(blocked_by),
+        blocked_by: Some(why.obstacle),
         age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
         queue: Queues::of(app).position(waiting),
-        fitting_nodes: fits_on.len(),
-        restarts,
+        fitting_nodes: outlook.fitting,
+        restarts: outlook.restarts,
         refusals: groups(&nodes, &answers),
-        suggestions: wording::suggestions(query, (&profiles, &suggestions), of_operator, &sees),
         moves,
         unknown: unknown(state, &nodes),
         nodes: refusing.collect(),
-        fits_on: fits_on.into_iter().take(NAMED).collect(),
+        fits_on,
         ..Explanation::default()
     }
-}
-
-/// What is said of room that is kept for a pod.
-fn kept_room(app: &App, waiting: &WaitingPod) -> String {
-    let uid = &waiting.pod.uid;
-    let Some(standing) = app.ledger.standing(uid, &waiting.query) else { return String::new() };
-    let (node, lacks) = (standing.node, Share::from_millionths(standing.lacks));
-    let why = match kept_reason(app, waiting) {
-        KeptReason::PodsLeave => "other pods leave for it",
-        KeptReason::FirstOfLine => "it is the first of its line",
-        KeptReason::Group => "its group starts together",
-    };
-    format!("; {why}, and room is kept for it on node {node}: {lacks} GPUs of that are in use")
-}
-
-/// Why room is kept for a pod.
-pub(crate) fn kept_reason(app: &App, pod: &WaitingPod) -> KeptReason {
-    match (&pod.group, app.preemptors.has(&pod.pod.uid)) {
-        (Some(_), _) => KeptReason::Group,
-        (None, true) => KeptReason::PodsLeave,
-        (None, false) => KeptReason::FirstOfLine,
-    }
-}
-
-/// What is said of a pod whose team may not have what it requests.
-fn at_team_limit(app: &App, waiting: &WaitingPod) -> Option<String> {
-    let (gpu, teams) = (waiting.query.gpu.as_ref()?, &app.ledger.teams);
-    let left = teams.left(&waiting.namespace)?;
-    if teams.may_have(&waiting.pod.uid, &waiting.namespace, gpu) {
-        return None;
-    }
-    let team = teams.team_of(&waiting.namespace);
-    let (left, charge) = (Share::from_millionths(left), teams.charge(gpu));
-    Some(format!(
-        "its team `{team}` may have {left} GPUs more, and this pod counts {charge}: it waits until pods of \
-         the team end"
-    ))
 }
 
 /// Refusing nodes grouped by their GPUs and reason, the closest first.

@@ -14,7 +14,9 @@ use crate::kube_api::request::annotations::{
 };
 use crate::kube_api::request::other_keys::check;
 use crate::kube_api::request::resources::{ContainerKind, ContainerRequest};
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
+use crate::ledger::suggest::waiting::WaitingState;
 use crate::model::fit::HostRule;
 use crate::model::request::GpuRequest;
 use crate::scoring::strategy::Strategy;
@@ -35,15 +37,15 @@ pub(crate) fn fits(
     query: &BTreeMap<String, String>,
     viewer: &Viewer,
 ) -> Result<Fit, String> {
-    let request = match query.get("pod") {
+    let (request, own) = match query.get("pod") {
         Some(pod) => waiting_request(app, query, pod, viewer)?,
-        None => request(&app.request_rules, query)?,
+        None => (request(&app.request_rules, query)?, OwnRoom::default()),
     };
     let words = in_words(&request);
     let policy = Strategy::Policy(app.config.policy);
     let (host, host_rule) = (HostAmount::ZERO, HostRule::Trusted);
     let query = PlacementRequest { gpu: Some(request), host, host_rule, strategy: policy };
-    let found = app.ledger.fitting(&query);
+    let found = app.ledger.fitting(&query, &own);
     Ok(Fit {
         api_version: ApiVersion::default(),
         kind: FitKind::default(),
@@ -54,20 +56,22 @@ pub(crate) fn fits(
     })
 }
 
-/// The request of a waiting pod.
+/// The request of a waiting pod, and the room that is kept for it.
 fn waiting_request(
     app: &App,
     query: &BTreeMap<String, String>,
     pod: &str,
     viewer: &Viewer,
-) -> Result<GpuRequest, String> {
+) -> Result<(GpuRequest, OwnRoom), String> {
     if query.len() > 1 {
         return Err("`pod` must be the only key: the request of that pod is what counts".to_owned());
     }
     let named =
         pod.split_once('/').and_then(|(namespace, name)| app.waiting.named(namespace, name));
     let seen = named.filter(|_| viewer.sees_pod(pod));
-    let request = seen.and_then(|state| state.waiting.query.gpu);
+    let request = seen.and_then(|WaitingState { waiting, .. }| {
+        Some((waiting.query.gpu?, app.ledger.own_room(&waiting.pod.uid)))
+    });
     request.ok_or_else(|| {
         let shown: String = pod.chars().take(MAX_VALUE).collect();
         format!("no pod `{shown}` waits for a GPU: use /v1/fit?pod=NAMESPACE/NAME")

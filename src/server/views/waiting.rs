@@ -6,13 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::kind::{ApiVersion, WaitingPodListKind};
 use crate::api::waiting;
 use crate::api::waiting::{Obstacle, QueuePosition, WaitingPodList, WaitingQuery};
+use crate::control::pods::why::Whys;
 use crate::control::pods::wording;
-use crate::control::pods::wording::{FITS_NOW, GATED, NOT_REFUSED, Profiles, SUGGESTION_REQUEST};
+use crate::control::pods::wording::{Profiles, SUGGESTION_REQUEST};
 use crate::control::shared::app::App;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::request::request_error::RequestError;
-use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::search::Suggestion;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::request::GpuRequest;
 use crate::server::views::viewer::Viewer;
@@ -22,9 +21,6 @@ const DEFAULT_LIMIT: usize = 500;
 
 /// Most pods in the list and in all queues: those with the highest priority, then the oldest.
 const MOST: usize = 10_000;
-
-/// Most different requests that one list evaluates, those of the most important pods first.
-const MOST_REQUESTS: usize = 20;
 
 /// The pods that fit on no node, by the devices that they wait for. Pods in two queues with a
 /// common device class compete.
@@ -97,21 +93,14 @@ impl Queues {
 
 /// The first pods that fit on no node and that the viewer sees, for the page.
 pub(crate) fn refused(app: &App, most: usize, viewer: &Viewer) -> Vec<waiting::WaitingPod> {
-    let (lines, profiles) = (Queues::of(app), wording::profiles(&app.ledger));
-    let now = app.clock.unix_seconds();
+    let (lines, mut list) = (Queues::of(app), List::of(app, viewer));
     let places = match viewer {
         Viewer::All => lines.first(most),
         Viewer::Namespaces(_) => lines.first(lines.pods().len()),
     };
     let pods = lines.pods().iter().zip(places);
     let seen = pods.filter(|(state, _)| viewer.sees(&state.waiting.namespace)).take(most);
-    seen.map(|(state, queue)| {
-        let known = app.reasons.known(&app.ledger, &state.waiting.query);
-        let suggestion =
-            known.and_then(|known| suggestions_of((app, &profiles), state, known, viewer));
-        waiting::WaitingPod { suggestion, queue, ..view(state, false, now) }
-    })
-    .collect()
+    seen.map(|(state, queue)| list.view(state, queue, Search::Never)).collect()
 }
 
 /// All waiting pods, whatever they wait for. Checks every node for some requests: tens of
@@ -144,28 +133,12 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     let all = app.waiting.all().into_iter();
     let all: Vec<WaitingState> = all.filter(|state| is_wanted(&state.waiting.namespace)).collect();
     let total = pods.len() + all.len() + gated.len();
-    let mut looked: BTreeMap<&PlacementRequest, bool> = BTreeMap::new();
-    let profiles = wording::profiles(&app.ledger);
+    let gated = gated.into_iter().map(|pod| WaitingState::without_call(pod, app.clock.now()));
+    let mut list = List::of(app, viewer);
     pods.truncate(limit);
-    for state in all.iter().take(limit - pods.len()) {
-        let query = &state.waiting.query;
-        if looked.len() < MOST_REQUESTS {
-            looked.entry(query).or_insert_with(|| app.ledger.best(query).is_some());
-        }
-        let known = match looked.get(query) {
-            Some(true) => None,
-            Some(false) => Some(app.reasons.recent(&app.ledger, query, app.clock.now())),
-            None => app.reasons.known(&app.ledger, query),
-        };
-        let suggestion =
-            known.and_then(|known| suggestions_of((app, &profiles), state, known, viewer));
+    for state in all.into_iter().chain(gated).take(limit - pods.len()) {
         let queue = places.get(&state.waiting.pod.uid).copied().flatten();
-        let fits = looked.get(query) == Some(&true);
-        pods.push(waiting::WaitingPod { suggestion, queue, ..view(state, fits, now) });
-    }
-    for gated in gated.into_iter().take(limit - pods.len()) {
-        let state = WaitingState::without_call(gated, app.clock.now());
-        pods.push(waiting::WaitingPod { reason: GATED.to_owned(), ..view(&state, true, now) });
+        pods.push(list.view(&state, queue, Search::OfFirst));
     }
     WaitingPodList {
         api_version: ApiVersion::default(),
@@ -176,40 +149,71 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
     }
 }
 
-/// The first suggestion for a pod that fits on no node.
-fn suggestions_of(
-    (app, profiles): (&App, &Profiles<'_>),
-    state: &WaitingState,
-    mut known: Vec<Suggestion>,
-    viewer: &Viewer,
-) -> Option<String> {
-    known.retain(|it| app.may_do(&state.waiting.namespace, it));
-    let rejections = state.refused.as_ref()?.keys().copied();
-    let sees = |namespace: &str| viewer.sees(namespace);
-    let found = (profiles, &known[..]);
-    wording::suggestions(&state.waiting.query, found, rejections, &sees).into_iter().next()
+/// For which pods of a list suggestions are searched for; others have those that are kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Search {
+    /// For none.
+    Never,
+    /// For those with the first different requests.
+    OfFirst,
 }
 
-/// A pod as at its last refusal, or as one that `fits` now.
-fn view(state: &WaitingState, fits: bool, now_unix_seconds: u64) -> waiting::WaitingPod {
-    let waiting = &state.waiting;
-    let closest = state.closest().filter(|_| !fits);
-    let (reason, blocked_by) = match closest {
-        Some((rejection, _)) => (rejection.reason(), rejection.obstacle()),
-        None if fits => (FITS_NOW, Obstacle::KubeScheduler),
-        None => (NOT_REFUSED, Obstacle::KubeScheduler),
-    };
-    waiting::WaitingPod {
-        pod: waiting.pod.to_string(),
-        request: waiting.query.gpu.as_ref().map_or_else(|| "no GPU".to_owned(), wording::in_words),
-        reason: reason.to_owned(),
-        blocked_by,
-        missing: closest.map(|(rejection, _)| rejection.missing()).unwrap_or_default(),
-        nodes: closest.map_or(0, |(_, nodes)| nodes),
-        age_seconds: since(waiting.created_unix_seconds, now_unix_seconds),
-        priority: waiting.priority,
-        suggestion: None,
-        queue: None,
+/// A list of waiting pods while it is made.
+struct List<'a> {
+    app: &'a App,
+    viewer: &'a Viewer,
+    whys: Whys<'a>,
+    profiles: Profiles<'a>,
+    now_unix_seconds: u64,
+}
+
+impl<'a> List<'a> {
+    fn of(app: &'a App, viewer: &'a Viewer) -> Self {
+        Self {
+            app,
+            viewer,
+            whys: Whys::of(app),
+            profiles: wording::profiles(&app.ledger),
+            now_unix_seconds: app.clock.unix_seconds(),
+        }
+    }
+
+    /// A pod with why it waits, and the first suggestion.
+    fn view(
+        &mut self,
+        state: &WaitingState,
+        queue: Option<QueuePosition>,
+        search: Search,
+    ) -> waiting::WaitingPod {
+        let (app, waiting) = (self.app, &state.waiting);
+        let (why, is_current) = self.whys.why(state);
+        let found = match search {
+            _ if !why.is_helped() => Some(Vec::new()),
+            Search::OfFirst if is_current => {
+                Some(app.reasons.recent(&app.ledger, waiting, app.clock.now()))
+            }
+            Search::OfFirst | Search::Never => app.reasons.known(&app.ledger, waiting),
+        };
+        let sees = |namespace: &str| self.viewer.sees(namespace);
+        let suggestion = found.and_then(|found| {
+            why.suggestions(app, waiting, (&self.profiles, found), &sees).into_iter().next()
+        });
+        waiting::WaitingPod {
+            pod: waiting.pod.to_string(),
+            request: waiting
+                .query
+                .gpu
+                .as_ref()
+                .map_or_else(|| "no GPU".to_owned(), wording::in_words),
+            reason: why.reason,
+            blocked_by: why.obstacle,
+            missing: why.missing,
+            nodes: why.nodes,
+            age_seconds: since(waiting.created_unix_seconds, self.now_unix_seconds),
+            priority: waiting.priority,
+            suggestion,
+            queue,
+        }
     }
 }
 

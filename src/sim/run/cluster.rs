@@ -19,6 +19,7 @@ use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::per_node::Gauge;
 use crate::ledger::nodes::state::{Ledger, Settings};
+use crate::ledger::query::own_room::OwnRoom;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::moves::Move;
 use crate::ledger::suggest::standing::Holder;
@@ -220,7 +221,7 @@ impl SimCluster {
         if self.most_moves == 0 || self.hopeless.contains(query) {
             return None;
         }
-        let Some(way) = self.ledger.moves(query, self.most_moves) else {
+        let Some(way) = self.ledger.moves(query, &OwnRoom::default(), self.most_moves) else {
             // With new chances the next search may find some.
             if query.strategy.is_repeatable() {
                 self.hopeless.insert(query.clone());

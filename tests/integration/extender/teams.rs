@@ -55,7 +55,7 @@ async fn a_pod_beyond_the_limit_is_refused_everywhere_and_told_why() {
     let (_, explained) = bed.get("/v1/explain?pod=team/large").await;
     let explained: Explanation = is_declared(explained.as_bytes());
     assert_eq!(explained.blocked_by, Some(Obstacle::Team));
-    assert!(explained.verdict.contains("team `team` may have 0.25 GPUs more"), "{explained:?}");
+    assert!(explained.verdict.contains("team `team` may have 0.25 GPU more"), "{explained:?}");
     assert!(explained.suggestions.iter().any(|it| it.contains("`at_most`")), "{explained:?}");
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpupack::hardware::device::{NodeName, PodUid};
 use gpupack::hardware::units::{MemMib, Timestamp};
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
+use gpupack::ledger::query::own_room::OwnRoom;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::{Departure, Placement, Reservation, ReservationState};
 
@@ -442,7 +443,7 @@ impl World {
         let above = replica.app.preemptors.nodes_above(seen.priority);
         let above: BTreeSet<&str> = above.iter().map(NodeName::as_str).collect();
         let fitting = query.as_ref().map(|query| {
-            let mut fitting = ledger.fitting(query);
+            let mut fitting = ledger.fitting(query, &OwnRoom::default());
             let nodes: Vec<String> = fitting.iter().map(|(node, _)| node.to_string()).collect();
             let mut answers = ledger.answers(query, &nodes);
             ledger.limit_to_team((uid, pod.of.team), query, &nodes, &mut answers);

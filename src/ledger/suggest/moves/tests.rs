@@ -79,7 +79,9 @@ fn moves_take_the_fewest_and_then_the_smallest_pods() {
         ),
     ] {
         let ledger = cluster(names, &pods);
-        let way = ledger.moves(&whole(), most).unwrap_or_else(|| panic!("no way for {pods:?}"));
+        let way = ledger
+            .moves(&whole(), &OwnRoom::default(), most)
+            .unwrap_or_else(|| panic!("no way for {pods:?}"));
         let reported = reported(&way.moves);
         assert_eq!(reported.len(), expected.len(), "{pods:?}: {reported:?}");
         if expected.len() == 1 {
@@ -96,13 +98,13 @@ fn nothing_is_proposed_where_nothing_helps() {
     let free = [("a@A", 600_000), ("c@M", 600_000)];
     for (pods, most) in [(&full[..], 3), (&two[..], 1), (&free[..], 3)] {
         let ledger = cluster("A B", pods);
-        assert_eq!(ledger.moves(&whole(), most), None, "{pods:?}");
+        assert_eq!(ledger.moves(&whole(), &OwnRoom::default(), most), None, "{pods:?}");
     }
     // a pod without a known request stays where it is
     let ledger = cluster("A B", &[("a@A", 500_000), ("c@M", 1_000_000)]);
     let unknown = bound("b", "n", "B", 500_000);
     ledger.see_pod(&crate::ledger::change::facts::PodFact { request: None, ..unknown }, seconds(0));
-    let way = ledger.moves(&whole(), 3).unwrap();
+    let way = ledger.moves(&whole(), &OwnRoom::default(), 3).unwrap();
     assert_eq!(reported(&way.moves), ["a>B"]);
 }
 

@@ -103,7 +103,7 @@ export function showRooms(open) {
   by("rooms").tBodies[0].replaceChildren(...rooms.map((room) => {
     const row = make("tr"), name = make("td", undefined, "wide");
     name.append(button(room.pod, () => open(room.pod), "plain"));
-    const lacks = room.lacksMillionths ? amount(room.lacksMillionths) + " GPUs" : "nothing: the pod is about to be bound";
+    const lacks = room.lacksMillionths ? amount(room.lacksMillionths) + (room.lacksMillionths > 1e6 ? " GPUs" : " GPU") : "nothing: the pod is about to be bound";
     row.append(name, make("td", room.node, "wide"), make("td", lacks, "n"), make("td", KEPT[room.reason] ?? room.reason, "wide"));
     return row;
   }));

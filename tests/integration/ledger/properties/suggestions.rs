@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use gpupack::hardware::device::PodUid;
 use gpupack::hardware::units::{MemMib, MilliCpu, Share, Timestamp};
 use gpupack::ledger::nodes::state::Ledger;
+use gpupack::ledger::query::own_room::OwnRoom;
 use gpupack::ledger::query::queries::PlacementRequest;
 use gpupack::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
 use gpupack::model::device_state::HoldRule;
@@ -121,7 +122,7 @@ fn check_suggestion(
     suggestion: &Suggestion,
     now: Timestamp,
 ) -> Result<(), TestCaseError> {
-    prop_assert!(ledger.still_helps(query, suggestion), "{suggestion:?}");
+    prop_assert!(ledger.still_helps(query, &OwnRoom::default(), suggestion), "{suggestion:?}");
     match &suggestion.change {
         Change::HeldElsewhere => {
             let node = ledger.node(suggestion.node.as_str()).expect("the node is known");
@@ -171,7 +172,7 @@ proptest! {
             player.play(event);
         }
         for query in &queries {
-            let suggestions = player.ledger.suggestions(query);
+            let suggestions = player.ledger.suggestions(query, &OwnRoom::default());
             if fits_somewhere(&player.ledger, query) {
                 prop_assert_eq!(&suggestions, &[], "it fits as it is");
                 continue;

@@ -93,7 +93,7 @@ impl Clock {
     }
 
     /// Seconds since 1970 on the wall clock, which may jump: for what people read, never for the
-    /// ledger. Zero before 1970.
+    /// ledger, nor for times of the API server's objects (`step/api_server`). Zero before 1970.
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     pub fn unix_seconds(&self) -> u64 {
         match self.source {

@@ -183,6 +183,7 @@ pub(crate) mod http_client;
 
 /// Tasks without I/O: `step(event, now) -> actions`.
 pub mod step {
+    pub mod api_server;
     pub mod outside;
     pub mod news;
     pub mod pulse;
@@ -231,6 +232,8 @@ pub mod report {
 
 /// Kubernetes: requests, pods and nodes, admission, and the only writer.
 pub mod kube_api {
+    pub mod connection;
+
     /// Annotations and resources of pods, read and written.
     pub mod request {
         pub mod request_error;

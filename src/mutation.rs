@@ -270,6 +270,8 @@ mutations! {
     SharedIsDivided,
     /// Part of a GPU that is kept for a pod until the last MIG instance there has ended is given to another.
     StandingSplit,
+    /// Ages of pods are by the clock of the machine on which the extender runs.
+    OwnClockTrusted,
 }
 
 #[cfg(feature = "mutations")]

@@ -176,8 +176,8 @@ async fn standing(app: &Arc<App>) {
         }
         let worker = Arc::clone(app);
         let work = move || {
-            let wall = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
-            let times = (worker.clock.now(), wall);
+            let unix_seconds = i64::try_from(worker.api_seconds()).unwrap_or(i64::MAX);
+            let times = (worker.clock.now(), unix_seconds);
             let facts =
                 (&worker.waiting, &worker.preemptors, &*worker.ledger, &worker.bound_groups);
             let earlier = worker.earlier_rooms();

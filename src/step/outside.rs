@@ -21,6 +21,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
+use crate::step::api_server::{ApiServer, Head};
 
 /// Names a call until its answer arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +86,7 @@ pub struct Outside(Arc<Inner>);
 
 struct Inner {
     clock: Clock,
+    api_server: ApiServer,
     queue: Mutex<Queue>,
     tasks: Mutex<FuturesUnordered<Task>>,
     bell: Arc<Bell>,
@@ -126,14 +128,24 @@ impl Wake for Bell {
 impl Outside {
     /// No task yet. `clock` is the one whose times the steps get.
     pub fn new(clock: Clock) -> Self {
-        let inner =
-            Inner { clock, queue: Mutex::default(), tasks: Mutex::default(), bell: Arc::default() };
+        let inner = Inner {
+            clock,
+            api_server: ApiServer::new(clock),
+            queue: Mutex::default(),
+            tasks: Mutex::default(),
+            bell: Arc::default(),
+        };
         Self(Arc::new(inner))
     }
 
     /// The clock of the tasks.
     pub fn clock(&self) -> Clock {
         self.0.clock
+    }
+
+    /// The API server, by its answers.
+    pub fn api_server(&self) -> &ApiServer {
+        &self.0.api_server
     }
 
     /// Takes in an event, runs all tasks as far as they get, and returns what is to be done.
@@ -202,12 +214,20 @@ impl Outside {
         within: Duration,
     ) -> Result<Answer, Lost> {
         let (answer, answered) = oneshot::channel();
+        let is_for_replica = request.uri().authority().is_some();
+        let sent = self.0.clock.now();
         self.enqueue(|queue| {
             let id = CallId(queue.next());
             queue.calls.insert(id, answer);
             queue.actions.push(Action::Call { id, request: Box::new(request), within });
         });
-        answered.await.unwrap_or(Err(Lost::Timeout))
+        let answer = answered.await.unwrap_or(Err(Lost::Timeout));
+        if let Ok(Answer { status, date, .. }) = answer
+            && !is_for_replica
+        {
+            self.0.api_server.answered(sent, Head { status, date });
+        }
+        answer
     }
 
     /// Runs `work` off the thread of the steps; `None` if it panicked.

@@ -9,6 +9,16 @@ use serde_json::Value;
 pub(crate) fn carry_out(
     app: &App,
     now: Timestamp,
+    answer: impl FnMut(&hyper::Request<Vec<u8>>) -> (u16, Value),
+) {
+    carry_out_at(app, now, None, answer);
+}
+
+/// The same; the API server says that it is so late, in seconds since 1970.
+pub(crate) fn carry_out_at(
+    app: &App,
+    now: Timestamp,
+    date: Option<u64>,
     mut answer: impl FnMut(&hyper::Request<Vec<u8>>) -> (u16, Value),
 ) {
     let mut actions = app.outside.step(Event::Changed, now);
@@ -21,7 +31,7 @@ pub(crate) fn carry_out(
             Action::Call { id, request, .. } => {
                 let (status, body) = answer(&request);
                 let body = Some(body.to_string().into_bytes());
-                Event::Answered { id, answer: Ok(Answer { status, body, date: None }) }
+                Event::Answered { id, answer: Ok(Answer { status, body, date }) }
             }
         };
         actions.extend(app.outside.step(event, now));

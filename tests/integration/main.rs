@@ -50,6 +50,7 @@ mod cluster_api {
     #![expect(clippy::unwrap_used, reason = "test fixtures outside of test functions")]
 
     mod binding;
+    mod clocks;
     mod edits;
     mod evicting;
     mod forged;

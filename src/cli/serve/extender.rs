@@ -21,6 +21,7 @@ use crate::config::file::Config;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
 use crate::control::shared::leader::{Addresses, Replica};
 use crate::issuing::keeper::{Keeper, keeping};
+use crate::kube_api::connection;
 use crate::kube_api::identity::front_proxy;
 use crate::kube_api::identity::people::People;
 use crate::kube_api::identity::token::AgentTokens;
@@ -174,15 +175,7 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =
             connect(&config, identity, proof, clock).await?;
-        if config.pools.respread_after().is_some() && truth.replica.is_none() {
-            tracing::warn!("pods at rest stay where they are: start gpupack with `--replica` to have them restarted");
-        }
-        if config.pools.moves_instances() && truth.replica.is_none() {
-            tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
-        }
-        if config.pools.have_soft_limits() {
-            tracing::warn!("`soft_limits` was not run on real hardware yet: see docs/borrowing.md");
-        }
+        warn_of(&config, &truth);
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;
@@ -231,6 +224,21 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     ended
 }
 
+/// Warns of what has no effect, or was not tried.
+fn warn_of(config: &Config, truth: &ClusterTruth) {
+    if config.pools.respread_after().is_some() && truth.replica.is_none() {
+        tracing::warn!(
+            "pods at rest stay where they are: start gpupack with `--replica` to have them restarted"
+        );
+    }
+    if config.pools.moves_instances() && truth.replica.is_none() {
+        tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
+    }
+    if config.pools.have_soft_limits() {
+        tracing::warn!("`soft_limits` was not run on real hardware yet: see docs/borrowing.md");
+    }
+}
+
 /// At SIGTERM or SIGINT hands over, and stops.
 fn stop_at_signal(app: Arc<App>, stop: watch::Sender<bool>) -> Result<()> {
     let requested = crate::cli::base::signals::stop_signal()?;
@@ -251,7 +259,8 @@ async fn kept_certificates(config: &Config, clock: Clock) -> Result<Option<Keepe
         return Ok(None);
     }
     let kube = kube_config(config.kubeconfig.as_deref()).await?;
-    let client = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
+    let client = connection::without_retries(kube, clock);
+    let client = client.context("cannot make a Kubernetes client")?;
     // Of its own: it writes before a replica leads, and each write names the version that it saw.
     let outside = Outside::new(clock);
     tokio::spawn(carry_out::run(outside.clone(), Some(client), None));
@@ -294,9 +303,11 @@ async fn connect(
     let Identity { random, replica } = identity;
     let mut kube = kube_config(config.kubeconfig.as_deref()).await?;
     kube.read_timeout = Some(SILENT_FOR);
-    let client = Client::try_from(kube.clone()).context("cannot make a Kubernetes client")?;
     let outside = Outside::new(clock);
-    let once = carry_out::without_retries(kube).context("cannot make a Kubernetes client")?;
+    let client = connection::noted(kube.clone(), outside.api_server());
+    let client = client.context("cannot make a Kubernetes client")?;
+    let once = connection::without_retries(kube, clock);
+    let once = once.context("cannot make a Kubernetes client")?;
     let acting = tokio::spawn(carry_out::run(outside.clone(), Some(once), proof));
     let term = match &replica {
         Some(_) => Term::none(clock, random),

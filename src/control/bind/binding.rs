@@ -364,7 +364,7 @@ fn placed(app: &App, pod: &SeenPod, placement: &Placement) {
     if let Ok(Some(request)) = &pod.request
         && created > 0
     {
-        let waited = app.clock.unix_seconds().saturating_sub(created);
+        let waited = app.api_seconds().saturating_sub(created);
         app.metrics.placed(Size::of(request), waited);
     }
     let devices: Vec<&str> = placement.devices.iter().map(|device| device.id.as_str()).collect();

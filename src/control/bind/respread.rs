@@ -182,7 +182,7 @@ pub(crate) async fn make_way(app: &Arc<App>) {
     }
     let worker = Arc::clone(app);
     let choose = move || {
-        let unix_seconds = i64::try_from(worker.clock.unix_seconds()).unwrap_or(i64::MAX);
+        let unix_seconds = i64::try_from(worker.api_seconds()).unwrap_or(i64::MAX);
         let times = (worker.clock.now(), unix_seconds);
         worker.moves.begin_making_way(&worker.ledger, &worker.waiting, times)
     };

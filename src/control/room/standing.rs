@@ -309,7 +309,7 @@ impl StandingHolds {
         self.groups.new_rooms.extend(nodes);
     }
 
-    /// What is to be done now; `unix_seconds` is the time on the wall clock. Looks at all waiting
+    /// What is to be done now; `unix_seconds` is the time at the API server. Looks at all waiting
     /// pods, and for some of them at all nodes: not for a thread that answers calls.
     pub fn step(
         &mut self,

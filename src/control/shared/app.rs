@@ -422,6 +422,12 @@ impl App {
         self.ledger.entries().into_iter().chain(own).collect()
     }
 
+    /// The time at the API server, in seconds since 1970: ages of its objects are by this, whatever the clock of
+    /// this machine says.
+    pub fn api_seconds(&self) -> u64 {
+        self.outside.api_server().unix_seconds()
+    }
+
     /// Whether calls are answered now: the ledger is complete, no Binding of an earlier run can
     /// succeed any more, and the room that an earlier process was making is kept. A follower, which
     /// forwards calls, needs the ledger alone.

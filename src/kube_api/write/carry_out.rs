@@ -2,19 +2,18 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures::FutureExt;
 use http_body_util::Full;
-use hyper::HeaderMap;
-use hyper::header::DATE;
+use kube::Client;
 use kube::client::Body;
-use kube::{Client, Config};
 use tokio::sync::mpsc;
 
 use crate::certificates::ServerProof;
 use crate::hardware::units::Timestamp;
 use crate::http_client::HttpClient;
+use crate::kube_api::connection::date_of;
 use crate::step::outside::{Action, Answer, Event, Lost, Outside};
 
 /// Runs the tasks of `outside` until it is dropped. Without a client calls have no answer. With `proof`
@@ -36,16 +35,6 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         self.0.stop();
     }
-}
-
-/// A client without the default retries of `kube`: they repeat a Binding after a 503 or 504, for
-/// minutes, and the caller does not see it.
-///
-/// # Errors
-/// [`kube::Error`] if `config` makes no client.
-pub fn without_retries(mut config: Config) -> Result<Client, kube::Error> {
-    config.default_retry = false;
-    Client::try_from(config)
 }
 
 /// The API server, if there is one, and the other replicas.
@@ -124,13 +113,6 @@ async fn exchange(
     };
     // The status says what was done. Without a body only its contents are lost.
     Ok(Answer { status: status.ok_or(Lost::Timeout)?, body, date })
-}
-
-/// When a server answered by its own clock: RFC 9110, section 6.6.1. Servers written in Go always say it.
-fn date_of(headers: &HeaderMap) -> Option<u64> {
-    let text = headers.get(DATE)?.to_str().ok()?;
-    let date = httpdate::parse_http_date(text).ok()?;
-    date.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
 
 #[cfg(test)]

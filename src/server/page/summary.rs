@@ -57,7 +57,7 @@ pub(crate) fn figures(app: &App) -> Figures {
         Readiness::AwaitingReports { nodes } => (page::Readiness::AwaitingReports, nodes),
     };
     let (mut waiting, mut longest) = (0, 0);
-    let now = app.clock.unix_seconds();
+    let now = app.api_seconds();
     app.waiting.look_at_each(|state| {
         if state.refused.is_some() {
             waiting += 1;

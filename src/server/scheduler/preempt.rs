@@ -201,7 +201,7 @@ fn may_go<'a>(app: &'a App, pod: &SeenPod) -> impl Fn(&str) -> bool + 'a {
     let over = app.ledger.teams.over_quota();
     let team = app.ledger.teams.team_of(&pod.namespace);
     let of = TeamPod { team, priority: pod.priority, is_guaranteed: false };
-    let now = i64::try_from(app.clock.unix_seconds()).unwrap_or(i64::MAX);
+    let now = i64::try_from(app.api_seconds()).unwrap_or(i64::MAX);
     move |uid| {
         let uid = PodUid::new(uid);
         let Some(held) = app.ledger.reservation(&uid) else { return is_known };
@@ -293,7 +293,7 @@ mod tests {
             let fact = PodFact { tenure, ..bound(name, "n", "A", 100_000) };
             app.ledger.see_pod(&fact, app.clock.now());
         };
-        let now = i64::try_from(app.clock.unix_seconds()).unwrap();
+        let now = i64::try_from(app.api_seconds()).unwrap();
         protected("always", now - 100, Some(Protection::Always));
         protected("new", now, Some(Protection::Seconds(1_000)));
         protected("old", now - 2_000, Some(Protection::Seconds(1_000)));

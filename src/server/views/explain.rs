@@ -126,7 +126,7 @@ pub fn explain(app: &App, state: &WaitingState, viewer: &Viewer) -> Explanation 
         verdict: why.verdict,
         request: query.gpu.as_ref().map(wording::in_words).unwrap_or_default(),
         blocked_by: Some(why.obstacle),
-        age_seconds: Some(since(waiting.created_unix_seconds, app.clock.unix_seconds())),
+        age_seconds: Some(since(waiting.created_unix_seconds, app.api_seconds())),
         queue: Queues::of(app).position(waiting),
         fitting_nodes: outlook.fitting,
         restarts: outlook.restarts,

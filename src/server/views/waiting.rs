@@ -110,7 +110,7 @@ pub fn waiting(app: &App, query: &WaitingQuery, viewer: &Viewer) -> WaitingPodLi
         query.namespace.as_deref().is_none_or(|of| of == namespace) && viewer.sees(namespace)
     };
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT).min(MOST);
-    let now = app.clock.unix_seconds();
+    let now = app.api_seconds();
     let mut pods: Vec<waiting::WaitingPod> = Vec::new();
     let mut gated: Vec<WaitingPod> = Vec::new();
     let pending = app.pending.iter().chain(app.gated.iter());

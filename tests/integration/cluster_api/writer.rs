@@ -10,12 +10,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use gpupack::clock::Clock;
 use gpupack::hardware::device::{DeviceId, NodeName, PodUid};
 use gpupack::hardware::pool::ConfiguredIsolation;
 use gpupack::hardware::units::{Demand, MemMib, Share, Timestamp};
+use gpupack::kube_api::connection::without_retries;
 use gpupack::kube_api::containers::mps::ClientLimits;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
-use gpupack::kube_api::write::carry_out::without_retries;
 use gpupack::kube_api::write::events::{Notice, NoticeCounts, NoticeReason, notices};
 use gpupack::kube_api::write::outcome::{BindOutcome, Cause, PatchOutcome, Settled};
 use gpupack::kube_api::write::target::{BindTarget, PodKey};
@@ -268,7 +269,8 @@ async fn no_request_is_repeated_without_the_caller() {
     ] {
         let (address, server) = socket(answer);
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-        let writer = connected(without_retries(config).unwrap(), Duration::from_secs(2));
+        let client = without_retries(config, Clock::start()).unwrap();
+        let writer = connected(client, Duration::from_secs(2));
         assert_eq!(reported(&writer.bind(&target()).await), expected);
         TcpStream::connect(address).unwrap().write_all(b"stop").unwrap();
         assert_eq!(server.join().unwrap(), 1, "{expected}");

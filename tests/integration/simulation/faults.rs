@@ -11,6 +11,9 @@ use super::{GPU_MIB, What, World, mig};
 /// A process that was frozen for less need not notice it.
 const SHORT: u64 = 3_000;
 
+/// In seconds.
+const TEN_YEARS: i64 = 3_650 * 86_400;
+
 macro_rules! faults {
     ($($(#[doc = $text:literal])+ $name:ident,)+; $($(#[doc = $mig:literal])+ $of_mig:ident,)+) => {
         /// A kind of fault. A seed has about half of them.
@@ -296,7 +299,7 @@ impl World {
     /// Sets the wall clock of a machine: to the right time, or to another one.
     fn set_wall_clock(&mut self) {
         let at = self.rng.random_range(0..self.replicas.len());
-        let ahead = *[0, -600, -2, 90, 86_400].choose(&mut self.rng).expect("not empty");
+        let ahead = *[0, -600, -2, 90, TEN_YEARS].choose(&mut self.rng).expect("not empty");
         let step = ahead - std::mem::replace(&mut self.clocks_ahead[at], ahead);
         if let Some(replica) = &self.replicas[at] {
             replica.step_wall(step);

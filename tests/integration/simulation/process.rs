@@ -213,6 +213,8 @@ impl World {
             replica.nodes.take(WatchEvent::ListEnds);
             replica.nodes_seen = version;
         }
+        // Lists of pods and nodes, and the watches that go on after them.
+        (0..4).for_each(|_| replica.hear_date(now));
         replica.is_list_due = false;
         let number = replica.app.lists.begin();
         replica.pods.take(WatchEvent::ListBegins);

@@ -19,6 +19,7 @@ use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::reservation::ReservationState;
+use gpupack::step::api_server::Head;
 use gpupack::step::outside::{Action, Event, Outside};
 use kube::Client;
 use kube::client::Body;
@@ -28,8 +29,13 @@ use super::What;
 use super::leading;
 use super::lent_checks::Lists;
 
-/// The wall clock when a simulation begins.
+/// The clock of the API server when a simulation begins.
 const BEGAN: u64 = 1_767_225_600;
+
+/// What the clock of the API server shows, in seconds since 1970.
+pub(super) fn api_seconds(now: u64) -> u64 {
+    BEGAN + now / 1_000
+}
 
 /// For pod events, which are not written here. The client takes a runtime of tokio that never runs.
 static SILENT: LazyLock<Client> = LazyLock::new(|| {
@@ -127,7 +133,7 @@ impl Replica {
         config: Config,
         place: Option<usize>,
     ) -> Self {
-        let unix = (BEGAN + now / 1_000).saturating_add_signed(ahead);
+        let unix = api_seconds(now).saturating_add_signed(ahead);
         // One simulation has few lives, so their clocks may stay forever.
         let time = Box::leak(Box::new(SimulatedTime::starting(unix)));
         let clock = Clock::simulated(time);
@@ -192,6 +198,12 @@ impl Replica {
             time,
             running,
         }
+    }
+
+    /// The API server has just answered a call that no step sends: of a watch.
+    pub(super) fn hear_date(&self, now: u64) {
+        let head = Head { status: 200, date: Some(api_seconds(now)) };
+        self.app.outside.api_server().answered(self.app.clock.now(), head);
     }
 
     /// How it names itself in what it writes; `None` before it leads.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::api::{PLACEMENT, Pod, is_dry_run, refusal};
 use super::faults::Fault;
-use super::replica::Replica;
+use super::replica::{Replica, api_seconds};
 use super::{Answers, GPU_MIB, Sent, What, World};
 use crate::simulation::scheduling::HTTP_TIMEOUT;
 
@@ -266,7 +266,8 @@ impl World {
             self.disturb(REQUEST_LOST);
         }
         if answers != Answers::Never {
-            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()), date: None });
+            let date = Some(api_seconds(self.now));
+            let answer = Ok(Answer { status: code, body: Some(body.into_bytes()), date });
             let is_gone = code == 200 && self.is_removed_now(life, uid.as_deref());
             let is_slow = is_gone || uid.is_some() && self.hits(Fault::Delay, 3);
             let way = match (is_gone, is_slow) {

@@ -8,12 +8,15 @@ use gpupack::ledger::suggest::waiting::WaitingState;
 use gpupack::model::device_state::{DeviceState, Origin};
 use gpupack::model::node_state::{NodeReporting, SpotDevice};
 
-use super::replica::Replica;
+use super::replica::{Replica, api_seconds};
 use super::{GPU_MIB, World};
 
 /// Without a fault, the first pod of a line gets room within this time. It is looked for each second,
 /// and one that made way for another pod pauses for 5 s.
 const KEPT_WITHIN: u64 = 8_000;
+
+/// How far the time at the API server may be off as a process knows it, in seconds: answers have whole ones.
+const OFF_BY: u64 = 1;
 
 impl World {
     /// Seconds after which room is kept for the first pod of a line; zero: never.
@@ -40,7 +43,14 @@ impl World {
         let waiting: BTreeSet<PodUid> = waiting.map(|(uid, _)| PodUid::new(uid.as_str())).collect();
         for replica in self.replicas.iter_mut().flatten().chain(&mut self.overlapping) {
             check_kept(replica, &waiting)?;
-            let first = if is_calm && after > 0 { unkept(replica, after, &open) } else { None };
+            if !self.settings.preempts && !self.settings.has_teams {
+                check_age(replica, (now, after))?;
+            }
+            replica
+                .stood
+                .extend(replica.app.ledger.standing_nodes().keys().map(ToString::to_string));
+            let first =
+                if is_calm && after > 0 { unkept(replica, (now, after), &open) } else { None };
             let since = replica.unkept.take().filter(|(uid, _)| first.as_ref() == Some(uid));
             replica.unkept = since.or_else(|| first.map(|uid| (uid, now)));
             if let Some((uid, since)) = &replica.unkept
@@ -53,7 +63,7 @@ impl World {
     }
 }
 
-fn check_kept(replica: &mut Replica, waiting: &BTreeSet<PodUid>) -> Result<(), String> {
+fn check_kept(replica: &Replica, waiting: &BTreeSet<PodUid>) -> Result<(), String> {
     let ledger = &replica.app.ledger;
     let standing = ledger.standing_nodes();
     // The room of a pod that is bound or gone ends with the next look, a second later. A late watch may
@@ -76,16 +86,30 @@ fn check_kept(replica: &mut Replica, waiting: &BTreeSet<PodUid>) -> Result<(), S
     if on_nodes != standing {
         return Err(format!("room is kept on {on_nodes:?}, and noted for {standing:?}"));
     }
-    replica.stood.extend(standing.keys().map(|uid| uid.as_str().to_owned()));
     match standing.keys().find(|uid| ledger.reservation(uid).is_some()) {
         Some(uid) => Err(format!("room is kept for {uid}, which has some")),
         None => Ok(()),
     }
 }
 
+/// Room is kept only for a pod that has waited for so long at the API server, whatever the clock of the machine says.
+fn check_age(replica: &Replica, (now, after): (u64, u64)) -> Result<(), String> {
+    let standing = replica.app.ledger.standing_nodes();
+    let is_new = |uid: &&PodUid| !replica.stood.contains(uid.as_str());
+    for uid in standing.keys().filter(is_new) {
+        let Some(state) = replica.app.waiting.pod(uid) else { continue };
+        let created = u64::try_from(state.waiting.created_unix_seconds).unwrap_or(0);
+        let age = (api_seconds(now) + OFF_BY).saturating_sub(created);
+        if state.waiting.group.is_none() && age < after {
+            return Err(format!("room is kept for {uid}, which was created {age} s ago at most"));
+        }
+    }
+    Ok(())
+}
+
 /// The pod that is first in line, if no room is kept for any pod, and this one never had some. No room
 /// is kept where the last call for the pod did not name the node, or where no pod may go.
-fn unkept(replica: &Replica, after: u64, open: &BTreeSet<&str>) -> Option<String> {
+fn unkept(replica: &Replica, (now, after): (u64, u64), open: &BTreeSet<&str>) -> Option<String> {
     let (app, ledger) = (&replica.app, &replica.app.ledger);
     let is_ready =
         !replica.is_frozen && app.leading.is_here() && app.readiness() == Readiness::Ready;
@@ -107,7 +131,7 @@ fn unkept(replica: &Replica, after: u64, open: &BTreeSet<&str>) -> Option<String
             && node.devices().iter().all(|device| is_well(device) && !is_others(device))
             && !node.spots().iter().any(has_failed);
     });
-    let created_by = app.clock.unix_seconds().saturating_sub(after);
+    let created_by = api_seconds(now).saturating_sub(after);
     let firsts = app.waiting.firsts(|state: &WaitingState| {
         let pod = &state.waiting;
         let is_single = pod.query.gpu.as_ref().is_some_and(|gpu| gpu.count.get() == 1);

@@ -50,6 +50,7 @@ pub struct Metrics {
     audits: IntCounter,
     audit_failures: IntCounter,
     ready: IntGauge,
+    token_refused: Gauge,
     oldest_report: Gauge,
     watch_lag: Histogram,
     watch_events: IntCounterVec,
@@ -159,6 +160,10 @@ impl Metrics {
             ready: make.int_gauge(
                 "gpupack_ready",
                 "1 when calls are answered; 0 on a replica that does not lead.",
+            ),
+            token_refused: make.gauge(
+                "gpupack_token_refused_seconds",
+                "For how long the API server has answered nothing but 401; 0 if it accepts the token.",
             ),
             oldest_report: make.gauge(
                 "gpupack_oldest_report_timestamp_seconds",
@@ -419,6 +424,11 @@ impl Metrics {
         self.holds.set(count(holds.0));
         self.standing_holds.set(count(holds.1));
         self.oldest_report.set(whole(oldest_report));
+    }
+
+    /// Sets for how long the API server has answered nothing but 401.
+    pub fn set_token_refused(&self, lasted: Duration) {
+        self.token_refused.set(lasted.as_secs_f64());
     }
 
     /// Sets the gauges of the fleet and of waiting pods.

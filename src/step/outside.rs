@@ -21,7 +21,10 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::step::api_server::{ApiServer, Head};
+use crate::step::api_server::{ApiServer, Head, Unauthorized};
+
+/// Pause between two looks whether the API server accepts this process.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Names a call until its answer arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,6 +149,17 @@ impl Outside {
     /// The API server, by its answers.
     pub fn api_server(&self) -> &ApiServer {
         &self.0.api_server
+    }
+
+    /// Waits until the API server has answered nothing but 401 for so long that the process is to end.
+    pub async fn refused(&self) -> Unauthorized {
+        let mut looks = self.every(LOOK_EVERY);
+        loop {
+            looks.tick().await;
+            if let Some(refusal) = self.0.api_server.refuses().filter(Unauthorized::is_final) {
+                return refusal;
+            }
+        }
     }
 
     /// Takes in an event, runs all tasks as far as they get, and returns what is to be done.

@@ -61,6 +61,7 @@ mod cluster_api {
     mod overlapping;
     mod recalling;
     mod taking_over;
+    mod unauthorized;
     mod waiting;
     mod why;
     mod writer;

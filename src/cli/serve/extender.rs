@@ -199,12 +199,14 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let keeping = tokio::spawn(keeping(Arc::clone(&app), keeper));
         let has_stopped = stopped.clone();
         let replaced = Arc::clone(&app);
+        let outside = app.outside.clone();
         let serving = serve_apart(service, listeners, identities, stopped);
         tokio::pin!(serving);
         // Without its loops the ledger gets out of date unnoticed: a restart is better.
         let ended = tokio::select! {
             () = &mut serving => return Ok(()),
             () = replaced.replaced() => return Ok(()), // kubelet starts it again
+            refusal = outside.refused() => return Err(refusal.into()), // with another token, perhaps
             ended = acting => ("control core", ended),
             ended = writing => ("writer of events", ended),
             ended = beating => ("background loops", ended),
@@ -265,9 +267,13 @@ async fn kept_certificates(config: &Config, clock: Clock) -> Result<Option<Keepe
     let outside = Outside::new(clock);
     tokio::spawn(carry_out::run(outside.clone(), Some(client), None));
     let term = Term::alone(clock, FenceWriter::random());
-    let mut keeper = Keeper::new(config, ApiWriter::new(outside, config.api_timeout, term), clock);
+    let mut keeper =
+        Keeper::new(config, ApiWriter::new(outside.clone(), config.api_timeout, term), clock);
     if let Some(keeper) = &mut keeper {
-        keeper.start().await;
+        tokio::select! {
+            () = keeper.start() => {}
+            refusal = outside.refused() => return Err(refusal.into()),
+        }
     }
     Ok(keeper)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -132,7 +133,10 @@ fn service(app: &App, is_leader: bool) -> NodeCounts {
         NodeReporting::Gone => {}
     });
     let heard = oldest.map_or(0, |age| app.clock.unix_seconds().saturating_sub(age.as_secs()));
-    let is_ready = is_leader && app.readiness() == Readiness::Ready;
+    let refusal = app.outside.api_server().refuses();
+    app.metrics.set_token_refused(refusal.map_or(Duration::ZERO, |it| it.lasted()));
+    let is_refused = refusal.is_some_and(|it| it.is_lasting());
+    let is_ready = is_leader && !is_refused && app.readiness() == Readiness::Ready;
     app.metrics.set_leader(is_leader);
     let holds = (app.ledger.hold_count(), app.ledger.standing_count());
     app.metrics.set_service(is_ready, holds, heard);

@@ -517,21 +517,22 @@ pub(crate) async fn alive() -> &'static str {
     (status = 503, description = "Not yet, and why.", body = String, content_type = "text/plain"),
 ))]
 pub(crate) async fn ready(State(service): State<Service>) -> Response {
-    let (status, text) = match service.app.readiness() {
-        Readiness::Ready if !service.app.is_informed() => {
-            let text = "this replica does not know yet which Bindings the leader has posted\n";
-            (StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+    let app = &service.app;
+    let refusal = app.outside.api_server().refuses();
+    let cause = match app.readiness() {
+        Readiness::Ready if !app.is_informed() => {
+            "this replica does not know yet which Bindings the leader has posted\n".to_owned()
         }
-        Readiness::Ready => (StatusCode::OK, "ready\n".to_owned()),
-        Readiness::NotListed => {
-            (StatusCode::SERVICE_UNAVAILABLE, "pods and nodes are not listed yet\n".to_owned())
+        Readiness::Ready if refusal.is_some_and(|it| it.is_lasting()) => String::new(),
+        Readiness::Ready => return (StatusCode::OK, "ready\n").into_response(),
+        Readiness::NotListed => "pods and nodes are not listed yet\n".to_owned(),
+        Readiness::AwaitingReports { nodes } => {
+            format!("{nodes} nodes that hold pods have not reported yet\n")
         }
-        Readiness::AwaitingReports { nodes } => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("{nodes} nodes that hold pods have not reported yet\n"),
-        ),
     };
-    (status, text).into_response()
+    // First: it may be why the rest is so.
+    let refusal = refusal.map(|it| format!("{it}\n")).unwrap_or_default();
+    (StatusCode::SERVICE_UNAVAILABLE, refusal + &cause).into_response()
 }
 
 /// Figures for Prometheus, in its text format.

@@ -174,7 +174,7 @@ impl<'a> List<'a> {
             viewer,
             whys: Whys::of(app),
             profiles: wording::profiles(&app.ledger),
-            now_unix_seconds: app.clock.unix_seconds(),
+            now_unix_seconds: app.api_seconds(),
         }
     }
 

@@ -7,9 +7,10 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -175,6 +176,59 @@ impl Cluster {
         let budgets = Api::namespaced(self.client.clone(), &self.namespace);
         budgets.create(&PostParams::default(), &object).await.expect("a new budget");
         budgets
+    }
+
+    /// Claims of volumes that nobody ever provisions, once a node is chosen for their pod.
+    pub(crate) async fn add_claims(&self, names: impl Iterator<Item = String>) {
+        let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+            "metadata": {"name": "never"}, "provisioner": "e2e.example.com/never",
+            "volumeBindingMode": "WaitForFirstConsumer"});
+        let class: StorageClass = serde_json::from_value(class).expect("a valid class");
+        match Api::all(self.client.clone()).create(&PostParams::default(), &class).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("cannot create the class of volumes: {error}"),
+        }
+        let claims: Api<PersistentVolumeClaim> =
+            Api::namespaced(self.client.clone(), &self.namespace);
+        for name in names {
+            let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name}, "spec": {"storageClassName": "never",
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": "1Gi"}}}});
+            let claim = serde_json::from_value(claim).expect("a valid claim");
+            claims.create(&PostParams::default(), &claim).await.expect("a new claim");
+        }
+    }
+
+    /// Lets no more pods be bound to a node.
+    pub(crate) async fn cordon(&self, node: &str) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
+        patched.expect("the node is there");
+    }
+
+    /// Deletes a node.
+    pub(crate) async fn delete_node(&self, node: &str) {
+        remove(&Api::<Node>::all(self.client.clone()), node).await;
+    }
+
+    /// Sets a node's condition `Ready` as the node controller does when its kubelet is gone.
+    pub(crate) async fn lose_kubelet(&self, node: &str) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let status = json!({"status": {"conditions": [
+            {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"},
+        ]}});
+        let patched =
+            nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(status)).await;
+        patched.expect("the node is there");
+    }
+
+    /// Asks a pod to end, as `kubectl delete` does.
+    pub(crate) async fn ask_to_end(&self, name: &str) {
+        let asked = self.pods().delete(name, &DeleteParams::default()).await;
+        asked.unwrap_or_else(|error| panic!("cannot delete {name}: {error}"));
     }
 
     /// Deletes one pod immediately, as if its kubelet had ended it.

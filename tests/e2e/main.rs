@@ -79,6 +79,8 @@ mod relay;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod scene;
+#[cfg(test)]
 mod schedulers;
 #[cfg(test)]
 mod testbed;

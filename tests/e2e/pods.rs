@@ -28,6 +28,9 @@ pub(crate) struct PodPlan {
     labels: BTreeMap<String, String>,
     limits: BTreeMap<String, String>,
     cpu: &'static str,
+    ends_within: u64,
+    claim: Option<String>,
+    replica_set: Option<String>,
 }
 
 impl PodPlan {
@@ -44,6 +47,9 @@ impl PodPlan {
             labels: BTreeMap::new(),
             limits: BTreeMap::new(),
             cpu: "10m",
+            ends_within: 0,
+            claim: None,
+            replica_set: None,
         }
     }
 
@@ -85,6 +91,24 @@ impl PodPlan {
     pub(crate) fn with_cpu(mut self, cpu: &'static str) -> Self {
         self.cpu = cpu;
         self
+    }
+
+    /// Lets it take so many seconds to end. Somebody has to play its kubelet then.
+    pub(crate) fn ending_within(mut self, seconds: u64) -> Self {
+        self.ends_within = seconds;
+        self
+    }
+
+    /// Mounts the claim of this name.
+    pub(crate) fn claiming(mut self, claim: &str) -> Self {
+        self.claim = Some(claim.to_owned());
+        self
+    }
+
+    /// Makes it a replica of the Deployment in this revision, as the controllers do.
+    pub(crate) fn replica_of(mut self, deployment: &str, revision: &str) -> Self {
+        self.replica_set = Some(format!("{deployment}-{revision}"));
+        self.labelled("app", deployment).labelled("pod-template-hash", revision)
     }
 
     /// Names another scheduler.
@@ -139,7 +163,7 @@ impl PodPlan {
             "metadata": {"name": self.name, "annotations": self.annotations, "labels": labels},
             "spec": {
                 "schedulerName": self.scheduler,
-                "terminationGracePeriodSeconds": 0,
+                "terminationGracePeriodSeconds": self.ends_within,
                 "automountServiceAccountToken": false,
                 "containers": [{
                     "name": "main", "image": "local/none",
@@ -155,6 +179,16 @@ impl PodPlan {
         }
         if let Some(class) = &self.class {
             pod["spec"]["priorityClassName"] = class.as_str().into();
+        }
+        if let Some(claim) = &self.claim {
+            let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
+            pod["spec"]["volumes"] = json!([volume]);
+        }
+        if let Some(name) = &self.replica_set {
+            pod["metadata"]["ownerReferences"] = json!([{
+                "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name,
+                "uid": format!("uid-of-{name}"), "controller": true, "blockOwnerDeletion": true,
+            }]);
         }
         serde_json::from_value(pod).expect("the object has the shape of a pod")
     }

@@ -21,6 +21,7 @@ mod identities;
 mod in_place;
 mod install;
 mod instances;
+mod kept_room;
 mod kueue;
 mod limits;
 mod manifests;

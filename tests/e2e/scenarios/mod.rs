@@ -15,6 +15,7 @@ mod drains;
 mod edits;
 mod untracked;
 mod faults;
+mod free_room;
 mod given_up;
 mod guard;
 mod identities;

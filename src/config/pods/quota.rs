@@ -10,7 +10,7 @@ use serde_yaml_ng::Value;
 
 use crate::config::pods::requests::{decimal, share};
 use crate::config::values::{label, mib, some_mib};
-use crate::hardware::device::words;
+use crate::hardware::device::ModelFilter;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::charge::ModelPrice;
 use crate::model::team::{TeamRules, TeamShare};
@@ -69,8 +69,11 @@ impl QuotaConfig {
 /// A rule for models: a pod that names none is charged for the reference, which must not be cheaper.
 fn below(reference: MemMib) -> impl FnOnce(&BTreeMap<String, PriceKeys>, &()) -> garde::Result {
     move |models, ()| {
-        if let Some(model) = models.keys().find(|model| words(model).is_empty()) {
-            return Err(garde::Error::new(format!("`{model}` must be a model, such as `H100`")));
+        if let Some(model) = models.keys().find(|model| !ModelFilter::is_name(model)) {
+            return Err(garde::Error::new(format!(
+                "`{model}` must be the name of a model, such as `H100`, of letters, digits, blanks and \
+                 `-./()+_`, a letter or digit first"
+            )));
         }
         let larger = models.iter().find(|(_, keys)| keys.memory.is_some_and(|it| it > reference));
         larger.map_or(Ok(()), |(model, _)| {
@@ -206,7 +209,9 @@ mod tests {
             ("reference_memory_mib: 7", "1024 to 1048576"),
             ("models: {A10: {weight: 2}}", "above 0 and up to 1"),
             ("models: {A10: {memory_mib: 99999}}", "`A10` must be at most"),
-            ("models: {'-': {}}", "must be a model"),
+            ("models: {'-': {}}", "must be the name of a model"),
+            ("models: {'!H100': {}}", "`!H100` must be the name of a model"),
+            ("models: {'A100|H100': {}}", "letters, digits, blanks"),
             ("models: {A10: {price: 1}}", "unknown field"),
             ("limit: 7", "unknown field"),
         ] {

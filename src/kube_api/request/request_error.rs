@@ -92,7 +92,7 @@ pub enum RequestError {
         /// The maximum, in bytes.
         most: usize,
     },
-    /// A model filter that can match nothing.
+    /// A model filter that is no list of names.
     #[error(
         "annotation `{key}` is `{value}`: write names of GPU models separated by `|`, for instance \
          `A100|H100`; each needs a letter or digit, and {names} names with {max} characters are \
@@ -406,6 +406,7 @@ impl RequestError {
             Self::ManyAnnotations { .. } => "many_annotations",
         }
     }
+            Self::SeveralContainers { .. } => "several_containers",
 
     /// Constant text for kube-scheduler, without any value of the pod.
     pub fn reason(&self) -> &'static str {

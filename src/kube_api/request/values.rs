@@ -43,13 +43,12 @@ pub(crate) fn device_count(key: &str, text: &str) -> Result<NonZeroU32, RequestE
         .ok_or_else(|| RequestError::DeviceCount { key: shown(key), value: shown(text) })
 }
 
-/// Names of GPU models between `|`, each with a letter or digit. Blanks around them are ignored.
+/// Names of GPU models between `|`. Blanks around them are ignored.
 pub(crate) fn models(key: &str, text: &str) -> Result<ModelFilter, RequestError> {
-    let names = || text.split('|').map(str::trim);
+    let names = || text.split('|').map(|name| name.trim_matches(' '));
     let legal = text.len() <= MAX_MODEL_FILTER
-        && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
         && names().count() <= MAX_MODELS
-        && names().all(|name| name.bytes().any(|byte| byte.is_ascii_alphanumeric()));
+        && names().all(ModelFilter::is_name);
     if legal {
         Ok(ModelFilter::new(names()))
     } else {

@@ -347,7 +347,7 @@ const FAULTY: [(&str, &str, &str); 25] = [
     (
         r#"{"gpu-fraction":"0.5","gpupack.dev/gpu-model":"|"}"#,
         "{}",
-        "the model filter names no model",
+        "the model filter is no list of model names",
     ),
     (r#"{"gpu-fraction":"1","gpupack.dev/policy":"best"}"#, "{}", "the policy is unknown"),
     (r#"{"gpu-fraction":"1","gpupack.dev/isolation":"x"}"#, "{}", "the isolation is unknown"),

@@ -2,7 +2,7 @@ use crate::kube_api::request::resources::ContainerKind;
 use proptest::prelude::*;
 
 use super::*;
-use crate::hardware::device::MAX_DEVICE_MEMORY;
+use crate::hardware::device::{MAX_DEVICE_MEMORY, ModelName};
 use crate::model::request::MAX_DEVICES_PER_POD;
 
 fn annotations(text: &str) -> BTreeMap<String, String> {
@@ -280,8 +280,14 @@ const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
     (
         "nvidia.com/container.a.gpu-memory.request=1Gi;nvidia.com/container.b.gpu-memory.limit=1Gi",
         "a;b",
-        "disagreement",
-        ["container.a.", "container.b.", "keep one"],
+        "several_containers",
+        ["container.a.", "container.b.", "keep the keys of one, or split the pod"],
+    ),
+    (
+        "gpu-fraction-container-name=a;nvidia.com/container.b.gpu-memory.limit=1Gi",
+        "a;b",
+        "several_containers",
+        ["`gpu-fraction-container-name`", "`a`", "to `b`"],
     ),
     (
         "nvidia.com/container.x.gpu-memory.request=1Gi",
@@ -387,6 +393,10 @@ fn a_long_or_odd_value_is_cut_and_escaped_in_the_message() {
     keys.insert(FRACTION.to_owned(), format!("a\nb{}", "x".repeat(10_000)));
     let message = parse_request(&keys, &containers("main")).unwrap_err().to_string();
     assert!(message.contains("a\\nbxxx") && message.len() < 300, "{message}");
+    assert_eq!(
+        refused(&format!("gpu-fraction=0.5;gpupack.dev/gpu-model=!{}", "a".repeat(99)), "main"),
+        Some("model")
+    );
 }
 
 proptest! {

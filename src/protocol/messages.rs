@@ -9,6 +9,7 @@
 //! behind it, at most `MAX_DEPTH` levels deep, also in parts that are not read.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -26,7 +27,7 @@ use crate::protocol::wire::{
 pub enum NodesArg<'a> {
     /// Their names, in the order of the body (`nodeCacheCapable: true`).
     Names(Names<'a>),
-    /// Whole Node objects (`nodeCacheCapable: false`; an autoscaler's simulation).
+    /// Whole Node objects, of each name the first (`nodeCacheCapable: false`).
     Objects(Vec<NodeObject<'a>>),
 }
 
@@ -39,10 +40,10 @@ impl NodesArg<'_> {
         }
     }
 
-    /// The names of the nodes, in the order of the body.
+    /// The names of the nodes in the order of the body, each once.
     pub fn names(&self) -> Vec<&str> {
         match self {
-            Self::Names(names) => names.iter().collect(),
+            Self::Names(names) => names.distinct(),
             Self::Objects(nodes) => nodes.iter().map(|node| node.name.as_str()).collect(),
         }
     }
@@ -85,7 +86,11 @@ impl<'a> ExtenderArgs<'a> {
                 ProtocolError::if_longer("NodeNames", longest, LONGEST_NAME)?;
                 NodesArg::Names(Names::copied(&names))
             }
-            (None, Some(nodes)) => NodesArg::Objects(node_objects(nodes)?),
+            (None, Some(nodes)) => {
+                let (mut nodes, mut known) = (node_objects(nodes)?, BTreeSet::new());
+                nodes.retain(|node| known.insert(node.name.clone()));
+                NodesArg::Objects(nodes)
+            }
             (None, None) => NodesArg::Names(Names::default()),
         };
         Ok(Self { pod: SeenPod::from_json(pod)?, nodes })

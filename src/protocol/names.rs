@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use hashbrown::HashSet;
+
 use crate::kube_api::pod::seen_pod::LONGEST_NAME;
 use crate::protocol::bounds::MOST_NODES;
 
@@ -72,18 +74,16 @@ impl<'a> Names<'a> {
         self.places.iter().map(|place| self.at(*place))
     }
 
-    /// The same as bytes.
+    /// The names, each once, where it comes first.
+    pub fn distinct(&self) -> Vec<&str> {
+        let mut known = HashSet::with_capacity(self.len());
+        self.iter().filter(|name| known.insert(*name)).collect()
+    }
+
+    /// The names in their order, as bytes.
     pub fn bytes(&self) -> impl Iterator<Item = &[u8]> {
         let text = self.text.as_bytes();
         self.places.iter().map(|(start, end)| &text[*start as usize..*end as usize])
-    }
-
-    /// The name at a position of the list.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub fn get(&self, position: usize) -> &str {
-        self.at(self.places[position])
     }
 
     #[inline]

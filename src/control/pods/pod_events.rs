@@ -74,6 +74,10 @@ impl Sink for App {
             let note = format!("its placement is ignored: {error}");
             self.tell(&pod.pod, NoticeReason::PlacementUnreadable, note);
         }
+        match pod.is_unreadable() && (pod.placement != Ok(None) || self.is_ours(pod)) {
+            true => drop(self.unreadable.insert(pod.pod.uid.clone(), Arc::new(pod.clone()))),
+            false => drop(self.unreadable.remove(&pod.pod.uid)),
+        }
         see_written(self, pod);
         self.classes.see(pod);
         if pod.node.is_some()
@@ -141,6 +145,7 @@ impl Sink for App {
     }
 
     fn pod_ended(&self, uid: &PodUid) {
+        self.unreadable.remove(uid);
         self.start_failures.remove(uid);
         self.edits.forget(uid);
         self.bound_groups.forget(uid);

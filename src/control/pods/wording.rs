@@ -10,6 +10,8 @@ use crate::hardware::device::{DeviceId, MigProfile};
 use crate::hardware::pool::Borrow;
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Share};
+use crate::kube_api::pod::seen_pod::SeenPod;
+use crate::kube_api::request::placement::PLACEMENT;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::search::{Change, Ends, Lever, Suggestion};
@@ -36,6 +38,9 @@ pub(crate) const GATED: &str =
 /// What to do about a request that cannot be read.
 pub(crate) const SUGGESTION_REQUEST: &str =
     "fix the annotation in the pod's template and create the pod again";
+
+/// What to do about a pod that runs without a placement that counts.
+pub(crate) const SUGGESTION_UNPLACED: &str = "create the pod again, so that gpupack places it";
 
 /// What to do about a request for a MIG instance in a cluster without any.
 const NO_MIG: &str = "no GPU of the cluster has MIG instances, and none can be made: request `gpu-memory` or \
@@ -355,6 +360,21 @@ fn amount(amount: &Amount) -> String {
         Amount::MigInstance(profile) => format!("MIG {profile}"),
         Amount::SharedSlot => "a replica slot".to_owned(),
     }
+}
+
+/// What is said of a pod with a node whose annotations were damaged, as the end of a sentence.
+pub(crate) fn unreadable(pod: &SeenPod) -> String {
+    let placement = match &pod.placement {
+        Ok(Some(_)) => String::new(),
+        Ok(None) => format!("; it has no annotation `{PLACEMENT}`"),
+        Err(error) => format!("; the placement that is written on it is ignored: {error}"),
+    };
+    let request = match &pod.request {
+        Ok(Some(_)) => String::new(),
+        Ok(None) => "; its keys request no GPU".to_owned(),
+        Err(error) => format!("; its GPU request cannot be read: {error}"),
+    };
+    placement + &request
 }
 
 /// What is said of the containers that are restarted for a pod.

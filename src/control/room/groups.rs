@@ -22,6 +22,9 @@ const SEARCHES: usize = 512;
 /// this time: what else changes is rare.
 const MISSED_FOR: Duration = Duration::from_secs(60);
 
+/// The same for one that fits, and whose owner has as much kept as it may, or whose turn it is not.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
 /// What was found for a group.
 struct Found<'a> {
     key: &'a GroupKey,
@@ -89,7 +92,7 @@ impl StandingHolds {
             if pods.iter().any(rests) || pods.iter().filter(|it| is_called(it)).count() < needed {
                 continue;
             }
-            let owner = Owner::of(first, ledger);
+            let owner = Owner::of(&pods[0].waiting, ledger);
             if self.owners.is_paused(&owner, pods.iter().map(|it| &it.waiting), now)
                 || !may_have_all(&pods, needed, ledger)
             {
@@ -110,7 +113,9 @@ impl StandingHolds {
             let found = rooms.as_deref().map(|rooms| Found { key: &key, pods: &pods, rooms });
             let is_open = |found: &Found<'_>| self.may_start(found, &owner, (facts, rules), now);
             if found.as_ref().is_some_and(|found| !is_open(found)) {
-                continue; // its turn may come at any time
+                let until = now.plus(LOOK_AGAIN_AFTER); // others are looked at meanwhile
+                self.groups.missed.insert(key, Missed { pods: named, until });
+                continue;
             }
             if !found.is_some_and(|found| self.start(&found, owner, (facts, rules), now, step)) {
                 self.groups.missed.insert(key, Missed { pods: named, until: now.plus(MISSED_FOR) });

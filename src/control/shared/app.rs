@@ -101,6 +101,8 @@ pub struct App {
     /// Pods with scheduling gates that request a GPU. People see them. Otherwise they count like
     /// pods that the watch does not show, since kube-scheduler does not look at them.
     pub gated: DashMap<PodUid, Arc<SeenPod>>,
+    /// Pods with a node that request a GPU, and show no placement or no request that can be read.
+    pub unreadable: DashMap<PodUid, Arc<SeenPod>>,
     /// The placed pods with a container that could not be started, by UID.
     pub start_failures: DashMap<PodUid, StartFailure>,
     /// The binds that are going on.
@@ -179,6 +181,7 @@ impl App {
             pending: DashMap::new(),
             without_gpu: DashSet::new(),
             gated: DashMap::new(),
+            unreadable: DashMap::new(),
             start_failures: DashMap::new(),
             binds: BindLocks::default(),
             other_fences: OtherFences::default(),
@@ -406,6 +409,7 @@ impl App {
             ("fences of other processes", self.other_fences.count()),
             ("placements of other processes", self.other_placements.count()),
             ("gated", self.gated.len()),
+            ("unreadable", self.unreadable.len()),
             ("start failures", self.start_failures.len()),
             ("binds", self.binds.count()),
             ("unseen binds", self.unseen_binds.len()),

@@ -267,6 +267,16 @@ impl SeenPod {
         }
     }
 
+    /// Whether it has a node, and lacks a placement or a request that can be read, as one that requests a GPU has
+    /// both.
+    pub fn is_unreadable(&self) -> bool {
+        let is_whole = matches!(
+            (&self.request, &self.placement),
+            (Ok(Some(_)), Ok(Some(_))) | (Ok(None), Ok(None))
+        );
+        self.node.is_some() && !self.is_terminal && !is_whole
+    }
+
     /// Whether it has left the device where it was a guest, after its move was written.
     fn has_left(&self) -> bool {
         let placement = self.placement.as_ref().ok().and_then(Option::as_ref);

@@ -221,6 +221,7 @@ impl<'a> Keys<'a> {
 
     /// The amounts per device; `None` if no annotation requests part of a GPU.
     fn amount(&self) -> Result<Option<SharedAmount<'a>>, RequestError> {
+        self.named_container()?;
         let share = self.parsed(FRACTION, fraction)?;
         let of_container = self.container_memory(CONTAINER_REQUEST)?;
         let container_limit = self.container_memory(CONTAINER_LIMIT)?;
@@ -235,19 +236,15 @@ impl<'a> Keys<'a> {
         Ok(is_request.then_some(SharedAmount { share, memory, memory_limit }))
     }
 
-    /// The memory of NVIDIA's annotation that ends in `field`; two of them are a disagreement.
+    /// The memory of NVIDIA's annotation that ends in `field`. There is one at most: see
+    /// [`Keys::named_container`].
     fn container_memory(&self, field: &str) -> Result<Option<Given<'a, MemMib>>, RequestError> {
-        let mut found: Option<Given<'a, MemMib>> = None;
-        for (key, text) in self.annotations {
-            if container_key(key).is_some_and(|(_, of_key)| of_key == field) {
-                let value = quantity(key, text)?;
-                if let Some(first) = found {
-                    return Err(disagreement((first.key, first.text), (key, text)));
-                }
-                found = Some(Given { key, text, value });
-            }
-        }
-        Ok(found)
+        let is_it = |key: &str| container_key(key).is_some_and(|(_, of_key)| of_key == field);
+        let found = self.annotations.iter().find(|(key, _)| is_it(key));
+        let given = |(key, text): (&'a String, &'a String)| {
+            Ok(Given { key: key.as_str(), text: text.as_str(), value: quantity(key, text)? })
+        };
+        found.map(given).transpose()
     }
 
     fn shared_request(&self, requested: SharedAmount<'a>) -> Result<GpuRequest, RequestError> {
@@ -305,20 +302,30 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The container that the annotations name, which the pod must have.
-    fn container(&self) -> Result<Option<Arc<str>>, RequestError> {
+    /// The container that the annotations name: all of them the same one.
+    fn named_container(&self) -> Result<Option<Given<'a, &'a str>>, RequestError> {
         let mut named = self.text(CONTAINER).map(|(key, text)| Given { key, text, value: text });
         for (key, text) in self.annotations {
             if let Some((container, _)) = container_key(key) {
                 match named {
                     Some(first) if first.value != container => {
-                        return Err(disagreement((first.key, first.text), (key, text)));
+                        return Err(RequestError::SeveralContainers {
+                            key: shown(first.key),
+                            container: shown(first.value),
+                            other_key: shown(key),
+                            other_container: shown(container),
+                        });
                     }
                     _ => named = Some(Given { key, text, value: container }),
                 }
             }
         }
-        let Some(named) = named else { return Ok(None) };
+        Ok(named)
+    }
+
+    /// The container that the annotations name, which the pod must have.
+    fn container(&self) -> Result<Option<Arc<str>>, RequestError> {
+        let Some(named) = self.named_container()? else { return Ok(None) };
         if self.containers.iter().any(|container| container.name == named.value) {
             return Ok(Some(named.value.into()));
         }

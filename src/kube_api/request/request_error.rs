@@ -94,9 +94,9 @@ pub enum RequestError {
     },
     /// A model filter that is no list of names.
     #[error(
-        "annotation `{key}` is `{value}`: write names of GPU models separated by `|`, for instance \
-         `A100|H100`; each needs a letter or digit, and {names} names with {max} characters are \
-         allowed in all",
+        "annotation `{key}` is `{value}`: write up to {names} names of GPU models separated by `|`, \
+         such as `A100|H100`, {max} bytes in all: letters, digits, blanks, `-./()+_`, a letter or \
+         digit first; remove others, which exclude nothing",
         names = crate::kube_api::request::request_error::MAX_MODELS,
         max = crate::kube_api::request::request_error::MAX_MODEL_FILTER
     )]
@@ -221,6 +221,21 @@ pub enum RequestError {
         other_key: String,
         /// Its value.
         other_value: String,
+    },
+    /// Annotations that give the GPU to different containers.
+    #[error(
+        "annotation `{key}` gives the GPU to container `{container}`, and `{other_key}` to \
+         `{other_container}`: one container of a pod gets it, so keep the keys of one, or split the pod"
+    )]
+    SeveralContainers {
+        /// One annotation.
+        key: String,
+        /// The container that it names.
+        container: String,
+        /// The other annotation.
+        other_key: String,
+        /// The container that this one names.
+        other_container: String,
     },
     /// Part of a GPU and a whole device in one pod.
     #[error(
@@ -391,6 +406,7 @@ impl RequestError {
             Self::LimitStyle { .. } => "limit_style",
             Self::Orphan { .. } => "orphan",
             Self::Disagreement { .. } => "disagreement",
+            Self::SeveralContainers { .. } => "several_containers",
             Self::TwoKinds { .. } => "two_kinds",
             Self::SeveralRequests { .. } => "several_requests",
             Self::UnknownKey { .. } => "unknown_key",
@@ -406,7 +422,6 @@ impl RequestError {
             Self::ManyAnnotations { .. } => "many_annotations",
         }
     }
-            Self::SeveralContainers { .. } => "several_containers",
 
     /// Constant text for kube-scheduler, without any value of the pod.
     pub fn reason(&self) -> &'static str {
@@ -424,7 +439,7 @@ impl RequestError {
                 "GPU request refused: it names a container that the pod does not have"
             }
             Self::LongName { .. } => "GPU request refused: a name is too long",
-            Self::Model { .. } => "GPU request refused: the model filter names no model",
+            Self::Model { .. } => "GPU request refused: the model filter is no list of model names",
             Self::Policy { .. } => "GPU request refused: the policy is unknown",
             Self::Isolation { .. } => "GPU request refused: the isolation is unknown",
             Self::Workload { .. } => "GPU request refused: the class of workloads is unknown",
@@ -439,6 +454,9 @@ impl RequestError {
             Self::LimitStyle { .. } => "GPU request refused: a limit has no request of its style",
             Self::Orphan { .. } => "GPU request refused: a key qualifies a request that is missing",
             Self::Disagreement { .. } => "GPU request refused: two annotations disagree",
+            Self::SeveralContainers { .. } => {
+                "GPU request refused: two annotations name different containers"
+            }
             Self::TwoKinds { .. } => {
                 "GPU request refused: it requests part of a GPU and whole devices"
             }

@@ -47,11 +47,16 @@ pub struct ExtenderPreemptionArgs {
 
 /// The victims on one node. Shape and field names follow the type of this name in
 /// `k8s.io/kube-scheduler/extender/v1`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaVictims {
     #[serde(rename = "Pods", alias = "pods", default, deserialize_with = "list")]
     pods: Vec<MetaPod>,
-    #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", default)]
+    #[serde(
+        rename = "NumPDBViolations",
+        alias = "numPDBViolations",
+        default,
+        deserialize_with = "number"
+    )]
     pdb_violations: i64,
 }
 
@@ -67,7 +72,12 @@ struct MetaPod {
 struct Victims {
     #[serde(rename = "Pods", alias = "pods", default, deserialize_with = "list")]
     pods: Vec<Victim>,
-    #[serde(rename = "NumPDBViolations", alias = "numPDBViolations", default)]
+    #[serde(
+        rename = "NumPDBViolations",
+        alias = "numPDBViolations",
+        default,
+        deserialize_with = "number"
+    )]
     pdb_violations: i64,
 }
 
@@ -96,6 +106,11 @@ where
 {
     let list = Option::<Bounded<T, MOST_ON_A_NODE>>::deserialize(deserializer)?;
     Ok(list.unwrap_or_default().0)
+}
+
+/// A number; for Go null is zero.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 impl ExtenderPreemptionArgs {
@@ -141,8 +156,10 @@ impl<'de, V: Deserialize<'de> + Into<MetaVictims>> Visitor<'de> for PlanVisitor<
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let (mut victims, mut count) = (BTreeMap::new(), 0);
-        while let Some((node, on_node)) = map.next_entry::<String, V>()? {
-            let on_node: MetaVictims = on_node.into();
+        // For Go null is a pointer to no victims. The answer has an empty list for it: kube-scheduler
+        // reads what such a pointer points to.
+        while let Some((node, on_node)) = map.next_entry::<String, Option<V>>()? {
+            let on_node: MetaVictims = on_node.map(Into::into).unwrap_or_default();
             count += on_node.pods.len();
             victims.insert(node, on_node);
             if victims.len() > MOST_NODES || count > MOST_VICTIMS {
@@ -283,6 +300,20 @@ mod tests {
     }
 
     #[test]
+    fn null_is_what_it_is_for_go() {
+        let none = r#"{"Pods":[],"NumPDBViolations":0}"#;
+        for victims in ["null", "{}", r#"{"Pods":null,"NumPDBViolations":null}"#] {
+            for form in ["NodeNameToMetaVictims", "NodeNameToVictims"] {
+                let body = format!(r#"{{"Pod":{PLAIN},"{form}":{{"n1":{victims}}}}}"#);
+                let expected = format!(r#"{{"NodeNameToMetaVictims":{{"n1":{none}}}}}"#);
+                assert_eq!(answer(&body), (expected, Outcome::Ok), "{body}");
+                let gpu = body.replace(PLAIN, &annotated(r#"{"gpu-fraction":"0.5"}"#));
+                assert_eq!(answer(&gpu).1, Outcome::Refused, "{gpu}");
+            }
+        }
+    }
+
+    #[test]
     fn pods_that_a_class_of_workloads_protects_do_not_go_for_pods_without_a_gpu() {
         let config = "workloads: {kept: {preemptible: false}, new: {protect_seconds: 9}}";
         let config = crate::config::file::Config::from_yaml(config).unwrap();
@@ -393,7 +424,7 @@ mod tests {
             (format!(r#"{{"Pod":{{}},"NodeNameToMetaVictims":{META}}}"#), "pod"),
             (format!(r#"{{"Pod":{PLAIN},"pod":{PLAIN}}}"#), "json"),
             (format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":7}}"#), "json"),
-            (format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{"a":null}}}}"#), "json"),
+            (format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{"a":7}}}}"#), "json"),
             (
                 format!(r#"{{"Pod":{PLAIN},"NodeNameToMetaVictims":{{"a":{{"Pods":[{{}}]}}}}}}"#),
                 "json",

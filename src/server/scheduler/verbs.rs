@@ -7,7 +7,7 @@
 //! score, as unscored ones lose ties. It does not call prioritize for a single node, so filter
 //! makes the hold.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::control::shared::app::{App, Truth};
@@ -55,7 +55,7 @@ const WARMING_UP: &str =
     "gpupack is warming up: pods, nodes, namespaces or agent reports are not complete yet";
 
 /// Reads a body. It may name at most twice the known nodes plus `NODES_BEYOND`, since the watch
-/// may be behind and an autoscaler sends nodes that do not exist. Before nodes are listed their
+/// may be behind and a caller may send nodes that do not exist. Before nodes are listed their
 /// number is unknown.
 fn parse<'a>(app: &App, body: &'a [u8]) -> Result<ExtenderArgs<'a>, ProtocolError> {
     let args = ExtenderArgs::parse(body)?;
@@ -87,9 +87,10 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         {
             app.tell(&shown.pod, NoticeReason::GpuRequestRefused, error.to_string());
         }
+        let names = names();
         let result = ExtenderFilterResult {
-            passed: passed(&args.nodes, &[]),
-            failed_and_unresolvable: names().iter().map(|name| (*name, error.reason())).collect(),
+            passed: passed(&args.nodes, &names, &[]),
+            failed_and_unresolvable: names.iter().map(|name| (*name, error.reason())).collect(),
             are_plain,
             ..Default::default()
         };
@@ -103,7 +104,8 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
         let passed_on = (fitting.len() < names.len()).then(|| fitting.into_iter());
         note_passed(app, pod, None, passed_on);
-        return Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers));
+        let passed = passed(&args.nodes, &names, &answers);
+        return Ok(encode_filter(passed, (&names, are_plain), &answers));
     };
     if app.readiness() != Readiness::Ready {
         let result = ExtenderFilterResult { error: WARMING_UP, ..Default::default() };
@@ -121,7 +123,8 @@ pub fn filter(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
             let fitting = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_none());
             let fitting: Vec<&str> = fitting.map(|(name, _)| *name).collect();
             note_passed(app, pod, Some(&query), Some(fitting.into_iter()));
-            Ok(encode_filter(passed(&args.nodes, &answers), (&names, are_plain), &answers))
+            let passed = passed(&args.nodes, &names, &answers);
+            Ok(encode_filter(passed, (&names, are_plain), &answers))
         }
         NodesArg::Names(names) => Ok(compiled(app, pod, &query, names)),
     }
@@ -140,8 +143,7 @@ fn without_gpu(app: &App, pod: &SeenPod, names: &[&str]) -> Vec<Option<Rejection
         }
         if app.without_gpu.contains(&pod.pod.uid) {
             let refused = names.iter().zip(&answers).filter(|(_, rejection)| rejection.is_some());
-            let nodes: BTreeSet<NodeName> = refused.map(|(name, _)| NodeName::new(*name)).collect(); // a caller may repeat one
-            let nodes = nodes.into_iter().collect();
+            let nodes = refused.map(|(name, _)| NodeName::new(*name)).collect();
             let (host, priority) = (pod.host, pod.priority);
             app.preemptors.refuse_host(HostRefused { pod: pod.pod.clone(), priority, host, nodes });
         }
@@ -213,7 +215,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
         }
     }
     let are_plain = names.are_plain();
-    let names: Vec<&str> = names.iter().collect();
+    let names = names.distinct();
     let answers: Vec<Option<Rejection>> = match waits_for {
         Some(Rejection::RoomElsewhere) => {
             let own = app.preemptors.node(uid);
@@ -307,12 +309,16 @@ fn hold(app: &App, uid: &PodUid, node: &str, query: &PlacementRequest, now: Time
     }
 }
 
-/// The nodes that fit, by their answers and in the form of the call.
-fn passed<'a>(nodes: &'a NodesArg<'_>, answers: &[Option<Rejection>]) -> Passed<'a> {
+/// The nodes that fit, by the answers for `names` and in the form of the call.
+fn passed<'a>(
+    nodes: &'a NodesArg<'_>,
+    names: &[&'a str],
+    answers: &[Option<Rejection>],
+) -> Passed<'a> {
     let fits = |at: &usize| answers[*at].is_none();
     let fitting = (0..answers.len()).filter(fits);
     match nodes {
-        NodesArg::Names(names) => Passed::Names(fitting.map(|at| names.get(at)).collect()),
+        NodesArg::Names(_) => Passed::Names(fitting.map(|at| names[at]).collect()),
         NodesArg::Objects(objects) => Passed::Objects(fitting.map(|at| objects[at].raw).collect()),
     }
 }
@@ -350,11 +356,11 @@ pub fn prioritize(app: &App, body: &[u8]) -> Result<VerbAnswer, ProtocolError> {
         return Ok((host_priorities_json(level, args.nodes.are_plain()), Outcome::Ok));
     };
     let keys = match &args.nodes {
-        NodesArg::Names(names) => {
+        NodesArg::Names(_) => {
             if app.is_known_to_wait(&pod.pod.uid, &query) {
                 app.outbox.push(app.ledger.drop_chosen_hold(&pod.pod.uid, &query));
             }
-            app.ledger.keys(&query, names.bytes())
+            app.ledger.keys(&query, names.iter())
         }
         NodesArg::Objects(objects) => {
             let answers = template::answers(app, &query, objects);
@@ -435,7 +441,7 @@ mod tests {
         seen.sort_unstable();
         assert_eq!((seen[0].1, seen[1].1, seen[4_999].1), (&100, &49, &0));
         assert!(seen.is_sorted_by(|a, b| a.1 >= b.1));
-        let distinct: BTreeSet<_> = scores.iter().collect();
+        let distinct: std::collections::BTreeSet<_> = scores.iter().collect();
         assert_eq!(distinct.len(), 51, "0 to 49, and the best");
     }
 }

@@ -10,9 +10,10 @@ use crate::control::pods::group_state::Groups;
 use crate::control::pods::memory_guard::excesses;
 use crate::control::pods::proposals::listed;
 use crate::control::pods::wording;
-use crate::control::pods::wording::SUGGESTION_REQUEST;
+use crate::control::pods::wording::{SUGGESTION_REQUEST, SUGGESTION_UNPLACED};
 use crate::control::shared::app::App;
 use crate::hardware::device_class::DeviceClass;
+use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::ledger::query::own_room::Outlook;
 use crate::ledger::query::queries::Answer;
 use crate::ledger::suggest::displacement::MOST_MOVES;
@@ -63,18 +64,20 @@ pub fn explain_named(
             ..Explanation::default()
         });
     }
+    let unreadable = app.unreadable.iter().find(|seen| *seen.pod.name == *pod);
+    let unreadable = unreadable.map(|it| Arc::clone(&it));
     let nodes = app.ledger.nodes();
     let held = nodes.iter().find_map(|node| {
         node.reservations().values().find(|held| *held.pod.name == *pod).map(|held| (node, held))
     });
-    let (node, held) = held?;
+    let Some((node, held)) = held else { return explain_unplaced(&*unreadable?) };
     let is_over = app.ledger.teams.over_quota().pods.contains(&held.pod.uid);
     let failure = app.start_failures.get(&held.pod.uid).map(|failure| failure.clone());
     let devices: Vec<&str> =
         held.placement.devices.iter().map(|device| device.id.as_str()).collect();
     Some(Explanation {
         verdict: format!(
-            "placed on node {}, {} ({:?}){}{}{}{}{}{}",
+            "placed on node {}, {} ({:?}){}{}{}{}{}{}{}",
             node.name(),
             devices.join(", "),
             reservation_state(held),
@@ -83,13 +86,30 @@ pub fn explain_named(
             wording::lost(node, held),
             if is_over { OVER_QUOTA } else { "" },
             excesses(&app.ledger.details(node.name().as_str()), &held.pod.uid),
-            failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default()
+            failure.as_ref().map(|failure| format!("; {failure}")).unwrap_or_default(),
+            unreadable.as_deref().map(wording::unreadable).unwrap_or_default()
         ),
         suggestions: failure.iter().map(|it| it.fault().suggestion().to_owned()).collect(),
         request: held.request.as_deref().map(wording::in_words).unwrap_or_default(),
         pod,
         fits_on: vec![node.name().to_string()],
         fitting_nodes: 1,
+        ..Explanation::default()
+    })
+}
+
+/// What is said of a pod that runs without a placement that counts; `None` if it has no node.
+fn explain_unplaced(pod: &SeenPod) -> Option<Explanation> {
+    let request = pod.request.as_ref().ok().and_then(Option::as_ref);
+    Some(Explanation {
+        verdict: format!(
+            "runs on node {}: nothing is allocated to it, and only the memory that it is seen to use counts{}",
+            pod.node.as_ref()?,
+            wording::unreadable(pod)
+        ),
+        pod: pod.pod.to_string(),
+        request: request.map(wording::in_words).unwrap_or_default(),
+        suggestions: vec![SUGGESTION_UNPLACED.to_owned()],
         ..Explanation::default()
     })
 }

@@ -115,6 +115,71 @@ async fn an_edited_placement_frees_nothing_and_is_written_back() {
 }
 
 #[tokio::test]
+async fn explain_says_what_of_a_bound_pod_cannot_be_read() {
+    let fake = Fake::with_pod();
+    assert_eq!(Bed::new(&fake).await.bind().await, "");
+    let ours = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations.clone());
+    let unplaced = "runs on node n1: nothing is allocated to it";
+    let cases: [(&str, Option<&str>, &[&str], &str); 6] = [
+        ("gpu-fraction", Some("0.5"), &["placed on node n1, GPU-a (Confirmed)"], "0.5 GPU"),
+        (
+            PLACEMENT,
+            Some("{\"v\":1"),
+            &[unplaced, "`placed.gpupack.dev/placement` cannot be read"],
+            "0.5 GPU",
+        ),
+        (PLACEMENT, None, &[unplaced, "`placed.gpupack.dev/placement` is missing"], "0.5 GPU"),
+        (DEVICES, Some("GPU-b"), &[unplaced, "which are not the devices"], "0.5 GPU"),
+        (
+            "gpu-fraction",
+            Some("half"),
+            &["placed on node n1", "annotation `gpu-fraction` is `half`"],
+            "",
+        ),
+        ("gpu-fraction", None, &["placed on node n1", "its keys request no GPU"], ""),
+    ];
+    let shown = || {
+        let mut pod = pod_of(&fake);
+        pod["spec"]["nodeName"] = json!("n1");
+        SeenPod::from_json(&pod.to_string()).unwrap()
+    };
+    for (key, value, parts, request) in cases {
+        // A process that starts knows no more than what the pod shows.
+        let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+        edit(&fake, |all| {
+            all.clone_from(&ours);
+            match value {
+                Some(value) => drop(all.insert(key.to_owned(), value.to_owned())),
+                None => drop(all.remove(key)),
+            }
+        });
+        bed.app.see_bound(&shown());
+        let explained =
+            async || bed.send("GET", "/v1/explain?pod=team-a/infer", &json!(null)).await;
+        let found = explained().await;
+        let verdict = found["verdict"].as_str().unwrap();
+        assert!(parts.iter().all(|part| verdict.contains(part)), "{key} {value:?}: {verdict}");
+        assert_eq!(found["request"], request, "{verdict}");
+        assert_eq!(
+            found["suggestions"].as_array().unwrap().len(),
+            usize::from(verdict.contains(unplaced))
+        );
+        // Repaired, it is a pod like others; and nothing is kept of one that is gone.
+        edit(&fake, |all| all.clone_from(&ours));
+        bed.app.see_bound(&shown());
+        let verdict = explained().await["verdict"].take();
+        assert!(verdict.as_str().unwrap().ends_with("GPU-a (Confirmed)"), "{verdict}");
+        assert_eq!(bed.app.entries()["unreadable"], 0);
+    }
+    let bed = Bed::starting(&fake, Config::default(), json!({})).await;
+    edit(&fake, |all| drop(all.remove(PLACEMENT)));
+    bed.app.see_bound(&shown());
+    assert_eq!(bed.app.entries()["unreadable"], 1);
+    bed.app.pod_ended(&PodUid::new("u1"));
+    assert_eq!(bed.app.entries()["unreadable"], 0);
+}
+
+#[tokio::test]
 async fn what_a_later_process_wrote_stays_until_that_process_is_gone() {
     let fake = Fake::with_pod();
     let gpu = json!([{"id": "GPU-a", "index": 0, "model": "NVIDIA L4", "memoryMib": 23_034,

@@ -7,7 +7,9 @@ use axum::http::{Method, Request, StatusCode};
 use gpupack::api::error::{Error, ErrorReason};
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
+use gpupack::server::scheduler::verbs::{filter, prioritize};
 use http_body_util::BodyExt;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -80,6 +82,65 @@ async fn every_rejected_node_is_in_exactly_one_map() {
     assert_eq!(unresolvable["gpu-a"], "request exceeds the memory of every GPU");
     let none = bed.filter(pod("b", json!({"gpu-fraction": "0.5"})), &[]).await;
     assert_eq!((&none["NodeNames"], &none["Error"]), (&json!([]), &json!("")));
+}
+
+#[tokio::test]
+async fn a_name_that_comes_twice_is_answered_once() {
+    let bed = Bed::warm().await;
+    let twice = ["gpu-b", "nowhere", "gpu-b", "gpu-a", "nowhere"];
+    let many = twice.repeat(24);
+    for (annotations, passed, refused) in [
+        (json!({"gpu-fraction": "0.5"}), 2, 1),
+        (json!({"gpu-memory": "20000"}), 1, 2),
+        (json!({"gpu-memory": "200000"}), 0, 3),
+        (json!({"gpu-fraction": "half"}), 0, 3),
+    ] {
+        let asks = pod("a", annotations);
+        for names in [&twice[..], &many] {
+            let objects: Vec<_> =
+                names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+            for body in [
+                json!({"Pod": asks, "NodeNames": names, "Nodes": null}),
+                json!({"Pod": asks, "Nodes": null, "NodeNames": names}),
+                json!({"Pod": asks, "Nodes": {"items": objects}, "NodeNames": null}),
+            ] {
+                let body = body.to_string();
+                let (answer, _) = filter(&bed.app, body.as_bytes()).unwrap();
+                let answer = String::from_utf8(answer).unwrap();
+                let answer: Answer = serde_json::from_str(&answer).unwrap();
+                let left = answer.names.into_iter().flatten().count()
+                    + answer.nodes.into_iter().flat_map(|nodes| nodes.items).count();
+                assert_eq!(left, passed, "{body}");
+                // With more than 100 names the refused ones are not named, unless all are.
+                let named = if names.len() > 100 && passed > 0 && !body.contains("items") {
+                    0
+                } else {
+                    refused
+                };
+                assert_eq!(answer.refused.get().matches("\":").count(), named, "{body}");
+                let (scores, _) = prioritize(&bed.app, body.as_bytes()).unwrap();
+                let scores: Vec<Value> = serde_json::from_slice(&scores).unwrap();
+                let hosts: Vec<_> = scores.iter().map(|it| it["Host"].as_str().unwrap()).collect();
+                assert_eq!(hosts, ["gpu-b", "nowhere", "gpu-a"], "{body}");
+            }
+        }
+    }
+}
+
+/// The answer to *filter*, with the text of its refusals: a map would hide a name that comes twice.
+#[derive(serde::Deserialize)]
+struct Answer<'a> {
+    #[serde(rename = "NodeNames")]
+    names: Option<Vec<String>>,
+    #[serde(rename = "Nodes")]
+    nodes: Option<Items>,
+    #[serde(rename = "FailedAndUnresolvableNodes", borrow)]
+    refused: &'a RawValue,
+}
+
+#[derive(serde::Deserialize)]
+struct Items {
+    items: Vec<Value>,
 }
 
 #[tokio::test]

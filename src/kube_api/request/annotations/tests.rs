@@ -211,6 +211,18 @@ const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
         ["gpu-model", "`A100||H100`", "separated by `|`"],
     ),
     (
+        "gpu-fraction=0.5;gpupack.dev/gpu-model=!RTX 4090 D",
+        "main",
+        "model",
+        ["`gpupack.dev/gpu-model`", "`!RTX 4090 D`", "remove others, which exclude nothing"],
+    ),
+    (
+        "gpu-fraction=0.5;gpupack.dev/gpu-model=A100|=RTX 4090",
+        "main",
+        "model",
+        ["`gpupack.dev/gpu-model`", "`A100|=RTX 4090`", "letters, digits, blanks, `-./()+_`"],
+    ),
+    (
         "gpu-fraction=0.5;gpupack.dev/policy=pack",
         "main",
         "policy",
@@ -274,8 +286,8 @@ const REFUSED: &[(&str, &str, &str, [&str; 3])] = &[
     (
         "nvidia.com/container.a.gpu-memory.request=1Gi;nvidia.com/container.b.gpu-memory.request=1Gi",
         "a;b",
-        "disagreement",
-        ["container.a.", "container.b.", "keep one"],
+        "several_containers",
+        ["container.a.", "container.b.", "keep the keys of one, or split the pod"],
     ),
     (
         "nvidia.com/container.a.gpu-memory.request=1Gi;nvidia.com/container.b.gpu-memory.limit=1Gi",
@@ -381,10 +393,61 @@ fn overlong_texts_are_not_kept() {
     };
     assert_eq!(refused(&models(32), "main"), None);
     assert_eq!(refused(&models(33), "main"), Some("model"));
+    assert_eq!(
+        refused(&format!("gpu-fraction=0.5;gpupack.dev/gpu-model=!{}", "a".repeat(99)), "main"),
+        Some("model")
+    );
     let many: Vec<String> = (0..1_000).map(|at| format!("c-{at}")).collect();
     let error =
         parse("gpu-fraction=0.5;gpu-fraction-container-name=d", &many.join(";")).unwrap_err();
     assert!(error.to_string().len() < 400, "{error}");
+}
+
+/// Product names as NVML reports them, and names of MIG instances.
+const PRODUCTS: [&str; 16] = [
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H200 NVL",
+    "NVIDIA GH200 480GB",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    "NVIDIA RTX 6000 Ada Generation",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 3080 Ti",
+    "NVIDIA TITAN X (Pascal)",
+    "Quadro RTX 6000",
+    "Tesla V100-SXM2-16GB-LS",
+    "Tesla M2050 / M2070",
+    "NVIDIA L40S",
+    "GRID T4-16Q",
+    "NVIDIA A100-SXM4-40GB MIG 1g.10gb+me.all",
+    "Orin (nvgpu)",
+];
+
+#[test]
+fn a_model_is_a_name_without_characters_that_mean_nothing() {
+    let parsed = |names: &str| parse(&format!("gpu-fraction=0.5;{MODEL}={names}"), "main");
+    for product in PRODUCTS {
+        let request = parsed(product).unwrap().unwrap();
+        assert!(request.models.matches(&ModelName::new(product)), "{product}");
+    }
+    let all = PRODUCTS.map(|name| name.chars().take(20).collect::<String>()).join(" | ");
+    assert_eq!(parsed(&all).map(|it| it.is_some()), Ok(true), "{all}");
+    let meaningless = "!=^$*?<>~@#%&,:\\\"'`[]{}\t\u{a0}é";
+    for odd in meaningless.chars() {
+        for names in [
+            format!("{odd}H100"),
+            format!("H100{odd}"),
+            format!("A{odd}1"),
+            format!("A100|{odd}H100"),
+        ] {
+            assert_eq!(parsed(&names).unwrap_err().label(), "model", "{names}");
+        }
+    }
+    for names in
+        ["-H100", "+H100", "(H100", ".", "H100-", "H100+", "H100.", "", " ", "|", "A100|", "||"]
+    {
+        assert_eq!(parsed(names).unwrap_err().label(), "model", "{names}");
+    }
 }
 
 #[test]
@@ -393,10 +456,6 @@ fn a_long_or_odd_value_is_cut_and_escaped_in_the_message() {
     keys.insert(FRACTION.to_owned(), format!("a\nb{}", "x".repeat(10_000)));
     let message = parse_request(&keys, &containers("main")).unwrap_err().to_string();
     assert!(message.contains("a\\nbxxx") && message.len() < 300, "{message}");
-    assert_eq!(
-        refused(&format!("gpu-fraction=0.5;gpupack.dev/gpu-model=!{}", "a".repeat(99)), "main"),
-        Some("model")
-    );
 }
 
 proptest! {

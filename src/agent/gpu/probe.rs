@@ -59,6 +59,15 @@ impl Sample {
         Self { uses: self.inventory.iter().map(unread).collect(), ..self.clone() }
     }
 
+    /// This sample without its lists of processes.
+    pub(crate) fn without_lists(mut self) -> Self {
+        for device in &mut self.uses {
+            device.processes = None;
+            device.tenants.clear();
+        }
+        self
+    }
+
     /// Whether it has a list of processes.
     pub fn has_lists(&self) -> bool {
         self.uses.iter().any(|device| device.processes.is_some())

@@ -14,6 +14,10 @@ use crate::api::state::DeviceKind;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{Allocation, AllocationState, DeviceReport, DeviceUse, ProcessUse};
 
+/// A node without pods for this time is sampled, and so reports, like a real one. Otherwise an idle
+/// fleet would cost the extender five times what real nodes cost.
+const IDLE_AFTER: Duration = Duration::from_secs(60);
+
 /// Plays the GPUs of one node.
 #[derive(Debug)]
 pub struct SimulatedProbe {
@@ -29,6 +33,8 @@ pub struct SimulatedProbe {
     processes: BTreeMap<String, SimulatedProcess>,
     /// Process id of the next one.
     next_pid: u32,
+    /// When it last had pods, or else was sampled first.
+    idle_since: Option<Timestamp>,
 }
 
 /// The processes of one pod: one per device, all with one process id.
@@ -51,6 +57,7 @@ impl SimulatedProbe {
             use_percent_of: fleet.use_percent_of.clone(),
             processes: BTreeMap::new(),
             next_pid: 1_000,
+            idle_since: None,
         }
     }
 
@@ -92,10 +99,22 @@ impl SimulatedProbe {
 }
 
 impl Probe for SimulatedProbe {
-    /// Lists processes each time, whatever is requested: it costs nothing here.
-    fn sample(&mut self, _: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
+    /// Lists processes each time until the node has had no pods for [`IDLE_AFTER`], whatever is
+    /// requested: it costs nothing here. Each list is reported, and from the replies alone this node
+    /// learns which pods come and end.
+    fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
+        if !self.processes.is_empty() {
+            self.idle_since = Some(now);
+        }
         self.processes.retain(|_, process| process.ends.is_none_or(|ends| now < ends));
-        Ok(sample_of(&self.inventory, |uuid| self.processes_on(uuid)))
+        let idle_since = *self.idle_since.get_or_insert(now);
+        let sample = sample_of(&self.inventory, |uuid| self.processes_on(uuid));
+        match processes {
+            ProcessSampling::Skip if now.since(idle_since) >= IDLE_AFTER => {
+                Ok(sample.without_lists())
+            }
+            ProcessSampling::Skip | ProcessSampling::List => Ok(sample),
+        }
     }
 
     fn observe(&mut self, allocations: &[Allocation], now: Timestamp) {
@@ -213,6 +232,25 @@ mod tests {
         assert_eq!(seen(&mut probe, 599), "GPU-a 300 p, MIG-a 300 q");
         probe.observe(&[allocation("p", "GPU-a", AllocationState::Draining)], at(599));
         assert_eq!(seen(&mut probe, 600), "");
+    }
+
+    #[test]
+    fn a_node_that_is_idle_for_long_lists_processes_only_when_asked() {
+        let mut probe = probe();
+        let at = |seconds: u64| Timestamp::from_millis(1_000 * seconds);
+        let lists = |probe: &mut SimulatedProbe, seconds, processes| {
+            probe.sample(processes, at(seconds)).unwrap().has_lists()
+        };
+        assert!(lists(&mut probe, 100, ProcessSampling::Skip), "pods may come soon");
+        assert!(lists(&mut probe, 159, ProcessSampling::Skip));
+        assert!(!lists(&mut probe, 160, ProcessSampling::Skip));
+        assert!(lists(&mut probe, 161, ProcessSampling::List));
+        probe.observe(&[allocation("p", "GPU-a", AllocationState::Confirmed)], at(200));
+        assert!(lists(&mut probe, 200, ProcessSampling::Skip));
+        assert!(lists(&mut probe, 900, ProcessSampling::Skip), "its pod may end");
+        probe.observe(&[], at(900));
+        assert!(lists(&mut probe, 901, ProcessSampling::Skip), "the list that shows its end");
+        assert!(!lists(&mut probe, 961, ProcessSampling::Skip));
     }
 
     #[test]

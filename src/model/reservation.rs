@@ -212,11 +212,18 @@ pub struct OtherPod {
 }
 
 impl Reservation {
+    /// Whether the pod is ending, or its devices drain, and it does not hang.
+    pub fn is_leaving(&self) -> bool {
+        let is_ending = self.tenure.is_some_and(|tenure| tenure.is_ending)
+            || matches!(self.state, ReservationState::Draining { .. });
+        is_ending && !self.is_hung
+    }
+
     /// Whether a pod of this controller cannot wait for its room: it hangs, or is an older pod of the same
     /// application, which may run until the other one does.
     pub fn outlasts(&self, controller: Option<Controller>) -> bool {
         let own = self.tenure.and_then(|tenure| tenure.controller);
-        self.is_hung || own.is_some() && own == controller
+        self.is_hung || own.is_some() && own == controller && !self.is_leaving()
     }
 
     /// Whether a suggestion may move it: it is bound for certain, is not about to end, and its

@@ -103,7 +103,7 @@ pub fn room_to_make(
     node.placeable_for(preemptor.compiled).ok()?;
     let mut left = node.clone();
     let leaves = |(uid, held): &(&PodUid, &Reservation)| {
-        (preemptor.leaving_is_gone && is_leaving(held)) || gone.contains(*uid)
+        (preemptor.leaving_is_gone && held.is_leaving()) || gone.contains(*uid)
     };
     node.reservations().iter().filter(leaves).for_each(|(uid, _)| _ = left.remove(uid));
     gone.iter().for_each(|uid| _ = left.remove(uid));
@@ -141,13 +141,6 @@ struct Search<'a> {
     /// The least important first.
     tenants: Vec<Tenant<'a>>,
     sets: &'a Cell<usize>,
-}
-
-/// Whether a pod is ending, or its devices drain, and does not hang.
-pub(crate) fn is_leaving(held: &Reservation) -> bool {
-    let is_ending = held.tenure.is_some_and(|tenure| tenure.is_ending)
-        || matches!(held.state, ReservationState::Draining { .. });
-    is_ending && !held.is_hung
 }
 
 impl Search<'_> {

@@ -622,7 +622,7 @@ impl StandingHolds {
     ) {
         let ends = self.held.iter().filter(|(other, held)| {
             held.may_be_passed_by(pod, other, waiting, ledger)
-                && ledger.fits_in_room_of(other, &pod.query, named).is_some()
+                && ledger.fits_in_place_of(other, &pod.query, named).is_some()
         });
         let ends: Vec<PodUid> = ends.map(|(other, _)| other.clone()).collect();
         for other in ends {

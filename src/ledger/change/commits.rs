@@ -18,7 +18,6 @@ use crate::model::reservation::{
 };
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::lent_memory::{OrderedLimits, ordered_limits};
-use crate::scoring::victims::is_leaving;
 use crate::scoring::{guests, plan};
 use crate::waste::compiled_mix::CompiledMix;
 
@@ -592,7 +591,7 @@ impl Ledger {
 
     /// Whether a pod with a reservation is ending, or its devices drain, and it does not hang.
     pub fn is_leaving(&self, uid: &PodUid) -> bool {
-        self.reservation(uid).is_some_and(|held| is_leaving(&held))
+        self.reservation(uid).is_some_and(|held| held.is_leaving())
     }
 
     /// Whether a pod should have ended, and has not.

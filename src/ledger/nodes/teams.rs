@@ -19,7 +19,7 @@ use crate::model::request::GpuRequest;
 use crate::model::reservation::{Placement, Reservation, Tenure};
 use crate::model::team::{TeamRules, TeamShare};
 use crate::mutation::{Mutation, mutated};
-use crate::scoring::victims::{Importance, is_leaving, less_important};
+use crate::scoring::victims::{Importance, less_important};
 
 /// The name of a team: a namespace; or a value of a label, or `namespace/NAME` for a namespace that has
 /// none. No value of a label has a slash.
@@ -400,7 +400,7 @@ impl OverQuota {
 type Place = ((bool, Order), PodUid, Counted, bool);
 
 fn order(held: &Reservation) -> Order {
-    let tenure = held.tenure.filter(|_| !is_leaving(held));
+    let tenure = held.tenure.filter(|_| !held.is_leaving());
     tenure.map(|tenure| (Reverse(tenure.priority), tenure.started_unix_seconds))
 }
 

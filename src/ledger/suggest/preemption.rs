@@ -15,11 +15,11 @@ use crate::model::device_state::{DeviceState, HoldRule, StandingHold};
 use crate::model::event::LedgerEvent;
 use crate::model::fit::{CompiledRequest, HostRule, fit_host};
 use crate::model::node_state::NodeState;
-use crate::model::reservation::PodRef;
+use crate::model::reservation::{PodRef, Reservation};
 use crate::scoring::lacking::lacking;
 use crate::scoring::plan;
 use crate::scoring::victims::{
-    Importance, Loss, MOST_SETS, Preemptor, RoomToMake, Victims, is_leaving, room_to_make,
+    Importance, Loss, MOST_SETS, Preemptor, RoomToMake, Victims, room_to_make,
 };
 
 /// Nodes that are looked at closely, those first that may lose the least important pods: most of those
@@ -218,13 +218,14 @@ fn room_on(
     let gone: BTreeSet<PodUid> = planned.union(leaving).cloned().collect();
     let RoomToMake { mut loss, victims, mut hold } = room_to_make(&node, &preemptor, &gone)?;
     let still_runs = |uid: &&PodUid| {
-        let is_asked = leaving.contains(*uid) || node.reservation(uid).is_some_and(is_leaving);
+        let is_asked =
+            leaving.contains(*uid) || node.reservation(uid).is_some_and(Reservation::is_leaving);
         node.has_pod(uid) && !is_asked
     };
     let mut victims: BTreeSet<PodUid> =
         victims.iter().chain(planned.iter().filter(still_runs)).cloned().collect();
     let mut left = node.clone();
-    let leaves = node.reservations().iter().filter(|(_, held)| is_leaving(held));
+    let leaves = node.reservations().iter().filter(|(_, held)| held.is_leaving());
     let leaves = leaves.map(|(uid, _)| uid).filter(|_| request.leaving_is_gone);
     leaves.chain(leaving).for_each(|uid| _ = left.remove(uid));
     spare(&mut victims, planned, &left, compiled, &importance);
@@ -305,7 +306,8 @@ fn lowest_loss(
     // What a tenant's end would cost; `None` if it stays.
     let loss_of = |uid: &PodUid| -> Option<Option<Importance>> {
         let reservation = node.reservation(uid);
-        let leaves = || request.leaving.contains(uid) || reservation.is_some_and(is_leaving);
+        let leaves =
+            || request.leaving.contains(uid) || reservation.is_some_and(Reservation::is_leaving);
         if planned.contains(uid) || (request.leaving_is_gone && leaves()) {
             return Some(None);
         }

@@ -188,8 +188,7 @@ impl Ledger {
         at.is_some_and(|at| self.node_entry(at).read().takes_kept_host(host))
     }
 
-    /// The node of the standing hold of `holder`, if a request would fit there without this hold, and
-    /// if it may go there: that of the holder itself, when all of the room is free, or another.
+    /// The node of the standing hold of a pod with this request, if all of the room is free, and if it may go there.
     pub fn fits_in_room_of(
         &self,
         holder: &PodUid,
@@ -197,27 +196,43 @@ impl Ledger {
         named: Option<&NamedNodes>,
     ) -> Option<NodeName> {
         let at = self.standing.lock().get(holder).copied()?;
-        let node_state = self.without_own(at, holder)?;
-        let compiled = query.compile(&self.cluster().classes);
-        let may_go = is_candidate(at, &self.node_entry(at), named);
-        let fits = may_go && plan::fits(&node_state, &compiled, HoldRule::Respected);
-        fits.then(|| node_state.name().clone())
+        let mut node_state = self.without_own(at, holder)?;
+        // Rooms may count on the same CPU that others leave. The first of them gets it.
+        for later in self.later_rooms(&node_state, holder) {
+            node_state.stand_down(&later);
+        }
+        self.fits_on_copy((at, &node_state), query, named)
     }
 
-    /// The node of the standing hold of a pod, if the pod would fit there were no other room kept.
-    #[doc(hidden)] // for tests
-    pub fn fits_in_room_of_it_alone(
+    /// The same of another pod, if it fits there without that hold.
+    pub(crate) fn fits_in_place_of(
         &self,
         holder: &PodUid,
         query: &PlacementRequest,
+        named: Option<&NamedNodes>,
     ) -> Option<NodeName> {
         let at = self.standing.lock().get(holder).copied()?;
-        let mut node_state = self.without_own(at, holder)?;
-        let others: Vec<PodUid> = node_state.standing_holds().keys().cloned().collect();
-        others.iter().for_each(|other| _ = node_state.stand_down(other));
+        self.fits_on_copy((at, &self.without_own(at, holder)?), query, named)
+    }
+
+    fn fits_on_copy(
+        &self,
+        (at, node_state): (usize, &NodeState),
+        query: &PlacementRequest,
+        named: Option<&NamedNodes>,
+    ) -> Option<NodeName> {
         let compiled = query.compile(&self.cluster().classes);
-        let fits = plan::fits(&node_state, &compiled, HoldRule::Respected);
+        let may_go = is_candidate(at, &self.node_entry(at), named);
+        let fits = may_go && plan::fits(node_state, &compiled, HoldRule::Respected);
         fits.then(|| node_state.name().clone())
+    }
+
+    /// The pods whose room on a node gets what becomes free there after that of this one.
+    fn later_rooms(&self, node: &NodeState, holder: &PodUid) -> Vec<PodUid> {
+        let Some(own) = self.kept_for(holder) else { return Vec::new() };
+        let rooms = node.standing_holds().iter();
+        let later = rooms.filter(|(uid, hold)| (hold.kept_for, *uid) > (own, holder));
+        later.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// The pools of all nodes.

@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupack::hardware::device::PodUid;
+use gpupack::hardware::device::{NodeName, PodUid};
 use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::ledger::query::reading::Readiness;
+use gpupack::model::reservation::PlacedDevice;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::api::{Pod, Template};
 use super::nodes::Node;
 use super::replica::Replica;
+use super::scheduler::Scheduler;
 use super::{QUIET_FOR, What, World};
 
 /// Room that is kept for a pod is free no longer than this before the pod is bound.
@@ -34,8 +36,8 @@ const APPS: u64 = 6;
 /// What became of room that was kept.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// Since when a pod fits in the room that is kept for it, if no other room were.
-    free_since: BTreeMap<PodUid, u64>,
+    /// Since when a pod fits in the room that is kept for it, and since when kube-scheduler could try it.
+    free_since: BTreeMap<PodUid, (u64, u64)>,
     /// How many pods hang.
     hung: usize,
     /// Nodes that took no pods at some time.
@@ -133,8 +135,8 @@ impl World {
         }
     }
 
-    /// Where pods end slowly and nothing else fails: kept room whose pod would fit there if no other room were
-    /// kept is not left idle. What kube-scheduler is trying, or backs off from, counts as used.
+    /// Where pods end slowly and nothing else fails, kept room is not left idle once all of it is free, beside what
+    /// is kept there before it. What kube-scheduler is trying, or backs off from, counts as used.
     pub(super) fn check_kept_room(&mut self) -> Result<(), String> {
         let is_calm = self.now > self.disturbed_until && self.settings.has_slow_ends;
         let serving = self.replicas[self.serving()].as_ref();
@@ -148,20 +150,21 @@ impl World {
         };
         let mut free = BTreeMap::new();
         for uid in replica.app.ledger.standing_nodes().into_keys() {
-            if self.fits_if_no_other_is_kept(replica, &uid) {
-                let since = self.kept_room.free_since.get(&uid).copied().unwrap_or(self.now);
-                free.insert(uid, since);
+            if !self.fits_in_its_room(replica, &uid) {
+                continue;
             }
+            let known = self.kept_room.free_since.get(&uid).copied();
+            let (since, idle_since) = known.unwrap_or((self.now, self.now));
+            let tries = |it: &Scheduler| it.tries_or_backs_off(uid.as_str(), self.now);
+            let is_tried = self.schedulers.iter().any(tries);
+            free.insert(uid, (since, if is_tried { self.now } else { idle_since }));
         }
         self.kept_room.free_since = free;
-        let is_late = |(uid, since): &(&PodUid, &u64)| {
-            let tries =
-                self.schedulers.iter().any(|it| it.tries_or_backs_off(uid.as_str(), self.now));
-            let within = if tries { CALLED_WITHIN } else { BOUND_WITHIN };
-            self.now - **since > within
+        let is_late = |(_, (since, idle_since)): &(&PodUid, &(u64, u64))| {
+            self.now - *since > CALLED_WITHIN || self.now - *idle_since > BOUND_WITHIN
         };
         match self.kept_room.free_since.iter().find(is_late) {
-            Some((uid, since)) => {
+            Some((uid, (since, _))) => {
                 let kept = replica.app.ledger.standing_nodes();
                 Err(format!("{uid} fits since {since} ms where room is kept for it: {kept:?}"))
             }
@@ -169,12 +172,17 @@ impl World {
         }
     }
 
-    fn fits_if_no_other_is_kept(&self, replica: &Replica, uid: &PodUid) -> bool {
+    fn fits_in_its_room(&self, replica: &Replica, uid: &PodUid) -> bool {
         let pod = self.api.pods.get(uid.as_str()).filter(|pod| pod.node.is_none());
         let Some(pod) = pod.filter(|pod| !pod.is_deleting) else { return false };
         let ledger = &replica.app.ledger;
+        let victims = replica.app.preemptors.victims(uid);
+        if victims.iter().any(|victim| ledger.has_pod(victim)) {
+            return false;
+        }
         let query = replica.app.query(&self.api.change(pod).seen);
-        let node = query.and_then(|query| ledger.fits_in_room_of_it_alone(uid, &query));
+        let fits = query.and_then(|query| ledger.fits_in_room_of(uid, &query, None));
+        let node = fits.or_else(|| free_room_of_first(replica, uid));
         let node =
             self.nodes.iter().find(|it| node.as_ref().is_some_and(|on| on.as_str() == it.name));
         // Pods that end have their CPUs until they are gone.
@@ -184,4 +192,25 @@ impl World {
         };
         node.is_some_and(is_usable) && replica.app.is_shown_waiting(uid)
     }
+}
+
+/// The node where room is kept for a pod before that of all others, if all that is kept for it is free there beside
+/// what is allocated.
+fn free_room_of_first(replica: &Replica, uid: &PodUid) -> Option<NodeName> {
+    let ledger = &replica.app.ledger;
+    let node = ledger.standing_nodes().get(uid)?.clone();
+    let mut node_state = ledger.node(node.as_str())?;
+    let rooms = node_state.standing_holds().clone();
+    let first = rooms.iter().min_by_key(|(uid, hold)| (hold.kept_for, (*uid).clone()))?;
+    rooms.keys().for_each(|other| _ = node_state.stand_down(other));
+    let is_free = |placed: &PlacedDevice| {
+        let mut devices = node_state.devices().iter();
+        let device = devices.find(|device| device.device().id == placed.id);
+        device.is_some_and(|device| device.free().checked_sub(placed.demand).is_some())
+    };
+    let hold = &rooms[uid];
+    let has_host = node_state.host_free().left_after(hold.host).checked_add(hold.host)
+        == Some(node_state.host_free());
+    let is_all_free = has_host && hold.placement.devices.iter().all(is_free);
+    (first.0 == uid && is_all_free).then_some(node)
 }

@@ -82,6 +82,11 @@ impl World {
                 process.ends = Some(self.now + self.rng.random_range(0..most));
             }
         }
+        if self.settings.has_slow_ends && !is_faulty {
+            let soon = self.now + 5_000;
+            let slow = self.processes.values_mut().filter_map(|it| it.ends.as_mut());
+            slow.filter(|ends| **ends < u64::MAX).for_each(|ends| *ends = soon.min(*ends));
+        }
         for uid in ending {
             let ends = self.now.saturating_add(self.ends_after(&uid));
             self.processes.get_mut(&uid).expect("it is there").ends = Some(ends);

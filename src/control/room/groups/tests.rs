@@ -1,6 +1,7 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
 use crate::hardware::device::NodeName;
+use crate::hardware::units::Share;
 use crate::ledger::fixture::{bound, pod, share_query, uid};
 use crate::model::request::PodGroup;
 use crate::model::reservation::Controller;
@@ -141,8 +142,7 @@ fn idle(bed: &mut Bed, seconds: u64) -> u64 {
 #[test]
 fn groups_that_never_bind_leave_the_pool_to_others() {
     // One owner, whose first wait is 60 s of 1,800.
-    let mut bed = bed();
-    refused_of(&bed, &["a", "b", "c"], "g", 1);
+    let mut bed = bed_of(1);
     let all = idle(&mut bed, 1_800);
     assert!(all < 33 + 20, "{all} thousandths");
     // Many owners of one namespace. Each has one try of ten seconds after the first one failed.
@@ -152,7 +152,8 @@ fn groups_that_never_bind_leave_the_pool_to_others() {
 }
 
 fn bed_of(owners: u64) -> Bed {
-    let bed = bed();
+    let mut bed = bed();
+    bed.rules.at_most = Share::from_millionths(250_000);
     for owner in 0..owners {
         let pods = ["a", "b", "c"].map(|name| format!("{name}-{owner}"));
         let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -168,7 +169,7 @@ fn only_one_group_of_a_pool_waits_for_more_than_ten_seconds_at_a_time() {
     let of_other = |bed: &Bed, name: &str| {
         let group = Some(PodGroup { name: "h".into(), size: 1 });
         let pod =
-            WaitingPod { group, namespace: "other".to_owned(), ..waiting_pod(name, 1_000_000, 0) };
+            WaitingPod { group, namespace: "z".to_owned(), ..waiting_pod(name, 1_000_000, 0) };
         bed.refused(pod, ALL);
     };
     of_other(&bed, "b");
@@ -176,6 +177,7 @@ fn only_one_group_of_a_pool_waits_for_more_than_ten_seconds_at_a_time() {
     assert_eq!(kept_after(&mut bed, 9).0, names(&["a", "b"]));
     assert_eq!(kept_after(&mut bed, 1).0, names(&["a"]), "the second one makes way");
     assert_eq!(kept_after(&mut bed, 49).0, names(&["a"]), "for as long");
-    assert_eq!(kept_after(&mut bed, 1).0, names(&["b"]), "then it is its turn");
-    assert_eq!(kept_after(&mut bed, 59).0, names(&["b"]), "for as long as the first one");
+    assert_eq!(kept_after(&mut bed, 1).0, names(&[]));
+    assert_eq!(kept_after(&mut bed, 2).0, names(&["b"]), "then it is its turn");
+    assert_eq!(kept_after(&mut bed, 57).0, names(&["b"]), "for longer, too");
 }

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
 use crate::hardware::device::NodeName;
@@ -130,25 +132,44 @@ fn refused_of(bed: &Bed, pods: &[&str], group: &str, controller: u64) {
     }
 }
 
-/// For how many of so many seconds room is kept, in thousandths of all GPUs, if no pod is ever bound.
-fn idle(bed: &mut Bed, seconds: u64) -> u64 {
-    let mut kept = 0;
-    for _ in 0..seconds {
-        kept += kept_after(bed, 1).0.len() as u64;
+/// Room that is kept within half an hour if no pod is ever bound, in thousandths of all GPUs, without the first 60 s
+/// of each owner. Pods are named after theirs: `a-7`.
+fn idle(bed: &mut Bed) -> u64 {
+    let (mut idle, mut first) = (0, BTreeMap::<String, u64>::new());
+    for _ in 0..1_800 {
+        let kept = kept_after(bed, 1).0;
+        let owner = |uid: &String| uid.split_once('-').map(|(_, owner)| owner.to_owned()).unwrap();
+        let owners: BTreeSet<String> = kept.iter().map(owner).collect();
+        for of in owners {
+            let seconds = first.entry(of.clone()).or_default();
+            *seconds += 1;
+            let is_first = *seconds <= 60;
+            idle += kept.iter().filter(|uid| owner(uid) == of && !is_first).count() as u64;
+        }
     }
-    kept * 1_000 / (3 * seconds)
+    idle * 1_000 / (3 * 1_800)
 }
 
 #[test]
 fn groups_that_never_bind_leave_the_pool_to_others() {
-    // One owner, whose first wait is 60 s of 1,800.
-    let mut bed = bed_of(1);
-    let all = idle(&mut bed, 1_800);
-    assert!(all < 33 + 20, "{all} thousandths");
-    // Many owners of one namespace. Each has one try of ten seconds after the first one failed.
-    let mut bed = bed_of(10);
-    let all = idle(&mut bed, 1_800);
-    assert!(all < 33 + 10 * 10_000 / 1_800 + 20, "{all} thousandths");
+    for owners in [1, 2, 10, 40] {
+        let idle = idle(&mut bed_of(owners));
+        assert!(idle <= 50, "{idle} thousandths, of {owners} owners");
+    }
+}
+
+#[test]
+fn single_pods_that_never_bind_leave_the_pool_to_others() {
+    for owners in [1, 12] {
+        let mut bed = bed();
+        for owner in 0..owners {
+            let controller = Some(Controller(owner));
+            let pod = waiting_pod(&format!("a-{owner}"), 1_000_000, 0);
+            bed.refused(WaitingPod { controller, created_unix_seconds: 0, ..pod }, ALL);
+        }
+        let idle = idle(&mut bed);
+        assert!(idle <= 50, "{idle} thousandths, of {owners} owners");
+    }
 }
 
 fn bed_of(owners: u64) -> Bed {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::binaries;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::manifests::{self, Mode};
@@ -164,4 +165,17 @@ fn idle_of(pods: &Pods, uuid: &str, since: Instant, now: Instant) -> Duration {
         until = until.max(to);
     }
     idle + now.saturating_duration_since(until)
+}
+
+/// Whether scenarios run that take minutes, or show in another way what a shorter one shows.
+pub(crate) fn is_long() -> bool {
+    clock::variable("GPUPACK_KEPT_ROOM").is_some_and(|value| value == "long")
+}
+
+/// The same of one scenario, which says so if it does not run.
+pub(crate) fn runs(name: &str) -> bool {
+    if !is_long() {
+        binaries::say(&format!("skipped: {name} because GPUPACK_KEPT_ROOM is not `long`"));
+    }
+    is_long()
 }

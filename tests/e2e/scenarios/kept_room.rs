@@ -2,6 +2,7 @@
 //! on a GPU that a hung pod never frees, and beside a replica that goes last.
 //!
 //! Each line says how long the pod waited, how many others were evicted, and how long GPUs were idle.
+//! `GPUPACK_KEPT_ROOM=long` also runs those that take minutes, or show the same in another way.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
-use crate::scene::{Scene, seconds};
+use crate::scene::{Scene, runs, seconds};
 use crate::testbed::{Setup, Stage, Testbed, scenario_within};
 use crate::watching::{Pods, find, is_bound};
 
@@ -55,6 +56,9 @@ fn room_of_an_ending_pod_is_kept_for_one_pod_alone() {
 
 #[test]
 fn of_two_equal_pods_the_one_for_which_another_ended_is_bound() {
+    if !runs("kept-two-equal") {
+        return;
+    }
     scenario_within("kept-two-equal", ALL, |bed| async move {
         let mut scene = scene(bed, 3, json!({})).await;
         // On the first node, which is taken where several are alike.
@@ -92,6 +96,9 @@ fn of_two_equal_pods_the_one_for_which_another_ended_is_bound() {
 
 #[test]
 fn a_team_gets_all_the_room_that_was_made_for_its_guarantee() {
+    if !runs("kept-team") {
+        return;
+    }
     scenario_within("kept-team", ALL, |bed| async move {
         let shares = json!({"teams": {"vision": {"guaranteed": 2}}});
         let mut scene = scene(bed, 2, json!({"shares": shares})).await;
@@ -125,7 +132,9 @@ fn room_on_a_node_that_is_cordoned_is_made_elsewhere_at_once() {
 
 #[test]
 fn room_on_a_node_that_is_deleted_is_made_elsewhere_at_once() {
-    node_leaves("kept-deleted", false);
+    if runs("kept-deleted") {
+        node_leaves("kept-deleted", false);
+    }
 }
 
 /// How long after a node has left a pod of another is asked to go, on two busy cores.
@@ -165,7 +174,9 @@ fn node_leaves(name: &'static str, is_cordoned: bool) {
 
 #[test]
 fn a_pod_that_hangs_past_its_time_holds_up_no_important_one() {
-    hung("kept-hung", false);
+    if runs("kept-hung") {
+        hung("kept-hung", false);
+    }
 }
 
 #[test]

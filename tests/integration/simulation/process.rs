@@ -17,6 +17,7 @@ use super::api::PROTECTED;
 use super::faults::Fault;
 use super::replica::Replica;
 use super::scheduler::PROFILES;
+use super::settings::number;
 use super::teams;
 use super::{What, Work, World};
 
@@ -147,6 +148,9 @@ impl World {
         let mut config = Config::default();
         config.guard.evict = self.settings.faults.contains(&Fault::Eviction);
         config.preemption.enabled = self.settings.preempts;
+        if let Some(seconds) = number("SIM_EVICTS_AFTER") {
+            config.preemption.after = Duration::from_secs(seconds);
+        }
         config.standing_hold_after = Duration::from_secs(self.standing_after());
         config.scheduler_names = PROFILES.map(str::to_owned).into();
         if self.settings.has_teams {

@@ -325,7 +325,6 @@ pub mod control {
         pub mod kept_suggestions;
         pub mod other_fences;
         pub mod outbox;
-        pub(crate) mod new_rooms;
         pub mod passed;
         pub mod priority_classes;
         pub mod app;

@@ -6,11 +6,12 @@ use std::time::Duration;
 use crate::control::room::group_rooms::{Missed, Started, amount};
 use crate::control::room::owners::{Amounts, Owner, TURN, editions};
 use crate::control::room::standing::{Facts, Held, StandingHolds, StandingRules, Step};
-use crate::hardware::device::{PodUid, PoolName};
+use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
+use crate::ledger::suggest::requeue::NamedNodes;
 use crate::ledger::suggest::together::{GroupKey, agreed_size, group_key};
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::fit::HostRule;
@@ -62,13 +63,9 @@ impl StandingHolds {
         });
         self.groups.in_turn.retain(|key| groups.contains_key(key));
         let new_rooms = std::mem::take(&mut self.groups.new_rooms);
-        let helps = |state: &WaitingState| {
-            let named = state.named.as_deref();
-            new_rooms.iter().any(|node| ledger.fits_now(node, &state.waiting.query, named))
-        };
         self.groups.missed.retain(|key, missed| {
             let pods = groups.get(key).map(Vec::as_slice).unwrap_or_default();
-            missed.until > now && !pods.is_empty() && !pods.iter().any(helps)
+            missed.until > now && !pods.is_empty() && !is_of_use(&new_rooms, pods, ledger)
         });
         let mut groups: Vec<(GroupKey, Vec<WaitingState>)> = groups.into_iter().collect();
         for (_, pods) in &mut groups {
@@ -243,6 +240,15 @@ impl StandingHolds {
         }
         true
     }
+}
+
+/// Whether one of these pods fits on one of the nodes. Most pods of a group request the same.
+fn is_of_use(nodes: &BTreeSet<NodeName>, pods: &[WaitingState], ledger: &Ledger) -> bool {
+    let shapes: BTreeSet<(&PlacementRequest, Option<&NamedNodes>)> =
+        pods.iter().map(|it| (&it.waiting.query, it.named.as_deref())).collect();
+    nodes
+        .iter()
+        .any(|node| shapes.iter().any(|(query, named)| ledger.fits_now(node, query, *named)))
 }
 
 /// Whether their teams may have what the first pods of a group request together.

@@ -49,6 +49,9 @@ const MOST_PAUSES: usize = 10_000;
 /// Pods for which one step looks at all nodes.
 const SEARCHES: usize = 16;
 
+/// How often pods that hang are looked for, on all nodes.
+const HUNG_EVERY: Duration = Duration::from_secs(1);
+
 /// How long room that is being made is kept while nothing more of it becomes free: pods may take
 /// minutes to end.
 const MADE_WITHIN: Duration = Duration::from_secs(600);
@@ -63,6 +66,8 @@ pub struct StandingHolds {
     pub(crate) groups: GroupRooms,
     /// The owners whose room was not used.
     pub(crate) owners: Owners,
+    /// When pods that hang were looked for last.
+    hung_noted: Option<Timestamp>,
     pub(crate) evictions: Evictions,
 }
 
@@ -318,7 +323,11 @@ impl StandingHolds {
         (now, unix_seconds): (Timestamp, i64),
     ) -> Step {
         let (waiting, preemptors, ledger, _) = facts;
-        let mut step = Step { hung: ledger.note_hung((now, unix_seconds)), ..Step::default() };
+        let mut step = Step::default();
+        if self.hung_noted.is_none_or(|at| now.since(at) >= HUNG_EVERY) {
+            self.hung_noted = Some(now);
+            step.hung = ledger.note_hung((now, unix_seconds));
+        }
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         self.owners.tick(now);
         self.end_groups(facts, rules.group_timeout, now, &mut step);

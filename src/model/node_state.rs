@@ -1049,6 +1049,9 @@ impl NodeState {
         let mut covered = 0;
         for device_state in &self.devices {
             if device_state.device.id == *gpu && device_state.is_shared_gpu(HoldRule::Respected) {
+                if self.out_of_reach(gpu, controller) != Demand::ZERO {
+                    return None; // it stays shared
+                }
                 covered = slot.units();
             }
             // Of a GPU that is to leave MIG mode for pods which share it others may get a part.

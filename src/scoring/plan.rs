@@ -242,16 +242,27 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
 
 /// Whether a placement that was found earlier still fits, without holds.
 pub fn still_fits(node: &NodeState, compiled: &CompiledRequest, placement: &Placement) -> bool {
+    fits_there(node, compiled, placement, HoldRule::Ignored)
+        && isolation(node, &placement.devices) == placement.isolation
+}
+
+/// Whether what a placement takes is free.
+pub fn fits_there(
+    node: &NodeState,
+    compiled: &CompiledRequest,
+    placement: &Placement,
+    holds: HoldRule,
+) -> bool {
     let fits = |placed: &PlacedDevice| {
-        let room = node.position_of(&placed.id).map(|at| &node.rooms(HoldRule::Ignored)[at]);
+        let room = node.position_of(&placed.id).map(|at| &node.rooms(holds)[at]);
         room.is_some_and(|room| fit(compiled, room) == Ok(placed.demand))
     };
     placement.node == *node.name()
         && placement.devices.len() == compiled.count()
         && (compiled.count() == 0 || node.placeable_for(compiled).is_ok())
-        && fit_host(compiled, node.host_room(HoldRule::Ignored)).is_ok()
+        && fit_host(compiled, node.host_room(holds)).is_ok()
+        && !(holds == HoldRule::Respected && node.takes_kept_host(compiled.host))
         && placement.devices.iter().all(fits)
-        && isolation(node, &placement.devices) == placement.isolation
 }
 
 #[cfg(test)]

@@ -164,12 +164,13 @@ impl App {
 
     /// Whether room may be held for a pod now.
     pub(crate) fn may_hold(&self, uid: &PodUid) -> bool {
-        let at_most = || {
-            let mut devices = 0_u64;
+        let now = self.clock.now();
+        let mut devices = 0_u64;
+        if self.waiting.is_unbound(uid, now) {
             self.ledger.look_at_each(|node| devices += node.devices().len() as u64);
-            devices.saturating_mul(self.config.standing_hold_at_most.millionths())
-        };
-        self.waiting.may_hold(uid, self.clock.now(), at_most)
+        }
+        let at_most = devices.saturating_mul(self.config.standing_hold_at_most.millionths());
+        self.waiting.may_hold(uid, now, at_most)
     }
 
     /// Notes that no node fits a pod, and why.

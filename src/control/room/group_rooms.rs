@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::control::room::owners::Owner;
 use crate::hardware::device::{NodeName, PodUid, PoolName};
@@ -21,6 +22,8 @@ pub(crate) struct GroupRooms {
     pub(crate) in_turn: BTreeSet<GroupKey>,
     /// The pools where one waits long.
     pub(crate) waits_long: BTreeSet<PoolName>,
+    /// The group with which the next step begins.
+    pub(crate) next: Option<GroupKey>,
     /// Nodes where room appeared since the last step.
     pub(crate) new_rooms: BTreeSet<NodeName>,
 }
@@ -32,6 +35,8 @@ pub(crate) struct Started {
     pub(crate) pools: BTreeSet<PoolName>,
     /// Since when its room is kept, all of it free.
     pub(crate) since: Timestamp,
+    /// How long it is kept.
+    pub(crate) wait: Duration,
 }
 
 /// A group that did not fit.
@@ -39,6 +44,8 @@ pub(crate) struct Missed {
     /// Its pods, and the nodes of the last call for each.
     pub(crate) pods: Vec<(PodUid, Option<Arc<NamedNodes>>)>,
     pub(crate) until: Timestamp,
+    /// Whether room that appears ends that.
+    pub(crate) ends_early: bool,
 }
 
 /// What room takes, in millionths of a GPU.

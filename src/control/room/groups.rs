@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::control::room::group_rooms::{Missed, Started, amount};
-use crate::control::room::owners::{Amounts, Owner, TURN, editions};
+use crate::control::room::owners::{AGAIN, Owner, TURN, editions};
 use crate::control::room::standing::{Facts, Held, StandingHolds, StandingRules, Step};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
-use crate::hardware::units::{Share, Timestamp};
+use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::preemption::FoundRoom;
@@ -19,11 +19,14 @@ use crate::model::fit::HostRule;
 /// Pods of groups for which one step looks at all nodes.
 const SEARCHES: usize = 512;
 
+/// Requests that one step tries on nodes with new room.
+const MOST_TRIES: usize = 5_000;
+
 /// A group that did not fit is looked at again when a node has more room that one of its pods could use, or after
 /// this time: what else changes is rare.
 const MISSED_FOR: Duration = Duration::from_secs(60);
 
-/// The same for one that fits, and whose owner has as much kept as it may, or whose turn it is not.
+/// The same for one that fits and cannot start: its owner or team has as much as it may, or it is not its turn.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// What was found for a group.
@@ -41,6 +44,15 @@ impl Found<'_> {
             *amounts.entry(&room.pool).or_default() += amount(room);
         }
         amounts
+    }
+
+    /// What its pods count there for their team, in millionths of a GPU.
+    fn charge(&self, ledger: &Ledger) -> u64 {
+        let of = |uid: &PodUid| self.pods.iter().find(|state| state.waiting.pod.uid == *uid);
+        let charges = self.rooms.iter().filter_map(|(uid, room)| {
+            Some(ledger.room_charge(&of(uid)?.waiting, room).millionths())
+        });
+        charges.sum()
     }
 }
 
@@ -63,15 +75,20 @@ impl StandingHolds {
         });
         self.groups.in_turn.retain(|key| groups.contains_key(key));
         let new_rooms = std::mem::take(&mut self.groups.new_rooms);
+        let mut tries = 0;
         self.groups.missed.retain(|key, missed| {
             let pods = groups.get(key).map(Vec::as_slice).unwrap_or_default();
-            missed.until > now && !pods.is_empty() && !is_of_use(&new_rooms, pods, ledger)
+            let mut ends = || missed.ends_early && is_of_use(&new_rooms, pods, ledger, &mut tries);
+            missed.until > now && !pods.is_empty() && !ends()
         });
         let mut groups: Vec<(GroupKey, Vec<WaitingState>)> = groups.into_iter().collect();
         for (_, pods) in &mut groups {
             pods.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
         }
         groups.sort_by(|(_, a), (_, b)| a[0].waiting.order().cmp(&b[0].waiting.order()));
+        let next = self.groups.next.take();
+        let first = groups.iter().position(|(key, _)| Some(key) == next.as_ref());
+        groups.rotate_left(first.unwrap_or(0));
         let mut searches = 0;
         for (key, mut pods) in groups {
             let sizes = pods.iter().filter_map(|it| it.waiting.group.as_ref()).map(|it| it.size);
@@ -104,31 +121,30 @@ impl StandingHolds {
             }
             searches += needed;
             if searches > SEARCHES && searches > needed {
-                return; // the next step goes on
+                self.groups.next = Some(key); // the next step goes on
+                return;
             }
             let rooms = ledger.fit_together(&pods);
             let found = rooms.as_deref().map(|rooms| Found { key: &key, pods: &pods, rooms });
             let is_open = |found: &Found<'_>| self.may_start(found, &owner, (facts, rules), now);
             if found.as_ref().is_some_and(|found| !is_open(found)) {
-                let until = now.plus(LOOK_AGAIN_AFTER); // others are looked at meanwhile
-                self.groups.missed.insert(key, Missed { pods: named, until });
+                let until = now.plus(LOOK_AGAIN_AFTER);
+                self.groups.missed.insert(key, Missed { pods: named, until, ends_early: false });
                 continue;
             }
+            let is_found = found.is_some();
             if !found.is_some_and(|found| self.start(&found, owner, (facts, rules), now, step)) {
-                self.groups.missed.insert(key, Missed { pods: named, until: now.plus(MISSED_FOR) });
+                // Room that is given back is no news.
+                let pause = if is_found { LOOK_AGAIN_AFTER } else { MISSED_FOR };
+                let (until, ends_early) = (now.plus(pause), !is_found);
+                self.groups.missed.insert(key, Missed { pods: named, until, ends_early });
             }
         }
     }
 
     /// Gives up the room of groups before the first pod was bound: if one of them is gone or its room is, or if
     /// nothing binds them although all of the room is free.
-    pub(crate) fn end_groups(
-        &mut self,
-        facts: Facts<'_>,
-        timeout: Duration,
-        now: Timestamp,
-        step: &mut Step,
-    ) {
+    pub(crate) fn end_groups(&mut self, facts: Facts<'_>, now: Timestamp, step: &mut Step) {
         let (waiting, _, ledger, bound) = facts;
         let has_place = |uid: &PodUid| ledger.reservation(uid).is_some();
         let started = std::mem::take(&mut self.groups.started);
@@ -143,9 +159,13 @@ impl StandingHolds {
             let is_whole = |uid| waiting.has(uid) && self.held.contains_key(uid);
             let waited = now.since(group.since);
             let is_turn_of_other = group.pools.iter().any(|pool| waits_long.contains(pool));
+            let is_any_gone = group.pods.iter().any(|uid| !waiting.has(uid));
             if !group.pods.iter().all(is_whole) {
+                if is_any_gone && waited >= AGAIN {
+                    self.owners.fail(&group.owner, BTreeMap::new(), now);
+                }
                 self.give_up_group(&group, facts, step);
-            } else if waited >= self.owners.wait(&group.owner, timeout) {
+            } else if waited >= group.wait {
                 let known = |uid| waiting.pod(uid).map(|state| state.waiting);
                 let pods: Vec<WaitingPod> = group.pods.iter().filter_map(known).collect();
                 self.owners.fail(&group.owner, editions(&pods), now);
@@ -184,20 +204,19 @@ impl StandingHolds {
         ((_, _, ledger, _), rules): (Facts<'_>, StandingRules),
         now: Timestamp,
     ) -> bool {
-        let (scope, amounts) = (owner.scope(), found.amounts());
+        let (first, amounts) = (&found.pods[0].waiting, found.amounts());
         let is_others_turn = amounts.keys().any(|pool| self.groups.waits_long.contains(*pool));
         if self.groups.in_turn.contains(found.key) && is_others_turn {
             return false;
         }
-        let sizes = ledger.pool_sizes(&found.pods[0].waiting.query);
+        if ledger.teams.left(&first.namespace).is_some_and(|left| found.charge(ledger) > left) {
+            return false; // of a small GPU a pod counts more than it requests
+        }
+        let sizes = ledger.pool_sizes(&first.query);
         amounts.into_iter().all(|(pool, wanted)| {
-            let of_scope = self.held.values().filter(|it| it.pool == *pool);
-            let of_scope = of_scope.filter(|held| held.owner.scope() == scope);
-            let kept = of_scope.map(|held| held.amount).sum();
-            let devices = sizes.get(pool).copied().unwrap_or(0);
-            let at_most = devices.saturating_mul(rules.at_most.millionths());
-            let at_most = at_most.max(Share::WHOLE.millionths());
-            self.owners.may_keep(owner, Amounts { wanted, kept, at_most }, now)
+            let of = (pool, &sizes);
+            let amounts = self.amounts(&first.pod.uid, owner, of, (wanted, rules.at_most));
+            self.owners.may_keep(owner, amounts, now)
         })
     }
 
@@ -228,12 +247,13 @@ impl StandingHolds {
         self.groups.in_turn.remove(*key);
         let all = pods.iter().map(|state| state.waiting.pod.uid.clone()).collect();
         let pools = rooms.iter().map(|(_, room)| room.pool.clone()).collect();
-        let started = Started { pods: all, owner, pools, since: now };
+        let wait = self.owners.wait(&owner, rules.group_timeout);
+        let started = Started { pods: all, owner, pools, since: now, wait };
         self.groups.started.insert(GroupKey::clone(key), started);
         for state in *pods {
             let (pod, uid) = (&state.waiting, &state.waiting.pod.uid);
             let Some((_, room)) = rooms.iter().find(|(of, _)| of == uid) else { continue };
-            let until = now.plus(rules.group_timeout);
+            let until = now.plus(wait);
             self.held.insert(uid.clone(), Held::of_group(pod, room, (now, until), ledger));
             preemptors.keep(uid, room.node.clone(), pod.priority);
             step.noted.push((pod.clone(), room.node.clone())); // this makes kube-scheduler look
@@ -242,13 +262,21 @@ impl StandingHolds {
     }
 }
 
-/// Whether one of these pods fits on one of the nodes. Most pods of a group request the same.
-fn is_of_use(nodes: &BTreeSet<NodeName>, pods: &[WaitingState], ledger: &Ledger) -> bool {
+/// Whether one of these pods fits on one of the nodes. Most pods of a group request the same. After many `tries`
+/// it is taken for granted: the search says.
+fn is_of_use(
+    nodes: &BTreeSet<NodeName>,
+    pods: &[WaitingState],
+    ledger: &Ledger,
+    tries: &mut usize,
+) -> bool {
     let shapes: BTreeSet<(&PlacementRequest, Option<&NamedNodes>)> =
         pods.iter().map(|it| (&it.waiting.query, it.named.as_deref())).collect();
-    nodes
-        .iter()
-        .any(|node| shapes.iter().any(|(query, named)| ledger.fits_now(node, query, *named)))
+    *tries += nodes.len() * shapes.len();
+    *tries > MOST_TRIES
+        || nodes
+            .iter()
+            .any(|node| shapes.iter().any(|(query, of)| ledger.fits_now(node, query, *of)))
 }
 
 /// Whether their teams may have what the first pods of a group request together.

@@ -36,31 +36,34 @@ const MOST_OWNERS: usize = 10_000;
 
 /// Who is to blame if kept room is not used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Owner {
-    /// The team of its namespace, where teams have shares.
+pub(crate) struct Owner {
+    scope: Scope,
+    namespace: Arc<str>,
+    /// None: pods of the namespace that nothing made.
+    controller: Option<Controller>,
+}
+
+/// What bounds the room of several owners together: names of controllers are free.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    /// The team of the namespace, where teams have shares.
     Team(TeamName),
-    /// Its controller, in this namespace: many people may share that.
-    Controller(Arc<str>, Controller),
-    /// Pods of this namespace that nothing made.
+    /// The namespace: many people may share it.
     Namespace(Arc<str>),
 }
 
 impl Owner {
     pub(crate) fn of(pod: &WaitingPod, ledger: &Ledger) -> Self {
         let namespace: Arc<str> = pod.namespace.as_str().into();
-        match (ledger.teams.rules(), pod.controller) {
-            (Some(_), _) => Self::Team(ledger.teams.team_of(&namespace)),
-            (None, Some(controller)) => Self::Controller(namespace, controller),
-            (None, None) => Self::Namespace(namespace),
-        }
+        let scope = match ledger.teams.rules() {
+            Some(_) => Scope::Team(ledger.teams.team_of(&namespace)),
+            None => Scope::Namespace(Arc::clone(&namespace)),
+        };
+        Self { scope, namespace, controller: pod.controller }
     }
 
-    /// What bounds the room of several owners together: names of controllers are free.
-    pub(crate) fn scope(&self) -> Self {
-        match self {
-            Self::Team(_) | Self::Namespace(_) => self.clone(),
-            Self::Controller(namespace, _) => Self::Namespace(Arc::clone(namespace)),
-        }
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.scope
     }
 }
 
@@ -92,15 +95,14 @@ pub(crate) struct Amounts {
 pub(crate) struct Owners {
     failed: BTreeMap<Owner, Failed>,
     /// The same of scopes, for groups that are larger than their share.
-    scopes: BTreeMap<Owner, Failed>,
+    scopes: BTreeMap<Scope, Failed>,
 }
 
 impl Owners {
     /// Forgets owners of which nothing has been kept for long.
     pub(crate) fn tick(&mut self, now: Timestamp) {
-        let stays = |_: &Owner, it: &mut Failed| now < it.until.plus(LONGEST_PAUSE);
-        self.failed.retain(stays);
-        self.scopes.retain(stays);
+        self.failed.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
+        self.scopes.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
     }
 
     /// Whether nothing is kept for this owner now. An edit of one of these pods ends that, or a new condition.
@@ -127,10 +129,10 @@ impl Owners {
         }
     }
 
-    /// Whether so much may be kept for an owner that does not pause. A group of any size has its first try. Later
-    /// one that is larger than the share has another one alone, after a whole pause of all in its scope.
+    /// Whether so much may be kept for an owner that does not pause. More than the share only alone, and only after a
+    /// whole pause of its scope: so a group of any size has its first try.
     pub(crate) fn may_keep(&self, owner: &Owner, amounts: Amounts, now: Timestamp) -> bool {
-        let (own, scope) = (self.failed.get(owner), self.scopes.get(&owner.scope()));
+        let (own, scope) = (self.failed.get(owner), self.scopes.get(owner.scope()));
         if own.is_none() && scope.is_none() {
             return true;
         }
@@ -138,12 +140,12 @@ impl Owners {
             return true;
         }
         let is_over = |it: &Failed| it.until <= now;
-        amounts.kept == 0 && own.is_none_or(|own| is_over(own) && scope.is_none_or(is_over))
+        amounts.kept == 0 && own.is_none_or(is_over) && scope.is_none_or(is_over)
     }
 
     /// How long free room is kept for an owner; `first`: the first time.
     pub(crate) fn wait(&self, owner: &Owner, first: Duration) -> Duration {
-        match (self.failed.contains_key(owner), self.scopes.contains_key(&owner.scope())) {
+        match (self.failed.contains_key(owner), self.scopes.contains_key(owner.scope())) {
             (true, _) => AGAIN.min(first),
             (false, true) => TURN.min(first),
             (false, false) => first,
@@ -153,31 +155,36 @@ impl Owners {
     /// Notes that room which was free was not used by these pods.
     pub(crate) fn fail(&mut self, owner: &Owner, pods: BTreeMap<PodUid, u64>, now: Timestamp) {
         fail(&mut self.failed, owner, pods, now);
-        fail(&mut self.scopes, &owner.scope(), BTreeMap::new(), now);
+        fail(&mut self.scopes, owner.scope(), BTreeMap::new(), now);
     }
 
     /// Notes that a pod was bound in room that was kept for it.
     pub(crate) fn used(&mut self, owner: &Owner) {
         self.failed.remove(owner);
-        self.scopes.remove(&owner.scope());
+        self.scopes.remove(owner.scope());
     }
 }
 
-fn fail(
-    all: &mut BTreeMap<Owner, Failed>,
-    owner: &Owner,
+fn fail<K: Clone + Ord>(
+    all: &mut BTreeMap<K, Failed>,
+    key: &K,
     pods: BTreeMap<PodUid, u64>,
     now: Timestamp,
 ) {
-    if all.len() >= MOST_OWNERS && !all.contains_key(owner) {
-        let first = all.iter().min_by_key(|(_, it)| it.until).map(|(owner, _)| owner.clone());
+    if let Some(failed) = all.get_mut(key)
+        && failed.until > now
+    {
+        return failed.pods.extend(pods); // one failure of several rooms is one pause
+    }
+    if all.len() >= MOST_OWNERS && !all.contains_key(key) {
+        let first = all.iter().min_by_key(|(_, it)| it.until).map(|(first, _)| first.clone());
         first.into_iter().for_each(|first| drop(all.remove(&first)));
     }
-    let before = all.get(owner);
+    let before = all.get(key);
     let pause = before.map_or(FIRST_PAUSE, |it| it.next);
     let ended_early = before.and_then(|it| it.ended_early);
     let (until, next) = (now.plus(pause), (2 * pause).min(LONGEST_PAUSE));
-    all.insert(owner.clone(), Failed { until, next, pods, ended_early });
+    all.insert(key.clone(), Failed { until, next, pods, ended_early });
 }
 
 /// The version of each pod that an owner may change.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
+use crate::control::room::owners::Owner;
 use crate::control::room::standing::{
     Evictions, Facts, Held, InVain, Line, RoomOrder, StandingHolds, StandingRules, Step, earlier,
 };
@@ -67,7 +68,15 @@ impl StandingHolds {
         let mut step = Step::default();
         let noted = noted.iter().filter_map(|(uid, note)| Some((waiting.pod(uid)?.waiting, note)));
         let mut noted: Vec<(WaitingPod, &RoomNote)> = noted.collect();
-        noted.sort_by(|(a, _), (b, _)| a.order().cmp(&b.order()));
+        let kept_for =
+            |pod: &WaitingPod, note: &RoomNote| match (&pod.group, note.victims.is_empty()) {
+                (Some(_), _) => KeptFor::Group,
+                (None, false) => KeptFor::Preemptor,
+                (None, true) => KeptFor::Line,
+            };
+        noted.sort_by(|(a, of), (b, other)| {
+            (kept_for(a, of), a.order()).cmp(&(kept_for(b, other), b.order()))
+        });
         for (pod, note) in noted {
             let uid = &pod.pod.uid;
             if let Some(group) = &pod.group {
@@ -142,8 +151,9 @@ impl StandingHolds {
         let due: Cell<Option<Timestamp>> = Cell::new(None);
         let is_old = |state: &WaitingState| {
             let old_at = state.refused_since.map(|since| since.plus(rules.after));
-            let is_old = state.waiting.created_unix_seconds <= created_by
-                || old_at.is_some_and(|at| at <= now);
+            // Of one that another process refused, the age counts.
+            let is_old =
+                old_at.map_or(state.waiting.created_unix_seconds <= created_by, |at| at <= now);
             if !is_old {
                 due.set([due.get(), old_at].into_iter().flatten().min());
             }
@@ -160,6 +170,7 @@ impl StandingHolds {
                 && ((lacks_room() && is_refused()) || is_planned())
                 && !holds.held.get(uid).is_some_and(Held::is_made)
                 && !holds.is_paused(uid, now)
+                && !holds.owners.is_paused(&Owner::of(pod, ledger), [pod], now)
                 // It may still name other pods. A room could not be noted either.
                 && !preemptors.is_note_open(uid)
                 && !holds.evictions.is_in_vain(state, (is_planned(), ledger.team_line(pod)), now)
@@ -286,7 +297,9 @@ impl StandingHolds {
     ) -> Option<FoundRoom> {
         let uid = &pod.pod.uid;
         let planned = preemptors.planned(uid, now).unwrap_or_default();
-        let is_free = |victim: &PodUid| !self.evictions.protected.contains_key(victim);
+        let is_free = |victim: &PodUid| {
+            !self.evictions.protected.contains_key(victim) && !ledger.is_hung(victim)
+        };
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
         planned.retain(|_, victims| victims.iter().all(is_free));
         let of = ledger.team_pod(pod);
@@ -358,7 +371,9 @@ impl StandingHolds {
         gone.extend(found.victims.iter().map(|victim| victim.uid.clone()));
         let after = preemptors.unasked_on(&found.node);
         let number = preemptors.begin(uid, (found.node.clone(), pod.priority), gone.clone());
-        self.held.insert(uid.clone(), Held::made(pod, &found, gone, (now, ledger)));
+        let mut held = Held::made(pod, &found, gone, (now, ledger));
+        held.wait = self.owners.wait(&held.owner, held.wait);
+        self.held.insert(uid.clone(), held);
         if is_begun || found.victims.is_empty() {
             preemptors.ask(uid, number);
         }

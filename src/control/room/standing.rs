@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::group_rooms::{GroupRooms, amount};
-use crate::control::room::owners::{Owner, Owners, editions};
+use crate::control::room::owners::{AGAIN, Amounts, Owner, Owners, editions};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::change::hung::Hung;
@@ -96,6 +96,8 @@ pub(crate) struct Held {
     pub(crate) amount: u64,
     /// Since when all of its room is free.
     ready: Option<Timestamp>,
+    /// How long it is kept from then on.
+    pub(crate) wait: Duration,
     /// The least that it ever lacked, and since when.
     least: (u64, Timestamp),
     /// The pods that are evicted for it; `None` if it waits for what becomes free.
@@ -107,10 +109,9 @@ pub(crate) struct Held {
 impl Held {
     fn new(pod: &WaitingPod, pool: PoolName, least: (u64, Timestamp), ledger: &Ledger) -> Self {
         let (query, priority, owner) = (pod.query.clone(), pod.priority, Owner::of(pod, ledger));
-        let count = query.gpu.as_ref().map_or(0, |gpu| u64::from(gpu.count.get()));
-        let amount = count * Share::WHOLE.millionths();
-        let (ready, victims, until) = (None, None, None);
-        Self { query, priority, pool, owner, amount, ready, least, victims, until }
+        let amount = amount_of(pod);
+        let (ready, victims, until, wait) = (None, None, None, BOUND_WITHIN);
+        Self { query, priority, pool, owner, amount, ready, wait, least, victims, until }
     }
 
     /// The standing hold of a pod for which room is being made.
@@ -330,7 +331,7 @@ impl StandingHolds {
         }
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         self.owners.tick(now);
-        self.end_groups(facts, rules.group_timeout, now, &mut step);
+        self.end_groups(facts, now, &mut step);
         let held = std::mem::take(&mut self.held);
         for (uid, held) in held {
             match self.keep(&uid, held, facts, now, &mut step) {
@@ -404,6 +405,7 @@ impl StandingHolds {
             self.pause(uid, now); // an edit does not begin the times again
         }
         let state = known.filter(|state| state.waiting.query == held.query);
+        let is_gone = state.is_none();
         let standing = ledger.standing(uid, &held.query);
         let (Some(state), Some(standing)) = (state, standing) else {
             // A bind takes what is kept, and may have to wait before it posts.
@@ -411,8 +413,11 @@ impl StandingHolds {
             if is_being_bound || mutated(Mutation::StandingStays) {
                 return Some(held);
             }
-            if !waiting.has(uid) && ledger.reservation(uid).is_some() {
+            let is_bound = ledger.reservation(uid).is_some();
+            if is_bound && !waiting.has(uid) {
                 self.owners.used(&held.owner);
+            } else if is_gone && !is_bound && held.ready.is_some_and(|at| now.since(at) >= AGAIN) {
+                self.owners.fail(&held.owner, BTreeMap::new(), now); // it ended before it was late
             }
             step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device
             let is_lost = is_lost(uid, &held, preemptors, ledger);
@@ -433,11 +438,7 @@ impl StandingHolds {
         let is_ready = !is_any_there && ledger.fits_in_room_of(uid, &held.query, None).is_some();
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_over = held.until.is_some_and(|until| until <= now);
-        let bound_within = match held.is_standing() {
-            true => self.owners.wait(&held.owner, BOUND_WITHIN),
-            false => BOUND_WITHIN,
-        };
-        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= bound_within);
+        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= held.wait);
         let is_late = is_over || held.until.is_none() && is_unbound;
         let stuck_after = match &held.victims {
             None => STUCK_AFTER,
@@ -449,9 +450,7 @@ impl StandingHolds {
             if is_late {
                 self.owners.fail(&held.owner, editions([&state.waiting]), now);
             }
-            if !(held.is_made() && mutated(Mutation::SecondVictims))
-                && !(is_late && held.is_standing())
-            {
+            if !(held.is_made() && mutated(Mutation::SecondVictims)) {
                 self.pause(uid, now);
             }
             step.given_up.push((state.waiting.pod.clone(), standing.node));
@@ -526,12 +525,18 @@ impl StandingHolds {
             .filter(|(other, held)| !held.may_be_passed_by(pod, other, waiting, ledger))
             .map(|(_, held)| &held.pool)
             .collect();
-        let open: BTreeSet<PoolName> =
+        let mut open: BTreeSet<PoolName> =
             all.iter().filter(|pool| !taken.contains(pool)).cloned().collect();
         if open.is_empty() {
             return false;
         }
         let sizes = ledger.pool_sizes(&pod.query);
+        let owner = Owner::of(pod, ledger);
+        let wanted = amount_of(pod);
+        open.retain(|pool| {
+            let amounts = self.amounts(uid, &owner, (pool, &sizes), (wanted, at_most));
+            self.owners.may_keep(&owner, amounts, now)
+        });
         let may =
             |pool: &PoolName| open.contains(pool) && may_keep(&sizes, pool, at_most, &pod.query);
         if !open.iter().any(may) {
@@ -556,7 +561,10 @@ impl StandingHolds {
         let before = self.held.get(uid);
         let ready = before.and_then(|held| held.ready);
         let least = before.map_or((standing.lacks, now), |held| held.least);
-        let held = Held { ready, ..Held::new(pod, standing.pool.clone(), least, ledger) };
+        let held = Held::new(pod, standing.pool.clone(), least, ledger);
+        let wait = self.owners.wait(&held.owner, BOUND_WITHIN);
+        let wait = before.map_or(wait, |held| held.wait);
+        let held = Held { ready, wait, ..held };
         self.owners.begin(&held.owner, now);
         let is_new = self.held.insert(uid.clone(), held).is_none();
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
@@ -569,6 +577,22 @@ impl StandingHolds {
             step.begun.push((pod.pod.clone(), standing));
         }
         true
+    }
+
+    /// What a pod would have kept in a pool, beside what others of its scope have there.
+    pub(crate) fn amounts(
+        &self,
+        uid: &PodUid,
+        owner: &Owner,
+        (pool, sizes): (&PoolName, &BTreeMap<PoolName, u64>),
+        (wanted, at_most): (u64, Share),
+    ) -> Amounts {
+        let others = self.held.iter().filter(|(other, held)| *other != uid && held.pool == *pool);
+        let of_scope = others.filter(|(_, held)| held.owner.scope() == owner.scope());
+        let kept = of_scope.map(|(_, held)| held.amount).sum();
+        let devices = sizes.get(pool).copied().unwrap_or(0);
+        let at_most = devices.saturating_mul(at_most.millionths()).max(Share::WHOLE.millionths());
+        Amounts { wanted, kept, at_most }
     }
 
     /// Goes on with a standing hold that an earlier process made for one that still waits long enough.
@@ -646,6 +670,12 @@ impl StandingHolds {
 fn is_lost(uid: &PodUid, held: &Held, preemptors: &Preemptors, ledger: &Ledger) -> bool {
     let has_left = preemptors.node(uid).is_some_and(|node| !ledger.takes_pods(&node));
     has_left || held.victims.iter().flatten().any(|victim| ledger.is_hung(victim))
+}
+
+/// The most that a pod takes, in millionths of a GPU.
+fn amount_of(pod: &WaitingPod) -> u64 {
+    let count = pod.query.gpu.as_ref().map_or(0, |gpu| u64::from(gpu.count.get()));
+    count * Share::WHOLE.millionths()
 }
 
 /// The time on the wall clock this much earlier.

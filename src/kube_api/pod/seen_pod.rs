@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::causes::shown_long;
 use crate::config::pods::requests::RequestRules;
@@ -97,6 +97,8 @@ pub struct SeenPod {
     pub start_failure: Option<StartFailure>,
     /// What made it, if a controller did.
     pub controller: Option<Controller>,
+    /// Whether that is a Job: its pods end whatever becomes of others.
+    pub is_of_job: bool,
     /// Whether it has ended: all its containers have stopped and none will start again.
     pub is_terminal: bool,
     /// Whether it has ended with success.
@@ -215,6 +217,7 @@ impl SeenPod {
             node,
             start_failure: StartFailure::of(pod),
             controller: controller_of(metadata),
+            is_of_job: owner_of(metadata).is_some_and(|owner| owner.kind == "Job"),
             is_terminal: matches!(phase, Some("Succeeded" | "Failed")),
             has_succeeded: phase == Some("Succeeded"),
             is_deleting: deletion.is_some(),
@@ -261,7 +264,7 @@ impl SeenPod {
                 started_unix_seconds: self.started_unix_seconds,
                 is_ending: self.is_deleting,
                 ends_unix_seconds: self.ends_unix_seconds,
-                controller: self.controller,
+                controller: self.controller.filter(|_| !self.is_of_job),
                 protection: None,
             },
         }
@@ -411,11 +414,15 @@ fn edition_of(pod: &Pod) -> u64 {
     digest.finish()
 }
 
+fn owner_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
+}
+
 /// The controller of a pod. ReplicaSets of one Deployment are one: during an update a new one makes pods
 /// in the place of those of the old one.
 fn controller_of(metadata: &ObjectMeta) -> Option<Controller> {
-    let mut owners = metadata.owner_references.iter().flatten();
-    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    let owner = owner_of(metadata)?;
     let revision = metadata.labels.as_ref().and_then(|labels| labels.get(REVISION));
     let application = revision
         .filter(|_| owner.kind == "ReplicaSet")

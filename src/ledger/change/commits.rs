@@ -618,7 +618,8 @@ fn assume(
     let hold = node_state.release(&pod.uid);
     let standing = node_state.stand_down(&pod.uid);
     let on_hold = hold.as_ref().map(|hold| hold.placement.clone());
-    let placed = place(node_state, compiled, query, mix, on_hold).and_then(|placement| {
+    let own = standing.as_ref().map(|standing| &standing.placement);
+    let placed = place((node_state, own), compiled, query, mix, on_hold).and_then(|placement| {
         // The last check: from here on it counts.
         may_have(node_state, &placement).then_some(placement).ok_or(Rejection::TeamLimit)
     });
@@ -654,9 +655,10 @@ fn spread(node_state: &mut NodeState, uid: &PodUid, placement: Placement) -> Pla
     Placement { guest: Some(Guest { on, spot: None, leaving: None }), ..placement }
 }
 
-/// A placement for the pod: its hold, one beside all holds, or any one if holds are ignored.
+/// A placement for the pod: its hold, one beside all holds, the room that was kept for it, or any one if holds are
+/// ignored.
 fn place(
-    node_state: &NodeState,
+    (node_state, own_room): (&NodeState, Option<&Placement>),
     compiled: &CompiledRequest,
     query: &PlacementRequest,
     mix: &CompiledMix,
@@ -669,6 +671,11 @@ fn place(
         return Ok(on_hold);
     }
     let beside = plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Respected);
+    if beside.is_err()
+        && let Some(own_room) = own_room.filter(|it| plan::still_fits(node_state, compiled, it))
+    {
+        return Ok(own_room.clone());
+    }
     let found = beside.or_else(|_| {
         plan::evaluate(node_state, compiled, &query.strategy, mix, HoldRule::Ignored)
     })?;

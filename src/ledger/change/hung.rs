@@ -61,8 +61,8 @@ fn is_hung(held: &Reservation, is_ready: bool, (now, unix_seconds): (Timestamp, 
             tenure.is_ending && (is_late || !is_ready)
         }),
         ReservationState::Draining { since, clean_reports, shown } => {
-            let is_shown = shown.is_some() && clean_reports == 0;
-            is_shown && now.since(since) >= HUNG_AFTER
+            let is_late = shown.is_some() && now.since(since) >= HUNG_AFTER;
+            clean_reports == 0 && (is_late || held.is_hung)
         }
     }
 }

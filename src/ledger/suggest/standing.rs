@@ -188,7 +188,8 @@ impl Ledger {
         at.is_some_and(|at| self.node_entry(at).read().takes_kept_host(host))
     }
 
-    /// The node of the standing hold of a pod with this request, if all of the room is free, and if it may go there.
+    /// The node of the standing hold of a pod with this request, if it fits there now and may go there: beside what is
+    /// kept for others, or in its own room.
     pub fn fits_in_room_of(
         &self,
         holder: &PodUid,
@@ -196,12 +197,22 @@ impl Ledger {
         named: Option<&NamedNodes>,
     ) -> Option<NodeName> {
         let at = self.standing.lock().get(holder).copied()?;
+        let hold = self.node_entry(at).read().standing_holds().get(holder).cloned()?;
         let mut node_state = self.without_own(at, holder)?;
-        // Rooms may count on the same CPU that others leave. The first of them gets it.
-        for later in self.later_rooms(&node_state, holder) {
-            node_state.stand_down(&later);
+        let beside = self.fits_on_copy((at, &node_state), query, named);
+        if beside.is_some() || !node_state.spots().is_empty() {
+            return beside;
         }
-        self.fits_on_copy((at, &node_state), query, named)
+        // Rooms may count on the same CPU that others leave. The first of them gets it.
+        let rooms = node_state.standing_holds().iter();
+        let later = rooms.filter(|(uid, it)| (it.kept_for, *uid) > (hold.kept_for, holder));
+        let later: Vec<PodUid> = later.map(|(uid, _)| uid.clone()).collect();
+        later.iter().for_each(|uid| _ = node_state.stand_down(uid));
+        let compiled = query.compile(&self.cluster().classes);
+        let may_go = is_candidate(at, &self.node_entry(at), named);
+        let is_free =
+            plan::fits_there(&node_state, &compiled, &hold.placement, HoldRule::Respected);
+        (may_go && is_free).then(|| node_state.name().clone())
     }
 
     /// The same of another pod, if it fits there without that hold.
@@ -225,14 +236,6 @@ impl Ledger {
         let may_go = is_candidate(at, &self.node_entry(at), named);
         let fits = may_go && plan::fits(node_state, &compiled, HoldRule::Respected);
         fits.then(|| node_state.name().clone())
-    }
-
-    /// The pods whose room on a node gets what becomes free there after that of this one.
-    fn later_rooms(&self, node: &NodeState, holder: &PodUid) -> Vec<PodUid> {
-        let Some(own) = self.kept_for(holder) else { return Vec::new() };
-        let rooms = node.standing_holds().iter();
-        let later = rooms.filter(|(uid, hold)| (hold.kept_for, *uid) > (own, holder));
-        later.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// The pools of all nodes.

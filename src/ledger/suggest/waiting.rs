@@ -335,9 +335,15 @@ impl WaitingPods {
         }
     }
 
+    /// Whether room has been held for a pod for long, and nothing has bound it.
+    pub fn is_unbound(&self, uid: &PodUid, now: Timestamp) -> bool {
+        let since = self.pods().by_uid.get(uid).and_then(|state| state.held_since);
+        since.is_some_and(|since| now.since(since) >= HELD_FREELY)
+    }
+
     /// Whether room may be held for the pod now. Pods that nothing binds have at most so much held together,
     /// `at_most` in millionths of a GPU; others as they need.
-    pub fn may_hold(&self, uid: &PodUid, now: Timestamp, at_most: impl Fn() -> u64) -> bool {
+    pub fn may_hold(&self, uid: &PodUid, now: Timestamp, at_most: u64) -> bool {
         let pods = &mut *self.pods();
         let Some(state) = pods.by_uid.get_mut(uid) else { return true };
         let since = state.held_since.filter(|since| now.since(*since) < HELD_AGAIN_AFTER);
@@ -349,7 +355,7 @@ impl WaitingPods {
         pods.unbound.retain(|_, (until, _)| *until > now);
         let others = pods.unbound.iter().filter(|(other, _)| *other != uid);
         let held: u64 = others.map(|(_, (_, amount))| amount).sum();
-        let may = held.saturating_add(amount) <= at_most();
+        let may = held.saturating_add(amount) <= at_most;
         if may {
             pods.unbound.insert(uid.clone(), (now.plus(HELD_FREELY), amount));
         }

@@ -546,3 +546,33 @@ async fn without_kubernetes_a_pod_without_gpu_is_placed_by_its_cpu() {
     assert_eq!(answer["NodeNames"], json!(["gpu-b"]));
     assert_eq!(answer["FailedAndUnresolvableNodes"]["gpu-a"], "insufficient CPU");
 }
+
+/// The node with the highest score for a pod, after *filter* passed some.
+async fn tried(bed: &Bed, pod: &Value, nodes: &[&str]) -> String {
+    let passed = bed.filter(pod.clone(), nodes).await["NodeNames"].take();
+    let body = json!({"Pod": pod, "Nodes": null, "NodeNames": passed}).to_string();
+    let (_, scores) = bed.post("/v1/prioritize", body).await;
+    let scores = scores.as_array().expect("a list").iter();
+    let best = scores.max_by_key(|score| score["Score"].as_i64()).expect("a node");
+    best["Host"].as_str().expect("a name").to_owned()
+}
+
+#[tokio::test]
+async fn pods_that_are_tried_many_times_before_the_first_bind_all_have_their_room() {
+    let bed = Bed::warm().await;
+    let nodes = ["gpu-a", "gpu-c"];
+    let halves = ["p", "q", "r", "s"].map(|uid| pod(uid, json!({"gpu-fraction": "0.5"})));
+    let mut last = Vec::new();
+    for _ in 0..20 {
+        last.clear();
+        for half in &halves {
+            last.push(tried(&bed, half, &nodes).await);
+        }
+    }
+    for (half, node) in halves.iter().zip(&last) {
+        let name = &half["metadata"]["name"];
+        let body = json!({"PodName": name, "PodNamespace": "team", "PodUID": name, "Node": node});
+        let (_, answer) = bed.post("/v1/bind", body.to_string()).await;
+        assert_eq!(answer["Error"], "", "{name} on {node}, of {last:?}");
+    }
+}

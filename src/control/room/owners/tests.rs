@@ -11,7 +11,9 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn controller(number: u64) -> Owner {
-    Owner::Controller("team".into(), Controller(number))
+    let namespace: Arc<str> = "team".into();
+    let controller = Some(Controller(number));
+    Owner { scope: Scope::Namespace(Arc::clone(&namespace)), namespace, controller }
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -69,17 +71,33 @@ fn after_a_failure_a_scope_has_its_share() {
     assert!(!owners.may_keep(&owner, of_eight(1, 2), at(120)), "the share is in use");
     assert!(owners.may_keep(&owner, of_eight(8, 0), at(120)), "alone, after its pause");
     // Names of controllers are free.
-    assert!(owners.may_keep(&other, of_eight(8, 0), at(61)), "its own first try");
-    assert!(!owners.may_keep(&other, of_eight(8, 1), at(61)), "but not beside others");
+    assert!(owners.may_keep(&other, of_eight(2, 0), at(61)), "its own first try, within the share");
+    assert!(!owners.may_keep(&other, of_eight(8, 0), at(61)), "of any size after the pause of all");
+    assert!(owners.may_keep(&other, of_eight(8, 0), at(120)));
+    assert!(!owners.may_keep(&other, of_eight(8, 1), at(120)), "but not beside others");
     assert_eq!(owners.wait(&other, MINUTE), TURN);
-    owners.fail(&other, BTreeMap::new(), at(71));
+    owners.fail(&other, BTreeMap::new(), at(130));
     assert!(
-        !owners.may_keep(&owner, of_eight(8, 0), at(120)),
+        !owners.may_keep(&owner, of_eight(8, 0), at(249)),
         "the namespace pauses for two minutes"
     );
-    assert!(owners.may_keep(&owner, of_eight(8, 0), at(191)));
-    let elsewhere = Owner::Namespace("other".into());
-    assert!(owners.may_keep(&elsewhere, of_eight(8, 8), at(71)), "another namespace");
+    assert!(owners.may_keep(&owner, of_eight(8, 0), at(250)));
+    let elsewhere = Scope::Namespace("other".into());
+    let elsewhere = Owner { scope: elsewhere, namespace: "other".into(), controller: None };
+    assert!(owners.may_keep(&elsewhere, of_eight(8, 8), at(130)), "another namespace");
+}
+
+#[test]
+fn several_rooms_that_are_not_used_are_one_failure() {
+    let (mut owners, owner) = (Owners::default(), controller(1));
+    let pod = |name: &str| waiting_pod(name, 1_000_000, 0);
+    for name in ["a", "b", "c"] {
+        owners.fail(&owner, editions([&pod(name)]), at(60));
+    }
+    assert!(owners.is_paused(&owner, [&pod("a")], at(119)));
+    assert!(!owners.is_paused(&owner, [&pod("a")], at(120)));
+    let edited = WaitingPod { edition: 7, ..pod("a") };
+    assert!(!owners.is_paused(&owner, [&edited], at(61)), "an edit of each of them counts");
 }
 
 #[test]
@@ -96,13 +114,6 @@ fn an_edit_ends_a_pause_once_a_minute() {
     owners.fail(&owner, editions([&pod(2)]), at(67));
     assert!(owners.is_paused(&owner, [&pod(3)], at(121)));
     assert!(!owners.is_paused(&owner, [&pod(3)], at(122)));
-}
-
-#[test]
-fn teams_answer_for_all_of_their_pods() {
-    let owner = Owner::Team("blue".into());
-    assert_eq!(owner.scope(), owner);
-    assert_eq!(controller(1).scope(), Owner::Namespace("team".into()));
 }
 
 #[test]

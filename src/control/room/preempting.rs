@@ -297,11 +297,10 @@ impl StandingHolds {
     ) -> Option<FoundRoom> {
         let uid = &pod.pod.uid;
         let planned = preemptors.planned(uid, now).unwrap_or_default();
-        let is_free = |victim: &PodUid| {
-            !self.evictions.protected.contains_key(victim) && !ledger.is_hung(victim)
-        };
+        let is_free = |victim: &PodUid| !self.evictions.protected.contains_key(victim);
+        let may_go = |victim: &PodUid| is_free(victim) && !ledger.is_hung(victim);
         let mut planned: PlannedVictims = PlannedVictims::clone(&planned);
-        planned.retain(|_, victims| victims.iter().all(is_free));
+        planned.retain(|_, victims| victims.iter().all(may_go));
         let of = ledger.team_pod(pod);
         let victim = |uid: &PodUid, tenure: Tenure, has_gpu: bool| {
             let is_open =

@@ -328,3 +328,27 @@ fn no_instance_is_ordered_on_a_gpu_that_pods_have() {
     bed.node.remove(&PodUid::new("s"));
     assert_eq!(bed.orders(), (vec![], vec!["GPU-a/0/3g-20gb".to_owned()]));
 }
+
+#[test]
+fn two_kept_rooms_of_different_modes_do_not_lock_each_other_out() {
+    for is_shared_first in [true, false] {
+        let mut bed = Bed::by_turns(&[(false, &[])]);
+        bed.place("t", "whole").unwrap();
+        let shared = compiled_request("fraction=0.5", &bed.classes);
+        let instance = compiled_request("mig=3g.20gb", &bed.classes);
+        let (first, later) =
+            if is_shared_first { (&shared, &instance) } else { (&instance, &shared) };
+        let (_, hold) = lacking(&bed.node, first, None).unwrap();
+        bed.node.stand(PodUid::new("first"), hold);
+        assert!(lacking(&bed.node, later, None).is_none(), "a share first: {is_shared_first}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_pod_that_hangs_on_a_shared_gpu() {
+    let mut bed = Bed::by_turns(&[(false, &[])]);
+    bed.place("t", "fraction=0.5").unwrap();
+    bed.node.note_hung(|_| true);
+    let instance = compiled_request("mig=3g.20gb", &bed.classes);
+    assert!(lacking(&bed.node, &instance, None).is_none());
+}

@@ -202,3 +202,134 @@ fn only_one_group_of_a_pool_waits_for_more_than_ten_seconds_at_a_time() {
     assert_eq!(kept_after(&mut bed, 2).0, names(&["b"]), "then it is its turn");
     assert_eq!(kept_after(&mut bed, 57).0, names(&["b"]), "for longer, too");
 }
+
+#[test]
+fn a_group_that_its_team_may_not_have_where_it_fits_wakes_no_step_again_and_again() {
+    use crate::hardware::units::MemMib;
+    use crate::ledger::query::queries::PlacementRequest;
+    use crate::model::charge::Prices;
+    use crate::model::event::LedgerEvent;
+    use crate::model::request::{Amount, GpuRequest};
+    use crate::model::team::{TeamRules, TeamShare};
+    let mut bed = bed();
+    let others = TeamShare { guaranteed: Share::ZERO, at_most: Some(Share::WHOLE) };
+    bed.ledger.teams.rule(TeamRules { others, ..TeamRules::default() }, Prices::default());
+    for name in ["a", "b"] {
+        let group = Some(PodGroup { name: "g".into(), size: 2 });
+        let amount = Amount::Memory(MemMib::new(800));
+        let query = PlacementRequest { gpu: Some(GpuRequest::one(amount)), ..share_query(1) };
+        bed.refused(WaitingPod { group, query, ..waiting_pod(name, 1, 0) }, ALL);
+    }
+    let mut busy = 0;
+    for _ in 0..100 {
+        let step = bed.step_after(0);
+        let rooms: BTreeSet<NodeName> = step
+            .events
+            .iter()
+            .filter_map(|it| match it {
+                LedgerEvent::Room(node) => Some(node.clone()),
+                _ => None,
+            })
+            .collect();
+        busy += usize::from(!rooms.is_empty());
+        bed.holds.note_rooms(rooms);
+    }
+    assert!(busy <= 2, "{busy} of 100 steps in no time wake the next one");
+}
+
+#[test]
+fn groups_behind_many_others_are_looked_at() {
+    let mut bed = bed();
+    bed.bind("x", "n", "B", 1_000_000, 0);
+    bed.bind("y", "m", "C", 1_000_000, 0);
+    for group in 0..70 {
+        for pod in 0..8 {
+            refused(&bed, &format!("g{group:02}-{pod}"), &format!("g{group:02}"), 8);
+        }
+    }
+    let group = Some(PodGroup { name: "last".into(), size: 1 });
+    let pod = WaitingPod { group, created_unix_seconds: 1_001, ..waiting_pod("last", 500_000, 0) };
+    bed.refused(pod, ALL);
+    for _ in 0..120 {
+        bed.holds.note_rooms([NodeName::new("n")].into());
+        if !kept_after(&mut bed, 1).0.is_empty() {
+            return;
+        }
+    }
+    panic!("it fits for two minutes, and is never looked at");
+}
+
+#[test]
+fn groups_behind_many_of_one_namespace_that_may_not_start_are_looked_at() {
+    let mut bed = bed();
+    bed.rules.at_most = Share::from_millionths(250_000);
+    // One group of the namespace `team` has failed.
+    refused_of(&bed, &["bad"], "bad", 9_999);
+    for _ in 0..62 {
+        bed.step_after(1);
+    }
+    bed.waiting.remove(&uid("bad"));
+    bed.step_after(1);
+    for group in 0..150 {
+        for pod in 0..8 {
+            let name = format!("g{group:03}-{pod}");
+            let group_of = Some(PodGroup { name: format!("g{group:03}").into(), size: 8 });
+            let controller = Some(Controller(group));
+            let pod = WaitingPod { group: group_of, controller, ..waiting_pod(&name, 125_000, 0) };
+            bed.refused(pod, ALL);
+        }
+    }
+    let group = Some(PodGroup { name: "honest".into(), size: 1 });
+    let honest = waiting_pod("honest", 500_000, 0);
+    let honest =
+        WaitingPod { group, namespace: "other".to_owned(), created_unix_seconds: 1_001, ..honest };
+    bed.refused(honest, ALL);
+    for at in 0..300 {
+        let kept = kept_after(&mut bed, 1).0;
+        if at % 50 == 0 {}
+        if kept.contains(&"honest".to_owned()) {
+            assert!(at <= 5, "after {at} s");
+            return;
+        }
+    }
+    panic!("two GPUs are free for five minutes, and it is never looked at");
+}
+
+#[test]
+fn a_group_whose_pods_are_made_again_does_not_keep_the_pool_idle() {
+    let mut bed = bed();
+    refused_of(&bed, &["a-0", "b-0", "c-0"], "g", 7);
+    let (mut idle, mut last) = (0, "a-0".to_owned());
+    for second in 0..1_800 {
+        if second % 50 == 49 {
+            bed.waiting.remove(&uid(&last));
+            last = format!("a-{second}");
+            let group = Some(PodGroup { name: "g".into(), size: 3 });
+            let controller = Some(Controller(7));
+            bed.refused(WaitingPod { group, controller, ..waiting_pod(&last, 1_000_000, 0) }, ALL);
+        }
+        idle += kept_after(&mut bed, 1).0.len();
+    }
+    assert!(idle * 1_000 / (3 * 1_800) <= 100, "{} thousandths", idle * 1_000 / (3 * 1_800));
+}
+
+#[test]
+fn a_new_controller_each_time_does_not_keep_the_pool_idle() {
+    let mut bed = bed();
+    bed.rules.at_most = Share::from_millionths(250_000);
+    let (mut kept, mut controller) = (0, 0);
+    let mut pods: Vec<String> = Vec::new();
+    for _ in 0..1_800 {
+        let now = kept_after(&mut bed, 1).0.len();
+        kept += now;
+        if now == 0 {
+            pods.iter().for_each(|pod| bed.waiting.remove(&uid(pod)));
+            controller += 1;
+            pods = ["a", "b", "c"].map(|name| format!("{name}-{controller}")).into();
+            let names: Vec<&str> = pods.iter().map(String::as_str).collect();
+            refused_of(&bed, &names, &format!("g-{controller}"), controller);
+        }
+    }
+    let thousandths = kept * 1_000 / (3 * 1_800);
+    assert!(thousandths <= 33 + 50, "{thousandths} thousandths with the first wait");
+}

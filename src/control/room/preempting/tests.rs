@@ -11,6 +11,7 @@ use crate::model::charge::Prices;
 use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::rejection::Rejection;
 use crate::model::request::Amount;
+use crate::model::reservation::Controller;
 use crate::model::team::{TeamRules, TeamShare};
 use crate::model::workload::Protection;
 
@@ -583,4 +584,122 @@ fn an_over_quota_pod_of_a_protected_class_stays_as_long_as_one_without_a_class()
     bed.refused(waiting_pod("p", 1_000_000, 9), &["m"]);
     assert_eq!(orders_after(&mut bed, 40), [""; 0]);
     assert_eq!(orders_after(&mut bed, 30), ["p m: none/over"]);
+}
+
+#[test]
+fn room_that_was_made_is_first_after_a_restart() {
+    let note = |victims: &[&str]| RoomNote {
+        node: NodeName::new("n"),
+        victims: victims.iter().map(|name| uid(name)).collect(),
+    };
+    let mut bed = Bed::new(Duration::from_secs(1));
+    // A was made free for `p`; `line` waits for B.
+    bed.bind("b", "n", "B", 1_000_000, 20);
+    bed.bind("c", "m", "C", 1_000_000, 20);
+    let older = WaitingPod {
+        may_preempt: false,
+        created_unix_seconds: 900,
+        ..waiting_pod("line", 1_000_000, 10)
+    };
+    bed.refused(older, ALL);
+    bed.refused(WaitingPod { created_unix_seconds: 990, ..waiting_pod("p", 1_000_000, 10) }, ALL);
+    let step = bed.resume(&[(uid("line"), note(&[])), (uid("p"), note(&["gone"]))]);
+    let query = share_query(1_000_000);
+    let fits = |name| bed.ledger.fits_in_room_of(&uid(name), &query, None).is_some();
+    let lost: Vec<&str> = step.abandoned.iter().map(|pod| &*pod.name).collect();
+    assert!(fits("p") && !fits("line"), "p {}, line {}; lost {lost:?}", fits("p"), fits("line"));
+}
+
+#[test]
+fn a_preemptor_does_not_take_the_room_made_for_another_one() {
+    let mut bed = full();
+    // `b` is about to end by itself, and takes its time.
+    let tenure =
+        Tenure { priority: 1, is_ending: true, ends_unix_seconds: 5_000, ..Tenure::default() };
+    bed.ledger.see_pod(&PodFact { tenure, ..bound("b", "n", "A", 500_000) }, bed.now);
+    bed.refused(waiting_pod("p", 1_000_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["p n: a"]);
+    assert!(ask(&bed, "p"));
+    bed.refused(waiting_pod("q", 1_000_000, 10), ALL);
+    assert_eq!(orders_after(&mut bed, 2), ["q n: c"]);
+    assert!((1..99).any(|number| bed.preemptors.ask(&uid("q"), number)));
+    end(&mut bed, "a", 2);
+    end(&mut bed, "c", 4);
+    let step = bed.step_after(1);
+    let ready: Vec<&str> = step.ready.iter().map(|(_, pod)| &*pod.name).collect();
+    let query = share_query(1_000_000);
+    let got =
+        bed.ledger.reserve(&pod("p"), "n", &query, bed.now).map(|it| it.devices[0].id.to_string());
+    bed.waiting.remove(&uid("p"));
+    bed.step_after(1);
+    let mut log = Vec::new();
+    for second in 0..130 {
+        let step = bed.step_after(1);
+        for (pod, node) in &step.given_up {
+            log.push(format!("after {second} s {} gave up {node}", pod.name));
+        }
+        for order in &step.evict {
+            log.push(format!("after {second} s evict {}", shown(order)));
+        }
+    }
+    assert_eq!(ready, ["q"], "p gets {got:?}; then {log:?}");
+}
+
+#[test]
+fn after_is_since_the_first_refusal() {
+    let mut bed = full();
+    bed.rules.preemption.after = Duration::from_secs(600);
+    // It was gated, or its volume was missing, for a quarter of an hour.
+    bed.refused(WaitingPod { created_unix_seconds: 100, ..waiting_pod("p", 500_000, 10) }, ALL);
+    assert_eq!(orders_after(&mut bed, 0), [""; 0], "refused for the first time now");
+}
+
+#[test]
+fn a_plan_of_kube_scheduler_with_a_pod_that_hangs_counts_for_nothing() {
+    let mut bed = full();
+    let tenure = Tenure { is_ending: true, ends_unix_seconds: 900, ..Tenure::default() };
+    bed.ledger.see_pod(&PodFact { tenure, ..bound("a", "n", "A", 500_000) }, bed.now);
+    bed.refused(waiting_pod("p", 500_000, 10), &["m"]);
+    let plan = BTreeMap::from([(NodeName::new("n"), BTreeSet::from([uid("a")]))]);
+    bed.preemptors.plan(&uid("p"), plan, true, bed.now);
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        for order in orders_after(&mut bed, 1) {
+            all.push(order);
+            ask(&bed, "p");
+        }
+    }
+    assert_eq!(all, ["p m: d"]);
+}
+
+#[test]
+fn important_pods_that_are_never_bound_have_few_evicted() {
+    let mut bed = full();
+    bed.rules.preemption.at_once = 1;
+    for at in 0..20 {
+        let controller = Some(Controller(1));
+        let pod = waiting_pod(&format!("p{at:02}"), 1_000_000, 10);
+        bed.refused(WaitingPod { controller, ..pod }, &["m"]);
+    }
+    let (mut evicted, mut sequence) = (0, 2);
+    let mut ends: Option<PodUid> = None;
+    for second in 0..1_800 {
+        let step = bed.step_after(1);
+        if let Some(victim) = ends.take() {
+            bed.ledger.end_pod(&victim, bed.now);
+            for _ in 0..2 {
+                bed.ledger.report("m", &report("y", 8, sequence, "C"), bed.now).unwrap();
+                sequence += 1;
+            }
+        }
+        for order in &step.evict {
+            bed.preemptors.ask(&order.pod.pod.uid, order.number);
+            ends = Some(order.victims[0].uid.clone());
+            evicted += 1;
+        }
+        if !step.given_up.is_empty() {
+            bed.bind(&format!("v{second}"), "m", "C", 1_000_000, 0);
+        }
+    }
+    assert!(evicted <= 6, "{evicted} were evicted for pods that nothing binds");
 }

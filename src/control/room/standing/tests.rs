@@ -341,3 +341,31 @@ fn no_room_is_kept_that_only_older_pods_of_the_same_controller_could_leave() {
     bed.step_after(5);
     assert_eq!(bed.kept(), pairs(&[("new", "n")]), "another pod may leave that");
 }
+
+/// `x` has GPU A, room is kept of A for `p` and of B for `q`, which is free.
+#[test]
+fn a_pod_does_not_take_the_room_of_another_one() {
+    use crate::ledger::suggest::standing::Holder;
+    use crate::model::device_state::KeptFor;
+    for (of_p, of_q) in [
+        (KeptFor::Preemptor, KeptFor::Preemptor),
+        (KeptFor::Preemptor, KeptFor::Group),
+        (KeptFor::Preemptor, KeptFor::Line),
+        (KeptFor::Group, KeptFor::Line),
+        (KeptFor::Group, KeptFor::Group),
+    ] {
+        let bed = empty();
+        bed.bind("x", "n", "A", 1_000_000, 0);
+        let query = share_query(1_000_000);
+        let (p, q, node) = (uid("p"), uid("q"), NodeName::new("n"));
+        let keep = |uid, kept_for| {
+            let holder = Holder { kept_for, ..Holder::first(uid, "team", &query) };
+            bed.ledger.stand_again(holder, &node, |_| true).0.unwrap().lacks
+        };
+        assert_eq!(keep(&q, of_q), 0, "B");
+        assert_eq!(keep(&p, of_p), 1_000_000, "A");
+        assert!(bed.ledger.fits_in_room_of(&q, &query, None).is_some());
+        let is_free = bed.ledger.fits_in_room_of(&p, &query, None).is_some();
+        assert!(!is_free, "{of_p:?} before {of_q:?}: A is not free, and B is for q");
+    }
+}

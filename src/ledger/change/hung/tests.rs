@@ -57,3 +57,19 @@ fn processes_that_outlive_their_pod_hang() {
     assert!(hung_at(&ledger, 29).is_empty());
     assert_eq!(hung_at(&ledger, 30).len(), 1);
 }
+
+#[test]
+fn a_pod_that_hung_goes_on_hanging_once_it_is_deleted_by_force() {
+    let ledger = ledger("A");
+    ledger.see_pod(&ending("ends", 1_000), Timestamp::START);
+    let mut shown = report("x", 7, 2, "A");
+    shown.uses = uses("A", &["ends"]);
+    say(&ledger, &shown).unwrap();
+    assert_eq!(hung_at(&ledger, 31).len(), 1);
+    ledger.end_pod(&uid("ends"), Timestamp::START.plus(Duration::from_secs(40)));
+    let mut shown = report("x", 7, 3, "A");
+    shown.uses = uses("A", &["ends"]);
+    say(&ledger, &shown).unwrap();
+    hung_at(&ledger, 41);
+    assert!(!ledger.is_leaving(&uid("ends")), "its processes still run");
+}

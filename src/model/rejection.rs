@@ -147,6 +147,11 @@ impl Row {
 const CHECK_THE_AGENT: &str = "check the gpupack agent on nodes that are not reporting";
 
 impl Rejection {
+    /// Whether it says what the pod waits for wherever it fits, and nothing of the node.
+    pub fn is_of_the_pod(&self) -> bool {
+        matches!(self, Self::RoomElsewhere | Self::RoomHere | Self::GroupWaits | Self::TeamLimit)
+    }
+
     /// All labels that [`Rejection::label`] can give, for metrics that must exist from the start.
     pub const LABELS: [&'static str; 28] = [
         "unknown_node",

@@ -212,11 +212,15 @@ pub struct OtherPod {
 }
 
 impl Reservation {
-    /// Whether the pod is ending, or its devices drain, and it does not hang.
+    /// Whether the pod is ending, or its devices drain.
+    pub fn is_ending(&self) -> bool {
+        self.tenure.is_some_and(|tenure| tenure.is_ending)
+            || matches!(self.state, ReservationState::Draining { .. })
+    }
+
+    /// The same of one that does not hang: its room will be free.
     pub fn is_leaving(&self) -> bool {
-        let is_ending = self.tenure.is_some_and(|tenure| tenure.is_ending)
-            || matches!(self.state, ReservationState::Draining { .. });
-        is_ending && !self.is_hung
+        self.is_ending() && !self.is_hung
     }
 
     /// Whether a pod of this controller cannot wait for its room: it hangs, or is an older pod of the same

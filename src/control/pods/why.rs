@@ -209,7 +209,8 @@ impl App {
         }
         let kept = kept_room(self, pod);
         let why = match self.waits_for(owner, pod.group.as_ref(), query) {
-            Some(rejection @ Rejection::RoomElsewhere) => {
+            Some(Rejection::RoomElsewhere) => {
+                let rejection = Rejection::RoomHere; // it is one place, whatever other nodes say
                 let verdict = rejection.reason().to_owned();
                 let helps = Helps::Requests;
                 Why { helps, ..Why::everywhere(rejection, outlook, verdict) }
@@ -344,9 +345,7 @@ impl<'a> Whys<'a> {
 /// What the nodes of the last call for a pod said, but for what it waits for wherever it fits.
 fn last_call(state: &WaitingState) -> Outlook {
     let mut rejections = state.refused.clone().unwrap_or_default();
-    for rejection in [Rejection::RoomElsewhere, Rejection::GroupWaits, Rejection::TeamLimit] {
-        rejections.remove(&rejection);
-    }
+    rejections.retain(|rejection, _| !rejection.is_of_the_pod());
     Outlook { rejections, ..Outlook::default() }
 }
 

@@ -400,7 +400,7 @@ impl OverQuota {
 type Place = ((bool, Order), PodUid, Counted, bool);
 
 fn order(held: &Reservation) -> Order {
-    let tenure = held.tenure.filter(|_| !held.is_leaving());
+    let tenure = held.tenure.filter(|_| !held.is_ending());
     tenure.map(|tenure| (Reverse(tenure.priority), tenure.started_unix_seconds))
 }
 

@@ -161,7 +161,8 @@ impl Bed {
                 (201, json!({"kind": "Status", "status": "Success", "code": 201}))
             }
             "PATCH" => {
-                let is_room = body["metadata"]["annotations"][HOLD].is_string();
+                let note = body["metadata"]["annotations"][HOLD].as_str();
+                let is_room = note.is_some_and(|note| note.contains("owed"));
                 if is_room && std::mem::take(&mut self.has_rival) {
                     let rival = pod("red", "rival", 0, "0.5", None);
                     let rival = SeenPod::from_json(&rival.to_string()).unwrap();
@@ -191,12 +192,12 @@ impl Bed {
 fn none_is_evicted_for_a_pod_whose_team_lost_what_is_guaranteed_to_it_since_that_was_decided() {
     let important = PodUid::new("important");
     let mut bed = Bed::new(false);
-    bed.pass(500);
+    bed.pass(1_500);
     bed.evicted.sort();
     assert_eq!(bed.evicted, ["lesser", "owed"]);
     assert!(bed.app.preemptors.is_asked(&important));
     let mut bed = Bed::new(true);
-    bed.pass(500);
+    bed.pass(1_500);
     assert!(!bed.has_rival, "the note of the room was written");
     assert_eq!(bed.evicted, [""; 0]);
     assert!(!bed.app.preemptors.is_asked(&important), "no other room relies on it");

@@ -110,7 +110,8 @@ impl Bed {
     /// One step of the loop that keeps room.
     fn step(&self, holds: &mut StandingHolds, enabled: bool) {
         let app = &self.extender.app;
-        let preemption = PreemptionConfig { enabled, ..PreemptionConfig::default() };
+        let preemption =
+            PreemptionConfig { enabled, after: Duration::ZERO, ..PreemptionConfig::default() };
         let rules = StandingRules {
             after: Duration::from_secs(u64::from(!enabled)),
             at_most: Share::WHOLE,

@@ -1,9 +1,8 @@
 //! Room that is kept for a pod is used as soon as it is free, however long pods take to end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gpupack::hardware::device::{NodeName, PodUid};
-use gpupack::kube_api::request::room_note::RoomNote;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::PlacedDevice;
 use rand::Rng;
@@ -24,7 +23,7 @@ const CALLED_WITHIN: u64 = 12_500;
 /// Pods that hang for ever, at most.
 const MOST_HUNG: usize = 2;
 
-/// How long after its time to end a pod counts as hung.
+/// How long after its time to end a pod counts as hung; one that has ended, after its end.
 const HUNG_AFTER: u64 = 30_000;
 
 /// Processes see that a node takes no pods within this time.
@@ -104,35 +103,14 @@ impl World {
         self.kept_room.left.insert(node, self.now);
     }
 
-    /// Whether the pods that went for a pod left no room: their node takes no pods since, or one of them hangs.
+    /// Whether the pods that were asked to go for a pod left no room: their node takes no pods since, or one of them
+    /// hangs.
     pub(super) fn is_first_set_in_vain(&self, holder: &str) -> bool {
         let Some((node, before, since)) = self.preempted.evicted_for(holder) else { return false };
         let has_left = self.kept_room.left.get(node).is_some_and(|at| *at + SEEN_WITHIN >= since);
-        let hangs = |uid: &String| {
-            let pod = self.api.pods.get(uid);
-            pod.is_some_and(|pod| pod.is_deleting && self.now > pod.ends + HUNG_AFTER)
-        };
-        has_left || before.iter().any(hangs)
-    }
-
-    /// Where nothing else fails, no second set of pods goes for one pod.
-    pub(super) fn check_second_set(
-        &self,
-        holder: &str,
-        note: Option<&RoomNote>,
-    ) -> Result<(), String> {
-        let is_calm = self.settings.has_slow_ends && self.settings.faults.len() <= 1;
-        let Some(note) = note.filter(|note| is_calm && !note.victims.is_empty()) else {
-            return Ok(());
-        };
-        let Some((node, before, since)) = self.preempted.evicted_for(holder) else { return Ok(()) };
-        let victims: BTreeSet<String> = note.victims.iter().map(ToString::to_string).collect();
-        match victims.is_subset(before) || self.is_first_set_in_vain(holder) {
-            true => Ok(()),
-            false => Err(format!(
-                "{victims:?} are to go for {holder}, and {before:?} went for it on {node} since {since} ms"
-            )),
-        }
+        let is_there =
+            |uid: &String| self.processes.contains_key(uid) || self.api.pods.contains_key(uid);
+        has_left || self.now > since + HUNG_AFTER && before.iter().any(is_there)
     }
 
     /// Where pods end slowly and nothing else fails, kept room is not left idle once all of it is free, beside what

@@ -104,9 +104,8 @@ impl Preempted {
             return Ok(());
         };
         let victims: BTreeSet<String> = note.victims.iter().map(ToString::to_string).collect();
-        if let Some(before) =
-            self.asked.get(holder).filter(|it| it.is_open && it.is_evicted && it.victims != victims)
-        {
+        let is_other = |it: &&Asked| it.is_open && it.is_evicted && it.victims != victims;
+        if let Some(before) = self.asked.get(holder).filter(|it| is_other(it) && !is_in_vain) {
             let Asked { at, victims: earlier, life: by, .. } = before;
             return Err(format!(
                 "{victims:?} are to go for {holder}, while {earlier:?} are, as process {by} noted at {at} ms"

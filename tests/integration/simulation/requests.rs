@@ -391,9 +391,6 @@ impl World {
             let note = note.as_str().and_then(RoomNote::read);
             let (holder, priority) = (uid.unwrap_or_default(), pod.of.priority);
             self.note_victims(holder, note.as_ref());
-            if let Err(broken) = self.check_second_set(holder, note.as_ref()) {
-                self.broke(broken);
-            }
             let times = (self.now, self.is_first_set_in_vain(holder));
             let noted = self.preempted.note(life, (holder, priority), note, times);
             noted.err().into_iter().for_each(|broken| self.broke(broken));

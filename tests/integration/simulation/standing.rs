@@ -34,7 +34,9 @@ impl World {
     pub(super) fn check_standing(&mut self) -> Result<(), String> {
         let (now, after) = (self.now, self.standing_after());
         // What is guaranteed to a team goes before the first of a line.
+        // Nor is room kept where pods hang, or older ones of the same controller run.
         let is_calm = !self.settings.has_teams
+            && !self.settings.has_slow_ends
             && now > self.disturbed_until
             && self.nodes.iter().all(|node| node.gpus.iter().all(|gpu| gpu.mib == GPU_MIB));
         let open = self.nodes.iter().filter(|node| !node.is_cordoned);

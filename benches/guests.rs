@@ -48,6 +48,7 @@ fn pod(name: &str, home: u32, sixteenths: u64) -> Reservation {
         tenure: None,
         departure: Departure::Stays,
         borrowed: BorrowedMemory::Free,
+        is_hung: false,
     }
 }
 

@@ -161,6 +161,7 @@ fn fill(ledger: &Ledger) {
                 tenure: None,
                 departure: Departure::Stays,
                 borrowed: BorrowedMemory::Free,
+                is_hung: false,
             };
             ledger.see_pod(&bound(&held, 3), Timestamp::START);
         }

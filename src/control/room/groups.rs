@@ -56,6 +56,22 @@ impl Found<'_> {
     }
 }
 
+/// The groups in the order in which room is looked for, the pods of each too. The one at which the last step
+/// stopped is the first.
+fn in_order(
+    groups: BTreeMap<GroupKey, Vec<WaitingState>>,
+    next: Option<GroupKey>,
+) -> Vec<(GroupKey, Vec<WaitingState>)> {
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    for (_, pods) in &mut groups {
+        pods.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
+    }
+    groups.sort_by(|(_, a), (_, b)| a[0].waiting.order().cmp(&b[0].waiting.order()));
+    let first = groups.iter().position(|(key, _)| Some(key) == next.as_ref());
+    groups.rotate_left(first.unwrap_or(0));
+    groups
+}
+
 impl StandingHolds {
     /// Keeps room for the groups whose pods all wait, if there is room for all of them.
     pub(crate) fn start_groups(
@@ -81,16 +97,8 @@ impl StandingHolds {
             let mut ends = || missed.ends_early && is_of_use(&new_rooms, pods, ledger, &mut tries);
             missed.until > now && !pods.is_empty() && !ends()
         });
-        let mut groups: Vec<(GroupKey, Vec<WaitingState>)> = groups.into_iter().collect();
-        for (_, pods) in &mut groups {
-            pods.sort_by(|a, b| a.waiting.order().cmp(&b.waiting.order()));
-        }
-        groups.sort_by(|(_, a), (_, b)| a[0].waiting.order().cmp(&b[0].waiting.order()));
-        let next = self.groups.next.take();
-        let first = groups.iter().position(|(key, _)| Some(key) == next.as_ref());
-        groups.rotate_left(first.unwrap_or(0));
         let mut searches = 0;
-        for (key, mut pods) in groups {
+        for (key, mut pods) in in_order(groups, self.groups.next.take()) {
             let sizes = pods.iter().filter_map(|it| it.waiting.group.as_ref()).map(|it| it.size);
             let sizes = sizes.chain(bound.sizes_of(&key)).collect();
             let Ok(size) = agreed_size(sizes) else { continue }; // its pods are told

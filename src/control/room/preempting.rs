@@ -159,27 +159,12 @@ impl StandingHolds {
             }
             is_old
         };
-        let may = |holds: &Self, state: &WaitingState| {
-            let pod = &state.waiting;
-            let uid = &pod.pod.uid;
-            let lacks_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
-            let is_refused = || state.is_answered && is_old(state);
-            let is_planned = || preemptors.planned(uid, now).is_some();
-            pod.may_preempt
-                && pod.group.is_none()
-                && ((lacks_room() && is_refused()) || is_planned())
-                && !holds.held.get(uid).is_some_and(Held::is_made)
-                && !holds.is_paused(uid, now)
-                && !holds.owners.is_paused(&Owner::of(pod, ledger), [pod], now)
-                // It may still name other pods. A room could not be noted either.
-                && !preemptors.is_note_open(uid)
-                && !holds.evictions.is_in_vain(state, (is_planned(), ledger.team_line(pod)), now)
-                && ledger.team_may_have(pod)
-        };
         let (mut lowest, mut searches) = (None, 0);
         loop {
-            let mut firsts =
-                waiting.firsts_apart(|state| may(self, state), |pod| ledger.team_line(pod));
+            let mut firsts = waiting.firsts_apart(
+                |it| self.may_evict(it, is_old, facts, now),
+                |pod| ledger.team_line(pod),
+            );
             step.due = due.get();
             if firsts.is_empty() {
                 return;
@@ -221,6 +206,31 @@ impl StandingHolds {
                 return;
             }
         }
+    }
+
+    /// Whether pods may be evicted for a pod now. `is_old` says whether it was refused for long enough.
+    fn may_evict(
+        &self,
+        state: &WaitingState,
+        is_old: impl Fn(&WaitingState) -> bool,
+        (_, preemptors, ledger, _): Facts<'_>,
+        now: Timestamp,
+    ) -> bool {
+        let pod = &state.waiting;
+        let uid = &pod.pod.uid;
+        let lacks_room = || state.closest().is_some_and(|(why, _)| why.is_met_by_room());
+        let is_refused = || state.is_answered && is_old(state);
+        let is_planned = || preemptors.planned(uid, now).is_some();
+        pod.may_preempt
+            && pod.group.is_none()
+            && ((lacks_room() && is_refused()) || is_planned())
+            && !self.held.get(uid).is_some_and(Held::is_made)
+            && !self.is_paused(uid, now)
+            && !self.owners.is_paused(&Owner::of(pod, ledger), [pod], now)
+            // It may still name other pods. A room could not be noted either.
+            && !preemptors.is_note_open(uid)
+            && !self.evictions.is_in_vain(state, (is_planned(), ledger.team_line(pod)), now)
+            && ledger.team_may_have(pod)
     }
 
     /// How many rooms are being made before that of a pod. Those for less important pods are in the way of

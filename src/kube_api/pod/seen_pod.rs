@@ -232,10 +232,7 @@ impl SeenPod {
             fenced_by: annotations.get(FENCE).map(|value| FenceWriter::of(value)),
             fence: fence_digest(annotations.get(FENCE)),
             edition: if is_unbound { edition_of(pod) } else { 0 },
-            room_note: annotations
-                .get(HOLD)
-                .filter(|_| is_unbound)
-                .and_then(|it| RoomNote::read(it)),
+            room_note: if is_unbound { room_note(annotations) } else { None },
             nominated: node_name(nominated),
             annotation_bytes: annotations.iter().map(|(key, value)| key.len() + value.len()).sum(),
             annotation_count: annotations
@@ -461,6 +458,11 @@ fn container_request(container: &Container, kind: ContainerKind) -> ContainerReq
         }
     }
     ContainerRequest { name: container.name.clone(), kind, resources: requested }
+}
+
+/// The note of the room that is kept for a pod, if one is on it and can be read.
+fn room_note(annotations: &BTreeMap<String, String>) -> Option<RoomNote> {
+    annotations.get(HOLD).and_then(|text| RoomNote::read(text))
 }
 
 fn node_name(name: Option<&str>) -> Option<NodeName> {

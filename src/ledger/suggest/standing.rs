@@ -169,8 +169,7 @@ impl Ledger {
     pub(crate) fn kept_for(&self, uid: &PodUid) -> Option<KeptFor> {
         let at = self.standing.lock().get(uid).copied()?;
         let node_entry = self.node_entry(at);
-        let kept_for = node_entry.read().standing_holds().get(uid).map(|hold| hold.kept_for);
-        kept_for
+        node_entry.read().standing_holds().get(uid).map(|hold| hold.kept_for)
     }
 
     /// Whether kube-scheduler may choose this node, as far as its Node object says.

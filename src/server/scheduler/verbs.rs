@@ -175,6 +175,34 @@ fn own_node(app: &App, pod: &SeenPod, query: &PlacementRequest) -> Option<NodeNa
     app.ledger.assumed_on(uid, query).or_else(promised_on)
 }
 
+/// Why each of the nodes is refused, or `None`. `waits_for` is what refuses all of them.
+fn rejections(
+    app: &App,
+    pod: &SeenPod,
+    query: &PlacementRequest,
+    (names, waits_for): (&[&str], Option<Rejection>),
+) -> Vec<Option<Rejection>> {
+    let uid = &pod.pod.uid;
+    match waits_for {
+        Some(Rejection::RoomElsewhere) => {
+            let own = app.preemptors.node(uid);
+            let is_own = |name: &str| own.as_ref().is_some_and(|own| own.as_str() == name);
+            let answer = |name: &&str| match is_own(name) {
+                true => Some(Rejection::RoomHere),
+                false => Some(Rejection::RoomElsewhere),
+            };
+            names.iter().map(answer).collect()
+        }
+        Some(rejection) => vec![Some(rejection); names.len()],
+        None => {
+            let mut answers = app.ledger.answers(query, names);
+            app.ledger.limit_to_team(owner(pod), query, names, &mut answers);
+            app.ledger.refuse_with_own(uid, query, names, &mut answers);
+            answers.into_iter().map(Result::err).collect()
+        }
+    }
+}
+
 /// Answers for known nodes. A single node left gets the hold, as no prioritize call follows.
 fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_>) -> VerbAnswer {
     let uid = &pod.pod.uid;
@@ -216,24 +244,7 @@ fn compiled(app: &App, pod: &SeenPod, query: &PlacementRequest, names: &Names<'_
     }
     let are_plain = names.are_plain();
     let names = names.distinct();
-    let answers: Vec<Option<Rejection>> = match waits_for {
-        Some(Rejection::RoomElsewhere) => {
-            let own = app.preemptors.node(uid);
-            let is_own = |name: &&str| own.as_ref().is_some_and(|own| own.as_str() == *name);
-            let answer = |name| match is_own(name) {
-                true => Some(Rejection::RoomHere),
-                false => Some(Rejection::RoomElsewhere),
-            };
-            names.iter().map(answer).collect()
-        }
-        Some(rejection) => vec![Some(rejection); names.len()],
-        None => {
-            let mut answers = app.ledger.answers(query, &names);
-            app.ledger.limit_to_team(owner(pod), query, &names, &mut answers);
-            app.ledger.refuse_with_own(uid, query, &names, &mut answers);
-            answers.into_iter().map(Result::err).collect()
-        }
-    };
+    let answers = rejections(app, pod, query, (&names, waits_for));
     let mut refused = [0; Rejection::LABELS.len()];
     answers.iter().flatten().for_each(|rejection| refused[rejection.position()] += 1);
     app.metrics.refused(&refused);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gpupack::hardware::device::{NodeName, PodUid};
-use gpupack::hardware::units::{MemMib, Timestamp};
+use gpupack::hardware::units::MemMib;
 use gpupack::kube_api::request::placement::{FENCE, FenceWriter};
 use gpupack::ledger::query::own_room::OwnRoom;
 use gpupack::ledger::query::reading::Readiness;
@@ -304,17 +304,16 @@ impl World {
         }
         let now = replica.app.clock.now();
         for node in replica.app.ledger.nodes() {
-            // A pod may be evicted for a more important one at any time.
-            let is_recent =
-                |since: Timestamp| now.since(since) < Duration::from_secs(DRAINED_WITHIN);
             // A bind may wait for guests, or for memory, at any time.
             let is_being_left = self.settings.lends_memory
                 || self.settings.has_mig
                 || node.reservations().values().any(Reservation::is_going_home);
             let is_left = |held: &&Reservation| match held.state {
                 ReservationState::Confirmed => false,
+                // A pod may be evicted for a more important one at any time.
                 ReservationState::Draining { since, .. } => {
-                    !is_recent(since) && !self.hangs(held.pod.uid.as_str())
+                    let has_lasted = now.since(since) >= Duration::from_secs(DRAINED_WITHIN);
+                    has_lasted && !self.hangs(held.pod.uid.as_str())
                 }
                 ReservationState::Assumed { since } => {
                     !(is_being_left && now.since(since) < BINDS_FOR)

@@ -328,6 +328,21 @@ impl World {
         }
     }
 
+    /// Checks the note of a room, if a write has one and is not refused for its version.
+    fn note_room(&mut self, life: u64, uid: Option<&str>, metadata: &Value) {
+        if let Some(note) = metadata["annotations"].get(HOLD)
+            && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
+            && *version_of(metadata) == *pod.version.to_string()
+        {
+            let note = note.as_str().and_then(RoomNote::read);
+            let (holder, priority) = (uid.unwrap_or_default(), pod.of.priority);
+            self.note_victims(holder, note.as_ref());
+            let times = (self.now, self.is_first_set_in_vain(holder));
+            let noted = self.preempted.note(life, (holder, priority), note, times);
+            noted.err().into_iter().for_each(|broken| self.broke(broken));
+        }
+    }
+
     /// Checks a write that arrives: who may post a Binding, and what may be overwritten.
     fn note_write(
         &mut self,
@@ -384,17 +399,7 @@ impl World {
                 self.preempted.evicted(uid.unwrap_or_default(), (life, id));
             }
         }
-        if let Some(note) = metadata["annotations"].get(HOLD)
-            && let Some(pod) = uid.and_then(|uid| self.api.pods.get(uid))
-            && *version_of(metadata) == *pod.version.to_string()
-        {
-            let note = note.as_str().and_then(RoomNote::read);
-            let (holder, priority) = (uid.unwrap_or_default(), pod.of.priority);
-            self.note_victims(holder, note.as_ref());
-            let times = (self.now, self.is_first_set_in_vain(holder));
-            let noted = self.preempted.note(life, (holder, priority), note, times);
-            noted.err().into_iter().for_each(|broken| self.broke(broken));
-        }
+        self.note_room(life, uid, metadata);
         self.note_given_up(life, uid, metadata);
         let written = metadata["annotations"][FENCE].as_str().unwrap_or_default();
         let version = &metadata["resourceVersion"];

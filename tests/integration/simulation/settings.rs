@@ -127,6 +127,35 @@ fn replicas_of(seed: u64, needs_two: bool) -> usize {
     if needs_two { count.max(2) } else { count }
 }
 
+/// Kinds of faults of one theme.
+fn focused(rng: &mut ChaCha8Rng) -> BTreeSet<Fault> {
+    let theme = THEMES.choose(rng).expect("some");
+    theme.choose_multiple(rng, OF_THEME).copied().collect()
+}
+
+/// Whether nothing is made, and no pod moves, while a fault lasts.
+fn stops_moves(kind: Fault) -> bool {
+    matches!(kind, Fault::Cordon | Fault::Outage | Fault::StuckWatch | Fault::Silence)
+}
+
+/// How many pods there are. Where GPUs are empty, pods at rest are moved there.
+fn pods_of(empties: bool, moves_instances: bool) -> usize {
+    match (empties, moves_instances) {
+        (true, _) => 12,
+        (false, true) => 22,
+        (false, false) => 30,
+    }
+}
+
+/// For how many milliseconds faults begin.
+fn faults_for(has_slow_ends: bool, is_long: bool) -> u64 {
+    match (has_slow_ends, is_long) {
+        (true, _) => 240_000,
+        (false, true) => 100_000,
+        (false, false) => 30_000,
+    }
+}
+
 impl Settings {
     /// A third of the seeds has all kinds of faults, the others about half of them; a third is calm.
     /// Some last so long that gpupack gives up waiting for the API server. A fifth is focused.
@@ -138,8 +167,7 @@ impl Settings {
             Fault::WITHOUT_MIG.iter().filter(chosen).copied().collect();
         let is_focused = seed % 5 == 3;
         if is_focused {
-            let theme = THEMES.choose(&mut rng).expect("some");
-            faults = theme.choose_multiple(&mut rng, OF_THEME).copied().collect();
+            faults = focused(&mut rng);
         }
         // Only one of several replicas restarts pods at rest. A few runs show that one alone does not.
         let respreads = matches!(seed % 25, 12 | 22);
@@ -167,11 +195,7 @@ impl Settings {
             faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
         }
         if moves_instances {
-            // Nothing is made, and no pod moves, while these last.
-            let stops = |kind: &Fault| {
-                matches!(kind, Fault::Cordon | Fault::Outage | Fault::StuckWatch | Fault::Silence)
-            };
-            faults.retain(|kind| !stops(kind));
+            faults.retain(|kind| !stops_moves(*kind));
         }
         let has_slow_ends = seed % 10 == 6 && !has_mig;
         if has_slow_ends {
@@ -201,17 +225,8 @@ impl Settings {
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },
-            // Where GPUs are empty, pods at rest are moved there.
-            pods: match (respreads && !is_focused, moves_instances) {
-                (true, _) => 12,
-                (false, true) => 22,
-                (false, false) => 30,
-            },
-            faults_for: match (has_slow_ends, is_long || moves_instances) {
-                (true, _) => 240_000,
-                (false, true) => 100_000,
-                (false, false) => 30_000,
-            },
+            pods: pods_of(respreads && !is_focused, moves_instances),
+            faults_for: faults_for(has_slow_ends, is_long || moves_instances),
             is_calm,
             has_rests,
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },

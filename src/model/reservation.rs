@@ -196,7 +196,7 @@ pub struct Reservation {
     pub departure: Departure,
     /// What becomes of the memory that it uses above its request.
     pub borrowed: BorrowedMemory,
-    /// Whether it should have ended by now and has not. Nobody knows when its room will be free.
+    /// Whether it should have ended by now and has not. Its room may be free at any time, or never.
     pub is_hung: bool,
 }
 

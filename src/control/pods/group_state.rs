@@ -1,4 +1,4 @@
-//! What there is of the groups whose pods start together, and what their pods are told.
+//! What there is of the groups whose pods start together, and the events of their pods.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

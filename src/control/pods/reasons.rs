@@ -52,7 +52,7 @@ pub fn tell(app: &App, uid: &PodUid) {
     app.tell(&pod.pod, NoticeReason::NoGpuFits, why.sentence(&suggestions));
 }
 
-/// Whether kube-scheduler has reason to call for a pod again, or is binding it: nothing is to be told.
+/// Whether kube-scheduler has reason to call for a pod again, or is binding it: there is nothing to report.
 fn is_about_to_go_on(app: &App, state: &WaitingState) -> bool {
     let (pod, named) = (&state.waiting, state.named.as_deref());
     app.ledger.reservation(&pod.pod.uid).is_some()

@@ -25,7 +25,7 @@ use crate::model::request::PodGroup;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
-/// Most different requests for which one list looks at all nodes. Pods with other ones are told what
+/// Most different requests for which one list looks at all nodes. Pods with other ones learn what
 /// their last call found.
 const MOST_REQUESTS: usize = 20;
 

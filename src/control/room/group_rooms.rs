@@ -18,7 +18,7 @@ pub(crate) struct GroupRooms {
     pub(crate) started: BTreeMap<GroupKey, Started>,
     /// Those that did not fit.
     pub(crate) missed: BTreeMap<GroupKey, Missed>,
-    /// Those that had to make way for one that waits long, until their turn.
+    /// Those whose room went to one that waits long, until their turn.
     pub(crate) in_turn: BTreeSet<GroupKey>,
     /// The pools where one waits long.
     pub(crate) waits_long: BTreeSet<PoolName>,

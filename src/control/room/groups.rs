@@ -101,7 +101,7 @@ impl StandingHolds {
         for (key, mut pods) in in_order(groups, self.groups.next.take()) {
             let sizes = pods.iter().filter_map(|it| it.waiting.group.as_ref()).map(|it| it.size);
             let sizes = sizes.chain(bound.sizes_of(&key)).collect();
-            let Ok(size) = agreed_size(sizes) else { continue }; // its pods are told
+            let Ok(size) = agreed_size(sizes) else { continue }; // its pods get an event
             let needed = size.saturating_sub(bound.count_of(&key)).max(1);
             for state in pods.iter().filter(|it| it.named.is_none() && it.is_answered) {
                 self.call_again(&state.waiting, step);

@@ -613,7 +613,7 @@ fn room_that_was_made_is_first_after_a_restart() {
 #[test]
 fn a_preemptor_does_not_take_the_room_made_for_another_one() {
     let mut bed = full();
-    // `b` is about to end by itself, and takes its time.
+    // `b` is about to end, and takes its time.
     let tenure =
         Tenure { priority: 1, is_ending: true, ends_unix_seconds: 5_000, ..Tenure::default() };
     bed.ledger.see_pod(&PodFact { tenure, ..bound("b", "n", "A", 500_000) }, bed.now);

@@ -116,7 +116,8 @@ impl World {
     /// Where pods end slowly and nothing else fails, kept room is not left idle once all of it is free, beside what
     /// is kept there before it. What kube-scheduler is trying, or backs off from, counts as used.
     pub(super) fn check_kept_room(&mut self) -> Result<(), String> {
-        let is_calm = self.now > self.disturbed_until && self.settings.has_slow_ends;
+        let is_away = self.schedulers.iter().any(|it| it.away_until > self.now);
+        let is_calm = self.now > self.disturbed_until && !is_away && self.settings.has_slow_ends;
         let serving = self.replicas[self.serving()].as_ref();
         let replica = serving.filter(|it| {
             let is_ready = it.app.leading.is_here() && it.app.readiness() == Readiness::Ready;

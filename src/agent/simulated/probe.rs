@@ -99,7 +99,7 @@ impl SimulatedProbe {
 }
 
 impl Probe for SimulatedProbe {
-    /// Lists processes each time until the node has had no pods for [`IDLE_AFTER`], whatever is
+    /// Lists processes each time until the node has had no pods for a minute, whatever is
     /// requested: it costs nothing here. Each list is reported, and from the replies alone this node
     /// learns which pods come and end.
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::control::room::group_rooms::{Missed, Started, amount};
-use crate::control::room::owners::{AGAIN, Owner, TURN, editions};
+use crate::control::room::owners::{Owner, TURN, editions};
 use crate::control::room::standing::{Facts, Held, StandingHolds, StandingRules, Step};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::Timestamp;
@@ -169,8 +169,8 @@ impl StandingHolds {
             let is_turn_of_other = group.pools.iter().any(|pool| waits_long.contains(pool));
             let is_any_gone = group.pods.iter().any(|uid| !waiting.has(uid));
             if !group.pods.iter().all(is_whole) {
-                if is_any_gone && waited >= AGAIN {
-                    self.owners.fail(&group.owner, BTreeMap::new(), now);
+                if is_any_gone {
+                    self.owners.leave(&group.owner, waited, now);
                 }
                 self.give_up_group(&group, facts, step);
             } else if waited >= group.wait {

@@ -31,6 +31,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1_800);
 /// Edits end a pause early no more often than this.
 const EARLY_EVERY: Duration = Duration::from_secs(60);
 
+/// For how long pods of a scope that end early may keep free room in sum, until one of them is bound.
+const MOST_IDLE: Duration = Duration::from_secs(60);
+
 /// Owners that are remembered; the first to be tried again are forgotten before others.
 const MOST_OWNERS: usize = 10_000;
 
@@ -90,12 +93,21 @@ pub(crate) struct Amounts {
     pub(crate) at_most: u64,
 }
 
+/// For how long free room was kept for pods of a scope that ended before they were late.
+struct Idle {
+    sum: Duration,
+    /// When the last of them ended.
+    last: Timestamp,
+}
+
 /// The owners whose room was not used.
 #[derive(Default)]
 pub(crate) struct Owners {
     failed: BTreeMap<Owner, Failed>,
     /// The same of scopes, for groups that are larger than their share.
     scopes: BTreeMap<Scope, Failed>,
+    /// Of scopes, since a pod of theirs was bound in kept room.
+    idle: BTreeMap<Scope, Idle>,
 }
 
 impl Owners {
@@ -103,6 +115,7 @@ impl Owners {
     pub(crate) fn tick(&mut self, now: Timestamp) {
         self.failed.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
         self.scopes.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
+        self.idle.retain(|_, it| now < it.last.plus(LONGEST_PAUSE));
     }
 
     /// Whether nothing is kept for this owner now. An edit of one of these pods ends that, or a new condition.
@@ -145,6 +158,11 @@ impl Owners {
 
     /// How long free room is kept for an owner; `first`: the first time.
     pub(crate) fn wait(&self, owner: &Owner, first: Duration) -> Duration {
+        let most = self.most(owner, first);
+        most.saturating_sub(self.idle_of(owner.scope())).max(AGAIN.min(most))
+    }
+
+    fn most(&self, owner: &Owner, first: Duration) -> Duration {
         match (self.failed.contains_key(owner), self.scopes.contains_key(owner.scope())) {
             (true, _) => AGAIN.min(first),
             (false, true) => TURN.min(first),
@@ -152,16 +170,34 @@ impl Owners {
         }
     }
 
+    fn idle_of(&self, scope: &Scope) -> Duration {
+        self.idle.get(scope).map_or(Duration::ZERO, |it| it.sum)
+    }
+
+    /// Notes that a pod ended, or was changed, whose room had been free for so long. kube-scheduler may have backed
+    /// off from it, so it has not failed; together they may not keep more idle than one that waits to the end.
+    pub(crate) fn leave(&mut self, owner: &Owner, idle: Duration, now: Timestamp) {
+        let sum = self.idle_of(owner.scope()) + idle;
+        let scope = owner.scope();
+        let is_known = self.idle.contains_key(scope) || self.idle.len() < MOST_OWNERS;
+        if sum >= self.most(owner, MOST_IDLE) || !is_known {
+            return self.fail(owner, BTreeMap::new(), now);
+        }
+        self.idle.insert(scope.clone(), Idle { sum, last: now });
+    }
+
     /// Notes that room which was free was not used by these pods.
     pub(crate) fn fail(&mut self, owner: &Owner, pods: BTreeMap<PodUid, u64>, now: Timestamp) {
         fail(&mut self.failed, owner, pods, now);
         fail(&mut self.scopes, owner.scope(), BTreeMap::new(), now);
+        self.idle.remove(owner.scope());
     }
 
     /// Notes that a pod was bound in room that was kept for it.
     pub(crate) fn used(&mut self, owner: &Owner) {
         self.failed.remove(owner);
         self.scopes.remove(owner.scope());
+        self.idle.remove(owner.scope());
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::config::guard::PreemptionConfig;
 use crate::control::room::group_rooms::{GroupRooms, amount};
-use crate::control::room::owners::{AGAIN, Amounts, Owner, Owners, editions};
+use crate::control::room::owners::{Amounts, Owner, Owners, editions};
 use crate::hardware::device::{NodeName, PodUid, PoolName};
 use crate::hardware::units::{Share, Timestamp};
 use crate::ledger::change::hung::Hung;
@@ -416,8 +416,8 @@ impl StandingHolds {
             let is_bound = ledger.reservation(uid).is_some();
             if is_bound && !waiting.has(uid) {
                 self.owners.used(&held.owner);
-            } else if is_gone && !is_bound && held.ready.is_some_and(|at| now.since(at) >= AGAIN) {
-                self.owners.fail(&held.owner, BTreeMap::new(), now); // it ended before it was late
+            } else if let Some(ready) = held.ready.filter(|_| is_gone && !is_bound) {
+                self.owners.leave(&held.owner, now.since(ready), now);
             }
             step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device
             let is_lost = is_lost(uid, &held, preemptors, ledger);

@@ -127,3 +127,40 @@ fn few_owners_are_remembered() {
         !owners.failed.contains_key(&controller(4)) && owners.failed.contains_key(&controller(5))
     );
 }
+
+#[test]
+fn pods_that_end_early_fail_once_they_kept_room_idle_as_long_as_one_that_waits() {
+    let (mut owners, pod) = (Owners::default(), waiting_pod("p", 1_000_000, 0));
+    let seconds = Duration::from_secs;
+    owners.leave(&controller(1), seconds(9), at(9));
+    assert!(!owners.is_paused(&controller(1), [&pod], at(9)), "kube-scheduler backed off from it");
+    assert_eq!(
+        owners.wait(&controller(2), MINUTE),
+        seconds(51),
+        "all together wait as long as one"
+    );
+    owners.used(&controller(2));
+    assert_eq!(owners.wait(&controller(1), MINUTE), MINUTE, "one bind resets it");
+    // Whatever the names of their controllers are.
+    let mut idle = 0;
+    for number in 1.. {
+        if owners.scopes.contains_key(controller(1).scope()) {
+            break;
+        }
+        idle += 4;
+        owners.leave(&controller(number), seconds(4), at(9 + idle));
+    }
+    assert_eq!(idle, 60);
+    assert_eq!(owners.wait(&controller(1), MINUTE), TURN);
+    owners.leave(&controller(1), seconds(6), at(100));
+    assert!(!owners.is_paused(&controller(1), [&pod], at(100)));
+    owners.leave(&controller(1), seconds(4), at(104));
+    assert!(owners.is_paused(&controller(1), [&pod], at(104)), "after a failure it is less");
+    owners.leave(&controller(1), seconds(5), at(200));
+    assert!(owners.is_paused(&controller(1), [&pod], at(201)));
+    owners.leave(&controller(2), seconds(1), at(300));
+    owners.tick(at(300 + 1_799));
+    assert_eq!(owners.idle.len(), 1);
+    owners.tick(at(300 + 1_800));
+    assert_eq!(owners.idle.len(), 0);
+}

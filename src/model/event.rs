@@ -4,7 +4,7 @@ use crate::hardware::device::{DeviceId, Health, NodeName};
 use crate::hardware::listed::ListFault;
 use crate::hardware::mig::MigFault;
 use crate::hardware::spots::Spot;
-use crate::hardware::units::{Demand, MemMib, Share};
+use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::isolation::Mode;
 use crate::model::node_state::{NodeReporting, NodeState};
@@ -143,6 +143,8 @@ pub(crate) struct StateBefore {
     devices: Vec<(DeviceId, DeviceBefore)>,
     /// Where a MIG instance can be made.
     open_spots: Vec<DeviceId>,
+    /// CPU and host memory beside what is kept of them, if some is: kube-scheduler does not know of that.
+    host_beside_kept: Option<HostAmount>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -190,6 +192,7 @@ impl StateBefore {
             state: node_state.state(),
             devices: now.map(|(id, states)| (id.clone(), states)).collect(),
             open_spots: node_state.open_spots().cloned().collect(),
+            host_beside_kept: host_beside_kept(node_state),
         }
     }
 
@@ -223,7 +226,9 @@ impl StateBefore {
         });
         // Both have the order of the inventory.
         let mut known = self.open_spots.iter();
-        let grew = grew || node_state.open_spots().any(|spot| !known.any(|known| known == spot));
+        let grew = grew
+            || node_state.open_spots().any(|spot| !known.any(|known| known == spot))
+            || self.has_more_host(node_state);
         let room = grew.then(|| LedgerEvent::Room(node.clone()));
         let overallocated = now.iter().filter(|(_, before, now)| {
             now.is_overallocated && !before.is_some_and(|before| before.is_overallocated)
@@ -245,6 +250,21 @@ impl StateBefore {
         });
         room.into_iter().chain(overallocated).chain(lost).collect()
     }
+}
+
+impl StateBefore {
+    /// Whether pods that were refused for what is kept of the host may fit now. kube-scheduler tries them when a pod
+    /// ends, perhaps before this process knows of it.
+    fn has_more_host(&self, node_state: &NodeState) -> bool {
+        let Some((before, now)) = self.host_beside_kept.zip(host_beside_kept(node_state)) else {
+            return false;
+        };
+        now.cpu > before.cpu || now.memory > before.memory
+    }
+}
+
+fn host_beside_kept(node_state: &NodeState) -> Option<HostAmount> {
+    (!node_state.standing_holds().is_empty()).then(|| node_state.host_free())
 }
 
 fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {

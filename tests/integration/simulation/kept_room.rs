@@ -1,17 +1,15 @@
 //! Room that is kept for a pod is used as soon as it is free, however long pods take to end.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use gpupack::control::shared::app::Truth;
 use gpupack::hardware::device::{NodeName, PodUid};
-use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::ledger::query::reading::Readiness;
 use gpupack::model::reservation::PlacedDevice;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::api::{Pod, Template};
+use super::checks::is_later;
 use super::nodes::Node;
 use super::replica::Replica;
 use super::scheduler::Scheduler;
@@ -162,11 +160,10 @@ impl World {
         if victims.iter().any(|victim| ledger.has_pod(victim)) {
             return false;
         }
-        let seen = &self.api.change(pod).seen;
-        if is_of_later(replica, seen) {
+        if is_later(replica, pod) {
             return false; // it may not be bound by this process, until that one is gone
         }
-        let query = replica.app.query(seen);
+        let query = replica.app.query(&self.api.change(pod).seen);
         let fits = query.and_then(|query| ledger.fits_in_room_of(uid, &query, None));
         let node = fits.or_else(|| free_room_of_first(replica, uid));
         let node =
@@ -177,14 +174,6 @@ impl World {
             node.is_cordoned || node.suits(pod) && has_cpus
         };
         node.is_some_and(is_usable) && replica.app.is_shown_waiting(uid)
-    }
-}
-
-/// Whether a process without a Lease that began later wrote on a waiting pod.
-fn is_of_later(replica: &Replica, pod: &SeenPod) -> bool {
-    match &replica.app.truth {
-        Truth::Cluster(cluster) => replica.app.fenced(cluster, pod) == Ordering::Greater,
-        Truth::Ledger => false,
     }
 }
 

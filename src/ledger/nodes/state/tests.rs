@@ -1,13 +1,16 @@
 //! What facts, commands and time do to the state of the cluster.
 
 use super::*;
+use crate::hardware::device::PoolName;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
 use crate::ledger::change::commits::ReserveError;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{
     bound, free, hello, ledger, node, pod, report, say, seconds, see_node, share_query, uid,
 };
+use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
+use crate::ledger::suggest::standing::Holder;
 use crate::model::rejection::Rejection;
 use crate::model::request::{Isolation, Limit};
 use crate::model::reservation::{Placement, ReservationState};
@@ -457,4 +460,29 @@ fn a_reused_node_position_carries_over_no_state() {
     assert_eq!((ledger.pods.len(), ledger.holds.len()), (0, 0));
     assert_eq!(kept_nodes(&ledger).0, 1);
     assert_eq!(ledger.audit(), Ok(()));
+}
+
+#[test]
+fn room_appears_when_a_pod_leaves_the_host_to_others_where_some_of_it_is_kept() {
+    let ledger = ledger("A B");
+    let host = |cpu| HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::ZERO };
+    ledger.see_node(&NodeName::new("n"), host(4_000), PoolName::new(""));
+    let plain = |name: &str| PodFact {
+        wants_gpu: false,
+        placement: None,
+        request: None,
+        host: host(2_000),
+        ..bound(name, "n", "A", 1)
+    };
+    for name in ["first", "second"] {
+        ledger.see_pod(&plain(name), seconds(0));
+    }
+    assert_eq!(ledger.end_pod(&uid("first"), seconds(1)), [], "kube-scheduler counts the host");
+    let kept = PlacementRequest { host: host(1_000), ..share_query(1_000_000) };
+    assert!(ledger.stand(Holder::first(&uid("kept"), "", &kept), None, |_| true).0.is_some());
+    let waiting = PlacementRequest { host: host(2_000), ..share_query(500_000) };
+    let answer = || ledger.answers(&waiting, &["n".to_owned()]).remove(0);
+    assert!(answer().is_err(), "room is kept for another pod");
+    assert_eq!(ledger.end_pod(&uid("second"), seconds(1)), [room()]);
+    assert!(answer().is_ok());
 }

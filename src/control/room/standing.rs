@@ -24,6 +24,7 @@ use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::device_state::KeptFor;
 use crate::model::event::LedgerEvent;
+use crate::model::request::GpuRequest;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
@@ -674,8 +675,7 @@ fn is_lost(uid: &PodUid, held: &Held, preemptors: &Preemptors, ledger: &Ledger) 
 
 /// The most that a pod takes, in millionths of a GPU.
 fn amount_of(pod: &WaitingPod) -> u64 {
-    let count = pod.query.gpu.as_ref().map_or(0, |gpu| u64::from(gpu.count.get()));
-    count * Share::WHOLE.millionths()
+    pod.query.gpu.as_ref().map_or(0, GpuRequest::at_most)
 }
 
 /// The time on the wall clock this much earlier.

@@ -15,11 +15,11 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
-use crate::hardware::units::{Share, Timestamp};
+use crate::hardware::units::Timestamp;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
-use crate::model::request::{Amount, PodGroup};
+use crate::model::request::{GpuRequest, PodGroup};
 use crate::model::reservation::{Controller, PodRef};
 use crate::mutation::{Mutation, mutated};
 
@@ -351,7 +351,7 @@ impl WaitingPods {
         if now.since(since) < HELD_FREELY || mutated(Mutation::HoldsUnlimited) {
             return true;
         }
-        let amount = most_of(&state.waiting.query);
+        let amount = state.waiting.query.gpu.as_ref().map_or(0, GpuRequest::at_most);
         pods.unbound.retain(|_, (until, _)| *until > now);
         let others = pods.unbound.iter().filter(|(other, _)| *other != uid);
         let held: u64 = others.map(|(_, (_, amount))| amount).sum();
@@ -602,18 +602,6 @@ impl WaitingPod {
     pub(crate) fn order(&self) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
         (std::cmp::Reverse(self.priority), self.created_unix_seconds, &self.pod.uid)
     }
-}
-
-/// The most that a request takes of GPUs, in millionths of one.
-fn most_of(query: &PlacementRequest) -> u64 {
-    let Some(gpu) = &query.gpu else { return 0 };
-    let share = match gpu.amount {
-        Amount::Fraction(share) | Amount::FractionAndMemory(share, _) => share,
-        Amount::Whole | Amount::Memory(_) | Amount::SharedSlot | Amount::MigInstance(_) => {
-            Share::WHOLE
-        }
-    };
-    u64::from(gpu.count.get()).saturating_mul(share.millionths())
 }
 
 /// A requeue whose next call is still to come, or is being answered.

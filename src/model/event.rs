@@ -188,11 +188,12 @@ impl StateBefore {
     /// The state now.
     pub(crate) fn of(node_state: &NodeState) -> Self {
         let now = standings(node_state);
+        let is_kept = !node_state.standing_holds().is_empty();
         Self {
             state: node_state.state(),
             devices: now.map(|(id, states)| (id.clone(), states)).collect(),
             open_spots: node_state.open_spots().cloned().collect(),
-            host_beside_kept: host_beside_kept(node_state),
+            host_beside_kept: is_kept.then(|| node_state.host_free()),
         }
     }
 
@@ -256,15 +257,10 @@ impl StateBefore {
     /// Whether pods that were refused for what is kept of the host may fit now. kube-scheduler tries them when a pod
     /// ends, perhaps before this process knows of it.
     fn has_more_host(&self, node_state: &NodeState) -> bool {
-        let Some((before, now)) = self.host_beside_kept.zip(host_beside_kept(node_state)) else {
-            return false;
-        };
+        let Some(before) = self.host_beside_kept else { return false };
+        let now = node_state.host_free();
         now.cpu > before.cpu || now.memory > before.memory
     }
-}
-
-fn host_beside_kept(node_state: &NodeState) -> Option<HostAmount> {
-    (!node_state.standing_holds().is_empty()).then(|| node_state.host_free())
 }
 
 fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {

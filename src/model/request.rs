@@ -200,20 +200,6 @@ impl GpuRequest {
         }
     }
 
-    /// The most that it takes of GPUs of any size, in millionths of one.
-    pub(crate) fn at_most(&self) -> u64 {
-        let share = match self.amount {
-            Amount::Fraction(share) => share,
-            // Memory may be all that a GPU has.
-            Amount::FractionAndMemory(..)
-            | Amount::Whole
-            | Amount::Memory(_)
-            | Amount::SharedSlot
-            | Amount::MigInstance(_) => Share::WHOLE,
-        };
-        u64::from(self.count.get()).saturating_mul(share.millionths())
-    }
-
     /// Whether any MIG instance that is large enough will do. It is taken whole.
     pub fn wants_any_instance(&self) -> bool {
         let is_open = self.isolation == Isolation::Hardware || self.by_instance;
@@ -529,15 +515,5 @@ mod tests {
         let unknown = DeviceClass { model: ModelName::new("New"), ..small.clone() };
         assert_eq!(apart(share(10)).demand_on(&unknown), Err(Rejection::Kind));
         assert_eq!(apart(memory(10)).demand_on(&unknown), Ok(unknown.whole()));
-    }
-
-    #[test]
-    fn a_request_takes_at_most_what_it_may_have_of_gpus_of_any_size() {
-        let [half, little] = [500_000, 1].map(Share::from_millionths);
-        let two = NonZeroU32::new(2).unwrap();
-        let at_most = |amount| GpuRequest::several(amount, two).at_most();
-        assert_eq!(at_most(Amount::Fraction(half)), 1_000_000);
-        assert_eq!(at_most(Amount::FractionAndMemory(little, MemMib::new(80_000))), 2_000_000);
-        assert_eq!(at_most(Amount::Memory(MemMib::new(1))), 2_000_000, "the GPU may be small");
     }
 }

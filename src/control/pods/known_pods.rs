@@ -15,6 +15,7 @@ use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::NamedNodes;
+use crate::ledger::suggest::waiting::Unbound;
 use crate::model::rejection::Rejection;
 use crate::mutation::{Mutation, mutated};
 
@@ -165,12 +166,16 @@ impl App {
     /// Whether room may be held for a pod now.
     pub(crate) fn may_hold(&self, uid: &PodUid) -> bool {
         let now = self.clock.now();
-        let mut devices = 0_u64;
-        if self.waiting.is_unbound(uid, now) {
+        let mut unbound = Unbound::default();
+        if self.waiting.is_unbound(uid, now)
+            && let Some(state) = self.waiting.pod(uid)
+        {
+            let mut devices = 0_u64;
             self.ledger.look_at_each(|node| devices += node.devices().len() as u64);
+            let at_most = devices.saturating_mul(self.config.standing_hold_at_most.millionths());
+            unbound = Unbound { amount: self.ledger.most_of(&state.waiting.query), at_most };
         }
-        let at_most = devices.saturating_mul(self.config.standing_hold_at_most.millionths());
-        self.waiting.may_hold(uid, now, at_most)
+        self.waiting.may_hold(uid, now, unbound)
     }
 
     /// Notes that no node fits a pod, and why.

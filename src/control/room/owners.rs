@@ -31,9 +31,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1_800);
 /// Edits end a pause early no more often than this.
 const EARLY_EVERY: Duration = Duration::from_secs(60);
 
-/// For how long pods of a scope that end early may keep free room in sum, until one of them is bound.
-const MOST_IDLE: Duration = Duration::from_secs(60);
-
 /// Owners that are remembered; the first to be tried again are forgotten before others.
 const MOST_OWNERS: usize = 10_000;
 
@@ -98,6 +95,8 @@ struct Idle {
     sum: Duration,
     /// When the last of them ended.
     last: Timestamp,
+    /// For how long that of them was which ended then and was free for the longest time.
+    longest: Duration,
 }
 
 /// The owners whose room was not used.
@@ -159,7 +158,8 @@ impl Owners {
     /// How long free room is kept for an owner; `first`: the first time.
     pub(crate) fn wait(&self, owner: &Owner, first: Duration) -> Duration {
         let most = self.most(owner, first);
-        most.saturating_sub(self.idle_of(owner.scope())).max(AGAIN.min(most))
+        // Not less than the back-off of kube-scheduler.
+        most.saturating_sub(self.idle_of(owner.scope())).max(TURN.min(most))
     }
 
     fn most(&self, owner: &Owner, first: Duration) -> Duration {
@@ -174,16 +174,30 @@ impl Owners {
         self.idle.get(scope).map_or(Duration::ZERO, |it| it.sum)
     }
 
-    /// Notes that a pod ended, or was changed, whose room had been free for so long. kube-scheduler may have backed
-    /// off from it, so it has not failed; together they may not keep more idle than one that waits to the end.
-    pub(crate) fn leave(&mut self, owner: &Owner, idle: Duration, now: Timestamp) {
-        let sum = self.idle_of(owner.scope()) + idle;
+    /// Notes that the room of a pod ended that had been free for so long: the pod ended, was changed, or another one
+    /// has the room. kube-scheduler may have backed off from it, so it has not failed; together they may not keep more
+    /// idle than one that waits to the end. `first`: how long that is, the first time.
+    pub(crate) fn leave(
+        &mut self,
+        owner: &Owner,
+        (idle, first): (Duration, Duration),
+        now: Timestamp,
+    ) {
         let scope = owner.scope();
-        let is_known = self.idle.contains_key(scope) || self.idle.len() < MOST_OWNERS;
-        if sum >= self.most(owner, MOST_IDLE) || !is_known {
+        let known = self.idle.get(scope);
+        // Several rooms that end together are one.
+        let longest = known.filter(|it| it.last == now).map_or(Duration::ZERO, |it| it.longest);
+        let more = idle.saturating_sub(longest);
+        if more.is_zero() {
+            return;
+        }
+        let has_place = known.is_some() || self.idle.len() < MOST_OWNERS;
+        let sum = self.idle_of(scope) + more;
+        if sum >= self.most(owner, first) || !has_place {
             return self.fail(owner, BTreeMap::new(), now);
         }
-        self.idle.insert(scope.clone(), Idle { sum, last: now });
+        let longest = longest.max(idle);
+        self.idle.insert(scope.clone(), Idle { sum, last: now, longest });
     }
 
     /// Notes that room which was free was not used by these pods.

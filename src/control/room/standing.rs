@@ -24,7 +24,6 @@ use crate::ledger::suggest::together::BoundGroups;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingPods, WaitingState};
 use crate::model::device_state::KeptFor;
 use crate::model::event::LedgerEvent;
-use crate::model::request::GpuRequest;
 use crate::model::reservation::PodRef;
 use crate::mutation::{Mutation, mutated};
 
@@ -97,7 +96,9 @@ pub(crate) struct Held {
     pub(crate) amount: u64,
     /// Since when all of its room is free.
     ready: Option<Timestamp>,
-    /// How long it is kept from then on.
+    /// For how long it was before.
+    idle: Duration,
+    /// For how long it is kept while it is free.
     pub(crate) wait: Duration,
     /// The least that it ever lacked, and since when.
     least: (u64, Timestamp),
@@ -110,9 +111,9 @@ pub(crate) struct Held {
 impl Held {
     fn new(pod: &WaitingPod, pool: PoolName, least: (u64, Timestamp), ledger: &Ledger) -> Self {
         let (query, priority, owner) = (pod.query.clone(), pod.priority, Owner::of(pod, ledger));
-        let amount = amount_of(pod);
+        let (amount, idle) = (ledger.most_of(&query), Duration::ZERO);
         let (ready, victims, until, wait) = (None, None, None, BOUND_WITHIN);
-        Self { query, priority, pool, owner, amount, ready, wait, least, victims, until }
+        Self { query, priority, pool, owner, amount, ready, idle, wait, least, victims, until }
     }
 
     /// The standing hold of a pod for which room is being made.
@@ -135,6 +136,11 @@ impl Held {
     ) -> Self {
         let (least, until, amount) = ((u64::MAX, now), Some(until), amount(found));
         Self { until, amount, ..Self::new(pod, found.pool.clone(), least, ledger) }
+    }
+
+    /// For how long all of its room has been free.
+    fn idle(&self, now: Timestamp) -> Duration {
+        self.idle + self.ready.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// Whether it is that of the first of a line.
@@ -332,7 +338,7 @@ impl StandingHolds {
         }
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         self.owners.tick(now);
-        self.end_groups(facts, now, &mut step);
+        self.end_groups(facts, rules.group_timeout, now, &mut step);
         let held = std::mem::take(&mut self.held);
         for (uid, held) in held {
             match self.keep(&uid, held, facts, now, &mut step) {
@@ -417,8 +423,8 @@ impl StandingHolds {
             let is_bound = ledger.reservation(uid).is_some();
             if is_bound && !waiting.has(uid) {
                 self.owners.used(&held.owner);
-            } else if let Some(ready) = held.ready.filter(|_| is_gone && !is_bound) {
-                self.owners.leave(&held.owner, now.since(ready), now);
+            } else if is_gone && !is_bound {
+                self.leave(&held, now);
             }
             step.events.extend(ledger.give_up_room(uid)); // bound, gone, changed, or an ill device
             let is_lost = is_lost(uid, &held, preemptors, ledger);
@@ -437,9 +443,12 @@ impl StandingHolds {
         }
         let is_any_there = held.victims.iter().flatten().any(|victim| ledger.has_pod(victim));
         let is_ready = !is_any_there && ledger.fits_in_room_of(uid, &held.query, None).is_some();
+        if !is_ready {
+            held.idle = held.idle(now); // the use of a GPU may come and go
+        }
         held.ready = is_ready.then(|| held.ready.unwrap_or(now));
         let is_over = held.until.is_some_and(|until| until <= now);
-        let is_unbound = held.ready.is_some_and(|since| now.since(since) >= held.wait);
+        let is_unbound = is_ready && held.idle(now) >= held.wait;
         let is_late = is_over || held.until.is_none() && is_unbound;
         let stuck_after = match &held.victims {
             None => STUCK_AFTER,
@@ -464,6 +473,11 @@ impl StandingHolds {
         Some(held)
     }
 
+    /// Notes that room of a pod ends before the pod was late. It may have been free.
+    fn leave(&mut self, held: &Held, now: Timestamp) {
+        self.owners.leave(&held.owner, (held.idle(now), BOUND_WITHIN), now);
+    }
+
     /// Lets others have the room for a while, each time for longer.
     pub(crate) fn pause(&mut self, uid: &PodUid, now: Timestamp) {
         let pause = self.next_pause(uid);
@@ -483,7 +497,9 @@ impl StandingHolds {
         now: Timestamp,
         step: &mut Step,
     ) -> bool {
-        self.held.remove(uid);
+        if let Some(held) = self.held.remove(uid) {
+            self.leave(&held, now);
+        }
         let was_asked = step.abandon(uid, waiting, preemptors);
         // No second set of pods goes for it soon.
         let pause = if was_asked { FIRST_PAUSE } else { MADE_WAY_FOR };
@@ -533,7 +549,7 @@ impl StandingHolds {
         }
         let sizes = ledger.pool_sizes(&pod.query);
         let owner = Owner::of(pod, ledger);
-        let wanted = amount_of(pod);
+        let wanted = ledger.most_of(&pod.query);
         open.retain(|pool| {
             let amounts = self.amounts(uid, &owner, (pool, &sizes), (wanted, at_most));
             self.owners.may_keep(&owner, amounts, now)
@@ -554,18 +570,21 @@ impl StandingHolds {
         let others = self.held.extract_if(.., |other, held| {
             other != uid && held.pool == standing.pool && held.is_standing()
         });
-        let others: Vec<PodUid> = others.map(|(other, _)| other).collect();
-        for other in &others {
+        let others: Vec<(PodUid, Held)> = others.collect();
+        for (other, held) in &others {
+            self.leave(held, now);
             step.abandon(other, waiting, preemptors);
             step.events.extend(ledger.give_up_room(other));
         }
         let before = self.held.get(uid);
-        let ready = before.and_then(|held| held.ready);
+        let is_ready = standing.lacks == 0;
+        let ready = before.and_then(|held| held.ready).or(is_ready.then_some(now));
+        let idle = before.map_or(Duration::ZERO, |held| held.idle);
         let least = before.map_or((standing.lacks, now), |held| held.least);
         let held = Held::new(pod, standing.pool.clone(), least, ledger);
         let wait = self.owners.wait(&held.owner, BOUND_WITHIN);
         let wait = before.map_or(wait, |held| held.wait);
-        let held = Held { ready, wait, ..held };
+        let held = Held { ready, idle, wait, ..held };
         self.owners.begin(&held.owner, now);
         let is_new = self.held.insert(uid.clone(), held).is_none();
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
@@ -639,7 +658,8 @@ impl StandingHolds {
             return None;
         };
         let least = (standing.lacks, now);
-        let held = Held { until, ..Held::new(pod, standing.pool.clone(), least, ledger) };
+        let mut held = Held { until, ..Held::new(pod, standing.pool.clone(), least, ledger) };
+        held.wait = self.owners.wait(&held.owner, held.wait);
         self.held.insert(pod.pod.uid.clone(), held);
         preemptors.keep(&pod.pod.uid, standing.node.clone(), pod.priority);
         Some(standing)
@@ -671,11 +691,6 @@ impl StandingHolds {
 fn is_lost(uid: &PodUid, held: &Held, preemptors: &Preemptors, ledger: &Ledger) -> bool {
     let has_left = preemptors.node(uid).is_some_and(|node| !ledger.takes_pods(&node));
     has_left || held.victims.iter().flatten().any(|victim| ledger.is_hung(victim))
-}
-
-/// The most that a pod takes, in millionths of a GPU.
-fn amount_of(pod: &WaitingPod) -> u64 {
-    pod.query.gpu.as_ref().map_or(0, GpuRequest::at_most)
 }
 
 /// The time on the wall clock this much earlier.

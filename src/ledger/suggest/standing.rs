@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hardware::device::{DeviceId, MigProfile, NodeName, PodUid, PoolName};
 use crate::hardware::spots::Makeable;
-use crate::hardware::units::HostAmount;
+use crate::hardware::units::{HostAmount, Share};
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::nodes::teams::TeamPod;
 use crate::ledger::query::queries::PlacementRequest;
@@ -269,6 +269,19 @@ impl Ledger {
                 u64::try_from(count).unwrap_or(u64::MAX);
         });
         sizes
+    }
+
+    /// The most that a request takes of devices that could serve it, in millionths of one.
+    pub fn most_of(&self, query: &PlacementRequest) -> u64 {
+        let Some(gpu) = &query.gpu else { return 0 };
+        let mut most = None;
+        self.cluster().classes.map(|class| {
+            let Ok(demand) = gpu.demand_on(class) else { return };
+            let memory = Share::ratio(demand.memory, class.capacity).unwrap_or(Share::WHOLE);
+            most = most.max(Some(demand.share.max(memory)));
+        });
+        let most = most.unwrap_or(Share::WHOLE).min(Share::WHOLE);
+        u64::from(gpu.count.get()).saturating_mul(most.millionths())
     }
 
     /// Ends all standing holds.

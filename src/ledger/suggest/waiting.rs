@@ -19,7 +19,7 @@ use crate::hardware::units::Timestamp;
 use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
 use crate::model::rejection::Rejection;
-use crate::model::request::{GpuRequest, PodGroup};
+use crate::model::request::PodGroup;
 use crate::model::reservation::{Controller, PodRef};
 use crate::mutation::{Mutation, mutated};
 
@@ -341,9 +341,9 @@ impl WaitingPods {
         since.is_some_and(|since| now.since(since) >= HELD_FREELY)
     }
 
-    /// Whether room may be held for the pod now. Pods that nothing binds have at most so much held together,
-    /// `at_most` in millionths of a GPU; others as they need.
-    pub fn may_hold(&self, uid: &PodUid, now: Timestamp, at_most: u64) -> bool {
+    /// Whether room may be held for the pod now. Pods that nothing binds have at most so much held together; others
+    /// as they need.
+    pub fn may_hold(&self, uid: &PodUid, now: Timestamp, unbound: Unbound) -> bool {
         let pods = &mut *self.pods();
         let Some(state) = pods.by_uid.get_mut(uid) else { return true };
         let since = state.held_since.filter(|since| now.since(*since) < HELD_AGAIN_AFTER);
@@ -351,13 +351,12 @@ impl WaitingPods {
         if now.since(since) < HELD_FREELY || mutated(Mutation::HoldsUnlimited) {
             return true;
         }
-        let amount = state.waiting.query.gpu.as_ref().map_or(0, GpuRequest::at_most);
         pods.unbound.retain(|_, (until, _)| *until > now);
         let others = pods.unbound.iter().filter(|(other, _)| *other != uid);
         let held: u64 = others.map(|(_, (_, amount))| amount).sum();
-        let may = held.saturating_add(amount) <= at_most;
+        let may = held.saturating_add(unbound.amount) <= unbound.at_most;
         if may {
-            pods.unbound.insert(uid.clone(), (now.plus(HELD_FREELY), amount));
+            pods.unbound.insert(uid.clone(), (now.plus(HELD_FREELY), unbound.amount));
         }
         may
     }
@@ -602,6 +601,15 @@ impl WaitingPod {
     pub(crate) fn order(&self) -> (std::cmp::Reverse<i32>, i64, &PodUid) {
         (std::cmp::Reverse(self.priority), self.created_unix_seconds, &self.pod.uid)
     }
+}
+
+/// What is held of GPUs for pods that nothing binds, in millionths of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unbound {
+    /// The most that would be held for one.
+    pub amount: u64,
+    /// The most for all of them.
+    pub at_most: u64,
 }
 
 /// A requeue whose next call is still to come, or is being answered.

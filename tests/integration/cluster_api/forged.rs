@@ -9,6 +9,7 @@ use gpupack::control::shared::passed::Verdict;
 use gpupack::hardware::device::PodUid;
 use gpupack::kube_api::pod::seen_pod::SeenPod;
 use gpupack::kube_api::pod::watch::Sink;
+use gpupack::ledger::suggest::waiting::Unbound;
 use gpupack::server::api::background;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -81,7 +82,8 @@ async fn room_is_not_held_forever_for_a_pod_that_is_never_bound() {
     let pod = SeenPod::from_json(&pod_of(&fake).to_string()).unwrap();
     let later = bed.app.clock.now().plus(Duration::from_secs(10));
     assert!(bed.app.waiting.is_unbound(&pod.pod.uid, later));
-    assert!(!bed.app.waiting.may_hold(&pod.pod.uid, later, 1), "others may have the room");
+    let unbound = Unbound { amount: 2, at_most: 1 };
+    assert!(!bed.app.waiting.may_hold(&pod.pod.uid, later, unbound), "others may have the room");
     assert_eq!(bed.filter(&pod_of(&fake)).await, json!(["n1"]));
     assert_eq!(bed.bind().await, "", "as it may");
 }

@@ -332,3 +332,41 @@ fn a_new_controller_each_time_does_not_keep_the_pool_idle() {
     let thousandths = kept * 1_000 / (3 * 1_800);
     assert!(thousandths <= 33 + 50, "{thousandths} thousandths with the first wait");
 }
+
+#[test]
+fn pods_of_a_group_that_are_deleted_together_are_one_failure_at_most() {
+    let mut bed = bed();
+    let names: Vec<String> = (0..45).map(|number| format!("p{number:02}")).collect();
+    for name in &names {
+        let group = Some(PodGroup { name: "g".into(), size: 45 });
+        bed.refused(WaitingPod { group, ..waiting_pod(name, 40_000, 0) }, ALL);
+    }
+    kept_after(&mut bed, 1);
+    assert_eq!(kept_after(&mut bed, 1).0.len(), 45);
+    let node = bed.ledger.standing_nodes()[&uid("p00")].clone();
+    bed.ledger.reserve(&pod("p00"), node.as_str(), &share_query(40_000), bed.now).unwrap();
+    bed.waiting.remove(&uid("p00"));
+    kept_after(&mut bed, 1);
+    names[1..].iter().for_each(|name| bed.waiting.remove(&uid(name)));
+    kept_after(&mut bed, 1);
+    let other = waiting_pod("other", 1, 0);
+    let owner = Owner::of(&other, &bed.ledger);
+    assert!(!bed.holds.owners.is_paused(&owner, [&other], bed.now), "two seconds, not 88");
+}
+
+#[test]
+fn a_group_whose_namespace_deleted_others_has_time_for_a_back_off() {
+    let mut bed = bed();
+    for number in 0..6 {
+        let name = format!("c-{number}");
+        refused_of(&bed, &[&name], &format!("g-{number}"), number);
+        kept_after(&mut bed, 1);
+        kept_after(&mut bed, 8);
+        bed.waiting.remove(&uid(&name));
+        kept_after(&mut bed, 1);
+        kept_after(&mut bed, 600);
+    }
+    refused_of(&bed, &["a", "b"], "honest", 99);
+    let kept = (0..60).take_while(|_| !kept_after(&mut bed, 1).0.is_empty()).count();
+    assert_eq!(kept, 10);
+}

@@ -132,7 +132,7 @@ fn few_owners_are_remembered() {
 fn pods_that_end_early_fail_once_they_kept_room_idle_as_long_as_one_that_waits() {
     let (mut owners, pod) = (Owners::default(), waiting_pod("p", 1_000_000, 0));
     let seconds = Duration::from_secs;
-    owners.leave(&controller(1), seconds(9), at(9));
+    owners.leave(&controller(1), (seconds(9), MINUTE), at(9));
     assert!(!owners.is_paused(&controller(1), [&pod], at(9)), "kube-scheduler backed off from it");
     assert_eq!(
         owners.wait(&controller(2), MINUTE),
@@ -148,17 +148,24 @@ fn pods_that_end_early_fail_once_they_kept_room_idle_as_long_as_one_that_waits()
             break;
         }
         idle += 4;
-        owners.leave(&controller(number), seconds(4), at(9 + idle));
+        owners.leave(&controller(number), (seconds(4), MINUTE), at(9 + idle));
     }
     assert_eq!(idle, 60);
+    // Several that end together are one, that of the longest.
+    for (number, free_for) in [(1, 0), (2, 9), (3, 9), (4, 2)] {
+        owners.leave(&controller(number), (seconds(free_for), MINUTE), at(80));
+    }
+    assert!(!owners.is_paused(&controller(2), [&pod], at(80)));
+    owners.used(&controller(2));
+    owners.fail(&controller(5), BTreeMap::new(), at(80));
     assert_eq!(owners.wait(&controller(1), MINUTE), TURN);
-    owners.leave(&controller(1), seconds(6), at(100));
+    owners.leave(&controller(1), (seconds(6), MINUTE), at(100));
     assert!(!owners.is_paused(&controller(1), [&pod], at(100)));
-    owners.leave(&controller(1), seconds(4), at(104));
+    owners.leave(&controller(1), (seconds(4), MINUTE), at(104));
     assert!(owners.is_paused(&controller(1), [&pod], at(104)), "after a failure it is less");
-    owners.leave(&controller(1), seconds(5), at(200));
+    owners.leave(&controller(1), (seconds(5), MINUTE), at(200));
     assert!(owners.is_paused(&controller(1), [&pod], at(201)));
-    owners.leave(&controller(2), seconds(1), at(300));
+    owners.leave(&controller(2), (seconds(1), MINUTE), at(300));
     owners.tick(at(300 + 1_799));
     assert_eq!(owners.idle.len(), 1);
     owners.tick(at(300 + 1_800));

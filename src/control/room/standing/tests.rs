@@ -1,9 +1,10 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
+use crate::hardware::units::MemMib;
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{free, pod, share_query, uid};
-use crate::model::device_state::StandingHold;
+use crate::ledger::fixture::{free, pod, report, share_query, uid};
+use crate::model::device_state::{ProcessUse, StandingHold};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{Controller, Tenure};
 
@@ -60,9 +61,7 @@ fn room_is_kept_for_the_first_of_a_line_until_it_is_bound() {
     assert_eq!(free(&bed.ledger), [0, 100], "nothing else gets what is free of the GPU");
     bed.ledger.end_pod(&uid("a"), bed.now);
     for sequence in [2, 3] {
-        bed.ledger
-            .report("n", &crate::ledger::fixture::report("x", 7, sequence, "A B"), bed.now)
-            .unwrap();
+        bed.ledger.report("n", &report("x", 7, sequence, "A B"), bed.now).unwrap();
     }
     assert_eq!(free(&bed.ledger), [0, 100], "nor what becomes free");
     let query = share_query(1_000_000);
@@ -109,7 +108,7 @@ fn room_moves_only_to_where_less_is_lacking() {
     requeued_after(&mut bed, 1);
     assert_eq!(bed.kept(), pairs(&[("large", "n")]));
     bed.ledger.end_pod(&uid("c"), bed.now);
-    let report = crate::ledger::fixture::report("y", 8, 2, "C");
+    let report = report("y", 8, 2, "C");
     for sequence in [2, 3] {
         let report = crate::ledger::change::reports::NodeReport { sequence, ..report.clone() };
         bed.ledger.report("m", &report, bed.now).unwrap();
@@ -264,7 +263,7 @@ fn no_room_is_kept_where_it_is_being_made_for_another_pod() {
     }
     bed.ledger.end_pod(&uid("victim"), bed.now);
     for sequence in [2, 3] {
-        let report = crate::ledger::fixture::report("x", 7, sequence, "A B");
+        let report = report("x", 7, sequence, "A B");
         bed.ledger.report("n", &report, bed.now).unwrap();
     }
     let fits = bed.ledger.fits_in_room_of(&uid("important"), &query, None);
@@ -334,7 +333,7 @@ fn no_room_is_kept_that_only_older_pods_of_the_same_controller_could_leave() {
     assert_eq!(bed.kept(), [], "a pod of 0.4 could use what is left");
     bed.ledger.end_pod(&uid("old-2"), bed.now);
     for sequence in [2, 3] {
-        let report = crate::ledger::fixture::report("x", 7, sequence, "A B");
+        let report = report("x", 7, sequence, "A B");
         bed.ledger.report("n", &report, bed.now).unwrap();
     }
     bed.bind("other", "n", "B", 600_000, 0);
@@ -368,4 +367,64 @@ fn a_pod_does_not_take_the_room_of_another_one() {
         let is_free = bed.ledger.fits_in_room_of(&p, &query, None).is_some();
         assert!(!is_free, "{of_p:?} before {of_q:?}: A is not free, and B is for q");
     }
+}
+
+/// Seconds within which pods may keep room that none of them uses: the first time a minute, then little.
+const AT_MOST: usize = 60 + 1_800 / 20;
+
+/// A bed of which all may be kept.
+fn open() -> Bed {
+    let mut bed = empty();
+    bed.rules.at_most = Share::WHOLE;
+    bed
+}
+
+#[test]
+fn pods_that_end_at_once_keep_no_more_room_than_one_that_waits() {
+    let (mut bed, mut kept) = (open(), 0);
+    refused(&bed, "p0", (1_000_000, 100, 0), &["m"]);
+    for second in 1..1_800 {
+        refused(&bed, &format!("p{second}"), (1_000_000, 100, 0), &["m"]);
+        bed.waiting.remove(&uid(&format!("p{}", second - 1)));
+        bed.step_after(1);
+        kept += bed.kept().len();
+    }
+    assert!(kept < AT_MOST, "{kept} s of 1,800");
+}
+
+#[test]
+fn pods_that_take_over_from_each_other_keep_no_more_room_than_one_that_waits() {
+    let (mut bed, mut kept) = (open(), 0);
+    for round in 0..30 {
+        let [low, high] = ["low", "high"].map(|name| format!("{name}-{round}"));
+        refused(&bed, &low, (1_000_000, 100, 0), &["m"]);
+        for second in 0..60 {
+            if second == 55 {
+                refused(&bed, &high, (1_000_000, 100, 1), &["m"]);
+            }
+            if second == 57 {
+                [&low, &high].into_iter().for_each(|name| bed.waiting.remove(&uid(name)));
+            }
+            bed.step_after(1);
+            kept += bed.kept().len();
+        }
+    }
+    assert!(kept < AT_MOST, "{kept} s of 1,800");
+}
+
+#[test]
+fn room_that_is_not_free_for_a_moment_is_kept_no_longer() {
+    let (mut bed, mut kept) = (open(), 0);
+    bed.bind("service", "m", "C", 100_000, 0);
+    refused(&bed, "large", (900_000, 100, 0), &["m"]);
+    for second in 0..1_800 {
+        let memory = MemMib::new(if second % 50 == 49 { 200 } else { 50 });
+        let mut report = report("y", 8, 2 + second, "C");
+        let process = ProcessUse { pod: Some(uid("service")), memory: Some(memory) };
+        (report.uses[0].used, report.uses[0].processes) = (Some(memory), Some(vec![process]));
+        bed.ledger.report("m", &report, bed.now).unwrap();
+        bed.step_after(1);
+        kept += bed.kept().len();
+    }
+    assert!(kept < AT_MOST, "{kept} s of 1,800");
 }

@@ -1,5 +1,7 @@
 //! What facts, commands and time do to the state of the cluster.
 
+use std::num::NonZeroU32;
+
 use super::*;
 use crate::hardware::device::PoolName;
 use crate::hardware::units::{HostAmount, MemMib, MilliCpu, Share};
@@ -12,7 +14,7 @@ use crate::ledger::query::queries::PlacementRequest;
 use crate::ledger::query::reading::Readiness;
 use crate::ledger::suggest::standing::Holder;
 use crate::model::rejection::Rejection;
-use crate::model::request::{Isolation, Limit};
+use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
 use crate::model::reservation::{Placement, ReservationState};
 
 fn room() -> LedgerEvent {
@@ -485,4 +487,26 @@ fn room_appears_when_a_pod_leaves_the_host_to_others_where_some_of_it_is_kept() 
     assert!(answer().is_err(), "room is kept for another pod");
     assert_eq!(ledger.end_pod(&uid("second"), seconds(1)), [room()]);
     assert!(answer().is_ok());
+}
+
+#[test]
+fn the_most_that_a_request_takes_is_of_the_devices_that_are_there() {
+    let ledger = ledger("A B");
+    let most = |amount, isolation| {
+        let gpu =
+            GpuRequest { isolation, ..GpuRequest::several(amount, NonZeroU32::new(2).unwrap()) };
+        ledger.most_of(&PlacementRequest { gpu: Some(gpu), ..share_query(1) })
+    };
+    let [half, little] = [500_000, 10].map(Share::from_millionths);
+    let memory = MemMib::new(750);
+    assert_eq!(most(Amount::Fraction(half), Isolation::None), 1_000_000);
+    assert_eq!(most(Amount::Memory(memory), Isolation::None), 1_500_000);
+    assert_eq!(most(Amount::FractionAndMemory(little, memory), Isolation::None), 1_500_000);
+    assert_eq!(
+        most(Amount::Fraction(little), Isolation::Hardware),
+        2_000_000,
+        "no device serves it"
+    );
+    let plain = PlacementRequest { gpu: None, ..share_query(1) };
+    assert_eq!(ledger.most_of(&plain), 0);
 }

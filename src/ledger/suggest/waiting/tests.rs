@@ -133,7 +133,7 @@ fn may_hold(waiting: &WaitingPods, name: &str, time: u64, at_most: u64) -> bool 
     if !waiting.has(&uid(name)) {
         waiting.see(WaitingPod { query: share_query(500_000), ..named(name) }, seconds(time));
     }
-    waiting.may_hold(&uid(name), seconds(time), at_most)
+    waiting.may_hold(&uid(name), seconds(time), Unbound { amount: 500_000, at_most })
 }
 
 #[test]

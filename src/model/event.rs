@@ -153,6 +153,8 @@ struct DeviceBefore {
     unallocated_use: MemMib,
     /// Zero where no pod can be placed on the device or node.
     free: Demand,
+    /// The same beside pods alone.
+    free_under_holds: Demand,
     is_overallocated: bool,
     /// Whether pods are allocated it, or run there as guests.
     is_held: bool,
@@ -164,11 +166,13 @@ struct DeviceBefore {
 }
 
 impl DeviceBefore {
-    fn of(device: &DeviceState, open: Demand, takes_pods: bool) -> Self {
+    fn of(device: &DeviceState, (open, under_holds): (Demand, Demand), takes_pods: bool) -> Self {
+        let is_open = takes_pods && device.is_placeable();
         Self {
             health: device.health(),
             unallocated_use: device.unallocated_use(),
-            free: if takes_pods && device.is_placeable() { open } else { Demand::ZERO },
+            free: if is_open { open } else { Demand::ZERO },
+            free_under_holds: if is_open { under_holds } else { Demand::ZERO },
             is_overallocated: device.is_overallocated(),
             // What is not made yet cannot be lost.
             is_held: (!device.tenants().is_empty() || !device.guests().is_empty())
@@ -214,16 +218,21 @@ impl StateBefore {
             known.map(|(_, states)| *states)
         };
         let now: Vec<_> = standings(node_state).map(|(id, now)| (id, before(id), now)).collect();
+        let is_kept = !node_state.standing_holds().is_empty();
         let was_left =
             |before: Option<DeviceBefore>| before.is_some_and(|before| before.is_being_left);
         let grew = now.iter().any(|(_, before, now)| {
             if was_left(*before) && !now.is_being_left && now.free != Demand::ZERO {
                 return true;
             }
-            let Demand { memory, share } = before.map_or(Demand::ZERO, |before| before.free);
-            (now.free.memory > memory || now.free.share > share)
-                && now.free.memory > MemMib::ZERO
-                && now.free.share > Share::ZERO
+            let grew = |of: fn(&DeviceBefore) -> Demand| {
+                let (before, now) = (before.as_ref().map_or(Demand::ZERO, of), of(now));
+                (now.memory > before.memory || now.share > before.share)
+                    && now.memory > MemMib::ZERO
+                    && now.share > Share::ZERO
+            };
+            // The pod for which it is kept may wait for it.
+            grew(|it| it.free) || is_kept && grew(|it| it.free_under_holds)
         });
         // Both have the order of the inventory.
         let mut known = self.open_spots.iter();
@@ -266,8 +275,10 @@ impl StateBefore {
 fn standings(node_state: &NodeState) -> impl Iterator<Item = (&DeviceId, DeviceBefore)> {
     let takes_pods = node_state.placeable().is_ok();
     // Not what is free of the device alone: others may be made where it lies.
-    let devices = node_state.devices().iter().zip(node_state.rooms(HoldRule::Respected));
+    let rooms = node_state.rooms(HoldRule::Respected).iter().map(|room| room.free);
+    let rooms = rooms.zip(node_state.rooms(HoldRule::Ignored).iter().map(|room| room.free));
+    let devices = node_state.devices().iter().zip(rooms);
     devices.map(move |(device, room)| {
-        (&device.device().id, DeviceBefore::of(device, room.free, takes_pods))
+        (&device.device().id, DeviceBefore::of(device, room, takes_pods))
     })
 }

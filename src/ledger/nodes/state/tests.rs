@@ -510,3 +510,18 @@ fn the_most_that_a_request_takes_is_of_the_devices_that_are_there() {
     let plain = PlacementRequest { gpu: None, ..share_query(1) };
     assert_eq!(ledger.most_of(&plain), 0);
 }
+
+#[test]
+fn room_appears_also_where_it_is_kept() {
+    let ledger = ledger("A");
+    ledger.see_pod(&bound("first", "n", "A", 1_000_000), seconds(0));
+    let query = share_query(1_000_000);
+    assert!(ledger.stand(Holder::first(&uid("kept"), "", &query), None, |_| true).0.is_some());
+    assert_eq!(ledger.end_pod(&uid("first"), seconds(1)), [], "its processes may still run");
+    let reported = |sequence| {
+        let reported = ledger.report("n", &report("x", 7, sequence, "A"), seconds(sequence));
+        reported.unwrap().events
+    };
+    assert_eq!([reported(2), reported(3)], [vec![], vec![room()]], "the second list after the end");
+    assert_eq!(free(&ledger), [0], "for others nothing is free");
+}

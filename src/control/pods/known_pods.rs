@@ -166,16 +166,19 @@ impl App {
     /// Whether room may be held for a pod now.
     pub(crate) fn may_hold(&self, uid: &PodUid) -> bool {
         let now = self.clock.now();
-        let mut unbound = Unbound::default();
-        if self.waiting.is_unbound(uid, now)
-            && let Some(state) = self.waiting.pod(uid)
-        {
-            let mut devices = 0_u64;
-            self.ledger.look_at_each(|node| devices += node.devices().len() as u64);
-            let at_most = devices.saturating_mul(self.config.standing_hold_at_most.millionths());
-            unbound = Unbound { amount: self.ledger.most_of(&state.waiting.query), at_most };
-        }
-        self.waiting.may_hold(uid, now, unbound)
+        self.waiting.may_hold(uid, now, self.unbound(uid, now))
+    }
+
+    /// What would be held for a pod that nothing binds. Looks at all nodes then: not for a caller in the ledger.
+    pub(crate) fn unbound(&self, uid: &PodUid, now: Timestamp) -> Unbound {
+        let is_unbound = self.waiting.is_unbound(uid, now);
+        let Some(state) = self.waiting.pod(uid).filter(|_| is_unbound) else {
+            return Unbound::default();
+        };
+        let mut devices = 0_u64;
+        self.ledger.look_at_each(|node| devices += node.devices().len() as u64);
+        let at_most = devices.saturating_mul(self.config.standing_hold_at_most.millionths());
+        Unbound { amount: self.ledger.most_of(&state.waiting.query), at_most }
     }
 
     /// Notes that no node fits a pod, and why.

@@ -152,13 +152,7 @@ impl StandingHolds {
 
     /// Gives up the room of groups before the first pod was bound: if one of them is gone or its room is, or if
     /// nothing binds them although all of the room is free.
-    pub(crate) fn end_groups(
-        &mut self,
-        facts: Facts<'_>,
-        timeout: Duration,
-        now: Timestamp,
-        step: &mut Step,
-    ) {
+    pub(crate) fn end_groups(&mut self, facts: Facts<'_>, now: Timestamp, step: &mut Step) {
         let (waiting, _, ledger, bound) = facts;
         let has_place = |uid: &PodUid| ledger.reservation(uid).is_some();
         let started = std::mem::take(&mut self.groups.started);
@@ -176,7 +170,7 @@ impl StandingHolds {
             let is_any_gone = group.pods.iter().any(|uid| !waiting.has(uid));
             if !group.pods.iter().all(is_whole) {
                 if is_any_gone {
-                    self.owners.leave(&group.owner, (waited, timeout), now);
+                    self.owners.leave(&group.owner, waited, now);
                 }
                 self.give_up_group(&group, facts, step);
             } else if waited >= group.wait {

@@ -31,6 +31,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1_800);
 /// Edits end a pause early no more often than this.
 const EARLY_EVERY: Duration = Duration::from_secs(60);
 
+/// For how long free room may be kept in sum for pods that end early, until one of them is bound.
+const MOST_IDLE: Duration = Duration::from_secs(60);
+
 /// Owners that are remembered; the first to be tried again are forgotten before others.
 const MOST_OWNERS: usize = 10_000;
 
@@ -90,7 +93,7 @@ pub(crate) struct Amounts {
     pub(crate) at_most: u64,
 }
 
-/// For how long free room was kept for pods of a scope that ended before they were late.
+/// For how long free room was kept for pods that ended before they were late.
 struct Idle {
     sum: Duration,
     /// When the last of them ended.
@@ -105,8 +108,10 @@ pub(crate) struct Owners {
     failed: BTreeMap<Owner, Failed>,
     /// The same of scopes, for groups that are larger than their share.
     scopes: BTreeMap<Scope, Failed>,
-    /// Of scopes, since a pod of theirs was bound in kept room.
-    idle: BTreeMap<Scope, Idle>,
+    /// Since a pod was bound in kept room.
+    idle: BTreeMap<Owner, Idle>,
+    /// The same of scopes.
+    scopes_idle: BTreeMap<Scope, Idle>,
 }
 
 impl Owners {
@@ -115,6 +120,7 @@ impl Owners {
         self.failed.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
         self.scopes.retain(|_, it| now < it.until.plus(LONGEST_PAUSE));
         self.idle.retain(|_, it| now < it.last.plus(LONGEST_PAUSE));
+        self.scopes_idle.retain(|_, it| now < it.last.plus(LONGEST_PAUSE));
     }
 
     /// Whether nothing is kept for this owner now. An edit of one of these pods ends that, or a new condition.
@@ -157,12 +163,6 @@ impl Owners {
 
     /// How long free room is kept for an owner; `first`: the first time.
     pub(crate) fn wait(&self, owner: &Owner, first: Duration) -> Duration {
-        let most = self.most(owner, first);
-        // Not less than the back-off of kube-scheduler.
-        most.saturating_sub(self.idle_of(owner.scope())).max(TURN.min(most))
-    }
-
-    fn most(&self, owner: &Owner, first: Duration) -> Duration {
         match (self.failed.contains_key(owner), self.scopes.contains_key(owner.scope())) {
             (true, _) => AGAIN.min(first),
             (false, true) => TURN.min(first),
@@ -170,49 +170,53 @@ impl Owners {
         }
     }
 
-    fn idle_of(&self, scope: &Scope) -> Duration {
-        self.idle.get(scope).map_or(Duration::ZERO, |it| it.sum)
-    }
-
     /// Notes that the room of a pod ended that had been free for so long: the pod ended, was changed, or another one
     /// has the room. kube-scheduler may have backed off from it, so it has not failed; together they may not keep more
-    /// idle than one that waits to the end. `first`: how long that is, the first time.
-    pub(crate) fn leave(
-        &mut self,
-        owner: &Owner,
-        (idle, first): (Duration, Duration),
-        now: Timestamp,
-    ) {
+    /// idle than one that waits to the end.
+    pub(crate) fn leave(&mut self, owner: &Owner, idle: Duration, now: Timestamp) {
         let scope = owner.scope();
-        let known = self.idle.get(scope);
-        // Several rooms that end together are one.
-        let longest = known.filter(|it| it.last == now).map_or(Duration::ZERO, |it| it.longest);
-        let more = idle.saturating_sub(longest);
-        if more.is_zero() {
-            return;
-        }
-        let has_place = known.is_some() || self.idle.len() < MOST_OWNERS;
-        let sum = self.idle_of(scope) + more;
-        if sum >= self.most(owner, first) || !has_place {
+        let all = add(&mut self.scopes_idle, scope, idle, now);
+        if add(&mut self.idle, owner, idle, now) >= self.wait(owner, MOST_IDLE) {
             return self.fail(owner, BTreeMap::new(), now);
         }
-        let longest = longest.max(idle);
-        self.idle.insert(scope.clone(), Idle { sum, last: now, longest });
+        if all >= if self.scopes.contains_key(scope) { TURN } else { MOST_IDLE } {
+            fail(&mut self.scopes, scope, BTreeMap::new(), now);
+            self.scopes_idle.remove(scope);
+        }
     }
 
     /// Notes that room which was free was not used by these pods.
     pub(crate) fn fail(&mut self, owner: &Owner, pods: BTreeMap<PodUid, u64>, now: Timestamp) {
         fail(&mut self.failed, owner, pods, now);
         fail(&mut self.scopes, owner.scope(), BTreeMap::new(), now);
-        self.idle.remove(owner.scope());
+        self.idle.remove(owner);
+        self.scopes_idle.remove(owner.scope());
     }
 
     /// Notes that a pod was bound in room that was kept for it.
     pub(crate) fn used(&mut self, owner: &Owner) {
         self.failed.remove(owner);
         self.scopes.remove(owner.scope());
-        self.idle.remove(owner.scope());
+        self.idle.remove(owner);
+        self.scopes_idle.remove(owner.scope());
     }
+}
+
+/// Adds to the idle time, and returns the sum. Several rooms that end together are one.
+fn add<K: Clone + Ord>(
+    all: &mut BTreeMap<K, Idle>,
+    key: &K,
+    idle: Duration,
+    now: Timestamp,
+) -> Duration {
+    let known = all.get(key);
+    let sum = known.map_or(Duration::ZERO, |it| it.sum);
+    let longest = known.filter(|it| it.last == now).map_or(Duration::ZERO, |it| it.longest);
+    let sum = sum + idle.saturating_sub(longest);
+    if !idle.is_zero() && (known.is_some() || all.len() < MOST_OWNERS) {
+        all.insert(key.clone(), Idle { sum, last: now, longest: longest.max(idle) });
+    }
+    sum
 }
 
 fn fail<K: Clone + Ord>(

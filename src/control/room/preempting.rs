@@ -382,6 +382,7 @@ impl StandingHolds {
         let number = preemptors.begin(uid, (found.node.clone(), pod.priority), gone.clone());
         let mut held = Held::made(pod, &found, gone, (now, ledger));
         held.wait = self.owners.wait(&held.owner, held.wait);
+        self.owners.begin(&held.owner, now);
         self.held.insert(uid.clone(), held);
         if is_begun || found.victims.is_empty() {
             preemptors.ask(uid, number);

@@ -338,7 +338,7 @@ impl StandingHolds {
         }
         self.pauses.retain(|uid, pause| waiting.has(uid) || pause.until > now);
         self.owners.tick(now);
-        self.end_groups(facts, rules.group_timeout, now, &mut step);
+        self.end_groups(facts, now, &mut step);
         let held = std::mem::take(&mut self.held);
         for (uid, held) in held {
             match self.keep(&uid, held, facts, now, &mut step) {
@@ -418,6 +418,7 @@ impl StandingHolds {
             // A bind takes what is kept, and may have to wait before it posts.
             let is_being_bound = waiting.has(uid) && ledger.assumed_on(uid, &held.query).is_some();
             if is_being_bound || mutated(Mutation::StandingStays) {
+                (held.idle, held.ready) = (held.idle(now), None);
                 return Some(held);
             }
             let is_bound = ledger.reservation(uid).is_some();
@@ -475,7 +476,7 @@ impl StandingHolds {
 
     /// Notes that room of a pod ends before the pod was late. It may have been free.
     fn leave(&mut self, held: &Held, now: Timestamp) {
-        self.owners.leave(&held.owner, (held.idle(now), BOUND_WITHIN), now);
+        self.owners.leave(&held.owner, held.idle(now), now);
     }
 
     /// Lets others have the room for a while, each time for longer.
@@ -577,8 +578,9 @@ impl StandingHolds {
             step.events.extend(ledger.give_up_room(other));
         }
         let before = self.held.get(uid);
-        let is_ready = standing.lacks == 0;
-        let ready = before.and_then(|held| held.ready).or(is_ready.then_some(now));
+        // Of one that was there, `keep` has said.
+        let is_ready = ledger.fits_in_room_of(uid, &pod.query, None).is_some();
+        let ready = before.map_or(is_ready.then_some(now), |held| held.ready);
         let idle = before.map_or(Duration::ZERO, |held| held.idle);
         let least = before.map_or((standing.lacks, now), |held| held.least);
         let held = Held::new(pod, standing.pool.clone(), least, ledger);
@@ -590,7 +592,7 @@ impl StandingHolds {
         if preemptors.keep(uid, standing.node.clone(), pod.priority) {
             step.noted.push((pod.clone(), standing.node.clone()));
         }
-        if standing.lacks == 0 {
+        if is_ready {
             step.tell(uid, standing.node.clone(), waiting, ledger);
         }
         if is_new {

@@ -403,7 +403,8 @@ impl Ledger {
 
     /// Holds these places of MIG instances for a pod: an earlier process had promised them to it. Its own calls do
     /// not end that. Not if there is no room there, or too many holds; nor for a pod that has a hold, is on a node or
-    /// has ended. `may_hold` is asked last. The events; `None` if it is not held.
+    /// has ended. `may_hold` is asked last, and does not look at the ledger, which is locked. The events; `None` if it
+    /// is not held.
     pub fn keep_promise(
         &self,
         (pod, query): (&PodUid, &PlacementRequest),

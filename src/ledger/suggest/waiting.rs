@@ -376,17 +376,25 @@ impl WaitingPods {
         ended
     }
 
+    /// The pods that a node fitted ten seconds ago, and when they were called.
+    fn take_old_fits(&self, now: Timestamp) -> BTreeSet<(Timestamp, PodUid)> {
+        let fitting = &mut self.pods().fitting;
+        let is_old = |(called, _): &(Timestamp, PodUid)| now.since(*called) >= UNBOUND_FOR;
+        let count = fitting.iter().take_while(|it| is_old(it)).count();
+        (0..count).filter_map(|_| fitting.pop_first()).collect()
+    }
+
     /// Counts pods as refused that a node fitted ten seconds ago, and that nothing binds.
     pub fn doubt_fits(&self, now: Timestamp, is_being_bound: impl Fn(&PodUid) -> bool) {
+        let mut old = self.take_old_fits(now);
+        // Not while these are locked: who looks at the ledger may hold a part of it and wait for them.
+        old.retain(|(_, uid)| !is_being_bound(uid));
         let pods = &mut *self.pods();
-        while let Some((called, _)) = pods.fitting.first()
-            && now.since(*called) >= UNBOUND_FOR
-            && let Some((called, uid)) = pods.fitting.pop_first()
-        {
+        for (called, uid) in old {
             let is_last = |state: &WaitingState| {
                 state.is_watched && state.refused.is_none() && state.called_at == called
             };
-            if pods.by_uid.get(&uid).is_some_and(is_last) && !is_being_bound(&uid) {
+            if pods.by_uid.get(&uid).is_some_and(is_last) {
                 pods.change(&uid, |state| _ = state.refused.get_or_insert_default());
                 pods.late.insert(uid);
             }

@@ -152,7 +152,8 @@ fn keep_promises(
         let Some(state) = app.waiting.pod(uid) else { continue };
         let query = &state.waiting.query;
         if state.waiting.group.is_none() && app.is_known_to_wait(uid, query) {
-            let may_hold = || app.may_hold(uid);
+            let unbound = app.unbound(uid, now);
+            let may_hold = || app.waiting.may_hold(uid, now, unbound);
             let promised = (node, &spots[..]);
             let kept = app.ledger.keep_promise((uid, query), promised, now, may_hold);
             if let Some(events) = kept {

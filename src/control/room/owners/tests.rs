@@ -132,42 +132,38 @@ fn few_owners_are_remembered() {
 fn pods_that_end_early_fail_once_they_kept_room_idle_as_long_as_one_that_waits() {
     let (mut owners, pod) = (Owners::default(), waiting_pod("p", 1_000_000, 0));
     let seconds = Duration::from_secs;
-    owners.leave(&controller(1), (seconds(9), MINUTE), at(9));
-    assert!(!owners.is_paused(&controller(1), [&pod], at(9)), "kube-scheduler backed off from it");
-    assert_eq!(
-        owners.wait(&controller(2), MINUTE),
-        seconds(51),
-        "all together wait as long as one"
-    );
-    owners.used(&controller(2));
-    assert_eq!(owners.wait(&controller(1), MINUTE), MINUTE, "one bind resets it");
-    // Whatever the names of their controllers are.
-    let mut idle = 0;
-    for number in 1.. {
-        if owners.scopes.contains_key(controller(1).scope()) {
-            break;
-        }
-        idle += 4;
-        owners.leave(&controller(number), (seconds(4), MINUTE), at(9 + idle));
-    }
-    assert_eq!(idle, 60);
+    let [first, second] = [1, 2].map(controller);
+    let is_paused = |owners: &Owners, time| owners.is_paused(&first, [&pod], at(time));
+    owners.leave(&first, seconds(59), at(59));
+    assert!(!is_paused(&owners, 59), "kube-scheduler may have backed off from it");
+    assert_eq!(owners.wait(&first, MINUTE), MINUTE, "that of an honest pod is no shorter");
+    owners.used(&first);
+    owners.leave(&first, seconds(59), at(200));
+    assert!(!is_paused(&owners, 200), "one bind resets it");
     // Several that end together are one, that of the longest.
-    for (number, free_for) in [(1, 0), (2, 9), (3, 9), (4, 2)] {
-        owners.leave(&controller(number), (seconds(free_for), MINUTE), at(80));
+    [0, 40, 59, 59].map(seconds).into_iter().for_each(|idle| owners.leave(&first, idle, at(200)));
+    assert!(!is_paused(&owners, 200));
+    owners.leave(&first, seconds(1), at(201));
+    assert!(is_paused(&owners, 201));
+    assert_eq!(owners.wait(&second, MINUTE), TURN, "another one of its scope");
+    owners.leave(&first, Duration::ZERO, at(300));
+    assert!(!is_paused(&owners, 300), "a pod whose room was not free has kept none");
+    owners.leave(&first, seconds(5), at(300));
+    assert!(is_paused(&owners, 419) && !is_paused(&owners, 420), "after a failure less fails");
+}
+
+#[test]
+fn made_up_controllers_whose_pods_end_early_fail_as_one_scope() {
+    let mut owners = Owners::default();
+    let has_failed = |owners: &Owners| owners.scopes.contains_key(controller(1).scope());
+    for number in 1..=15 {
+        assert!(!has_failed(&owners), "{number}");
+        owners.leave(&controller(number), Duration::from_secs(4), at(10 * number));
     }
-    assert!(!owners.is_paused(&controller(2), [&pod], at(80)));
-    owners.used(&controller(2));
-    owners.fail(&controller(5), BTreeMap::new(), at(80));
-    assert_eq!(owners.wait(&controller(1), MINUTE), TURN);
-    owners.leave(&controller(1), (seconds(6), MINUTE), at(100));
-    assert!(!owners.is_paused(&controller(1), [&pod], at(100)));
-    owners.leave(&controller(1), (seconds(4), MINUTE), at(104));
-    assert!(owners.is_paused(&controller(1), [&pod], at(104)), "after a failure it is less");
-    owners.leave(&controller(1), (seconds(5), MINUTE), at(200));
-    assert!(owners.is_paused(&controller(1), [&pod], at(201)));
-    owners.leave(&controller(2), (seconds(1), MINUTE), at(300));
-    owners.tick(at(300 + 1_799));
-    assert_eq!(owners.idle.len(), 1);
-    owners.tick(at(300 + 1_800));
+    assert!(has_failed(&owners) && owners.failed.is_empty(), "none of them alone");
+    assert_eq!(owners.idle.len(), 15);
+    owners.tick(at(150 + 1_799));
+    assert_eq!((owners.idle.len(), owners.scopes_idle.len()), (1, 0));
+    owners.tick(at(150 + 1_800));
     assert_eq!(owners.idle.len(), 0);
 }

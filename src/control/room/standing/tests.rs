@@ -1,9 +1,9 @@
 use super::*;
 use crate::control::room::fixture::{ALL, Bed, waiting_pod};
-use crate::hardware::units::MemMib;
+use crate::hardware::units::{HostAmount, MemMib, MilliCpu};
 use crate::kube_api::request::room_note::RoomNote;
 use crate::ledger::change::facts::PodFact;
-use crate::ledger::fixture::{free, pod, report, share_query, uid};
+use crate::ledger::fixture::{bound, free, pod, report, share_query, uid};
 use crate::model::device_state::{ProcessUse, StandingHold};
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{Controller, Tenure};
@@ -389,7 +389,7 @@ fn pods_that_end_at_once_keep_no_more_room_than_one_that_waits() {
         bed.step_after(1);
         kept += bed.kept().len();
     }
-    assert!(kept < AT_MOST, "{kept} s of 1,800");
+    assert!((60..AT_MOST).contains(&kept), "{kept} s of 1,800");
 }
 
 #[test]
@@ -409,12 +409,12 @@ fn pods_that_take_over_from_each_other_keep_no_more_room_than_one_that_waits() {
             kept += bed.kept().len();
         }
     }
-    assert!(kept < AT_MOST, "{kept} s of 1,800");
+    assert!((60..AT_MOST).contains(&kept), "{kept} s of 1,800");
 }
 
 #[test]
 fn room_that_is_not_free_for_a_moment_is_kept_no_longer() {
-    let (mut bed, mut kept) = (open(), 0);
+    let (mut bed, mut kept, mut flickered) = (open(), 0, false);
     bed.bind("service", "m", "C", 100_000, 0);
     refused(&bed, "large", (900_000, 100, 0), &["m"]);
     for second in 0..1_800 {
@@ -425,6 +425,39 @@ fn room_that_is_not_free_for_a_moment_is_kept_no_longer() {
         bed.ledger.report("m", &report, bed.now).unwrap();
         bed.step_after(1);
         kept += bed.kept().len();
+        let held = bed.holds.held.get(&uid("large"));
+        flickered |= held.is_some_and(|held| held.ready.is_none());
     }
-    assert!(kept < AT_MOST, "{kept} s of 1,800");
+    assert!(flickered, "it was not free for a moment");
+    assert!((60..AT_MOST).contains(&kept), "{kept} s of 1,800");
+}
+
+/// What a pod keeps of the host beside room that is made for another one is not free while that one's victim runs.
+#[test]
+fn a_free_gpu_without_its_host_is_no_free_room() {
+    let mut bed = open();
+    let host = |cpu| HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::ZERO };
+    bed.ledger.see_node(&NodeName::new("m"), host(4_000), PoolName::new(""));
+    let fact = PodFact {
+        wants_gpu: false,
+        placement: None,
+        request: None,
+        host: host(2_000),
+        ..bound("plain", "m", "C", 1)
+    };
+    bed.ledger.see_pod(&fact, bed.now);
+    let of = |name, cpu| {
+        let query = PlacementRequest { host: host(cpu), ..share_query(500_000) };
+        WaitingPod { query, created_unix_seconds: 900, ..waiting_pod(name, 500_000, 0) }
+    };
+    // Room of a pod that waits for the host, and of one that fits beside it in all but that.
+    let other = of("other", 2_000);
+    assert!(bed.ledger.stand(Holder::of(&other, KeptFor::Preemptor), None, |_| true).0.is_some());
+    bed.refused(of("p", 2_000), &["m"]);
+    for _ in 0..90 {
+        let step = bed.step_after(1);
+        assert!(step.ready.is_empty(), "it would be called in vain");
+    }
+    let held = bed.holds.held.get(&uid("p")).expect("its room is kept");
+    assert_eq!((held.ready, held.idle(bed.now)), (None, Duration::ZERO));
 }

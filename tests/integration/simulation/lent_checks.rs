@@ -138,6 +138,16 @@ pub(super) fn counted(requested: u64, used: u64) -> u64 {
     if used > requested + TOLERANCE { used } else { requested }
 }
 
+/// What counts of a pod where it runs: what it took when it was bound, whatever amounts others wrote since.
+fn counts(pod: &Pod, id: &str) -> u64 {
+    let written = pod.written();
+    if written.len() != pod.takes.len() {
+        return requested(pod, id);
+    }
+    let of_device = written.iter().zip(&pod.takes).filter(|((on, ..), _)| on == id);
+    of_device.map(|(_, (_, mib, _))| mib).sum()
+}
+
 /// What a list shows of a pod.
 fn shown(list: &BTreeMap<String, u64>, uid: &str) -> u64 {
     list.get(uid).copied().unwrap_or_default()
@@ -207,7 +217,7 @@ impl World {
         let others = self.api.pods.iter().filter(|(uid, pod)| pod.is_placed() && **uid != coming.0);
         let others: Vec<(&String, u64)> = others
             .filter(|(_, pod)| pod.written().iter().any(|(on, ..)| on == id))
-            .map(|(uid, pod)| (uid, requested(pod, id)))
+            .map(|(uid, pod)| (uid, counts(pod, id)))
             .collect();
         let taken = |list: &BTreeMap<String, u64>| -> u64 {
             let used = |uid: &str| if leaves_out(uid) { 0 } else { shown(list, uid) };

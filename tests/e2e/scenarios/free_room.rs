@@ -22,6 +22,9 @@ const SOON: Duration = Duration::from_secs(30);
 /// A whole scenario.
 const ALL: Duration = Duration::from_secs(600);
 
+/// That of groups, two of which may wait for five minutes.
+const ALL_GROUPS: Duration = Duration::from_secs(1_200);
+
 /// Pods in a group.
 const SIZE: usize = 3;
 
@@ -31,7 +34,7 @@ const GROUP_WITHIN: Duration = Duration::from_millis(3_500);
 
 #[test]
 fn a_group_that_has_waited_any_time_is_bound_soon_after_there_is_room() {
-    scenario_within("free-groups", ALL, |bed| async move {
+    scenario_within("free-groups", ALL_GROUPS, |bed| async move {
         let stage = bed.stage(Setup::of(Fleet::new().with("free-groups", 1, (6, A100)))).await;
         let mut scene = Scene::new(stage, Duration::ZERO).await;
         let plain = room_for(&mut scene, "plain", 0, Duration::from_secs(3)).await;

@@ -303,7 +303,7 @@ fn a_victim_that_hangs_ends_the_room_and_is_in_no_later_plan() {
     bed.refused(waiting_pod("p", 1_000_000, 10), ALL);
     let step = bed.step_after(5);
     bed.preemptors.ask(&uid("p"), step.evict[0].number);
-    let fact = crate::ledger::fixture::bound("a", "n", "A", 1_000_000);
+    let fact = bound("a", "n", "A", 1_000_000);
     let tenure = Tenure { is_ending: true, ends_unix_seconds: 1_010, ..Tenure::default() };
     bed.ledger.see_pod(&PodFact { tenure, ..fact }, bed.now);
     assert!(bed.step_after(35).evict.is_empty(), "it has until 1,040 s");
@@ -323,7 +323,7 @@ fn no_room_is_kept_that_only_older_pods_of_the_same_controller_could_leave() {
     let mut bed = empty();
     let controller = Some(Controller(7));
     for (name, node, device) in [("old-1", "n", "A"), ("old-2", "n", "B"), ("old-3", "m", "C")] {
-        let fact = crate::ledger::fixture::bound(name, node, device, 600_000);
+        let fact = bound(name, node, device, 600_000);
         let tenure = Tenure { controller, ..Tenure::default() };
         bed.ledger.see_pod(&PodFact { tenure, ..fact }, bed.now);
     }

@@ -327,12 +327,15 @@ impl NodeState {
         }
     }
 
-    /// Whether a pod with these host amounts would take what standing holds keep of the host.
+    /// Whether a pod with these host amounts would take what standing holds keep of the host. That the node has
+    /// them at all is for others to judge: kube-scheduler asks only about nodes that have, and when a pod ends it
+    /// may know so before this state does.
     pub fn takes_kept_host(&self, host: HostAmount) -> bool {
-        let has = |room: HostAmount| host.cpu <= room.cpu && host.memory <= room.memory;
-        !self.standing.is_empty()
-            && has(self.host_room(HoldRule::Ignored))
-            && !has(self.host_free())
+        let free = self.host_free();
+        let alone = self.standing.iter().filter(|(uid, _)| self.stands_alone(uid));
+        let kept = sum_host(alone.map(|(_, hold)| hold.host));
+        (host.cpu > free.cpu && kept.cpu > MilliCpu::ZERO)
+            || (host.memory > free.memory && kept.memory > MemMib::ZERO)
     }
 
     /// CPU and host memory that a pod of a controller could have here beside all holds, if all pods left that

@@ -485,8 +485,30 @@ fn room_appears_when_a_pod_leaves_the_host_to_others_where_some_of_it_is_kept() 
     let waiting = PlacementRequest { host: host(2_000), ..share_query(500_000) };
     let answer = || ledger.answers(&waiting, &["n".to_owned()]).remove(0);
     assert!(answer().is_err(), "room is kept for another pod");
+    assert!(!ledger.takes_kept_host("n", host(1_000)), "as much is left beside it");
     assert_eq!(ledger.end_pod(&uid("second"), seconds(1)), [room()]);
     assert!(answer().is_ok());
+}
+
+#[test]
+fn what_is_kept_of_a_host_stays_when_kube_scheduler_sees_the_end_of_a_pod_first() {
+    let ledger = ledger("A B");
+    let host = |cpu| HostAmount { cpu: MilliCpu::new(cpu), memory: MemMib::ZERO };
+    ledger.see_node(&NodeName::new("n"), host(2_000), PoolName::new(""));
+    let leaving =
+        PodFact { host: host(2_000), request: None, ..bound("leaving", "n", "A", 500_000) };
+    ledger.see_pod(&leaving, seconds(0));
+    let kept = PlacementRequest { host: host(2_000), ..share_query(500_000) };
+    let beside = PlacementRequest { host: host(1_000), ..share_query(500_000) };
+    let answer = || ledger.answers(&beside, &["n".to_owned()]).remove(0);
+    // kube-scheduler asks only about nodes that have the CPU: as it sees them, the pod has left.
+    assert!(answer().is_ok() && !ledger.takes_kept_host("n", host(1_000)), "nothing is kept");
+    assert!(ledger.stand(Holder::first(&uid("kept"), "", &kept), None, |_| true).0.is_some());
+    assert_eq!(answer(), Err(Rejection::HostKept));
+    assert!(ledger.takes_kept_host("n", host(1_000)), "nor may a pod without a GPU");
+    assert!(!ledger.takes_kept_host("n", host(0)), "one that needs no CPU may");
+    ledger.end_pod(&uid("leaving"), seconds(1));
+    assert_eq!(answer(), Err(Rejection::HostKept), "still the other's");
 }
 
 #[test]

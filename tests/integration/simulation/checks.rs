@@ -578,6 +578,15 @@ fn check_holds(replica: &mut Replica, now: u64) -> Result<(), String> {
             }
         }
     });
+    // Some of them may have gone since room was held.
+    let known = &mut replica.devices;
+    if known.back().is_none_or(|(_, last)| *last != devices) {
+        known.push_back((now, devices));
+    }
+    while known.get(1).is_some_and(|(since, _)| since + HELD_FOR + HELD_BEYOND < now) {
+        known.pop_front();
+    }
+    let devices = known.iter().map(|(_, devices)| *devices).max().unwrap_or_default();
     let at_most = devices * replica.app.config.standing_hold_at_most.millionths();
     if held_long > at_most + 2_000_000 {
         broken = Some(format!("{held_long} millionths are held for pods that nothing binds"));

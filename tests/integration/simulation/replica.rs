@@ -1,6 +1,6 @@
 //! One process of the extender: everything that is shipped but the sockets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ pub(super) struct Replica {
     pub(super) unfiltered: BTreeSet<String>,
     /// When room was held for each pod first.
     pub(super) holds: BTreeMap<String, u64>,
+    /// How many devices it has known, and since when: now, and as far back as holds last.
+    pub(super) devices: VecDeque<(u64, u64)>,
     /// The newest session of each node, when it was heard, and who named a device last.
     pub(super) sessions: BTreeMap<usize, u64>,
     pub(super) heard: BTreeMap<usize, u64>,
@@ -179,6 +181,7 @@ impl Replica {
             passed: BTreeMap::new(),
             unfiltered: BTreeSet::new(),
             holds: BTreeMap::new(),
+            devices: VecDeque::new(),
             sessions: BTreeMap::new(),
             heard: BTreeMap::new(),
             owners: BTreeMap::new(),

@@ -92,6 +92,8 @@ pub(super) struct Replica {
     pub(super) holds: BTreeMap<String, u64>,
     /// How many devices it has known, and since when: now, and as far back as holds last.
     pub(super) devices: VecDeque<(u64, u64)>,
+    /// For how long kept room was free, and when that was added up last.
+    pub(super) idle: (u64, u64),
     /// The newest session of each node, when it was heard, and who named a device last.
     pub(super) sessions: BTreeMap<usize, u64>,
     pub(super) heard: BTreeMap<usize, u64>,
@@ -182,6 +184,7 @@ impl Replica {
             unfiltered: BTreeSet::new(),
             holds: BTreeMap::new(),
             devices: VecDeque::new(),
+            idle: (0, 0),
             sessions: BTreeMap::new(),
             heard: BTreeMap::new(),
             owners: BTreeMap::new(),

@@ -15,6 +15,13 @@ use super::{GPU_MIB, World};
 /// and one that made way for another pod pauses for 5 s.
 const KEPT_WITHIN: u64 = 8_000;
 
+/// For how long room that is kept may be free in all: from 60 s without a bind on, nothing is kept for that owner for
+/// a while. Here that is the namespace, since nothing made the pods.
+const MOST_IDLE: u64 = 50_000;
+
+/// How often that is added up.
+const ADDED_EVERY: u64 = 250;
+
 /// How far the time at the API server may be off as a process knows it, in seconds: answers have whole ones.
 const OFF_BY: u64 = 1;
 
@@ -51,6 +58,8 @@ impl World {
             replica
                 .stood
                 .extend(replica.app.ledger.standing_nodes().keys().map(ToString::to_string));
+            add_idle(replica, now);
+            let is_calm = is_calm && replica.idle.0 < MOST_IDLE;
             let first =
                 if is_calm && after > 0 { unkept(replica, (now, after), &open) } else { None };
             let since = replica.unkept.take().filter(|(uid, _)| first.as_ref() == Some(uid));
@@ -63,6 +72,21 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Adds up for how long room that is kept is free.
+fn add_idle(replica: &mut Replica, now: u64) {
+    let (sum, last) = replica.idle;
+    if now < last + ADDED_EVERY {
+        return;
+    }
+    let ledger = &replica.app.ledger;
+    let is_free = |uid: &PodUid| {
+        let state = replica.app.waiting.pod(uid);
+        state.is_some_and(|it| ledger.fits_in_room_of(uid, &it.waiting.query, None).is_some())
+    };
+    let is_idle = ledger.standing_nodes().keys().any(is_free);
+    replica.idle = (sum + if is_idle { now - last } else { 0 }, now);
 }
 
 fn check_kept(replica: &Replica, waiting: &BTreeSet<PodUid>) -> Result<(), String> {

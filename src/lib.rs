@@ -195,6 +195,7 @@ pub mod config {
     pub mod advice;
     pub mod allowed;
     pub mod certificates;
+    pub mod gone;
     pub mod guard;
     pub mod identity;
     pub mod lease;

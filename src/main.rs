@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use gpupack::causes::with_causes;
 use gpupack::cli::base::failure::Failure;
@@ -11,6 +12,7 @@ use gpupack::cli::query::{advise, completion, explain, snapshot, waiting};
 use gpupack::cli::serve::{agent, extender, webhook, webhook_cert};
 use gpupack::cli::{demo, doctor, init, simulate, top};
 use gpupack::clock::Clock;
+use gpupack::config::gone;
 
 /// Takes a quarter less time for reports than that of the C library (`docs/performance.md`).
 #[global_allocator]
@@ -68,7 +70,7 @@ fn named() -> clap::Command {
 }
 
 fn main() -> ExitCode {
-    let matches = named().get_matches();
+    let matches = named().try_get_matches().unwrap_or_else(|error| refuse(&error));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         Command::Extender(args) => ended(extender::run(&args), 1),
@@ -99,6 +101,17 @@ fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// Ends the process with what is wrong with its flags, or with what to do in place of one that is gone.
+fn refuse(error: &clap::Error) -> ! {
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) => gone::flag(flag),
+        _ => None,
+    };
+    let Some(flag) = flag else { error.exit() };
+    let _ = writeln!(io::stderr(), "gpupack: {flag}"); // without stderr there is no place for it
+    process::exit(2) // as clap does
 }
 
 fn answered(result: Result<(), Failure>) -> ExitCode {

@@ -22,12 +22,12 @@ use crate::config::lease::LeaseConfig;
 use crate::config::pods::quota::{QuotaConfig, SharesConfig};
 use crate::config::pods::requests::{self, RequestRules};
 use crate::config::pods::workloads::{AccessConfig, WorkloadKeys, distinct, known, workloads};
-use crate::config::pools;
 use crate::config::values::{
     address, filled, is_plain, label, log_filter, mib, names, number, parsed, seconds, some_mib,
     some_number,
 };
 use crate::config::webhook::{MemoryLimit, WebhookConfig};
+use crate::config::{gone, pools};
 use crate::hardware::pool::PoolRules;
 use crate::hardware::units::{MemMib, Share};
 use crate::http_client::without_user;
@@ -295,6 +295,7 @@ impl Config {
         };
         let mut faults = Vec::new();
         drop_empty(&mut document, &mut faults);
+        faults.extend(gone::take(&mut document));
         let config: Self = loop {
             let error = match serde_path_to_error::deserialize(&Value::from(document.clone())) {
                 Ok(config) => break config,

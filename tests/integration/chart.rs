@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gpupack::certificates::{CertificateFiles, Certificates, ClientCheck};
 use gpupack::config::file::Config;
+use gpupack::config::gone;
 use k8s_openapi::ByteString;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -245,15 +246,9 @@ fn values_with_faults_are_refused() {
         ("config.webhook.memory_limit=mps", "agents.mps"),
         ("agents.memoryLimits=write", "'read', 'set'"),
         ("agents.memoryLimits=set", "set agents.privileged: true"),
-        ("agents.migReset=true,agents.migOnDemand=true", "agents.migSwitch: true as well"),
         (
             "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true",
             "set agents.memoryLimits: set",
-        ),
-        (
-            "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true,agents.privileged=true,\
-             agents.memoryLimits=set,config.pools.a.soft_limits=true,agents.mps=manage",
-            "agents.mpsProtocol: 3",
         ),
         ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
         ("monitoring.podMonitor=true", "agents.metrics"),
@@ -278,6 +273,24 @@ fn values_with_faults_are_refused() {
     ] {
         let refused = rendered("default", &["--set", values]).expect_err(values);
         assert!(refused.contains(part), "{values}: {refused}");
+    }
+}
+
+#[test]
+fn what_is_gone_is_refused_before_it_is_installed() {
+    if !has_helm("what is gone") {
+        return;
+    }
+    let of_agents = ["migSwitch", "migReset", "mpsProtocol"];
+    let of_config = gone::KEYS.iter().map(|gone| {
+        let path = format!("config.{}", gone.name.replace('*', "a"));
+        (format!("{path}={}", gone.value.unwrap_or("true")), path, gone.advice)
+    });
+    let of_agents = of_agents.map(|key| (format!("agents.{key}=1"), format!("agents.{key}"), ""));
+    for (values, path, advice) in of_config.chain(of_agents) {
+        let refused = rendered("default", &["--set", &values]).expect_err(&values);
+        assert!(refused.contains(&path) && refused.contains(advice), "{values}: {refused}");
+        assert!(refused.contains(" is gone: "), "{values}: {refused}");
     }
 }
 
@@ -672,7 +685,8 @@ fn leaves(values: &Value, schema: &Value, path: &str, found: &mut BTreeMap<Strin
         return;
     }
     let keys: BTreeSet<&String> = map.keys().collect();
-    let known: BTreeSet<&String> = properties.keys().filter(|key| *key != "global").collect();
+    let is_known = |key: &&String| *key != "global" && properties[*key]["deprecated"] != true; // or gone
+    let known: BTreeSet<&String> = properties.keys().filter(is_known).collect();
     assert_eq!(keys, known, "values.yaml and values.schema.json differ below `{path}`");
     for (key, value) in map {
         let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };

@@ -1,0 +1,130 @@
+//! Keys and flags of the version before that this one no longer has, with what to do instead. Kept for this version
+//! alone.
+
+use serde_yaml_ng::{Mapping, Value};
+
+/// A key or flag that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Its path in the file, with `*` for a name; or the flag.
+    pub name: &'static str,
+    /// The value that is gone; `None`: the whole key.
+    pub value: Option<&'static str>,
+    /// What to do.
+    pub advice: &'static str,
+}
+
+const fn gone(name: &'static str, value: Option<&'static str>, advice: &'static str) -> Gone {
+    Gone { name, value, advice }
+}
+
+/// The keys of the configuration.
+pub const KEYS: &[Gone] = &[
+    gone(
+        "pools.*.mig",
+        Some("by_turns"),
+        "GPUs keep their MIG mode; say `on_demand`, and switch the mode of whole GPUs by the MIG Manager",
+    ),
+    gone(
+        "pools.*.soft_limits",
+        None,
+        "leave it out; with `webhook.memory_limit: driver` lent memory is split by the driver's limits",
+    ),
+    gone(
+        "pools.*.respread_idle_seconds",
+        None,
+        "leave it out; pods move for memory that its owner wants back, not at rest",
+    ),
+];
+
+/// The flags, of any command.
+pub const FLAGS: &[Gone] = &[
+    gone(
+        "--mig-switch",
+        None,
+        "leave it out; the agent makes instances on GPUs that are in MIG mode",
+    ),
+    gone("--mig-reset", None, "leave it out; the agent switches no MIG mode"),
+    gone("--mps-protocol", None, "leave it out; the agent speaks protocol 2 with daemons of MPS"),
+];
+
+/// Takes what is gone out of a document, and says so of each.
+pub(crate) fn take(document: &mut Mapping) -> Vec<String> {
+    let mut faults = Vec::new();
+    for gone in KEYS {
+        let keys: Vec<&str> = gone.name.split('.').collect();
+        take_at(document, &keys, &mut Vec::new(), *gone, &mut faults);
+    }
+    faults
+}
+
+fn take_at(
+    section: &mut Mapping,
+    keys: &[&str],
+    path: &mut Vec<String>,
+    gone: Gone,
+    faults: &mut Vec<String>,
+) {
+    let [first, rest @ ..] = keys else { return };
+    let names: Vec<String> = match *first {
+        "*" => section.keys().filter_map(Value::as_str).map(str::to_owned).collect(),
+        name => vec![name.to_owned()],
+    };
+    for name in names {
+        path.push(name.clone());
+        if !rest.is_empty() {
+            if let Some(below) = section.get_mut(&name).and_then(Value::as_mapping_mut) {
+                take_at(below, rest, path, gone, faults);
+            }
+        } else if section.get(&name).is_some_and(|found| is_meant(gone, found)) {
+            section.remove(&name);
+            faults.push(sentence(&path.join("."), gone));
+        }
+        path.pop();
+    }
+}
+
+fn is_meant(gone: Gone, found: &Value) -> bool {
+    gone.value.is_none_or(|value| found.as_str() == Some(value))
+}
+
+/// What is said of a key or flag that somebody still sets.
+fn sentence(path: &str, gone: Gone) -> String {
+    let value = gone.value.map(|value| format!(": {value}")).unwrap_or_default();
+    format!("`{}{value}` is gone: {}", path.escape_debug(), gone.advice)
+}
+
+/// What to say of a flag that no command knows, if it is gone.
+pub fn flag(name: &str) -> Option<String> {
+    let gone = FLAGS.iter().find(|gone| gone.name == name)?;
+    Some(sentence(gone.name, *gone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::Config;
+
+    #[test]
+    fn each_key_that_is_gone_is_refused_with_what_to_do() {
+        for gone in KEYS {
+            let keys: Vec<&str> = gone.name.split('.').collect();
+            let value = Value::from(gone.value.unwrap_or("true"));
+            let document = keys.iter().rev().fold(value, |below, key| {
+                let key = if *key == "*" { "any" } else { key };
+                Value::Mapping(Mapping::from_iter([(Value::from(key), below)]))
+            });
+            let text = serde_yaml_ng::to_string(&document).unwrap();
+            let faults = Config::from_yaml(&text).unwrap_err().faults;
+            assert_eq!(faults, [sentence(&gone.name.replace('*', "any"), *gone)], "{text}");
+        }
+    }
+
+    #[test]
+    fn each_flag_that_is_gone_says_what_to_do() {
+        for gone in FLAGS {
+            assert!(flag(gone.name).unwrap().ends_with(gone.advice));
+        }
+        assert_eq!(flag("--never-there"), None);
+    }
+}

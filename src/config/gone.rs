@@ -35,6 +35,11 @@ pub const KEYS: &[Gone] = &[
         None,
         "leave it out; pods move for memory that its owner wants back, not at rest",
     ),
+    gone(
+        "webhook.mps_thread_percentage",
+        Some("share_even_on_hopper"),
+        "say `share`, which limits no compute on Hopper GPUs: products were incomplete there",
+    ),
 ];
 
 /// The flags, of any command.

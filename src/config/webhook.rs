@@ -52,8 +52,6 @@ pub enum ThreadCap {
     /// Each to its share, but not on Hopper GPUs, where many percentages below 100 leave parts of
     /// results unwritten (`docs/hardware.md`).
     Share,
-    /// On those too, rounded down to percentages without a known fault.
-    ShareEvenOnHopper,
 }
 
 /// Checked section `webhook`; its fields have the order of the docs.

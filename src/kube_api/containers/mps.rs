@@ -149,9 +149,7 @@ impl ClientLimits {
         let memory = (MPS_MEMORY, format!("0={}M", demand.memory.mib()));
         let threads = match cap {
             ThreadCap::None => None,
-            ThreadCap::Share | ThreadCap::ShareEvenOnHopper => {
-                Some((MPS_THREADS, percent(demand.share, model, cap).to_string()))
-            }
+            ThreadCap::Share => Some((MPS_THREADS, percent(demand.share, model).to_string())),
         };
         let all = std::iter::once(memory).chain(threads);
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
@@ -170,19 +168,10 @@ impl ClientLimits {
     }
 }
 
-/// Percent of the SMs for a share, rounded down, at least 1. On Hopper, or an unknown model, `cap`
-/// may make it a clean percentage or 100.
-fn percent(share: Share, model: Option<&ModelName>, cap: ThreadCap) -> u64 {
-    let percent = (share.millionths() / 10_000).clamp(1, 100);
+/// Percent of the SMs for a share, rounded down, at least 1; 100 on Hopper, or an unknown model.
+fn percent(share: Share, model: Option<&ModelName>) -> u64 {
     let is_other = model.is_some_and(|model| !ModelFilter::new(HOPPER).matches(model));
-    match cap {
-        _ if is_other => percent,
-        ThreadCap::None | ThreadCap::Share => 100,
-        ThreadCap::ShareEvenOnHopper => {
-            let below = CLEAN_ON_HOPPER.into_iter().filter(|(first, _)| *first <= percent);
-            below.map(|(_, last)| last.min(percent)).max().unwrap_or(1)
-        }
-    }
+    if is_other { (share.millionths() / 10_000).clamp(1, 100) } else { 100 }
 }
 
 #[cfg(test)]
@@ -222,30 +211,6 @@ mod tests {
             (250_000, None, "100"),
         ] {
             assert_eq!(limits(1, millionths, model, share), format!("0=1M {percent}"), "{model:?}");
-        }
-    }
-
-    #[test]
-    fn on_hopper_percentages_are_rounded_down_to_valid_ones() {
-        for (percent, clean) in [
-            (1, 1),
-            (13, 13),
-            (14, 13),
-            (22, 13),
-            (23, 23),
-            (27, 27),
-            (46, 27),
-            (50, 50),
-            (52, 51),
-            (89, 51),
-            (90, 90),
-            (100, 100),
-        ] {
-            let reported = |model| limits(1, 10_000 * percent, model, ThreadCap::ShareEvenOnHopper);
-            for model in [Some("NVIDIA H200 NVL"), None] {
-                assert_eq!(reported(model), format!("0=1M {clean}"), "{percent} of {model:?}");
-            }
-            assert_eq!(reported(Some("Tesla T4")), format!("0=1M {percent}"));
         }
     }
 }

@@ -144,7 +144,6 @@ pub mod ledger {
         pub mod hung;
         pub(crate) mod pools;
         pub mod reports;
-        pub mod spread;
     }
 
     /// Usage samples from reports, and advice.
@@ -340,7 +339,7 @@ pub mod control {
         pub(crate) mod client_limits;
         pub(crate) mod recall;
         pub(crate) mod take_back;
-        pub(crate) mod respread;
+        pub(crate) mod make_way;
         pub mod binding;
         pub mod edits;
     }
@@ -577,7 +576,6 @@ pub mod sim {
     /// Pods that use more than they request now and then.
     pub mod bursts {
         pub(crate) mod world;
-        pub(crate) mod respreading;
         pub mod scenario;
         pub mod compare;
     }

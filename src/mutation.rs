@@ -57,14 +57,6 @@ mutations! {
     LeavingUseIgnored,
     /// What a list shows of a pod that is not known yet counts as used by others when it is.
     ListedUseForgotten,
-    /// The first write of a pod at rest is taken back whatever its container does.
-    TakenBackBlindly,
-    /// A pod is moved to an idle GPU while it uses its own.
-    BusyPodRespread,
-    /// A pod is moved to an idle GPU although it has used its own since that was decided.
-    RestBelieved,
-    /// Pods at rest are moved without a Lease.
-    RestsWithoutLease,
     /// A placement is written over that of a later process.
     LaterPlacementOverwritten,
     /// A Binding is posted after kube-scheduler has given up.
@@ -197,8 +189,6 @@ mutations! {
     EvictsUnasked,
     /// A pod within its share is evicted.
     EvictsWithinShare,
-    /// A pod that an earlier leader has moved to another GPU is evicted before the watch shows that.
-    MovedPodEvicted,
     /// A replica writes although its term has ended.
     TermUnchecked,
     /// A replica answers although its term has ended.

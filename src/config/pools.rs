@@ -1,12 +1,11 @@
 //! The section `pools`: how the devices of each pool are shared.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::values::{number, seconds};
+use crate::config::values::number;
 use crate::config::webhook::MemoryLimit;
 use crate::hardware::device::PoolName;
 use crate::hardware::pool::{
@@ -26,8 +25,6 @@ struct PoolKeys {
     borrow: BorrowName,
     soft_limits: bool,
     spread_empty: bool,
-    #[serde(deserialize_with = "respread_after")]
-    respread_idle_seconds: Option<Duration>,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
     mig_moves: MigMoves,
@@ -107,13 +104,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              leave it out"
         )));
     }
-    let alone = |keys: &PoolKeys| keys.respread_idle_seconds.is_some() && !lends(keys);
-    if let Some((pool, _)) = pools.iter().find(|(_, keys)| alone(keys)) {
-        return Err(D::Error::custom(format!(
-            "pool `{pool}` has `respread_idle_seconds`, which moves pods to idle GPUs, and lends none: add \
-             `borrow: compute` or `memory`, or leave it out"
-        )));
-    }
     let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
     if let Some((pool, _)) = pools.iter().find(|(_, keys)| fixed(keys)) {
         return Err(D::Error::custom(format!(
@@ -138,7 +128,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
         driver_limits: false, // a key of another section says so
         soft_limits: keys.soft_limits,
         spread_empty: keys.spread_empty,
-        respread_after: keys.respread_idle_seconds,
         mig: keys.mig,
         mig_moves: keys.mig_moves == MigMoves::Restart,
     };
@@ -148,10 +137,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
 fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::Error> {
     const { assert!(Replicas::MIN == 2 && Replicas::MAX == 64) };
     number::<2, 64, _, D>(from).map(Replicas::new)
-}
-
-fn respread_after<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    seconds::<10, 86_400, D>(from).map(Some)
 }
 
 /// A rule for the pools: `limit` is how the webhook limits memory.
@@ -225,8 +210,7 @@ mod tests {
 
     #[test]
     fn a_pool_lends_memory_up_to_the_highest_limit() {
-        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute, \
-                    respread_idle_seconds: 600}, c: {}}";
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute}, c: {}}";
         let pools = Config::from_yaml(text).unwrap().pools;
         let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
         let most = Share::from_millionths(750_000);
@@ -240,9 +224,6 @@ mod tests {
         assert!(!limited("webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}"));
         let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
         assert_eq!([spreads("a"), spreads("b")], [true, false]);
-        let after = |pool| pools.of(&PoolName::new(pool)).respread_after;
-        assert_eq!([after("a"), after("b")], [None, Some(Duration::from_secs(600))]);
-        assert!(pools.respread_after().is_some());
     }
 
     #[test]
@@ -284,7 +265,6 @@ mod tests {
                 "makes no MIG instances there: add `mig: on_demand`",
             ),
             ("pools: {a: {mig: by_turns, mig_moves: yes}}", "expected `never` or `restart`"),
-            ("pools: {a: {respread_idle_seconds: 600}}", "and lends none: add `borrow: compute`"),
             (
                 "webhook: {memory_limit: driver}\npools: {a: {borrow: compute, soft_limits: true}}",
                 "under which memory is lent, and lends none: add `borrow: memory`",
@@ -302,10 +282,6 @@ mod tests {
                 "memory_by_instance: true\nwebhook: {memory_limit: driver}\n\
                  pools: {a: {borrow: memory, soft_limits: true}}",
                 "it must be `false` with `webhook.memory_limit: mps`, and with `soft_limits`",
-            ),
-            (
-                "pools: {a: {borrow: memory, respread_idle_seconds: 9}}",
-                "`pools.a.respread_idle_seconds: 9` is not allowed: it must be a whole number from 10",
             ),
             ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
             (

@@ -10,8 +10,8 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
+use crate::control::bind::make_way::{call_back, make_way};
 use crate::control::bind::recall::recall;
-use crate::control::bind::respread::{call_back, make_way, respread};
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::bind::take_back::take_back;
 use crate::control::lead::election::electing;
@@ -42,9 +42,6 @@ const ACCOUNT_EVERY: u64 = 5;
 
 /// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
-
-/// Most ticks between two looks for pods that are better restarted on another GPU.
-const RESPREAD_EVERY: u64 = 10;
 
 /// Ticks between two looks for pods that are moved to other MIG instances for waiting ones.
 const MAKE_WAY_EVERY: u64 = 5;
@@ -114,11 +111,6 @@ async fn ticks(app: &Arc<App>) {
             call_back(app);
             recall(app, None);
             take_back(app, None);
-        }
-        let after = app.config.pools.respread_after();
-        let every = |after: Duration| after.as_secs().clamp(1, RESPREAD_EVERY);
-        if after.is_some_and(|after| tick.is_multiple_of(every(after))) {
-            respread(app);
         }
         if moves_instances && tick.is_multiple_of(MAKE_WAY_EVERY) {
             make_way(app).await;

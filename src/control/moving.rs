@@ -9,7 +9,6 @@ use dashmap::{DashMap, DashSet};
 
 use crate::hardware::device::{NodeName, PodUid};
 use crate::hardware::units::Timestamp;
-use crate::ledger::change::spread::Respread;
 use crate::ledger::nodes::state::Ledger;
 use crate::ledger::suggest::making_way::MakingWay;
 use crate::ledger::suggest::waiting::WaitingPods;
@@ -25,15 +24,15 @@ pub struct Moving {
     stuck: DashSet<PodUid>,
     /// When memory was taken back of each pod.
     restarts: DashMap<PodUid, Vec<Timestamp>>,
-    /// When each pod was moved, home or elsewhere.
+    /// When each pod was moved, home or to another MIG instance.
     moved: DashMap<PodUid, Vec<Timestamp>>,
     /// When the runtime last refused to start a container of each pod with its device, and which.
     refused: DashMap<PodUid, (Timestamp, Box<str>)>,
-    /// The pods that are restarted elsewhere while they use no GPU, with their namespaces.
-    respreads: DashMap<PodUid, String>,
+    /// The pods that are being moved to other MIG instances, with their namespaces.
+    changing: DashMap<PodUid, String>,
     /// When pods of each node were.
     by_node: DashMap<NodeName, Vec<Timestamp>>,
-    /// For which waiting pods others were moved to other MIG instances, and when.
+    /// For which waiting pods that was done, and when.
     made_way: DashMap<PodUid, Timestamp>,
 }
 
@@ -46,16 +45,16 @@ const MOVE_AFTER: Duration = Duration::from_secs(10);
 /// No other pod is moved for the same pod within this time.
 const NOT_AGAIN_FOR: Duration = Duration::from_secs(300);
 
-/// A pod that was moved to another MIG instance stays there for three times this time.
-const INSTANCE_STAYS: Duration = Duration::from_secs(200);
+/// A pod that was moved home or to another MIG instance is not moved to another one within this time.
+const STAYS: Duration = Duration::from_secs(600);
 
-/// Most restarts of pods of one node that use no GPU, within an hour.
+/// Most such moves of pods of one node, within an hour.
 const MOST_OF_NODE: usize = 6;
 
-/// How long such a restart counts.
+/// How long such a move counts.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The part of the pods of a namespace that are restarted so at the same time; one at least.
+/// The part of the pods of a namespace that are moved so at the same time; one at least.
 const PART_OF_NAMESPACE: usize = 10;
 
 /// A pod that was moved so often within [`MOVES_COUNT`] stays where it is, unless another pod needs the room.
@@ -63,9 +62,6 @@ const MOST_MOVES: usize = 6;
 
 /// How long a move counts.
 const MOVES_COUNT: Duration = Duration::from_secs(6 * 3_600);
-
-/// A pod stays where it is for this multiple of the time for which it must have used no GPU.
-const STAYS: u32 = 3;
 
 /// Most restarts of one pod to take memory back, within [`COUNTED_FOR`].
 const MOST_RESTARTS: usize = 3;
@@ -135,30 +131,15 @@ impl Moving {
         self.refused.get(uid).is_some_and(|it| now.since(it.0) < MOVES_COUNT)
     }
 
-    /// Whether a pod may be restarted elsewhere though no other pod needs that, after it has used no GPU for
-    /// `after`.
-    fn may_respread(&self, uid: &PodUid, after: Duration, now: Timestamp) -> bool {
+    /// Whether a pod may be moved to another MIG instance.
+    fn may_change(&self, uid: &PodUid, now: Timestamp) -> bool {
         let moved = self.moved.get(uid);
         let within = |time| moved.as_ref().map_or(0, |all| recent(all, time, now));
         within(MOVES_COUNT) < MOST_MOVES
-            && within(STAYS * after) == 0
+            && within(STAYS) == 0
             && !self.is_stuck(uid)
             && !self.is_refused(uid, now)
             && !self.going_on.contains(uid)
-    }
-
-    /// Begins such restarts, of each node that of the pod which gains most, as far as that is not too many.
-    pub(crate) fn begin_respreads(&self, ledger: &Ledger, now: Timestamp) -> Vec<Respread> {
-        let mut chosen = ledger.to_respread(now, |uid, after| self.may_respread(uid, after, now));
-        if chosen.is_empty() {
-            return chosen;
-        }
-        let movable = ledger.movable_pods();
-        chosen.retain(|Respread { pod, node, .. }| {
-            let movable = movable.get(pod.namespace()).copied().unwrap_or_default();
-            self.begin_respread(pod, node, movable, now)
-        });
-        chosen
     }
 
     /// Begins moves of pods to other MIG instances, for each waiting pod that fits nowhere at most one, as far as
@@ -189,12 +170,12 @@ impl Moving {
             let may_move = |held: &Reservation| {
                 let priority = held.tenure.map_or(i32::MAX, |tenure| tenure.priority);
                 let is_more = priority > pod.priority;
-                !is_more && self.may_respread(&held.pod.uid, INSTANCE_STAYS, now)
+                !is_more && self.may_change(&held.pod.uid, now)
             };
             let Some(found) = ledger.making_way(&state, may_move) else { continue };
             let movable = ledger.movable_pods();
             let movable = movable.get(found.pod.namespace()).copied().unwrap_or_default();
-            if self.begin_respread(&found.pod, &found.node, movable, now) {
+            if self.begin_change(&found.pod, &found.node, movable, now) {
                 self.made_way.insert(found.waits.uid.clone(), now);
                 chosen.push(found);
             }
@@ -202,17 +183,11 @@ impl Moving {
         chosen
     }
 
-    /// Begins such a restart; `movable` pods of its namespace may be moved. False if that would be too
+    /// Begins such a move; `movable` pods of its namespace may be moved. False if that would be too
     /// many at a time or within an hour.
-    fn begin_respread(
-        &self,
-        pod: &PodRef,
-        node: &NodeName,
-        movable: usize,
-        now: Timestamp,
-    ) -> bool {
+    fn begin_change(&self, pod: &PodRef, node: &NodeName, movable: usize, now: Timestamp) -> bool {
         let same = |it: &RefMulti<'_, PodUid, String>| it.value() == pod.namespace();
-        let at_once = self.respreads.iter().filter(same).count();
+        let at_once = self.changing.iter().filter(same).count();
         let of_node = self.by_node.get(node).map_or(0, |all| recent(&all, HOUR, now));
         if at_once >= (movable / PART_OF_NAMESPACE).max(1)
             || of_node >= MOST_OF_NODE
@@ -222,18 +197,18 @@ impl Moving {
         }
         self.by_node.retain(|_, all| recent(all, HOUR, now) > 0);
         note(&mut self.by_node.entry(node.clone()).or_default(), HOUR, now);
-        self.respreads.insert(pod.uid.clone(), pod.namespace().to_owned());
+        self.changing.insert(pod.uid.clone(), pod.namespace().to_owned());
         true
     }
 
-    /// Whether such a restart goes on.
-    pub(crate) fn is_respread(&self, uid: &PodUid) -> bool {
-        self.respreads.contains_key(uid)
+    /// Whether such a move goes on.
+    pub(crate) fn is_changing(&self, uid: &PodUid) -> bool {
+        self.changing.contains_key(uid)
     }
 
-    /// Ends the task of such a restart.
-    pub(crate) fn end_respread(&self, uid: &PodUid) {
-        self.respreads.remove(uid);
+    /// Ends the task of such a move.
+    pub(crate) fn end_change(&self, uid: &PodUid) {
+        self.changing.remove(uid);
         self.end(uid);
     }
 
@@ -252,7 +227,7 @@ impl Moving {
 
     /// How many pods are noted.
     pub(crate) fn count(&self) -> usize {
-        let of_pods = self.restarts.len() + self.moved.len() + self.respreads.len();
+        let of_pods = self.restarts.len() + self.moved.len() + self.changing.len();
         let of_pods = of_pods + self.made_way.len() + self.refused.len();
         self.going_on.len() + self.stuck.len() + of_pods + self.by_node.len()
     }
@@ -288,40 +263,40 @@ mod tests {
     }
 
     #[test]
-    fn pods_at_rest_are_moved_seldom_and_a_few_at_a_time() {
+    fn pods_are_moved_to_other_instances_seldom_and_a_few_at_a_time() {
         let moves = Moving::default();
         let at = |seconds: u64| Timestamp::from_millis(1_000 * seconds);
         let pod = |uid: &str| PodRef { uid: PodUid::new(uid), name: format!("a/{uid}").into() };
         let node = NodeName::new("n");
         let begin =
-            |uid: &str, movable, now| moves.begin_respread(&pod(uid), &node, movable, at(now));
+            |uid: &str, movable, now| moves.begin_change(&pod(uid), &node, movable, at(now));
         assert!(begin("p", 9, 0) && !begin("q", 19, 0), "one of fewer than 20");
         assert!(begin("q", 20, 0), "two of 20");
         let other = PodRef { uid: PodUid::new("r"), name: "b/r".into() };
-        assert!(moves.begin_respread(&other, &node, 1, at(0)), "another namespace");
+        assert!(moves.begin_change(&other, &node, 1, at(0)), "another namespace");
         for uid in ["p", "q", "r"] {
-            moves.end_respread(&PodUid::new(uid));
+            moves.end_change(&PodUid::new(uid));
         }
         for uid in ["s", "t", "u"] {
             assert!(begin(uid, 1, 3_599), "{uid}");
-            moves.end_respread(&PodUid::new(uid));
+            moves.end_change(&PodUid::new(uid));
         }
         assert!(!begin("v", 1, 3_599) && begin("v", 1, 3_600), "six within an hour");
-        moves.end_respread(&PodUid::new("v"));
+        moves.end_change(&PodUid::new("v"));
 
-        let (uid, after) = (PodUid::new("p"), Duration::from_secs(60));
-        for seconds in [0, 180, 360, 540, 720, 900] {
-            assert!(moves.may_respread(&uid, after, at(seconds)), "{seconds}");
+        let uid = PodUid::new("p");
+        for seconds in [0, 600, 1_200, 1_800, 2_400, 3_000] {
+            assert!(moves.may_change(&uid, at(seconds)), "{seconds}");
             moves.moved(&uid, at(seconds));
-            assert!(!moves.may_respread(&uid, after, at(seconds + 179)), "{seconds}");
+            assert!(!moves.may_change(&uid, at(seconds + 599)), "{seconds}");
         }
-        assert!(!moves.may_respread(&uid, after, at(21_599)), "six within six hours");
-        assert!(moves.may_respread(&uid, after, at(21_600)));
+        assert!(!moves.may_change(&uid, at(21_599)), "six within six hours");
+        assert!(moves.may_change(&uid, at(21_600)));
         moves.refuse(&uid, "main", at(90_000));
-        assert!(!moves.may_respread(&uid, after, at(111_599)), "another GPU may refuse it, too");
-        assert!(moves.may_respread(&uid, after, at(111_600)));
+        assert!(!moves.may_change(&uid, at(111_599)), "another instance may be refused, too");
+        assert!(moves.may_change(&uid, at(111_600)));
         moves.stick(&uid);
-        assert!(!moves.may_respread(&uid, after, at(120_000)));
+        assert!(!moves.may_change(&uid, at(120_000)));
         moves.forget(&uid);
         assert_eq!(moves.count(), 1, "the node");
         moves.moved(&uid, at(90_000));

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use crate::hardware::device::{DeviceKind, PoolName};
 use crate::hardware::units::{Demand, MemMib, Share};
@@ -184,9 +183,6 @@ pub struct PoolRule {
     pub soft_limits: bool,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
-    /// How long a pod that may be restarted must have used no GPU before it is restarted on another one where
-    /// it may use more; `None`: it is not.
-    pub respread_after: Option<Duration>,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
     /// Whether a pod may be restarted on another MIG instance of its node so that a waiting pod fits.
@@ -213,11 +209,6 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
-    }
-
-    /// After which time without use pods of some pool are restarted where they may use more, the shortest one.
-    pub fn respread_after(&self) -> Option<Duration> {
-        self.by_pool.values().filter_map(|rule| rule.respread_after).min()
     }
 
     /// Whether some pool lends memory under soft limits, for which pods must be clients of MPS.

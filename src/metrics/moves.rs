@@ -17,21 +17,18 @@ pub enum MoveReason {
     Recall,
     /// It uses more memory than it requests, which others lack.
     TakeBack,
-    /// It uses no GPU, and may use more on another one.
-    Respread,
     /// It goes to another MIG instance, so that a pod that waits fits.
     Instance,
 }
 
 impl MoveReason {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Recall, Self::TakeBack, Self::Respread, Self::Instance];
+    pub const ALL: [Self; 3] = [Self::Recall, Self::TakeBack, Self::Instance];
 
     fn label(self) -> &'static str {
         match self {
             Self::Recall => "recall",
             Self::TakeBack => "take_back",
-            Self::Respread => "respread",
             Self::Instance => "instance",
         }
     }

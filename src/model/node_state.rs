@@ -1549,10 +1549,10 @@ impl NodeState {
         });
     }
 
-    /// The same for a pod that runs at home; `spot` if it goes to another MIG instance.
-    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId, spot: Option<Spot>) {
+    /// The same for a pod that runs at home, and goes to another MIG instance.
+    pub fn move_out(&mut self, uid: &PodUid, on: DeviceId, spot: Spot) {
         self.change_guest(uid, |reservation| {
-            reservation.placement.guest = Some(Guest { on, spot, leaving: None });
+            reservation.placement.guest = Some(Guest { on, spot: Some(spot), leaving: None });
             reservation.departure = Departure::Arrives { clean_lists: None };
         });
     }

@@ -14,7 +14,7 @@ use crate::hardware::pool::{Borrow, Enforcement};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::model::device_state::DeviceState;
 use crate::model::node_state::{NodeReporting, NodeState};
-use crate::model::reservation::{BorrowedMemory, Departure, Reservation, ReservationState};
+use crate::model::reservation::{BorrowedMemory, Departure, Reservation};
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::lent_memory::Taken;
 
@@ -60,78 +60,6 @@ fn places<'a>(
             is_open.then_some((device, room))
         })
     })
-}
-
-/// The least part of a GPU that pods of a node must be able to use more for one of them to be restarted.
-const LEAST_GAIN: u64 = 250_000;
-
-/// The pod at home of a node that is best restarted as a guest, and where: so that pods which may use more than
-/// they request have most of that, and at least a quarter of a GPU more than now. `rests` says of which pods
-/// nothing is lost. None while a pod of the node is being bound or goes home.
-///
-/// Each such move raises what can be used, so a node comes to rest.
-///
-/// Complexity: pods that rest times devices times pods.
-pub fn respread(
-    node: &NodeState,
-    rests: impl Fn(&Reservation, &DeviceState) -> bool,
-) -> Option<(PodUid, DeviceId)> {
-    let is_open = |held: &Reservation| {
-        matches!(held.state, ReservationState::Assumed { .. })
-            || held.is_going_home()
-            || held.is_arriving()
-            || held.departure == Departure::Settling
-    };
-    let reports = node.state() == NodeReporting::Reporting;
-    if !reports || node.reservations().values().any(is_open) {
-        return None;
-    }
-    let mut best = (LEAST_GAIN, None);
-    for (uid, held) in node.reservations() {
-        let Some(home) = home_of(node, held) else { continue };
-        let is_home = held.state == ReservationState::Confirmed && held.guest_on().is_none();
-        if !is_home || held.borrowed != BorrowedMemory::Free || !rests(held, home) {
-            continue;
-        }
-        for (device, room) in places(node, held) {
-            let gain = gain(node, uid, (home, device), room.share);
-            if gain > best.0 || gain == LEAST_GAIN && best.1.is_none() {
-                best = (gain, Some((uid.clone(), device.device().id.clone())));
-            }
-        }
-    }
-    best.1
-}
-
-/// By how much more pods may use above their requests, in millionths of a GPU, if one of them ran on another
-/// device, of which `room` is left then.
-fn gain(
-    node: &NodeState,
-    uid: &PodUid,
-    (home, to): (&DeviceState, &DeviceState),
-    room: Share,
-) -> u64 {
-    let all = |device: &DeviceState| -> u64 {
-        device.running().map(|(uid, demand)| above(node, uid, demand, device)).sum()
-    };
-    let own = node.reservation(uid).and_then(|held| held.placement.devices.first());
-    let own = own.map_or(0, |placed| above(node, uid, placed.demand, home));
-    let (at_home, there) = (all(home), all(to));
-    let (left_home, left_there) = (left(home).share.millionths(), left(to).share.millionths());
-    let after = left_home.min(at_home.saturating_sub(own)) + room.millionths().min(there + own);
-    after.saturating_sub(left_home.min(at_home) + left_there.min(there))
-}
-
-/// How much more than it requests a pod may use of a device, in millionths of it: of compute or of memory, what
-/// is more.
-fn above(node: &NodeState, uid: &PodUid, demand: Demand, device: &DeviceState) -> u64 {
-    let Some(held) = node.reservation(uid) else { return 0 };
-    let capacity = device.capacity().memory;
-    let share = held.compute_limit(device.rule(), demand).checked_sub(demand.share);
-    let memory = device.lent_to(held, demand);
-    let memory = memory.and_then(|limit| limit.checked_sub(demand.memory));
-    let memory = memory.and_then(|memory| Share::ratio(memory, capacity));
-    share.max(memory).map_or(0, Share::millionths)
 }
 
 /// What a pod with one device may take of the device on which its container starts next, where limits are set

@@ -59,7 +59,6 @@ const fn rule(
         driver_limits: false,
         soft_limits: false,
         spread_empty: false,
-        respread_after: None,
         mig: MigUse::Fixed,
         mig_moves: false,
     }

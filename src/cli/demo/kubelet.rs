@@ -242,8 +242,7 @@ impl Kubelet {
         }
         let ledger = &self.app.ledger;
         let is_shown = match order.reason {
-            // Of these the demo has none.
-            MoveReason::Respread | MoveReason::Instance => true,
+            MoveReason::Instance => true, // the demo has none
             MoveReason::Recall => {
                 ledger.reservation(uid).is_none_or(|held| held.departure == Departure::Gone)
             }
@@ -258,7 +257,7 @@ impl Kubelet {
         self.app.metrics.moved(order.reason, MoveResult::Done);
         let mut counts = self.counts.lock();
         match order.reason {
-            MoveReason::Recall | MoveReason::Respread | MoveReason::Instance => counts.recalls += 1,
+            MoveReason::Recall | MoveReason::Instance => counts.recalls += 1,
             MoveReason::TakeBack => counts.take_backs += 1,
         }
         self.app.outbox.push(ledger.end_giving_back(uid));

@@ -228,11 +228,6 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
 
 /// Warns of what has no effect, or was not tried.
 fn warn_of(config: &Config, truth: &ClusterTruth) {
-    if config.pools.respread_after().is_some() && truth.replica.is_none() {
-        tracing::warn!(
-            "pods at rest stay where they are: start gpupack with `--replica` to have them restarted"
-        );
-    }
     if config.pools.moves_instances() && truth.replica.is_none() {
         tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
     }

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::control::bind::client_limits::{client_limits, least_at_start};
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::{DeviceId, NodeName, PodUid};
+use crate::hardware::device::{DeviceId, PodUid};
 use crate::hardware::units::{Demand, Timestamp};
 use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
@@ -157,7 +157,7 @@ async fn step(
     }
     let lack = lack_at_home(app, pod, &mut waits.memory);
     if guest.leaving.is_none()
-        && let Some(next) = before_move(app, pod, (lack, &held.placement.node))
+        && let Some(next) = before_move(app, pod, lack)
     {
         return next;
     }
@@ -375,7 +375,7 @@ fn tell_waits_for_home(app: &App, pod: &PodRef) {
 }
 
 /// What is to be done instead of the move of a guest, of which nothing is written yet.
-fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Option<Next> {
+fn before_move(app: &App, pod: &PodRef, lack: Lack) -> Option<Next> {
     let is_stranded = app.ledger.is_stranded(&pod.uid);
     // First: it is not to be called home again and again in vain.
     if app.moves.is_stuck(&pod.uid) && !app.ledger.changes_instances(&pod.uid) {
@@ -391,9 +391,8 @@ fn before_move(app: &App, pod: &PodRef, (lack, node): (Lack, &NodeName)) -> Opti
     let cannot_start = cannot_start(app, &pod.uid);
     let has_to_go = cannot_start || is_stranded;
     // Before it stays: it would be called home again and again. Once *bind* has given up its room is its own.
-    let may_settle =
-        || !has_to_go && !app.ledger.respreads_on(node) && app.ledger.settle_guest(&pod.uid);
-    if lack == Lack::Lasts && may_settle() {
+    let settles = || !has_to_go && app.ledger.settle_guest(&pod.uid);
+    if lack == Lack::Lasts && settles() {
         tell_home_in_use(app, pod);
         return Some(Next::After(Duration::ZERO));
     }
@@ -713,8 +712,7 @@ async fn try_slowly(
     Next::After(LOOK_AGAIN)
 }
 
-/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both. In a pool that restarts
-/// pods at rest it stays so: it may never have started where it is a guest.
+/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both.
 pub(crate) async fn settle(
     app: &Arc<App>,
     cluster: &ClusterTruth,
@@ -723,11 +721,6 @@ pub(crate) async fn settle(
 ) -> Next {
     let Some(held) = app.ledger.reservation(&pod.uid) else { return Next::Done };
     let Some(guest) = held.placement.guest.clone() else { return Next::Done };
-    // One that moves to another MIG instance has arrived.
-    let is_sure = guest.spot.is_some() || !app.ledger.respreads_on(&held.placement.node);
-    if guest.leaving.is_none() && !is_sure {
-        return Next::After(TRY_SLOWLY);
-    }
     let read = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,

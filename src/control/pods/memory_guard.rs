@@ -166,18 +166,15 @@ pub(crate) async fn guarding(app: &Arc<App>) {
     }
 }
 
-/// Whether an earlier leader has moved a pod at rest to the device where the ledger has nothing for it: the watch may
-/// not show that yet.
+/// Whether an earlier leader of the version before this one has moved a pod, which used no GPU, to the device where the
+/// ledger has nothing for it: the watch may not show that yet.
 async fn was_moved_there(
     app: &App,
     cluster: &ClusterTruth,
     key: &PodKey,
     chosen: &OverLimitPod,
 ) -> bool {
-    let may_be = chosen.seen.allowed == MemMib::ZERO
-        && chosen.held.may_borrow()
-        && app.config.pools.respread_after().is_some();
-    if !may_be || mutated(Mutation::MovedPodEvicted) {
+    if chosen.seen.allowed != MemMib::ZERO || !chosen.held.may_borrow() {
         return false;
     }
     let Ok(read) = cluster.writer.read_back(key).await else { return true };

@@ -483,12 +483,6 @@ impl Ledger {
         at.is_some_and(|at| self.node_entry(at).read().is_sampled_after(time))
     }
 
-    /// Whether pods at rest are restarted elsewhere on a node.
-    pub fn respreads_on(&self, node: &NodeName) -> bool {
-        let at = self.position(node.as_str());
-        at.is_some_and(|at| self.node_entry(at).read().rule().respread_after.is_some())
-    }
-
     /// Notes that it is written where such a pod is allocated now, and returns the events of the room
     /// that its home leaves.
     pub fn settled(&self, uid: &PodUid) -> Vec<LedgerEvent> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dashmap::Entry;
 
 use crate::hardware::device::{NodeName, PodUid, PoolName};
-use crate::hardware::pool::PoolRule;
+use crate::hardware::pool::{Borrow, PoolRule};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::commits::is_assumed;
 use crate::ledger::nodes::state::Ledger;
@@ -373,7 +373,9 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
 fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> Reservation {
     let is_restartable = |request: &GpuRequest| request.movable == Movable::Restart;
     let changes_instances = rule.mig_moves && held.request.as_deref().is_some_and(is_restartable);
-    let may_be_moved = rule.respread_after.is_some() && held.may_borrow() || changes_instances;
+    // The version before this one also let pods start elsewhere that used no GPU.
+    let lends = rule.borrow != Borrow::None;
+    let may_be_moved = lends && held.may_borrow() || changes_instances;
     let mut held = held.clone();
     let written = fact.placement.as_ref();
     let is_of_another = fact.moves.is_of_other || fact.moves.is_of_earlier;
@@ -389,11 +391,8 @@ fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> 
             Some(_) => Departure::Arrives { clean_lists: Some(0) },
         };
     }
-    // This process has not called it home, so no pod needs its room. Where pods at rest are restarted elsewhere it may
-    // still run at home.
-    let is_of_stayer = fact.moves.is_of_earlier
-        && held.departure == Departure::Stays
-        && rule.respread_after.is_none();
+    // This process has not called it home, so no pod needs its room.
+    let is_of_stayer = fact.moves.is_of_earlier && held.departure == Departure::Stays;
     if (fact.moves.is_of_other || is_of_stayer)
         && let (Some(own), Some(written)) = (&held.placement.guest, written)
         && written.guest.is_none()

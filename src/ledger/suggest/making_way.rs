@@ -4,6 +4,8 @@
 //! request. A pod is moved by a restart of its container, so its new instance must be there before its old one goes:
 //! both are held meanwhile.
 
+use std::collections::BTreeMap;
+
 use crate::hardware::device::{DeviceId, NodeName, PodUid};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::HostAmount;
@@ -14,11 +16,12 @@ use crate::ledger::suggest::moves::{Board, guest};
 use crate::ledger::suggest::requeue::is_candidate;
 use crate::ledger::suggest::waiting::{WaitingPod, WaitingState};
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
+use crate::model::event::LedgerEvent;
 use crate::model::fit::HostRule;
 use crate::model::node_state::NodeState;
 use crate::model::request::Movable;
 use crate::model::reservation::{
-    Departure, OtherPod, Placement, PodRef, Reservation, ReservationState,
+    Departure, Guest, OtherPod, Placement, PodRef, Reservation, ReservationState,
 };
 use crate::mutation::{Mutation, mutated};
 use crate::scoring::plan;
@@ -39,6 +42,13 @@ pub struct MakingWay {
     pub spot: Spot,
     /// The pod that waits for the room.
     pub waits: PodRef,
+}
+
+impl MakingWay {
+    /// Whether this is where the pod is to run.
+    pub(crate) fn is_to(&self, guest: &Guest) -> bool {
+        guest.spot.as_ref() == Some(&self.spot)
+    }
 }
 
 impl Ledger {
@@ -114,7 +124,7 @@ impl Ledger {
             });
             is_promised = is_same && node_state.open_spots().any(|open| *open == on);
             if is_promised {
-                node_state.move_out(uid, on, Some(chosen.spot.clone()));
+                node_state.move_out(uid, on, chosen.spot.clone());
             }
         });
         is_promised
@@ -124,7 +134,7 @@ impl Ledger {
     pub fn other_instance(&self, chosen: &MakingWay) -> Option<OtherInstance> {
         let held = self.reservation(&chosen.pod.uid)?;
         let guest = held.placement.guest.as_ref().filter(|guest| guest.leaving.is_none())?;
-        if guest.spot.as_ref() != Some(&chosen.spot) || held.state != ReservationState::Confirmed {
+        if !chosen.is_to(guest) || held.state != ReservationState::Confirmed {
             return None;
         }
         let at = self.position(chosen.node.as_str())?;
@@ -143,6 +153,37 @@ impl Ledger {
                 (false, _) => return None,
             })
         })
+    }
+
+    /// Notes that the container of such a pod has ended at home.
+    pub fn moved_out(&self, uid: &PodUid) {
+        self.change_guest(uid, |node_state| node_state.moved_out(uid));
+    }
+
+    /// Notes that such a pod stays at home, unless it has become another guest since: the move is not written on it,
+    /// or not any more.
+    pub fn stay_home(&self, chosen: &MakingWay) -> Vec<LedgerEvent> {
+        let uid = &chosen.pod.uid;
+        self.change_guest(uid, |node_state| {
+            let held = node_state.reservation(uid);
+            let guest = held.and_then(|held| held.placement.guest.as_ref());
+            let is_it = guest.is_some_and(|guest| chosen.is_to(guest) && guest.leaving.is_none());
+            let is_under_way = held.is_some_and(|held| held.is_arriving() || held.is_going_home());
+            if is_it && is_under_way {
+                node_state.start_at_home(uid);
+            }
+        })
+    }
+
+    /// How many pods of each namespace may be moved.
+    pub fn movable_pods(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        self.look_at_each(|node_state| {
+            for held in node_state.reservations().values().filter(|held| held.may_borrow()) {
+                *counts.entry(held.pod.namespace().to_owned()).or_default() += 1;
+            }
+        });
+        counts
     }
 
     /// Whether the container of a pod has ended at home since it was to be a guest.

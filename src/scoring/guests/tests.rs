@@ -13,7 +13,7 @@ use crate::model::device_state::{DeviceUse, ProcessUse};
 use crate::model::isolation::DeviceLimits;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
-use crate::model::reservation::{Move, PlacedDevice, Tenure};
+use crate::model::reservation::{Guest, Move, PlacedDevice, Tenure};
 use crate::scoring::cost::Cost;
 use crate::scoring::fixture::{self, node_of, tenant};
 use crate::scoring::lent_memory::ordered_limits;
@@ -501,61 +501,6 @@ fn a_guest_is_gone_after_two_lists_without_it() {
     assert!(node.devices()[1].guests().is_empty());
 }
 
-/// The pod that is moved although no other pod needs room, and where it starts then.
-fn spread_again(node: &NodeState, at_rest: &[&str]) -> Option<(String, String)> {
-    let rests = |held: &Reservation, _: &DeviceState| at_rest.contains(&held.pod.uid.as_str());
-    respread(node, rests).map(|(uid, on)| (uid.to_string(), on.to_string()))
-}
-
-#[test]
-fn a_pod_at_rest_is_moved_where_pods_may_use_a_quarter_of_a_gpu_more() {
-    let to = |uid: &str, on: &str| Some((uid.to_owned(), on.to_owned()));
-    for (text, homes, at_rest, moved) in [
-        // Nothing is left at home, and all of another one.
-        (
-            "A:1000/1000 B:1000/1000",
-            &[("p", "A", 500), ("q", "A", 500)][..],
-            &["p", "q"][..],
-            to("p", "B"),
-        ),
-        ("A:1000/1000 B:1000/1000", &[("p", "A", 500), ("q", "A", 500)], &["q"], to("q", "B")),
-        ("A:1000/1000 B:1000/1000", &[("p", "A", 500), ("q", "A", 500)], &[], None),
-        // At home it may use all that it could use elsewhere.
-        ("A:1000/1000 B:1000/1000", &[("p", "A", 500)], &["p"], None),
-        // A fifth of a GPU more is too little, a quarter is enough.
-        (
-            "A:1000/1000 B:1000/1000",
-            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 300)],
-            &["p"],
-            None,
-        ),
-        (
-            "A:1000/1000 B:1000/1000",
-            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 250)],
-            &["p"],
-            to("p", "B"),
-        ),
-        // Where most is.
-        (
-            "A:1000/1000 B:1000/1000 C:1000/1000",
-            &[("p", "A", 500), ("q", "A", 500), ("r", "B", 200)],
-            &["p"],
-            to("p", "C"),
-        ),
-    ] {
-        let mut node = lending(text);
-        for (uid, home, part) in homes {
-            let held = movable(uid, home, *part);
-            let request = held.request.clone().filter(|_| *uid != "r"); // this one borrows nothing
-            node.allocate(Reservation { request, ..held });
-        }
-        assert_eq!(spread_again(&node, at_rest), moved, "{text} {homes:?} {at_rest:?}");
-        let Some((uid, on)) = moved else { continue };
-        node.lend(&PodUid::new(uid), DeviceId::new(&on).unwrap());
-        assert_eq!(spread_again(&node, at_rest), None, "it comes to rest: {homes:?}");
-    }
-}
-
 #[test]
 fn what_a_list_shows_of_a_pod_counts_as_its_own_once_it_is_known() {
     let mut node = lending_memory("A:1000/1000", 1_000);
@@ -605,16 +550,17 @@ fn a_guest_does_not_go_home_while_no_list_would_show_that_it_has_left() {
 #[test]
 fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left() {
     let (uid, b) = (PodUid::new("p"), DeviceId::new("B").unwrap());
-    let moved_out = || {
+    let moved_out = |clean_lists| {
         let mut node = lending_memory("A:1000/1000 B:1000/1000", 1_000);
-        node.allocate(movable("p", "A", 500));
-        node.move_out(&uid, b.clone(), None);
+        let mut held = movable("p", "A", 500);
+        held.placement.guest = Some(Guest { on: b.clone(), spot: None, leaving: None });
+        node.allocate(Reservation { departure: Departure::Arrives { clean_lists }, ..held });
         node
     };
     let runs = |node: &NodeState| -> Vec<usize> {
         node.devices().iter().map(|device| device.running().count()).collect()
     };
-    let mut node = moved_out();
+    let mut node = moved_out(None);
     observe(&mut node, "A", &[]);
     observe(&mut node, "A", &[]);
     assert_eq!(runs(&node), [1, 1], "its container has not been restarted");
@@ -631,12 +577,12 @@ fn a_pod_that_moves_out_counts_in_both_places_until_lists_show_that_it_has_left(
     }
     assert_eq!(node.reservation(&uid).unwrap().departure, Departure::Stays);
     // It ends on its way: both are taken until its processes have ended.
-    let mut node = moved_out();
+    let mut node = moved_out(None);
     node.drain(&uid, Timestamp::START);
     let allocated = node.devices().iter().map(|device| device.allocated().memory.mib());
     assert_eq!(allocated.collect::<Vec<_>>(), [500, 500]);
     // It is called home on its way.
-    let mut node = moved_out();
+    let mut node = moved_out(None);
     node.recall(std::slice::from_ref(&uid));
     assert!(node.reservation(&uid).unwrap().is_going_home());
 }
@@ -798,7 +744,11 @@ fn soft_limits_stay_in_force_when_a_pod_ends_or_begins_to_leave() {
     assert!(ending.devices()[0].has_soft_limits(), "what it requests becomes free");
     assert_eq!(to_give_back(&ending), []);
     // Until its container is restarted elsewhere, its old one is here; there it has none.
-    node.move_out(&PodUid::new("q"), DeviceId::new("B").unwrap(), None);
+    let mut held = node.reservation(&PodUid::new("q")).unwrap().clone();
+    let on = DeviceId::new("B").unwrap();
+    held.placement.guest = Some(Guest { on, spot: None, leaving: None });
+    held.departure = Departure::Arrives { clean_lists: None };
+    node.allocate(held);
     put_soft(&mut node, 2, &both);
     assert!(node.devices()[0].has_soft_limits() && !node.devices()[1].has_soft_limits());
     assert_eq!(to_give_back(&node), []);

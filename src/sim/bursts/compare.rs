@@ -5,7 +5,6 @@ use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -34,7 +33,7 @@ pub struct Comparison {
 }
 
 /// The rules that are compared, by name.
-fn rules() -> [(&'static str, PoolRule); 7] {
+fn rules() -> [(&'static str, PoolRule); 6] {
     let rule = |borrow, spread_empty| PoolRule { borrow, spread_empty, ..PoolRule::default() };
     let memory = Borrow::Memory { most: Share::WHOLE };
     [
@@ -43,10 +42,6 @@ fn rules() -> [(&'static str, PoolRule); 7] {
         ("compute, spread_empty", rule(Borrow::Compute, true)),
         ("memory", rule(memory, false)),
         ("memory, spread_empty", rule(memory, true)),
-        (
-            "memory, both",
-            PoolRule { respread_after: Some(Duration::from_secs(600)), ..rule(memory, true) },
-        ),
         ("memory, soft", PoolRule { driver_limits: true, soft_limits: true, ..rule(memory, true) }),
     ]
 }
@@ -136,7 +131,7 @@ impl Comparison {
     pub fn table(&self) -> String {
         let mut text = format!(
             "{}, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
-             {:>9} {:>8} {:>8} {:>8} {:>6} {:>6}\n",
+             {:>9} {:>8} {:>8} {:>6} {:>6}\n",
             self.title,
             self.seeds,
             "borrow",
@@ -146,37 +141,25 @@ impl Comparison {
             "slowdown",
             "waiting %",
             "recalls",
-            "at rest",
             "in place",
             "ended",
             "lost",
         );
         for (name, figures) in &self.rows {
-            let [
-                allocated,
-                served,
-                refused,
-                slowdown,
-                waiting,
-                recalls,
-                at_rest,
-                in_place,
-                ended,
-                lost,
-            ] = figures.named().map(|(_, value)| value);
+            let [allocated, served, refused, slowdown, waiting, recalls, in_place, ended, lost] =
+                figures.named().map(|(_, value)| value);
             // Writing into a text cannot fail.
             let _ = writeln!(
                 text,
                 "{name:<22} {allocated:>11.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
-                 {recalls:>8.1} {at_rest:>8.1} {in_place:>8.1} {ended:>6.1} {lost:>6.1}"
+                 {recalls:>8.1} {in_place:>8.1} {ended:>6.1} {lost:>6.1}"
             );
         }
         text += "\nserved: GPU time of bursts, of what they wanted. refused: bursts that did not get their \
-                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, at rest, in \
-                 place, ended and lost: guests moved\nhome, pods without a process moved elsewhere, restarts to take \
-                 memory back, processes that the\ndriver ended for others, and processes with memory that all \
-                 these ended, per 100 notebook-hours.\nboth: with spread_empty and respread_idle_seconds 600. soft: \
-                 with spread_empty and soft_limits.\n";
+                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, in place, \
+                 ended and lost: guests moved\nhome, restarts to take memory back, processes that the driver ended \
+                 for others, and processes\nwith memory that all these ended, per 100 notebook-hours.\nsoft: with \
+                 spread_empty and soft_limits.\n";
         text
     }
 

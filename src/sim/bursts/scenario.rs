@@ -12,12 +12,10 @@ use crate::hardware::pool::{PoolRule, PoolRules, Replicas};
 use crate::hardware::units::{HostAmount, MemMib, Timestamp};
 use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
-use crate::ledger::change::spread::Respread;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
 use crate::model::isolation::DeviceLimits;
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
-use crate::sim::bursts::respreading::Respreading;
 use crate::sim::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
 use crate::sim::run::cluster::{add_node, pool_of, untimed_ledger};
 use crate::sim::trace::read::TraceNode;
@@ -48,7 +46,6 @@ pub struct Figures {
     delivered: f64,
     notebook_time: f64,
     recalls: u64,
-    respreads: u64,
     give_backs: u64,
     ended: u64,
     lost: u64,
@@ -71,7 +68,6 @@ impl Figures {
         self.delivered += delivered;
         self.notebook_time += notebook_time;
         self.recalls += recalls;
-        self.respreads += other.respreads;
         self.give_backs += give_backs;
         self.ended += other.ended;
         self.lost += lost;
@@ -80,7 +76,7 @@ impl Figures {
     }
 
     /// The figures of the table, by name.
-    pub fn named(&self) -> [(&'static str, f64); 10] {
+    pub fn named(&self) -> [(&'static str, f64); 9] {
         let part = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
         let per_100_hours =
             |count: u64| part(count as f64 * 100.0, self.notebook_time / HOUR as f64);
@@ -94,7 +90,6 @@ impl Figures {
                 100.0 * part(self.whole_waited as f64, self.whole_pods as f64),
             ),
             ("recalls", per_100_hours(self.recalls)),
-            ("respreads", per_100_hours(self.respreads)),
             ("give_backs", per_100_hours(self.give_backs)),
             ("ended", per_100_hours(self.ended)),
             ("lost", per_100_hours(self.lost)),
@@ -112,12 +107,7 @@ enum Event {
     /// With the number of the burst.
     Frees(usize, u32),
     Ends(usize),
-    /// Pods that use no GPU are looked for.
-    Looks,
 }
-
-/// Pause between two looks.
-const LOOK_EVERY: Ms = 60 * SECOND;
 
 /// A burst that goes on.
 struct Running {
@@ -188,8 +178,6 @@ struct Fleet {
     figures: Figures,
     /// Whether the driver limits pods.
     sets_limits: bool,
-    /// Where pods that use no GPU are restarted elsewhere.
-    respreading: Option<Respreading>,
 }
 
 /// A device of the fleet.
@@ -231,7 +219,6 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
             Event::Done(pod, speed) => fleet.done(pod, speed, now),
             Event::Frees(pod, burst) => fleet.frees(pod, burst, now),
             Event::Ends(pod) => fleet.ends(pod, now),
-            Event::Looks => fleet.looks(now),
         }
     }
     Ok(fleet.close(end))
@@ -239,8 +226,8 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
 
 /// The rule of a node's own pool, which lends as `rule` says.
 fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
-    let PoolRule { borrow, driver_limits, soft_limits, spread_empty, respread_after, .. } = rule;
-    PoolRule { borrow, driver_limits, soft_limits, spread_empty, respread_after, ..node.rule() }
+    let PoolRule { borrow, driver_limits, soft_limits, spread_empty, .. } = rule;
+    PoolRule { borrow, driver_limits, soft_limits, spread_empty, ..node.rule() }
 }
 
 impl Fleet {
@@ -288,14 +275,10 @@ impl Fleet {
             allocated_since: 0,
             figures: Figures::default(),
             sets_limits: rule.driver_limits,
-            respreading: rule.respread_after.map(|_| Respreading::default()),
             comers: world.comers.clone(),
         };
         for pod in 0..fleet.comers.len() {
             fleet.push(fleet.comers[pod].comes, Event::Comes(pod));
-        }
-        if fleet.respreading.is_some() {
-            fleet.push(LOOK_EVERY, Event::Looks);
         }
         Ok(fleet)
     }
@@ -441,9 +424,7 @@ impl Fleet {
             moves: MoveFact { has_left: true, ..MoveFact::default() },
             tenure: Tenure::default(),
         };
-        let now_at = Timestamp::from_millis(now);
-        self.ledger.see_pod(&fact, now_at);
-        self.respreading.iter().for_each(|it| it.recalled(uid, now_at));
+        self.ledger.see_pod(&fact, Timestamp::from_millis(now));
         let node = self.runs_on(pod, &home);
         (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
     }
@@ -458,21 +439,6 @@ impl Fleet {
             self.devices[to].tenants.insert(pod);
         }
         live.node
-    }
-
-    /// Restarts pods that use no GPU where they may use more.
-    fn looks(&mut self, now: Ms) {
-        (0..self.reports.len()).for_each(|node| self.report(node, now));
-        let now_at = Timestamp::from_millis(now);
-        let step = self.respreading.as_ref().map(|it| it.step(&self.ledger, now_at));
-        for Respread { pod, to, .. } in step.unwrap_or_default() {
-            self.figures.respreads += u64::from(self.is_measured(now));
-            self.restart(number(&pod.uid), now);
-            let node = self.runs_on(number(&pod.uid), &to);
-            self.ledger.moved_out(&pod.uid);
-            (0..CLEAN_REPORTS_TO_FREE).for_each(|_| self.report(node, now));
-        }
-        self.push(now + LOOK_EVERY, Event::Looks);
     }
 
     /// The container of a pod is restarted: what it has in memory is lost.
@@ -707,10 +673,6 @@ impl Fleet {
             let name = report.agent.clone();
             let now = Timestamp::from_millis(now);
             self.ledger.note_limits(&name, self.limits_in_force(node), now);
-        }
-        let report = &self.reports[node];
-        if self.respreading.is_some() {
-            Respreading::note(&self.ledger, report, Timestamp::from_millis(now));
         }
     }
 

@@ -1,6 +1,7 @@
 use super::*;
-use crate::hardware::device::PoolName;
+use crate::hardware::device::{MigProfile, PoolName};
 use crate::hardware::pool::{Borrow, PoolRule, PoolRules};
+use crate::hardware::spots::Spot;
 use crate::ledger::change::facts::PodFact;
 use crate::ledger::fixture::{bound, ledger, seconds, uid, uses};
 use crate::ledger::nodes::state::Ledger;
@@ -125,7 +126,8 @@ fn a_pod_that_is_to_be_restarted_elsewhere_may_still_use_its_own_gpu() {
         let ledger = ledger("A B");
         ledger.see_pod(&bound("p", "n", "A", 500_000), Timestamp::START);
         let b = DeviceId::new("B").unwrap();
-        ledger.change_guest(&uid("p"), |node_state| node_state.move_out(&uid("p"), b, None));
+        let spot = Spot { gpu: b.clone(), profile: MigProfile::new("1g.5gb"), start: 0 };
+        ledger.change_guest(&uid("p"), |node_state| node_state.move_out(&uid("p"), b, spot));
         for at in 0..=130 {
             let [mut seen, other] = ["A", "B"].map(|id| uses(id, &[]).remove(0));
             let process = ProcessUse { pod: Some(uid("p")), memory: Some(MemMib::new(400)) };

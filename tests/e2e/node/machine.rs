@@ -128,10 +128,8 @@ impl Machine {
         let started = clock::now();
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
         let kubeconfig = plane.kubeconfig(Identity::Extender);
-        // Only a process that may lead restarts pods at rest.
-        let text = settings.to_string();
-        let is_replica = text.contains("respread_idle_seconds") || text.contains("mig_moves");
-        let extender = if is_replica {
+        // Only a process that may lead moves pods to other MIG instances.
+        let extender = if settings.to_string().contains("mig_moves") {
             make_pod(&cluster.client, "gpupack-0").await;
             Extender::start_replica(plane, &kubeconfig, settings.clone(), "gpupack-0").await
         } else {

@@ -123,52 +123,6 @@ fn two_notebooks_run_on_two_shared_mig_instances_and_one_gives_way() {
 }
 
 #[test]
-fn a_pod_at_rest_is_moved_where_it_may_use_more() {
-    let settings = json!({"pools": {"": {"borrow": "compute", "respread_idle_seconds": 10}}});
-    node_scenario("borrow-rest", GpuRuntime::Plain, settings, |node| async move {
-        manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
-        node.create(&whole("train")).await;
-        let second = node.reported("train", "main", 0).await.uuids().to_owned();
-        for name in ["nb-1", "nb-2"] {
-            node.create(&notebook(name, 1)).await;
-        }
-        let mut first = String::new();
-        for name in ["nb-1", "nb-2"] {
-            first = node.reported(name, "main", 0).await.uuids().to_owned();
-            assert_ne!(first, second, "{name} runs where it is allocated");
-        }
-        node.delete("train").await;
-        let began = clock::now();
-        let is_moved = |pod: &Pod| restarts(pod, "main") == 1;
-        let (moved, stays) = loop {
-            let [one, other] = [node.pod("nb-1").await, node.pod("nb-2").await];
-            match (is_moved(&one), is_moved(&other)) {
-                (true, _) => break ("nb-1", "nb-2"),
-                (_, true) => break ("nb-2", "nb-1"),
-                _ => assert!(began.elapsed() < LIMIT, "{:#?}", node.cluster.events().await),
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        };
-        let took = clock::ms(began.elapsed());
-        assert_eq!(node.reported(moved, "main", 1).await.uuids(), second);
-        assert_eq!(placement(&node, moved).await["home"], json!([first]));
-        let told = node.cluster.events().await;
-        assert!(!told.iter().any(|it| it.reason == "PlacementEdited"), "{told:#?}");
-        let told = told.iter().find(|it| it.pod == moved && it.reason == "GpuMoved");
-        let told = told.expect("an event").message.clone();
-        assert!(told.contains("where it may use more"), "{told}");
-        // It goes home like any guest.
-        node.create(&whole("train")).await;
-        let train = until_bound(&node, "train").await;
-        assert_eq!(annotation(&train, UUIDS), Some(&*second));
-        assert_eq!(node.reported(moved, "main", 2).await.uuids(), first);
-        assert_eq!(restarts(&node.pod(stays).await, "main"), 0, "{stays} goes on");
-        node.figure(&format!("moved to the GPU that was free {took} ms before, and home again"));
-        node.watching.verdict();
-    });
-}
-
-#[test]
 fn a_guest_that_ends_late_delays_the_bind_and_no_more() {
     let settings = json!({"pools": {"": {"borrow": "compute"}}, "recall_seconds": 2});
     node_scenario("borrow-late", GpuRuntime::Plain, settings, |node| async move {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpupack::cli::serve::extender::settings;
 use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
+use gpupack::config::guard::GuardConfig;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
@@ -73,6 +74,8 @@ struct Bed {
     /// Whether they are refused, with how many requests there were in all.
     refuses_resizes: bool,
     requests: usize,
+    /// How many evictions were requested.
+    evictions: usize,
 }
 
 /// How the GPUs are.
@@ -93,11 +96,15 @@ impl Bed {
     }
 
     fn lending(pod: Value, borrow: Borrow) -> Self {
+        Self::with(pod, borrow, Config::default())
+    }
+
+    fn with(pod: Value, borrow: Borrow, config: Config) -> Self {
         let time: &'static SimulatedTime = Box::leak(Box::new(SimulatedTime::starting(1_000_000)));
         let clock = Clock::simulated(time);
         let lends = PoolRule { borrow, ..PoolRule::default() };
         let pools = PoolRules::new([(PoolName::new(""), lends)]);
-        let config = Config { pools: pools.clone(), ..Config::default() };
+        let config = Config { pools: pools.clone(), ..config };
         let term = Term::alone(clock, FenceWriter::random());
         let writer = ApiWriter::new(Outside::new(clock), config.api_timeout, term);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -136,6 +143,7 @@ impl Bed {
             resizes: 0,
             refuses_resizes: false,
             requests: 0,
+            evictions: 0,
         };
         bed.watch.take(WatchEvent::ListBegins);
         bed.show();
@@ -206,6 +214,7 @@ impl Bed {
     fn answer(&mut self, request: &hyper::Request<Vec<u8>>) -> (u16, Value) {
         let path = request.uri().path();
         self.requests += 1;
+        self.evictions += usize::from(path.ends_with("/eviction"));
         if self.refuses_resizes && path.ends_with("/resize") {
             return (403, json!({"kind": "Status", "status": "Failure", "code": 403}));
         }
@@ -508,5 +517,59 @@ fn a_guest_of_a_lost_gpu_that_cannot_be_moved_is_tried_again_and_again() {
         let fails: Vec<_> = fails.map(|(_, note)| note).collect();
         assert!((2..8).contains(&fails.len()), "{fails:?}");
         assert!(fails[0].contains("delete it to get another place"), "{fails:?}");
+    }
+}
+
+/// The version before moved pods that used no GPU. It may have ended right after its first write: the pod still runs at
+/// home, and what is written says that it is a guest. So it goes home like any other.
+#[test]
+fn a_pod_that_the_version_before_let_start_elsewhere_goes_home_when_its_room_is_needed() {
+    for has_moved in [false, true] {
+        let mut pod = guest();
+        pod["metadata"]["annotations"]["placed.gpupack.dev/fence"] = "1-7 placement".into();
+        let mut bed = Bed::new(pod);
+        bed.run("containerd://1", if has_moved { "GPU-b" } else { "GPU-a" });
+        bed.pass(20);
+        let uid = PodUid::new("guest");
+        let placement = guest_placement(500_000);
+        assert_eq!(bed.app.ledger.reservation(&uid).unwrap().placement, placement, "it stays");
+        assert_eq!((bed.departure(), bed.resizes), (Departure::Stays, 0));
+        bed.need_room();
+        bed.pass(2);
+        assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "{has_moved}");
+        bed.run("containerd://2", "GPU-a");
+        bed.pass(5);
+        assert_eq!(bed.departure(), Departure::Gone);
+        let told = bed.told();
+        assert_eq!((count(&told, "GpuMoved"), count(&told, "GpuMoveFailed")), (1, 0), "{told:?}");
+    }
+}
+
+/// The watch of a process that takes over from the version before may be late: the pod seems to use a GPU on which it
+/// has nothing.
+#[test]
+fn a_pod_that_the_version_before_let_start_elsewhere_is_not_evicted_before_the_watch_shows_that() {
+    for was_moved in [true, false] {
+        let mut pod = guest();
+        let moved = pod["metadata"]["annotations"].clone();
+        for (key, value) in encode(&guest_placement(500_000).at_home()).unwrap() {
+            pod["metadata"]["annotations"][key] = value.into();
+        }
+        let tolerance = MemMib::ZERO;
+        let guard = GuardConfig { evict: true, tolerance, ..Config::default().guard };
+        let config = Config { guard, ..Config::default() };
+        let mut bed = Bed::with(pod, Borrow::Compute, config);
+        if was_moved {
+            bed.pod["metadata"]["annotations"] = moved;
+            bed.pod["metadata"]["annotations"]["placed.gpupack.dev/fence"] = "1-7 placement".into();
+        }
+        bed.process_on = Some("GPU-b");
+        bed.pass(60);
+        assert_eq!(bed.evictions > 0, !was_moved);
+        if was_moved {
+            bed.show();
+            let on = bed.app.ledger.reservation(&PodUid::new("guest")).unwrap();
+            assert_eq!(on.guest_on().map(ToString::to_string), Some("GPU-b".to_owned()));
+        }
     }
 }

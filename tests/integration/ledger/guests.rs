@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use gpupack::hardware::device::{
     Device, DeviceId, DeviceIndex, DeviceKind, Health, MigProfile, ModelName, NodeName, PodUid,
@@ -700,19 +699,19 @@ fn guests_only_have_free_room_and_every_pod_gets_what_it_requests() {
     }
 }
 
-/// A process that takes over may see only then what the one before wrote. As an edit that would be written back,
-/// and the pod would start where nothing is counted for it.
+/// A process that takes over from one of the version before may see only then what that one wrote. As an edit that would
+/// be written back, and the pod would start where nothing is counted for it.
 #[test]
 fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
     let (uid, at) = (PodUid::new("p"), Timestamp::START);
     let on = |ledger: &Ledger| ledger.reservation(&uid).unwrap().placement.guest;
-    for (is_of_earlier, respread_after, is_movable, counts) in [
-        (true, Some(Duration::from_secs(60)), true, true),
-        (false, Some(Duration::from_secs(60)), true, false),
-        (true, None, true, false),
-        (true, Some(Duration::from_secs(60)), false, false),
+    for (is_of_earlier, borrow, is_movable, counts) in [
+        (true, Borrow::Compute, true, true),
+        (false, Borrow::Compute, true, false),
+        (true, Borrow::None, true, false),
+        (true, Borrow::Compute, false, false),
     ] {
-        let rule = PoolRule { borrow: Borrow::Compute, respread_after, ..PoolRule::default() };
+        let rule = PoolRule { borrow, ..PoolRule::default() };
         let ledger = restarted(0, rule);
         add_node(&ledger, "a", &gpus("a", GPUS, "A100", DEVICE_MIB), at);
         ledger.see_node(&NodeName::new("a"), host(), PoolName::new("p"));
@@ -744,13 +743,10 @@ fn a_pod_that_an_earlier_process_moves_elsewhere_counts_there() {
 #[test]
 fn a_guest_that_an_earlier_process_lets_stay_is_allocated_where_it_runs() {
     let (uid, at) = (PodUid::new("p"), Timestamp::START);
-    for (is_of_earlier, is_needed, respread_after, counts) in [
-        (true, false, None, true),
-        (false, false, None, false),
-        (true, true, None, false),
-        (true, false, Some(Duration::from_secs(60)), false), // it may still run at home
-    ] {
-        let rule = PoolRule { borrow: Borrow::Compute, respread_after, ..PoolRule::default() };
+    for (is_of_earlier, is_needed, counts) in
+        [(true, false, true), (false, false, false), (true, true, false)]
+    {
+        let rule = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
         let ledger = restarted(0, rule);
         add_node(&ledger, "a", &gpus("a", GPUS, "A100", DEVICE_MIB), at);
         ledger.see_node(&NodeName::new("a"), host(), PoolName::new("p"));

@@ -297,7 +297,7 @@ impl World {
         let (now, gpus) = (self.now, self.nodes[from.node].gpus.clone());
         let other = &self.nodes[(from.node + 1) % self.nodes.len()].gpus[0].id;
         let lie = Some(other.clone()).filter(|id| body.contains(&format!("\"{id}\"")));
-        let are_lists_noted = self.settings.lends_memory || self.settings.respreads;
+        let are_lists_noted = self.settings.lends_memory;
         let Some(replica) = self.process_mut(life) else { return };
         let newest = replica.sessions.get(&from.node).copied();
         let (mut broken, mut claimed) = (None, None);

@@ -80,9 +80,6 @@ pub(super) struct Container {
     pub(super) actual_cpu_milli: u64,
     /// Whether kubelet says that it does not carry out a change of it now.
     pub(super) is_pending: bool,
-    /// What kubelet's status says of `starts`, and whether it says that the container has ended.
-    pub(super) shown: u64,
-    pub(super) has_ended: bool,
 }
 
 impl Pod {
@@ -196,18 +193,16 @@ impl Pod {
         }
         let mut spec = json!({"schedulerName": scheduler, "priority": priority,
             "containers": [{"name": "main", "resources": resources}]});
-        let Container { cpu_milli, actual_cpu_milli, is_pending, shown, has_ended, .. } =
-            self.container;
+        let Container { starts, cpu_milli, actual_cpu_milli, is_pending } = self.container;
         let amount = |milli: u64| json!({"requests": {"cpu": format!("{milli}m")}});
         let mut status = json!({});
         if self.restarts_on_resize() {
             spec["containers"][0]["resources"]["requests"] = amount(cpu_milli)["requests"].clone();
             spec["containers"][0]["resizePolicy"] =
                 json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
-            if shown > 0 {
-                let state = if has_ended { "waiting" } else { "running" };
+            if starts > 0 {
                 status["containerStatuses"] = json!([{"name": "main",
-                    "containerID": format!("c{shown}"), "state": {state: {}},
+                    "containerID": format!("c{starts}"), "state": {"running": {}},
                     "resources": amount(actual_cpu_milli)}]);
             }
             if is_pending {
@@ -263,8 +258,6 @@ pub(super) struct Api {
     pub(super) now: u64,
     /// Pods whose patches are refused, with the status.
     pub(super) denied: BTreeMap<String, u16>,
-    /// Pods whose CPU request cannot be changed.
-    pub(super) unresizable: BTreeSet<String>,
     /// Whether evictions are refused because of a disruption budget.
     pub(super) has_budget: bool,
     /// What pods with a controller were made from whose deletion was requested since the last look.
@@ -423,9 +416,6 @@ impl Api {
     fn resize(&mut self, uid: &str, patch: &Value) -> (u16, String) {
         if let Some(code) = self.denied.get(uid) {
             return refusal(*code, "a webhook refuses it");
-        }
-        if self.unresizable.contains(uid) {
-            return refusal(403, "exceeded quota");
         }
         let pod = self.pods.get_mut(uid).expect("found above");
         let metadata = &patch["metadata"];

@@ -100,9 +100,6 @@ impl World {
         if is_turn && self.settings.lends_memory {
             self.check_lent()?;
         }
-        if is_turn && self.settings.respreads {
-            self.check_counted()?;
-        }
         if is_turn && self.settings.has_mig {
             self.note_idle();
             self.check_modes()?;

@@ -115,7 +115,6 @@ impl World {
     fn restart_containers(&mut self) {
         let (now, is_faulty) = (self.now, self.is_faulty());
         let lends_memory = self.settings.lends_memory;
-        let changes = if self.settings.respreads { 10 } else { 3 }; // one at rest stays so for longer
         let (mut due, mut pending) = (Vec::new(), Vec::new());
         for (uid, process) in self.processes.iter_mut().filter(|(_, it)| it.ends.is_none()) {
             let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.is_movable()) else { continue };
@@ -127,7 +126,7 @@ impl World {
                     pending.push(uid.clone());
                 }
             }
-            if self.rng.random_range(0..changes) == 0 && !lends_memory {
+            if self.rng.random_range(0..3) == 0 && !lends_memory {
                 process.is_idle = !process.is_idle;
             }
             let crashes = is_faulty && self.rng.random_range(0..60) == 0;
@@ -161,7 +160,6 @@ impl World {
         };
         let is_resized = process.restarts.take().is_some_and(|at| at <= now);
         pod.container.starts += 1;
-        (pod.container.shown, pod.container.has_ended) = (pod.container.starts, false);
         let before = process.devices.clone();
         for (device, (id, ..)) in process.devices.iter_mut().zip(pod.written()) {
             device.0 = id;
@@ -234,7 +232,6 @@ impl World {
         self.begins(uid);
         if let Some(pod) = self.api.pods.get_mut(uid).filter(|pod| pod.restarts_on_resize()) {
             pod.container.starts += 1;
-            pod.container.shown = pod.container.starts;
             self.api.changed(uid);
         }
     }

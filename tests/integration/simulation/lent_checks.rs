@@ -15,7 +15,6 @@ use serde_json::Value;
 
 use super::World;
 use super::api::{PLACEMENT, Pod};
-use super::faults::Fault;
 use super::lent::{client_limit, requested};
 use super::replica::Replica;
 use super::scheduling::HTTP_TIMEOUT;
@@ -32,12 +31,6 @@ const MOST_RESTARTS: usize = 3;
 
 /// A process gives up a container that has not ended after this time.
 const ENDS_WITHIN: u64 = 60_000;
-
-/// From the decision to restart a pod elsewhere to its first write.
-const DECIDED_WITHIN: u64 = 2_000;
-
-/// How long after a first write was taken back it may be written again: what the container does is watched.
-const WATCHED_WITHIN: u64 = 12_000;
 
 /// How long lists are kept: as long as a call of *bind* lasts.
 const KEPT_FOR: u64 = HTTP_TIMEOUT;
@@ -56,16 +49,9 @@ pub(super) struct Seen {
     pub(super) ended_by_driver: usize,
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
-    /// The first writes of pods at rest that a process has taken back: when, and which container kubelet's status
-    /// showed then.
-    taken_back: BTreeMap<(u64, String), (u64, u64)>,
     done: BTreeMap<(u64, String), usize>,
     /// The guests whose move home each process has begun.
     begun: BTreeSet<(u64, String)>,
-    /// The pods that each process has begun to restart on another device, and how many containers have been
-    /// restarted so.
-    spreads: BTreeSet<(u64, String)>,
-    spread: usize,
     /// When the last move of each pod to another MIG instance began.
     pub(super) changes_since: BTreeMap<String, u64>,
     /// How many pods were written as allocated another MIG instance, to which they had moved.
@@ -88,11 +74,6 @@ impl Seen {
         self.done.values().sum()
     }
 
-    /// How many containers were restarted where they may use more.
-    pub(super) fn respread(&self) -> usize {
-        self.spread
-    }
-
     /// Whether some process could not take back the memory of a pod.
     pub(super) fn keeps(&self, uid: &str) -> bool {
         self.kept.contains_key(uid)
@@ -108,8 +89,6 @@ pub(super) enum Resize {
     Instance,
     /// To take memory back.
     TakeBack,
-    /// To let it use more elsewhere.
-    Respread,
 }
 
 /// The move that is written on a pod, as text.
@@ -151,20 +130,6 @@ fn counts(pod: &Pod, id: &str) -> u64 {
 /// What a list shows of a pod.
 fn shown(list: &BTreeMap<String, u64>, uid: &str) -> u64 {
     list.get(uid).copied().unwrap_or_default()
-}
-
-impl Seen {
-    /// Whether a request is the first write of a process that restarts a pod at rest.
-    pub(super) fn begins_elsewhere(
-        &self,
-        life: u64,
-        uid: &str,
-        request: &Request<Vec<u8>>,
-    ) -> bool {
-        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let is_begun = self.spreads.contains(&(life, uid.to_owned()));
-        is_begun && written_placement(&body)["home"].is_array()
-    }
 }
 
 impl Replica {
@@ -302,72 +267,8 @@ impl World {
         self.check_resize(life, request, &uid)
     }
 
-    /// A process writes that a pod starts elsewhere from now on: only one that uses no GPU.
-    pub(super) fn check_respread(
-        &mut self,
-        life: u64,
-        request: &Request<Vec<u8>>,
-    ) -> Result<(), String> {
-        let Some(uid) = self.api.uid_of(request.uri().path()) else { return Ok(()) };
-        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
-        let placement = written_placement(&body);
-        let Some(pod) = self.api.pods.get(&uid) else { return Ok(()) };
-        // Not a move home that is taken back.
-        let is_home =
-            |moved: Value| self.lent.came_home.contains(&(uid.clone(), moved.to_string()));
-        let is_home = written_move(pod).is_none_or(is_home);
-        let is_new = is_home && !pod.is_guest() && request.method() == "PATCH";
-        let key = (life, uid.clone());
-        let runs_at_home = placement["home"].is_null() && placement["devices"].is_array();
-        let takes_back = runs_at_home && placement["moved"].is_null(); // a move home says what moved
-        let is_current = body["metadata"]["resourceVersion"] == *pod.version.to_string();
-        if takes_back && is_current {
-            self.lent.spreads.remove(&key);
-        }
-        if takes_back && is_current && pod.is_guest() {
-            self.lent.taken_back.insert(key, (self.now, pod.container.shown));
-            return Ok(());
-        }
-        let has_started = |(at, shown): (u64, u64)| {
-            let is_same = pod.container.shown == shown && !pod.container.has_ended;
-            !is_same && at + WATCHED_WITHIN > self.now
-        };
-        if is_new && self.lent.taken_back.remove(&key).is_some_and(has_started) {
-            return Ok(()); // it had started elsewhere before that was taken back
-        }
-        let Some(replica) = self.process(life) else { return Ok(()) };
-        let goes_on = self.lent.spreads.contains(&key); // of its first write it knows nothing
-        let is_restarted = is_on_its_way(replica, &uid); // else what was written is written again
-        if placement["home"][0].is_null() || !is_new || goes_on || !is_restarted {
-            return Ok(());
-        }
-        if !pod.is_movable() {
-            return Err(format!("{uid} is moved, and its owner has not allowed that"));
-        }
-        self.check_at_rest(replica, &uid)?;
-        self.lent.spreads.insert((life, uid));
-        Ok(())
-    }
-
-    /// A list has shown lately that a pod uses no memory of the GPU that it is allocated.
-    fn check_at_rest(&self, replica: &Replica, uid: &str) -> Result<(), String> {
-        let allocated = self.api.pods.get(uid).map(Pod::allocated).unwrap_or_default();
-        let Some((home, ..)) = allocated.first() else { return Ok(()) };
-        let since = self.now.saturating_sub(DECIDED_WITHIN);
-        let is_idle = replica.lists_since(home, since).any(|list| shown(list, uid) == 0);
-        if !is_idle && !self.settings.faults.contains(&Fault::Edit) {
-            return Err(format!("{uid} is moved to an idle GPU while it uses its own"));
-        }
-        Ok(())
-    }
-
     /// What a resize of a pod in its newest version is for.
-    pub(super) fn resize_of(
-        &self,
-        life: u64,
-        request: &Request<Vec<u8>>,
-        uid: &str,
-    ) -> Option<Resize> {
+    pub(super) fn resize_of(&self, request: &Request<Vec<u8>>, uid: &str) -> Option<Resize> {
         let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
         let pod = self.api.pods.get(uid)?;
         let is_resize = request.uri().path().ends_with("/resize");
@@ -377,14 +278,9 @@ impl World {
         }
         let is_open = |moved: &Value| moved["cpu_milli"] == pod.container.cpu_milli;
         let is_move = written_move(pod).is_some_and(|moved| is_open(&moved));
-        let is_begun = self.lent.spreads.contains(&(life, uid.to_owned()));
-        let is_on_its_way = self.process(life).is_some_and(|it| is_on_its_way(it, uid));
-        // It may have started again meanwhile, which no status says yet.
-        let is_respread = pod.is_guest() && is_begun && is_on_its_way;
         Some(match () {
             () if is_move => Resize::Move,
             () if pod.changes_instances() => Resize::Instance,
-            () if is_respread => Resize::Respread,
             () => Resize::TakeBack,
         })
     }
@@ -396,7 +292,7 @@ impl World {
         request: &Request<Vec<u8>>,
         uid: &str,
     ) -> Result<(), String> {
-        let Some(kind) = self.resize_of(life, request, uid) else {
+        let Some(kind) = self.resize_of(request, uid) else {
             if request.uri().path().ends_with("/resize") {
                 // Of an older version. Without an answer it counts as a restart all the same.
                 self.lent.sent.entry((life, uid.to_owned())).or_default().push(self.now);
@@ -415,9 +311,6 @@ impl World {
         let is_placement = body["metadata"]["annotations"].is_object();
         if is_placement || cpu.abs_diff(pod.container.cpu_milli) != 1 {
             return Err(format!("{uid} is not only restarted: {body}"));
-        }
-        if kind == Resize::Respread {
-            return self.check_at_rest(replica, uid);
         }
         if kind == Resize::Instance {
             return Ok(());
@@ -457,10 +350,6 @@ impl World {
         let key = (life, uid.to_owned());
         if matches!(code, 403 | 422) {
             self.lent.refused.insert(key.clone());
-        }
-        if kind == Resize::Respread && code == 200 {
-            self.lent.spreads.remove(&key);
-            self.lent.spread += 1;
         }
         if kind == Resize::TakeBack && matches!(code, 200 | 504) {
             let done = self.lent.done.entry(key).or_default();
@@ -586,19 +475,13 @@ fn check_needed(replica: &Replica, uid: &str, id: &str, capacity: u64) -> Result
     Ok(())
 }
 
-/// Whether a process is restarting a pod elsewhere.
-fn is_on_its_way(replica: &Replica, uid: &str) -> bool {
-    let held = replica.app.ledger.reservation(&PodUid::new(uid));
-    held.is_some_and(|held| held.departure == Departure::Arrives { clean_lists: None })
-}
-
 /// What a pod requests of a device where it runs or will run, as a process knows.
 fn requested_on(held: &Reservation, id: &str) -> u64 {
     let is_ending = matches!(held.state, ReservationState::Draining { .. });
     let runs_on = held.placement.runs_on();
     let is_here = runs_on.iter().any(|on| on.as_str() == id);
-    // One that moves out may still come back, and one that cannot be moved counts in both places.
-    let counts_on_both = held.is_arriving() || held.departure == Departure::Settling;
+    // One that cannot be moved counts in both places.
+    let counts_on_both = held.departure == Departure::Settling;
     let comes = held.is_going_home() || counts_on_both || is_ending;
     let placed = held.placement.devices.iter();
     let placed = placed.filter(|it| is_here || comes && it.id.as_str() == id);

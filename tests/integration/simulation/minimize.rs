@@ -21,8 +21,6 @@ pub(super) struct Ran {
     pub(super) taken_back: usize,
     /// Programs that MPS ended because of soft limits.
     pub(super) ended: usize,
-    /// Restarts of pods that use no GPU.
-    pub(super) respread: usize,
     /// How many pods moved to other MIG instances.
     pub(super) moved: usize,
     /// A digest of everything that happened, if it was traced.
@@ -37,7 +35,6 @@ impl Ran {
         self.preempted += other.preempted;
         self.taken_back += other.taken_back;
         self.ended += other.ended;
-        self.respread += other.respread;
         self.moved += other.moved;
         self.digest = self.digest.wrapping_add(other.digest);
     }
@@ -45,11 +42,11 @@ impl Ran {
 
 impl fmt::Display for Ran {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { events, bound, preempted, taken_back, ended, respread, moved, .. } = self;
+        let Self { events, bound, preempted, taken_back, ended, moved, .. } = self;
         write!(
             to,
             "{events} events, {bound} versions of bound pods, {preempted} evictions for more important ones, \
-             {taken_back} restarts for memory, {ended} programs ended by MPS, {respread} of pods at rest, {moved} moves to other MIG instances"
+             {taken_back} restarts for memory, {ended} programs ended by MPS, {moved} moves to other MIG instances"
         )
     }
 }

@@ -24,9 +24,6 @@ use super::{What, Work, World};
 /// The answer to *bind* while a process starts.
 const WARMING_UP: &str = "gpupack is warming up";
 
-/// How long a pod has used no GPU that is restarted where it may use more.
-const RESPREAD_AFTER: Duration = Duration::from_secs(1);
-
 /// The answer to *bind* if guests did not leave in time.
 const WAITS_FOR_GUESTS: &str = "pods that borrow room of its GPUs are being moved";
 
@@ -178,15 +175,8 @@ impl World {
             if driver_limits {
                 config.webhook.memory_limit = MemoryLimit::Driver;
             }
-            let respread_after = self.settings.respreads.then_some(RESPREAD_AFTER);
             let soft_limits = self.settings.has_soft_limits;
-            let rule = PoolRule {
-                borrow,
-                driver_limits,
-                soft_limits,
-                respread_after,
-                ..PoolRule::default()
-            };
+            let rule = PoolRule { borrow, driver_limits, soft_limits, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

@@ -63,11 +63,6 @@ impl World {
         {
             self.broke(broken);
         }
-        if self.settings.respreads
-            && let Err(broken) = self.check_respread(life, &request)
-        {
-            self.broke(broken);
-        }
         if self.settings.has_mig {
             self.check_mig_write((life, id), &request);
         }
@@ -226,7 +221,7 @@ impl World {
             self.note_write((life, id), request, uid.as_deref());
         }
         self.api.now = self.now;
-        let resize = uid.as_ref().and_then(|uid| self.resize_of(life, request, uid));
+        let resize = uid.as_ref().and_then(|uid| self.resize_of(request, uid));
         let lease = self.api.lease.clone().filter(|_| request.uri().path().contains("/leases"));
         let (code, body) = match answers {
             Answers::Status(code) => refusal(code, "as this test wants"),
@@ -245,13 +240,6 @@ impl World {
         {
             let version = self.api.pods.get(uid).map_or(0, |pod| pod.version);
             self.written.insert((life, uid.clone()), version);
-        }
-        if code == 200
-            && self.settings.respreads
-            && let Some(uid) = &uid
-            && self.lent.begins_elsewhere(life, uid, request)
-        {
-            self.first_write(uid);
         }
         if let Some(uid) = &uid {
             match resize {

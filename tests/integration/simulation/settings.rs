@@ -95,8 +95,6 @@ pub(super) struct Settings {
     pub(super) has_guests: bool,
     /// Whether they borrow memory, too.
     pub(super) lends_memory: bool,
-    /// Whether pods that use no GPU are restarted where they may use more.
-    pub(super) respreads: bool,
     /// Whether MPS limits the memory that they take.
     pub(super) limits_memory: bool,
     /// Whether the driver does, by limits that the agents set.
@@ -138,15 +136,6 @@ fn stops_moves(kind: Fault) -> bool {
     matches!(kind, Fault::Cordon | Fault::Outage | Fault::StuckWatch | Fault::Silence)
 }
 
-/// How many pods there are. Where GPUs are empty, pods at rest are moved there.
-fn pods_of(empties: bool, moves_instances: bool) -> usize {
-    match (empties, moves_instances) {
-        (true, _) => 12,
-        (false, true) => 22,
-        (false, false) => 30,
-    }
-}
-
 /// For how many milliseconds faults begin.
 fn faults_for(has_slow_ends: bool, is_long: bool) -> u64 {
     match (has_slow_ends, is_long) {
@@ -169,13 +158,10 @@ impl Settings {
         if is_focused {
             faults = focused(&mut rng);
         }
-        // Only one of several replicas restarts pods at rest. A few runs show that one alone does not.
-        let respreads = matches!(seed % 25, 12 | 22);
-        // Nor moves pods to other MIG instances.
+        // Only one of several replicas moves pods to other MIG instances.
         let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
         let switches = matches!(seed % 50, 4 | 36 | 48);
-        let needs_two =
-            respreads && seed % 50 != 12 || moves_instances || switches && seed.is_multiple_of(3);
+        let needs_two = moves_instances || switches && seed.is_multiple_of(3);
         let replicas = replicas_of(seed, needs_two);
         if replicas > 1 {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
@@ -214,7 +200,6 @@ impl Settings {
             has_slow_ends,
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
-            respreads,
             has_mig,
             by_turns: switches,
             moves_instances,
@@ -225,7 +210,7 @@ impl Settings {
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },
-            pods: pods_of(respreads && !is_focused, moves_instances),
+            pods: if moves_instances { 22 } else { 30 },
             faults_for: faults_for(has_slow_ends, is_long || moves_instances),
             is_calm,
             has_rests,
@@ -282,11 +267,10 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("mig") => settings.has_mig,
         Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
-        Some("respread") => settings.respreads,
         Some("slow_ends") => settings.has_slow_ends,
-        Some(other) => panic!(
-            "SIM_ONLY is lent, limits, soft, mig, by_turns, moves, respread or slow_ends, not {other}"
-        ),
+        Some(other) => {
+            panic!("SIM_ONLY is lent, limits, soft, mig, by_turns, moves or slow_ends, not {other}")
+        }
         None => true,
     }
 }

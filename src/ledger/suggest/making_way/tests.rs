@@ -203,7 +203,7 @@ fn a_pod_that_nobody_moves_any_more_is_called_home() {
 
     let mut bed = Cluster::new(&before, Movable::Restart, true);
     bed.ledger.promise_other(&chosen);
-    bed.ledger.stay_home(&chosen.pod.uid, |guest| guest.spot.as_ref() == Some(&chosen.spot));
+    bed.ledger.stay_home(&chosen);
     assert_eq!(bed.has("MIG-a1"), ["MIG-a1"]);
     bed.report(&[before[0], before[1], before[2], ("MIG-b9", chosen.spot.start)], &[]);
     let orders = bed.ledger.instance_orders("m").unwrap();

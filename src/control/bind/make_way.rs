@@ -1,36 +1,28 @@
-//! Restarts pods elsewhere on their node, where a pool says so: those that use no GPU on another GPU, where they may
-//! use more, and some on another MIG instance, so that a pod that waits fits.
+//! Restarts pods on other MIG instances of their node, where a pool says so, so that a pod that waits fits.
 //!
-//! The same two writes as for a move home: the annotations, so that a container which starts from then on gets
-//! the other device, then the CPU request. After the first one the pod counts on both devices. It may start on the
-//! other at any time, and runs at home until then: so a process that stops in between leaves a guest like any other.
+//! The other instance is made first. Then the same two writes as for a move home: the annotations, so that a container
+//! which starts from then on gets the other device, then the CPU request. After the first one the pod counts on both
+//! devices. It may start on the other at any time, and runs at home until then.
 //!
-//! Another MIG instance is made first. Once the pod runs there alone, a third write allocates it that one, and the
-//! agent removes its old one. A pod whose move a later process finds unfinished is called home.
+//! Once the pod runs there alone, a third write allocates it that one, and the agent removes its old one. A pod whose
+//! move a later process finds unfinished is called home.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::bind::client_limits::least_at_start;
 use crate::control::bind::recall::{
-    Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, STAY_FOR, TRY_AGAIN, note_stuck, read,
-    resize, settle,
+    Known, LOOK_AGAIN, NO_RESTART, Next, Read, Resized, TRY_AGAIN, note_stuck, read, resize, settle,
 };
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::hardware::device::{DeviceId, NodeName};
 use crate::hardware::units::Timestamp;
-use crate::kube_api::pod::gpu_container::GpuContainer;
 use crate::kube_api::pod::seen_pod::SeenPod;
 use crate::kube_api::write::events::NoticeReason;
 use crate::kube_api::write::outcome::PatchOutcome;
 use crate::kube_api::write::target::PodKey;
-use crate::ledger::change::spread::Respread;
 use crate::ledger::suggest::making_way::{MakingWay, OtherInstance};
-use crate::metrics::moves::{MoveReason, MoveResult};
-use crate::model::reservation::{
-    Departure, Guest, Move, Placement, PodRef, Reservation, ReservationState,
-};
-use crate::mutation::{Mutation, mutated};
+use crate::metrics::moves::MoveReason;
+use crate::model::reservation::{Departure, Move, Placement, Reservation, ReservationState};
 
 /// After the first write was taken back: how long the status of the pod is watched. A container may have started
 /// elsewhere before, of which kubelet tells only then.
@@ -39,100 +31,9 @@ const WATCHED_FOR: Duration = Duration::from_secs(5);
 /// How long the agent may take to make another MIG instance. It may have to wait for an earlier one to go.
 const MADE_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long a task stays with a move to another MIG instance, longer than a container may take to end and the next
-/// one to start: another task would call the pod home.
-const STAYS_WITH_WAY: Duration = Duration::from_secs(300);
-
-/// A pod that is to be restarted elsewhere on its node.
-enum Chosen {
-    /// On another GPU: it uses none.
-    Rest(Respread),
-    /// On another MIG instance, so that another pod fits.
-    Way(MakingWay),
-}
-
-impl Chosen {
-    fn pod(&self) -> &PodRef {
-        match self {
-            Self::Rest(Respread { pod, .. }) | Self::Way(MakingWay { pod, .. }) => pod,
-        }
-    }
-
-    fn place(&self) -> (&NodeName, &DeviceId) {
-        match self {
-            Self::Rest(Respread { node, home, .. }) | Self::Way(MakingWay { node, home, .. }) => {
-                (node, home)
-            }
-        }
-    }
-
-    fn reason(&self) -> MoveReason {
-        match self {
-            Self::Rest(_) => MoveReason::Respread,
-            Self::Way(_) => MoveReason::Instance,
-        }
-    }
-
-    fn stays_for(&self) -> Duration {
-        match self {
-            Self::Rest(_) => STAY_FOR,
-            Self::Way(_) => STAYS_WITH_WAY,
-        }
-    }
-
-    /// Lets it be a guest in the ledger, if that is still its best place.
-    fn begin(&self, app: &App) -> bool {
-        match self {
-            Self::Rest(chosen) => app.ledger.lend(chosen, app.clock.now()),
-            Self::Way(chosen) => app.ledger.promise_other(chosen),
-        }
-    }
-
-    /// Whether this is where it is to run.
-    fn is_there(&self, guest: &Guest) -> bool {
-        match self {
-            Self::Rest(chosen) => guest.on == chosen.to,
-            Self::Way(chosen) => guest.spot.as_ref() == Some(&chosen.spot),
-        }
-    }
-
-    /// Whether an earlier process has moved it, which the watch does not show yet.
-    fn has_moved_before(&self, written: Option<&Placement>, held: &Reservation) -> bool {
-        let is_other = |it: &Placement| it.guest.is_some() || !it.is_on_spots_of(&held.placement);
-        matches!(self, Self::Way(_)) && written.is_none_or(is_other)
-    }
-
-    /// Whether its container has ended at home after the first write. One at rest is only counted there from then on;
-    /// one that crashed counts, too: it may have started elsewhere. The other kind loses its instance.
-    fn has_left(&self, container: &GpuContainer, before: &Move) -> bool {
-        let has_crashed = || *container.id != *before.container;
-        container.has_left(before) || matches!(self, Self::Rest(_)) && has_crashed()
-    }
-
-    /// Its container has ended at home.
-    fn leaves(&self, app: &App) -> Next {
-        match self {
-            Self::Rest(_) => {
-                app.metrics.moved(MoveReason::Respread, MoveResult::Done);
-                Next::Done
-            }
-            Self::Way(way) => {
-                app.ledger.moved_out(&way.pod.uid);
-                Next::After(LOOK_AGAIN)
-            }
-        }
-    }
-
-    /// Whether it is still to be restarted.
-    fn is_wanted(&self, app: &App) -> bool {
-        match self {
-            Self::Rest(chosen) => {
-                app.ledger.is_at_rest(chosen, app.clock.now()) || mutated(Mutation::RestBelieved)
-            }
-            Self::Way(chosen) => app.waiting.has(&chosen.waits.uid),
-        }
-    }
-}
+/// How long a task stays with a move, longer than a container may take to end and the next one to start: another task
+/// would call the pod home.
+const STAY_FOR: Duration = Duration::from_secs(300);
 
 /// What this task has begun to write.
 struct Begun {
@@ -140,14 +41,14 @@ struct Begun {
     before: Move,
     /// Whether kubelet is to restart it.
     is_ordered: bool,
-    /// When the first write was taken back, and what was refused; `None` if the pod uses its GPU again.
+    /// When the first write was taken back, and what was refused; `None` if no pod waits for it any more.
     taken_back: Option<(Timestamp, Option<String>)>,
 }
 
-/// A restart that goes on. Ends when it is dropped, also after a panic.
+/// A move that goes on. Ends when it is dropped, also after a panic.
 struct Task<'a> {
     app: &'a Arc<App>,
-    chosen: &'a Chosen,
+    way: &'a MakingWay,
     /// The version of the pod for which the first write was sent, unless it is known not to have arrived.
     sent: Option<String>,
     begun: Option<Begun>,
@@ -155,29 +56,20 @@ struct Task<'a> {
 
 impl Drop for Task<'_> {
     fn drop(&mut self) {
-        let (app, uid) = (self.app, &self.chosen.pod().uid);
-        let chosen = self.chosen;
+        let (app, uid) = (self.app, &self.way.pod.uid);
         match self.sent.is_none() && app.leading.is_here() {
             // Nothing is written.
-            true => app.outbox.push(app.ledger.stay_home(uid, |guest| chosen.is_there(guest))),
+            true => app.outbox.push(app.ledger.stay_home(self.way)),
             // Whatever came of it: from now on lists say where it runs.
             false => app.ledger.moved_out(uid),
         }
-        app.moves.end_respread(uid);
-    }
-}
-
-/// Restarts of each node the pod that gains most, each in a task of its own.
-pub(crate) fn respread(app: &Arc<App>) {
-    if may_restart(app) {
-        let chosen = app.moves.begin_respreads(&app.ledger, app.clock.now());
-        begin(app, chosen.into_iter().map(Chosen::Rest));
+        app.moves.end_change(uid);
     }
 }
 
 /// Moves pods to other MIG instances so that waiting ones fit, each in a task of its own.
 pub(crate) async fn make_way(app: &Arc<App>) {
-    if !may_restart(app) {
+    if !may_move(app) {
         return;
     }
     let worker = Arc::clone(app);
@@ -187,7 +79,7 @@ pub(crate) async fn make_way(app: &Arc<App>) {
         worker.moves.begin_making_way(&worker.ledger, &worker.waiting, times)
     };
     match app.outside.work(choose).await {
-        Some(chosen) => begin(app, chosen.into_iter().map(Chosen::Way)),
+        Some(chosen) => begin(app, chosen),
         None => tracing::error!("a bug in the choice of pods that make way, please report this"),
     }
 }
@@ -195,41 +87,36 @@ pub(crate) async fn make_way(app: &Arc<App>) {
 /// Has the pods called home whose moves to other MIG instances no task carries out any more.
 pub(crate) fn call_back(app: &App) {
     if app.leading.is_here() && app.is_fenced() {
-        app.ledger.call_back(|uid| app.moves.is_respread(uid));
+        app.ledger.call_back(|uid| app.moves.is_changing(uid));
     }
 }
 
-/// Whether pods are restarted elsewhere. The demo plays kubelet. And without a Lease nothing says that a later process
-/// has begun, which may give the other device to another pod meanwhile.
-fn may_restart(app: &App) -> bool {
-    let has_lease = app.truth.has_replicas() || mutated(Mutation::RestsWithoutLease);
-    has_lease && app.leading.is_here() && app.is_fenced()
+/// Whether pods are moved. The demo plays kubelet. And without a Lease nothing says that a later process has begun,
+/// which may give the other device to another pod meanwhile.
+fn may_move(app: &App) -> bool {
+    app.truth.has_replicas() && app.leading.is_here() && app.is_fenced()
 }
 
-fn begin(app: &Arc<App>, chosen: impl Iterator<Item = Chosen>) {
-    for chosen in chosen {
+fn begin(app: &Arc<App>, chosen: Vec<MakingWay>) {
+    for way in chosen {
         let worker = Arc::clone(app);
         app.outside.spawn(async move {
-            let mut task = Task { app: &worker, chosen: &chosen, sent: None, begun: None };
+            let mut task = Task { app: &worker, way: &way, sent: None, begun: None };
             carry_out(&mut task).await;
         });
     }
 }
 
 async fn carry_out(task: &mut Task<'_>) {
-    let Task { app, chosen, .. } = *task;
+    let Task { app, way, .. } = *task;
     let Truth::Cluster(cluster) = &app.truth else { return };
-    let Ok(key) = PodKey::of(chosen.pod()) else { return };
+    let Ok(key) = PodKey::of(&way.pod) else { return };
     let began = app.clock.now();
-    if !chosen.begin(app) {
+    if !app.ledger.promise_other(way) {
         return;
     }
-    while app.clock.now().since(began) < chosen.stays_for() && app.leading.is_here() {
-        let next = match chosen {
-            Chosen::Rest(_) => step(task, cluster, &key).await,
-            Chosen::Way(way) => step_aside(task, cluster, (way, &key), began).await,
-        };
-        match next {
+    while app.clock.now().since(began) < STAY_FOR && app.leading.is_here() {
+        match step_aside(task, cluster, &key, began).await {
             Next::Done => return,
             Next::After(pause) => app.outside.sleep(pause).await,
         }
@@ -237,24 +124,24 @@ async fn carry_out(task: &mut Task<'_>) {
 }
 
 /// The pod as the ledger has it, while it is the guest that this task made of it.
-fn still_chosen(app: &App, chosen: &Chosen) -> Option<Reservation> {
-    let held = app.ledger.reservation(&chosen.pod().uid)?;
+fn still_chosen(app: &App, way: &MakingWay) -> Option<Reservation> {
+    let held = app.ledger.reservation(&way.pod.uid)?;
     let guest = held.placement.guest.as_ref()?;
-    let is_it = chosen.is_there(guest)
+    let is_it = way.is_to(guest)
         && guest.leaving.is_none()
         && held.is_arriving()
         && held.state == ReservationState::Confirmed;
     is_it.then_some(held)
 }
 
-/// The same for a pod that goes to another MIG instance.
+/// What comes next, by what has become of the other instance.
 async fn step_aside(
     task: &mut Task<'_>,
     cluster: &ClusterTruth,
-    (way, key): (&MakingWay, &PodKey),
+    key: &PodKey,
     began: Timestamp,
 ) -> Next {
-    let Task { app, chosen, .. } = *task;
+    let Task { app, way, .. } = *task;
     let uid = &way.pod.uid;
     // One that has ended counts on both until its processes are gone, and nothing is written on it any more.
     let is_taken = |held: Reservation| {
@@ -263,14 +150,14 @@ async fn step_aside(
     match app.ledger.other_instance(way) {
         Some(OtherInstance::Promised) if task.sent.is_none() => {
             let is_late = app.clock.now().since(began) >= MADE_WITHIN;
-            match (is_late, chosen.is_wanted(app)) {
-                (true, _) => stay(app, chosen, Some("its other MIG instance was not made in time")),
-                (false, false) => stay(app, chosen, None),
+            match (is_late, is_wanted(app, way)) {
+                (true, _) => stay(app, way, Some("its other MIG instance was not made in time")),
+                (false, false) => stay(app, way, None),
                 (false, true) => Next::After(LOOK_AGAIN),
             }
         }
         Some(OtherInstance::Failed) if task.sent.is_none() => {
-            stay(app, chosen, Some("its other MIG instance could not be made"))
+            stay(app, way, Some("its other MIG instance could not be made"))
         }
         Some(OtherInstance::Made) if app.ledger.has_moved_out(uid) => Next::After(LOOK_AGAIN),
         Some(OtherInstance::Made) => step(task, cluster, key).await,
@@ -286,23 +173,33 @@ async fn step_aside(
     }
 }
 
+/// Whether the pod still waits for which another one is moved.
+fn is_wanted(app: &App, way: &MakingWay) -> bool {
+    app.waiting.has(&way.waits.uid)
+}
+
+/// Whether an earlier process has moved a pod, which the watch does not show yet.
+fn has_moved_before(written: Option<&Placement>, held: &Reservation) -> bool {
+    written.is_none_or(|it| it.guest.is_some() || !it.is_on_spots_of(&held.placement))
+}
+
 async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next {
-    let Task { app, chosen, .. } = *task;
-    let pod = chosen.pod();
+    let Task { app, way, .. } = *task;
+    let pod = &way.pod;
     // Another pod needs the room: what is written, and whether it has started there, is the same to a recall.
-    let Some(held) = still_chosen(app, chosen) else { return Next::Done };
+    let Some(held) = still_chosen(app, way) else { return Next::Done };
     let Read { seen, annotations, pending, .. } = match read(app, cluster, pod, key).await {
         Ok(read) => read,
         Err(next) => return next,
     };
-    if still_chosen(app, chosen).is_none() {
+    if still_chosen(app, way).is_none() {
         return Next::Done;
     }
     let written = seen.placement.as_ref().ok().and_then(Option::as_ref);
     let is_written = written.is_some_and(|written| written.guest == held.placement.guest);
-    if !is_written && task.sent.is_none() && chosen.has_moved_before(written, &held) {
+    if !is_written && task.sent.is_none() && has_moved_before(written, &held) {
         app.see_bound(&seen);
-        return stay(app, chosen, None);
+        return stay(app, way, None);
     }
     let is_taken_back = task.begun.as_ref().is_some_and(|begun| begun.taken_back.is_some());
     if !is_written && !is_taken_back {
@@ -310,7 +207,7 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
     }
     let (Some(container), Some(guest)) = (&seen.gpu_container, &held.placement.guest) else {
         // Once written, it may have started elsewhere.
-        return if task.sent.is_some() { Next::Done } else { stay(app, chosen, Some(NO_RESTART)) };
+        return if task.sent.is_some() { Next::Done } else { stay(app, way, Some(NO_RESTART)) };
     };
     let known = Known { pod, key, held: &held, guest, annotations: &annotations };
     let begun = task.begun.get_or_insert_with(|| {
@@ -318,8 +215,7 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
             Move { container: container.id.as_str().into(), cpu_milli: container.cpu_milli };
         Begun { before, is_ordered: false, taken_back: None }
     });
-    let is_same = container.is_running && *container.id == *begun.before.container
-        || mutated(Mutation::TakenBackBlindly);
+    let is_same = container.is_running && *container.id == *begun.before.container;
     if let Some((at, fault)) = begun.taken_back.clone() {
         if !is_same {
             return write_again(app, cluster, &known, &seen).await;
@@ -327,12 +223,11 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         if is_written {
             return take_back(begun, (app, cluster), &known, &seen, fault).await; // it did not arrive
         }
-        let is_over =
-            app.clock.now().since(at) >= WATCHED_FOR || mutated(Mutation::TakenBackBlindly);
-        return if is_over { stay(app, chosen, fault.as_deref()) } else { Next::After(TRY_AGAIN) };
+        let is_over = app.clock.now().since(at) >= WATCHED_FOR;
+        return if is_over { stay(app, way, fault.as_deref()) } else { Next::After(TRY_AGAIN) };
     }
     // Reading it may have taken long.
-    let is_wanted = chosen.is_wanted(app);
+    let is_wanted = is_wanted(app, way);
     if !is_written && !begun.is_ordered {
         // One that may still arrive is written again, then taken back.
         if !is_wanted && task.sent.is_none() {
@@ -343,14 +238,14 @@ async fn step(task: &mut Task<'_>, cluster: &ClusterTruth, key: &PodKey) -> Next
         }
         return write(task, cluster, &known, &seen).await;
     }
-    if chosen.has_left(container, &begun.before) {
-        return chosen.leaves(app);
+    if container.has_left(&begun.before) {
+        app.ledger.moved_out(&pod.uid);
+        return Next::After(LOOK_AGAIN);
     }
-    let fault =
-        match order(begun, (app, cluster, chosen), &known, &seen, (is_wanted, pending)).await {
-            Ok(next) => return next,
-            Err(fault) => fault,
-        };
+    let fault = match order(begun, (app, cluster, way), &known, &seen, (is_wanted, pending)).await {
+        Ok(next) => return next,
+        Err(fault) => fault,
+    };
     // One that has ended starts elsewhere.
     if is_same {
         take_back(begun, (app, cluster), &known, &seen, fault).await
@@ -366,8 +261,8 @@ async fn write(
     known: &Known<'_>,
     seen: &SeenPod,
 ) -> Next {
-    let Task { app, chosen, .. } = *task;
-    let placement = (&known.held.placement, app.ledger.at_start(&chosen.pod().uid));
+    let Task { app, way, .. } = *task;
+    let placement = (&known.held.placement, app.ledger.at_start(&way.pod.uid));
     let before = task.sent.replace(seen.resource_version.clone());
     let next = match known.write(app, cluster, placement, &seen.resource_version).await {
         PatchOutcome::Patched { .. } => return Next::After(LOOK_AGAIN),
@@ -379,7 +274,7 @@ async fn write(
             Next::After(LOOK_AGAIN)
         }
         PatchOutcome::Refused { code, message } => {
-            stay(app, chosen, Some(&format!("refused with {code}: {message}")))
+            stay(app, way, Some(&format!("refused with {code}: {message}")))
         }
     };
     task.sent = before;
@@ -387,10 +282,10 @@ async fn write(
 }
 
 /// The second write, and what kubelet makes of it: it restarts the container. An error if that is not to be any
-/// more: what is refused, or `None` if the pod uses its GPU again.
+/// more: what is refused, or `None` if no pod waits for it any more.
 async fn order(
     begun: &mut Begun,
-    (app, cluster, chosen): (&Arc<App>, &ClusterTruth, &Chosen),
+    (app, cluster, way): (&Arc<App>, &ClusterTruth, &MakingWay),
     known: &Known<'_>,
     seen: &SeenPod,
     (is_wanted, pending): (bool, Option<String>),
@@ -408,7 +303,7 @@ async fn order(
     let next = match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
             begun.is_ordered = true;
-            tell(app, chosen);
+            tell(app, way);
             LOOK_AGAIN
         }
         Resized::Undecided => TRY_AGAIN, // it may have arrived
@@ -457,37 +352,24 @@ async fn write_again(
 }
 
 /// Notes that a pod stays at home, and with a fault that it cannot be moved.
-fn stay(app: &App, chosen: &Chosen, fault: Option<&str>) -> Next {
-    let (pod, (_, home)) = (chosen.pod(), chosen.place());
-    app.outbox.push(app.ledger.stay_home(&pod.uid, |guest| chosen.is_there(guest)));
+fn stay(app: &App, way: &MakingWay, fault: Option<&str>) -> Next {
+    let MakingWay { pod, home, .. } = way;
+    app.outbox.push(app.ledger.stay_home(way));
     if let Some(fault) = fault {
-        let to = match chosen {
-            Chosen::Rest(_) => "an idle GPU",
-            Chosen::Way(_) => "another MIG instance",
-        };
-        let what = format!("it cannot be moved to {to}, and stays on {home}");
-        note_stuck(app, pod, chosen.reason(), &what, fault);
+        let what = format!("it cannot be moved to another MIG instance, and stays on {home}");
+        note_stuck(app, pod, MoveReason::Instance, &what, fault);
     }
     Next::Done
 }
 
-fn tell(app: &App, chosen: &Chosen) {
-    let (pod, (node, from)) = (chosen.pod(), chosen.place());
-    let (to, why) = match chosen {
-        Chosen::Rest(Respread { to, .. }) => {
-            let why = "where it may use more: it used no GPU".to_owned();
-            (to.to_string(), why)
-        }
-        Chosen::Way(MakingWay { spot, waits, .. }) => {
-            let is_own = waits.namespace() == pod.namespace();
-            let waits = if is_own { waits.to_string() } else { "another pod".to_owned() };
-            let to = format!("a MIG instance {} of {}", spot.profile, spot.gpu);
-            (to, format!("so that {waits} fits, which waits"))
-        }
-    };
-    tracing::info!(pod_uid = %pod.uid, %pod, %node, %from, to, why, "moved");
+fn tell(app: &App, MakingWay { pod, node, home, spot, waits }: &MakingWay) {
+    let to = format!("a MIG instance {} of {}", spot.profile, spot.gpu);
+    let is_own = waits.namespace() == pod.namespace();
+    let waits = if is_own { waits.to_string() } else { "another pod".to_owned() };
+    let why = format!("so that {waits} fits, which waits");
+    tracing::info!(pod_uid = %pod.uid, %pod, %node, from = %home, to, why, "moved");
     let note = format!(
-        "moved from {from}, which it is allocated, to {to} on node {node}, {why}; its container is restarted"
+        "moved from {home}, which it is allocated, to {to} on node {node}, {why}; its container is restarted"
     );
     app.tell(pod, NoticeReason::GpuMoved, note);
 }

@@ -124,6 +124,8 @@ struct Waits {
     processes: Option<Timestamp>,
     /// Whether it was said that these do not end.
     is_told: bool,
+    /// Whether the pod may still run at home, see [`may_be_home`].
+    may_be_home: bool,
 }
 
 /// The next step of a move home.
@@ -169,6 +171,7 @@ async fn step(
         }
     };
     let Read { seen, annotations, .. } = &read;
+    waits.may_be_home |= may_be_home(&guest, annotations);
     let Some(container) = &seen.gpu_container else {
         return match guest.leaving {
             None => failed(app, pod, NO_RESTART),
@@ -184,8 +187,7 @@ async fn step(
     let known = Known { pod, key, held: &held, guest: &guest, annotations };
     match &guest.leaving {
         Some(leaving) if is_written => {
-            go_on(app, cluster, &known, (&read, container, leaving), (lack, &mut waits.kubelet))
-                .await
+            go_on(app, cluster, &known, (&read, container, leaving), (lack, waits)).await
         }
         Some(_) | None => {
             let (container, cpu_milli) = (container.id.as_str().into(), container.cpu_milli);
@@ -193,6 +195,14 @@ async fn step(
             write(app, cluster, &known, (leaving, &seen.resource_version)).await
         }
     }
+}
+
+/// Whether a guest may have never left its home: the version before also let pods that used no GPU start elsewhere, and
+/// may have ended right after it had written that.
+fn may_be_home(guest: &Guest, annotations: &BTreeMap<String, String>) -> bool {
+    let fence = annotations.get(FENCE);
+    let is_of_before = fence.is_some_and(|value| FenceWriter::is_of_version_before(value));
+    is_of_before && guest.leaving.is_none() && guest.spot.is_none()
 }
 
 /// Takes in what a read shows that the watch does not show yet, and that ends or changes a move home.
@@ -215,25 +225,25 @@ fn catch_up(app: &App, pod: &PodRef, guest: &Guest, seen: &SeenPod) -> Option<Ne
     })
 }
 
-/// What is to be done after the first write. `silent` is since when kubelet, which is to restart the container, has
-/// shown no sign of that.
+/// What is to be done after the first write.
 async fn go_on(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     known: &Known<'_>,
     (Read { seen, pending, is_resizing, .. }, container, leaving): (&Read, &GpuContainer, &Move),
-    (lack, silent): (Lack, &mut Option<Timestamp>),
+    (lack, waits): (Lack, &mut Waits),
 ) -> Next {
     let is_ordered = container.cpu_milli != leaving.cpu_milli;
     let shows_sign = !is_ordered || pending.is_some() || *is_resizing;
     let now = app.clock.now();
-    let is_ignored = is_ignored(silent, shows_sign, (now, app.pulse.resumed(now)));
+    let is_ignored = is_ignored(&mut waits.kubelet, shows_sign, (now, app.pulse.resumed(now)));
+    let may_be_home = waits.may_be_home;
     if !is_ordered {
-        return restart(app, cluster, known, (seen, lack)).await;
+        return restart(app, cluster, known, (seen, lack, may_be_home)).await;
     }
     if let Some(pending) = pending {
         let fault = format!("kubelet does not carry out its resize: {pending}");
-        return take_back(app, cluster, known, (seen, leaving), &fault).await;
+        return take_back(app, cluster, known, (seen, leaving, may_be_home), &fault).await;
     }
     app.see_bound(seen); // kubelet may be done
     match is_ignored {
@@ -494,7 +504,7 @@ async fn restart(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     known: &Known<'_>,
-    (seen, lack): (&SeenPod, Lack),
+    (seen, lack, may_be_home): (&SeenPod, Lack, bool),
 ) -> Next {
     if lack != Lack::None || !app.ledger.may_go_home(&known.pod.uid) {
         return Next::After(TRY_AGAIN); // the first write is of an earlier process, or its agent fell silent since
@@ -512,7 +522,7 @@ async fn restart(
         Resized::Not(next) => next,
         Resized::Refused(fault) => {
             let Some(leaving) = &known.guest.leaving else { return Next::Done };
-            take_back(app, cluster, known, (seen, leaving), &fault).await
+            take_back(app, cluster, known, (seen, leaving, may_be_home), &fault).await
         }
     }
 }
@@ -559,16 +569,16 @@ pub(crate) async fn resize(
 }
 
 /// Takes back the first write, since the second one has no effect. Only while the container runs that
-/// ran before: a later one may have started at home.
+/// ran before, away from home: a later one may have started at home.
 async fn take_back(
     app: &Arc<App>,
     cluster: &ClusterTruth,
     known: &Known<'_>,
-    (seen, leaving): (&SeenPod, &Move),
+    (seen, leaving, may_be_home): (&SeenPod, &Move, bool),
     fault: &str,
 ) -> Next {
     let uid = &known.pod.uid;
-    if known.guest.spot.is_some() {
+    if known.guest.spot.is_some() || may_be_home {
         return count_on_both(app, known.pod, fault);
     }
     let is_same = |seen: &SeenPod| {
@@ -712,7 +722,8 @@ async fn try_slowly(
     Next::After(LOOK_AGAIN)
 }
 
-/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both.
+/// Writes where a guest is allocated that cannot be moved. Until then it is allocated both, and one that may still run at
+/// home stays so.
 pub(crate) async fn settle(
     app: &Arc<App>,
     cluster: &ClusterTruth,
@@ -726,6 +737,9 @@ pub(crate) async fn settle(
         Err(next) => return next,
     };
     let Read { seen, annotations, .. } = &read;
+    if may_be_home(&guest, annotations) {
+        return Next::After(TRY_SLOWLY);
+    }
     let known = Known { pod, key, held: &held, guest: &guest, annotations };
     if let Some(leaving) = &guest.leaving {
         return try_slowly(app, cluster, (&known, leaving), &read).await;

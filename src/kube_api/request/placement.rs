@@ -110,6 +110,11 @@ impl FenceWriter {
         read.unwrap_or(Self::UNKNOWN)
     }
 
+    /// Whether the version before this one wrote a placement on a bound pod with this value: this one says `placed`.
+    pub fn is_of_version_before(value: &str) -> bool {
+        value.ends_with(" placement")
+    }
+
     /// The value that this process writes; `text` makes it differ from its other values.
     pub fn value(&self, text: &str) -> String {
         format!("{:x}-{:x} {text}", self.term, self.random)

@@ -148,7 +148,7 @@ impl ApiWriter {
     ) -> PatchOutcome {
         let mut annotations = annotations.clone();
         if fenced_by <= self.term.writer() || mutated(Mutation::LaterPlacementOverwritten) {
-            annotations.insert(FENCE.to_owned(), Some(self.signed("placement")));
+            annotations.insert(FENCE.to_owned(), Some(self.signed("placed")));
         }
         self.annotate(key, uid, Some(resource_version), json!(annotations)).await
     }

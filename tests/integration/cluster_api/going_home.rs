@@ -545,6 +545,39 @@ fn a_pod_that_the_version_before_let_start_elsewhere_goes_home_when_its_room_is_
     }
 }
 
+/// The same, and it cannot be moved: it may run on either GPU, so no other pod gets one of them. One that this version
+/// let start there is allocated that GPU alone.
+#[test]
+fn a_pod_that_the_version_before_let_start_elsewhere_counts_on_both_gpus_if_it_cannot_be_moved() {
+    for (fence, used_by_host, counts_on_both) in [
+        ("1-7 placement", 0, true),
+        ("1-7 placement", 20_000, true),
+        ("1-7 placed", 0, false),
+        ("1-7 bind", 20_000, false),
+    ] {
+        let mut pod = guest();
+        pod["metadata"]["annotations"]["placed.gpupack.dev/fence"] = fence.into();
+        let config = Config { recall: Duration::from_secs(1), ..Config::default() };
+        let mut bed = Bed::with(pod, Borrow::Memory { most: Share::WHOLE }, config);
+        bed.run("containerd://1", if counts_on_both { "GPU-a" } else { "GPU-b" });
+        (bed.refuses_resizes, bed.used_by_host) = (true, used_by_host);
+        bed.pass(3);
+        bed.need_room();
+        bed.pass(30); // its bind gives up soon
+        let held = bed.app.ledger.reservation(&PodUid::new("guest")).unwrap();
+        assert_eq!(held.placement.guest.is_some(), counts_on_both, "{fence}: {held:?}");
+        assert_eq!(held.has_both(), counts_on_both, "{fence}: {held:?}");
+        let home = held.placement.devices[0].id.to_string();
+        assert_eq!(home, if counts_on_both { "GPU-a" } else { "GPU-b" });
+        if counts_on_both && used_by_host == 0 {
+            bed.refuses_resizes = false;
+            bed.pass(10);
+            assert_eq!((bed.starts_on(), bed.resizes), (json!("GPU-a"), 1), "it goes home later");
+        }
+        bed.app.ledger.audit().unwrap();
+    }
+}
+
 /// The watch of a process that takes over from the version before may be late: the pod seems to use a GPU on which it
 /// has nothing.
 #[test]

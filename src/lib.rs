@@ -483,7 +483,7 @@ pub mod agent {
     /// The daemons of NVIDIA MPS.
     pub mod mps {
         pub(crate) mod clients;
-        pub mod control;
+        pub(crate) mod control;
         pub(crate) mod memory;
         pub mod daemons;
     }

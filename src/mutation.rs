@@ -101,8 +101,6 @@ mutations! {
     LentMemoryStays,
     /// A pod starts although the limits of others do not leave its memory free yet.
     LimitsUnconfirmed,
-    /// Soft limits count as in force for pods that have none.
-    SoftLimitsBelieved,
     /// The agent reports lower limits as in force, and sets none.
     LimitsNotLowered,
     /// Memory counts as back as soon as it is to be taken back.

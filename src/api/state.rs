@@ -131,16 +131,6 @@ pub enum Health {
     KubeletOwned,
 }
 
-/// Whether soft limits of the driver guarantee what the pods of a device request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum SoftLimits {
-    /// The agent has read back those of all pods that run there. That the driver keeps them was not seen on a real GPU
-    /// yet.
-    NotVerified,
-    /// Not those of all pods: what they request is not lent, used or not.
-    Missing,
-}
-
 /// How far a MIG instance is that gpupack makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub enum InstanceState {
@@ -245,10 +235,6 @@ pub struct Device {
     /// Whether its agent sets such limits: without that, no pod borrows memory where the driver limits it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sets_memory_limits: bool,
-    /// Whether soft limits of the driver guarantee what its pods request, where their pool has `soft_limits` and some of
-    /// them may use more than that. Left out elsewhere.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub soft_limits: Option<SoftLimits>,
     /// Schedulable memory.
     pub capacity_mib: u64,
     /// What its tenants hold.

@@ -133,7 +133,7 @@ pub struct Config {
     #[serde(rename = "fraction_of_mib", deserialize_with = "some_mib::<1_024, 16_777_216, _>")]
     pub fraction_of: Option<MemMib>,
     /// Whether a whole MIG instance may serve an amount of memory.
-    #[garde(custom(not_under_mps(self.webhook.memory_limit, self.pools.have_soft_limits())))]
+    #[garde(custom(not_under_mps(self.webhook.memory_limit)))]
     pub memory_by_instance: bool,
     /// Longest time of a hold.
     #[serde(rename = "hold_seconds", deserialize_with = "seconds::<1, 300, _>")]
@@ -324,9 +324,7 @@ impl Config {
         faults.extend(certificates.and_then(|it| it.fault(config.tls.is_some())));
         let is_limited = config.webhook.memory_limit == MemoryLimit::Driver;
         let pools = config.pools.capped(config.max_limit).limited_by_driver(is_limited);
-        let soft_limits = is_limited && pools.have_soft_limits();
-        let config =
-            Self { webhook: WebhookConfig { soft_limits, ..config.webhook }, pools, ..config };
+        let config = Self { pools, ..config };
         if faults.is_empty() { Ok(config) } else { Err(ConfigFaults { faults }) }
     }
 
@@ -437,15 +435,10 @@ fn best<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::E
 }
 
 /// A client of MPS on a MIG instance would find no daemon.
-fn not_under_mps(
-    limit: MemoryLimit,
-    has_soft_limits: bool,
-) -> impl FnOnce(&bool, &()) -> garde::Result {
-    let makes_clients = limit == MemoryLimit::Mps || has_soft_limits;
-    move |by_instance, ()| match *by_instance && makes_clients {
+fn not_under_mps(limit: MemoryLimit) -> impl FnOnce(&bool, &()) -> garde::Result {
+    move |by_instance, ()| match *by_instance && limit == MemoryLimit::Mps {
         true => Err(garde::Error::new(
-            "instances have no MPS daemon: it must be `false` with `webhook.memory_limit: mps`, and with `soft_limits` \
-             of a pool",
+            "instances have no MPS daemon: it must be `false` with `webhook.memory_limit: mps`",
         )),
         false => Ok(()),
     }

@@ -23,7 +23,6 @@ struct PoolKeys {
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
     borrow: BorrowName,
-    soft_limits: bool,
     spread_empty: bool,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
@@ -96,14 +95,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `borrow` and `enforcement`, or say `mig: on_demand`"
         )));
     }
-    let lends_none =
-        |keys: &PoolKeys| keys.soft_limits && !matches!(keys.borrow, BorrowName::Memory);
-    if let Some((pool, _)) = pools.iter().find(|(_, keys)| lends_none(keys)) {
-        return Err(D::Error::custom(format!(
-            "pool `{pool}` has `soft_limits`, under which memory is lent, and lends none: add `borrow: memory`, or \
-             leave it out"
-        )));
-    }
     let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
     if let Some((pool, _)) = pools.iter().find(|(_, keys)| fixed(keys)) {
         return Err(D::Error::custom(format!(
@@ -126,7 +117,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         driver_limits: false, // a key of another section says so
-        soft_limits: keys.soft_limits,
         spread_empty: keys.spread_empty,
         mig: keys.mig,
         mig_moves: keys.mig_moves == MigMoves::Restart,
@@ -142,31 +132,9 @@ fn replicas<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Replicas>, D::E
 /// A rule for the pools: `limit` is how the webhook limits memory.
 pub(crate) fn enforceable(limit: MemoryLimit) -> impl FnOnce(&PoolRules, &()) -> garde::Result {
     move |pools, ()| {
-        let named = |is_it: fn(&PoolRule) -> bool| -> Vec<String> {
-            let found = pools.iter().filter(|(_, rule)| is_it(rule));
-            found.map(|(pool, _)| format!("`{pool}`")).collect()
-        };
-        let soft = named(|rule| rule.soft_limits);
-        let by_mps = named(|rule| rule.enforcement == Enforcement::Mps);
-        if limit == MemoryLimit::Driver && !soft.is_empty() && !by_mps.is_empty() {
-            return Err(garde::Error::new(format!(
-                "{} must not have `enforcement: mps`, as long as {} has `soft_limits`: MPS gets no limits of pods then",
-                by_mps.join(", "),
-                soft.join(", ")
-            )));
-        }
-        if limit == MemoryLimit::Driver {
-            return Ok(());
-        }
-        if !soft.is_empty() {
-            return Err(garde::Error::new(format!(
-                "{} must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`: nothing would \
-                 give the limits to the driver",
-                soft.join(", ")
-            )));
-        }
-        let named = named(|rule| rule.enforcement == Enforcement::Driver);
-        if named.is_empty() {
+        let by_driver = pools.iter().filter(|(_, rule)| rule.enforcement == Enforcement::Driver);
+        let named: Vec<String> = by_driver.map(|(pool, _)| format!("`{pool}`")).collect();
+        if named.is_empty() || limit == MemoryLimit::Driver {
             return Ok(());
         }
         Err(garde::Error::new(format!(
@@ -265,24 +233,6 @@ mod tests {
                 "makes no MIG instances there: add `mig: on_demand`",
             ),
             ("pools: {a: {mig: by_turns, mig_moves: yes}}", "expected `never` or `restart`"),
-            (
-                "webhook: {memory_limit: driver}\npools: {a: {borrow: compute, soft_limits: true}}",
-                "under which memory is lent, and lends none: add `borrow: memory`",
-            ),
-            (
-                "webhook: {memory_limit: mps}\npools: {a: {borrow: memory, soft_limits: true}}",
-                "must not have `soft_limits: true`, as long as `webhook.memory_limit` is not `driver`",
-            ),
-            (
-                "webhook: {memory_limit: driver}\n\
-                 pools: {a: {borrow: memory, soft_limits: true}, b: {enforcement: mps}}",
-                "`b` must not have `enforcement: mps`, as long as `a` has `soft_limits`",
-            ),
-            (
-                "memory_by_instance: true\nwebhook: {memory_limit: driver}\n\
-                 pools: {a: {borrow: memory, soft_limits: true}}",
-                "it must be `false` with `webhook.memory_limit: mps`, and with `soft_limits`",
-            ),
             ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
             (
                 "pools: {a: {mig: by_turns, mig_instances: shared}}",

@@ -80,9 +80,6 @@ pub struct WebhookConfig {
     pub take_over_whole_gpus: bool,
     /// What limits a container to its memory.
     pub memory_limit: MemoryLimit,
-    /// Whether some pool lends memory under soft limits of the driver, which is a key of that pool.
-    #[serde(skip)]
-    pub soft_limits: bool,
     /// Folder of every node with the MPS pipe folders, one for each GPU.
     pub mps_folder: HostFolder,
     /// Whether MPS limits compute.
@@ -203,7 +200,6 @@ impl Default for WebhookConfig {
             unmanaged: Unmanaged::default(),
             take_over_whole_gpus: false,
             memory_limit: MemoryLimit::default(),
-            soft_limits: false,
             mps_folder: HostFolder::mps(),
             thread_cap: ThreadCap::default(),
             allowed_capabilities: Vec::new(),
@@ -217,14 +213,6 @@ impl Default for WebhookConfig {
             tolerated_taints: Vec::new(),
             templates: BTreeMap::new(),
         }
-    }
-}
-
-impl WebhookConfig {
-    /// Whether containers that share a GPU become clients of MPS: for its limits, or because it enforces soft limits of
-    /// the driver.
-    pub fn makes_clients(&self) -> bool {
-        self.memory_limit == MemoryLimit::Mps || self.soft_limits
     }
 }
 
@@ -256,7 +244,6 @@ mod tests {
             unmanaged: Unmanaged::Blank,
             take_over_whole_gpus: true,
             memory_limit: MemoryLimit::Mps,
-            soft_limits: false,
             mps_folder: "/a/b.c".parse().unwrap(),
             thread_cap: ThreadCap::Share,
             allowed_capabilities: vec!["IPC_LOCK".to_owned()],

@@ -178,9 +178,6 @@ pub struct PoolRule {
     /// Whether the driver limits how much lent memory each pod uses. Then pods borrow memory only where the node's
     /// agent sets these limits.
     pub driver_limits: bool,
-    /// Whether memory that pods request and do not use is lent, too, where soft limits of the driver guarantee it to
-    /// them: it ends the processes of those who borrow it.
-    pub soft_limits: bool,
     /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
     pub spread_empty: bool,
     /// Who divides GPUs in MIG mode.
@@ -209,11 +206,6 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
-    }
-
-    /// Whether some pool lends memory under soft limits, for which pods must be clients of MPS.
-    pub fn have_soft_limits(&self) -> bool {
-        self.by_pool.values().any(|rule| rule.soft_limits)
     }
 
     /// Whether pods of some pool may be restarted on other MIG instances.

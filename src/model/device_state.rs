@@ -12,7 +12,6 @@ use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, MigUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
-use crate::model::isolation::LimitOrders;
 use crate::model::request::Isolation;
 use crate::model::reservation::{Placement, Reservation};
 use crate::mutation::{Mutation, mutated};
@@ -134,10 +133,6 @@ pub struct DeviceState {
     pub(crate) memory_limits: LiteMap<PodUid, MemMib>,
     /// Whether the node's agent sets limits of the driver here.
     pub(crate) sets_limits: bool,
-    /// Whether soft limits of the driver guarantee to all who run here what they request.
-    pub(crate) has_soft_limits: bool,
-    /// Whether they did a short time ago.
-    pub(crate) had_soft_limits: bool,
     pub(crate) used: Option<MemMib>,
     pub(crate) busy_percent: Option<u8>,
     /// Use that the last list of processes, or a report since, shows beyond what is allocated, and
@@ -182,8 +177,6 @@ impl DeviceState {
             away: Vec::new(),
             memory_limits: LiteMap::new(),
             sets_limits: false,
-            has_soft_limits: false,
-            had_soft_limits: false,
             used: None,
             busy_percent: None,
             untracked: MemMib::ZERO,
@@ -562,39 +555,6 @@ impl DeviceState {
         if let Some(limit) = self.lent_to(held, demand) {
             self.memory_limits.insert(held.pod.uid.clone(), limit);
         }
-    }
-
-    /// Notes whether soft limits guarantee what all who run here request. Pods that leave need none, nor those of which it
-    /// is said.
-    pub(crate) fn note_soft_limits(
-        &mut self,
-        limits: &LimitOrders,
-        needs_none: impl Fn(&PodUid) -> bool,
-    ) {
-        let id = &self.device.id;
-        let all = |has: &dyn Fn(&PodUid, MemMib) -> bool| {
-            let leaves = |uid: &PodUid| self.guests.get(uid).is_some_and(|guest| guest.is_leaving);
-            let is_out = |uid: &PodUid| self.is_away(uid) || leaves(uid) || needs_none(uid);
-            let mut here = self.users().filter(|(uid, _)| !is_out(uid));
-            here.all(|(uid, demand)| {
-                has(uid, demand.memory) || mutated(Mutation::SoftLimitsBelieved)
-            })
-        };
-        let can = self.rule.soft_limits && self.sets_limits;
-        let has = can && all(&|uid, memory| limits.guarantee(id, uid, memory));
-        let had = can && all(&|uid, memory| limits.have_guaranteed(id, uid, memory));
-        (self.has_soft_limits, self.had_soft_limits) = (has, had);
-    }
-
-    /// Whether soft limits of the driver guarantee to all who run here what they request. Then what they do not use of
-    /// it is lent, too: the driver ends who borrows it when they need it.
-    pub fn has_soft_limits(&self) -> bool {
-        self.has_soft_limits
-    }
-
-    /// Whether that was so a short time ago, and no pod has come since.
-    pub(crate) fn had_soft_limits(&self) -> bool {
-        self.had_soft_limits
     }
 
     /// Class of the device.

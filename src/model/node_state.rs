@@ -26,7 +26,7 @@ use crate::model::device_state::{
     ProcessUse, StandingHold, Verification,
 };
 use crate::model::fit::{CompiledRequest, NeighborIsolation, Room};
-use crate::model::isolation::{DeviceLimits, LimitOrders};
+use crate::model::isolation::LimitOrders;
 use crate::model::rejection::Rejection;
 use crate::model::reservation::{
     BorrowedMemory, Controller, Departure, Guest, Move, OtherPod, PlacedDevice, Placement, PodRef,
@@ -164,20 +164,9 @@ impl NodeState {
         &self.limits
     }
 
-    /// Notes which limits its agent has in force, by device. Soft limits of pods that are not there are left out.
-    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) {
-        let in_force = self.known(in_force);
-        // Of what an agent reported to an earlier process nothing is known: its pods may have soft limits.
-        let mut presumed = Vec::new();
-        for it in self.devices.iter().filter(|it| it.rule.soft_limits) {
-            let id = &it.device.id;
-            if in_force.contains_key(id) && !self.limits.are_set(id) {
-                let settled =
-                    it.users().filter(|(uid, _)| has_settled(&self.reservations, id, uid));
-                presumed.extend(settled.map(|(uid, own)| ((id.clone(), uid.clone()), own.memory)));
-            }
-        }
-        if self.limits.note(in_force, presumed, now) {
+    /// Notes which limits its agent has in force, by device the number of the order.
+    pub fn note_limits(&mut self, in_force: BTreeMap<DeviceId, u64>) {
+        if self.limits.note(in_force) {
             for device_state in self.devices.iter_mut().filter(|it| it.rule.driver_limits) {
                 if !self.limits.are_set(&device_state.device.id) {
                     device_state.lends_nothing();
@@ -188,29 +177,13 @@ impl NodeState {
     }
 
     /// Whether its agent has these in force already.
-    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, DeviceLimits>, now: Timestamp) -> bool {
-        self.limits.has(&self.known(in_force.clone()), now)
-    }
-
-    /// Of these limits those of its devices and pods.
-    fn known(
-        &self,
-        mut in_force: BTreeMap<DeviceId, DeviceLimits>,
-    ) -> BTreeMap<DeviceId, DeviceLimits> {
-        in_force.retain(|id, _| self.devices.iter().any(|it| it.device.id == *id));
-        for (id, limits) in &mut in_force {
-            limits.soft.retain(|uid, _| has_settled(&self.reservations, id, uid));
-        }
-        in_force
+    pub fn has_limits(&self, in_force: &BTreeMap<DeviceId, u64>) -> bool {
+        self.limits.has(in_force)
     }
 
     /// Derives the orders about limits of memory.
     fn order_limits(&mut self) {
         let Self { devices, limits, reservations, .. } = self;
-        limits.retain_soft(|id, uid| has_settled(reservations, id, uid));
-        let drains = |held: &Reservation| matches!(held.state, ReservationState::Draining { .. });
-        let needs_none = |uid: &PodUid| reservations.get(uid).is_some_and(drains);
-        devices.iter_mut().for_each(|it| it.note_soft_limits(limits, needs_none));
         // Also where nothing is lent any more: pods may still have limits above their requests.
         let may = |uid: &PodUid| reservations.get(uid).is_some_and(Reservation::may_have_borrowed);
         let set = devices.iter().filter(|it| it.sets_limits);
@@ -223,7 +196,7 @@ impl NodeState {
             let here = it.users();
             let pods = here.map(|(uid, demand)| (uid.clone(), (memory(uid, demand), may(uid))));
             let pods: BTreeMap<PodUid, (MemMib, bool)> = pods.collect();
-            (!pods.is_empty()).then(|| (it.device.id.clone(), pods, it.has_soft_limits))
+            (!pods.is_empty()).then(|| (it.device.id.clone(), pods))
         });
         let orders: Vec<_> = orders.collect();
         limits.give(orders.into_iter());
@@ -1882,19 +1855,6 @@ fn is_drained(held: &Reservation, drain_limit: Duration, now: Timestamp) -> bool
         _ => false,
     };
     is_older(held, drain_limit, now) && !is_shown
-}
-
-/// Whether the container of a bound pod is on a device, and not only to come there. Else a soft limit that was read
-/// back does not count: it is that of another container.
-fn has_settled(reservations: &LiteMap<PodUid, Reservation>, id: &DeviceId, uid: &PodUid) -> bool {
-    reservations.get(uid).is_some_and(|held| {
-        let is_there = match held.guest_on() {
-            Some(on) if held.is_arriving() => on != id,
-            Some(on) => on == id,
-            None => true,
-        };
-        held.state == ReservationState::Confirmed && is_there
-    })
 }
 
 #[cfg(test)]

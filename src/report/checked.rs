@@ -66,7 +66,11 @@ impl Report {
         let tenants = details::tenants(&self.devices)?;
         let mig_failures = mig::failures(self.mig_failures)?;
         let wholes = self.whole.map(mig::wholes).transpose()?;
-        let limits = self.memory_limits.map(details::limits).transpose()?;
+        let limits = self.memory_limits.map(|it| {
+            let gpus = it.gpus.into_iter().map(|gpu| (gpu.gpu, gpu.number));
+            Ok::<_, ReportError>((it.term, mig::numbered(gpus.collect())?))
+        });
+        let limits = limits.transpose()?;
         let promises = self.mig_promises.map(mig::promises).transpose()?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {

@@ -5,18 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
-use crate::hardware::device::{
-    DeviceDetails, DeviceId, Health, InventoryError, MAX_DEVICES_PER_NODE, PodUid,
-};
+use crate::hardware::device::{DeviceDetails, DeviceId, Health, MAX_DEVICES_PER_NODE, PodUid};
 use crate::model::device_state;
-use crate::model::isolation::DeviceLimits;
 use crate::report::bounds::{
     MAX_NAME_BYTES, MAX_PROCESSES_PER_DEVICE, MAX_SM_COUNT, ReportError, memory, text,
 };
 use crate::report::mig;
-use crate::report::wire::{
-    DeviceReport, DeviceUse, DriverReport, GpuInForce, LimitsInForce, ProcessUse,
-};
+use crate::report::wire::{DeviceReport, DeviceUse, DriverReport, ProcessUse};
 use crate::usage::isolation::ReportedTenant;
 use crate::usage::node_details::{Condition, Driver};
 
@@ -168,26 +163,6 @@ pub(crate) fn tenants(
         all.insert(id, of_device);
     }
     Ok(all)
-}
-
-/// The limits of memory that are in force, with the term of their leader. Soft limits that are too many are left out:
-/// nothing is lent that they would guarantee.
-pub(crate) fn limits(
-    told: LimitsInForce,
-) -> Result<(u64, BTreeMap<DeviceId, DeviceLimits>), ReportError> {
-    if told.gpus.len() > MAX_DEVICES_PER_NODE {
-        return Err(InventoryError::TooManyDevices { count: told.gpus.len() }.into());
-    }
-    let gpus = told.gpus.into_iter().map(|GpuInForce { gpu, number, soft }| {
-        let id = DeviceId::new(&gpu)?;
-        let soft = soft.into_iter().take(MAX_PROCESSES_PER_DEVICE).map(|it| {
-            text("podUid", &it.pod_uid, MAX_NAME_BYTES)?;
-            Ok((PodUid::new(it.pod_uid), memory(&id, it.soft_mib)?))
-        });
-        let soft = soft.collect::<Result<_, ReportError>>()?;
-        Ok((id, DeviceLimits { number, soft }))
-    });
-    Ok((told.term, gpus.collect::<Result<_, ReportError>>()?))
 }
 
 /// The fault, newest Xid and MPS state of the devices that have any of these.

@@ -103,7 +103,7 @@ pub(crate) fn wholes(obeyed: ObeyedOrders) -> Result<(u64, BTreeMap<DeviceId, u6
 }
 
 /// Checks numbers of orders by GPU.
-fn numbered(gpus: Vec<(String, u64)>) -> Result<BTreeMap<DeviceId, u64>, ReportError> {
+pub(crate) fn numbered(gpus: Vec<(String, u64)>) -> Result<BTreeMap<DeviceId, u64>, ReportError> {
     if gpus.len() > MAX_DEVICES_PER_NODE {
         return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
     }

@@ -91,7 +91,7 @@ pub struct Report {
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub memory_limits: Option<LimitsInForce>,
+    pub memory_limits: Option<ObeyedOrders>,
     /// What the last leader promised to pods of this node: for the next one, which may know nothing of that.
     #[serde(
         default,
@@ -126,7 +126,7 @@ pub struct MigPromise {
     pub start: u32,
 }
 
-/// The orders to leave GPUs out of MIG mode that an agent has in force.
+/// The orders of one kind that an agent has in force: limits of memory, or to leave GPUs out of MIG mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObeyedOrders {
@@ -137,52 +137,14 @@ pub struct ObeyedOrders {
     pub gpus: Vec<NumberedGpu>,
 }
 
-/// The limits of memory that an agent has in force.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct LimitsInForce {
-    /// Term of the leader that ordered them.
-    pub term: u64,
-    /// The GPUs whose limits the agent sets.
-    #[serde(default, deserialize_with = "json_object::list")]
-    pub gpus: Vec<GpuInForce>,
-}
-
-/// The limits that are in force on a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct GpuInForce {
-    /// UUID of the GPU.
-    pub gpu: String,
-    /// Number of the order; 0 before the first one.
-    pub number: u64,
-    /// The pods to which soft limits guarantee memory, of those in the order. Only those whose containers find the
-    /// GPU's daemon of MPS, and that have no process on the GPU which is no client of MPS.
-    #[serde(
-        default,
-        deserialize_with = "json_object::list",
-        skip_serializing_if = "Vec::is_empty"
-    )]
-    pub soft: Vec<SoftLimit>,
-}
-
-/// How much memory of a GPU the driver guarantees to a pod.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SoftLimit {
-    /// UID of the pod.
-    pub pod_uid: String,
-    /// Of all its containers together, in MiB.
-    pub soft_mib: u64,
-}
-
 /// A GPU, and the number of an order about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NumberedGpu {
     /// UUID of the GPU.
     pub gpu: String,
-    /// Number of the order, another one each time that it begins again.
+    /// Number of the order, another one each time that it begins again. 0 for a GPU whose limits the agent sets, before
+    /// its first order.
     pub number: u64,
 }
 
@@ -490,9 +452,6 @@ pub struct GpuLimits {
     /// The pods; limits of others are left as they are.
     #[serde(default, deserialize_with = "json_object::list")]
     pub pods: Vec<PodLimit>,
-    /// UIDs of the pods whose soft limits are to be reported: all that run there, where their pool has soft limits.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub soft: Vec<String>,
 }
 
 /// How much memory of a GPU a pod may use.

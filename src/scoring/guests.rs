@@ -336,11 +336,7 @@ pub fn burst_rooms<'a>(
 ) -> impl Iterator<Item = (&'a PodUid, [Option<BurstRoom>; 2])> {
     let requested: u64 = device.staying().map(|(_, demand)| demand.share.millionths()).sum();
     let free_share = Share::WHOLE.millionths().saturating_sub(requested);
-    let free_memory = match device.has_soft_limits() {
-        true => device.spare_memory(),
-        false => device.unused_memory(node.tolerance()),
-    }
-    .mib();
+    let free_memory = device.unused_memory(node.tolerance()).mib();
     let lends = device.rule().borrow != Borrow::None;
     device.staying().filter(move |_| lends).filter_map(move |(uid, demand)| {
         let share = node.reservation(uid)?.compute_limit(device.rule(), demand);

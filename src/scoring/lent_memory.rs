@@ -43,15 +43,14 @@ impl DeviceState {
     /// The memory that is missing for what all these pods request and one that comes with `more`, because
     /// some of them use more than they request. `part` says how much of each counts.
     ///
-    /// Zero in pools that lend no memory, and for those that are there if soft limits guarantee what they request.
+    /// Zero in pools that lend no memory.
     pub fn missing_memory(
         &self,
         tolerance: MemMib,
         more: MemMib,
         part: impl Fn(&PodUid) -> Taken,
     ) -> MemMib {
-        let is_guaranteed = self.had_soft_limits() && more == MemMib::ZERO;
-        if !self.rule.borrow.lends_memory() || is_guaranteed {
+        if !self.rule.borrow.lends_memory() {
             return MemMib::ZERO;
         }
         let taken = self.taken_memory(tolerance, part).checked_add(more).unwrap_or(BEYOND.memory);
@@ -62,14 +61,6 @@ impl DeviceState {
     pub fn unused_memory(&self, tolerance: MemMib) -> MemMib {
         let taken = self.taken_memory(tolerance, |_| Taken::Use);
         self.device.capacity().checked_sub(taken).unwrap_or(MemMib::ZERO)
-    }
-
-    /// Memory that no process uses.
-    pub fn spare_memory(&self) -> MemMib {
-        let used = self.users().map(|(uid, _)| self.covered(uid));
-        let used = used
-            .fold(self.used_by_others(), |sum, one| sum.checked_add(one).unwrap_or(BEYOND.memory));
-        self.device.capacity().checked_sub(used).unwrap_or(MemMib::ZERO)
     }
 
     /// What these pods take of the memory, and others use of it.
@@ -85,17 +76,15 @@ impl DeviceState {
     }
 }
 
-/// Limits of the driver for the pods of one GPU, where some may use more than they request.
+/// Limits of the driver for the pods of one GPU that may use more than they request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderedLimits {
     /// The GPU.
     pub gpu: DeviceId,
     /// Number of the order.
     pub number: u64,
-    /// The limit of each pod that may use more, and whether it keeps what it uses above.
+    /// The limit of each pod, and whether it keeps what it uses above.
     pub limits: Vec<(PodUid, MemMib, bool)>,
-    /// The pods whose soft limits are to be reported.
-    pub soft: Vec<PodUid>,
 }
 
 /// The limits that the agent of a node is to set.
@@ -105,16 +94,13 @@ pub fn ordered_limits(node: &NodeState) -> Vec<OrderedLimits> {
         let order = node.limits().order(&gpu)?;
         order.borrowers().next()?;
         let limits = granted(node, device, order);
-        let here = device.users().map(|(uid, _)| uid).filter(|uid| !device.is_away(uid));
-        let soft = here.filter(|_| device.rule().soft_limits).cloned().collect();
-        Some(OrderedLimits { gpu, number: order.number, limits, soft })
+        Some(OrderedLimits { gpu, number: order.number, limits })
     });
     orders.collect()
 }
 
 /// How much the pods of an order may use: what they request, or use if that is more, and an equal part of what is left
-/// then, up to their own limits. All together, with what others request or use, that is no more than there is. Where
-/// soft limits guarantee what all request, it is their own limits.
+/// then, up to their own limits. All together, with what others request or use, that is no more than there is.
 ///
 /// A pod that is to give back what it uses above its request, or cannot, gets its request: that stops its growth.
 fn granted(
@@ -140,10 +126,6 @@ fn granted(
         let Some(demand) = users.get(uid).copied() else { continue };
         let is_free = borrowed(uid) == Some(BorrowedMemory::Free) && !device.is_away(uid);
         match device.memory_limit(uid).filter(|_| is_free) {
-            Some(limit) if device.has_soft_limits() => {
-                // What it uses above its own limit stays.
-                limits.push((uid.clone(), limit, device.covered(uid) >= limit));
-            }
             Some(limit) => {
                 let own = own(uid, demand);
                 borrowers.push((limit.mib().saturating_sub(own.mib()), uid, own));

@@ -13,7 +13,7 @@ use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, Timestamp};
 use crate::model::device_state::{DeviceState, DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
-use crate::model::isolation::{DeviceLimits, DriverLimits, Mode, Rules};
+use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::usage::history::Usages;
 use crate::usage::isolation::{IsolationTable, ReportedTenant, Seen, tenant_isolation};
@@ -81,7 +81,7 @@ pub struct DetailsReport {
     /// The orders to be out of MIG mode that the agent obeys: their term, and the GPUs with their numbers.
     pub wholes: Option<(u64, BTreeMap<DeviceId, u64>)>,
     /// The orders about limits of memory that the agent has in force: their term, and each GPU whose limits it sets.
-    pub limits: Option<(u64, BTreeMap<DeviceId, DeviceLimits>)>,
+    pub limits: Option<(u64, BTreeMap<DeviceId, u64>)>,
 }
 
 impl NodeDetails {

@@ -474,10 +474,10 @@ impl World {
         let bound = self.api.log.iter().filter(|change| change.pod.node.is_some());
         let (preempted, digest) = (self.preempted.count, self.digest.finish());
         let taken_back = self.lent.taken_back();
-        let (ended, moved) = (self.lent.ended_by_driver, self.lent.moved_instances);
+        let moved = self.lent.moved_instances;
         let bound = bound.count();
         let (events, early) = (self.events, self.early);
-        Ran { events, early, bound, preempted, taken_back, ended, moved, digest }
+        Ran { events, early, bound, preempted, taken_back, moved, digest }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure, ObeyedOrders,
+    Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure, ObeyedOrders,
 };
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
@@ -47,7 +47,7 @@ pub struct Sample {
     /// The orders to leave GPUs out of MIG mode that are obeyed.
     pub whole: Option<ObeyedOrders>,
     /// The limits of memory that are in force, if the agent sets any; set by the sampler.
-    pub memory_limits: Option<LimitsInForce>,
+    pub memory_limits: Option<ObeyedOrders>,
 }
 
 impl Sample {

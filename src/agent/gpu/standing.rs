@@ -46,7 +46,7 @@ impl Orders for LimitOrders {
     }
 
     fn count(&self) -> usize {
-        self.gpus.iter().map(|gpu| 1 + gpu.pods.len() + gpu.soft.len()).sum()
+        self.gpus.iter().map(|gpu| 1 + gpu.pods.len()).sum()
     }
 }
 

@@ -86,23 +86,13 @@ struct Client {
 /// may lead to a file system that does not answer, or by a link to what only the agent sees there.
 pub(crate) fn limit_mib(process: &Path, uuid: &str, pipes: &Path, own: &Path) -> Option<u64> {
     let client = Client::of(&environment(process)?, uuid)?;
-    leads_to(process, &client.pipes, pipes, own)?.then_some(client.memory_mib)
-}
-
-/// Whether the process with the folder `process` finds the daemon with these `pipes`, which this process sees; its
-/// folder is `own`. `None` if that cannot be read.
-pub(crate) fn finds(process: &Path, pipes: &Path, own: &Path) -> Option<bool> {
-    leads_to(process, &pipes_of(&environment(process)?)?, pipes, own)
-}
-
-/// Whether a path of a process leads to these `pipes`.
-fn leads_to(process: &Path, path: &Path, pipes: &Path, own: &Path) -> Option<bool> {
-    let mut parts = path.strip_prefix("/").ok()?.components();
+    let mut parts = client.pipes.strip_prefix("/").ok()?.components();
     // A path with `..` may pass a link.
     let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));
     let mounts = |process| Mounts::of(process, MAX_MOUNTS_BYTES).ok();
     let ours = mounts(own)?.place(&pipes.canonicalize().ok()?)?;
-    Some(is_plain && mounts(process)?.place(path)? == ours)
+    let is_same = is_plain && mounts(process)?.place(&client.pipes)? == ours;
+    is_same.then_some(client.memory_mib)
 }
 
 /// The environment of a process; `None` if it is not readable or above the limit.
@@ -113,34 +103,28 @@ fn environment(process: &Path) -> Option<Vec<u8>> {
     (bytes.len() as u64 <= MAX_ENVIRONMENT_BYTES).then_some(bytes)
 }
 
-/// The values of a variable; `None` for one that is no text.
-fn values<'a>(environment: &'a [u8], name: &'static str) -> impl Iterator<Item = Option<&'a str>> {
-    environment.split(|byte| *byte == 0).filter_map(move |variable| {
-        let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-        Some(std::str::from_utf8(value).ok())
-    })
-}
-
-/// Where a client with these variables looks for its daemon. If a variable occurs twice, programs take the first or
-/// the last: all must agree.
-fn pipes_of(environment: &[u8]) -> Option<PathBuf> {
-    let mut pipes: Vec<Option<&str>> = values(environment, "CUDA_MPS_PIPE_DIRECTORY").collect();
-    pipes.dedup();
-    match pipes[..] {
-        [] => Some(DEFAULT_PIPES.into()),
-        [only] => only.map(PathBuf::from),
-        _ => None,
-    }
-}
-
 impl Client {
-    /// The client that these variables describe, with the device `uuid` alone.
+    /// The client that these variables describe, with the device `uuid` alone. If a variable occurs
+    /// twice, programs take the first or the last: all must agree.
     fn of(environment: &[u8], uuid: &str) -> Option<Self> {
+        let values = |name: &'static str| {
+            environment.split(|byte| *byte == 0).filter_map(move |variable| {
+                let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+                Some(std::str::from_utf8(value).ok())
+            })
+        };
         let mut memory_mib = None;
-        for value in values(environment, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
+        for value in values("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") {
             memory_mib = memory_mib.max(Some(allowed_mib(value?, uuid)?));
         }
-        Some(Self { pipes: pipes_of(environment)?, memory_mib: memory_mib? })
+        let mut pipes: Vec<Option<&str>> = values("CUDA_MPS_PIPE_DIRECTORY").collect();
+        pipes.dedup();
+        let pipes = match pipes[..] {
+            [] => DEFAULT_PIPES,
+            [only] => only?,
+            _ => return None,
+        };
+        Some(Self { pipes: PathBuf::from(pipes), memory_mib: memory_mib? })
     }
 }
 

@@ -21,27 +21,9 @@ const MAX_ANSWER_BYTES: u64 = 16 << 10;
 /// Most servers of one daemon that are checked: one per user, and one user under a shared server.
 const MAX_SERVERS: usize = 16;
 
-/// The interface of a daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
-    /// Commands on its standard input ("Legacy MPS v2 Interface", NVIDIA).
-    #[default]
-    V2,
-    /// Commands as arguments ("MPS v3 Interface", NVIDIA; from r615 on). Only these daemons act on soft limits of the
-    /// driver.
-    V3,
-}
-
-impl Protocol {
-    /// Arguments of a daemon in the foreground whose server takes clients of all users, since
-    /// containers run under many.
-    fn daemon(self) -> &'static [&'static str] {
-        match self {
-            Self::V2 => &["-f", "-multiuser-server"],
-            Self::V3 => &["-f", "-p", "3", "-m"],
-        }
-    }
-}
+/// Arguments of a daemon in the foreground whose server takes clients of all users, since
+/// containers run under many.
+const DAEMON: [&str; 2] = ["-f", "-multiuser-server"];
 
 /// The control program for the daemon with these pipes.
 #[derive(Clone, Debug)]
@@ -52,8 +34,6 @@ pub(crate) struct Control {
     pub(crate) pipes: PathBuf,
     /// Folder of the daemon's logs.
     pub(crate) logs: PathBuf,
-    /// How the daemon is asked.
-    pub(crate) protocol: Protocol,
 }
 
 impl Control {
@@ -63,16 +43,12 @@ impl Control {
     /// The error of the operating system.
     pub(crate) fn start(&self, uuid: &str) -> std::io::Result<Child> {
         let mut daemon = self.command();
-        daemon.args(self.protocol.daemon()).env("CUDA_VISIBLE_DEVICES", uuid);
+        daemon.args(DAEMON).env("CUDA_VISIBLE_DEVICES", uuid);
         daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
     }
 
     /// The state of the daemon.
     pub(crate) async fn state(&self) -> MpsState {
-        if self.protocol == Protocol::V3 {
-            let answer = self.ask(&["server", "list", "--format=csv,noheader"]).await;
-            return answer.map_or(MpsState::Absent, |answer| listed(&answer));
-        }
         let servers = match self.query("get_server_list").await {
             Some(answer) => servers(&answer),
             None => return MpsState::Absent,
@@ -88,44 +64,25 @@ impl Control {
         state
     }
 
-    /// Whether the daemon ends clients that use more than their soft limit for those that need memory.
-    pub(crate) async fn enforces_soft_limits(&self) -> bool {
-        if self.protocol == Protocol::V2 {
-            return false;
-        }
-        let asked = ["feature", "describe", "memacct", "--format=csv,noheader"];
-        self.ask(&asked).await.is_some_and(|answer| is_enabled(&answer))
-    }
-
     /// Makes the daemon end itself and its servers, whatever their clients do.
     pub(crate) async fn quit(&self) {
-        let _ = match self.protocol {
-            Protocol::V2 => self.query("quit -t 1").await,
-            Protocol::V3 => self.ask(&["-q"]).await,
-        };
-    }
-
-    /// The answer to a command of the third protocol; `None` if no daemon answers in time.
-    async fn ask(&self, arguments: &[&str]) -> Option<String> {
-        tokio::time::timeout(TIMEOUT, self.exchange(arguments, "")).await.ok()?
+        let _ = self.query("quit -t 1").await;
     }
 
     /// The answer to a command; `None` if no daemon answers in time.
     async fn query(&self, command: &str) -> Option<String> {
-        tokio::time::timeout(TIMEOUT, self.exchange(&[], &format!("{command}\n"))).await.ok()?
+        tokio::time::timeout(TIMEOUT, self.exchange(command)).await.ok()?
     }
 
-    async fn exchange(&self, arguments: &[&str], typed: &str) -> Option<String> {
+    async fn exchange(&self, command: &str) -> Option<String> {
         if !is_folder(&self.pipes) {
             return None;
         }
         let mut front = self.command();
-        front.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        front.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut front = front.spawn().ok()?;
         let (mut input, output) = (front.stdin.take()?, front.stdout.take()?);
-        if !typed.is_empty() {
-            input.write_all(typed.as_bytes()).await.ok()?;
-        }
+        input.write_all(format!("{command}\n").as_bytes()).await.ok()?;
         drop(input);
         let mut answer = Vec::new();
         output.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await.ok()?;
@@ -137,9 +94,6 @@ impl Control {
         let mut command = Command::new(&self.program);
         command.env("CUDA_MPS_PIPE_DIRECTORY", &self.pipes);
         command.env("CUDA_MPS_LOG_DIRECTORY", &self.logs);
-        if self.protocol == Protocol::V3 {
-            command.env("CUDA_MPS_PROTOCOL_VERSION", "3");
-        }
         command.kill_on_drop(true);
         command
     }
@@ -156,35 +110,11 @@ fn servers(answer: &str) -> Option<Vec<u32>> {
     servers.filter(|servers| servers.len() <= MAX_SERVERS)
 }
 
-/// The worst state in a list of servers of the third protocol: lines of name, user, process, state and more. `Absent`
-/// if it is no such list.
-fn listed(answer: &str) -> MpsState {
-    let lines = answer.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut state = MpsState::Idle;
-    for (count, line) in lines.enumerate() {
-        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-        let [_, _, process, found, ..] = fields[..] else { return MpsState::Absent };
-        if count >= MAX_SERVERS || process.parse::<u32>().is_err() {
-            return MpsState::Absent;
-        }
-        state = state.max(status(found));
-    }
-    state
-}
-
-/// Whether the feature is on that `feature describe` of the third protocol describes: its name, and `enabled`, perhaps
-/// with `(default)`.
-fn is_enabled(answer: &str) -> bool {
-    let mut fields = answer.trim().split(',').map(str::trim);
-    let (name, state) = (fields.next(), fields.next().unwrap_or_default());
-    name == Some("memacct") && state.split_whitespace().next() == Some("enabled")
-}
-
 /// The state that a server reports. An unknown one counts as faulted.
 fn status(answer: &str) -> MpsState {
     match answer.trim() {
-        "ACTIVE" | "Active" | "Ready" => MpsState::Serving,
-        "INITIALIZING" | "Initializing" | "Starting" => MpsState::Starting,
+        "ACTIVE" => MpsState::Serving,
+        "INITIALIZING" => MpsState::Starting,
         _ => MpsState::Faulted,
     }
 }
@@ -192,31 +122,6 @@ fn status(answer: &str) -> MpsState {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn answers_of_the_third_protocol_are_lines_of_fields() {
-        for (answer, expected) in [
-            ("", MpsState::Idle),
-            ("a,0,7,Ready,/run/p/a,all,-\n", MpsState::Serving),
-            ("a,0,7,Ready,/run/p/a,all,-\nb,0,8,Starting,/run/p/b,all,-\n", MpsState::Starting),
-            ("a,0,7,Failed,/run/p/a,all,-\n", MpsState::Faulted),
-            ("a,0,-,Ready,/run/p/a,all,-\n", MpsState::Absent),
-            ("Usage: nvidia-cuda-mps-control\n", MpsState::Absent),
-        ] {
-            assert_eq!(listed(answer), expected, "{answer}");
-        }
-        assert_eq!(listed(&"a,0,7,Ready\n".repeat(17)), MpsState::Absent, "too many");
-        for (answer, expected) in [
-            ("memacct,enabled (default),memacct,-\n", true),
-            ("memacct,enabled,memacct,-\n", true),
-            ("memacct,disabled,memacct,-\n", false),
-            ("context-share,enabled,context-share,-\n", false),
-            ("Invalid command\n", false),
-            ("", false),
-        ] {
-            assert_eq!(is_enabled(answer), expected, "{answer}");
-        }
-    }
 
     #[test]
     fn answers_are_lists_of_numbers_and_known_words() {

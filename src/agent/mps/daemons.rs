@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use crate::agent::mps::clients::Unanswered;
-use crate::agent::mps::control::{Control, Protocol};
+use crate::agent::mps::control::Control;
 use crate::agent::mps::{clients, memory};
 use crate::agent::processes::pods::PodsByProcess;
 use crate::api::condition::MpsState;
@@ -68,8 +68,6 @@ pub struct MpsSettings {
     pub program: PathBuf,
     /// The process that starts them.
     pub duty: Duty,
-    /// Their interface.
-    pub protocol: Protocol,
     /// Time between two checks of each.
     pub query_every: Duration,
     /// Where the host's process table is mounted.
@@ -91,7 +89,7 @@ struct Shared {
     /// The clients whose limits are being read.
     unanswered: Unanswered,
     /// The state of each daemon at the last check.
-    known: Mutex<BTreeMap<String, Answer>>,
+    known: Mutex<BTreeMap<String, (MpsState, Timestamp)>>,
 }
 
 /// The devices of the node that can have a daemon.
@@ -101,15 +99,6 @@ struct Devices {
     duties: BTreeMap<String, Duty>,
     /// Whether all daemons are to end.
     is_over: bool,
-}
-
-/// What a daemon answered last.
-#[derive(Clone, Copy, Debug)]
-struct Answer {
-    state: MpsState,
-    /// Whether it acts on soft limits of the driver.
-    enforces: bool,
-    at: Timestamp,
 }
 
 /// The loops of a node's daemons, until `end`.
@@ -150,22 +139,9 @@ impl MpsDaemons {
 
     /// The state of a device's daemon at the last check; `None` if that is too long ago.
     pub fn state(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
-        self.last(uuid, now).map(|last| last.state)
-    }
-
-    /// The same of a daemon that acts on soft limits of the driver.
-    pub fn enforcing(&self, uuid: &str, now: Timestamp) -> Option<MpsState> {
-        self.last(uuid, now).filter(|last| last.enforces).map(|last| last.state)
-    }
-
-    fn last(&self, uuid: &str, now: Timestamp) -> Option<Answer> {
-        let last = *self.shared.known.lock().get(uuid)?;
-        (now.since(last.at) <= 3 * self.shared.settings.query_every).then_some(last)
-    }
-
-    /// Whether a process finds the daemon of a device: by the variable and the mount that it got at its start.
-    pub(crate) fn finds(&self, pods: &PodsByProcess, pid: u32, uuid: &str) -> bool {
-        self.query(pods, pid, uuid, clients::finds) == Some(true)
+        let known = self.shared.known.lock();
+        let (state, asked) = known.get(uuid)?;
+        (now.since(*asked) <= 3 * self.shared.settings.query_every).then_some(*state)
     }
 
     /// The limit of the process `pid` on a device as a client of its daemon, in MiB; `None` if no
@@ -214,16 +190,14 @@ impl Shared {
     fn control(&self, uuid: &str) -> Control {
         let folder = self.settings.folder.join(uuid);
         let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
-        let MpsSettings { program, protocol, .. } = &self.settings;
-        Control { program: program.clone(), pipes, logs, protocol: *protocol }
+        Control { program: self.settings.program.clone(), pipes, logs }
     }
 
-    /// Notes the state of a daemon, and whether it acts on soft limits, and logs changes.
-    fn note(&self, uuid: &str, state: MpsState, enforces: bool) {
+    /// Notes the state of a daemon, and logs changes.
+    fn note(&self, uuid: &str, state: MpsState) {
         let mut known = self.known.lock();
-        let answer = Answer { state, enforces, at: self.clock.now() };
-        let before = known.insert(uuid.to_owned(), answer);
-        if before.map(|before| before.state) == Some(state) {
+        let before = known.insert(uuid.to_owned(), (state, self.clock.now()));
+        if before.map(|(before, _)| before) == Some(state) {
             return;
         }
         match state {
@@ -329,8 +303,7 @@ impl Keeper {
                 break;
             }
             let state = self.control.state().await;
-            let enforces = state != MpsState::Absent && self.control.enforces_soft_limits().await;
-            self.shared.note(&self.uuid, state, enforces);
+            self.shared.note(&self.uuid, state);
             if self.duty == Duty::Manage {
                 self.mind(state);
             }
@@ -388,7 +361,7 @@ impl Keeper {
         self.daemon = None;
         self.next_start = self.shared.clock.now().plus(self.pause);
         tracing::warn!(gpu = self.uuid, pause = ?self.pause, "the MPS daemon has ended");
-        self.shared.note(&self.uuid, MpsState::Absent, false);
+        self.shared.note(&self.uuid, MpsState::Absent);
     }
 
     /// Time to the next check. A daemon that was just started is checked when its pause is over.

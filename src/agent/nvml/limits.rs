@@ -17,7 +17,6 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
 use crate::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
-use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::report::wire::{ProcessUse, TenantReport};
@@ -82,7 +81,7 @@ impl MemoryLimits {
         let mut limits = Limits { name_space: group.as_ptr(), soft: 0, hard: UNLIMITED, used: 0 };
         nvml_try(unsafe { (self.read)(gpu.handle(), &raw mut limits) })?;
         let limit = (limits.hard != UNLIMITED).then_some(limits.hard);
-        Ok(GroupLimit { limit, soft: limits.soft, used: limits.used })
+        Ok(GroupLimit { limit, used: limits.used })
     }
 
     /// Whether the driver has the call that sets limits.
@@ -90,19 +89,14 @@ impl MemoryLimits {
         self.set.is_some()
     }
 
-    /// Sets what the driver guarantees to a control group on a GPU, and the most that it may use, in bytes.
+    /// Sets the limit of a control group on a GPU, in bytes. The driver guarantees it nothing.
     ///
     /// # Errors
     /// The error of the driver, for instance that the agent may not.
-    pub(crate) fn set(
-        &self,
-        gpu: &Device<'_>,
-        group: &str,
-        (soft, hard): (u64, u64),
-    ) -> Result<(), NvmlError> {
+    pub(crate) fn set(&self, gpu: &Device<'_>, group: &str, bytes: u64) -> Result<(), NvmlError> {
         let group = CString::new(group).map_err(|_| NvmlError::InvalidArg)?;
         let set = self.set.ok_or(NvmlError::NotSupported)?;
-        let limits = NewLimits { name_space: group.as_ptr(), soft, hard };
+        let limits = NewLimits { name_space: group.as_ptr(), soft: 0, hard: bytes };
         nvml_try(unsafe { set(gpu.handle(), &raw const limits) })
     }
 }
@@ -111,8 +105,6 @@ impl MemoryLimits {
 pub(crate) struct OpenDriver<'a> {
     pub(crate) nvml: &'a Nvml,
     pub(crate) limits: &'a MemoryLimits,
-    pub(crate) pods: &'a PodsByProcess,
-    pub(crate) mps: Option<&'a MpsDaemons>,
 }
 
 impl LimitDriver for OpenDriver<'_> {
@@ -120,9 +112,9 @@ impl LimitDriver for OpenDriver<'_> {
         self.limits.read(&self.nvml.device_by_uuid(gpu).ok()?, group).ok()
     }
 
-    fn set(&self, gpu: &str, group: &str, soft_and_limit: (u64, u64)) -> SetLimit {
+    fn set(&self, gpu: &str, group: &str, bytes: u64) -> SetLimit {
         let device = self.nvml.device_by_uuid(gpu);
-        match device.and_then(|device| self.limits.set(&device, group, soft_and_limit)) {
+        match device.and_then(|device| self.limits.set(&device, group, bytes)) {
             Ok(()) => SetLimit::Done,
             Err(NvmlError::NoPermission | NvmlError::NotSupported) => SetLimit::Refused,
             Err(error) => {
@@ -130,15 +122,6 @@ impl LimitDriver for OpenDriver<'_> {
                 SetLimit::Failed
             }
         }
-    }
-
-    fn counts_parents(&self, group: &str) -> bool {
-        // The kernel keeps the limits itself, by its controller `dmem` (NVIDIA, "MPS v3 memory partitioning").
-        Path::new(group).join("dmem.max").exists()
-    }
-
-    fn finds_mps(&self, gpu: &str, pid: u32) -> bool {
-        self.mps.is_some_and(|daemons| daemons.finds(self.pods, pid, gpu))
     }
 }
 
@@ -151,15 +134,6 @@ pub(crate) struct Listed {
     /// Percent of the time since the last list in which kernels of each process ran; processes
     /// without any are left out. `None` if the driver does not report it.
     pub(crate) busy: Option<BTreeMap<u32, u32>>,
-}
-
-impl Listed {
-    /// Whether pods have processes, and those with one that is no client of MPS.
-    pub(crate) fn by_mps(&self) -> (bool, BTreeSet<String>) {
-        let others = self.processes.iter().filter(|it| !self.mps_clients.contains(&it.pid));
-        let has_pods = self.processes.iter().any(|it| it.pod_uid.is_some());
-        (has_pods, others.filter_map(|it| it.pod_uid.clone()).collect())
-    }
 }
 
 /// The limit of a process; laxer values are greater.

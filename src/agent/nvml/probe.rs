@@ -31,7 +31,7 @@ use crate::agent::nvml::{details, instances, library};
 use crate::agent::processes::draining::Draining;
 use crate::agent::processes::pods::PodsByProcess;
 use crate::agent::processes::watched::Watched;
-use crate::api::condition::{DeviceFault, MpsState};
+use crate::api::condition::DeviceFault;
 use crate::api::state::DeviceKind;
 use crate::hardware::device::{MAX_DEVICES_PER_NODE, PodUid};
 use crate::hardware::units::Timestamp;
@@ -164,28 +164,14 @@ impl NvmlProbe {
             return;
         }
         let is_limited = |it: &&DeviceReport| it.kind == DeviceKind::Gpu && it.can_limit_memory;
-        let has_mps = |gpu: &str| {
-            let state = self.mps.as_ref().and_then(|daemons| daemons.enforcing(gpu, now));
-            match state {
-                Some(MpsState::Serving) => true,
-                // Without a server there are no clients: who runs is none any more.
-                Some(MpsState::Idle | MpsState::Starting) => !lent.has_pods(gpu),
-                _ => false,
-            }
-        };
-        let gpus = inventory.iter().filter(is_limited);
-        let gpus = gpus.map(|it| (it.uuid.clone(), has_mps(&it.uuid))).collect();
-        let pods = orders
-            .iter()
-            .flat_map(|orders| &orders.gpus)
-            .flat_map(|gpu| gpu.pods.iter().map(|pod| &pod.pod_uid).chain(&gpu.soft));
-        let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&**pod)).collect();
+        let gpus = inventory.iter().filter(is_limited).map(|it| it.uuid.clone()).collect();
+        let pods = orders.iter().flat_map(|orders| &orders.gpus).flat_map(|gpu| &gpu.pods);
+        let pods: BTreeSet<PodUid> = pods.map(|pod| PodUid::new(&*pod.pod_uid)).collect();
         let containers = match pods.is_empty() {
             true => Ok(Containers::new()),
             false => self.pods.containers_of(&pods),
         };
-        let driver =
-            OpenDriver { nvml: &open.nvml, limits, pods: &self.pods, mps: self.mps.as_ref() };
+        let driver = OpenDriver { nvml: &open.nvml, limits };
         lent.carry_out((orders.as_ref(), now), &gpus, containers.as_ref(), &driver);
     }
 
@@ -227,7 +213,6 @@ impl NvmlProbe {
             pods: &self.pods,
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
-            lent_limits: self.lent_limits.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
             switching: self.on_demand.as_ref().map_or(Switching::Never, MigOnDemand::switching),
             now,

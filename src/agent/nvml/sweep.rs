@@ -9,7 +9,6 @@ use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::agent::gpu::health::{GpuHealth, RecoveryAction};
-use crate::agent::gpu::lent_limits::LentLimits;
 use crate::agent::gpu::probe::{ProbeError, ProcessSampling};
 use crate::agent::mig::on_demand::Switching;
 use crate::agent::mps::daemons::MpsDaemons;
@@ -81,7 +80,6 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
     /// The MPS daemons, if the agent watches them.
     pub(crate) mps: Option<&'a MpsDaemons>,
-    pub(crate) lent_limits: Option<&'a LentLimits>,
     /// What can be made on each GPU, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
     /// Of which GPUs the agent may turn MIG mode on, so that instances can be made there.
@@ -334,9 +332,6 @@ impl Sweeper<'_> {
                 let serving = self.mps.filter(|_| mps == Some(MpsState::Serving));
                 let mps_mib = |pid| serving?.limit_mib(self.pods, pid, uuid);
                 let tenants = limits::tenants((limits, device), &listed, self.pods, mps_mib);
-                if let Some(lent) = self.lent_limits {
-                    lent.list(uuid, listed.by_mps(), self.now);
-                }
                 (Some(listed.processes), tenants)
             }
         };

@@ -98,10 +98,7 @@ impl PodsByProcess {
                     if let Some(pod) = pod {
                         let container = groups_in_cgroup(&text).into_iter().next();
                         let container = container.ok_or(SetLimit::Refused)?;
-                        let groups = found.entry(pod.to_string()).or_default();
-                        // The first one started with what the container has.
-                        let process = groups.entry(container).or_insert(pid);
-                        *process = pid.min(*process);
+                        found.entry(pod.to_string()).or_default().insert(container);
                     }
                 }
             }
@@ -214,8 +211,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use std::collections::BTreeMap;
-
     use super::*;
 
     const UID: &str = "0d5ab2f3-58e1-4f5c-9a4b-1c7d3c1e8f00";
@@ -250,7 +245,7 @@ mod tests {
         process("10", &format!("/kubepods/pod{STATIC}/main"));
         process("11", "/user.slice");
         let path = |name: &str| format!("/sys/fs/cgroup/kubepods/pod{UID}/{name}");
-        let both = BTreeMap::from([(path("main"), 7), (path("side"), 9)]);
+        let both = BTreeSet::from([path("main"), path("side")]);
         assert_eq!(found(), Ok(Containers::from([(UID.to_owned(), both)])));
         process("12", &format!("/../pod{UID}/main"));
         assert_eq!(found(), Err(SetLimit::Refused), "the host's paths are hidden");

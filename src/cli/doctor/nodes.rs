@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::commands::Check;
-use crate::api::state::{Device, Health, NodeReporting, SoftLimits, State};
+use crate::api::state::{Health, NodeReporting, State};
 use crate::cli::base::reader::{Read, Unread};
 use crate::cli::doctor::finding::{Findings, Of, count, names, short};
 use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
@@ -32,8 +32,6 @@ pub(crate) struct Reported {
     pub(crate) devices: usize,
     /// How many of them have a fault.
     pub(crate) unhealthy: usize,
-    /// On how many of them pods borrow under soft limits that are not in force.
-    pub(crate) without_soft_limits: usize,
 }
 
 /// The ledger, reduced to what the checks look at.
@@ -58,12 +56,10 @@ impl Reports {
             let hung = tenants.filter(|tenant| tenant.hangs);
             reports.hung.extend(hung.map(|tenant| (tenant.pod.clone(), node.name.clone())));
             let unhealthy = node.devices.iter().filter(|it| it.health == Health::Unhealthy);
-            let missing = |it: &&Device| it.soft_limits == Some(SoftLimits::Missing);
             let reported = Reported {
                 reporting: node.state,
                 devices: node.devices.len(),
                 unhealthy: unhealthy.count(),
-                without_soft_limits: node.devices.iter().filter(missing).count(),
             };
             reports.nodes.insert(node.name, reported);
         }
@@ -212,15 +208,6 @@ fn reports_of(reports: &Reports, own: &BTreeSet<&str>) -> Findings {
         found.push(AGENTS.warning(
             format!("GPUs with a fault on {}", names(&faulty)),
             "gpupack top gpus shows the faults, docs/runbook.md what to do",
-        ));
-    }
-    let unlimited = reports.nodes.iter().filter(|(_, it)| it.without_soft_limits > 0);
-    let unlimited: Vec<&String> = unlimited.map(|(name, _)| name).collect();
-    if !unlimited.is_empty() {
-        found.push(AGENTS.warning(
-            format!("soft limits that are not in force on {}", names(&unlimited)),
-            "replace pods that are older than soft_limits, and check that agents.mpsProtocol is 3, that /v1/state \
-             shows an MPS daemon that is Serving, and that the kernel has no dmem controller",
         ));
     }
     found
@@ -420,12 +407,7 @@ mod tests {
             };
             let pod =
                 |name: &str| OwnPod { node: name.to_owned(), is_ready: true, ..OwnPod::default() };
-            let of = |reporting, devices| Reported {
-                reporting,
-                devices,
-                unhealthy: 0,
-                without_soft_limits: 0,
-            };
+            let of = |reporting, devices| Reported { reporting, devices, unhealthy: 0 };
             let nodes = [
                 ("a", of(NodeReporting::Reporting, 2)),
                 ("b", of(NodeReporting::Reporting, 1)),
@@ -487,11 +469,6 @@ mod tests {
             bed.reports.as_mut().unwrap().nodes.get_mut("a").unwrap().unhealthy = 1;
         });
         assert_eq!(states(&found), [Warning]);
-        let (found, _) = after(|bed| {
-            bed.reports.as_mut().unwrap().nodes.get_mut("b").unwrap().without_soft_limits = 1;
-        });
-        assert_eq!(states(&found), [Warning]);
-        assert!(text(&found).contains("soft limits that are not in force on b"), "{found:?}");
         let (found, _) = after(|bed| bed.daemon_set = Err(Unread::Absent));
         assert_eq!(states(&found), [Problem]);
     }

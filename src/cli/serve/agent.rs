@@ -9,7 +9,6 @@ use rustls::pki_types::ServerName;
 
 use crate::agent::gpu::lent_limits::LentLimits;
 use crate::agent::mig::on_demand::{MigOnDemand, Switching};
-use crate::agent::mps::control::Protocol;
 use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
@@ -88,10 +87,6 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "nvidia-cuda-mps-control")]
     pub mps_control: PathBuf,
 
-    /// Their protocol: 2, or 3 (from driver r615 on), with which they act on soft limits of the driver.
-    #[arg(long, value_name = "NUMBER", default_value = "2", conflicts_with = "simulate")]
-    pub mps_protocol: ProtocolChoice,
-
     /// Limits of the driver for the memory of containers: `read` reports them, `set` also lets pods use more than they
     /// request while no other pod needs it, as the extender orders.
     #[arg(long, value_name = "HOW", default_value = "read", conflicts_with = "simulate")]
@@ -139,17 +134,6 @@ pub enum MpsChoice {
     Manage,
 }
 
-/// The protocol of MPS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ProtocolChoice {
-    /// Version 2.
-    #[value(name = "2")]
-    V2,
-    /// Version 3.
-    #[value(name = "3")]
-    V3,
-}
-
 /// What the agent does with limits of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsChoice {
@@ -169,12 +153,7 @@ impl AgentArgs {
         };
         let (folder, program) = (self.mps_folder.clone(), self.mps_control.clone());
         let proc_root = self.proc_root.clone();
-        let protocol = match self.mps_protocol {
-            ProtocolChoice::V2 => Protocol::V2,
-            ProtocolChoice::V3 => Protocol::V3,
-        };
-        let query_every = QUERY_EVERY;
-        let settings = MpsSettings { folder, program, duty, protocol, query_every, proc_root };
+        let settings = MpsSettings { folder, program, duty, query_every: QUERY_EVERY, proc_root };
         Some(MpsDaemons::new(settings, clock))
     }
 }

@@ -226,13 +226,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     ended
 }
 
-/// Warns of what has no effect, or was not tried.
+/// Warns of what has no effect.
 fn warn_of(config: &Config, truth: &ClusterTruth) {
     if config.pools.moves_instances() && truth.replica.is_none() {
         tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
-    }
-    if config.pools.have_soft_limits() {
-        tracing::warn!("`soft_limits` was not run on real hardware yet: see docs/borrowing.md");
     }
 }
 

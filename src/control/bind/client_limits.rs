@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 use crate::config::webhook::MemoryLimit;
 use crate::control::shared::app::App;
 use crate::hardware::device::DeviceKind;
-use crate::hardware::units::{Demand, MemMib};
+use crate::hardware::units::Demand;
 use crate::kube_api::containers::mps::ClientLimits;
 use crate::model::reservation::{PlacedDevice, Placement, Reservation};
 
@@ -33,9 +33,7 @@ pub(crate) fn client_limits(
             // The NVIDIA container toolkit sets one amount on all of them.
             let least = devices.iter().map(|placed| placed.demand.memory).min();
             let least = least.filter(|_| devices.iter().all(is_gpu));
-            let is_soft = || node.as_ref().is_some_and(|node| node.rule().soft_limits);
-            let soft = |least| if is_soft() { least } else { MemMib::ZERO };
-            least.map(|least| ClientLimits::of_driver(least, soft(least))).unwrap_or_default()
+            least.map(ClientLimits::of_driver).unwrap_or_default()
         }
         (MemoryLimit::None | MemoryLimit::Mps, _) => ClientLimits::default(),
     }
@@ -58,15 +56,13 @@ mod tests {
     use crate::control::shared::app::Truth;
     use crate::hardware::device::{DeviceId, NodeName};
     use crate::hardware::pool::ConfiguredIsolation;
-    use crate::hardware::units::Share;
+    use crate::hardware::units::{MemMib, Share};
     use crate::ledger::fixture::ledger;
 
-    /// The limits that are written for 250 MiB of each of these devices, in a pool with these keys.
-    fn limits(settings: &str, pool: &str, devices: &[&str]) -> String {
-        let text = format!("webhook: {{{settings}}}\npools: {{\"\": {{{pool}}}}}");
-        let (config, ledger) = (Config::from_yaml(&text).unwrap(), ledger("A"));
-        ledger.share_by(config.pools.clone());
-        let app = App::new(Arc::new(ledger), Clock::start(), config, Truth::Ledger);
+    /// The limits that are written for 250 MiB of each of these devices.
+    fn limits(settings: &str, devices: &[&str]) -> String {
+        let config = Config::from_yaml(&format!("webhook: {{{settings}}}")).unwrap();
+        let app = App::new(Arc::new(ledger("A")), Clock::start(), config, Truth::Ledger);
         let demand = Demand { memory: MemMib::new(250), share: Share::from_millionths(255_000) };
         let id = |name: &&str| PlacedDevice { id: DeviceId::new(name).unwrap(), demand };
         let devices = devices.iter().map(id).collect();
@@ -93,9 +89,7 @@ mod tests {
             (capped, &["A"], "0=250M 25"),
             (capped, &["gone"], "0=250M 100"),
         ] {
-            assert_eq!(limits(settings, "", devices), written, "{settings} {devices:?}");
+            assert_eq!(limits(settings, devices), written, "{settings} {devices:?}");
         }
-        let soft = limits("memory_limit: driver", "borrow: memory, soft_limits: true", &["A"]);
-        assert_eq!(soft, "250 250");
     }
 }

@@ -403,17 +403,7 @@ pub(crate) fn limit(node: &NodeState, held: &Reservation) -> String {
     match placed.demand == (Demand { memory, share }) {
         true => "; its limit lends it nothing there".to_owned(),
         false => {
-            let is_ended = memory > placed.demand.memory && device.has_soft_limits();
-            let ended = match is_ended {
-                true => {
-                    ", also of what others request; the driver ends its process when they use that (not verified \
-                         on real hardware)"
-                }
-                false => "",
-            };
-            format!(
-                "; while that is free there, it may use {share} of the compute and {memory}{ended}"
-            )
+            format!("; while that is free there, it may use {share} of the compute and {memory}")
         }
     }
 }
@@ -455,44 +445,5 @@ pub(crate) fn lost(node: &NodeState, held: &Reservation) -> String {
     match parts.into_iter().filter_map(|(device, _)| device).any(is_promised) {
         true => "; its MIG instance is gone, and is made again at the same place".to_owned(),
         false => String::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::hardware::device_class::DeviceClasses;
-    use crate::hardware::pool::PoolRule;
-    use crate::hardware::units::{MemMib, Share, Timestamp};
-    use crate::model::isolation::DeviceLimits;
-    use crate::model::request::{Limit, Movable};
-    use crate::model::reservation::PlacedDevice;
-    use crate::scoring::fixture::{node_of, tenant};
-
-    #[test]
-    fn under_soft_limits_it_is_said_that_the_driver_may_end_the_process() {
-        let mut classes = DeviceClasses::default();
-        let mut node = node_of("A:1000/1000", &mut classes);
-        let borrow = Borrow::Memory { most: Share::WHOLE };
-        let rule = PoolRule { borrow, driver_limits: true, ..PoolRule::default() };
-        node.share_by(PoolRule { soft_limits: true, ..rule }, &mut classes);
-        let (id, demand) = (
-            DeviceId::new("A").unwrap(),
-            Demand { memory: MemMib::new(300), share: Share::from_millionths(300_000) },
-        );
-        let mut request = GpuRequest::one(Amount::Fraction(demand.share));
-        (request.limit, request.movable) = (Some(Limit::Fraction(Share::WHOLE)), Movable::Restart);
-        let held = tenant("p", vec![PlacedDevice { id: id.clone(), demand }]);
-        let held = Reservation { request: Some(Arc::new(request)), ..held };
-        node.allocate(held.clone());
-        let ends = "and 1000 MiB, also of what others request; the driver ends its process";
-        for (soft, says_so) in [(300, true), (295, false)] {
-            let soft = BTreeMap::from([(held.pod.uid.clone(), MemMib::new(soft))]);
-            let in_force = BTreeMap::from([(id.clone(), DeviceLimits { number: 1, soft })]);
-            node.note_limits(in_force, Timestamp::START);
-            assert_eq!(limit(&node, &held).contains(ends), says_so, "{}", limit(&node, &held));
-        }
     }
 }

@@ -27,7 +27,7 @@ use serde_json::Value;
 use crate::causes::shown_long;
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::pods::requests::RequestRules;
-use crate::config::webhook::{TemplatePath, Unmanaged, WebhookConfig};
+use crate::config::webhook::{MemoryLimit, TemplatePath, Unmanaged, WebhookConfig};
 use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
 use crate::kube_api::admission::review::{
     Asked, ReviewFault, Templates, name_of, request, with_jobs,
@@ -302,9 +302,9 @@ impl Admission {
             return Err(AdmissionError::NodeName { node: shown(node) });
         }
         self.check_grace(spec)?;
-        let clients = match self.settings.makes_clients() && mps::is_client(request)? {
-            true => Clients::Granted,
-            false => Clients::None,
+        let clients = match self.settings.memory_limit {
+            MemoryLimit::Mps if mps::is_client(request)? => Clients::Granted,
+            MemoryLimit::Mps | MemoryLimit::Driver | MemoryLimit::None => Clients::None,
         };
         let volume = (clients == Clients::Granted).then(|| mps::volume(&self.settings.mps_folder));
         refuse_pod(annotations, spec, &self.settings, volume.as_ref())?;
@@ -329,10 +329,10 @@ impl Admission {
             wanted.push((CONTAINER, gets.to_owned()));
         }
         changes.annotate(annotations, &wanted);
-        let (mut granted, blank) = (granted(request, &self.settings), blank());
+        let (mut granted, blank) = (granted(request, self.settings.memory_limit), blank());
         let mut mounts = Vec::new();
         if clients == Clients::Granted {
-            granted.extend(mps::variables(&self.settings));
+            granted.extend(mps::variables(self.settings.thread_cap));
             mounts.extend(mps::mounts());
         }
         let meant = self.requests.meant(request);

@@ -13,15 +13,13 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
-use crate::config::webhook::{MemoryLimit, WebhookConfig};
+use crate::config::webhook::MemoryLimit;
 use crate::kube_api::containers::admission_error::AdmissionError;
 use crate::kube_api::containers::container_view::{
     ContainerView, UUIDS_VARIABLE, containers, literal, placed,
 };
 use crate::kube_api::containers::mps;
-use crate::kube_api::request::placement::{
-    DEVICES, DRIVER_MEMORY, DRIVER_SOFT_MEMORY, MEMORY_MIB, UUIDS,
-};
+use crate::kube_api::request::placement::{DEVICES, DRIVER_MEMORY, MEMORY_MIB, UUIDS};
 use crate::kube_api::request::quantity::{parse_count, parse_milli};
 use crate::kube_api::request::request_error::shown;
 use crate::kube_api::request::resources::{MARKERS, WHOLE};
@@ -124,7 +122,7 @@ impl Owned<'_> {
 }
 
 /// The variables of the container that gets the devices of `request`.
-pub(crate) fn granted(request: &GpuRequest, settings: &WebhookConfig) -> Vec<EnvVar> {
+pub(crate) fn granted(request: &GpuRequest, limit: MemoryLimit) -> Vec<EnvVar> {
     let mut variables = vec![
         placed(DEVICES_VARIABLE, DEVICES),
         placed(UUIDS_VARIABLE, UUIDS),
@@ -141,12 +139,8 @@ pub(crate) fn granted(request: &GpuRequest, settings: &WebhookConfig) -> Vec<Env
     // The driver takes no limit for a MIG instance. With hardware isolation the device is one, or a
     // whole GPU. For others *bind* decides, and writes the annotation or not. The CDI specification
     // of an instance does not have the hook, so nothing there reads the empty variable.
-    let is_limited = settings.memory_limit == MemoryLimit::Driver;
-    if is_limited && is_shared && request.isolation != Isolation::Hardware {
-        variables.push(match settings.soft_limits {
-            true => placed(HOOK_REQUEST, DRIVER_SOFT_MEMORY),
-            false => literal(HOOK_REQUEST, "0"),
-        });
+    if limit == MemoryLimit::Driver && is_shared && request.isolation != Isolation::Hardware {
+        variables.push(literal(HOOK_REQUEST, "0"));
         variables.push(placed(HOOK_LIMIT, DRIVER_MEMORY));
     }
     if request.movable == Movable::Restart {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{EnvVar, HostPathVolumeSource, PodSpec, Volume, VolumeMount};
 
 use crate::config::allowed::{HostFolder, plain};
-use crate::config::webhook::{MemoryLimit, ThreadCap, WebhookConfig};
+use crate::config::webhook::ThreadCap;
 use crate::hardware::device::{ModelFilter, ModelName};
 use crate::hardware::units::{Demand, MemMib, Share};
 use crate::kube_api::containers::admission_error::AdmissionError;
@@ -38,11 +38,6 @@ const PIPES: &str = "/run/gpupack-mps";
 /// The folder of shared memory inside a container; its path is fixed.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Percentages of the SMs on Hopper without a known fault, as ranges. Between them half-precision
-/// matrix products left parts of their results unwritten, on an H100 and an H200 with driver
-/// 580.159 (`docs/hardware.md`).
-const CLEAN_ON_HOPPER: [(u64, u64); 4] = [(1, 13), (23, 27), (47, 51), (90, 100)];
-
 /// Parts of product names of Hopper GPUs.
 const HOPPER: [&str; 5] = ["H100", "H200", "GH200", "H800", "H20"];
 
@@ -65,13 +60,8 @@ pub(crate) fn is_client(request: &GpuRequest) -> Result<bool, AdmissionError> {
 }
 
 /// The variables of a client.
-pub(crate) fn variables(settings: &WebhookConfig) -> Vec<EnvVar> {
-    let mut all = vec![literal(PIPE_VARIABLE, PIPES)];
-    if settings.memory_limit != MemoryLimit::Mps {
-        return all; // the driver limits it
-    }
-    all.push(placed(MEMORY_VARIABLE, MPS_MEMORY));
-    let cap = settings.thread_cap;
+pub(crate) fn variables(cap: ThreadCap) -> Vec<EnvVar> {
+    let mut all = vec![literal(PIPE_VARIABLE, PIPES), placed(MEMORY_VARIABLE, MPS_MEMORY)];
     if cap != ThreadCap::None {
         all.push(placed(THREADS_VARIABLE, MPS_THREADS));
     }
@@ -155,9 +145,9 @@ impl ClientLimits {
         Self { annotations: all.map(|(key, value)| (key.to_owned(), value)).collect() }
     }
 
-    /// The memory limit that the driver applies to a container on each of its GPUs, and its soft limit.
-    pub fn of_driver(memory: MemMib, soft: MemMib) -> Self {
-        let limits = [(DRIVER_MEMORY, memory), (DRIVER_SOFT_MEMORY, soft)];
+    /// The memory limit that the driver applies to a container on each of its GPUs.
+    pub fn of_driver(memory: MemMib) -> Self {
+        let limits = [(DRIVER_MEMORY, memory), (DRIVER_SOFT_MEMORY, MemMib::ZERO)];
         let text = |(key, amount): (&str, MemMib)| (key.to_owned(), amount.mib().to_string());
         Self { annotations: limits.into_iter().map(text).collect() }
     }

@@ -74,8 +74,8 @@ impl StartFault {
                 "install the driver on the node, or wait until its operator installs it"
             }
             Self::MemoryLimit => {
-                "set `webhook.memory_limit: none` (and no `soft_limits`) and create the pod again, or give every node \
-                 of gpupack driver r615 and control groups version 2"
+                "set `webhook.memory_limit: none` and create the pod again, or give every node of \
+                 gpupack driver r615 and control groups version 2"
             }
         }
     }

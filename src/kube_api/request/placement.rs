@@ -34,9 +34,8 @@ pub const MEMORY_MIB: &str = "placed.gpupack.dev/memory-mib";
 /// The memory limit for each container on each of its GPUs, in MiB, which the driver applies. None
 /// on MIG instances: the driver takes no limits for them.
 pub const DRIVER_MEMORY: &str = "placed.gpupack.dev/driver-memory-limit";
-
-/// The memory that the driver guarantees to each container on each of its GPUs, in MiB: its soft limit. Written with the
-/// limit; 0 in pools without soft limits.
+/// The memory that the driver guarantees to each container: none. Written with the limit for pods that the version
+/// before admitted with `soft_limits`: the container toolkit does not start them without it.
 pub const DRIVER_SOFT_MEMORY: &str = "placed.gpupack.dev/driver-memory-soft-limit";
 /// The memory limit of an MPS client on its GPU, in MPS's form: `0=4096M`. Only where MPS is used.
 pub const MPS_MEMORY: &str = "placed.gpupack.dev/mps-memory-limit";

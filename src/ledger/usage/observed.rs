@@ -1,6 +1,5 @@
 //! What the ledger notes of the reports beside the amounts: use, isolation, conditions.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::hardware::device::{DeviceId, PodUid};
@@ -9,7 +8,7 @@ use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{DeviceUse, Verification};
 use crate::model::event::LedgerEvent;
-use crate::model::isolation::{DeviceLimits, DriverLimits, Mode, Rules};
+use crate::model::isolation::{DriverLimits, Mode, Rules};
 use crate::model::node_state::NodeState;
 use crate::model::reservation::{Placement, ReservationState};
 use crate::usage::history::{History, Usage, allocated};
@@ -151,36 +150,15 @@ impl Ledger {
             let note = |node_state: &mut NodeState| node_state.note_wholes(wholes);
             events.extend(self.change_node(at, note));
         }
-        events.extend(self.note_limits_at(at, limits, now));
+        if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
+            let note = |node_state: &mut NodeState| node_state.note_limits(limits);
+            events.extend(self.change_node(at, note));
+        }
         if !not_made.is_empty() {
             let note = |node_state: &mut NodeState| node_state.note_failures(not_made, now);
             events.extend(self.change_node(at, note));
         }
         events
-    }
-
-    fn note_limits_at(
-        &self,
-        at: usize,
-        limits: BTreeMap<DeviceId, DeviceLimits>,
-        now: Timestamp,
-    ) -> Vec<LedgerEvent> {
-        if self.node_entry(at).look(|_, node_state| node_state.has_limits(&limits, now)) {
-            return Vec::new();
-        }
-        self.change_node(at, |node_state: &mut NodeState| node_state.note_limits(limits, now))
-    }
-
-    /// Notes which limits of the driver the agent of a node has in force, where nothing else is reported of it.
-    pub(crate) fn note_limits(
-        &self,
-        node: &str,
-        limits: BTreeMap<DeviceId, DeviceLimits>,
-        now: Timestamp,
-    ) {
-        if let Some(at) = self.position(node) {
-            self.note_limits_at(at, limits, now);
-        }
     }
 
     /// Why the agent could not make the MIG instances of a placement, as its last report says.

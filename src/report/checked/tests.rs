@@ -37,6 +37,15 @@ fn a_hello_of_a_newer_agent_is_read_with_its_core_fields() {
 }
 
 #[test]
+fn soft_limits_that_an_older_agent_reports_are_ignored() {
+    let gpu = r#"{"gpu":"GPU-a","number":7,"soft":[{"podUid":"p","softMib":4096}]}"#;
+    let limits = format!(r#""memoryLimits":{{"term":3,"gpus":[{gpu}]}},"agent""#);
+    let body = hello(GPU, "").replace(r#""agent""#, &limits);
+    let limits = Report::from_json(body.as_bytes()).unwrap().details.limits;
+    assert_eq!(limits, Some((3, BTreeMap::from([(DeviceId::new("GPU-a").unwrap(), 7)]))));
+}
+
+#[test]
 fn lists_not_read_differ_from_empty_lists() {
     let body = hello(GPU, r#"{"id":"GPU-a","healthy":true,"processes":[]}"#);
     let uses = Report::from_json(body.as_bytes()).unwrap().facts.uses;

@@ -10,7 +10,6 @@ use crate::hardware::pool::{InstanceUse, PoolRule, Replicas};
 use crate::hardware::units::Timestamp;
 use crate::model::device_state::HoldRule;
 use crate::model::device_state::{DeviceUse, ProcessUse};
-use crate::model::isolation::DeviceLimits;
 use crate::model::policy::Policy;
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit, Movable};
 use crate::model::reservation::{Guest, Move, PlacedDevice, Tenure};
@@ -629,8 +628,7 @@ fn limited(text: &str, in_force: u64) -> NodeState {
 }
 
 fn put_in_force(node: &mut NodeState, number: u64) {
-    let in_force = DeviceLimits { number, soft: BTreeMap::new() };
-    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]), Timestamp::START);
+    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), number)]));
 }
 
 #[test]
@@ -655,133 +653,6 @@ fn what_nobody_requests_or_uses_is_split_among_those_that_may_borrow() {
     assert_eq!(ordered(&node).1.split(' ').next(), Some("p=300+"), "it may borrow no more");
     node.release(&PodUid::new("r"));
     assert_eq!(ordered(&node).0, 3, "no pod has come");
-}
-
-/// The same where soft limits are ordered, and these of the pods on A are in force, in MiB.
-fn softly_limited(soft: &[(&str, u64)]) -> NodeState {
-    let mut node = limited("A:1000/1000 B:1000/1000", 0);
-    let rule = PoolRule { soft_limits: true, ..node.rule() };
-    node.share_by(rule, &mut DeviceClasses::default());
-    put_soft(&mut node, 0, soft);
-    node
-}
-
-fn put_soft(node: &mut NodeState, number: u64, soft: &[(&str, u64)]) {
-    put_soft_at(node, number, soft, 0);
-}
-
-fn put_soft_at(node: &mut NodeState, number: u64, soft: &[(&str, u64)], second: u64) {
-    let soft = soft.iter().map(|(uid, mib)| (PodUid::new(*uid), MemMib::new(*mib))).collect();
-    let in_force = DeviceLimits { number, soft };
-    let now = Timestamp::from_millis(second * 1_000);
-    node.note_limits(BTreeMap::from([(DeviceId::new("A").unwrap(), in_force)]), now);
-}
-
-#[test]
-fn what_soft_limits_guarantee_is_lent_while_it_is_not_used() {
-    let mut node = softly_limited(&[]);
-    let a = |node: &NodeState| node.devices()[0].clone();
-    node.allocate(movable("p", "A", 300));
-    node.allocate(movable("q", "A", 300));
-    node.allocate(Reservation { request: None, ..movable("r", "A", 200) });
-    assert_eq!(ordered(&node), (3, "p=400 q=400".to_owned()), "split");
-    let asked = ordered_limits(&node).remove(0).soft;
-    assert_eq!(asked, ["p", "q", "r"].map(PodUid::new));
-    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 195)]);
-    assert!(!a(&node).has_soft_limits(), "`r` has less than it requests");
-    put_soft(&mut node, 3, &[("p", 300), ("q", 300), ("r", 196), ("s", 100)]);
-    assert!(a(&node).has_soft_limits(), "a driver may round");
-    assert_eq!(ordered(&node), (3, "p=1000 q=1000".to_owned()));
-    observe(&mut node, "A", &[("p", 900)]);
-    assert_eq!(to_give_back(&node), [], "the driver ends it when others need the memory");
-    assert!(!is_short_of_memory(&node, node.devices().iter()));
-    // For one that comes it is taken back: no report of its soft limit counts that came before it.
-    node.allocate(movable("s", "A", 100));
-    assert!(!a(&node).has_soft_limits());
-    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
-    assert_eq!(ordered(&node), (4, "p=900 q=300 s=100".to_owned()));
-    assert!(!node.limits().leave_room(&DeviceId::new("A").unwrap(), &PodUid::new("s")));
-}
-
-#[test]
-fn memory_is_taken_back_only_some_seconds_after_soft_limits_are_missing() {
-    let mut node = softly_limited(&[]);
-    node.allocate(movable("p", "A", 300));
-    node.allocate(movable("q", "A", 500));
-    put_soft_at(&mut node, 2, &[("p", 300), ("q", 500)], 100);
-    observe(&mut node, "A", &[("p", 900)]);
-    // The agent starts again: it has read nothing yet.
-    put_soft_at(&mut node, 2, &[], 200);
-    assert_eq!(ordered(&node), (3, "p=900 q=500".to_owned()), "split again, under a new number");
-    assert_eq!(to_give_back(&node), []);
-    let none = BTreeMap::from([(
-        DeviceId::new("A").unwrap(),
-        DeviceLimits { number: 2, ..Default::default() },
-    )]);
-    assert!(node.has_limits(&none, Timestamp::from_millis(209_999)));
-    assert!(!node.has_limits(&none, Timestamp::from_millis(210_000)), "the time is over");
-    let again = node.clone();
-    put_soft_at(&mut node, 2, &[], 210);
-    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
-    let mut node = again;
-    put_soft_at(&mut node, 3, &[("p", 300), ("q", 500)], 205);
-    assert_eq!(ordered(&node), (3, "p=1000 q=1000".to_owned()));
-    put_soft_at(&mut node, 3, &[("p", 300), ("q", 500)], 300);
-    assert_eq!(to_give_back(&node), []);
-}
-
-#[test]
-fn soft_limits_stay_in_force_when_a_pod_ends_or_begins_to_leave() {
-    let mut node = softly_limited(&[]);
-    node.allocate(movable("p", "A", 300));
-    node.allocate(movable("q", "A", 400));
-    let both = [("p", 300), ("q", 400)];
-    put_soft(&mut node, 2, &both);
-    observe(&mut node, "A", &[("p", 700)]);
-    assert!(node.devices()[0].has_soft_limits());
-    let mut ending = node.clone();
-    assert!(!ending.drain(&PodUid::new("q"), Timestamp::START), "its processes may still be there");
-    assert!(ending.devices()[0].has_soft_limits(), "what it requests becomes free");
-    assert_eq!(to_give_back(&ending), []);
-    // Until its container is restarted elsewhere, its old one is here; there it has none.
-    let mut held = node.reservation(&PodUid::new("q")).unwrap().clone();
-    let on = DeviceId::new("B").unwrap();
-    held.placement.guest = Some(Guest { on, spot: None, leaving: None });
-    held.departure = Departure::Arrives { clean_lists: None };
-    node.allocate(held);
-    put_soft(&mut node, 2, &both);
-    assert!(node.devices()[0].has_soft_limits() && !node.devices()[1].has_soft_limits());
-    assert_eq!(to_give_back(&node), []);
-}
-
-#[test]
-fn a_new_process_waits_for_the_first_soft_limits_of_an_agent() {
-    let mut node = softly_limited(&[]);
-    node.note_limits(BTreeMap::new(), Timestamp::START);
-    node.allocate(movable("p", "A", 300));
-    node.allocate(movable("q", "A", 500));
-    // The agent is new, too: it has no orders yet.
-    put_soft_at(&mut node, 0, &[], 100);
-    observe(&mut node, "A", &[("p", 900)]);
-    assert_eq!((ordered(&node).1.as_str(), to_give_back(&node)), ("p=900 q=500", vec![]));
-    put_soft_at(&mut node, 0, &[], 110);
-    assert_eq!(to_give_back(&node), [PodUid::new("p")]);
-}
-
-#[test]
-fn a_pod_that_is_away_needs_no_soft_limit_at_home() {
-    let mut node = softly_limited(&[]);
-    node.allocate(movable("p", "A", 300));
-    node.lend(&PodUid::new("p"), DeviceId::new("B").unwrap());
-    node.allocate(movable("q", "A", 300));
-    put_soft(&mut node, 2, &[("q", 300)]);
-    assert!(node.devices()[0].has_soft_limits());
-    assert_eq!(ordered(&node), (2, "p=300+ q=1000".to_owned()));
-    assert_eq!(ordered_limits(&node).remove(0).soft, [PodUid::new("q")]);
-    node.allocate(Reservation { request: None, ..movable("whole", "B", 1_000) });
-    assert_eq!(recalled(&mut node), ["p"]);
-    assert!(!node.devices()[0].has_soft_limits(), "it comes home");
-    assert!(!may_go_home(&node, &PodUid::new("p")));
 }
 
 #[test]
@@ -847,14 +718,14 @@ fn a_pod_waits_until_the_limits_of_others_leave_its_memory_free() {
 #[test]
 fn no_pod_borrows_memory_whose_limit_the_agent_does_not_set() {
     let mut node = limited("A:1000/1000", 0);
-    node.note_limits(BTreeMap::new(), Timestamp::START);
+    node.note_limits(BTreeMap::new());
     node.allocate(movable("p", "A", 300));
     observe(&mut node, "A", &[("p", 700)]);
     assert_eq!((ordered(&node).0, free_mib(&node)), (0, 300), "what it uses is not free");
     put_in_force(&mut node, 0);
     observe(&mut node, "A", &[("p", 700)]);
     assert_eq!((ordered(&node), free_mib(&node)), ((1, "p=1000".to_owned()), 700));
-    node.note_limits(BTreeMap::new(), Timestamp::START);
+    node.note_limits(BTreeMap::new());
     assert_eq!(free_mib(&node), 300, "the agent sets them no more");
     put_in_force(&mut node, 0);
     // Where nothing is lent any more, limits are lowered again.

@@ -108,7 +108,7 @@ fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
     let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
     let limits = details.limits.map(|(term, mut gpus)| {
         if Some(term) != app.acts_in() {
-            gpus.values_mut().for_each(|it| it.number = 0);
+            gpus.values_mut().for_each(|number| *number = 0);
         }
         (term, gpus)
     });
@@ -124,11 +124,10 @@ fn ordering_term(app: &App) -> Option<u64> {
 /// The limits of memory that the agent of a node is to set, if this replica gives orders.
 fn limit_orders(app: &App, node: &str) -> Option<LimitOrders> {
     let (term, orders) = (ordering_term(app)?, app.ledger.limit_orders(node)?);
-    let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, limits, soft }| GpuLimits {
+    let gpus = orders.into_iter().map(|OrderedLimits { gpu, number, limits }| GpuLimits {
         gpu: gpu.to_string(),
         number,
         pods: limits.into_iter().map(pod_limit).collect(),
-        soft: soft.iter().map(PodUid::to_string).collect(),
     });
     Some(LimitOrders { term, gpus: gpus.collect() })
 }

@@ -64,7 +64,6 @@ pub(crate) fn device(
         neighbors: more.neighbors.iter().map(neighbor).collect(),
         can_limit_memory: more.can_limit_memory,
         sets_memory_limits: node.limits().are_set(&device.id),
-        soft_limits: soft_limits(node, found),
         capacity_mib: device.capacity().mib(),
         allocated: amount(found.allocated()),
         held: amount(found.on_hold()),
@@ -143,16 +142,6 @@ fn isolation(found: &DeviceState) -> DeviceIsolation {
         ConfiguredIsolation::Hardware => (IsolationMode::Mig, None),
     };
     DeviceIsolation { configured, verification }
-}
-
-/// Whether soft limits are in force where pods borrow under them.
-fn soft_limits(node: &NodeState, found: &DeviceState) -> Option<state::SoftLimits> {
-    let order = node.limits().order(&found.device().id)?;
-    let lends = found.rule().soft_limits && order.borrowers().next().is_some();
-    lends.then(|| match found.has_soft_limits() {
-        true => state::SoftLimits::NotVerified,
-        false => state::SoftLimits::Missing,
-    })
 }
 
 fn mode(mode: Mode) -> IsolationMode {

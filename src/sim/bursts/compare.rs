@@ -33,7 +33,7 @@ pub struct Comparison {
 }
 
 /// The rules that are compared, by name.
-fn rules() -> [(&'static str, PoolRule); 6] {
+fn rules() -> [(&'static str, PoolRule); 5] {
     let rule = |borrow, spread_empty| PoolRule { borrow, spread_empty, ..PoolRule::default() };
     let memory = Borrow::Memory { most: Share::WHOLE };
     [
@@ -42,7 +42,6 @@ fn rules() -> [(&'static str, PoolRule); 6] {
         ("compute, spread_empty", rule(Borrow::Compute, true)),
         ("memory", rule(memory, false)),
         ("memory, spread_empty", rule(memory, true)),
-        ("memory, soft", PoolRule { driver_limits: true, soft_limits: true, ..rule(memory, true) }),
     ]
 }
 
@@ -131,7 +130,7 @@ impl Comparison {
     pub fn table(&self) -> String {
         let mut text = format!(
             "{}, {} seeds\n\n{:<22} {:>11} {:>8} {:>9} {:>9} \
-             {:>9} {:>8} {:>8} {:>6} {:>6}\n",
+             {:>9} {:>8} {:>8} {:>6}\n",
             self.title,
             self.seeds,
             "borrow",
@@ -142,24 +141,22 @@ impl Comparison {
             "waiting %",
             "recalls",
             "in place",
-            "ended",
             "lost",
         );
         for (name, figures) in &self.rows {
-            let [allocated, served, refused, slowdown, waiting, recalls, in_place, ended, lost] =
+            let [allocated, served, refused, slowdown, waiting, recalls, in_place, lost] =
                 figures.named().map(|(_, value)| value);
             // Writing into a text cannot fail.
             let _ = writeln!(
                 text,
                 "{name:<22} {allocated:>11.1} {served:>8.1} {refused:>9.1} {slowdown:>9.1} {waiting:>9.1} \
-                 {recalls:>8.1} {in_place:>8.1} {ended:>6.1} {lost:>6.1}"
+                 {recalls:>8.1} {in_place:>8.1} {lost:>6.1}"
             );
         }
         text += "\nserved: GPU time of bursts, of what they wanted. refused: bursts that did not get their \
-                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, in place, \
-                 ended and lost: guests moved\nhome, restarts to take memory back, processes that the driver ended \
-                 for others, and processes\nwith memory that all these ended, per 100 notebook-hours.\nsoft: with \
-                 spread_empty and soft_limits.\n";
+                 memory.\nwaiting: pods of a whole GPU that waited for more than 10 s. recalls, in place \
+                 and lost: guests moved\nhome, restarts to take memory back, and processes with memory that these \
+                 ended, per 100\nnotebook-hours.\n";
         text
     }
 

@@ -14,7 +14,6 @@ use crate::ledger::change::facts::{MoveFact, PodFact};
 use crate::ledger::change::reports::{NodeReport, ReportRefusal};
 use crate::ledger::nodes::state::Ledger;
 use crate::model::device_state::{CLEAN_REPORTS_TO_FREE, ProcessUse};
-use crate::model::isolation::DeviceLimits;
 use crate::model::reservation::{Guest, Move, Placement, PodRef, Tenure};
 use crate::sim::bursts::world::{Burst, Comer, HOUR, Habits, Kind, Ms, SECOND, World};
 use crate::sim::run::cluster::{add_node, pool_of, untimed_ledger};
@@ -47,7 +46,6 @@ pub struct Figures {
     notebook_time: f64,
     recalls: u64,
     give_backs: u64,
-    ended: u64,
     lost: u64,
     whole_pods: u64,
     whole_waited: u64,
@@ -69,14 +67,13 @@ impl Figures {
         self.notebook_time += notebook_time;
         self.recalls += recalls;
         self.give_backs += give_backs;
-        self.ended += other.ended;
         self.lost += lost;
         self.whole_pods += other.whole_pods;
         self.whole_waited += other.whole_waited;
     }
 
     /// The figures of the table, by name.
-    pub fn named(&self) -> [(&'static str, f64); 9] {
+    pub fn named(&self) -> [(&'static str, f64); 8] {
         let part = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
         let per_100_hours =
             |count: u64| part(count as f64 * 100.0, self.notebook_time / HOUR as f64);
@@ -91,7 +88,6 @@ impl Figures {
             ),
             ("recalls", per_100_hours(self.recalls)),
             ("give_backs", per_100_hours(self.give_backs)),
-            ("ended", per_100_hours(self.ended)),
             ("lost", per_100_hours(self.lost)),
         ]
     }
@@ -126,8 +122,6 @@ struct Live {
     on: Vec<(usize, u64)>,
     /// The most memory that it may use of its device.
     limit: u64,
-    /// What it requests of the memory of each, in MiB.
-    mib: MemMib,
     /// Millionths of a GPU, over all devices.
     share: u64,
     habits: Habits,
@@ -176,8 +170,6 @@ struct Fleet {
     allocated: u64,
     allocated_since: Ms,
     figures: Figures,
-    /// Whether the driver limits pods.
-    sets_limits: bool,
 }
 
 /// A device of the fleet.
@@ -189,8 +181,6 @@ struct OfDevice {
     /// What is used by processes of no pod.
     other_use: u64,
     lends_memory: bool,
-    /// Whether what its pods request and do not use is lent, too.
-    has_soft_limits: bool,
     replicas: Option<Replicas>,
     /// The pods that run there.
     tenants: BTreeSet<usize>,
@@ -226,8 +216,8 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
 
 /// The rule of a node's own pool, which lends as `rule` says.
 fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
-    let PoolRule { borrow, driver_limits, soft_limits, spread_empty, .. } = rule;
-    PoolRule { borrow, driver_limits, soft_limits, spread_empty, ..node.rule() }
+    let PoolRule { borrow, spread_empty, .. } = rule;
+    PoolRule { borrow, spread_empty, ..node.rule() }
 }
 
 impl Fleet {
@@ -245,7 +235,6 @@ impl Fleet {
                     parts: world.parts.unwrap_or(mib),
                     other_use: 0,
                     lends_memory: rule.borrow.lends_memory(),
-                    has_soft_limits: rule.soft_limits,
                     replicas: node.rule().replicas,
                     tenants: BTreeSet::new(),
                 };
@@ -274,7 +263,6 @@ impl Fleet {
             allocated: 0,
             allocated_since: 0,
             figures: Figures::default(),
-            sets_limits: rule.driver_limits,
             comers: world.comers.clone(),
         };
         for pod in 0..fleet.comers.len() {
@@ -338,7 +326,6 @@ impl Fleet {
     fn start(&mut self, pod: usize, (uid, node): (PodUid, usize), placement: &Placement, now: Ms) {
         let demands = placement.devices.iter().map(|placed| placed.demand);
         let share = demands.clone().map(|demand| demand.share.millionths()).sum();
-        let mib = demands.clone().map(|demand| demand.memory).max().unwrap_or(MemMib::ZERO);
         let runs_on = placement.runs_on();
         let gpus = runs_on.iter().map(|id| self.gpus[id]);
         let on: Vec<(usize, u64)> = gpus
@@ -361,7 +348,6 @@ impl Fleet {
             node,
             on,
             limit,
-            mib,
             share,
             habits: Habits::of(self.seed, pod),
             running: None,
@@ -477,10 +463,6 @@ impl Fleet {
             let start = live.starts;
             return self.push(now + gap, Event::Begins(pod, start));
         }
-        if burst.memory <= request {
-            self.end_borrowers(pod, burst.memory, now);
-        }
-        let live = self.live.get_mut(&pod).expect("just seen");
         live.memory = burst.memory;
         live.bursts += 1;
         live.running = Some(Running { burst, began: now, left: burst.work.saturating_mul(1_000) });
@@ -503,37 +485,8 @@ impl Fleet {
             return 0;
         }
         let others = device.tenants.iter().filter(|other| **other != pod);
-        let taken = others.filter_map(|other| match device.has_soft_limits {
-            true => self.live.get(other)?.uses(gpu),
-            false => self.live.get(other)?.takes(gpu),
-        });
+        let taken = others.filter_map(|other| self.live.get(other)?.takes(gpu));
         device.parts.saturating_sub(device.other_use + taken.sum::<u64>())
-    }
-
-    /// The driver ends processes that use more than their pods request, those first that use most above, until a pod
-    /// has so much memory.
-    fn end_borrowers(&mut self, pod: usize, memory: u64, now: Ms) {
-        let Some([(gpu, _)]) = self.live.get(&pod).map(|live| &live.on[..]) else { return };
-        let gpu = *gpu;
-        while self.devices[gpu].has_soft_limits && self.unused_beside(pod, gpu) < memory {
-            let above = |other: &usize| {
-                let live = self.live.get(other)?;
-                live.uses(gpu)?.checked_sub(live.on.first()?.1).filter(|above| *above > 0)
-            };
-            let others = self.devices[gpu].tenants.iter().filter(|other| **other != pod);
-            let most = others.filter_map(|other| Some((above(other)?, *other))).max();
-            let (_, victim) = most.expect("requests fit, so another one uses more than its own");
-            self.figures.ended += u64::from(self.is_measured(now));
-            self.restart(victim, now);
-        }
-    }
-
-    /// Memory of a device that no other pod uses.
-    fn unused_beside(&self, pod: usize, gpu: usize) -> u64 {
-        let device = &self.devices[gpu];
-        let others = device.tenants.iter().filter(|other| **other != pod);
-        let used = others.filter_map(|other| self.live.get(other)?.uses(gpu));
-        device.parts.saturating_sub(device.other_use + used.sum::<u64>())
     }
 
     fn done(&mut self, pod: usize, speed: u32, now: Ms) {
@@ -669,23 +622,6 @@ impl Fleet {
         report.sequence += 1;
         let taken = self.ledger.report(&report.agent, report, Timestamp::from_millis(now));
         taken.expect("the agent reports in its session and sends no inventory");
-        if self.sets_limits {
-            let name = report.agent.clone();
-            let now = Timestamp::from_millis(now);
-            self.ledger.note_limits(&name, self.limits_in_force(node), now);
-        }
-    }
-
-    /// The limits of the driver on the GPUs of a node: as ordered, and soft ones of all pods that run there.
-    fn limits_in_force(&self, node: usize) -> BTreeMap<DeviceId, DeviceLimits> {
-        let orders = self.ledger.limit_orders(&self.reports[node].agent).unwrap_or_default();
-        let on = |id: &DeviceId| {
-            let number = orders.iter().find(|it| it.gpu == *id).map_or(0, |order| order.number);
-            let here = self.devices[self.gpus[id]].tenants.iter();
-            let soft = here.filter_map(|pod| self.live.get(pod)).map(|it| (it.uid.clone(), it.mib));
-            DeviceLimits { number, soft: soft.collect() }
-        };
-        self.reports[node].uses.iter().map(|seen| (seen.id.clone(), on(&seen.id))).collect()
     }
 
     /// Accounts for what was allocated until now.

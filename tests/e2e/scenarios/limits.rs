@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpupack::api::state::IsolationMode;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::containers::pod;
 use super::runtime::{has_only, until_explained};
@@ -18,34 +18,7 @@ const MIB: u64 = 4_096;
 #[test]
 fn the_driver_gets_the_limit_of_the_share() {
     let settings = json!({"webhook": {"memory_limit": "driver"}});
-    the_driver_gets("limits", settings, 0, |_| ());
-}
-
-#[test]
-fn the_driver_gets_a_soft_limit_where_a_pool_has_them() {
-    let pipes = tempfile::tempdir().expect("a folder");
-    let folder = pipes.path().to_owned();
-    let settings = json!({
-        "webhook": {"memory_limit": "driver", "mps_folder": folder},
-        "pools": {"": {"borrow": "memory", "soft_limits": true}},
-    });
-    the_driver_gets("soft-limits", settings, MIB, move |node| {
-        let of_gpus = node.uuids().into_iter().map(|uuid| format!("{uuid}/pipe"));
-        for name in of_gpus.chain(["shm".to_owned()]) {
-            std::fs::create_dir_all(folder.join(name)).expect("a folder");
-        }
-    });
-}
-
-/// The driver gets this soft limit, and the request as the limit. `prepare` is run before the pod is created.
-fn the_driver_gets(
-    name: &'static str,
-    settings: Value,
-    soft: u64,
-    prepare: impl FnOnce(&Machine) + Send + 'static,
-) {
-    node_scenario(name, GpuRuntime::Nvidia, settings, move |node| async move {
-        prepare(&node);
+    node_scenario("limits", GpuRuntime::Nvidia, settings, |node| async move {
         node.create(&pod("limited", &json!({"gpu-memory": MIB.to_string()}))).await;
         let process = if is_version_2() {
             node.reported("limited", "main", 0).await;
@@ -54,8 +27,8 @@ fn the_driver_gets(
             on_version_1(&node).await
         };
         let placed = node.placed("limited").await;
-        let group = passed_to_the_driver(&node, &placed, soft).await;
-        node.figure(&format!("the driver got: soft {soft}, hard {MIB} MiB, for {group}"));
+        let group = passed_to_the_driver(&node, &placed).await;
+        node.figure(&format!("the driver got: soft 0, hard {MIB} MiB, for {group}"));
         verified(&node, &placed, process).await;
         node.watching.verdict();
     });
@@ -106,13 +79,13 @@ async fn reported_at_its_end(node: &Machine) {
 }
 
 /// The driver has the limit for a group of this pod, and nothing else. Returns the group.
-async fn passed_to_the_driver(node: &Machine, placed: &str, soft: u64) -> String {
+async fn passed_to_the_driver(node: &Machine, placed: &str) -> String {
     let uid = node.pod("limited").await.metadata.uid.expect("every object has a UID");
     let limits = node.driver.limits();
     let lines: Vec<&str> = limits.lines().collect();
     let [line] = lines[..] else { panic!("one call on one GPU: {lines:?}") };
-    let (soft, hard) = (soft << 20, MIB << 20);
-    let group = line.strip_prefix(&format!("{placed} {soft} {hard} /sys/fs/cgroup/"));
+    let hard = MIB << 20;
+    let group = line.strip_prefix(&format!("{placed} 0 {hard} /sys/fs/cgroup/"));
     let group = group.unwrap_or_else(|| panic!("not the limit of the share: {line}"));
     assert!(group.contains(&format!("/pod{uid}/")), "not the container's own group: {line}");
     group.to_owned()

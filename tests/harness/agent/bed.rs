@@ -94,27 +94,6 @@ impl Bed {
         set.lines().map(line).collect()
     }
 
-    /// Something else sets the soft limit and the limit of a control group, in GiB.
-    pub(crate) fn set_limit(&self, gpu: &str, group: &str, (soft, hard): (u64, u64)) {
-        let path = self.folder.path().join("limits");
-        let known = std::fs::read_to_string(&path).unwrap_or_default();
-        let line = format!("{gpu} {} {} {group}\n", soft << 30, hard << 30);
-        std::fs::write(path, known + &line).unwrap();
-    }
-
-    /// The soft limit and the limit of a control group that were set last on a GPU, in GiB.
-    pub(crate) fn limit_of(&self, gpu: &str, group: &str) -> Option<(u64, u64)> {
-        let set = std::fs::read_to_string(self.folder.path().join("limits")).unwrap_or_default();
-        let line = |line: &str| {
-            let [on, soft, hard, of] = line.splitn(4, ' ').collect::<Vec<_>>()[..] else {
-                panic!("{line}")
-            };
-            let gib = |bytes: &str| bytes.parse::<u64>().unwrap() >> 30;
-            (on == gpu && of == group).then(|| (gib(soft), gib(hard)))
-        };
-        set.lines().rev().find_map(line)
-    }
-
     pub(crate) fn probe(&self) -> NvmlProbe {
         NvmlProbe::new(Some(self.library()), PodsByProcess::new(self.proc_root()))
     }

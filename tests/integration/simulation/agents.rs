@@ -1,6 +1,6 @@
 //! Agents: they sample their nodes and report, one report at a time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use gpupack::agent::gpu::lent_limits::{Containers, LentLimits, LimitDriver};
 use gpupack::api::state::DeviceKind;
@@ -58,15 +58,12 @@ impl Agent {
     /// Carries out the orders about limits.
     pub(super) fn set_limits(
         &self,
-        gpus: &BTreeMap<String, bool>,
+        gpus: &BTreeSet<String>,
         containers: &Containers,
         driver: &impl LimitDriver,
     ) {
         let orders = self.limits.orders();
         let orders = (orders.as_ref(), Timestamp::from_millis(0));
-        for gpu in gpus.keys() {
-            self.limits.list(gpu, (true, BTreeSet::new()), Timestamp::from_millis(0));
-        }
         self.limits.carry_out(orders, gpus, Ok(containers), driver);
     }
 

@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::faults::Fault;
-use super::lent::{Lent, limit_at_start, soft_at_start};
+use super::lent::{Lent, limit_at_start};
 use super::{What, World};
 
 /// The processes of a pod.
@@ -153,7 +153,6 @@ impl World {
     fn restart_container(&mut self, uid: &str) {
         let (now, is_faulty) = (self.now, self.is_faulty());
         let by_driver = self.settings.has_driver_limits;
-        let has_soft_limits = self.settings.has_soft_limits;
         let (Some(pod), Some(process)) = (self.api.pods.get_mut(uid), self.processes.get_mut(uid))
         else {
             return;
@@ -169,7 +168,6 @@ impl World {
             self.excused.extend(process.devices.iter().map(|(id, _)| id.clone()));
         }
         process.lent.limit = limit_at_start(pod, by_driver);
-        process.lent.soft = soft_at_start(uid, process.lent.limit.filter(|_| has_soft_limits));
         let (moves, mut lent_until) = (before != process.devices, None);
         if is_resized {
             pod.container.actual_cpu_milli = pod.container.cpu_milli;
@@ -209,9 +207,7 @@ impl World {
         if overuses {
             self.excused.extend(devices.iter().map(|(id, _)| id.clone()));
         }
-        let may_be_idle = pod.is_movable() || self.settings.has_soft_limits;
-        let is_idle = may_be_idle && self.rng.random_range(0..3) == 0;
-        let limit = limit_at_start(pod, self.settings.has_driver_limits);
+        let is_idle = pod.is_movable() && self.rng.random_range(0..3) == 0;
         let process = Process {
             node,
             devices,
@@ -223,8 +219,7 @@ impl World {
             left: (Vec::new(), 0),
             lent: Lent {
                 is_on: self.settings.lends_memory,
-                limit,
-                soft: soft_at_start(uid, limit.filter(|_| self.settings.has_soft_limits)),
+                limit: limit_at_start(pod, self.settings.has_driver_limits),
                 ..Lent::default()
             },
         };

@@ -5,11 +5,10 @@
 //! program has not got it tries to get again.
 //!
 //! Where the driver limits programs, the agents set the limits by the shipped rules. Then no program ever lacks
-//! what its pod requests. Where it also has soft limits, an allocation within one ends programs that use more than
-//! theirs.
+//! what its pod requests.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpupack::agent::gpu::lent_limits::{GroupLimit, LimitDriver, SetLimit};
 use gpupack::kube_api::request::placement::MPS_MEMORY;
@@ -29,8 +28,6 @@ pub(super) struct Lent {
     pub(super) borrowed: Vec<(String, u64)>,
     /// The most that its process may use of its device, if MPS or the driver limits that.
     pub(super) limit: Option<u64>,
-    /// What the driver guarantees to it.
-    pub(super) soft: u64,
     /// What is left of its last container beside what it requested elsewhere, and until when.
     pub(super) left: (Vec<(String, u64)>, u64),
 }
@@ -97,7 +94,6 @@ impl World {
 
     /// A program allocates what its pod requests: all of it or nothing.
     fn wake(&mut self, uid: &str) {
-        self.end_borrowers(uid);
         let Some(process) = self.processes.get(uid) else { return };
         let has_room = process.devices.iter().all(|(id, mib)| *mib <= self.unused(id));
         let (device, is_movable) = (process.devices.first().cloned(), self.is_movable(uid));
@@ -109,40 +105,6 @@ impl World {
         if let Some((id, _)) = device.filter(|_| is_movable && is_greedy(uid)) {
             self.borrow(uid, &id, self.unused(&id));
         }
-    }
-
-    /// MPS ends programs that use more than their soft limits, those first that use most above, until another one has
-    /// room for what it may use below its own soft limit.
-    fn end_borrowers(&mut self, uid: &str) {
-        let Some(process) = self.processes.get(uid) else { return };
-        let [(id, mib)] = &process.devices[..] else { return };
-        let (id, mib) = (id.clone(), *mib);
-        if !self.settings.has_soft_limits || process.lent.soft < mib {
-            return;
-        }
-        while self.unused(&id) < mib {
-            let above = |it: &Process| it.used(&id, self.now).saturating_sub(it.lent.soft);
-            let others = self.processes.iter().filter(|(other, it)| {
-                *other != uid && it.ends.is_none() && !it.is_idle && above(it) > 0
-            });
-            let most = others.max_by_key(|(_, it)| above(it)).map(|(other, _)| other.clone());
-            let Some(victim) = most else { return };
-            self.lent.ended_by_driver += 1;
-            self.processes.entry(victim).and_modify(|it| {
-                it.lent.borrowed.clear();
-                it.is_idle = true;
-            });
-        }
-    }
-
-    /// Whether soft limits guarantee to all pods of a device what they request.
-    pub(super) fn is_guaranteed(&self, id: &str) -> bool {
-        let here =
-            self.api.pods.iter().filter(|(_, pod)| pod.is_placed() && requested(pod, id) > 0);
-        let has_it = |(uid, pod): (&String, &Pod)| {
-            self.processes.get(uid).is_some_and(|it| it.lent.soft >= requested(pod, id))
-        };
-        self.settings.has_soft_limits && here.into_iter().all(has_it)
     }
 
     /// A program cannot allocate what its pod requests. Where the driver limits others, that is a fault, unless what
@@ -177,27 +139,18 @@ impl World {
     /// An agent carries out the orders about limits that it has: each pod has one container.
     pub(super) fn set_limits(&mut self, node: usize, agent: usize) {
         let (name, now) = (&self.nodes[node].name, self.now);
-        let gpus: BTreeMap<String, bool> =
-            self.nodes[node].gpu_ids().map(|id| (id.to_owned(), true)).collect();
+        let gpus: BTreeSet<String> = self.nodes[node].gpu_ids().map(str::to_owned).collect();
         let here = self.processes.iter().filter(|(_, it)| it.node == *name && it.ends.is_none());
         let driver = Driver {
             limits: RefCell::new(
-                here.clone()
-                    .map(|(uid, it)| (uid.clone(), it.lent.limit.map(|most| (it.lent.soft, most))))
-                    .collect(),
+                here.clone().map(|(uid, it)| (uid.clone(), it.lent.limit)).collect(),
             ),
             used: here.map(|(uid, it)| (uid.clone(), it.allocated(now))).collect(),
         };
-        let last =
-            |uid: &String| uid.chars().last().and_then(|digit| digit.to_digit(10)).unwrap_or(0);
-        let group = |uid: &String| BTreeMap::from([(uid.clone(), last(uid))]);
-        let groups = driver.used.keys().map(|uid| (uid.clone(), group(uid)));
+        let groups = driver.used.keys().map(|uid| (uid.clone(), BTreeSet::from([uid.clone()])));
         self.nodes[node].agents[agent].set_limits(&gpus, &groups.collect(), &driver);
-        for (uid, limits) in driver.limits.into_inner() {
-            self.processes.entry(uid).and_modify(|it| {
-                (it.lent.soft, it.lent.limit) =
-                    limits.map_or((0, None), |(soft, most)| (soft, Some(most)));
-            });
+        for (uid, limit) in driver.limits.into_inner() {
+            self.processes.entry(uid).and_modify(|it| it.lent.limit = limit);
         }
     }
 
@@ -252,39 +205,25 @@ impl World {
     }
 }
 
-/// The driver of a node: the soft limit and the limit of each container in MiB, and what it uses of each GPU.
+/// The driver of a node: the limit of each container in MiB, and what it uses of each GPU.
 struct Driver {
-    limits: RefCell<BTreeMap<String, Option<(u64, u64)>>>,
+    limits: RefCell<BTreeMap<String, Option<u64>>>,
     used: BTreeMap<String, Vec<(String, u64)>>,
 }
 
 impl LimitDriver for Driver {
     fn read(&self, gpu: &str, group: &str) -> Option<GroupLimit> {
-        let limits = self.limits.borrow().get(group).copied()?;
+        let limit = self.limits.borrow().get(group).copied()?;
         let used = self.used.get(group)?.iter().filter(|(on, _)| on == gpu);
         let used: u64 = used.map(|(_, mib)| mib).sum();
         // A container has a limit on the GPUs that it has.
         let has = self.used.get(group)?.iter().any(|(on, _)| on == gpu);
-        let limits = limits.filter(|_| has);
-        Some(GroupLimit {
-            limit: limits.map(|(_, most)| most << 20),
-            soft: limits.map_or(0, |(soft, _)| soft << 20),
-            used: used << 20,
-        })
+        Some(GroupLimit { limit: limit.filter(|_| has).map(|mib| mib << 20), used: used << 20 })
     }
 
-    fn set(&self, _: &str, group: &str, (soft, limit): (u64, u64)) -> SetLimit {
-        self.limits.borrow_mut().insert(group.to_owned(), Some((soft >> 20, limit >> 20)));
+    fn set(&self, _: &str, group: &str, bytes: u64) -> SetLimit {
+        self.limits.borrow_mut().insert(group.to_owned(), Some(bytes >> 20));
         SetLimit::Done
-    }
-
-    fn counts_parents(&self, _: &str) -> bool {
-        false
-    }
-
-    /// The process is the last digit of its pod. Pods that were admitted before are no clients.
-    fn finds_mps(&self, _: &str, pid: u32) -> bool {
-        pid != 4
     }
 }
 
@@ -309,12 +248,6 @@ pub(super) fn limit_at_start(pod: &Pod, is_by_driver: bool) -> Option<u64> {
         (true, [(_, mib, _)]) => Some(*mib),
         _ => client_limit(pod),
     }
-}
-
-/// What is guaranteed to the next container with this limit: as much, by the container toolkit. Nothing if its pod was
-/// admitted before there were soft limits.
-pub(super) fn soft_at_start(uid: &str, limit: Option<u64>) -> u64 {
-    limit.filter(|_| !uid.ends_with('4')).unwrap_or(0)
 }
 
 /// The same if MPS limits it.

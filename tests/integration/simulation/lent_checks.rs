@@ -45,8 +45,6 @@ pub(super) struct Seen {
     lacks_since: BTreeMap<String, u64>,
     /// When a container on a device was last ordered to restart for memory.
     ordered_on: BTreeMap<String, u64>,
-    /// How many programs MPS ended because of soft limits.
-    pub(super) ended_by_driver: usize,
     /// When each process sent such orders for each pod, and how many of them were carried out.
     sent: BTreeMap<(u64, String), Vec<u64>>,
     done: BTreeMap<(u64, String), usize>,
@@ -413,7 +411,7 @@ impl World {
 
     /// Whether pods on a device lack what they request, and would not if borrowers gave theirs back.
     fn is_lacking(&self, id: &str) -> bool {
-        if self.is_excused(id) || self.is_guaranteed(id) {
+        if self.is_excused(id) {
             return false;
         }
         let (mut all, mut least) = (0, 0);

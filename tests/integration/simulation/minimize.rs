@@ -19,8 +19,6 @@ pub(super) struct Ran {
     pub(super) preempted: u64,
     /// Restarts to take memory back.
     pub(super) taken_back: usize,
-    /// Programs that MPS ended because of soft limits.
-    pub(super) ended: usize,
     /// How many pods moved to other MIG instances.
     pub(super) moved: usize,
     /// A digest of everything that happened, if it was traced.
@@ -34,7 +32,6 @@ impl Ran {
         self.bound += other.bound;
         self.preempted += other.preempted;
         self.taken_back += other.taken_back;
-        self.ended += other.ended;
         self.moved += other.moved;
         self.digest = self.digest.wrapping_add(other.digest);
     }
@@ -42,11 +39,11 @@ impl Ran {
 
 impl fmt::Display for Ran {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { events, bound, preempted, taken_back, ended, moved, .. } = self;
+        let Self { events, bound, preempted, taken_back, moved, .. } = self;
         write!(
             to,
             "{events} events, {bound} versions of bound pods, {preempted} evictions for more important ones, \
-             {taken_back} restarts for memory, {ended} programs ended by MPS, {moved} moves to other MIG instances"
+             {taken_back} restarts for memory, {moved} moves to other MIG instances"
         )
     }
 }

@@ -175,8 +175,7 @@ impl World {
             if driver_limits {
                 config.webhook.memory_limit = MemoryLimit::Driver;
             }
-            let soft_limits = self.settings.has_soft_limits;
-            let rule = PoolRule { borrow, driver_limits, soft_limits, ..PoolRule::default() };
+            let rule = PoolRule { borrow, driver_limits, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         config

@@ -99,8 +99,6 @@ pub(super) struct Settings {
     pub(super) limits_memory: bool,
     /// Whether the driver does, by limits that the agents set.
     pub(super) has_driver_limits: bool,
-    /// Whether it also guarantees by soft limits what pods request.
-    pub(super) has_soft_limits: bool,
     /// Whether some pods are of groups that start together.
     pub(super) has_groups: bool,
     /// Whether pods take up to two minutes to end, hang for ever, and are made again at once.
@@ -206,7 +204,6 @@ impl Settings {
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
             has_driver_limits,
-            has_soft_limits: matches!(seed % 1_000, 107 | 137 | 167 | 307 | 337 | 367),
             seed,
             faults,
             nodes: if moves_instances { 2 } else { 4 },
@@ -263,13 +260,12 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
     move |settings| match only.as_deref() {
         Some("lent") => settings.lends_memory,
         Some("limits") => settings.has_driver_limits,
-        Some("soft") => settings.has_soft_limits,
         Some("mig") => settings.has_mig,
         Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
         Some("slow_ends") => settings.has_slow_ends,
         Some(other) => {
-            panic!("SIM_ONLY is lent, limits, soft, mig, by_turns, moves or slow_ends, not {other}")
+            panic!("SIM_ONLY is lent, limits, mig, by_turns, moves or slow_ends, not {other}")
         }
         None => true,
     }

@@ -1,7 +1,6 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::webhook::MemoryLimit;
 
 /// Rules with changes of the shipped settings.
 pub(crate) fn rules(change: impl FnOnce(&mut WebhookConfig)) -> Admission {
@@ -191,22 +190,6 @@ fn a_template_that_sets_the_devices_itself_is_accepted() {
     assert_eq!(env(&done["spec"]["containers"][0]), [UUIDS, MEMORY, DEVICES, "B=x"]);
     let elsewhere = half(|pod| pod["spec"]["containers"][1]["env"] = json!([own]));
     assert!(admitted(&shipped(), &elsewhere).unwrap_err().contains("`side` sets"));
-}
-
-#[test]
-fn under_soft_limits_of_the_driver_containers_are_clients_of_mps() {
-    let soft = rules(|settings| {
-        (settings.memory_limit, settings.soft_limits) = (MemoryLimit::Driver, true);
-    });
-    let done = admitted(&soft, &half(|_| ())).unwrap();
-    let given = env(&done["spec"]["containers"][0]);
-    let named = |text: &str| given.iter().any(|it| it.starts_with(text));
-    assert!(named("NVIDIA_GPU_MEMORY_LIMIT<") && named("CUDA_MPS_PIPE_DIRECTORY="), "{given:?}");
-    // The container toolkit sets the soft limit, as the pool of the node has it.
-    assert!(named(
-        "NVIDIA_GPU_MEMORY_REQUEST<metadata.annotations['placed.gpupack.dev/driver-memory-soft-limit']"
-    ));
-    assert!(!named("CUDA_MPS_PINNED"), "{given:?}");
 }
 
 #[test]

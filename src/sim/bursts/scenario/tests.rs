@@ -103,16 +103,3 @@ fn pods_of_a_trace_may_have_several_gpus_instances_or_none() {
     assert_eq!(figures["whole_waiting_percent"], 100.0, "no whole GPU is left: {figures:?}");
     assert_eq!((figures["recalls"], figures["give_backs"]), (0.0, 0.0), "{figures:?}");
 }
-
-#[test]
-fn soft_limits_also_lend_what_is_requested_and_not_used() {
-    let world = World::drawn(42, 0.63, (1, 2));
-    let soft = PoolRule { driver_limits: true, soft_limits: true, ..rule(MEMORY, true) };
-    let split = named(&play(&world, 42, rule(MEMORY, true)).unwrap());
-    let soft = named(&play(&world, 42, soft).unwrap());
-    assert!(soft["refused_percent"] < split["refused_percent"] / 1.5, "{split:?} {soft:?}");
-    assert!(soft["served_percent"] > split["served_percent"], "{split:?} {soft:?}");
-    assert!(soft["ended"] > 0.0 && split["ended"] == 0.0, "{split:?} {soft:?}");
-    let waiting = soft["whole_waiting_percent"] - split["whole_waiting_percent"];
-    assert!(waiting < 3.0, "{split:?} {soft:?}");
-}

@@ -5,9 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupack::agent::gpu::lent_limits::LentLimits;
 use gpupack::agent::gpu::probe::{Probe, ProcessSampling};
-use gpupack::agent::mps::control::Protocol;
 use gpupack::agent::mps::daemons::{Duty, MpsDaemons, MpsLoops, MpsSettings};
 use gpupack::agent::nvml::probe::NvmlProbe;
 use gpupack::api::condition::MpsState;
@@ -35,10 +33,6 @@ struct Node {
 
 impl Node {
     fn start(scenario: &Value, duty: Duty) -> Self {
-        Self::speaking(scenario, duty, Protocol::V2)
-    }
-
-    fn speaking(scenario: &Value, duty: Duty, protocol: Protocol) -> Self {
         let bed = Bed::new(scenario);
         let program = PathBuf::from(CONTROL);
         let clock = Clock::start();
@@ -48,7 +42,7 @@ impl Node {
         std::fs::create_dir_all(proc_root.join("self")).unwrap();
         let own = "20 1 254:0 / / rw - ext4 /dev/vda rw\n";
         std::fs::write(proc_root.join("self/mountinfo"), own).unwrap();
-        let settings = MpsSettings { folder, program, duty, protocol, query_every, proc_root };
+        let settings = MpsSettings { folder, program, duty, query_every, proc_root };
         let daemons = MpsDaemons::new(settings, clock);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -81,11 +75,6 @@ impl Node {
     /// Adds a process of the pod with these variables, in a container that mounts the pipes of `uuid`.
     fn client(&self, pid: u32, uuid: &str, variables: &[&str]) {
         self.bed.process(pid, &format!("0::/kubepods/pod{POD}/x\n"));
-        self.finds(pid, uuid, variables);
-    }
-
-    /// A process has these variables, in a container that mounts the pipes of `uuid`.
-    fn finds(&self, pid: u32, uuid: &str, variables: &[&str]) {
         let folder = self.bed.proc_root().join(pid.to_string());
         std::fs::write(folder.join("environ"), variables.join("\0")).unwrap();
         let mounts = [(&*format!("mps/{uuid}/pipe"), "/run/gpupack-mps")];
@@ -303,69 +292,6 @@ fn the_extender_shows_a_client_as_limited_only_while_its_daemon_runs() {
     wait("Serving", "Mps");
     node.client(11, "GPU-a", &[PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=501M"]);
     wait("Serving", "None");
-}
-
-#[test]
-fn soft_limits_count_while_all_processes_are_clients_of_a_daemon_that_answers() {
-    const OTHER: &str = "9f8e7d6c-5b4a-3928-1706-f5e4d3c2b1a0";
-    let group = |pod: &str| format!("/sys/fs/cgroup/kubepods/burstable/pod{pod}/main");
-    let scenario = |list: &str| {
-        let process = json!([{"pid": 10, "used_mib": 10 << 10, "lists": [list]}]);
-        let limits = json!({group(POD): 20 << 10, group(OTHER): 30 << 10});
-        let gpu = with(with(a100("GPU-a"), "processes", process), "memory_limits", limits);
-        let gpu = with(gpu, "limited_use", json!({group(POD): 10 << 10}));
-        json!({"gpus": [with(gpu, "used_mib", json!(10 << 10))]})
-    };
-    let node = Node::speaking(&scenario("mps"), Duty::Manage, Protocol::V3);
-    for (pid, pod) in [(10, POD), (11, OTHER)] {
-        node.bed.process(pid, &format!("0::{}\n", &group(pod)["/sys/fs/cgroup".len()..]));
-        node.finds(pid, "GPU-a", &[PIPE]);
-    }
-    node.write("GPU-a", "servers", "70\n");
-    // As the container toolkit did at their starts, in bytes.
-    for (pod, gib) in [(POD, 20_u64), (OTHER, 30)] {
-        node.bed.set_limit("GPU-a", &group(pod), (gib, gib));
-    }
-    let settings =
-        "webhook: {memory_limit: driver}\npools: {\"\": {borrow: memory, soft_limits: true}}";
-    let (extender, limits) = (Extender::configured(settings), LentLimits::default());
-    let probe = node.bed.probe().with_mps(node.daemons.clone()).with_limits(limits.clone());
-    let _loops = Loops::setting(probe, &extender, Duration::from_millis(100), Some(limits));
-    extender.until("the GPU", |node| node["devices"].get(0).map(|_| ()));
-    extender.lend(POD, "GPU-a", 20 << 10);
-    extender.allocate(OTHER, "GPU-a", 30 << 10);
-    // The limits of both pods, in GiB: the soft one, and the hard one.
-    let wait = |shown: &str, own: (u64, u64)| {
-        extender.until(&format!("{shown}, {own:?}"), |node_shown| {
-            let is_shown = node_shown["devices"][0]["softLimits"] == shown;
-            let of = |pod| node.bed.limit_of("GPU-a", &group(pod));
-            (is_shown && of(POD) == Some(own) && of(OTHER) == Some((30, 30))).then_some(())
-        });
-    };
-    let remove = |file: &str| {
-        std::fs::remove_file(node.bed.path(&format!("mps/GPU-a/pipe/{file}"))).unwrap();
-    };
-    wait("NotVerified", (20, 79)); // what the driver leaves of 80
-    assert!(node.read("GPU-a", "started").starts_with("GPU-a -f -p 3 -m"));
-    // A daemon that does not answer, or does not act on soft limits, or has lost its server.
-    node.write("GPU-a", "hang", "");
-    wait("Missing", (20, 49));
-    remove("hang");
-    wait("NotVerified", (20, 79));
-    node.write("GPU-a", "feature", "memacct,disabled,memacct,-\n");
-    wait("Missing", (20, 49));
-    remove("feature");
-    wait("NotVerified", (20, 79));
-    node.write("GPU-a", "servers", "");
-    wait("Missing", (20, 49));
-    node.write("GPU-a", "servers", "70\n");
-    wait("NotVerified", (20, 79));
-    // A program that left MPS.
-    node.bed.play(&scenario("compute"));
-    wait("Missing", (20, 49));
-    node.bed.play(&scenario("mps"));
-    std::thread::sleep(Duration::from_millis(500));
-    wait("Missing", (20, 49)); // for ten minutes
 }
 
 #[test]

@@ -169,7 +169,7 @@ pub mod ledger {
     }
 }
 
-/// The stages in which certificates are renewed and a CA is changed. Pure values.
+/// When certificates are signed again. Pure values.
 pub mod rotation {
     pub mod plan;
 }

@@ -320,8 +320,9 @@ impl Config {
             faults.push(fault(&path, value, error));
         }
         faults.extend(config.timeout_fault());
-        let certificates = config.certificates.as_ref();
-        faults.extend(certificates.and_then(|it| it.fault(config.tls.is_some())));
+        if config.certificates.is_some() && config.tls.is_none() {
+            faults.push("`certificates` is not allowed without `tls`".to_owned());
+        }
         let is_limited = config.webhook.memory_limit == MemoryLimit::Driver;
         let pools = config.pools.capped(config.max_limit).limited_by_driver(is_limited);
         let config = Self { pools, ..config };

@@ -40,6 +40,12 @@ pub const KEYS: &[Gone] = &[
         Some("share_even_on_hopper"),
         "say `share`, which limits no compute on Hopper GPUs: products were incomplete there",
     ),
+    gone("certificates.ca_seconds", None, "leave it out; a CA lasts ten years"),
+    gone(
+        "certificates.spread_seconds",
+        None,
+        "leave it out; a CA is replaced by a command, see docs/install.md#replace-the-ca",
+    ),
 ];
 
 /// The flags, of any command.
@@ -119,7 +125,7 @@ mod tests {
                 let key = if *key == "*" { "any" } else { key };
                 Value::Mapping(Mapping::from_iter([(Value::from(key), below)]))
             });
-            let text = serde_yaml_ng::to_string(&document).unwrap();
+            let text = format!("tls: {{}}\n{}", serde_yaml_ng::to_string(&document).unwrap());
             let faults = Config::from_yaml(&text).unwrap_err().faults;
             assert_eq!(faults, [sentence(&gone.name.replace('*', "any"), *gone)], "{text}");
         }

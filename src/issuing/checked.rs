@@ -8,8 +8,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use crate::certificates::is_named;
-use crate::issuing::pair::{Pair, Usage, Validity};
-use crate::rotation::plan::UnixTime;
+use crate::issuing::pair::{Pair, Usage};
+use crate::rotation::plan::{UnixTime, Validity};
 
 /// Most bytes of one value: a certificate of ours takes less than 2 KiB. All in it are read: one that is left
 /// out would be missed only when its owner is refused.
@@ -118,17 +118,20 @@ fn key_of(
 pub fn ca(what: &'static str, pem: &[u8], key: &[u8]) -> Result<CheckedCa, CertificateFault> {
     let (der, validity) = one(what, pem)?;
     let key = key_of(what, &der, key)?;
-    let (_, certificate) =
-        X509Certificate::from_der(&der).map_err(|_| CertificateFault::Form(what))?;
+    match is_ca(&der) {
+        true => Ok(CheckedCa { pair: Pair { certificate: to_pem(&der), key }, der, validity }),
+        false => Err(CertificateFault::NoCa(what)),
+    }
+}
+
+/// Whether it may sign certificates, and clients can trust it.
+pub fn is_ca(der: &CertificateDer<'_>) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return false };
     let may_sign = match certificate.key_usage() {
         Ok(usage) => usage.is_none_or(|usage| usage.value.key_cert_sign()),
         Err(_) => false,
     };
-    let is_anchor = webpki::anchor_from_trusted_cert(&der).is_ok();
-    match certificate.is_ca() && may_sign && is_anchor {
-        true => Ok(CheckedCa { pair: Pair { certificate: to_pem(&der), key }, der, validity }),
-        false => Err(CertificateFault::NoCa(what)),
-    }
+    certificate.is_ca() && may_sign && webpki::anchor_from_trusted_cert(der).is_ok()
 }
 
 /// A certificate of a server or client that can be used now.
@@ -166,7 +169,7 @@ pub fn certificate(
     const WHAT: &str = "tls.crt";
     let (der, validity) = one(WHAT, pem)?;
     let key = key_of(WHAT, &der, key)?;
-    if !(validity.starts..validity.ends).contains(&expected.now) {
+    if !validity.contains(expected.now) {
         return Err(CertificateFault::Time(WHAT));
     }
     for name in expected.names {

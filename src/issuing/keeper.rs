@@ -10,29 +10,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use serde_json::Value;
 
 use crate::clock::Clock;
 use crate::config::certificates::CertificatesConfig;
 use crate::config::file::Config;
 use crate::config::identity::TlsConfig;
 use crate::control::shared::app::App;
-use crate::issuing::authority::{Authority, BUNDLE, Data, OWN_KEYS};
+use crate::issuing::authority::{Authority, BUNDLE, Data};
 use crate::issuing::checked::{self, CertificateFault, to_pem};
 use crate::issuing::faults::{Faults, Pauses};
 use crate::issuing::objects::{
-    API_SERVICE, CA, Meaning, Names, Objects, SCHEDULER, WEBHOOKS, api_service_fields,
-    certificate_data, roll_fields, secret_of, usage_of, webhook_fields, with_bundle, with_data,
+    API_SERVICE, CA, Meaning, Names, Objects, WEBHOOKS, api_service_fields, certificate_data,
+    secret_of, usage_of, webhook_fields, with_bundle, with_data,
 };
 use crate::issuing::own_files::{self, FileError};
-use crate::issuing::pair::{Validity, Wanted, sign};
+use crate::issuing::pair::{Wanted, sign};
 use crate::kube_api::write::outcome::Cause;
 use crate::kube_api::write::trust::{Kept, Merge, Written};
 use crate::kube_api::write::writer::ApiWriter;
 use crate::metrics::labels::CertificateLabel;
-use crate::metrics::registry::CertificateTimes;
 use crate::rotation::plan::{
-    Owner, Place, Rules, SeenBundle, SeenCertificate, Step, UnixTime, WrongClock, steps,
+    Owner, Place, SeenBundle, SeenCertificate, Step, UnixTime, Validity, WrongClock, steps,
 };
 
 /// Most rounds of reading and writing in one pass. From empty Secrets it takes three.
@@ -85,6 +83,9 @@ pub enum KeepError {
          made the CA; then empty the Secret `gpupack-ca`, and another one is made"
     )]
     Clock,
+    /// The CA is to be replaced.
+    #[error("the CA has ended: replace it, see docs/install.md#replace-the-ca")]
+    Ended,
     /// The clock of this machine or of the API server is wrong.
     #[error(
         "the clock of this machine is {} {} that of the API server: no certificate is made or renewed until \
@@ -127,8 +128,6 @@ pub struct Report {
     pub ca_ends: Option<UnixTime>,
     /// When each certificate ends.
     pub ends: BTreeMap<Owner, UnixTime>,
-    /// Until when kube-scheduler must be started again, if it must. Only who writes knows.
-    pub restart_by: Option<UnixTime>,
 }
 
 /// Keeps the certificates until the process ends. Only the leader writes.
@@ -138,24 +137,22 @@ pub async fn keeping(app: Arc<App>, keeper: Option<Keeper>) {
         let is_leader = app.leading.is_here() && !app.is_stopping();
         let role = if is_leader { Role::Writes } else { Role::Reads };
         if let Ok(report) = keeper.pass(role).await {
-            app.metrics.set_certificates(&times(&report));
+            app.metrics.set_certificates(times(&report));
         }
         tokio::time::sleep(keeper.pause()).await;
     }
 }
 
-fn times(report: &Report) -> CertificateTimes {
+/// When each ends, in seconds since 1970; 0: not known, or none.
+fn times(report: &Report) -> [(CertificateLabel, u64); 4] {
     let seconds = |time: Option<UnixTime>| time.map_or(0, |time| time.0);
     let of = |owner| seconds(report.ends.get(&owner).copied());
-    CertificateTimes {
-        ends: [
-            (CertificateLabel::Ca, seconds(report.ca_ends)),
-            (CertificateLabel::Extender, of(Owner::Extender)),
-            (CertificateLabel::Scheduler, of(Owner::Scheduler)),
-            (CertificateLabel::Webhook, of(Owner::Webhook)),
-        ],
-        restart_by: seconds(report.restart_by),
-    }
+    [
+        (CertificateLabel::Ca, seconds(report.ca_ends)),
+        (CertificateLabel::Extender, of(Owner::Extender)),
+        (CertificateLabel::Scheduler, of(Owner::Scheduler)),
+        (CertificateLabel::Webhook, of(Owner::Webhook)),
+    ]
 }
 
 /// Keeps the certificates of one installation.
@@ -166,7 +163,6 @@ pub struct Keeper {
     agents_namespace: String,
     tls: TlsConfig,
     settings: CertificatesConfig,
-    rules: Rules,
     names: Names,
     /// What is wrong, so that no line about it is repeated.
     faults: Faults,
@@ -187,7 +183,6 @@ impl Keeper {
             namespace,
             agents_namespace: config.agents.namespace.clone(),
             tls,
-            rules: settings.rules(),
             settings,
             faults: Faults::default(),
             pauses: Pauses::default(),
@@ -211,7 +206,7 @@ impl Keeper {
 
     /// Pause before the next pass: after failures a growing one, but none longer than between two that succeed.
     pub fn pause(&self) -> Duration {
-        let usual = self.rules.look_every();
+        let usual = self.settings.look_every();
         self.pauses.after_failure().map_or(usual, |pause| pause.min(usual))
     }
 
@@ -249,20 +244,21 @@ impl Keeper {
         for _ in 0..MOST_ROUNDS {
             let objects = self.read(role).await?;
             let now = UnixTime(self.clock.unix_seconds());
-            let found = Authority::read(objects.ca.data.as_ref().unwrap_or(&Data::new()));
-            self.note(CA, found.faults);
-            let ca = found.authority;
+            let found = Authority::read(objects.ca.data.as_ref().unwrap_or(&Data::new()), now);
+            self.note(CA, found.as_ref().err().map(ToString::to_string).into_iter().collect());
+            let ca = found.ok().flatten();
             let Meaning { seen, own, faults } = objects.meaning(ca.as_ref(), &self.names, now);
             for name in objects.certificates.keys().map(|owner| secret_of(*owner)) {
                 let of_it = faults.iter().filter(|(about, _)| *about == name);
                 self.note(name, of_it.map(|(_, fault)| fault.clone()).collect());
             }
             let wrong = objects.read_at.and_then(|at| WrongClock::found(now, at));
-            if seen.is_before_ca(now) {
-                return Err(wrong.map_or(KeepError::Clock, KeepError::Clocks));
+            if let Some(ca) = seen.ca.filter(|ca| !ca.contains(now)) {
+                let fault = if ca.starts > now { KeepError::Clock } else { KeepError::Ended };
+                return Err(wrong.map_or(fault, KeepError::Clocks));
             }
             let due = match role {
-                Role::Writes => steps(&seen, &self.rules, now),
+                Role::Writes => steps(&seen, self.settings.certificate, now),
                 Role::Reads => Vec::new(),
             };
             if let Some(wrong) = wrong.filter(|_| own.is_none() || !due.is_empty()) {
@@ -278,12 +274,8 @@ impl Keeper {
                     SeenCertificate::Made { ends, .. } => Some((*owner, *ends)),
                     SeenCertificate::NoSecret | SeenCertificate::Unusable => None,
                 });
-                let report = Report {
-                    ca_ends: Some(ca.signer.validity.ends),
-                    ends: ends.collect(),
-                    restart_by: seen.restart_by(&self.rules).filter(|_| role == Role::Writes),
-                };
-                self.log_restart(&report, &ca);
+                let report =
+                    Report { ca_ends: Some(ca.signer.validity.ends), ends: ends.collect() };
                 return failed.map_or(Ok(report), Err);
             }
             for step in due {
@@ -298,18 +290,6 @@ impl Keeper {
             }
         }
         Err(failed.unwrap_or(KeepError::Contended))
-    }
-
-    /// Says once that kube-scheduler must be started again, and until when.
-    fn log_restart(&mut self, report: &Report, ca: &Authority) {
-        let line = |UnixTime(until)| {
-            let id = ca.bundle_id();
-            format!(
-                "a new CA is to sign: kube-scheduler must be started again with the bundle `{id}` before \
-                 {until} (seconds since 1970), see docs/operations.md#certificates"
-            )
-        };
-        self.note(SCHEDULER, report.restart_by.map(line).into_iter().collect());
     }
 
     /// Reads all objects, the CA last: what is written with it never takes back what another one wrote.
@@ -327,8 +307,6 @@ impl Keeper {
         }
         if role == Role::Writes {
             self.read_places(&mut objects).await;
-            objects.scheduler =
-                self.optional(&self.namespace.clone(), SCHEDULER, "Deployment").await;
         }
         let (ca, read_at) = self.one(&self.namespace, CA).await?;
         objects.ca = ca.ok_or_else(|| self.missing(CA))?;
@@ -383,39 +361,27 @@ impl Keeper {
         ca: Option<&Authority>,
         now: UnixTime,
     ) -> Result<(&'static str, Written), KeepError> {
-        let Some(ca) = ca else {
-            let made = Authority::make(&self.rules, now)?;
-            return Ok((CA, self.write_ca(objects, &made).await));
-        };
-        let changed = match step {
-            Step::MakeCa => Authority::make(&self.rules, now)?,
-            Step::AddNext => ca.clone().with_next(&self.rules, now)?,
-            Step::NotePublished(at) => ca.clone().published(at),
-            Step::Switch(until) => ca.clone().switched(until),
-            Step::DropOld => ca.clone().without_old(now),
-            Step::Sign(owner, ends) => {
+        match (step, ca) {
+            (Step::Sign(owner, ends), Some(ca)) => {
                 let names = self.names.get(&owner).map_or(&[][..], Vec::as_slice);
                 let validity = Validity { starts: now.minus(EARLIER), ends };
                 let wanted = Wanted { names, usage: usage_of(owner), validity };
                 let data = certificate_data(sign(&ca.signer.pair, wanted)?, &ca.bundle());
-                return Ok(self.write_secret(objects, owner, data).await);
+                Ok(self.write_secret(objects, owner, data).await)
             }
-            Step::AddBundle(owner) => {
+            (Step::AddBundle(owner), Some(ca)) => {
                 let bundle = k8s_openapi::ByteString(ca.bundle().into());
                 let data = Data::from([(BUNDLE.to_owned(), bundle)]);
-                return Ok(self.write_secret(objects, owner, data).await);
+                Ok(self.write_secret(objects, owner, data).await)
             }
-            Step::Publish(place) => return Ok(self.publish(objects, place, &ca.bundle()).await),
-            Step::Roll => {
-                let fields = roll_fields(&ca.bundle_id());
-                return Ok((SCHEDULER, self.patch(objects.scheduler.as_ref(), fields).await));
+            (Step::Publish(place), Some(ca)) => {
+                Ok(self.publish(objects, place, &ca.bundle()).await)
             }
-        };
-        Ok((CA, self.write_ca(objects, &changed).await))
-    }
-
-    async fn write_ca(&self, objects: &Objects, ca: &Authority) -> Written {
-        self.writer.replace_kept(&with_data(&objects.ca, &OWN_KEYS, ca.data())).await
+            (Step::MakeCa, _) | (_, None) => {
+                let secret = with_data(&objects.ca, Authority::make(now)?.data());
+                Ok((CA, self.writer.replace_kept(&secret).await))
+            }
+        }
     }
 
     async fn write_secret(
@@ -425,7 +391,7 @@ impl Keeper {
         data: Data,
     ) -> (&'static str, Written) {
         let written = match objects.certificates.get(&owner) {
-            Some(secret) => self.writer.replace_kept(&with_data(secret, &[], data)).await,
+            Some(secret) => self.writer.replace_kept(&with_data(secret, data)).await,
             None => Written::Changed,
         };
         (secret_of(owner), written)
@@ -456,16 +422,15 @@ impl Keeper {
                 ("MutatingWebhookConfiguration", written)
             }
             Place::ApiService => {
-                let fields = api_service_fields(bundle);
-                ("APIService", self.patch(objects.api_service.as_ref(), fields).await)
+                let written = match &objects.api_service {
+                    Some(service) => {
+                        let fields = api_service_fields(bundle);
+                        self.writer.patch_kept(service, fields, Merge::Plain).await
+                    }
+                    None => Written::Changed,
+                };
+                ("APIService", written)
             }
-        }
-    }
-
-    async fn patch<T: Kept>(&self, object: Option<&T>, fields: Value) -> Written {
-        match object {
-            Some(object) => self.writer.patch_kept(object, fields, Merge::Plain).await,
-            None => Written::Changed,
         }
     }
 
@@ -482,7 +447,6 @@ impl Keeper {
         let report = Report {
             ca_ends: all.iter().filter_map(ends).min(),
             ends: own.map(|ends| (Owner::Extender, ends)).into_iter().collect(),
-            restart_by: None,
         };
         if role == Role::Reads || all.is_empty() {
             return Ok(report);

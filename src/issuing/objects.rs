@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::{Value, json};
@@ -12,25 +11,15 @@ use serde_json::{Value, json};
 use crate::issuing::authority::{Authority, BUNDLE, Data};
 use crate::issuing::checked::{Checked, Expected, certificate};
 use crate::issuing::pair::{Pair, Usage};
-use crate::rotation::plan::{
-    Owner, Place, Seen, SeenBundle, SeenCertificate, SeenScheduler, UnixTime,
-};
+use crate::rotation::plan::{Owner, Place, Seen, SeenBundle, SeenCertificate, UnixTime};
 
 /// The key of the certificate in a Secret.
 pub const CERTIFICATE: &str = "tls.crt";
 /// The key of its private key.
 const KEY: &str = "tls.key";
 
-/// On the pods of kube-scheduler: the bundle that they have read.
-const OF_PODS: &str = "certificates.gpupack.dev/ca-bundle";
-
-/// On the Secret of kube-scheduler: the bundle that a kube-scheduler which is not ours has read.
-pub const IN_USE: &str = "certificates.gpupack.dev/ca-bundle-in-use";
-
 /// The Secret of the CA, and the ConfigMap of agents.
 pub const CA: &str = "gpupack-ca";
-/// The Deployment of kube-scheduler.
-pub const SCHEDULER: &str = "gpupack-scheduler";
 /// The configuration of the webhook.
 pub const WEBHOOKS: &str = "gpupack";
 /// The APIService.
@@ -65,8 +54,6 @@ pub struct Objects {
     pub webhooks: Option<MutatingWebhookConfiguration>,
     /// For the API server.
     pub api_service: Option<APIService>,
-    /// kube-scheduler.
-    pub scheduler: Option<Deployment>,
     /// The Secret of the CA. It is read last: see [`crate::rotation::plan`].
     pub ca: Secret,
     /// When that was, by the clock of the API server, if it says so.
@@ -123,10 +110,8 @@ impl Objects {
         let bundle = ca.map(Authority::bundle).unwrap_or_default();
         let places = Place::ALL.into_iter().map(|place| (place, self.bundle(place, &bundle)));
         let bundles = places.collect();
-        let id = ca.map(Authority::bundle_id).unwrap_or_default();
-        let scheduler = self.seen_scheduler(&id);
-        let ca = ca.map(Authority::seen);
-        Meaning { seen: Seen { ca, certificates, bundles, scheduler }, own, faults }
+        let ca = ca.map(|ca| ca.signer.validity);
+        Meaning { seen: Seen { ca, certificates, bundles }, own, faults }
     }
 
     /// Whether a place has this bundle.
@@ -153,41 +138,12 @@ impl Objects {
             Some(false) => SeenBundle::Outdated,
         }
     }
-
-    fn seen_scheduler(&self, id: &str) -> SeenScheduler {
-        let Some(deployment) = &self.scheduler else {
-            let secret = self.certificates.get(&Owner::Scheduler);
-            let annotations = secret.and_then(|secret| secret.metadata.annotations.as_ref());
-            let confirmed = annotations.and_then(|all| all.get(IN_USE));
-            return match confirmed.is_some_and(|confirmed| confirmed == id) {
-                true => SeenScheduler::Current,
-                false => SeenScheduler::NotOurs,
-            };
-        };
-        let spec = deployment.spec.as_ref();
-        let template = spec.and_then(|spec| spec.template.metadata.as_ref());
-        let annotations = template.and_then(|template| template.annotations.as_ref());
-        if annotations.and_then(|all| all.get(OF_PODS)).is_none_or(|found| found != id) {
-            return SeenScheduler::Outdated;
-        }
-        let wanted = spec.and_then(|spec| spec.replicas).unwrap_or(1);
-        let status = deployment.status.clone().unwrap_or_default();
-        let is_observed = status.observed_generation >= deployment.metadata.generation;
-        let updated = status.updated_replicas.unwrap_or(0);
-        let is_whole = status.replicas.unwrap_or(0) == updated && updated >= wanted;
-        match is_observed && is_whole && status.unavailable_replicas.unwrap_or(0) == 0 {
-            true => SeenScheduler::Current,
-            false => SeenScheduler::Rolling,
-        }
-    }
 }
 
 /// A Secret with these values, in place of what it has under the same keys.
-pub fn with_data(secret: &Secret, owned: &[&str], values: Data) -> Secret {
+pub fn with_data(secret: &Secret, values: Data) -> Secret {
     let mut secret = secret.clone();
-    let data = secret.data.get_or_insert_default();
-    data.retain(|key, _| !owned.contains(&key.as_str()));
-    data.extend(values);
+    secret.data.get_or_insert_default().extend(values);
     secret
 }
 
@@ -215,9 +171,4 @@ pub fn webhook_fields(all: &MutatingWebhookConfiguration, bundle: &str) -> Value
 /// The fields of an APIService that name this bundle.
 pub fn api_service_fields(bundle: &str) -> Value {
     json!({"spec": {"caBundle": ByteString(bundle.into())}})
-}
-
-/// The fields of a Deployment that make it replace its pods for this bundle.
-pub fn roll_fields(bundle_id: &str) -> Value {
-    json!({"spec": {"template": {"metadata": {"annotations": {OF_PODS: bundle_id}}}}})
 }

@@ -7,7 +7,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-use crate::rotation::plan::UnixTime;
+use crate::rotation::plan::{UnixTime, Validity};
 
 /// A certificate and its private key, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,15 +16,6 @@ pub struct Pair {
     pub certificate: String,
     /// Its key in PKCS #8.
     pub key: String,
-}
-
-/// From when until when something is valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Validity {
-    /// The first second.
-    pub starts: UnixTime,
-    /// The last second.
-    pub ends: UnixTime,
 }
 
 /// What the owner of a certificate is on a connection.

@@ -62,16 +62,6 @@ pub struct Metrics {
     moves: MoveFamilies,
     mig: MigFamilies,
     certificate_expiry: GaugeVec,
-    scheduler_restart_deadline: Gauge,
-}
-
-/// Times of certificates in seconds since 1970; 0: not known, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CertificateTimes {
-    /// When each ends.
-    pub ends: [(CertificateLabel, u64); 4],
-    /// Until when kube-scheduler must be started again.
-    pub restart_by: u64,
 }
 
 impl Default for Metrics {
@@ -193,10 +183,6 @@ impl Metrics {
                 "When the certificate ends, in seconds since 1970; 0 if it is not known.",
                 &["certificate"],
             ),
-            scheduler_restart_deadline: make.gauge(
-                "gpupack_scheduler_restart_deadline_timestamp_seconds",
-                "Until when kube-scheduler must be started again for a new CA; 0 if it need not.",
-            ),
             registry,
             of_cluster,
         };
@@ -237,8 +223,7 @@ impl Metrics {
             }
         }
         self.set_moves(&[0; MOST_MOVES], 0);
-        let ends = CertificateLabel::ALL.map(|label| (label, 0));
-        self.set_certificates(&CertificateTimes { ends, restart_by: 0 });
+        self.set_certificates(CertificateLabel::ALL.map(|label| (label, 0)));
     }
 
     /// Counts what the watch of a resource received: a change, or a failure and a restart.
@@ -404,12 +389,11 @@ impl Metrics {
         self.forwarded.with_label_values(&[port, result.label()]).inc();
     }
 
-    /// Sets when certificates end, and until when kube-scheduler must be started again.
-    pub fn set_certificates(&self, times: &CertificateTimes) {
-        for (label, end) in times.ends {
+    /// Sets when certificates end, in seconds since 1970; 0: not known, or none.
+    pub fn set_certificates(&self, ends: [(CertificateLabel, u64); 4]) {
+        for (label, end) in ends {
             self.certificate_expiry.with_label_values(&[label.label()]).set(whole(end));
         }
-        self.scheduler_restart_deadline.set(whole(times.restart_by));
     }
 
     /// Sets whether this replica leads.

@@ -33,6 +33,9 @@ const VOLUMES_EVERY: Duration = Duration::from_millis(500);
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// What `kubectl rollout restart` sets on pods.
+const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
+
 /// The folders into which Secrets and the ConfigMap are mounted.
 #[derive(Clone, Copy)]
 pub(crate) struct Volumes {
@@ -95,8 +98,8 @@ pub(crate) struct Kept {
     pub(crate) extenders: Vec<Extender>,
     /// The mounted files.
     pub(crate) volumes: Volumes,
-    /// How often kube-scheduler was started again for a CA.
-    pub(crate) rolls: Arc<Mutex<usize>>,
+    /// How often kube-scheduler was started.
+    rolls: Arc<Mutex<usize>>,
     client: Client,
     _webhook: Option<Leash>,
     tasks: Vec<JoinHandle<()>>,
@@ -152,12 +155,27 @@ impl Kept {
         }));
         let rolling = roll(plane, client.clone(), volumes, address, Arc::clone(&kept.rolls));
         kept.tasks.push(tokio::spawn(rolling));
+        kept.until_rolled(1).await;
+        kept
+    }
+
+    async fn until_rolled(&self, times: usize) {
         let started = clock::now();
-        while *kept.rolls.lock().unwrap_or_else(PoisonError::into_inner) == 0 {
+        while *self.rolls.lock().unwrap_or_else(PoisonError::into_inner) < times {
             assert!(started.elapsed() < LIMIT, "kube-scheduler is not started");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        kept
+    }
+
+    /// As `kubectl rollout restart` does.
+    pub(crate) async fn restart_scheduler(&self) {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let fields =
+            json!({"spec": {"template": {"metadata": {"annotations": {RESTARTED: "now"}}}}});
+        let fields = Patch::Merge(fields);
+        let patched = deployments.patch("gpupack-scheduler", &PatchParams::default(), &fields);
+        patched.await.expect("it is there");
+        self.until_rolled(2).await;
     }
 
     /// The place of the replica that leads.
@@ -277,6 +295,14 @@ pub(crate) async fn empty_objects(client: &Client) {
     }
 }
 
+/// Empties the Secret of the CA, so that the extender makes another one.
+pub(crate) async fn empty_ca(client: &Client) {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let fields = Patch::Merge(json!({"data": null}));
+    let patched = secrets.patch("gpupack-ca", &PatchParams::default(), &fields).await;
+    patched.expect("it is there");
+}
+
 fn start_webhook(plane: &ControlPlane, folder: &Path, port: u16) -> Leash {
     let config = plane.work().join("kept-webhook.yaml");
     let settings = json!({"webhook": {"listen": format!("127.0.0.1:{port}"),
@@ -287,7 +313,7 @@ fn start_webhook(plane: &ControlPlane, folder: &Path, port: u16) -> Leash {
     Leash::start("gpupack webhook", &gpupack(), &arguments, &plane.log("kept-webhook"))
 }
 
-/// Starts kube-scheduler, and starts it again as often as the annotation of its Deployment's pods changes.
+/// Starts kube-scheduler, and starts it again when its Deployment is.
 async fn roll(
     plane: &'static ControlPlane,
     client: Client,
@@ -300,23 +326,15 @@ async fn roll(
     let mut last = None;
     loop {
         let deployment = deployments.get("gpupack-scheduler").await.expect("it can be read");
-        let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas);
         let template = deployment.spec.and_then(|spec| spec.template.metadata);
         let annotations = template.and_then(|template| template.annotations).unwrap_or_default();
-        let wanted = annotations.get("certificates.gpupack.dev/ca-bundle").cloned();
-        if wanted.is_some() && wanted != last {
+        let wanted = annotations.get(RESTARTED).cloned();
+        if last.as_ref() != Some(&wanted) {
             drop(running.take());
             volumes.update(&client).await;
             let plan = SchedulerPlan::second().proving(volumes.scheduler);
             running = Some(Scheduler::start(plane, &client, plan, extender).await);
-            let status = json!({"status": {"observedGeneration": deployment.metadata.generation,
-                "replicas": replicas, "updatedReplicas": replicas, "readyReplicas": replicas,
-                "availableReplicas": replicas}});
-            let patched = deployments
-                .patch_status("gpupack-scheduler", &PatchParams::default(), &Patch::Merge(status))
-                .await;
-            patched.expect("it is there");
-            last = wanted;
+            last = Some(wanted);
             *rolls.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         }
         tokio::time::sleep(Duration::from_millis(250)).await;

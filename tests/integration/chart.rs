@@ -250,7 +250,10 @@ fn values_with_faults_are_refused() {
             "config.webhook.memory_limit=driver,config.pools.a.borrow=memory,rbac.moves=true",
             "set agents.memoryLimits: set",
         ),
-        ("config.certificates.ca_seconds=9,certificates.source=helm", "config.certificates"),
+        (
+            "config.certificates.certificate_seconds=90,certificates.source=helm",
+            "config.certificates",
+        ),
         ("monitoring.podMonitor=true", "agents.metrics"),
         ("agents.namespace.name=gpu-system", "a namespace of their own"),
         ("priorityClass.create=true", "system-"),

@@ -72,7 +72,6 @@ mod certificates {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     mod keeper;
-    mod rotation;
 }
 
 /// The agent: its reports, its conversation with the extender, and what it reads of NVML.

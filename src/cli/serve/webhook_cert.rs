@@ -12,8 +12,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::issuing::pair::{Pair, Usage, Validity, Wanted, make_ca, sign};
-use crate::rotation::plan::UnixTime;
+use crate::issuing::pair::{Pair, Usage, Wanted, make_ca, sign};
+use crate::rotation::plan::{UnixTime, Validity};
 
 /// Seconds of a day.
 const DAY: u64 = 86_400;

@@ -3,7 +3,6 @@
 
 use hyper::Request;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
@@ -49,7 +48,6 @@ macro_rules! kept {
 
 kept!(Secret, "/api/v1/namespaces/{}/secrets");
 kept!(ConfigMap, "/api/v1/namespaces/{}/configmaps");
-kept!(Deployment, "/apis/apps/v1/namespaces/{}/deployments");
 kept!(
     MutatingWebhookConfiguration,
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

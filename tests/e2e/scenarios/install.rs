@@ -275,8 +275,7 @@ impl Walk {
         let ours = ListParams::default().labels("app.kubernetes.io/part-of=gpupack");
         let listed = pods.list(&ours).await.expect("pods can be listed");
         let mut names: Vec<String> = Vec::new();
-        // The extender replaces the schedulers once they have a certificate: old ones may still be ending.
-        for pod in listed.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        for pod in listed {
             let component = pod
                 .metadata
                 .labels

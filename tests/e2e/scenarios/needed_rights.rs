@@ -120,8 +120,7 @@ fn each_right_of_the_extender_is_needed() {
 fn each_right_for_certificates_is_needed() {
     scenario("certificate-rights", |bed| async move {
         let (plane, admin) = (bed.plane, &bed.cluster.client);
-        let section = json!({"make": true, "certificate_seconds": 20, "ca_seconds": 80,
-            "spread_seconds": 5});
+        let section = json!({"make": true, "certificate_seconds": 20});
         let settings = kept::settings(plane, "certificate-rights", &section);
         manifests::apply(admin, "rbac.yaml", Mode::Keep).await;
         kept::empty_objects(admin).await;
@@ -129,7 +128,7 @@ fn each_right_for_certificates_is_needed() {
         let kubeconfig = plane.kubeconfig(Identity::Extender);
         let mut extender = Extender::start(plane, &kubeconfig, settings).await;
         let expected = granted(FOR_CERTIFICATES);
-        assert_eq!(expected.len(), 10, "{expected:?}");
+        assert_eq!(expected.len(), 8, "{expected:?}");
         let started = clock::now();
         loop {
             let used = noted(plane, before, |code| code != 403);

@@ -11,13 +11,12 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::hardware::units::Timestamp;
 use gpupack::issuing::keeper::{KeepError, Keeper, Report, Role};
-use gpupack::issuing::pair::{Usage, Validity, Wanted, make_ca, sign};
-use gpupack::kube_api::request::annotations::parse_request;
+use gpupack::issuing::pair::{Pair, Usage, Wanted, make_ca, sign};
 use gpupack::kube_api::request::placement::FenceWriter;
 use gpupack::kube_api::write::carry_out;
 use gpupack::kube_api::write::term::Term;
 use gpupack::kube_api::write::writer::ApiWriter;
-use gpupack::rotation::plan::{Owner, UnixTime};
+use gpupack::rotation::plan::{Owner, UnixTime, Validity};
 use gpupack::step::outside::Outside;
 use k8s_openapi::ByteString;
 use rustls::pki_types::pem::PemObject;
@@ -35,13 +34,15 @@ const AGENTS: &str = "/api/v1/namespaces/gpupack-agents/configmaps/gpupack-ca";
 const WEBHOOKS: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpupack";
 const SERVICE: &str = "/apis/apiregistration.k8s.io/v1/apiservices/v1.inspection.gpupack.dev";
-const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/gpu-system/deployments/gpupack-scheduler";
 
 /// When the tests begin: after this year nothing is special.
 const START: u64 = 1_900_000_000;
 
-const NAMES: [(&str, &str, Usage); 5] = [
+const NAMES: [(&str, &str, Usage); 8] = [
     (EXTENDER, "gpupack-extender", Usage::Both),
+    (EXTENDER, "gpupack", Usage::Server),
+    (EXTENDER, "gpupack.gpu-system", Usage::Server),
+    (EXTENDER, "gpupack.gpu-system.svc.cluster.local", Usage::Server),
     (EXTENDER, "gpupack.gpu-system.svc", Usage::Server),
     (SCHEDULER, "gpupack-scheduler", Usage::Client),
     (WEBHOOK, "gpupack-webhook.gpu-system.svc", Usage::Server),
@@ -72,12 +73,6 @@ fn installed() -> Objects {
         json!({"metadata": {"name": "v1.inspection.gpupack.dev"},
             "spec": {"group": "inspection.gpupack.dev", "version": "v1", "groupPriorityMinimum": 1,
                 "versionPriority": 15}}),
-    );
-    objects.put(
-        DEPLOYMENT,
-        json!({"metadata": {"name": "gpupack-scheduler", "namespace": "gpu-system", "generation": 1},
-            "spec": {"replicas": 1, "selector": {}, "template": {"metadata": {"labels": {"a": "b"}}}},
-            "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}}),
     );
     objects
 }
@@ -201,20 +196,8 @@ fn check(objects: &Objects, now: u64) {
         assert_eq!(hook["failurePolicy"], "Fail", "the rest stays");
     }
     assert_eq!(bundle_of(&objects.at(SERVICE)["spec"]["caBundle"]), bundle);
-    let template = &objects.at(DEPLOYMENT)["spec"]["template"]["metadata"];
-    let noted = template["annotations"]["certificates.gpupack.dev/ca-bundle"].as_str().unwrap();
-    assert_eq!(noted.len(), 16);
-    assert_requests_nothing(template);
-    assert_eq!(template["labels"]["a"], "b", "the rest stays");
     assert_eq!(objects.at(AGENTS)["data"]["kept"], "x");
     assert_eq!(objects.at(CA)["metadata"]["labels"]["of"], "the installation");
-}
-
-/// A pod with these annotations requests no GPU: an unknown key of gpupack would be a faulty request.
-fn assert_requests_nothing(metadata: &Value) {
-    let annotations: BTreeMap<String, String> =
-        serde_json::from_value(metadata["annotations"].clone()).unwrap();
-    assert_eq!(parse_request(&annotations, &[]), Ok(None));
 }
 
 #[tokio::test]
@@ -227,14 +210,14 @@ async fn empty_objects_are_filled_and_stay_as_they_are() {
     assert_eq!(replica.file("ca.crt"), value(&objects, CA, "ca.crt"));
     assert_eq!(replica.file("tls.key"), value(&objects, EXTENDER, "tls.key"));
     let days = |seconds: u64| Some(UnixTime(START + seconds * 86_400));
-    assert_eq!((report.ca_ends, report.restart_by), (days(5 * 365), None));
+    assert_eq!(report.ca_ends, days(3_650), "ten years");
     assert!(Owner::ALL.iter().all(|owner| report.ends.get(owner).copied() == days(90)));
     let writes = objects.writes().len();
     replica.pass().await.unwrap();
     assert_eq!(objects.writes().len(), writes, "nothing is due");
     // Another replica serves the same.
     let mut other = Replica::make(&objects);
-    assert_eq!(other.keeper.pass(Role::Reads).await.unwrap().ca_ends, days(5 * 365));
+    assert_eq!(other.keeper.pass(Role::Reads).await.unwrap().ca_ends, days(3_650));
     assert_eq!(objects.writes().len(), writes);
     assert_eq!(other.file("tls.crt"), replica.file("tls.crt"));
 }
@@ -271,7 +254,7 @@ async fn a_crash_or_a_lost_answer_at_any_write_leaves_a_state_from_which_the_nex
         WriteFault::Refused(500),
         WriteFault::Refused(409),
     ] {
-        for place in 0..8 {
+        for place in 0..7 {
             let objects = installed();
             let mut faults = vec![WriteFault::None; place];
             faults.push(fault);
@@ -310,7 +293,7 @@ async fn what_may_not_be_written_is_reported_and_stops_nothing_else() {
 #[tokio::test]
 async fn objects_that_are_not_installed_are_no_error_but_two_are_needed() {
     let objects = installed();
-    for path in [SCHEDULER, WEBHOOK, AGENTS, WEBHOOKS, SERVICE, DEPLOYMENT] {
+    for path in [SCHEDULER, WEBHOOK, AGENTS, WEBHOOKS, SERVICE] {
         objects.remove(path);
     }
     let mut replica = Replica::make(&objects);
@@ -330,10 +313,8 @@ fn hostile(objects: &Objects) -> Vec<(&'static str, Value)> {
     let at = |seconds: i64| UnixTime(START.saturating_add_signed(seconds));
     let validity = Validity { starts: at(-100), ends: at(80 * 86_400) };
     let other = make_ca("other", validity).unwrap();
-    let ours = gpupack::issuing::pair::Pair {
-        certificate: value(objects, CA, "ca.crt"),
-        key: value(objects, CA, "ca.key"),
-    };
+    let ours =
+        Pair { certificate: value(objects, CA, "ca.crt"), key: value(objects, CA, "ca.key") };
     let names = |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
     let webhook =
         names(&["gpupack-webhook.gpu-system.svc", "gpupack-webhook.gpu-system.svc.cluster.local"]);
@@ -406,25 +387,39 @@ async fn a_ca_that_cannot_be_used_is_made_again_and_everything_with_it() {
         check(&objects, START);
         assert_ne!(value(&objects, CA, "ca.crt"), before);
     }
-    // The stages alone are broken: the CA stays.
-    for text in ["{", "[1]", "{\"old\": {\"x\": -1}}", &"9".repeat(100_000)] {
-        let before = value(&objects, CA, "ca.crt");
-        let mut secret = objects.at(CA);
-        secret["data"]["rotation.json"] = json!(ByteString(text.into()));
-        secret["data"]["next.crt"] = json!(ByteString("garbage".into()));
-        objects.put(CA, secret);
-        replica.pass().await.unwrap();
-        assert_eq!(value(&objects, CA, "ca.crt"), before);
+}
+
+#[tokio::test]
+async fn certificates_are_signed_again_at_a_third_of_their_life_and_the_ca_never() {
+    const DAY: u64 = 86_400;
+    let objects = installed();
+    let mut replica = Replica::make(&objects);
+    replica.pass().await.unwrap();
+    let (ca, writes) = (value(&objects, CA, "ca.crt"), objects.writes().len());
+    replica.at(30 * DAY - 1);
+    replica.pass().await.unwrap();
+    assert_eq!(objects.writes().len(), writes);
+    for month in (30..3_600).step_by(30) {
+        replica.at(month * DAY);
+        let report = replica.pass().await.unwrap();
+        let ends = Some(UnixTime(START + (month + 90).min(3_650) * DAY));
+        assert!(Owner::ALL.iter().all(|owner| report.ends.get(owner).copied() == ends), "{month}");
+        check(&objects, START + month * DAY);
     }
-    // A CA that somebody added is not published.
-    let validity = Validity { starts: UnixTime(START), ends: UnixTime(START + 100) };
-    let added = make_ca("added", validity).unwrap();
+    replica.at(3_650 * DAY);
+    let writes = objects.writes().len();
+    for role in [Role::Writes, Role::Reads] {
+        assert!(matches!(replica.keeper.pass(role).await, Err(KeepError::Ended)));
+    }
+    assert_eq!(objects.writes().len(), writes);
+    assert_eq!(value(&objects, CA, "ca.crt"), ca);
+    // It is replaced as docs/install.md says.
     let mut secret = objects.at(CA);
-    let bundle = value(&objects, CA, "ca.crt") + &added.certificate;
-    secret["data"]["ca.crt"] = json!(ByteString(bundle.into()));
+    secret["data"] = Value::Null;
     objects.put(CA, secret);
     replica.pass().await.unwrap();
-    assert!(!objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().contains(&added.certificate));
+    check(&objects, START + 3_650 * DAY);
+    assert_ne!(value(&objects, CA, "ca.crt"), ca);
 }
 
 #[tokio::test]
@@ -513,93 +508,103 @@ async fn a_fault_is_logged_when_it_begins_and_tried_again_with_growing_pauses() 
     }
 }
 
-/// Replaces the pods of the Deployment at once; the bundle that they read.
-fn roll(objects: &Objects, running: &mut (String, String)) {
-    let deployment = objects.at(DEPLOYMENT);
-    let template = &deployment["spec"]["template"]["metadata"]["annotations"];
-    let wanted = template["certificates.gpupack.dev/ca-bundle"].as_str().unwrap_or_default();
-    if wanted != running.0 {
-        *running = (wanted.to_owned(), value(objects, SCHEDULER, "ca.crt"));
+/// How far the version before was with a change of its CA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The next CA is in the bundle, which is not in all places yet.
+    Added,
+    /// The next CA signs, and the certificates are still of the earlier one.
+    Switched,
+}
+
+/// What the version before left: the earlier and the later CA. Certificates are of the earlier one.
+fn change_begun(objects: &Objects, stage: Stage) -> [Pair; 2] {
+    let validity =
+        |ends: u64| Validity { starts: UnixTime(START - 9), ends: UnixTime(START + ends) };
+    let cas = [("earlier", 3_000), ("later", 9_000)];
+    let [earlier, later] = cas.map(|(name, ends)| make_ca(name, validity(ends)).unwrap());
+    let all = |first: &Pair, second: &Pair| format!("{}{}", first.certificate, second.certificate);
+    let (bundle, key) = match stage {
+        Stage::Added => (all(&earlier, &later), &earlier.key),
+        Stage::Switched => (all(&later, &earlier), &later.key),
+    };
+    let put = |path: &str, values: &[(&str, &str)]| {
+        let mut secret = objects.at(path);
+        secret["data"] = data(values);
+        objects.put(path, secret);
+    };
+    let mut values = vec![
+        ("ca.crt", &*bundle),
+        ("ca.key", key),
+        ("rotation.json", r#"{"added":1900000000,"published":null,"old":{}}"#),
+    ];
+    if stage == Stage::Added {
+        values.extend([("next.crt", &*later.certificate), ("next.key", &*later.key)]);
     }
+    put(CA, &values);
+    for path in [EXTENDER, SCHEDULER, WEBHOOK] {
+        let of_it = NAMES.iter().filter(|(of, ..)| *of == path);
+        let names: Vec<String> = of_it.clone().map(|(_, name, _)| (*name).to_owned()).collect();
+        let usage = of_it.map(|(_, _, usage)| *usage).next().unwrap();
+        let wanted = Wanted { names: &names, usage, validity: validity(600) };
+        let pair = sign(&earlier, wanted).unwrap();
+        let values =
+            [("tls.crt", &*pair.certificate), ("tls.key", &*pair.key), ("ca.crt", &bundle)];
+        put(path, &values);
+    }
+    let mut map = objects.at(AGENTS);
+    let published = if stage == Stage::Added { &earlier.certificate } else { &bundle };
+    map["data"]["ca.crt"] = json!(published);
+    objects.put(AGENTS, map);
+    [earlier, later]
 }
 
 #[tokio::test]
-async fn a_ca_is_changed_while_each_client_trusts_each_server() {
-    let objects = installed();
-    let section = "{ make: true, certificate_seconds: 600, ca_seconds: 2400, spread_seconds: 60 }";
-    let (mut leader, mut other) =
-        (Replica::new(&objects, section), Replica::new(&objects, section));
-    leader.pass().await.unwrap();
-    other.pass().await.unwrap();
-    let mut running = (String::new(), String::new());
-    roll(&objects, &mut running);
-    let first = value(&objects, CA, "ca.crt");
-    let mut lengths = Vec::new();
-    // Clients and servers with what there was 50 s ago.
-    let mut before: Vec<(String, String)> = Vec::new();
-    for now in (10..6_000_u64).step_by(10) {
-        leader.at(now);
-        other.at(now);
-        let (pass, role) = if now % 700 < 350 {
-            (leader.pass().await, other.keeper.pass(Role::Reads).await)
-        } else {
-            (other.pass().await, leader.keeper.pass(Role::Reads).await)
-        };
-        pass.unwrap();
-        role.unwrap();
-        let now = START + now;
-        let bundle = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
-        lengths.push(bundle.matches("BEGIN").count());
-        before.push((bundle.clone(), leader.file("tls.crt")));
-        let late = before.len().saturating_sub(5);
-        for (old_bundle, _) in &before[late..] {
-            for (_, certificate) in &before[late..] {
-                assert!(accepts(old_bundle, certificate, ("gpupack-extender", Usage::Both), now));
+async fn a_change_that_the_version_before_began_is_read_while_each_client_trusts_each_server() {
+    for stage in [Stage::Added, Stage::Switched] {
+        let objects = installed();
+        let [earlier, later] = change_begun(&objects, stage);
+        let secret = objects.at(CA);
+        let section = "{ make: true, certificate_seconds: 600 }";
+        let (mut leader, mut other) =
+            (Replica::new(&objects, section), Replica::new(&objects, section));
+        // kube-scheduler, which is not started again.
+        let running = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
+        // Clients and servers with what there was 50 s ago.
+        let mut before = vec![(running.clone(), value(&objects, EXTENDER, "tls.crt"))];
+        for now in (10..2_900_u64).step_by(10) {
+            leader.at(now);
+            other.at(now);
+            leader.pass().await.unwrap();
+            other.keeper.pass(Role::Reads).await.unwrap();
+            let now = START + now;
+            check(&objects, now);
+            let bundle = objects.at(AGENTS)["data"]["ca.crt"].as_str().unwrap().to_owned();
+            before.push((bundle, leader.file("tls.crt")));
+            let late = before.len().saturating_sub(5);
+            for (trusted, _) in before[late..].iter().chain([&(running.clone(), String::new())]) {
+                for (_, certificate) in &before[late..] {
+                    let extender = ("gpupack-extender", Usage::Both);
+                    assert!(accepts(trusted, certificate, extender, now), "{stage:?} {now}");
+                }
+            }
+            leader.serves();
+            other.serves();
+        }
+        assert_eq!(objects.at(CA)["data"], secret["data"], "{stage:?}: the CA is only read");
+        let signer = if stage == Stage::Added { &earlier } else { &later };
+        let certificate = value(&objects, WEBHOOK, "tls.crt");
+        let webhook = ("gpupack-webhook.gpu-system.svc", Usage::Server);
+        assert!(accepts(&signer.certificate, &certificate, webhook, START + 2_890), "{stage:?}");
+        leader.at(3_000);
+        match (stage, leader.pass().await) {
+            (Stage::Added, ended) => assert!(matches!(ended, Err(KeepError::Ended))),
+            (Stage::Switched, passed) => {
+                passed.unwrap();
+                assert_eq!(objects.at(AGENTS)["data"]["ca.crt"], later.certificate, "it ended");
             }
         }
-        let scheduler = value(&objects, SCHEDULER, "tls.crt");
-        for replica in [&leader, &other] {
-            replica.serves();
-            let (certificate, trusted) = (replica.file("tls.crt"), replica.file("ca.crt"));
-            assert!(accepts(&running.1, &certificate, ("gpupack-extender", Usage::Server), now));
-            assert!(accepts(&trusted, &scheduler, ("gpupack-scheduler", Usage::Client), now));
-        }
-        if now.is_multiple_of(50) {
-            roll(&objects, &mut running);
-        }
     }
-    assert_eq!(lengths.iter().max(), Some(&2), "never more than two at once");
-    assert!(!value(&objects, CA, "ca.crt").contains(&first), "the first one is dropped");
-}
-
-#[tokio::test]
-async fn a_kube_scheduler_of_others_gets_a_deadline_that_a_confirmation_ends() {
-    let objects = installed();
-    objects.remove(DEPLOYMENT);
-    let section = "{ make: true, certificate_seconds: 600, ca_seconds: 6000, spread_seconds: 60 }";
-    let mut replica = Replica::new(&objects, section);
-    replica.pass().await.unwrap();
-    replica.at(4_000);
-    let report = replica.pass().await.unwrap();
-    assert_eq!(report.restart_by, Some(UnixTime(START + 5_400)));
-    replica.at(4_100);
-    assert_eq!(replica.pass().await.unwrap().restart_by, Some(UnixTime(START + 5_400)));
-    assert_eq!(value(&objects, CA, "ca.crt").matches("BEGIN").count(), 2);
-    let old = value(&objects, SCHEDULER, "tls.crt");
-    let mut secret = objects.at(SCHEDULER);
-    let bundle = value(&objects, SCHEDULER, "ca.crt");
-    secret["metadata"]["annotations"] =
-        json!({"certificates.gpupack.dev/ca-bundle-in-use": id(&bundle)});
-    objects.put(SCHEDULER, secret);
-    assert_eq!(replica.pass().await.unwrap().restart_by, None);
-    assert!(value(&objects, CA, "next.crt").is_empty(), "the next one signs now");
-    assert_ne!(value(&objects, SCHEDULER, "tls.crt"), old);
-}
-
-/// The name of a bundle, as the log gives it.
-fn id(bundle: &str) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bundle.as_bytes());
-    digest.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[tokio::test]

@@ -22,6 +22,10 @@ use crate::issuing::checked::to_pem;
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
 
+/// What to do then. Certificates end with their CA at the latest.
+const NOT_RENEWED: &str = "see why it was not renewed: the log of the leader, or `kubectl describe certificate` \
+     with cert-manager; if the CA of gpupack ends, replace it: docs/install.md#replace-the-ca";
+
 /// The certificates of a Secret. Keys are never kept.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shown {
@@ -107,14 +111,10 @@ pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i6
         Ok(end) => end.saturating_sub(now_unix_seconds),
     };
     match days {
-        ..=0 => found.push(of.problem(
-            format!("{what}: it ended {} days ago", -days / 86_400),
-            "see why it was not renewed: the log of the leader, or `kubectl describe certificate` with cert-manager",
-        )),
-        1..SOON_SECONDS => found.push(of.warning(
-            format!("{what}: it ends in {} days", days / 86_400),
-            "see why it was not renewed: the log of the leader, or `kubectl describe certificate` with cert-manager",
-        )),
+        ..=0 => found
+            .push(of.problem(format!("{what}: it ended {} days ago", -days / 86_400), NOT_RENEWED)),
+        1..SOON_SECONDS => found
+            .push(of.warning(format!("{what}: it ends in {} days", days / 86_400), NOT_RENEWED)),
         _ => {}
     }
     for trust in trusts {

@@ -492,7 +492,6 @@ pub mod agent {
     pub mod mig {
         pub mod plan;
         pub mod attempts;
-        pub mod switching;
         pub mod made;
         pub mod on_demand;
     }
@@ -593,7 +592,6 @@ pub mod sim {
         pub(crate) mod bound;
         pub mod series;
         pub mod compare;
-        pub mod turns;
     }
 
     /// The best that any policy could achieve.

@@ -248,16 +248,6 @@ mutations! {
     TakenOverStays,
     /// An agent obeys a leader that was replaced.
     OldOrdersObeyed,
-    /// A pod is bound to a GPU although its agent has not said that it leaves it out of MIG mode.
-    ModeUnconfirmed,
-    /// An order to leave a GPU out of MIG mode that is given again counts as obeyed as the first one was.
-    ModeOrderReused,
-    /// An agent turns MIG mode on for an instance although the GPU is to be out of it.
-    ModeOrderIgnored,
-    /// MIG instances are made on a GPU that pods share.
-    SharedIsDivided,
-    /// Part of a GPU that is kept for a pod until the last MIG instance there has ended is given to another.
-    StandingSplit,
     /// Ages of pods are by the clock of the machine on which the extender runs.
     OwnClockTrusted,
 }

@@ -220,7 +220,6 @@ impl Agent {
             allocations_version: self.allocations_version,
             devices: uses(self.node, has_lists),
             mig_failures: Vec::new(),
-            whole: None,
             memory_limits: None,
             mig_promises: None,
         };

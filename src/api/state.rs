@@ -154,7 +154,7 @@ pub struct PlaceableProfile {
 /// An order about a MIG instance that the agent of a node cannot carry out. It tries it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedMigOrder {
-    /// Profile of the instance; `whole` if the GPU is to leave MIG mode.
+    /// Profile of the instance.
     pub profile: String,
     /// First unit of the instance.
     pub start: u32,
@@ -189,8 +189,7 @@ pub struct Device {
     /// How far an instance is that gpupack makes; left out of those that others made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceState>,
-    /// On a GPU on which gpupack makes instances: the units into which it is divided, see `migPlacement`. On one
-    /// that is shared and divided by turns also while it is out of MIG mode.
+    /// On a GPU on which gpupack makes instances: the units into which it is divided, see `migPlacement`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_units: Option<u32>,
     /// On a GPU on which gpupack makes instances: how many more of each profile fit, if no other is made.

@@ -43,7 +43,6 @@ enum MigMoves {
 enum MigUseName {
     Fixed,
     OnDemand,
-    ByTurns,
 }
 
 #[derive(Deserialize)]
@@ -79,20 +78,10 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
         keys.replicas.is_some() || matches!(keys.mig_instances, Some(MigInstances::Shared))
     };
     let both = pools.iter().find(|(_, keys)| keys.mig.makes() && shares(keys));
-    if let Some((pool, keys)) = both {
-        let mig = if keys.mig == MigUse::ByTurns { "by_turns" } else { "on_demand" };
+    if let Some((pool, _)) = both {
         return Err(D::Error::custom(format!(
-            "pool `{pool}` has `mig: {mig}`, which makes each instance for one pod: leave out \
+            "pool `{pool}` has `mig: on_demand`, which makes each instance for one pod: leave out \
              `replicas` and `mig_instances: shared`"
-        )));
-    }
-    let lends = |keys: &PoolKeys| !matches!(keys.borrow, BorrowName::None);
-    let holds = |keys: &PoolKeys| lends(keys) || keys.enforcement != Enforcement::None;
-    let switched = pools.iter().find(|(_, keys)| keys.mig == MigUse::ByTurns && holds(keys));
-    if let Some((pool, _)) = switched {
-        return Err(D::Error::custom(format!(
-            "pool `{pool}` has `mig: by_turns`, for which nothing may use an empty GPU: leave out \
-             `borrow` and `enforcement`, or say `mig: on_demand`"
         )));
     }
     let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
@@ -232,21 +221,13 @@ mod tests {
                 "pools: {a: {mig_moves: restart}}",
                 "makes no MIG instances there: add `mig: on_demand`",
             ),
-            ("pools: {a: {mig: by_turns, mig_moves: yes}}", "expected `never` or `restart`"),
+            ("pools: {a: {mig: on_demand, mig_moves: yes}}", "expected `never` or `restart`"),
             ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
             (
-                "pools: {a: {mig: by_turns, mig_instances: shared}}",
-                "`mig: by_turns`, which makes each",
+                "pools: {a: {mig: on_demand, mig_instances: shared}}",
+                "`mig: on_demand`, which makes each",
             ),
-            (
-                "pools: {a: {mig: by_turns, borrow: compute}}",
-                "leave out `borrow` and `enforcement`",
-            ),
-            (
-                "pools: {a: {mig: by_turns, enforcement: mps}}",
-                "leave out `borrow` and `enforcement`",
-            ),
-            ("pools: {a: {mig: sometimes}}", "expected one of `fixed`, `on_demand`, `by_turns`"),
+            ("pools: {a: {mig: sometimes}}", "expected `fixed` or `on_demand`"),
             ("pools: {a: {replica: 4}}", "`pools.a.replica: 4` is not allowed: unknown field"),
         ] {
             let faults = Config::from_yaml(text).unwrap_err().faults;

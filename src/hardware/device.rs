@@ -353,11 +353,9 @@ pub struct DeviceDetails {
     pub sm_count: Option<u32>,
     /// Whether the driver can limit the memory of containers on it.
     pub can_limit_memory: bool,
-    /// MIG instances that the node's agent can make on it; empty unless it is a GPU in MIG mode, or one
-    /// that the agent may switch to it, and the agent may make any. Each profile once, in the agent's order.
+    /// MIG instances that the node's agent can make on it; empty unless it is a GPU in MIG mode, and the agent
+    /// may make any. Each profile once, in the agent's order.
     pub mig_profiles: Vec<MakeableProfile>,
-    /// Whether the node's agent may turn its MIG mode on and off.
-    pub switches_mig: bool,
     /// Whether an agent of gpupack made this MIG instance since the last boot.
     pub made_here: bool,
 }

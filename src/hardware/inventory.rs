@@ -89,15 +89,12 @@ impl NodeInventory {
         &self.mig
     }
 
-    /// One instance of each profile that can be made on a GPU, in a pool with this rule; and each GPU out of
-    /// MIG mode that may leave it.
+    /// One instance of each profile that can be made on a GPU, in a pool with this rule.
     pub(crate) fn makeable(&self, rule: PoolRule) -> Vec<Device> {
-        let gpus = self.devices.iter().filter(|gpu| self.mig.is_divisible(gpu, rule.mig));
+        let gpus = self.devices.iter().filter(|gpu| rule.mig.divides(gpu));
         let all = gpus.flat_map(|gpu| makeable(gpu, self.mig.profiles_of(&gpu.id)));
         let mut all: Vec<Device> = all.map(|makeable| makeable.device).collect();
         all.dedup_by(|a, b| a.kind == b.kind);
-        let leaving = self.devices.iter();
-        all.extend(leaving.filter_map(|gpu| self.mig.out_of_mig_mode(gpu, rule.mig)));
         all
     }
 

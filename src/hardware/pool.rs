@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::hardware::device::{DeviceKind, PoolName};
+use crate::hardware::device::{Device, DeviceKind, PoolName};
 use crate::hardware::units::{Demand, MemMib, Share};
 
 /// The number of equal slots of each device, 2 to [`Replicas::MAX`].
@@ -85,14 +85,17 @@ pub enum MigUse {
     Fixed,
     /// gpupack: the node's agent makes an instance when a pod is bound to it, and removes it after the pod.
     OnDemand,
-    /// The same, and gpupack switches an empty GPU between MIG mode and sharing when a pod needs the other.
-    ByTurns,
 }
 
 impl MigUse {
     /// Whether gpupack makes instances.
     pub fn makes(self) -> bool {
-        self != Self::Fixed
+        self == Self::OnDemand
+    }
+
+    /// Whether gpupack makes instances on this device.
+    pub(crate) fn divides(self, device: &Device) -> bool {
+        self.makes() && device.kind == DeviceKind::MigParent
     }
 }
 

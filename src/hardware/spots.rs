@@ -17,21 +17,10 @@ use crate::hardware::device::{
 use crate::hardware::device_class::{ClassKind, DeviceClass};
 use crate::hardware::listed::ListFault;
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::{MigUse, PoolRule};
+use crate::hardware::pool::PoolRule;
 use crate::hardware::units::MemMib;
 
-/// Stands for the profile of a whole GPU out of MIG mode. No profile of NVML has this name.
-pub const WHOLE: &str = "whole";
-
-impl MigProfile {
-    /// Whether this is no MIG instance, but a GPU that is to leave MIG mode.
-    pub fn is_whole(&self) -> bool {
-        self.as_str() == WHOLE
-    }
-}
-
-/// A MIG instance by where it lies, whether it exists or not; or a GPU in MIG mode that could leave it, with
-/// the profile [`WHOLE`].
+/// A MIG instance by where it lies, whether it exists or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spot {
     /// The GPU.
@@ -89,17 +78,6 @@ impl Makeable {
     }
 }
 
-/// A GPU in MIG mode as it would be out of it. It covers all units.
-pub fn whole_gpu(gpu: &Device, profiles: &[MakeableProfile]) -> Option<Makeable> {
-    let profile = MigProfile::new(WHOLE);
-    let spot = Spot { gpu: gpu.id.clone(), profile: profile.clone(), start: 0 };
-    let end = |it: &MakeableProfile| it.starts.iter().max().map_or(0, |start| start + it.size);
-    let size = profiles.iter().map(end).max()?;
-    let kind = DeviceKind::MigInstance { parent: gpu.id.clone(), profile };
-    let device = Device { id: spot.id()?, kind, health: Health::Healthy, ..gpu.clone() };
-    Some(Makeable { spot, slot: Slot { start: 0, size }, device })
-}
-
 /// All instances that could be made on a GPU in MIG mode, by profile and start. Those overlap of course:
 /// which of them can be made is a matter of those that are there.
 pub fn makeable<'a>(
@@ -135,8 +113,6 @@ pub struct MigInventory {
     pub profiles: Vec<(DeviceId, Arc<[MakeableProfile]>)>,
     /// By instance: where it lies, and whether an agent of gpupack made it.
     pub instances: Vec<(DeviceId, Slot, bool)>,
-    /// The GPUs that may be switched between MIG mode and sharing.
-    pub switchable: Vec<DeviceId>,
     /// By GPU whose model has no table: the geometry of its list.
     pub listed: Vec<(DeviceId, Result<Arc<Geometry>, ListFault>)>,
 }
@@ -177,9 +153,7 @@ impl MigInventory {
         let gpus = details.iter().filter(|(_, it)| !it.mig_profiles.is_empty());
         let instances =
             details.iter().filter_map(|(id, it)| Some((id.clone(), it.slot?, it.made_here)));
-        let switchable = details.iter().filter(|(_, it)| it.switches_mig);
         Self {
-            switchable: switchable.map(|(id, _)| id.clone()).collect(),
             profiles: gpus.map(|(id, it)| (id.clone(), it.mig_profiles.clone().into())).collect(),
             instances: instances.collect(),
             listed: listed(devices, details),
@@ -220,27 +194,6 @@ impl MigInventory {
             _ => None,
         };
         DeviceClass { part, ..class }
-    }
-
-    /// Whether instances can be made on a device, now or once it is in MIG mode.
-    pub fn is_divisible(&self, device: &Device, mig: MigUse) -> bool {
-        match device.kind {
-            DeviceKind::MigParent => mig.makes(),
-            DeviceKind::Gpu => mig == MigUse::ByTurns && self.switches(&device.id),
-            DeviceKind::MigInstance { .. } => false,
-        }
-    }
-
-    /// The GPU as it would be out of MIG mode, if it is in that and gpupack may take it out.
-    pub fn out_of_mig_mode(&self, device: &Device, mig: MigUse) -> Option<Device> {
-        let may_leave = mig == MigUse::ByTurns && self.switches(&device.id);
-        let may_leave = may_leave && device.kind == DeviceKind::MigParent;
-        may_leave.then(|| Device { kind: DeviceKind::Gpu, ..device.clone() })
-    }
-
-    /// Whether a GPU may be switched between MIG mode and sharing.
-    pub fn switches(&self, gpu: &DeviceId) -> bool {
-        self.switchable.contains(gpu)
     }
 
     /// Where an instance lies, and whether an agent of gpupack made it.

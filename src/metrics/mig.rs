@@ -19,9 +19,6 @@ const MOST_PROFILES: usize = 100;
 /// How far an instance is, as a label.
 const STATES: [&str; 3] = ["promised", "made", "leaving"];
 
-/// What a GPU is switched to, as a label.
-const MODES: [&str; 2] = ["sharing", "mig"];
-
 /// What an order is about, as a label.
 const ACTIONS: [&str; 2] = ["make", "remove"];
 
@@ -55,7 +52,7 @@ pub struct MigFigures {
 /// The orders about MIG instances that agents cannot carry out, now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedMigOrders {
-    /// Those to make an instance, or to leave MIG mode.
+    /// Those to make an instance.
     pub to_make: u64,
     /// Those to remove one.
     pub to_remove: u64,
@@ -67,7 +64,6 @@ pub(crate) struct MigFamilies {
     orders: IntCounterVec,
     failed: IntGaugeVec,
     waits: HistogramVec,
-    switches: IntCounterVec,
     /// The profiles with series of their own.
     known: Mutex<BTreeSet<String>>,
 }
@@ -108,15 +104,6 @@ impl MigFamilies {
                 &MAKE_BUCKETS,
                 &["profile"],
             ),
-            switches: {
-                let switches = make.counters(
-                    "gpupack_mig_switches_total",
-                    "GPUs that were switched to MIG mode, or to sharing, by agents or by others.",
-                    &["to"],
-                );
-                MODES.iter().for_each(|mode| drop(switches.with_label_values(&[mode])));
-                switches
-            },
             known: Mutex::default(),
         }
     }
@@ -148,11 +135,6 @@ impl MigFamilies {
         for (action, number) in ACTIONS.into_iter().zip([to_make, to_remove]) {
             self.failed.with_label_values(&[action]).set(count(number));
         }
-    }
-
-    pub(crate) fn switched(&self, is_divided: bool) {
-        let [shared, divided] = MODES;
-        self.switches.with_label_values(&[if is_divided { divided } else { shared }]).inc();
     }
 
     pub(crate) fn waited(&self, profile: &MigProfile, time: Duration) {
@@ -205,10 +187,5 @@ mod tests {
         assert_eq!(others.get(), 3 * i64::try_from(MOST_PROFILES).unwrap());
         families.show(&BTreeMap::new());
         assert_eq!(series(&families.instances), 0);
-        for is_divided in [true, false, true] {
-            families.switched(is_divided);
-        }
-        let switched = MODES.map(|mode| families.switches.with_label_values(&[mode]).get());
-        assert_eq!(switched, [1, 2]);
     }
 }

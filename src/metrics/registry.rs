@@ -354,11 +354,6 @@ impl Metrics {
         self.mig.ordered(profiles, result);
     }
 
-    /// Counts a GPU that was switched to MIG mode, or from it.
-    pub fn mig_switched(&self, is_divided: bool) {
-        self.mig.switched(is_divided);
-    }
-
     /// Notes how long a bind waited for the MIG instances of its pod.
     pub fn waited_for_mig(&self, profile: &MigProfile, time: Duration) {
         self.mig.waited(profile, time);

@@ -8,7 +8,7 @@ use litemap::LiteMap;
 
 use crate::hardware::device::{Device, DeviceId, DeviceKind, Health, MigProfile, PodUid, Slot};
 use crate::hardware::device_class::{ClassId, DeviceClass};
-use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, MigUse, PoolRule};
+use crate::hardware::pool::{ConfiguredIsolation, InstanceUse, PoolRule};
 use crate::hardware::spots::Spot;
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share, Timestamp};
 use crate::model::fit::{NeighborIsolation, Room};
@@ -298,23 +298,6 @@ impl DeviceState {
         place.is_some_and(|((gpu, profile, _), slot)| {
             self.units_taken_of(gpu, profile, slot).is_some()
         })
-    }
-
-    /// Whether it is a GPU that pods share, or others use, so that it is not to be divided. One with tenants that
-    /// is in MIG mode now was switched by somebody else.
-    pub(crate) fn is_shared_gpu(&self, holds: HoldRule) -> bool {
-        if mutated(Mutation::SharedIsDivided) {
-            return false;
-        }
-        let is_held = holds == HoldRule::Respected && self.on_hold != Demand::ZERO;
-        match self.device.kind {
-            DeviceKind::Gpu => {
-                let is_used = !self.tenants.is_empty() || !self.guests.is_empty();
-                is_held || is_used || self.unallocated_use() > MemMib::ZERO
-            }
-            DeviceKind::MigParent => self.rule.mig == MigUse::ByTurns && !self.tenants.is_empty(),
-            DeviceKind::MigInstance { .. } => false,
-        }
     }
 
     /// What reservations take.

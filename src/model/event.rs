@@ -65,15 +65,6 @@ pub enum LedgerEvent {
         /// Its node.
         node: NodeName,
     },
-    /// A GPU was switched to MIG mode, or from it.
-    Switched {
-        /// The node.
-        node: NodeName,
-        /// The GPU.
-        device: DeviceId,
-        /// Whether it is in MIG mode now.
-        is_divided: bool,
-    },
     /// A MIG instance of a pod was made again, for instance after a reboot. It has another UUID now, which
     /// the annotations of the pod do not show.
     MadeAgain {

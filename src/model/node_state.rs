@@ -17,8 +17,8 @@ use crate::hardware::device::{
 use crate::hardware::device_class::{ClassId, DeviceClasses};
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
-use crate::hardware::pool::{ConfiguredIsolation, MigUse, PoolRule};
-use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable, whole_gpu};
+use crate::hardware::pool::PoolRule;
+use crate::hardware::spots::{DividedGpu, Makeable, MigInventory, Spot, makeable};
 use crate::hardware::topology::Topology;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share, Timestamp};
 use crate::model::device_state::{
@@ -57,23 +57,8 @@ pub struct InstanceOrders {
     pub make: Vec<Spot>,
     /// What is to go.
     pub remove: Vec<DeviceId>,
-    /// The GPUs that are to be out of MIG mode, each with the number of the order.
-    pub whole: Vec<(DeviceId, u64)>,
     /// What is promised to pods that are being bound.
     pub promises: Vec<(PodUid, Spot)>,
-}
-
-/// Which GPUs are to be out of MIG mode, where gpupack switches that. As long as such an order stands, the agent
-/// does not turn MIG mode on. A pod is bound there once the agent says that it obeys this very order: an
-/// earlier one may be under way that makes an instance.
-#[derive(Clone, Debug, Default)]
-struct WholeOrders {
-    /// The orders, each with its number.
-    given: BTreeMap<DeviceId, u64>,
-    /// Those that the agent obeys, by its last report.
-    obeyed: BTreeMap<DeviceId, u64>,
-    /// How many were given so far.
-    count: u64,
 }
 
 /// A MIG instance that could be made on a node.
@@ -103,7 +88,6 @@ pub struct NodeState {
     mig: Arc<MigInventory>,
     /// Spots at which an instance could not be made, by id, with the time of the last failure.
     failed: BTreeMap<DeviceId, Timestamp>,
-    whole: WholeOrders,
     limits: LimitOrders,
     topology: Topology,
     /// Room of the devices, with holds respected and with holds ignored. Each verb reads it.
@@ -138,7 +122,6 @@ impl NodeState {
             divided: Arc::default(),
             mig: Arc::default(),
             failed: BTreeMap::new(),
-            whole: WholeOrders::default(),
             limits: LimitOrders::default(),
             topology: Topology::default(),
             rooms: Vec::new(),
@@ -155,7 +138,6 @@ impl NodeState {
 
     /// Numbers its orders from here on: an agent may still name those of an earlier state of the node.
     pub fn count_orders_from(&mut self, number: u64) {
-        self.whole.count = number;
         self.limits.count_from(number);
     }
 
@@ -200,11 +182,6 @@ impl NodeState {
         });
         let orders: Vec<_> = orders.collect();
         limits.give(orders.into_iter());
-    }
-
-    /// Whether GPUs are to be out of MIG mode.
-    pub fn has_whole_orders(&self) -> bool {
-        !self.whole.given.is_empty()
     }
 
     /// Name of the node.
@@ -565,9 +542,8 @@ fn find_instances(
     is_known: impl Fn(&DeviceId) -> bool,
     is_named: impl Fn(&DeviceId) -> bool,
 ) {
-    find_wholes(devices, placement);
     for (placed, spot) in placement.devices.iter_mut().zip(&placement.spots) {
-        let Some(spot) = spot.as_ref().filter(|spot| !spot.profile.is_whole()) else { continue };
+        let Some(spot) = spot else { continue };
         // It stays the pod's also if the agent does not know any more that it made it.
         let keeps = |it: &DeviceState| {
             let may_be = it.origin == Origin::Made || !mutated(Mutation::ForgottenInstanceFreed);
@@ -615,33 +591,6 @@ fn find_other(
     let Some(makeable) = makeable else { return };
     let found = new_at(devices, spot, is_known);
     *on = found.map_or(&makeable.device, |it| &it.device).id.clone();
-}
-
-/// Gives a placement the GPUs that have left MIG mode for it.
-fn find_wholes(devices: &[DeviceState], placement: &mut Placement) {
-    let is_all = placement.isolation == ConfiguredIsolation::Hardware;
-    let mut has_found = false;
-    for (placed, spot) in placement.devices.iter_mut().zip(&mut placement.spots) {
-        let Some(Spot { gpu, profile, .. }) = spot else { continue };
-        if !profile.is_whole() {
-            continue;
-        }
-        let is_it = |it: &&DeviceState| it.device.id == *gpu && it.device.kind == DeviceKind::Gpu;
-        let Some(DeviceState { device, .. }) = devices.iter().find(is_it) else { continue };
-        // The driver may reserve more or less in MIG mode.
-        let memory = match is_all {
-            true => device.capacity(),
-            false => placed.demand.memory.min(device.capacity()),
-        };
-        *placed = PlacedDevice {
-            id: device.id.clone(),
-            demand: Demand { memory, share: placed.demand.share },
-        };
-        (*spot, has_found) = (None, true);
-    }
-    if has_found && placement.spots.iter().all(Option::is_none) {
-        placement.spots.clear();
-    }
 }
 
 /// All of an instance, also if it has some MiB more or less than its profile says.
@@ -755,7 +704,7 @@ impl NodeState {
         let (mig, rule) = (Arc::clone(&self.mig), self.rule);
         let mut spots = Vec::new();
         for gpu in self.devices.iter().map(|it| &it.device) {
-            if !mig.is_divisible(gpu, rule.mig) {
+            if !rule.mig.divides(gpu) {
                 continue;
             }
             let profiles = mig.profiles_of(&gpu.id);
@@ -763,11 +712,6 @@ impl NodeState {
                 let class = classes.id_of(mig.class_of(&makeable.device, rule));
                 SpotDevice { makeable, class }
             }));
-            if let Some(shared) = mig.out_of_mig_mode(gpu, rule.mig) {
-                let class = classes.id_of(mig.class_of(&shared, rule));
-                let whole = whole_gpu(gpu, profiles);
-                spots.extend(whole.map(|makeable| SpotDevice { makeable, class }));
-            }
         }
         for device_state in &mut self.devices {
             let DeviceKind::MigInstance { parent, .. } = &device_state.device.kind else {
@@ -792,9 +736,9 @@ impl NodeState {
 
     /// The GPUs on which instances are made, without those of which no geometry is known.
     pub fn divided(&self, holds: HoldRule) -> impl Iterator<Item = (&DeviceId, DividedGpu)> {
-        let known = self.divided.iter().filter_map(move |(gpu, known)| {
+        let known = self.divided.iter().filter_map(|(gpu, known)| {
             let own = self.devices.iter().find(|it| it.device.id == *gpu)?;
-            Some((gpu, &own.device.model, known.as_ref()?)).filter(|_| !own.is_shared_gpu(holds))
+            Some((gpu, &own.device.model, known.as_ref()?))
         });
         known.map(move |(gpu, model, geometry)| {
             let of = |it: &DeviceState| match &it.device.kind {
@@ -827,6 +771,7 @@ impl NodeState {
         let is_ignored = mutated(Mutation::NamedInstanceGiven);
         let is_named = |id: &DeviceId| named.contains(id) && !is_ignored;
         let is_known = |id: &DeviceId| known.contains(id) || is_named(id);
+        // What is made at the spot of a standing hold is that of a pod which has to end first.
         for (is_bound, placement) in held.chain(holds) {
             // A pod that is not bound yet can go elsewhere.
             let is_others = |id: &DeviceId| !is_bound || is_named(id);
@@ -834,11 +779,6 @@ impl NodeState {
         }
         for (_, held) in self.reservations.iter_mut().filter(|(_, held)| held.changes_instances()) {
             find_other((&self.spots, &self.devices), &mut held.placement, is_known);
-        }
-        // What is made at the spot of a standing hold is that of a pod which has to end first. But a GPU that
-        // has left MIG mode is kept as before.
-        for (_, hold) in self.standing.iter_mut() {
-            find_wholes(&self.devices, &mut hold.placement);
         }
     }
 
@@ -883,14 +823,9 @@ impl NodeState {
         let idle: Vec<&DeviceState> = idle.collect();
         // An idle one at the same place has to go before: the agent lets stay what is to be there.
         let is_open = |spot: &Spot| !idle.iter().any(|it| it.lies_at(spot));
-        // Nor on a GPU that pods have got meanwhile.
-        let whole = |gpu: &DeviceId| self.whole.given.contains_key(gpu);
-        let is_instance = |spot: &Spot| !spot.profile.is_whole() && !whole(&spot.gpu);
-        let promised = promised.filter_map(DeviceState::spot).filter(is_instance);
         InstanceOrders {
-            make: promised.filter(is_open).collect(),
+            make: promised.filter_map(DeviceState::spot).filter(is_open).collect(),
             remove: idle.iter().map(|it| it.device.id.clone()).collect(),
-            whole: self.whole.given.iter().map(|(gpu, number)| (gpu.clone(), *number)).collect(),
             promises: self.promises(),
         }
     }
@@ -905,65 +840,6 @@ impl NodeState {
             placement.spots.iter().flatten().map(|spot| (uid.clone(), spot.clone()))
         });
         spots.collect()
-    }
-
-    /// Derives which GPUs are to be out of MIG mode: those that are, or are promised so to a pod that is being
-    /// bound, unless such a pod is promised an instance there.
-    fn order_wholes(&mut self) {
-        let mut given = BTreeMap::new();
-        if self.rule.mig == MigUse::ByTurns {
-            let is_bound = |uid: &PodUid| self.reservations.contains_key(uid);
-            let promised = self.devices.iter().filter(|it| it.origin == Origin::Promised);
-            let promised = promised.filter(|it| it.tenants.keys().any(is_bound));
-            let promised: Vec<(&DeviceId, bool)> = promised
-                .filter_map(|it| it.place())
-                .map(|(gpu, profile, _)| (gpu, profile.is_whole()))
-                .collect();
-            let gpus = self.devices.iter().filter(|it| self.mig.switches(&it.device.id));
-            for DeviceState { device: gpu, tenants, .. } in gpus {
-                let is_whole = match gpu.kind {
-                    DeviceKind::Gpu => !tenants.is_empty() || !promised.contains(&(&gpu.id, false)),
-                    DeviceKind::MigParent => {
-                        promised.contains(&(&gpu.id, true)) || !tenants.is_empty()
-                    }
-                    DeviceKind::MigInstance { .. } => false,
-                };
-                if is_whole {
-                    let number = self.whole.given.get(&gpu.id).copied();
-                    // One that was obeyed, and is in MIG mode again, needs a new order.
-                    let obeyed = self.whole.obeyed.get(&gpu.id).copied();
-                    let is_undone = gpu.kind == DeviceKind::MigParent && number == obeyed;
-                    let number = number.filter(|_| !is_undone);
-                    let is_new = number.is_none() && !mutated(Mutation::ModeOrderReused);
-                    self.whole.count += u64::from(is_new);
-                    given.insert(gpu.id.clone(), number.unwrap_or(self.whole.count));
-                }
-            }
-        }
-        self.whole.given = given;
-    }
-
-    /// Notes which orders to be out of MIG mode the agent obeys.
-    pub fn note_wholes(&mut self, obeyed: BTreeMap<DeviceId, u64>) {
-        self.whole.obeyed = obeyed;
-        if !self.failed.is_empty() {
-            self.recompute_rooms();
-        }
-    }
-
-    /// Whether the agent obeys these orders already.
-    pub fn has_wholes(&self, obeyed: &BTreeMap<DeviceId, u64>) -> bool {
-        self.whole.obeyed == *obeyed
-    }
-
-    /// Whether a device may be out of MIG mode only for now: its agent does not say yet that it obeys the order
-    /// to leave it so.
-    pub fn may_be_divided(&self, id: &DeviceId) -> bool {
-        let is_it = |it: &DeviceState| it.device.id == *id && it.device.kind == DeviceKind::Gpu;
-        let given = self.whole.given.get(id);
-        let is_taken = given == self.whole.obeyed.get(id) || mutated(Mutation::ModeUnconfirmed);
-        let switches = self.rule.mig == MigUse::ByTurns && self.mig.switches(id);
-        switches && self.devices.iter().any(is_it) && (given.is_none() || !is_taken)
     }
 
     /// Notes that the agent could not make instances there, if it is so because of units on which an instance lies
@@ -981,33 +857,14 @@ impl NodeState {
             let overlapping =
                 overlapping.filter(|it| it.spot.gpu == spot.gpu && it.slot.units() & hidden != 0);
             new.extend(overlapping.map(|it| it.device.id.clone()));
-            let Some(spot) = spot.id().as_ref().and_then(of) else { continue };
-            // What keeps a GPU from being switched is in the way of all instances there.
-            let gpu = &spot.makeable.spot.gpu;
-            let is_shared =
-                |it: &DeviceState| it.device.id == *gpu && it.device.kind == DeviceKind::Gpu;
-            let is_switch = self.devices.iter().any(is_shared);
-            let same = self.spots.iter().filter(|it| is_switch && it.makeable.spot.gpu == *gpu);
-            new.extend(same.chain([spot]).map(|it| it.makeable.device.id.clone()));
+            let spot = spot.id().as_ref().and_then(of);
+            new.extend(spot.map(|it| it.makeable.device.id.clone()));
         }
         let is_news = new.iter().any(|id| !self.failed.contains_key(id));
         self.failed.extend(new.into_iter().map(|id| (id, now)));
         if is_news {
             self.recompute_rooms();
         }
-    }
-
-    /// Notes that the agent did not say in time that it leaves these GPUs out of MIG mode. No other pod gets them for
-    /// a while.
-    pub fn note_unheeded<'a>(
-        &mut self,
-        ids: impl IntoIterator<Item = &'a DeviceId>,
-        now: Timestamp,
-    ) {
-        let unheeded = ids.into_iter().filter(|id| self.may_be_divided(id)).cloned();
-        let unheeded: Vec<(DeviceId, Timestamp)> = unheeded.map(|id| (id, now)).collect();
-        self.failed.extend(unheeded);
-        self.recompute_rooms();
     }
 
     /// Whether an instance could not be made at this spot a short time ago.
@@ -1024,16 +881,8 @@ impl NodeState {
         }
         let mut covered = 0;
         for device_state in &self.devices {
-            if device_state.device.id == *gpu && device_state.is_shared_gpu(HoldRule::Respected) {
-                if self.out_of_reach(gpu, controller) != Demand::ZERO {
-                    return None; // it stays shared
-                }
-                covered = slot.units();
-            }
-            // Of a GPU that is to leave MIG mode for pods which share it others may get a part.
-            let is_own = profile.is_whole() && device_state.device.id == device.id;
             let Some(units) = device_state.units_taken_of(gpu, profile, *slot) else { continue };
-            if is_own || !device_state.stays(HoldRule::Respected) {
+            if !device_state.stays(HoldRule::Respected) {
                 continue;
             }
             let is_left = device_state.origin == Origin::Made
@@ -1051,13 +900,10 @@ impl NodeState {
     }
 
     /// Whether a position of [`NodeState::rooms`] is the last choice: that of an instance on a GPU where another
-    /// one could not be made a short time ago, or one for which a GPU is switched to or from MIG mode.
+    /// one could not be made a short time ago.
     pub fn is_last_choice(&self, position: usize) -> bool {
         let spot = position.checked_sub(self.devices.len()).and_then(|at| self.spots.get(at));
         let Some(SpotDevice { makeable, .. }) = spot else { return false };
-        if self.rule.mig == MigUse::ByTurns && self.needs_switch(&makeable.spot) {
-            return true;
-        }
         if self.failed.is_empty() {
             return false;
         }
@@ -1065,19 +911,7 @@ impl NodeState {
         same.any(|it| it.spot.gpu == makeable.spot.gpu && self.has_failed(&it.device.id))
     }
 
-    /// Whether a GPU would be switched to or from MIG mode for this spot, which is not promised yet.
-    pub(crate) fn needs_switch(&self, spot: &Spot) -> bool {
-        let is_on_it = |it: &DeviceState| it.place().is_some_and(|(gpu, ..)| *gpu == spot.gpu);
-        let mut devices = self.devices.iter();
-        let is_shared =
-            devices.any(|it| it.device.id == spot.gpu && it.device.kind == DeviceKind::Gpu);
-        match spot.profile.is_whole() {
-            true => true,
-            false => is_shared && !self.devices.iter().any(is_on_it),
-        }
-    }
-
-    /// Whether a MIG instance could be made for a request, or a GPU leave MIG mode for it, whatever is there now.
+    /// Whether a MIG instance could be made for a request, whatever is there now.
     pub fn makes_instances_for(&self, compiled: &CompiledRequest) -> bool {
         self.spots.iter().any(|spot| compiled.demand_on(spot.class).is_ok())
     }
@@ -1100,9 +934,6 @@ impl NodeState {
         let own = self.spots.iter().zip(rooms).filter(|(spot, _)| spot.makeable.spot.gpu == *gpu);
         for (spot, room) in own {
             let profile = &spot.makeable.spot.profile;
-            if profile.is_whole() {
-                continue;
-            }
             let count: &mut usize = counts.entry(profile.clone()).or_default();
             let most = if profile.has_media() { 1 } else { usize::MAX };
             *count += usize::from(room.free != Demand::ZERO && *count < most);
@@ -1295,7 +1126,6 @@ impl NodeState {
                 }
             }
         }
-        self.order_wholes();
         self.order_limits();
         self.recompute_rooms();
     }
@@ -1303,7 +1133,7 @@ impl NodeState {
     fn recompute_rooms(&mut self) {
         let rooms = |holds| -> Vec<Room> {
             let rooms = self.devices.iter().map(move |device_state| device_state.room(holds));
-            if self.spots.is_empty() && self.failed.is_empty() {
+            if self.spots.is_empty() {
                 return rooms.collect();
             }
             let divided = Divided::of(&self.devices, holds);
@@ -1315,16 +1145,10 @@ impl NodeState {
                 let is_covered = place.is_some_and(|((gpu, profile, _), slot)| {
                     !it.stays(holds) && divided.covers(gpu, profile, slot)
                 });
-                let is_divided = it.device.kind == DeviceKind::Gpu
-                    && divided.covered.contains_key(&it.device.id);
-                let is_unheeded =
-                    self.failed.contains_key(&it.device.id) && self.may_be_divided(&it.device.id);
-                let is_blocked = it.origin == Origin::Promised
-                    && self.is_blocked(it, &divided, holds)
-                    && !mutated(Mutation::StandingSplit);
+                let is_blocked =
+                    it.origin == Origin::Promised && self.is_blocked(it, &divided, holds);
                 let is_anothers = promised.iter().any(|promised| it.is_in_the_way_of(promised));
-                let is_closed = is_covered || is_divided || is_unheeded || is_blocked;
-                match it.is_leaving() || is_anothers || is_closed {
+                match it.is_leaving() || is_anothers || is_covered || is_blocked {
                     true => closed(room),
                     false => room,
                 }
@@ -1335,8 +1159,8 @@ impl NodeState {
             (rooms(HoldRule::Respected), rooms(HoldRule::Ignored));
     }
 
-    /// Whether what is promised cannot be had for now, so that no other pod may get a part of it: room may be kept
-    /// on a GPU before the last instance there has ended.
+    /// Whether what is promised cannot be had for now, so that no other pod may get it: room may be kept on a GPU
+    /// before the last instance there has ended.
     fn is_blocked(&self, promised: &DeviceState, divided: &Divided<'_>, holds: HoldRule) -> bool {
         let Some(((gpu, profile, _), slot)) = promised.place().zip(promised.slot) else {
             return false;
@@ -1347,7 +1171,6 @@ impl NodeState {
         };
         divided.health.get(gpu) != Some(&Health::Healthy)
             || divided.unread.contains(gpu)
-            || divided.shared.contains(gpu)
             || self.has_failed(&promised.device.id)
             || self.devices.iter().any(is_in_the_way)
     }
@@ -1384,8 +1207,6 @@ struct Divided<'a> {
     covered: BTreeMap<&'a DeviceId, (u32, bool)>,
     /// Where instances lie that are offered as devices: GPU, profile and first unit.
     places: BTreeSet<(&'a DeviceId, &'a MigProfile, u32)>,
-    /// The GPUs out of MIG mode that pods use or others.
-    shared: BTreeSet<&'a DeviceId>,
 }
 
 impl<'a> Divided<'a> {
@@ -1396,7 +1217,6 @@ impl<'a> Divided<'a> {
                 let gpu = &device_state.device.id;
                 divided.health.insert(gpu, device_state.health);
                 divided.unread.extend(device_state.is_unread.then_some(gpu));
-                divided.shared.extend(device_state.is_shared_gpu(holds).then_some(gpu));
                 continue;
             };
             divided.places.extend(device_state.place().filter(|_| !device_state.is_leaving()));
@@ -1413,7 +1233,7 @@ impl<'a> Divided<'a> {
     /// Whether an instance cannot be made there.
     fn covers(&self, gpu: &DeviceId, profile: &MigProfile, slot: Slot) -> bool {
         let (units, has_media) = self.covered.get(gpu).copied().unwrap_or_default();
-        self.shared.contains(gpu) || units & slot.units() != 0 || (has_media && profile.has_media())
+        units & slot.units() != 0 || (has_media && profile.has_media())
     }
 }
 

@@ -19,7 +19,7 @@ use crate::ledger::change::reports::NodeReport;
 use crate::model::device_state;
 use crate::report::bounds::{MAX_NAME_BYTES, ReportError, text};
 use crate::report::details::{device_use, health};
-use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, Report};
+use crate::report::wire::{API_VERSION, DeviceReport, DeviceUse, LimitsInForce, Report};
 use crate::report::{details, mig};
 use crate::usage::node_details::DetailsReport;
 
@@ -65,12 +65,7 @@ impl Report {
         let conditions = details::conditions(&self.devices)?;
         let tenants = details::tenants(&self.devices)?;
         let mig_failures = mig::failures(self.mig_failures)?;
-        let wholes = self.whole.map(mig::wholes).transpose()?;
-        let limits = self.memory_limits.map(|it| {
-            let gpus = it.gpus.into_iter().map(|gpu| (gpu.gpu, gpu.number));
-            Ok::<_, ReportError>((it.term, mig::numbered(gpus.collect())?))
-        });
-        let limits = limits.transpose()?;
+        let limits = self.memory_limits.map(limits).transpose()?;
         let promises = self.mig_promises.map(mig::promises).transpose()?;
         let driver = self.driver.map(details::driver).transpose()?;
         let (inventory, details) = match self.inventory {
@@ -95,7 +90,6 @@ impl Report {
                 conditions,
                 tenants,
                 mig_failures,
-                wholes,
                 limits,
             },
             promises,
@@ -134,6 +128,16 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ReportError> 
         cause: shown_long(&error),
     })?;
     Ok(value)
+}
+
+/// Checks which limits of memory an agent has in force: their term, and the GPUs with the numbers of orders.
+fn limits(in_force: LimitsInForce) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
+    let LimitsInForce { term, gpus } = in_force;
+    if gpus.len() > MAX_DEVICES_PER_NODE {
+        return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
+    }
+    let numbered = gpus.into_iter().map(|it| Ok((DeviceId::new(&it.gpu)?, it.number)));
+    Ok((term, numbered.collect::<Result<_, ReportError>>()?))
 }
 
 /// Checks an inventory.

@@ -101,9 +101,6 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         sane => Ok(sane),
     };
     let is_instance = report.kind == DeviceKind::MigInstance;
-    if is_instance && report.switches_mig {
-        return Err(ReportError::Kind { uuid: id.clone(), kind: report.kind });
-    }
     let is_of_instances =
         report.mig_placement.is_some() || report.sm_count.is_some() || report.made_here;
     if !is_instance && is_of_instances {
@@ -129,7 +126,6 @@ fn device(id: &DeviceId, report: &DeviceReport) -> Result<DeviceDetails, ReportE
         sm_count: within("number of multiprocessors", report.sm_count, 1, MAX_SM_COUNT)?,
         can_limit_memory: report.can_limit_memory,
         mig_profiles: mig::profiles(id, report)?,
-        switches_mig: report.switches_mig,
         made_here: report.made_here,
     })
 }

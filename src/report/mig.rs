@@ -5,17 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::state::{DeviceKind, MigPlacement};
 use crate::hardware::device::{
-    DeviceId, FailedMigOrder, InventoryError, MAX_DEVICES_PER_NODE, MAX_UNITS, MakeableProfile,
-    MigProfile, PodUid, Slot,
+    DeviceId, FailedMigOrder, MAX_UNITS, MakeableProfile, MigProfile, PodUid, Slot,
 };
-use crate::hardware::spots::{Spot, WHOLE};
+use crate::hardware::spots::Spot;
 use crate::report::bounds::{
     MAX_MIG_ERROR_BYTES, MAX_MIG_FAILURES, MAX_MIG_PROFILES, MAX_MIG_PROMISES, MAX_MIG_STARTS,
     MAX_NAME_BYTES, MAX_SM_COUNT, ReportError, memory, text,
 };
-use crate::report::wire::{
-    DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises, ObeyedOrders,
-};
+use crate::report::wire::{DeviceReport, MigFailure, MigProfileReport, MigPromise, MigPromises};
 
 /// Longest axis of MIG instances that is accepted; in 2026 GPUs have 4, 8 or 12 units.
 const MAX_AXIS: u32 = 64;
@@ -65,15 +62,16 @@ pub(crate) fn profiles(
     id: &DeviceId,
     report: &DeviceReport,
 ) -> Result<Vec<MakeableProfile>, ReportError> {
+    // The version before could switch the MIG mode of some GPUs, and its agents list what they would make there.
+    if report.kind == DeviceKind::Gpu {
+        return Ok(Vec::new());
+    }
     let mut names = BTreeSet::new();
     let mut profiles = Vec::with_capacity(report.mig_profiles.len().min(MAX_MIG_PROFILES));
     for it in &report.mig_profiles {
         text("migProfiles.profile", &it.profile, MAX_NAME_BYTES)?;
-        let may_be = report.switches_mig && report.kind == DeviceKind::Gpu;
-        let fault = if report.kind != DeviceKind::MigParent && !may_be {
-            Some("the device is no GPU in MIG mode, and none that may be switched to it")
-        } else if it.profile == WHOLE {
-            Some("it is the name of a whole GPU")
+        let fault = if report.kind != DeviceKind::MigParent {
+            Some("the device is no GPU in MIG mode")
         } else if profiles.len() == MAX_MIG_PROFILES {
             Some("the GPU has more than 32 profiles")
         } else if !names.insert(&it.profile) {
@@ -94,20 +92,6 @@ pub(crate) fn profiles(
         });
     }
     Ok(profiles)
-}
-
-/// Checks which orders to be out of MIG mode an agent obeys. Their term, and the GPUs with the numbers.
-pub(crate) fn wholes(obeyed: ObeyedOrders) -> Result<(u64, BTreeMap<DeviceId, u64>), ReportError> {
-    let gpus = obeyed.gpus.into_iter().map(|it| (it.gpu, it.number));
-    Ok((obeyed.term, numbered(gpus.collect())?))
-}
-
-/// Checks numbers of orders by GPU.
-pub(crate) fn numbered(gpus: Vec<(String, u64)>) -> Result<BTreeMap<DeviceId, u64>, ReportError> {
-    if gpus.len() > MAX_DEVICES_PER_NODE {
-        return Err(InventoryError::TooManyDevices { count: gpus.len() }.into());
-    }
-    gpus.into_iter().map(|(gpu, number)| Ok((DeviceId::new(&gpu)?, number))).collect()
 }
 
 /// Checks what an earlier leader promised: its term, and the places by pod. What is too much is left out.
@@ -148,8 +132,12 @@ pub(crate) fn failures(failures: Vec<MigFailure>) -> Result<Vec<FailedMigOrder>,
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::hardware::device;
     use crate::hardware::units::MemMib;
+    use crate::report::wire::{API_VERSION, MigOrders, Report};
 
     fn parent(mig_profiles: Vec<MigProfileReport>) -> DeviceReport {
         let gpu = DeviceReport::new("GPU-a".to_owned(), 0, "M".to_owned(), DeviceKind::MigParent);
@@ -204,13 +192,41 @@ mod tests {
             (parent(vec![MigProfileReport { memory_mib: 0, ..good() }]), "no memory"),
             (parent(vec![MigProfileReport { memory_mib: u64::MAX, ..good() }]), "MiB` on device"),
             (parent(vec![MigProfileReport { sm_count: Some(0), ..good() }]), "multiprocessors"),
-            (DeviceReport { kind: DeviceKind::Gpu, ..parent(vec![good()]) }, "no GPU in MIG mode"),
+            (
+                DeviceReport { kind: DeviceKind::MigInstance, ..parent(vec![good()]) },
+                "no GPU in MIG mode",
+            ),
         ] {
             let error = profiles(&id, &report).unwrap_err().to_string();
             assert!(error.contains(part), "{error}: {part}");
             assert!(!report.has_believable_details(), "{report:?}");
         }
         assert!(parent(vec![profile("a", 4, &[0, 28])]).has_believable_details());
+    }
+
+    #[test]
+    fn what_the_version_before_says_of_switching_is_ignored() {
+        let gpu =
+            DeviceReport { kind: DeviceKind::Gpu, ..parent(vec![profile("1g.10gb", 1, &[0])]) };
+        let mut gpu = serde_json::to_value(gpu).unwrap();
+        gpu["switchesMig"] = true.into();
+        let report = json!({
+            "apiVersion": API_VERSION, "agent": "a", "sequence": 1, "inventory": [gpu],
+            "whole": {"term": 3, "gpus": [{"gpu": "GPU-a", "number": 7}]},
+            "migFailures": [{"gpu": "GPU-a", "profile": "whole", "start": 0, "error": "in use"}],
+            "migPromises": {"term": 3, "instances": [
+                {"podUid": "p", "gpu": "GPU-a", "profile": "whole", "start": 0},
+            ]},
+        });
+        let report = Report::from_json(report.to_string().as_bytes()).unwrap();
+        let inventory = report.facts.inventory.unwrap();
+        assert_eq!(inventory.devices()[0].kind, device::DeviceKind::Gpu);
+        assert_eq!(inventory.mig().profiles, []);
+        // Nor does an agent act on such an order.
+        let orders =
+            json!({"term": 3, "make": [], "remove": [], "whole": [{"gpu": "GPU-a", "number": 7}]});
+        let orders: MigOrders = serde_json::from_value(orders).unwrap();
+        assert_eq!(orders, MigOrders { term: 3, ..MigOrders::default() });
     }
 
     #[test]

@@ -78,20 +78,13 @@ pub struct Report {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub mig_failures: Vec<MigFailure>,
-    /// The orders to leave GPUs out of MIG mode that the agent obeys now.
-    #[serde(
-        default,
-        deserialize_with = "json_object::optional",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub whole: Option<ObeyedOrders>,
     /// The limits of memory that the agent has in force; left out if it sets none.
     #[serde(
         default,
         deserialize_with = "json_object::optional",
         skip_serializing_if = "Option::is_none"
     )]
-    pub memory_limits: Option<ObeyedOrders>,
+    pub memory_limits: Option<LimitsInForce>,
     /// What the last leader promised to pods of this node: for the next one, which may know nothing of that.
     #[serde(
         default,
@@ -126,10 +119,10 @@ pub struct MigPromise {
     pub start: u32,
 }
 
-/// The orders of one kind that an agent has in force: limits of memory, or to leave GPUs out of MIG mode.
+/// The orders about limits of memory that an agent has in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ObeyedOrders {
+pub struct LimitsInForce {
     /// Term of the leader that gave them.
     pub term: u64,
     /// The GPUs that they are about.
@@ -233,17 +226,13 @@ pub struct DeviceReport {
     /// Whether the driver can limit the memory of containers on it, and reports the limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub can_limit_memory: bool,
-    /// On a GPU in MIG mode, or one that this agent may switch to it: the instances that this agent can make on
-    /// it. Empty if it may make none.
+    /// On a GPU in MIG mode: the instances that this agent can make on it. Empty if it may make none.
     #[serde(
         default,
         deserialize_with = "json_object::list",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub mig_profiles: Vec<MigProfileReport>,
-    /// Whether this agent may turn MIG mode on and off on this GPU.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub switches_mig: bool,
     /// Whether an agent of gpupack made this MIG instance since the last boot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made_here: bool,
@@ -286,7 +275,6 @@ impl DeviceReport {
             sm_count: None,
             can_limit_memory: false,
             mig_profiles: Vec::new(),
-            switches_mig: false,
             made_here: false,
         }
     }
@@ -486,13 +474,6 @@ pub struct MigOrders {
     /// there.
     #[serde(default)]
     pub remove: Vec<String>,
-    /// GPUs that are to be out of MIG mode.
-    #[serde(
-        default,
-        deserialize_with = "json_object::list",
-        skip_serializing_if = "Vec::is_empty"
-    )]
-    pub whole: Vec<NumberedGpu>,
     /// What is promised to pods that are not bound yet. The agent reports it until it gets other orders.
     #[serde(
         default,
@@ -506,7 +487,7 @@ pub struct MigOrders {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MakeInstance {
-    /// UUID of the GPU, which is in MIG mode, or one that the agent may switch to it.
+    /// UUID of the GPU, which is in MIG mode.
     pub gpu: String,
     /// Its profile, one of those in `migProfiles` of the GPU.
     pub profile: String,

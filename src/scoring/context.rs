@@ -37,8 +37,7 @@ pub(crate) struct ScoringContext<'a> {
     pub(crate) node_waste: &'a KeptNodeWaste,
 }
 
-/// Added to the memory of an instance in MiB that may be impossible to make, and for a GPU that is switched to or
-/// from MIG mode.
+/// Added to the memory of an instance in MiB that may be impossible to make.
 const LAST: u32 = 1 << 29;
 
 impl ScoringContext<'_> {
@@ -178,9 +177,8 @@ impl ScoringContext<'_> {
 
     /// Whether a MIG instance would be made on one of the places that fit.
     pub(crate) fn makes_instances(&self) -> bool {
-        let spot = |at: usize| self.node.spots().get(at.checked_sub(self.node.devices().len())?);
-        let mut spots = self.fits.iter().filter_map(|(position, _)| spot(*position));
-        spots.any(|it| !it.makeable.spot.profile.is_whole())
+        let devices = self.node.devices().len();
+        self.fits.iter().any(|(position, _)| *position >= devices)
     }
 
     /// What it costs to make the MIG instances that a pod could get, in millionths of a GPU. Nothing for

@@ -62,7 +62,7 @@ pub fn lacks_there(
         let spot = spots.position(|spot| spot.makeable.device.id == placed.id);
         let spot = spot.map(|spot| node.devices().len() + spot);
         let at = spot.or_else(|| node.position_of(&placed.id))?;
-        // A GPU may have some MiB more or less out of MIG mode than in it.
+        // A device may have some MiB more or less than when it was kept.
         let is_same = |demand: &Demand| {
             demand.share == placed.demand.share || demand.memory == placed.demand.memory
         };
@@ -114,12 +114,6 @@ fn lacking_at(
     }
     let spot = node.spots().get(at - node.devices().len())?;
     let lacks = node.covered_part(spot, controller)?;
-    let promised = node.devices().iter().find(|it| it.device().id == spot.makeable.device.id);
-    if let Some(promised) = promised.filter(|_| spot.makeable.spot.profile.is_whole()) {
-        let left = Room { health: room.health, ..promised.room(HoldRule::Respected) };
-        let (lacks_there, demand) = lacking_on((promised, most_on(promised)?), &left, compiled)?;
-        return Some((lacks.max(lacks_there), demand));
-    }
     let whole = Demand { memory: spot.makeable.device.capacity(), share: Share::WHOLE };
     let demand = fit(compiled, &Room { free: whole, is_covered: false, ..*room }).ok()?;
     Some((lacks, demand))

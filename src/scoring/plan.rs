@@ -6,10 +6,9 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
-use crate::hardware::device::{Device, PodUid};
+use crate::hardware::device::PodUid;
 use crate::hardware::pool::ConfiguredIsolation;
 use crate::hardware::spots::{Makeable, Spot};
-use crate::hardware::units::{Demand, Share};
 use crate::model::device_state::HoldRule;
 use crate::model::fit::{CompiledRequest, Room, fit, fit_host};
 use crate::model::node_state::NodeState;
@@ -217,10 +216,6 @@ pub fn on_spots(node: &NodeState, compiled: &CompiledRequest, spots: &[Spot]) ->
     (has_host && still_fits(node, compiled, &placement)).then_some(placement)
 }
 
-fn whole(device: &Device) -> Demand {
-    Demand { memory: device.capacity(), share: Share::WHOLE }
-}
-
 /// The weakest isolation of a tenant of these devices.
 fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation {
     let of = |placed: &PlacedDevice| {
@@ -228,13 +223,9 @@ fn isolation(node: &NodeState, devices: &[PlacedDevice]) -> ConfiguredIsolation 
             node.devices().iter().find(|device_state| device_state.device().id == placed.id);
         match found {
             Some(device_state) => device_state.isolation_of(placed.demand),
-            // An instance that is to be made has one tenant; a GPU that is to leave MIG mode may have several.
-            None => match node.position_of(&placed.id).and_then(|at| node.offered(at)) {
-                Some((device, _)) if placed.demand == whole(device) => {
-                    ConfiguredIsolation::Hardware
-                }
-                Some(_) | None => ConfiguredIsolation::None,
-            },
+            // An instance that is to be made has one tenant.
+            None if node.position_of(&placed.id).is_some() => ConfiguredIsolation::Hardware,
+            None => ConfiguredIsolation::None,
         }
     };
     devices.iter().map(of).min().unwrap_or_default()
@@ -265,8 +256,6 @@ pub fn fits_there(
         && placement.devices.iter().all(fits)
 }
 
-#[cfg(test)]
-mod by_turns;
 #[cfg(test)]
 pub(crate) mod on_demand;
 #[cfg(test)]

@@ -78,8 +78,6 @@ pub struct DetailsReport {
     pub tenants: BTreeMap<DeviceId, BTreeMap<PodUid, ReportedTenant>>,
     /// Orders about MIG instances that the agent cannot carry out at the time of the report.
     pub mig_failures: Vec<FailedMigOrder>,
-    /// The orders to be out of MIG mode that the agent obeys: their term, and the GPUs with their numbers.
-    pub wholes: Option<(u64, BTreeMap<DeviceId, u64>)>,
     /// The orders about limits of memory that the agent has in force: their term, and each GPU whose limits it sets.
     pub limits: Option<(u64, BTreeMap<DeviceId, u64>)>,
 }

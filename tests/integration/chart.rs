@@ -421,16 +421,10 @@ fn agents_make_mig_instances_only_if_the_value_says_so() {
             assert_eq!(mounted(agent, "mig"), "/run/gpupack/mig");
         }
     }
-    for (value, flag) in [
-        ("migAdopt=true", "--mig-adopt"),
-        ("migSwitch=true", "--mig-switch"),
-        ("migSwitch=true,agents.migReset=true", "--mig-reset"),
-    ] {
-        let both = format!("agents.migOnDemand=true,agents.{value}");
-        let agent = rendered("default", &["--set", &both]).unwrap();
-        let agent = pod(&agent, "DaemonSet", "gpupack-agent");
-        assert!(agent["containers"][0]["args"].to_string().contains(flag), "{flag}");
-    }
+    let both = "agents.migOnDemand=true,agents.migAdopt=true";
+    let agent = rendered("default", &["--set", both]).unwrap();
+    let agent = pod(&agent, "DaemonSet", "gpupack-agent");
+    assert!(agent["containers"][0]["args"].to_string().contains("--mig-adopt"));
     // Without Helm, a manifest of its own has the same.
     let agent = rendered("default", &["--set", "agents.migOnDemand=true"]).unwrap();
     let agent = find(&agent, "DaemonSet", "gpupack-agent");

@@ -35,7 +35,6 @@ mod scheduling;
 mod settings;
 mod standing;
 mod teams;
-mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -540,7 +539,7 @@ fn the_promises_hold_whatever_fails() {
 const AFTER_BREAK: u64 = 500;
 
 /// Seeds in which a process breaks at one event: one to three replicas, with evictions, groups, guests that are
-/// lent memory, instances that are made, GPUs by turns.
+/// lent memory, instances that are made.
 const BREAKING: [u64; 8] = [2, 4, 7, 11, 17, 37, 54, 61];
 
 /// Events between two at which it breaks, unless the environment says how many.

@@ -253,7 +253,6 @@ fn agent_families() -> Vec<String> {
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
-        whole: None,
         memory_limits: None,
     };
     let metrics = AgentMetrics::new();

@@ -15,7 +15,7 @@ use crate::agent::gpu::standing::StandingOrders;
 use crate::hardware::device::MAX_DEVICE_MEMORY;
 use crate::hardware::units::Timestamp;
 use crate::mutation::{Mutation, mutated};
-use crate::report::wire::{GpuLimits, LimitOrders, NumberedGpu, ObeyedOrders};
+use crate::report::wire::{GpuLimits, LimitOrders, LimitsInForce, NumberedGpu};
 
 /// Smaller differences of a limit count as none: a driver may round it.
 const STEP_BYTES: u64 = 1 << 20;
@@ -40,7 +40,7 @@ pub struct LentLimits {
 #[derive(Debug, Default)]
 struct Shared {
     standing: Mutex<StandingOrders<LimitOrders>>,
-    in_force: Mutex<ObeyedOrders>,
+    in_force: Mutex<LimitsInForce>,
     /// What became of the last order of each GPU.
     outcomes: Mutex<BTreeMap<String, SetLimit>>,
     /// The control groups that have a limit, each with its GPU.
@@ -81,7 +81,7 @@ impl LentLimits {
     }
 
     /// What is in force.
-    pub fn in_force(&self) -> ObeyedOrders {
+    pub fn in_force(&self) -> LimitsInForce {
         self.shared.in_force.lock().clone()
     }
 
@@ -145,7 +145,7 @@ impl LentLimits {
         *self.shared.limited.lock() = limited;
         *self.shared.outcomes.lock() = outcomes;
         let term = orders.map_or(before.term, |orders| orders.term);
-        *self.shared.in_force.lock() = ObeyedOrders { term, gpus: in_force };
+        *self.shared.in_force.lock() = LimitsInForce { term, gpus: in_force };
         *self.shared.done.lock() = orders.filter(|_| are_done).map(|all| (all.clone(), now));
     }
 }

@@ -11,7 +11,7 @@ use crate::agent::gpu::health::XidCounts;
 use crate::api::condition::DeviceFault;
 use crate::hardware::units::Timestamp;
 use crate::report::wire::{
-    Allocation, DeviceReport, DeviceUse, DriverReport, MigFailure, ObeyedOrders,
+    Allocation, DeviceReport, DeviceUse, DriverReport, LimitsInForce, MigFailure,
 };
 
 /// Whether to list processes. Listing costs milliseconds under a lock of the driver that also
@@ -44,10 +44,8 @@ pub struct Sample {
     pub draining: BTreeSet<String>,
     /// Orders about MIG instances that could not be carried out; set by the sampler.
     pub mig_failures: Vec<MigFailure>,
-    /// The orders to leave GPUs out of MIG mode that are obeyed.
-    pub whole: Option<ObeyedOrders>,
     /// The limits of memory that are in force, if the agent sets any; set by the sampler.
-    pub memory_limits: Option<ObeyedOrders>,
+    pub memory_limits: Option<LimitsInForce>,
 }
 
 impl Sample {
@@ -131,9 +129,6 @@ pub enum ProbeError {
         /// The missing function.
         cause: String,
     },
-    /// The agent has the driver reset a GPU.
-    #[error("a GPU is being reset to change its MIG mode")]
-    Resetting,
     /// Anything else.
     #[error("NVIDIA's library refuses to {what}: {cause}")]
     Driver {

@@ -34,7 +34,7 @@ impl Orders for MigOrders {
     }
 
     fn count(&self) -> usize {
-        self.make.len() + self.remove.len() + self.whole.len()
+        self.make.len() + self.remove.len()
     }
 }
 

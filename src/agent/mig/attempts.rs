@@ -32,13 +32,8 @@ struct Attempt {
 impl Attempts {
     /// Takes out of a plan the steps that wait for another attempt.
     pub fn hold_back(&self, plan: &mut Plan, now: Timestamp) {
-        plan.steps.retain(|step| !self.waits(&step.order, now));
-    }
-
-    /// Whether an order waits for another attempt.
-    pub fn waits(&self, order: &Order, now: Timestamp) -> bool {
-        let again = self.failed.get(order).and_then(|it| it.again);
-        again.is_some_and(|again| again > now)
+        let again = |order: &Order| self.failed.get(order).and_then(|it| it.again);
+        plan.steps.retain(|step| again(&step.order).is_none_or(|again| again <= now));
     }
 
     /// Notes that an order cannot be carried out now. As soon as it can be, it is tried.

@@ -10,7 +10,7 @@ use crate::agent::gpu::standing::StandingOrders;
 use crate::agent::mig::made::MadeInstances;
 use crate::hardware::units::Timestamp;
 use crate::report::bounds::MAX_MIG_PROMISES;
-use crate::report::wire::{DeviceReport, MigFailure, MigOrders, MigPromises, ObeyedOrders};
+use crate::report::wire::{DeviceReport, MigFailure, MigOrders, MigPromises};
 
 /// MIG on demand on this node; a handle, cheap to copy. Its locks are short: no call of the driver
 /// is made under one, and none is held across an await.
@@ -27,31 +27,16 @@ struct Shared {
     made: Mutex<MadeInstances>,
     /// Orders that could not be carried out.
     failures: Mutex<Vec<MigFailure>>,
-    /// Of which GPUs the agent may turn MIG mode on and off.
-    switching: Switching,
-    /// The orders to leave GPUs out of MIG mode that are obeyed.
-    whole: Mutex<Option<ObeyedOrders>>,
     /// Notified when other orders stand.
     ordered: Notify,
     /// Notified when instances or failures have changed.
     changed: Notify,
 }
 
-/// Of which GPUs an agent turns MIG mode on and off as it is ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switching {
-    /// Of none.
-    Never,
-    /// Of those that need no reset for that: Hopper and later models.
-    WithoutReset,
-    /// Also of those that the driver resets for that, Ampere: no other program uses them.
-    WithReset,
-}
-
 impl MigOnDemand {
     /// Reads what an earlier run of the agent noted in `folder` since the last boot, which
     /// `proc_root` names.
-    pub fn new(folder: &Path, proc_root: &Path, switching: Switching) -> Self {
+    pub fn new(folder: &Path, proc_root: &Path) -> Self {
         let boot = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")).ok();
         let boot = boot.map(|boot| boot.trim().to_owned());
         let made = Mutex::new(MadeInstances::read(folder, boot));
@@ -61,8 +46,6 @@ impl MigOnDemand {
                 promises: Mutex::default(),
                 made,
                 failures: Mutex::default(),
-                switching,
-                whole: Mutex::default(),
                 ordered: Notify::new(),
                 changed: Notify::new(),
             }),
@@ -125,31 +108,6 @@ impl MigOnDemand {
     /// The orders that could not be carried out.
     pub fn failures(&self) -> Vec<MigFailure> {
         self.shared.failures.lock().clone()
-    }
-
-    /// Whether the agent may turn MIG mode of any GPU on and off.
-    pub fn switches_mode(&self) -> bool {
-        self.shared.switching != Switching::Never
-    }
-
-    /// Of which GPUs it may.
-    pub fn switching(&self) -> Switching {
-        self.shared.switching
-    }
-
-    /// The orders to leave GPUs out of MIG mode that are obeyed.
-    pub fn whole(&self) -> Option<ObeyedOrders> {
-        self.shared.whole.lock().clone()
-    }
-
-    /// Notes that these GPUs are out of MIG mode, and stay so as long as the orders stand.
-    pub fn obeys(&self, whole: ObeyedOrders) {
-        let mut known = self.shared.whole.lock();
-        if known.as_ref() != Some(&whole) {
-            *known = Some(whole);
-            drop(known);
-            self.note_change();
-        }
     }
 
     /// Notes the orders that could not be carried out.

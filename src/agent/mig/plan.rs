@@ -16,8 +16,6 @@ pub struct GpuLayout {
     pub uuid: String,
     /// Whether it is in MIG mode.
     pub is_in_mig_mode: bool,
-    /// Whether it would be after a reset.
-    pub is_mig_pending: bool,
     /// What can be made on it.
     pub profiles: Vec<NumberedProfile>,
     /// Its GPU instances.

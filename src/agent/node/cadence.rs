@@ -152,7 +152,6 @@ mod tests {
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
-            whole: None,
             memory_limits: None,
         }
     }

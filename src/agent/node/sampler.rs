@@ -22,9 +22,6 @@ use crate::report::wire::{Allocation, AllocationState, DeviceUse};
 /// open on nodes of 16 GPUs, shorter than the time after which an extender calls a node silent.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
-/// How long nothing is reported while the agent has the driver reset a GPU. That takes seconds.
-const RESET_FOR: Duration = Duration::from_secs(60);
-
 /// Samples one node.
 pub(crate) struct Sampler<P> {
     node: Arc<Node>,
@@ -85,26 +82,16 @@ impl<P: Probe + 'static> Sampler<P> {
     /// Samples forever.
     pub(crate) async fn run(mut self, phase: Duration) {
         tokio::time::sleep(phase).await;
-        let mut last_read = self.clock.now();
         loop {
             let began = self.clock.now();
             let allocations: Arc<[Allocation]> = self.node.allocations().merged().into();
             let sample = self.sample(&allocations).await;
-            let is_reset =
-                matches!(sample, Err(ProbeError::Resetting)) && began.since(last_read) < RESET_FOR;
-            if !is_reset {
-                self.log_changes(&sample);
-            }
-            let has_failed = sample.is_err() && !is_reset;
+            self.log_changes(&sample);
+            let has_failed = sample.is_err();
             let last = self.samples.borrow().clone();
             // If nothing was ever read, no device is known.
             let shown = match sample {
-                Ok(sample) => {
-                    last_read = began;
-                    Some(sample)
-                }
-                // Reported again it would pass for a new one.
-                Err(_) if is_reset => None,
+                Ok(sample) => Some(sample),
                 Err(_) => last.map(|last| last.without_driver()),
             };
             if let Some(shown) = shown {
@@ -152,7 +139,7 @@ impl<P: Probe + 'static> Sampler<P> {
         sample.draining = draining.map(|it| it.pod_uid.clone()).collect();
         sample.has_unwatched_pods |= allocations.iter().any(|it| it.is_guest);
         if let Some(mig) = &self.node.mig {
-            (sample.mig_failures, sample.whole) = (mig.failures(), mig.whole());
+            sample.mig_failures = mig.failures();
         }
         if let Some(limits) = &self.node.limits {
             sample.memory_limits = Some(limits.in_force());

@@ -164,7 +164,6 @@ impl Session {
             allocations_version: self.number.and(self.allocations_version),
             devices: self.uses(sample),
             mig_failures: sample.mig_failures.clone(),
-            whole: sample.whole.clone(),
             memory_limits: sample.memory_limits.clone(),
             mig_promises: None,
         }

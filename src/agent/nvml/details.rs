@@ -8,7 +8,6 @@ use nvml_wrapper::struct_wrappers::device::PciInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_AFFINITY_SCOPE_NODE;
 
-use crate::agent::nvml::instances::is_reset_to_switch;
 use crate::agent::nvml::limits::MemoryLimits;
 use crate::agent::nvml::raw;
 use crate::agent::nvml::trouble::{Trouble, unless_lost};
@@ -46,8 +45,6 @@ pub(crate) struct Details {
     sm_count: Option<u32>,
     /// Whether the driver supports limits of its memory.
     can_limit_memory: bool,
-    /// Whether the driver resets it to change its MIG mode.
-    pub(crate) is_reset_to_switch: bool,
 }
 
 impl Details {
@@ -65,9 +62,6 @@ impl Details {
                     Err(NvmlError::NotSupported | NvmlError::FunctionNotFound)
                 )
             }),
-            is_reset_to_switch: is_reset_to_switch(
-                unless_lost(gpu.cuda_compute_capability())?.as_ref(),
-            ),
             pci: unless_lost(gpu.pci_info())?.as_ref().map(address),
             minor: unless_lost(gpu.minor_number())?,
             numa_node: unless_lost(gpu.memory_affinity(NUMA_WORDS, NVML_AFFINITY_SCOPE_NODE))?

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::structs::device::CudaComputeCapability;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::NVML_GPU_INSTANCE_PROFILE_COUNT;
 
@@ -128,13 +127,12 @@ fn layout(
     uuid: &str,
     known: &mut KnownProfiles,
 ) -> Result<GpuLayout, NvmlError> {
-    let (is_in_mig_mode, is_mig_pending) = match gpu.mig_mode() {
-        Ok(mode) => (mode.current == 1, mode.pending == 1),
-        Err(NvmlError::NotSupported) => (false, false),
+    let is_in_mig_mode = match gpu.mig_mode() {
+        Ok(mode) => mode.current == 1,
+        Err(NvmlError::NotSupported) => false,
         Err(error) => return Err(error),
     };
-    let mut layout =
-        GpuLayout { uuid: uuid.to_owned(), is_in_mig_mode, is_mig_pending, ..GpuLayout::default() };
+    let mut layout = GpuLayout { uuid: uuid.to_owned(), is_in_mig_mode, ..GpuLayout::default() };
     if !is_in_mig_mode {
         known.remove(uuid);
         return Ok(layout);
@@ -203,57 +201,6 @@ pub(crate) fn carry_out(nvml: &Nvml, step: &Step) -> Result<(), String> {
         }
         Work::Remove(id) => remove(nvml, &gpu, id),
     }
-}
-
-/// First major version of the CUDA compute capability of GPUs that change their MIG mode without a reset: that of Hopper.
-const WITHOUT_RESET: i32 = 9;
-
-/// Whether the driver resets a GPU of this compute capability to change its MIG mode: NVIDIA's *MIG user guide*, "Enable
-/// MIG mode". Also if the driver does not name it.
-pub(crate) fn is_reset_to_switch(capability: Option<&CudaComputeCapability>) -> bool {
-    capability.is_none_or(|it| it.major < WITHOUT_RESET)
-}
-
-/// The same of a GPU.
-pub(crate) fn needs_reset(nvml: &Nvml, uuid: &str) -> bool {
-    let capability = nvml.device_by_uuid(uuid).and_then(|gpu| gpu.cuda_compute_capability());
-    is_reset_to_switch(capability.ok().as_ref())
-}
-
-/// Turns the MIG mode of a GPU on or off that no process uses. The driver refuses that where another program has the GPU
-/// open and it would have to reset it.
-///
-/// # Errors
-/// What is in the way, for people.
-pub(crate) fn switch(nvml: &Nvml, uuid: &str, to_mig: bool) -> Result<(), String> {
-    let gpu = nvml.device_by_uuid(uuid).map_err(|error| cause(&error))?;
-    if let Some(pid) = a_process(nvml, &gpu)? {
-        return Err(format!("process {pid} uses the GPU"));
-    }
-    let outcome = raw_mig::set_mode(nvml, &gpu, to_mig);
-    let gpu = nvml.device_by_uuid(uuid).unwrap_or(gpu); // it may have been bound again
-    let mode = gpu.mig_mode().map_err(|error| cause(&error))?;
-    let is_done = |mode: u32| (mode == 1) == to_mig;
-    if outcome.is_ok() && is_done(mode.current) {
-        return Ok(());
-    }
-    // Else the next reset of the GPU would switch it, under whatever uses it then.
-    if is_done(mode.pending) && !is_done(mode.current) {
-        raw_mig::set_mode(nvml, &gpu, !to_mig).map_err(|error| {
-            format!("the switch was refused, and cannot be taken back: {}", cause(&error))
-        })?;
-    }
-    Err(match outcome {
-        Ok(()) | Err(NvmlError::ResetRequired) => {
-            "the driver switches MIG mode with the next reset of the GPU only, as in virtual machines: \
-             keep such GPUs in one mode"
-                .to_owned()
-        }
-        Err(NvmlError::InUse) => {
-            "another program has the GPU open (IN_USE), such as DCGM or nvidia-persistenced".to_owned()
-        }
-        Err(error) => cause(&error),
-    })
 }
 
 /// Removes a GPU instance that no process uses.

@@ -13,17 +13,15 @@ use tokio::sync::watch;
 
 use crate::agent::gpu::probe::ProbeError;
 use crate::agent::mig::attempts::Attempts;
-use crate::agent::mig::on_demand::{MigOnDemand, Switching};
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mig::plan;
 use crate::agent::mig::plan::{GpuLayout, Layouts, Order, Plan, Step, Unfinished};
-use crate::agent::mig::switching::{Switch, Switches, obeyed, switches, to_whole};
 use crate::agent::nvml::instances;
 use crate::agent::nvml::instances::KnownProfiles;
 use crate::agent::nvml::library::{LIBRARY, open};
-use crate::agent::nvml::probe::HeldOpen;
 use crate::clock::Clock;
 use crate::hardware::units::Timestamp;
-use crate::report::wire::{MigOrders, ObeyedOrders};
+use crate::report::wire::MigOrders;
 
 /// Time between two looks at the instances while orders stand: others may change them.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -35,8 +33,6 @@ const LOOK_WITHOUT_ORDERS: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct MigMaker {
     library: PathBuf,
-    /// The library as the probe holds it open.
-    probes: HeldOpen,
     on_demand: MigOnDemand,
     clock: Clock,
     attempts: Attempts,
@@ -69,10 +65,10 @@ enum Ended {
 }
 
 impl MigMaker {
-    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default, which the probe of this process holds open, too.
-    /// `kubelets` are the devices that kubelet hands out, once these are known.
+    /// Obeys `on_demand` by `library`, or by NVIDIA's own by default. `kubelets` are the devices that kubelet hands
+    /// out, once these are known.
     pub fn new(
-        (library, probes): (Option<PathBuf>, HeldOpen),
+        library: Option<PathBuf>,
         on_demand: MigOnDemand,
         clock: Clock,
         kubelets: watch::Receiver<Option<BTreeSet<String>>>,
@@ -80,7 +76,6 @@ impl MigMaker {
         let library = library.unwrap_or_else(|| PathBuf::from(LIBRARY));
         Self {
             library,
-            probes,
             on_demand,
             clock,
             attempts: Attempts::default(),
@@ -132,10 +127,7 @@ impl MigMaker {
         };
         loop {
             let orders = self.on_demand.orders();
-            let obeyed = self.on_demand.whole().unwrap_or_default();
-            let has_orders = !orders.make.is_empty()
-                || !orders.remove.is_empty()
-                || self.on_demand.switches_mode() && !is_obeyed(&orders, &obeyed);
+            let has_orders = !orders.make.is_empty() || !orders.remove.is_empty();
             if !has_orders && self.on_demand.made().unfinished().is_empty() {
                 self.settle(&BTreeSet::new());
                 return longest_without_orders;
@@ -186,25 +178,16 @@ impl MigMaker {
         Err(error)
     }
 
-    /// Removes, switches and then makes, with one look at the instances before each.
+    /// Removes and then makes, with one look at the instances before each.
     fn obey(&mut self, orders: &MigOrders) -> Result<Ended, ProbeError> {
         let nvml = open(&self.library)?;
-        let (mut open_orders, mut not_switched) = (BTreeSet::new(), BTreeSet::new());
-        for (plan, is_switched) in [(plan::removals as Planner, false), (plan::makes, true)] {
-            if is_switched && self.on_demand.switches_mode() {
-                match self.switch(&nvml, orders)? {
-                    Some(failed) => not_switched = failed,
-                    None => return Ok(Ended::Overtaken),
-                }
-                open_orders.extend(not_switched.iter().cloned());
-            }
+        let mut open_orders = BTreeSet::new();
+        for plan in [plan::removals as Planner, plan::makes] {
             let layouts = instances::layouts(&nvml, &mut self.profiles)?;
             let unfinished = self.look(&layouts.gpus);
             let own = self.on_demand.made().own(orders);
             let mut plan = plan(&own, &layouts, &unfinished);
             open_orders.extend(plan.orders());
-            // Of a GPU that could not be switched it is known why.
-            plan.failures.retain(|(order, _)| !not_switched.contains(order));
             for (order, error) in std::mem::take(&mut plan.failures) {
                 self.attempts.refuse(order, error);
             }
@@ -225,68 +208,6 @@ impl MigMaker {
         }
         self.settle(&open_orders);
         Ok(Ended::Done)
-    }
-
-    /// Switches GPUs to and from MIG mode. The orders for which that could not be done; `None` if other orders
-    /// stand now.
-    fn switch(
-        &mut self,
-        nvml: &Nvml,
-        orders: &MigOrders,
-    ) -> Result<Option<BTreeSet<Order>>, ProbeError> {
-        let layouts = instances::layouts(nvml, &mut self.profiles)?;
-        let of_kubelet = self.kubelets.borrow().clone();
-        let Switches { steps, failures } = switches(orders, &layouts, of_kubelet.as_ref());
-        let mut failed = BTreeSet::new();
-        for (order, error) in failures {
-            self.attempts.refuse(order.clone(), error);
-            failed.insert(order);
-        }
-        for Switch { gpu, to_mig, orders: for_it } in &steps {
-            if for_it.iter().all(|order| self.attempts.waits(order, self.clock.now())) {
-                failed.extend(for_it.iter().cloned());
-                continue;
-            }
-            if self.on_demand.orders() != *orders {
-                return Ok(None);
-            }
-            let outcome = self.change_mode(nvml, gpu, *to_mig);
-            self.on_demand.note_change();
-            match outcome {
-                Ok(()) => tracing::info!(gpu, to_mig, "switched MIG mode"),
-                Err(error) => {
-                    tracing::warn!(gpu, to_mig, error, "cannot switch MIG mode");
-                    for order in for_it {
-                        self.fail(order, error.clone(), self.clock.now());
-                        failed.insert(order.clone());
-                    }
-                }
-            }
-        }
-        let layouts = match steps.is_empty() {
-            true => layouts,
-            false => instances::layouts(nvml, &mut self.profiles)?,
-        };
-        self.on_demand.obeys(obeyed(orders, &layouts));
-        Ok(Some(failed))
-    }
-
-    /// Changes the mode of a GPU. Where the driver resets it for that, nothing else of this process uses it then.
-    fn change_mode(&self, nvml: &Nvml, gpu: &str, to_mig: bool) -> Result<(), String> {
-        if !instances::needs_reset(nvml, gpu) {
-            return instances::switch(nvml, gpu, to_mig);
-        }
-        match self.on_demand.switching() {
-            Switching::WithReset => {
-                let outcome = self.probes.closed(|| instances::switch(nvml, gpu, to_mig));
-                outcome.unwrap_or_else(|| Err("a sample of this agent does not end".to_owned()))
-            }
-            Switching::Never | Switching::WithoutReset => {
-                Err("the driver resets this GPU to change its MIG mode, which \
-                the agent lets it do with `--mig-reset` only"
-                    .to_owned())
-            }
-        }
     }
 
     /// Notes what became of what was begun. Returns what is still begun.
@@ -348,20 +269,12 @@ impl MigMaker {
         self.on_demand.note_failures(self.attempts.failures());
     }
 
-    /// Notes that nothing can be made or switched, because the library does not answer.
+    /// Notes that nothing can be made, because the library does not answer.
     fn fail_all(&mut self, orders: &MigOrders, error: &ProbeError) {
-        let make = orders.make.iter().cloned().map(Order::to_make);
-        let whole = orders.whole.iter().filter(|_| self.on_demand.switches_mode());
-        let all: BTreeSet<Order> = make.chain(whole.map(|it| to_whole(&it.gpu))).collect();
+        let all: BTreeSet<Order> = orders.make.iter().cloned().map(Order::to_make).collect();
         for order in &all {
             self.attempts.refuse(order.clone(), error.to_string());
         }
         self.settle(&all);
     }
-}
-
-/// Whether all orders to leave GPUs out of MIG mode are obeyed.
-fn is_obeyed(orders: &MigOrders, obeyed: &ObeyedOrders) -> bool {
-    let is_same = orders.term == obeyed.term || orders.whole.is_empty();
-    is_same && orders.whole.iter().all(|it| obeyed.gpus.contains(it))
 }

@@ -8,16 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use nvml_wrapper::Nvml;
-use parking_lot::Mutex;
 
 use crate::agent::gpu::health::GpuHealth;
 use crate::agent::gpu::lent_limits::{Containers, LentLimits};
 use crate::agent::gpu::probe::{Probe, ProbeError, ProcessSampling, Sample};
-use crate::agent::mig::on_demand::{MigOnDemand, Switching};
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mig::plan::NumberedProfile;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
@@ -54,7 +52,7 @@ pub struct NvmlProbe {
     /// The limits that are ordered, if the agent sets any.
     lent_limits: Option<LentLimits>,
     /// The library while it is open.
-    open: HeldOpen,
+    open: Option<Opened>,
     /// Devices as they were last read successfully, by UUID; reported for a lost device.
     known: BTreeMap<String, DeviceReport>,
     /// Health of each GPU, by UUID; outlives the library.
@@ -63,32 +61,6 @@ pub struct NvmlProbe {
     draining: Draining,
     /// Processes whose end is seen without NVML.
     watched: Watched,
-}
-
-/// Longest time that a sample is waited for, so that a GPU is reset. One takes milliseconds.
-const SAMPLED_WITHIN: Duration = Duration::from_secs(10);
-
-/// Longest time that a sample waits for the reset of a GPU.
-const RESET_WITHIN: Duration = Duration::from_secs(1);
-
-/// The library as a probe holds it open between two samples.
-#[derive(Clone, Default)]
-pub struct HeldOpen(Arc<Mutex<Option<Opened>>>);
-
-impl HeldOpen {
-    /// Does something while the probe has it closed, and takes no sample. `None` if a sample does not end.
-    pub(crate) fn closed<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        let mut open = self.0.try_lock_for(SAMPLED_WITHIN)?;
-        *open = None;
-        Some(work())
-    }
-}
-
-impl std::fmt::Debug for HeldOpen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let is_open = self.0.try_lock().is_some_and(|open| open.is_some());
-        f.debug_struct("HeldOpen").field("is_open", &is_open).finish()
-    }
 }
 
 /// The open library, and the state that is valid as long as it is open.
@@ -123,7 +95,7 @@ impl NvmlProbe {
             mps: None,
             on_demand: None,
             lent_limits: None,
-            open: HeldOpen::default(),
+            open: None,
             known,
             health,
             draining,
@@ -147,11 +119,6 @@ impl NvmlProbe {
     #[must_use]
     pub fn with_limits(self, lent_limits: LentLimits) -> Self {
         Self { lent_limits: Some(lent_limits), ..self }
-    }
-
-    /// The library as it holds it open.
-    pub fn held_open(&self) -> HeldOpen {
-        self.open.clone()
     }
 
     /// Sets the limits of memory that are ordered.
@@ -214,7 +181,6 @@ impl NvmlProbe {
             utilization_seen: &mut open.utilization_seen,
             mps: self.mps.as_ref(),
             mig_profiles: self.on_demand.as_ref().map(|_| &mut open.mig_profiles),
-            switching: self.on_demand.as_ref().map_or(Switching::Never, MigOnDemand::switching),
             now,
             processes,
         };
@@ -271,7 +237,6 @@ impl NvmlProbe {
             has_unwatched_pods: false,
             draining: BTreeSet::new(),
             mig_failures: Vec::new(),
-            whole: None,
             memory_limits: None,
         }
     }
@@ -394,7 +359,7 @@ fn absent_device(known: &DeviceReport, failures: &[Failure]) -> Seen {
 impl Probe for NvmlProbe {
     fn sample(&mut self, processes: ProcessSampling, now: Timestamp) -> Result<Sample, ProbeError> {
         let sample = self.take_sample(processes, now);
-        if sample.as_ref().is_err_and(|error| *error != ProbeError::Resetting) {
+        if sample.is_err() {
             // Whatever was wrong with a GPU, the driver starts again.
             self.health.values_mut().for_each(GpuHealth::learn_absence);
         }
@@ -427,9 +392,7 @@ impl NvmlProbe {
         processes: ProcessSampling,
         now: Timestamp,
     ) -> Result<Sample, ProbeError> {
-        let held = self.open.clone();
-        let mut held = held.0.try_lock_for(RESET_WITHIN).ok_or(ProbeError::Resetting)?;
-        let mut open = match held.take() {
+        let mut open = match self.open.take() {
             Some(open) => open,
             None => self.open(now)?,
         };
@@ -450,7 +413,7 @@ impl NvmlProbe {
         };
         // Kept only now: after an error of the whole library, the next sample opens it again.
         if !(sample.uses.iter().any(is_away) && now.since(open.since) >= REOPEN_AFTER) {
-            *held = Some(open);
+            self.open = Some(open);
         }
         Ok(sample)
     }
@@ -460,7 +423,7 @@ impl std::fmt::Debug for NvmlProbe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NvmlProbe")
             .field("library", &self.library)
-            .field("is_open", &self.open)
+            .field("is_open", &self.open.is_some())
             .field("devices", &self.known.len())
             .finish_non_exhaustive()
     }

@@ -146,14 +146,6 @@ fn fits(most: u32) -> Result<(), NvmlError> {
     if most <= HANDLES { Ok(()) } else { Err(NvmlError::InsufficientSize(Some(most))) }
 }
 
-/// Turns MIG mode on or off. Where the driver wants a reset of the GPU for that, the mode is pending afterwards.
-pub(crate) fn set_mode(nvml: &Nvml, gpu: &Device<'_>, is_on: bool) -> Result<(), NvmlError> {
-    let set = symbol(&nvml.lib().nvmlDeviceSetMigMode)?;
-    let mut activation = 0;
-    nvml_try(unsafe { set(gpu.handle(), u32::from(is_on), &raw mut activation) })?;
-    nvml_try(activation)
-}
-
 /// The GPU instance of this number.
 pub(crate) fn instance(
     nvml: &Nvml,

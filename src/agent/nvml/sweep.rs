@@ -10,7 +10,6 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::agent::gpu::health::{GpuHealth, RecoveryAction};
 use crate::agent::gpu::probe::{ProbeError, ProcessSampling};
-use crate::agent::mig::on_demand::Switching;
 use crate::agent::mps::daemons::MpsDaemons;
 use crate::agent::nvml::details::Details;
 use crate::agent::nvml::limits::{Listed, MemoryLimits};
@@ -80,10 +79,8 @@ pub(crate) struct Sweeper<'a> {
     pub(crate) utilization_seen: &'a mut BTreeMap<String, Utilization>,
     /// The MPS daemons, if the agent watches them.
     pub(crate) mps: Option<&'a MpsDaemons>,
-    /// What can be made on each GPU, by UUID; none if the agent makes nothing.
+    /// What can be made on each GPU in MIG mode, by UUID; none if the agent makes nothing.
     pub(crate) mig_profiles: Option<&'a mut BTreeMap<String, Vec<MigProfileReport>>>,
-    /// Of which GPUs the agent may turn MIG mode on, so that instances can be made there.
-    pub(crate) switching: Switching,
     pub(crate) now: Timestamp,
     /// Whether to list processes.
     pub(crate) processes: ProcessSampling,
@@ -128,17 +125,13 @@ impl Sweeper<'_> {
         *known_uuid = Some(uuid.clone());
         let model = required(gpu.name())?;
         let index = unless_unsupported(gpu.index())?.unwrap_or(position);
-        let mut has_mig = true;
         let in_mig_mode = match gpu.mig_mode() {
             // Not for a known parent: as a whole GPU it would be allocated beside its instances.
             Err(
                 NvmlError::NotSupported
                 | NvmlError::FunctionNotFound
                 | NvmlError::FailedToLoadSymbol(_),
-            ) if !self.was_parent(&uuid) => {
-                has_mig = false;
-                false
-            }
+            ) if !self.was_parent(&uuid) => false,
             answer => required(answer)?.current == 1,
         };
         let kind = if in_mig_mode { DeviceKind::MigParent } else { DeviceKind::Gpu };
@@ -153,37 +146,22 @@ impl Sweeper<'_> {
         }
         let mig_profiles = self.makeable(gpu, &uuid, kind)?;
         let report = DeviceReport::new(uuid.clone(), index, model, kind);
-        let switches_mig = has_mig && self.switches_mig(&uuid);
-        self.push(gpu, DeviceReport { mig_profiles, switches_mig, ..report }, sweep)?;
+        self.push(gpu, DeviceReport { mig_profiles, ..report }, sweep)?;
         if in_mig_mode {
             self.instances(&Parent { gpu, uuid: &uuid, index }, sweep)?;
         }
         Ok(())
     }
 
-    /// Whether the agent may change the MIG mode of a GPU that has one.
-    fn switches_mig(&self, uuid: &str) -> bool {
-        let is_reset = || self.details.get(uuid).is_none_or(|it| it.is_reset_to_switch);
-        match self.switching {
-            Switching::Never => false,
-            Switching::WithoutReset => !is_reset(),
-            Switching::WithReset => true,
-        }
-    }
-
-    /// What this agent can make on a GPU; read once while the GPU is in the same mode.
+    /// What this agent can make on a GPU; read once while the GPU is in MIG mode.
     fn makeable(
         &mut self,
         gpu: &Device<'_>,
         uuid: &str,
         kind: DeviceKind,
     ) -> Result<Vec<MigProfileReport>, Trouble> {
-        let may_switch = self.switches_mig(uuid);
         let Some(known) = &mut self.mig_profiles else { return Ok(Vec::new()) };
-        if self.known.get(uuid).is_some_and(|it| it.kind != kind) {
-            known.remove(uuid);
-        }
-        if kind != DeviceKind::MigParent && !may_switch {
+        if kind != DeviceKind::MigParent {
             known.remove(uuid);
             return Ok(Vec::new());
         }
@@ -193,7 +171,7 @@ impl Sweeper<'_> {
         let found = unless_lost(instances::profiles(self.nvml, gpu))?;
         let Some(found) = found else { return Ok(Vec::new()) };
         let profiles: Vec<MigProfileReport> = found.into_iter().map(|it| it.report).collect();
-        if profiles.is_empty() && kind == DeviceKind::MigParent {
+        if profiles.is_empty() {
             tracing::warn!(gpu = uuid, "the driver lets the agent make no MIG instances");
         }
         known.insert(uuid.to_owned(), profiles.clone());

@@ -174,7 +174,6 @@ pub(crate) fn sample_of(
         unreadable: 0,
         has_unwatched_pods: false,
         mig_failures: Vec::new(),
-        whole: None,
         memory_limits: None,
         draining: BTreeSet::new(),
     }

@@ -262,7 +262,7 @@ mod tests {
         let node = |labels: serde_json::Value, allocatable: serde_json::Value| {
             let node = json!({"metadata": {"name": "a", "labels": labels},
                 "status": {"allocatable": allocatable}});
-            let pool = PoolRule { mig: MigUse::ByTurns, ..PoolRule::default() };
+            let pool = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
             let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
             let moves = PoolRule { mig_moves: true, ..PoolRule::default() };
             let pools = [("p", pool), ("lends", lends), ("moves", moves)];

@@ -13,7 +13,6 @@ use crate::api::state::{
 };
 use crate::hardware::device::{MigProfile, ModelFilter};
 use crate::hardware::pool::{ConfiguredIsolation, Enforcement, InstanceUse, PoolRule, Replicas};
-use crate::hardware::spots::WHOLE;
 use crate::hardware::units::{Demand, HostAmount, MemMib, MilliCpu, Share};
 use crate::model::request::{Amount, GpuRequest, Isolation, Limit};
 use crate::sim::snapshot::state::{ClusterGpu, ClusterInstance, ClusterNode, ClusterPod};
@@ -71,9 +70,7 @@ pub(crate) fn unsaid(state: &State) -> Vec<(usize, &'static str)> {
 /// its index.
 pub(crate) fn places(node: &Node) -> Vec<(DeviceAt, &state::Device)> {
     let is_gpu = |device: &&state::Device| device.kind != DeviceKind::MigInstance;
-    // A GPU that is about to leave MIG mode has no bound pod yet.
-    let is_instance = |device: &&state::Device| !is_gpu(device) && !is_whole(device);
-    let mut instances = node.devices.iter().filter(is_instance).collect::<Vec<_>>();
+    let mut instances = node.devices.iter().filter(|device| !is_gpu(device)).collect::<Vec<_>>();
     let mut places = Vec::new();
     for (gpu, device) in (0..).zip(node.devices.iter().filter(is_gpu)) {
         places.push((DeviceAt { gpu, instance: None }, device));
@@ -87,11 +84,6 @@ pub(crate) fn places(node: &Node) -> Vec<(DeviceAt, &state::Device)> {
         places.extend((0..).zip(own).map(at));
     }
     places
-}
-
-/// Whether a device stands for a GPU that is about to leave MIG mode.
-pub(crate) fn is_whole(device: &state::Device) -> bool {
-    device.mig_profile.as_deref() == Some(WHOLE)
 }
 
 fn held_on(node: &Node) -> Vec<Held<'_>> {

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use rustls::pki_types::ServerName;
 
 use crate::agent::gpu::lent_limits::LentLimits;
-use crate::agent::mig::on_demand::{MigOnDemand, Switching};
+use crate::agent::mig::on_demand::MigOnDemand;
 use crate::agent::mps::daemons::{Duty, MpsDaemons, MpsSettings, QUERY_EVERY};
 use crate::agent::node::client::Proof;
 use crate::agent::node::config::AgentConfig;
@@ -95,15 +95,6 @@ pub struct AgentArgs {
     /// Make and remove MIG instances as the extender orders.
     #[arg(long, conflicts_with = "simulate")]
     pub mig_on_demand: bool,
-
-    /// Turn MIG mode of empty GPUs on and off as the extender orders, where no reset is needed for that.
-    #[arg(long, requires = "mig_on_demand")]
-    pub mig_switch: bool,
-
-    /// Do so also where the driver resets the GPU for that, on Ampere. So you say that nothing but pods uses the GPUs of
-    /// this node: no DCGM, no other monitoring.
-    #[arg(long, requires = "mig_switch")]
-    pub mig_reset: bool,
 
     /// Take over the MIG instances that others have made when the agent starts: idle ones are removed.
     #[arg(long, requires = "mig_on_demand")]
@@ -202,12 +193,7 @@ async fn run_until_signal(args: AgentArgs, clock: Clock) -> anyhow::Result<()> {
         tracing::info!(%address, "showing metrics");
     }
     let proof = proof(&args)?;
-    let switching = match (args.mig_switch, args.mig_reset) {
-        (false, _) => Switching::Never,
-        (true, false) => Switching::WithoutReset,
-        (true, true) => Switching::WithReset,
-    };
-    let on_demand = || MigOnDemand::new(&args.mig_folder, &args.proc_root, switching);
+    let on_demand = || MigOnDemand::new(&args.mig_folder, &args.proc_root);
     let mig = args.mig_on_demand.then(on_demand);
     let limits = (args.memory_limits == LimitsChoice::Set).then(LentLimits::default);
     let config = AgentConfig {
@@ -252,8 +238,7 @@ async fn run_here(
     tokio::spawn(kubelet.clone().run());
     if let Some(mig) = &config.mig {
         probe = probe.with_mig(mig.clone());
-        let here = (args.nvml_library, probe.held_open());
-        let mut maker = MigMaker::new(here, mig.clone(), clock, kubelet.owned());
+        let mut maker = MigMaker::new(args.nvml_library, mig.clone(), clock, kubelet.owned());
         if args.mig_adopt {
             maker = maker.adopting();
         }
@@ -318,7 +303,6 @@ mod tests {
             "--extender http://a:1 --simulate f --memory-limits set",
             "--extender http://a:1 --simulate f --mig-on-demand",
             "--extender http://a:1 --node n --mig-adopt",
-            "--extender http://a:1 --node n --mig-switch",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }

@@ -27,7 +27,6 @@ use crate::sim::chart::draw;
 use crate::sim::mig::compare::compare as compare_mig;
 use crate::sim::mig::policy::MigPolicy;
 use crate::sim::mig::series::{Bounds, Comparing};
-use crate::sim::mig::turns::compare as compare_turns;
 use crate::sim::mig::worlds::World;
 use crate::sim::run::engine::Overflow;
 use crate::sim::run::placed::keep_placements;
@@ -115,11 +114,6 @@ pub struct SimulateArgs {
         value_parser = mig_load
     )]
     pub mig_churn: Option<f64>,
-
-    /// With --mig and --mig-churn: a part of the requests is for parts of GPUs, and GPUs are shared and divided
-    /// by turns, under several rules.
-    #[arg(long, requires = "mig_churn", conflicts_with_all = ["bound", "moves"])]
-    pub mig_turns: bool,
 
     /// Policy to replay; give it again to compare several [default: fragmentation, fgd, bestfit].
     /// `known-mix` is fragmentation with the mix known beforehand, `without-PART` one without a
@@ -366,19 +360,6 @@ fn bursts(args: &SimulateArgs, load: Option<f64>) -> Result<(), SimulateError> {
 fn mig(args: &SimulateArgs) -> Result<(), SimulateError> {
     let seeds = args.seeds.clone().map_or(args.seed..=args.seed, |Seeds(seeds)| seeds);
     let worlds: Vec<World> = args.mig.iter().flat_map(|Mixes(worlds)| worlds.clone()).collect();
-    let is_other = |world: &&World| !matches!(world, World::Mix(_));
-    if let Some(other) = worlds.iter().find(is_other).filter(|_| args.mig_turns) {
-        return Err(SimulateError::Turns(other.name()));
-    }
-    if let Some(load) = args.mig_churn.filter(|_| args.mig_turns) {
-        let seeds = seeds.start().unsigned_abs()..=seeds.end().unsigned_abs();
-        let comparison = compare_turns(worlds, args.gpus, load, seeds);
-        return print(&match args.output {
-            Output::Table => comparison.table(),
-            Output::Json => comparison.json(),
-            Output::Csv => comparison.csv(),
-        });
-    }
     let cores = args.jobs.or_else(|| std::thread::available_parallelism().ok());
     let is_moved = |policy: &MigPolicy| *policy == MigPolicy::OursWithMove;
     let mut policies = MigPolicy::ALL.to_vec();

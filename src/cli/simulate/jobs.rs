@@ -325,9 +325,6 @@ pub enum SimulateError {
     /// No stress world can be made of them.
     #[error("cannot make a stress world from these files")]
     Stress(#[from] StressError),
-    /// A mix that changes, or of several models.
-    #[error("--mig-turns plays mixes of one model that stay: leave out {0}")]
-    Turns(String),
     /// A world that does not exist.
     #[error("--world: {0}")]
     World(String),
@@ -403,7 +400,6 @@ impl SimulateError {
             | Self::Placement(_)
             | Self::Stress(_)
             | Self::World(_)
-            | Self::Turns(_)
             | Self::Cluster(_)
             | Self::NoFolder(_)
             | Self::OneChart

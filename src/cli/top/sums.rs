@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use crate::api::state::{Device, DeviceAmount, DeviceKind, Health, Node};
-use crate::cli::query::snapshot_state::is_whole;
 
 /// Sums over the devices of a node.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ impl Sums {
     pub(crate) fn of(node: &Node) -> Self {
         let devices = || node.devices.iter();
         let count = |is_it: &dyn Fn(&Device) -> bool| devices().filter(|it| is_it(it)).count();
-        let holds = |device: &&Device| device.kind != DeviceKind::MigParent && !is_whole(device);
+        let holds = |device: &&Device| device.kind != DeviceKind::MigParent;
         let holding = || devices().filter(holds);
         let used: Option<Vec<u64>> = holding().map(|device| device.used_mib).collect();
         let tenants = holding().flat_map(|device| &device.tenants);

@@ -348,9 +348,6 @@ async fn wait_for_guests(call: &Call<'_>, pod: &PodRef) -> Result<Placement, Bin
         let stays = |uid: &PodUid| app.moves.is_stuck(uid) || app.ledger.stays_with_memory(uid);
         let is_stuck = waited_for.iter().any(stays);
         if is_stuck || waited >= app.config.recall || call.check_time().is_err() {
-            if !is_made {
-                app.ledger.note_unheeded(&pod.uid, app.clock.now());
-            }
             return Err(if is_made { BindError::Recalling } else { BindError::Making });
         }
         app.outside.sleep(LOOK_AGAIN).await;

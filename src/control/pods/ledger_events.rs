@@ -56,10 +56,6 @@ pub(crate) fn tell(app: &App, event: &LedgerEvent) {
             );
             app.tell(pod, NoticeReason::PlacedByOthers, note);
         }
-        LedgerEvent::Switched { node, device, is_divided } => {
-            app.metrics.mig_switched(*is_divided);
-            tracing::info!(%node, %device, is_divided, "a GPU was switched to MIG mode, or from it");
-        }
         LedgerEvent::MadeAgain { .. } if mutated(Mutation::MadeAgainUnwritten) => {}
         LedgerEvent::MadeAgain { pod } => {
             tracing::info!(pod_uid = %pod.uid, %pod, "a MIG instance was made again: its new UUID is written on the pod");

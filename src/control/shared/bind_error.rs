@@ -66,14 +66,12 @@ pub enum BindError {
         "pods that borrow room of its GPUs are being moved: it is tried again when they have left"
     )]
     Recalling,
-    /// Its MIG instance is not made yet, or its GPU is not out of MIG mode.
-    #[error(
-        "its MIG instance is being made, or its GPU is leaving MIG mode: it is tried again when that is done"
-    )]
+    /// Its MIG instance is not made yet.
+    #[error("its MIG instance is being made: it is tried again when that is done")]
     Making,
-    /// Its MIG instance could not be made, or its GPU could not leave MIG mode.
+    /// Its MIG instance could not be made.
     #[error(
-        "its MIG instance could not be made, or its GPU could not leave MIG mode: it is placed elsewhere, or tried again after a minute; \
+        "its MIG instance could not be made: it is placed elsewhere, or tried again after a minute; \
          {}", agent_reports(.cause.as_deref())
     )]
     NotMade {

@@ -102,7 +102,6 @@ pub fn rooms(events: &[LedgerEvent]) -> Vec<NodeName> {
         | LedgerEvent::NotInTable { .. }
         | LedgerEvent::NoGeometry { .. }
         | LedgerEvent::Unplaced { .. }
-        | LedgerEvent::Switched { .. }
         | LedgerEvent::MadeAgain { .. }
         | LedgerEvent::InstanceLost { .. }
         | LedgerEvent::PlacementEdited { .. }

@@ -71,7 +71,6 @@ impl ToMake {
             let mut devices = node_state.devices().iter();
             devices.any(|it| it.device().id == *id && it.origin() == Origin::Promised)
         };
-        let is_promised = |id: &DeviceId| is_promised(id) || node_state.may_be_divided(id);
         let mut promised = placement.devices.iter().filter(|placed| is_promised(&placed.id));
         let has_failed = promised.clone().any(|placed| node_state.has_failed(&placed.id));
         match promised.next() {
@@ -273,24 +272,10 @@ impl Ledger {
         })
     }
 
-    /// Notes that the agent did not say in time that it leaves the GPUs of a pod out of MIG mode.
-    pub fn note_unheeded(&self, uid: &PodUid, now: Timestamp) {
-        let Some(at) = self.pods.get(uid).map(|at| *at) else { return };
-        self.node_entry(at).change(|node_state| {
-            let Some(held) = node_state.reservation(uid) else { return };
-            let ids: Vec<DeviceId> =
-                held.placement.devices.iter().map(|it| it.id.clone()).collect();
-            if ids.iter().any(|id| node_state.may_be_divided(id)) {
-                node_state.note_unheeded(&ids, now);
-            }
-        });
-    }
-
     /// What the agent of a node is to do about MIG instances; `None` if it makes none.
     pub fn instance_orders(&self, node: &str) -> Option<InstanceOrders> {
         self.node_entry(self.position(node)?).look(|_, node_state| {
-            let has_orders = !node_state.spots().is_empty() || node_state.has_whole_orders();
-            has_orders.then(|| node_state.instance_orders())
+            (!node_state.spots().is_empty()).then(|| node_state.instance_orders())
         })
     }
 

@@ -9,14 +9,14 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::hardware::device::{Device, DeviceId, DeviceKind, InventoryError, NodeName, PodUid};
+use crate::hardware::device::{DeviceId, InventoryError, NodeName, PodUid};
 use crate::hardware::device_class::ClassId;
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::units::Timestamp;
 use crate::ledger::nodes::changes::Session;
 use crate::ledger::nodes::node_entry::NodeEntry;
 use crate::ledger::nodes::state::{ClusterModel, Ledger};
-use crate::model::device_state::{DeviceState, DeviceUse};
+use crate::model::device_state::DeviceUse;
 use crate::model::event::{LedgerEvent, StateBefore};
 use crate::model::node_state::{NodeReporting, NodeState};
 use crate::model::reservation::Reservation;
@@ -177,17 +177,6 @@ fn checked_session(
     }
 }
 
-/// That a GPU is in MIG mode by the new inventory and was not before, or the other way round.
-fn switched(node: &NodeName, before: &Device, inventory: &NodeInventory) -> Option<LedgerEvent> {
-    let now = inventory.devices().iter().find(|device| device.id == before.id)?;
-    let is_divided = match (&before.kind, &now.kind) {
-        (DeviceKind::Gpu, DeviceKind::MigParent) => true,
-        (DeviceKind::MigParent, DeviceKind::Gpu) => false,
-        _ => return None,
-    };
-    Some(LedgerEvent::Switched { node: node.clone(), device: now.id.clone(), is_divided })
-}
-
 /// What is to be said of the MIG instances of an inventory: those that cannot be, and those of which NVML and
 /// the table say different things, unless they were there `before`.
 fn about_instances(
@@ -340,14 +329,11 @@ impl Ledger {
         for (owner, device) in moved {
             self.node_entry(owner).change(|node_state| node_state.lose_device(&device));
         }
-        let (before, switched, without) = {
+        let (before, without) = {
             let node_state = node_entry.read();
-            let devices = || node_state.devices().iter().map(DeviceState::device);
-            let before: Vec<DeviceId> = devices().map(|device| device.id.clone()).collect();
-            let switched =
-                devices().filter_map(|device| switched(&node_entry.name, device, inventory));
-            let without = without_geometry(&node_state, inventory);
-            (before, switched.collect::<Vec<_>>(), without)
+            let devices = node_state.devices().iter();
+            let before: Vec<DeviceId> = devices.map(|it| it.device().id.clone()).collect();
+            (before, without_geometry(&node_state, inventory))
         };
         for gone in before.iter().filter(|id| !inventory.devices().iter().any(|d| d.id == **id)) {
             self.owners.remove_if(gone, |_, owner| *owner == at);
@@ -356,7 +342,7 @@ impl Ledger {
             self.owners.insert(device.id.clone(), at);
         }
         let mut events = about_instances(&node_entry.name, inventory, &before);
-        events.extend(switched.into_iter().chain(without));
+        events.extend(without);
         self.are_shapes_old.store(true, Ordering::Release);
         // Also before the first inventory: the UUIDs that are written may be of before a boot.
         let earlier = node_entry.look(|_, node_state| {

@@ -491,9 +491,6 @@ impl Known {
 /// profile, by the tables or by the list of NVML, what is more.
 fn part_of_gpu(node: &NodeState, device: &Device) -> u64 {
     let DeviceKind::MigInstance { parent, profile } = &device.kind else { return 1_000_000 };
-    if profile.is_whole() {
-        return 1_000_000;
-    }
     let model = ModelFilter::new([device.model.as_str()]);
     let counted = of_instance(profile, &model).map_or(1_000_000, |(share, _)| share);
     let gpu = node.devices().iter().find(|it| it.device().id == *parent);

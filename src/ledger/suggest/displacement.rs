@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::hardware::device::{DeviceKind, PodUid, Slot};
 use crate::hardware::spots::{Makeable, Spot};
-use crate::hardware::units::{HostAmount, MemMib, Share};
+use crate::hardware::units::{HostAmount, Share};
 use crate::model::device_state::{DeviceState, HoldRule, Origin};
 use crate::model::fit::{CompiledRequest, fit_host};
 use crate::model::node_state::{NodeState, SpotDevice};
@@ -133,7 +133,6 @@ impl Finder<'_> {
                 let units = it.slot().map_or(u32::MAX, Slot::units);
                 units & slot.units() != 0 || (profile.has_media() && other.has_media())
             }
-            DeviceKind::Gpu => it.device().id == *gpu,
             _ => false,
         };
         let mut pods = BTreeSet::new();
@@ -143,12 +142,7 @@ impl Finder<'_> {
             {
                 return None; // it is looked at as a device
             }
-            let is_used = device_state.device().kind != DeviceKind::Gpu
-                || device_state.unallocated_use() > MemMib::ZERO;
-            if device_state.tenants().is_empty()
-                && device_state.origin() == Origin::Found
-                && is_used
-            {
+            if device_state.tenants().is_empty() && device_state.origin() == Origin::Found {
                 return None;
             }
             pods.extend(device_state.tenants().keys().cloned());

@@ -252,12 +252,11 @@ fn is_stray(held: &Reservation) -> bool {
 /// Whether a pod may be restarted on another instance: it has one that gpupack made, and allows it.
 fn may_change(node: &NodeState, held: &Reservation) -> bool {
     let Placement { devices, guest, spots, .. } = &held.placement;
-    let ([placed], [Some(spot)]) = (&devices[..], &spots[..]) else { return false };
+    let ([placed], [Some(_)]) = (&devices[..], &spots[..]) else { return false };
     let is_its = |it: &DeviceState| {
         it.device().id == placed.id && it.origin() == Origin::Made && it.is_placeable()
     };
     guest.is_none()
-        && !spot.profile.is_whole()
         && held.state == ReservationState::Confirmed
         && held.request.as_ref().is_some_and(|request| request.movable == Movable::Restart)
         && held.tenure.is_some_and(|tenure| !tenure.is_ending)
@@ -306,8 +305,7 @@ fn other_spot(
     let ([Some(spot)], [Some(before)]) = (&spots[..], &held.placement.spots[..]) else {
         return None;
     };
-    let is_switched = board.node_state(at).needs_switch(spot);
-    (spot.profile == before.profile && !is_switched).then(|| (held, spot.clone()))
+    (spot.profile == before.profile).then(|| (held, spot.clone()))
 }
 
 #[cfg(test)]

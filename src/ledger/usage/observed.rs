@@ -138,7 +138,6 @@ impl Ledger {
         let node_entry = self.node_entry(at);
         let not_made = seen.1.mig_failures.iter().filter(|failed| failed.removed.is_none());
         let not_made: Vec<_> = not_made.map(|failed| (failed.spot(), failed.hidden)).collect();
-        let wholes = seen.1.wholes.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let limits = seen.1.limits.take().map(|(_, gpus)| gpus).unwrap_or_default();
         let (mut events, found) = node_entry.look(|version, node_state| {
             let mut details = node_entry.details.lock();
@@ -146,10 +145,6 @@ impl Ledger {
             (events, verification(node_state, &details))
         });
         events.extend(self.set_verification(at, &found));
-        if !node_entry.look(|_, node_state| node_state.has_wholes(&wholes)) {
-            let note = |node_state: &mut NodeState| node_state.note_wholes(wholes);
-            events.extend(self.change_node(at, note));
-        }
         if !node_entry.look(|_, node_state| node_state.has_limits(&limits)) {
             let note = |node_state: &mut NodeState| node_state.note_limits(limits);
             events.extend(self.change_node(at, note));

@@ -78,9 +78,9 @@ fn inventory_of(model: &str, instances: &[Instance<'_>]) -> NodeInventory {
 }
 
 /// A node on which gpupack makes instances.
-pub(super) struct Bed {
-    pub(super) node: NodeState,
-    pub(super) classes: DeviceClasses,
+struct Bed {
+    node: NodeState,
+    classes: DeviceClasses,
 }
 
 impl Bed {
@@ -89,7 +89,7 @@ impl Bed {
     }
 
     /// One with these devices.
-    pub(super) fn with(inventory: &NodeInventory, mig: MigUse) -> Self {
+    fn with(inventory: &NodeInventory, mig: MigUse) -> Self {
         let mut classes = DeviceClasses::default();
         let mut node = NodeState::new(NodeName::new("n"), MemMib::ZERO);
         node.see_node(HostAmount::ZERO, PoolName::new(""));
@@ -104,13 +104,13 @@ impl Bed {
     }
 
     /// Its devices are others from now on.
-    pub(super) fn see_all(&mut self, inventory: &NodeInventory) {
+    fn see_all(&mut self, inventory: &NodeInventory) {
         self.node.replace_inventory(inventory, &mut self.classes);
         assert_eq!(self.node.audit(), Ok(()));
     }
 
     /// The best place for a request.
-    pub(super) fn find(&self, request: &str) -> Result<Place, Rejection> {
+    fn find(&self, request: &str) -> Result<Place, Rejection> {
         let compiled_request = compiled_request(request, &self.classes);
         let mix = compiled("1 whole", &self.node, &self.classes);
         let strategy = Strategy::Policy(Policy::BinPack);
@@ -118,7 +118,7 @@ impl Bed {
     }
 
     /// Places a pod, and says where.
-    pub(super) fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
+    fn place(&mut self, pod: &str, request: &str) -> Result<String, Rejection> {
         let placement = placement(&self.node, &self.find(request)?);
         assert!(still_fits(&self.node, &compiled_request(request, &self.classes), &placement));
         let request = fixture::request(request).0.map(Into::into);
@@ -128,7 +128,7 @@ impl Bed {
     }
 
     /// The devices of a pod.
-    pub(super) fn of(&self, pod: &str) -> String {
+    fn of(&self, pod: &str) -> String {
         let held = self.node.reservation(&PodUid::new(pod)).unwrap();
         let ids = held.placement.devices.iter().map(|placed| placed.id.as_str());
         ids.collect::<Vec<_>>().join(" ")
@@ -719,5 +719,31 @@ fn of_equal_places_that_with_the_fewest_free_units_on_its_gpu_is_taken() {
             LocalCost::Ranked(cost) => cost.ties(),
         };
         assert!(there < two, "{policy:?}");
+    }
+}
+
+/// The version before switched the MIG mode of GPUs, and called one that was to leave it `whole`.
+#[test]
+fn a_pod_that_the_version_before_gave_a_gpu_keeps_it() {
+    let id = |id: &str| DeviceId::new(id).unwrap();
+    for is_named_whole in [false, true] {
+        let mut devices = inventory(&[]).devices().to_vec();
+        devices[0].kind = DeviceKind::Gpu;
+        let mut bed = Bed::with(&NodeInventory::new(devices).unwrap(), MigUse::OnDemand);
+        let spot = Spot { gpu: id("GPU-a"), profile: MigProfile::new("whole"), start: 0 };
+        let demand = Demand { memory: MemMib::new(24_576), share: Share::WHOLE };
+        let held = Placement {
+            node: NodeName::new("n"),
+            devices: vec![PlacedDevice { id: id("GPU-a"), demand }],
+            isolation: ConfiguredIsolation::None,
+            guest: None,
+            spots: if is_named_whole { vec![Some(spot)] } else { Vec::new() },
+        };
+        bed.node.allocate(Reservation { placement: held, ..tenant("s", Vec::new()) });
+        bed.see(&[]); // others put it into MIG mode
+        bed.see(&[("MIG-b1", "1g.6gb", 0, 1, true)]);
+        assert_eq!(bed.of("s"), "GPU-a");
+        assert!(bed.node.devices()[0].tenants().contains_key(&PodUid::new("s")));
+        assert_eq!(bed.node.audit(), Ok(()));
     }
 }

@@ -19,8 +19,8 @@ use crate::model::node_state::InstanceOrders;
 use crate::protocol::messages::to_json;
 use crate::report::bounds::MAX_MIG_PROMISES;
 use crate::report::wire::{
-    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, NumberedGpu, Outcome,
-    PodLimit, Reply, Report,
+    Allocation, GpuLimits, LimitOrders, MakeInstance, MigOrders, MigPromise, Outcome, PodLimit,
+    Reply, Report,
 };
 use crate::scoring::lent_memory::OrderedLimits;
 use crate::usage::node_details::DetailsReport;
@@ -105,14 +105,13 @@ pub fn answer(app: &App, node: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
 
 /// Without the orders of another leader that an agent obeys: their numbers mean nothing here.
 fn of_this_term(app: &App, details: DetailsReport) -> DetailsReport {
-    let is_own = |(term, _): &(u64, _)| Some(*term) == app.acts_in();
     let limits = details.limits.map(|(term, mut gpus)| {
         if Some(term) != app.acts_in() {
             gpus.values_mut().for_each(|number| *number = 0);
         }
         (term, gpus)
     });
-    DetailsReport { wholes: details.wholes.filter(is_own), limits, ..details }
+    DetailsReport { limits, ..details }
 }
 
 /// The term in which this replica gives orders to agents; `None` if it gives none.
@@ -166,14 +165,13 @@ fn keep_promises(
 /// What the agent of a node is to do about MIG instances, if this replica gives orders.
 fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
     let term = ordering_term(app)?;
-    let InstanceOrders { make, remove, whole, promises } = app.ledger.instance_orders(node)?;
+    let InstanceOrders { make, remove, promises } = app.ledger.instance_orders(node)?;
     let make = make.into_iter().map(|spot| MakeInstance {
         gpu: spot.gpu.to_string(),
         profile: spot.profile.to_string(),
         start: spot.start,
     });
     let remove = remove.iter().map(DeviceId::to_string).collect();
-    let whole = whole.into_iter().map(|(gpu, number)| NumberedGpu { gpu: gpu.to_string(), number });
     let promises =
         promises.into_iter().take(MAX_MIG_PROMISES).map(|(uid, Spot { gpu, profile, start })| {
             MigPromise {
@@ -183,8 +181,7 @@ fn mig_orders(app: &App, node: &str) -> Option<MigOrders> {
                 start,
             }
         });
-    let (make, whole, promises) = (make.collect(), whole.collect(), promises.collect());
-    Some(MigOrders { term, make, remove, whole, promises })
+    Some(MigOrders { term, make: make.collect(), remove, promises: promises.collect() })
 }
 
 fn refuse(status: StatusCode, error: &str, reason: Option<ErrorReason>) -> (StatusCode, Vec<u8>) {

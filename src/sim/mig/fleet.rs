@@ -112,20 +112,6 @@ impl<'a> Fleet<'a> {
         Some(instance)
     }
 
-    /// An empty GPU leaves: no instance is made on it any more.
-    pub(crate) fn leave(&mut self, gpu: usize) {
-        let state = self.gpus[gpu];
-        self.supply.remove(&self.stage.classes, state.0, state.1);
-        self.drop_equal(gpu, state);
-    }
-
-    /// An empty GPU that had left is back.
-    pub(crate) fn join(&mut self, gpu: usize) {
-        let state = self.gpus[gpu];
-        self.supply.add(&self.stage.classes, state.0, state.1);
-        self.equal.entry(state).or_default().insert(gpu);
-    }
-
     fn drop_equal(&mut self, gpu: usize, state: (MigClassId, LayoutId)) {
         if let Some(equal) = self.equal.get_mut(&state) {
             equal.remove(&gpu);

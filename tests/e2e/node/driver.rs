@@ -30,14 +30,11 @@ const CONTROL: [(&str, u32, u32); 4] = [
 /// The call that makes a MIG instance, and how long it takes, as on a real GPU, in ms.
 pub(crate) const CREATE: (&str, u64) = ("nvmlDeviceCreateGpuInstanceWithPlacement", 150);
 
-/// The call that turns MIG mode on or off, and how long it takes.
-pub(crate) const SET_MODE: (&str, u64) = ("nvmlDeviceSetMigMode", 1_000);
-
 /// The driver of one node.
 pub(crate) struct Driver {
     root: PathBuf,
-    /// Whether the GPUs are in MIG mode after a boot; `None`: they have no MIG.
-    mig: Option<bool>,
+    /// Whether the GPUs are in MIG mode.
+    mig: bool,
     at_boot: Vec<(&'static str, u32)>,
 }
 
@@ -45,12 +42,12 @@ pub(crate) struct Driver {
 pub(crate) type Instances = BTreeMap<String, (String, u64)>;
 
 impl Driver {
-    /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, if they have that, and `at_boot`
-    /// which instances the first one has then: profile and start.
+    /// Makes the folder, with these GPUs; `mig` says whether they are in MIG mode, and `at_boot` which instances the
+    /// first one has after a boot: profile and start.
     pub(crate) fn new(
         work: &Path,
         gpus: &[FleetGpu],
-        (mig, at_boot): (Option<bool>, &[(&'static str, u32)]),
+        (mig, at_boot): (bool, &[(&'static str, u32)]),
     ) -> Result<Self, String> {
         let root = work.join("driver");
         let (libraries, devices) = (root.join("usr/lib64"), root.join("dev"));
@@ -88,8 +85,8 @@ impl Driver {
         &self.root
     }
 
-    /// Whether the GPUs are in MIG mode after a boot, if they have that.
-    pub(crate) fn mig(&self) -> Option<bool> {
+    /// Whether the GPUs are in MIG mode.
+    pub(crate) fn mig(&self) -> bool {
         self.mig
     }
 
@@ -132,11 +129,6 @@ impl Driver {
         gpus.find(|(_, instances)| has(instances)).expect("it is there").0.clone()
     }
 
-    /// The GPUs whose MIG mode was switched, each with its mode.
-    pub(crate) fn modes(&self) -> BTreeMap<String, bool> {
-        serde_json::from_value(self.kept()["modes"].clone()).unwrap_or_default()
-    }
-
     /// Removes one of the GPUs.
     pub(crate) fn lose(&self, gpus: &[FleetGpu], uuid: &str) {
         self.play_those(gpus, &[], |gpu| gpu.uuid != uuid);
@@ -159,8 +151,8 @@ impl Driver {
                 "reserved_mib": gpu.reserved_mib, "used_mib": used, "processes": here,
                 "minor": MINORS[index], "bus": index + 1, "memory_limits": {},
             });
-            if let Some(is_in_mig_mode) = self.mig {
-                played["mig"] = if is_in_mig_mode { json!([]) } else { Value::Null };
+            if self.mig {
+                played["mig"] = json!([]);
                 played["mig_model"] = MIG_MODEL.into();
                 played["at_boot"] = if index == 0 { json!(self.at_boot) } else { json!([]) };
             }
@@ -168,7 +160,7 @@ impl Driver {
         };
         let there = gpus.iter().enumerate().filter(|(_, gpu)| is_there(gpu));
         let gpus: Vec<Value> = there.map(gpu).collect();
-        let delays: BTreeMap<&str, u64> = [CREATE, SET_MODE].into();
+        let delays: BTreeMap<&str, u64> = [CREATE].into();
         let scenario =
             json!({"driver": VERSION, "cuda": 13_040, "gpus": gpus, "delays_ms": delays});
         let folder = self.root.join("usr/lib64");

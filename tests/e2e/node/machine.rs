@@ -73,8 +73,8 @@ pub(crate) struct Machine {
     _scheduler: Scheduler,
 }
 
-/// Whether the GPUs are in MIG mode after a boot, if they have that, and the instances of the first one then.
-type Mig = (Option<bool>, &'static [(&'static str, u32)]);
+/// Whether the GPUs are in MIG mode, and the instances of the first one after a boot.
+type Mig = (bool, &'static [(&'static str, u32)]);
 
 /// Runs a scenario on a node of two GPUs with containers, or says why it is skipped. `settings` are
 /// those of the file that extender and webhook share.
@@ -85,10 +85,9 @@ where
 {
     let pool = &settings["pools"][""];
     let mig: Mig = match (pool["mig"].as_str(), pool["mig_instances"].as_str()) {
-        (Some("on_demand"), _) => (Some(true), &[]),
-        (Some("by_turns"), _) => (Some(false), &[]),
-        (_, Some(_)) => (Some(true), &[("3g.40gb", 0), ("3g.40gb", 4)]),
-        (_, None) => (None, &[]),
+        (Some("on_demand"), _) => (true, &[]),
+        (_, Some(_)) => (true, &[("3g.40gb", 0), ("3g.40gb", 4)]),
+        (_, None) => (false, &[]),
     };
     let prepare = |plane: &ControlPlane| parts(plane, name, kind, mig);
     scenario_with(name, "GPUPACK_NODE_REQUIRED", prepare, |bed, parts| async move {
@@ -137,11 +136,11 @@ impl Machine {
         };
         start_agent(&runtime, &driver, &extender, &work);
         match driver.mig() {
-            Some(true) if driver.has_instances() => {
+            true if driver.has_instances() => {
                 until_shown(&extender, "\"kind\":\"MigInstance\"", 2).await;
             }
-            Some(true) => until_divided(&extender, fleet.gpus()).await,
-            _ => until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await,
+            true => until_divided(&extender, fleet.gpus()).await,
+            false => until_known(&extender, fleet.gpus(), Duration::from_secs(1)).await,
         }
         let plan = SchedulerPlan::second();
         let scheduler = Scheduler::start(plane, &cluster.client, plan, extender.address()).await;
@@ -379,10 +378,9 @@ fn start_agent(runtime: &Runtime, driver: &Driver, extender: &Extender, work: &P
         format!("--extender=http://{}", extender.agents_address()),
         format!("--nvml-library={}", driver.library().display()),
     ];
-    if let Some(is_in_mig_mode) = driver.mig() {
+    if driver.mig() {
         arguments.push("--mig-on-demand".to_owned());
         arguments.push(format!("--mig-folder={}", work.join("mig").display()));
-        arguments.extend((!is_in_mig_mode).then(|| "--mig-switch".to_owned()));
     }
     runtime.cage.start(&gpupack(), &arguments, &work.join("agent.log"));
 }

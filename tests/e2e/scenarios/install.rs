@@ -160,7 +160,7 @@ impl Walk {
         let unused = std::net::SocketAddr::from(([127, 0, 0, 1], 1)); // no extender yet
         let scheduler = Scheduler::start(&plane, &client, SchedulerPlan::plain(), unused).await;
         let fleet = Fleet::new().with(NODE, 1, (2, A100)).named(NODE);
-        let driver = Driver::new(&work, &fleet.nodes[0].gpus, (None, &[]))
+        let driver = Driver::new(&work, &fleet.nodes[0].gpus, (false, &[]))
             .expect("a stand-in for the driver");
         let programs = &equipment.programs;
         let toolkit = Toolkit::new(&equipment.toolkit, &work, &driver, programs);

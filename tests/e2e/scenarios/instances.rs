@@ -23,10 +23,6 @@ fn instance(name: &str, mib: u64) -> Value {
     brief(name, &annotations)
 }
 
-fn part(name: &str, fraction: &str) -> Value {
-    brief(name, &json!({"gpu-fraction": fraction}))
-}
-
 /// Creates a pod, and waits until its container has said on which device it runs: the device, and the time.
 async fn run(node: &Machine, pod: &Value) -> (String, Duration) {
     let name = pod["metadata"]["name"].as_str().expect("it has one");
@@ -73,37 +69,6 @@ fn containers_run_on_instances_that_are_made_for_them() {
             clock::ms(took),
             clock::ms(again),
             clock::ms(gone)
-        ));
-    });
-}
-
-#[test]
-fn containers_share_a_gpu_or_run_on_instances_by_turns() {
-    let settings = json!({"pools": {"": {"mig": "by_turns"}}});
-    node_scenario("turns", GpuRuntime::Plain, settings, |node| async move {
-        let [first, second]: [String; 2] = node
-            .uuids()
-            .into_iter()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-            .try_into()
-            .expect("two");
-        let (shared, alone) = run(&node, &part("s", "0.5")).await;
-        let other = if shared == first { &second } else { &first };
-        assert!([&first, &second].contains(&&shared), "{shared}");
-        let (divided, to_mig) = run(&node, &instance("m", 9_000)).await;
-        assert!(node.driver.instances().contains_key(&divided), "{divided}");
-        assert_eq!(node.driver.modes(), [(other.clone(), true)].into(), "the one without a pod");
-        node.delete("m").await;
-        let (back, from_mig) = run(&node, &part("w", "1")).await;
-        assert_eq!((&back, node.driver.instances().len()), (other, 0));
-        assert_eq!(node.driver.modes(), [(other.clone(), false)].into());
-        node.figure(&format!(
-            "a container that shares a GPU runs {} ms after its pod was created; one on an instance {} ms, \
-             for which a GPU was switched; one that has a GPU {} ms, which was switched back",
-            clock::ms(alone),
-            clock::ms(to_mig),
-            clock::ms(from_mig)
         ));
     });
 }

@@ -20,7 +20,7 @@ use crate::clock;
 use crate::fleet::{A100, Fleet};
 use crate::leash::Leash;
 use crate::manifests::{self, Mode};
-use crate::node::driver::{CREATE, Instances, MIG_MODEL, SET_MODE, built_library, instances_of};
+use crate::node::driver::{CREATE, Instances, MIG_MODEL, built_library, instances_of};
 use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, Testbed, scenario_within, until_divided};
 use crate::watching::{evicted, is_bound};
@@ -46,31 +46,29 @@ struct Node {
     boot: u64,
     product: &'static str,
     agent: Leash,
-    /// Whether the GPU is out of MIG mode after a boot, and the agent may change that.
-    by_turns: bool,
 }
 
 impl Node {
-    fn start(stage: &Stage, product: &'static str, by_turns: bool) -> Self {
+    fn start(stage: &Stage, product: &'static str) -> Self {
         let folder = stage.folder();
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = built_library().expect("cargo builds it");
         std::fs::copy(library, folder.join("libnvidia-ml.so.1")).expect("a copy");
         let name = stage.fleet.nodes[0].name.clone();
-        play(&folder, product, (0, by_turns), &json!({}));
-        let agent = start_agent(stage, &folder, &name, by_turns);
-        Self { folder, name, boot: 0, product, agent, by_turns }
+        play(&folder, product, 0, &json!({}));
+        let agent = start_agent(stage, &folder, &name);
+        Self { folder, name, boot: 0, product, agent }
     }
 
     /// Changes what the driver answers.
     fn play(&self, failures: &Value) {
-        play(&self.folder, self.product, (self.boot, self.by_turns), failures);
+        play(&self.folder, self.product, self.boot, failures);
     }
 
     /// The agent ends, and another one begins.
     fn restart_agent(&mut self, stage: &Stage) {
         self.agent.kill();
-        self.agent = start_agent(stage, &self.folder, &self.name, self.by_turns);
+        self.agent = start_agent(stage, &self.folder, &self.name);
     }
 
     /// The node boots: no instance is left.
@@ -78,44 +76,33 @@ impl Node {
         self.agent.kill();
         self.boot += 1;
         self.play(&json!({}));
-        self.agent = start_agent(stage, &self.folder, &self.name, self.by_turns);
-    }
-
-    /// What the stand-in keeps of this boot.
-    fn kept(&self) -> Value {
-        let text = std::fs::read_to_string(self.folder.join("instances.json")).unwrap_or_default();
-        let kept: Value = serde_json::from_str(&text).unwrap_or_default();
-        if kept["boot"] == self.boot { kept } else { Value::Null }
-    }
-
-    /// Whether the GPU is in MIG mode.
-    fn is_in_mig_mode(&self) -> bool {
-        self.kept()["modes"][GPU].as_bool().unwrap_or(!self.by_turns)
+        self.agent = start_agent(stage, &self.folder, &self.name);
     }
 
     /// The instances that exist, by UUID.
     fn instances(&self) -> Instances {
-        instances_of(&self.kept())
+        let text = std::fs::read_to_string(self.folder.join("instances.json")).unwrap_or_default();
+        let kept: Value = serde_json::from_str(&text).unwrap_or_default();
+        instances_of(if kept["boot"] == self.boot { &kept } else { &Value::Null })
     }
 }
 
 /// Changes the hardware.
-fn play(folder: &Path, product: &str, (boot, by_turns): (u64, bool), failures: &Value) {
+fn play(folder: &Path, product: &str, boot: u64, failures: &Value) {
     let random = folder.join("proc/sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
-    let mig = if by_turns { Value::Null } else { json!([]) };
-    let delays = json!({CREATE.0: CREATE.1, SET_MODE.0: SET_MODE.1});
+    let delays = json!({CREATE.0: CREATE.1});
     let scenario = json!({"boot": boot, "failures": failures, "delays_ms": delays, "gpus": [
         {"uuid": GPU, "name": product, "total_mib": 81920, "reserved_mib": 634,
-            "mig": mig, "mig_model": MIG_MODEL},
+            "mig": [], "mig_model": MIG_MODEL},
     ]});
     // In one step: the library reads at any time.
     std::fs::write(folder.join("next.json"), scenario.to_string()).expect("a file");
     std::fs::rename(folder.join("next.json"), folder.join("scenario.json")).expect("a file");
 }
 
-fn start_agent(stage: &Stage, folder: &Path, node: &str, by_turns: bool) -> Leash {
+fn start_agent(stage: &Stage, folder: &Path, node: &str) -> Leash {
     let path = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
     let flags = [
         ("--node", node.to_owned()),
@@ -126,8 +113,7 @@ fn start_agent(stage: &Stage, folder: &Path, node: &str, by_turns: bool) -> Leas
         ("--metrics-listen", "127.0.0.1:0".to_owned()),
     ];
     let flags = flags.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-    let switches = by_turns.then(|| "--mig-switch".to_owned());
-    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]).chain(switches))
+    stage.start_agent(flags.chain(["--mig-on-demand".to_owned()]))
 }
 
 /// What runs, as kubelet would have it: the UUID on which the container of each pod started.
@@ -152,20 +138,13 @@ impl Kubelet {
     /// Looks at the pods: those whose instance is there start on it. It must be as requested, lie where the
     /// placement says, and be used by no other pod.
     fn look(&mut self, node: &Node, pods: &[Pod]) {
-        let (instances, is_in_mig_mode) = (node.instances(), node.is_in_mig_mode());
+        let instances = node.instances();
         let is_there = |pod: &str| pods.iter().any(|it| name(it) == pod);
-        let is_device = |uuid: &String| uuid == GPU || instances.contains_key(uuid);
-        self.running.retain(|pod, uuid| is_there(pod) && is_device(uuid));
+        self.running.retain(|pod, uuid| is_there(pod) && instances.contains_key(uuid));
         for pod in pods {
             let Some(placement) = placement(pod) else { continue };
             let device = &placement["devices"][0];
             let uuid = device["id"].as_str().expect("a UUID").to_owned();
-            if uuid == GPU {
-                assert!(!is_in_mig_mode, "{} starts on a GPU in MIG mode", name(pod));
-                let before = self.running.insert(name(pod), uuid.clone());
-                self.starts += usize::from(before != Some(uuid));
-                continue;
-            }
             let Some((profile, start)) = instances.get(&uuid) else { continue };
             let wanted = pod.metadata.labels.as_ref().and_then(|labels| labels.get("profile"));
             // A larger one, where the driver has refused to make all those of the smallest.
@@ -203,10 +182,8 @@ async fn until_settled(stage: &Stage, node: &Node, kubelet: &mut Kubelet) -> Dur
     loop {
         let pods = pods(stage).await;
         kubelet.look(node, &pods);
-        let placed: Vec<Value> = pods.iter().filter_map(placement).collect();
-        let divided = placed.iter().filter(|it| it["devices"][0]["mig"].is_object()).count();
-        let (bound, instances) = (placed.len(), node.instances());
-        if kubelet.running.len() == bound && instances.len() == divided {
+        let (bound, instances) = (pods.iter().filter_map(placement).count(), node.instances());
+        if kubelet.running.len() == bound && instances.len() == bound {
             return started.elapsed();
         }
         let running = &kubelet.running;
@@ -221,7 +198,7 @@ async fn on_demand(bed: Testbed, prefix: &str, product: &'static str) -> (Stage,
     let fleet = Fleet::new().with(prefix, 1, (1, A100));
     let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
     stage.stop_agents();
-    let node = Node::start(&stage, product, false);
+    let node = Node::start(&stage, product);
     until_divided(&stage.extender, 1).await;
     (stage, node)
 }
@@ -327,20 +304,20 @@ fn a_pod_whose_instance_was_made_as_the_extender_was_killed_gets_one() {
 }
 
 #[test]
-fn important_pods_get_instances_and_gpus_that_others_have() {
+fn important_pods_get_instances_that_others_have() {
     scenario_within("mig-important", 6 * LIMIT, |bed| async move {
         let settings =
-            json!({"pools": {"": {"mig": "by_turns"}}, "standing_hold_after_seconds": 0});
+            json!({"pools": {"": {"mig": "on_demand"}}, "standing_hold_after_seconds": 0});
         let fleet = Fleet::new().with("important", 1, (1, A100));
         let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
         stage.stop_agents();
-        let node = Node::start(&stage, KNOWN, true);
+        let _node = Node::start(&stage, KNOWN);
         until_divided(&stage.extender, 1).await;
         manifests::apply(&stage.cluster.client, "evict.yaml", Mode::Keep).await;
         for (class, priority) in [("mig-high", 1_000), ("mig-mid", 100), ("mig-low", 10)] {
             stage.cluster.add_priority_class(class, priority).await;
         }
-        let half = |name: &str| PodPlan::fraction(name, "0.5").important("mig-low");
+        let half = |name: &str| plan(name, REQUESTS[2]).important("mig-low");
         stage.cluster.add_pods(&[half("s1"), half("s2")]).await;
         stage.watching.until_bound(2, LIMIT).await;
         let (m1, m2) = (plan("m1", REQUESTS[2]), plan("m2", REQUESTS[0]));
@@ -349,8 +326,7 @@ fn important_pods_get_instances_and_gpus_that_others_have() {
         for pod in ["m1", "m2"] {
             times.push(clock::ms(bound(&stage, pod).await));
         }
-        assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "a GPU is divided when it is empty");
-        assert!(node.is_in_mig_mode());
+        assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "each needs the units of one");
         stage.cluster.add_pods(&[plan("i", REQUESTS[2]).important("mig-high")]).await;
         times.push(clock::ms(bound(&stage, "i").await));
         assert_eq!(stage.watching.ask(evicted), ["m1", "s1", "s2"], "the less important one goes");
@@ -364,49 +340,6 @@ fn important_pods_get_instances_and_gpus_that_others_have() {
 /// Waits until a pod is bound.
 async fn bound(stage: &Stage, pod: &str) -> Duration {
     stage.watching.until("bound", LIMIT, |pods| is_bound(pods, pod)).await
-}
-
-#[test]
-fn gpus_are_shared_and_divided_by_turns() {
-    let minutes = u64::try_from(clock::number("GPUPACK_FAULTS_MINUTES", 0)).expect("few");
-    let time = Duration::from_secs((60 * minutes).max(20));
-    scenario_within("by-turns", time + 6 * LIMIT, |bed| async move {
-        let settings = json!({"pools": {"": {"mig": "by_turns"}}});
-        let fleet = Fleet::new().with("turns", 1, (1, A100));
-        let mut stage = bed.stage(Setup { settings, ..Setup::of(fleet) }).await;
-        stage.stop_agents();
-        let mut node = Node::start(&stage, KNOWN, true);
-        let mut kubelet = Kubelet::default();
-        until_divided(&stage.extender, 1).await;
-        stage.extender.picture(&node.name, "turns-1");
-        stage.cluster.add_pods(&[PodPlan::fraction("s", "0.5")]).await;
-        let alone = bound(&stage, "s").await;
-        stage.cluster.add_pods(&[plan("m", REQUESTS[0])]).await;
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(stage.watching.ask(|pods| !is_bound(pods, "m")), "the GPU is shared");
-        assert!(!node.is_in_mig_mode());
-        kubelet.look(&node, &pods(&stage).await);
-        stage.extender.picture(&node.name, "turns-2");
-        stage.cluster.delete_pod("s").await;
-        let to_mig = bound(&stage, "m").await;
-        assert!(node.is_in_mig_mode());
-        stage.cluster.add_pods(&[PodPlan::fraction("w", "1")]).await;
-        until_settled(&stage, &node, &mut kubelet).await;
-        assert!(stage.watching.ask(|pods| !is_bound(pods, "w")), "the GPU is divided");
-        stage.extender.picture(&node.name, "turns-3");
-        stage.cluster.delete_pod("m").await;
-        let back = bound(&stage, "w").await;
-        assert!(!node.is_in_mig_mode());
-        until_settled(&stage, &node, &mut kubelet).await;
-        stage.figure(&format!(
-            "bound {} ms after it was created; {} ms after the last pod that shares the GPU, which is \
-             switched; {} ms after the last one with an instance, and switched back",
-            clock::ms(alone),
-            clock::ms(to_mig),
-            clock::ms(back)
-        ));
-        faults(&mut stage, &mut node, &mut kubelet, time).await;
-    });
 }
 
 /// The pod that waits is told whose end makes a place.
@@ -438,9 +371,7 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
                 created += 1;
                 let request = REQUESTS[[0, 0, 0, 1, 1, 2, 3][rng.random_range(0..7)]];
                 let pod = format!("p{created}");
-                let shares = node.by_turns && rng.random_ratio(1, 2);
-                let pod = if shares { PodPlan::fraction(&pod, "0.5") } else { plan(&pod, request) };
-                stage.cluster.add_pods(&[pod]).await;
+                stage.cluster.add_pods(&[plan(&pod, request)]).await;
                 "pods"
             }
             30..50 if !all.is_empty() => {
@@ -464,7 +395,7 @@ async fn faults(stage: &mut Stage, node: &mut Node, kubelet: &mut Kubelet, time:
             57..60 => {
                 refuses = !refuses;
                 let code = if refuses { IN_USE } else { 0 };
-                node.play(&json!({CREATE.0: code, SET_MODE.0: code}));
+                node.play(&json!({CREATE.0: code}));
                 "refusals"
             }
             _ => {

@@ -134,7 +134,6 @@ pub(crate) fn sample_at(probe: &mut NvmlProbe, seconds: u64) -> Result<Sample, P
         allocations_version: None,
         devices: sample.uses.clone(),
         mig_failures: Vec::new(),
-        whole: None,
         memory_limits: None,
         mig_promises: None,
     };

@@ -12,8 +12,8 @@ use gpupack::api::kind::{ApiVersion, ReplyKind};
 use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use gpupack::report::wire::{
-    DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, NumberedGpu,
-    ObeyedOrders, Outcome, Reply, Report,
+    DeviceReport, MakeInstance, MigFailure, MigOrders, MigPromise, MigPromises, Outcome, Reply,
+    Report,
 };
 use tokio::runtime::Runtime;
 
@@ -38,13 +38,10 @@ struct Told {
     ordered: Option<Duration>,
     inventory: Vec<DeviceReport>,
     failures: Vec<MigFailure>,
-    whole: Option<ObeyedOrders>,
     /// What the agent says that was promised.
     promised: Option<MigPromises>,
     /// When each report came.
     reports: Vec<Duration>,
-    /// The devices that were not healthy in some report.
-    unhealthy: BTreeSet<String>,
     /// Why a report cannot be.
     fault: Option<String>,
 }
@@ -75,10 +72,8 @@ async fn take(
         told.fault = Some(error.to_string());
     }
     told.reports.push(clock.precise());
-    let unhealthy = report.devices.iter().filter(|it| !it.healthy);
-    told.unhealthy.extend(unhealthy.map(|it| it.uuid.clone()));
     told.failures = report.mig_failures;
-    (told.whole, told.promised) = (report.whole, report.mig_promises);
+    told.promised = report.mig_promises;
     if let Some(inventory) = report.inventory {
         told.inventory = inventory;
     }
@@ -142,27 +137,6 @@ impl Replica {
         let make = make.collect();
         told.orders = Some(MigOrders { term, make, remove, ..MigOrders::default() });
         told.ordered = None;
-    }
-
-    /// Orders that these GPUs are out of MIG mode from now on, each with the number of the order, and nothing else.
-    pub(crate) fn keep_whole(&self, term: u64, gpus: &[(&str, u64)]) {
-        let gpus = gpus
-            .iter()
-            .map(|(gpu, number)| NumberedGpu { gpu: (*gpu).to_owned(), number: *number });
-        let orders = MigOrders { term, whole: gpus.collect(), ..MigOrders::default() };
-        self.told().orders = Some(orders);
-    }
-
-    /// The orders to be out of MIG mode that the agent obeys, by the newest report: term, GPU and number.
-    pub(crate) fn whole(&self) -> Vec<(u64, String, u64)> {
-        let obeyed = self.told().whole.clone().unwrap_or_default();
-        obeyed.gpus.into_iter().map(|it| (obeyed.term, it.gpu, it.number)).collect()
-    }
-
-    /// Whether a GPU is in MIG mode, by the newest inventory.
-    pub(crate) fn is_in_mig_mode(&self, gpu: &str) -> bool {
-        let is_it = |it: &DeviceReport| it.uuid == gpu && it.kind == DeviceKind::MigParent;
-        self.inventory().iter().any(is_it)
     }
 
     /// The same orders promise these instances of `GPU-a` from now on: pod, profile and start.
@@ -232,11 +206,6 @@ impl Replica {
     /// When each report came, since the start.
     pub(crate) fn reports(&self) -> Vec<Duration> {
         self.told().reports.clone()
-    }
-
-    /// The devices that were not healthy in some report.
-    pub(crate) fn unhealthy(&self) -> BTreeSet<String> {
-        self.told().unhealthy.clone()
     }
 
     /// Waits until `done` holds.

@@ -63,12 +63,6 @@ pub(crate) struct Made {
     next: u64,
     /// GPU instances by the UUID of the GPU.
     gpus: BTreeMap<String, Vec<Instance>>,
-    /// Whether GPUs are in MIG mode, of those that were switched since the boot.
-    #[serde(default)]
-    modes: BTreeMap<String, bool>,
-    /// The modes that others have after a reset.
-    #[serde(default)]
-    pub pending: BTreeMap<String, bool>,
 }
 
 /// A GPU instance.
@@ -100,7 +94,7 @@ impl Made {
         let is_new = known.is_none();
         let mut made = known.unwrap_or_else(|| Self { boot: scenario.boot, ..Self::default() });
         for gpu in &scenario.gpus {
-            if !made.is_in_mig_mode(gpu) {
+            if gpu.mig.is_none() {
                 made.gpus.remove(&gpu.uuid);
                 continue;
             }
@@ -112,20 +106,6 @@ impl Made {
             }
         }
         made
-    }
-
-    /// Whether a GPU is in MIG mode.
-    pub(crate) fn is_in_mig_mode(&self, gpu: &Gpu) -> bool {
-        self.modes.get(&gpu.uuid).copied().unwrap_or(gpu.mig.is_some())
-    }
-
-    /// Turns MIG mode on or off.
-    pub(crate) fn switch(&mut self, gpu: &Gpu, is_on: bool) -> Result<(), c_uint> {
-        if !gpu.processes.is_empty() || !self.of(gpu).is_empty() {
-            return Err(IN_USE);
-        }
-        self.modes.insert(gpu.uuid.clone(), is_on);
-        Ok(())
     }
 
     pub(crate) fn of(&self, gpu: &Gpu) -> &[Instance] {
@@ -143,7 +123,7 @@ impl Made {
         profile: c_uint,
         start: c_uint,
     ) -> Result<c_uint, c_uint> {
-        if !self.is_in_mig_mode(gpu) {
+        if gpu.mig.is_none() {
             return Err(super::NOT_SUPPORTED);
         }
         let find = |id| profiles_of(gpu).iter().find(|it| it.id == id);
@@ -243,11 +223,6 @@ pub(crate) fn change<T>(
 /// Adds the MIG devices that exist to a scenario, one for each compute instance.
 pub(crate) fn add_devices(scenario: &mut Scenario, made: &Made) {
     for gpu in &mut scenario.gpus {
-        match made.modes.get(&gpu.uuid) {
-            Some(true) => _ = gpu.mig.get_or_insert_default(),
-            Some(false) => gpu.mig = None,
-            None => {}
-        }
         let devices: Vec<Option<Gpu>> = made
             .of(gpu)
             .iter()

@@ -37,7 +37,6 @@ const NOT_SUPPORTED: c_uint = 3;
 const NO_PERMISSION: c_uint = 4;
 const NOT_FOUND: c_uint = 6;
 const INSUFFICIENT_SIZE: c_uint = 7;
-const RESET_REQUIRED: c_uint = 16;
 const OPERATING_SYSTEM: c_uint = 17;
 const ARGUMENT_VERSION_MISMATCH: c_uint = 25;
 const UNKNOWN: c_uint = 999;

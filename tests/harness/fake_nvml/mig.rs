@@ -1,12 +1,8 @@
 //! MIG mode and instances.
 
 use std::ffi::c_uint;
-use std::sync::atomic::Ordering;
 
-use super::{
-    INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, RESET_REQUIRED, STARTS, SUCCESS, answer_for,
-    answer_in, instances, making, put,
-};
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer_for, answer_in, making, put};
 
 /// A GPU may have as many instances as this.
 const MAX_INSTANCES: c_uint = 7;
@@ -45,46 +41,9 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     current: *mut c_uint,
     pending: *mut c_uint,
 ) -> c_uint {
-    answer_in("nvmlDeviceGetMigMode", device, |scenario, gpu| {
+    answer_for("nvmlDeviceGetMigMode", device, |gpu| {
         let mode = c_uint::from(gpu.mig.is_some());
-        let made = instances::read(scenario);
-        let next = made.and_then(|made| made.pending.get(&gpu.uuid).copied());
-        let next = next.map_or(mode, c_uint::from);
-        unsafe { put(current, mode).and_then(|()| put(pending, next)) }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceSetMigMode(
-    device: usize,
-    mode: c_uint,
-    activation: *mut c_uint,
-) -> c_uint {
-    answer_in("nvmlDeviceSetMigMode", device, |scenario, gpu| {
-        if device & 0xff != 0 || mode > 1 {
-            return Err(INVALID_ARGUMENT);
-        }
-        if instances::profiles_of(gpu).is_empty() {
-            return Err(NOT_SUPPORTED);
-        }
-        let is_open_elsewhere = gpu.is_open_elsewhere || STARTS.load(Ordering::SeqCst) > 1;
-        if gpu.mig_needs_reset || gpu.is_ampere && is_open_elsewhere {
-            let is_current = (mode == 1) == gpu.mig.is_some();
-            instances::change(scenario, |made| {
-                match is_current {
-                    true => _ = made.pending.remove(&gpu.uuid),
-                    false => _ = made.pending.insert(gpu.uuid.clone(), mode == 1),
-                }
-                Ok(())
-            })?;
-            if is_current {
-                return unsafe { put(activation, SUCCESS) };
-            }
-            let refusal = if gpu.is_ampere { instances::IN_USE } else { RESET_REQUIRED };
-            return unsafe { put(activation, refusal) };
-        }
-        instances::change(scenario, |made| made.switch(gpu, mode == 1))?;
-        unsafe { put(activation, SUCCESS) }
+        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
     })
 }
 

@@ -90,15 +90,6 @@ pub(crate) struct Gpu {
     pub sms: Option<c_uint>,
     /// The model of `profiles.json` whose instances can be made, when `mig` is an empty list.
     pub mig_model: Option<String>,
-    /// Whether its MIG mode changes with a reset only that others make, as in a virtual machine.
-    #[serde(default)]
-    pub mig_needs_reset: bool,
-    /// Whether it is of the Ampere generation: a change of its MIG mode resets it, unless it is open elsewhere.
-    #[serde(default)]
-    pub is_ampere: bool,
-    /// Whether another program has it open.
-    #[serde(default)]
-    pub is_open_elsewhere: bool,
     /// Instances that are there after a boot: profile and start.
     #[serde(default)]
     pub at_boot: Vec<(String, c_uint)>,

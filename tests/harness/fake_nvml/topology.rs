@@ -1,6 +1,6 @@
 //! Where a GPU sits: minor number, PCI address, NUMA node, NVLinks.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong};
+use std::ffi::{c_char, c_uint, c_ulong};
 
 use super::scenario::{Gpu, Link};
 use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_SUPPORTED, answer_for, put};
@@ -33,17 +33,6 @@ unsafe fn put_bus(pci: *mut PciInfo, bus: c_uint) -> Result<(), c_uint> {
         bus_id,
     };
     unsafe { put(pci, address) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
-    device: usize,
-    major: *mut c_int,
-    minor: *mut c_int,
-) -> c_uint {
-    answer_for("nvmlDeviceGetCudaComputeCapability", device, |gpu| unsafe {
-        put(major, if gpu.is_ampere { 8 } else { 9 }).and_then(|()| put(minor, 0))
-    })
 }
 
 #[unsafe(no_mangle)]

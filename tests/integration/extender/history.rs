@@ -259,7 +259,6 @@ fn scrapes(now: u64) -> String {
             has_unwatched_pods: false,
             draining: std::collections::BTreeSet::new(),
             mig_failures: Vec::new(),
-            whole: None,
             memory_limits: None,
         };
         agent.show("gpu-a", &sample, &allocations);

@@ -3,15 +3,11 @@
 //! two pods have one instance, and a Binding names an instance that is there and that no other pod uses.
 //! When all is quiet each pod runs on its own instance, and no other instance is left.
 //!
-//! Every other seed shares and divides its GPUs by turns: some pods request a GPU or a part of one, and the agent
-//! switches MIG mode, late as well. No Binding names a GPU that is in MIG mode, or that is being switched to it.
-//!
 //! Half of the seeds are of a model without a table, whose agent lists other things now and then.
 //!
 //! `MIG_STEPS` is the number of steps of all seeds (20,000 without it), `MIG_SEED` the first seed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use gpupack::hardware::device::{
     Device, DeviceDetails, DeviceId, DeviceIndex, DeviceKind, Health, MakeableProfile, MigProfile,
@@ -27,12 +23,10 @@ use gpupack::ledger::change::reports::NodeReport;
 use gpupack::ledger::nodes::state::Ledger;
 use gpupack::model::device_state::{DeviceUse, ProcessUse};
 use gpupack::model::event::LedgerEvent;
-use gpupack::model::isolation::{DriverLimits, Rules};
 use gpupack::model::node_state::InstanceOrders;
 use gpupack::model::policy::Policy;
 use gpupack::model::request::{Amount, GpuRequest, Isolation};
 use gpupack::model::reservation::Placement;
-use gpupack::usage::node_details::DetailsReport;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -62,13 +56,7 @@ fn id(text: &str) -> DeviceId {
 /// Multiprocessors of the profiles, in their order.
 const SM_COUNTS: [u32; 4] = [14, 14, 28, 56];
 
-/// All units of a GPU.
-const ALL: u32 = 4;
-
 fn size_of(profile: &MigProfile) -> u32 {
-    if profile.is_whole() {
-        return ALL;
-    }
     PROFILES.iter().find(|it| it.0 == profile.as_str()).expect("it is one of them").2
 }
 
@@ -94,19 +82,10 @@ struct Agent {
     removing: BTreeSet<DeviceId>,
     name: u64,
     sequence: u64,
-    /// The GPUs that are out of MIG mode; with `by_turns` the agent may change that.
-    whole: BTreeSet<DeviceId>,
-    by_turns: bool,
     /// Whether its GPUs are of a model without a table; and what its list says, which gives a geometry, another one,
     /// or none.
     is_unlisted: bool,
     list: u32,
-    /// A GPU that is being switched to MIG mode, or from it.
-    switching: Option<(DeviceId, bool)>,
-    /// In which run of the ledger the orders were given that it obeys, and which.
-    obeyed: (u64, BTreeMap<DeviceId, u64>),
-    /// In which run of the ledger its orders were given.
-    term: u64,
 }
 
 impl Agent {
@@ -132,15 +111,10 @@ impl Agent {
         let mig_profiles: Vec<MakeableProfile> = rows.collect();
         let mut devices = Vec::new();
         for (gpu, index) in GPUS.iter().zip(0..) {
-            let more = DeviceDetails {
-                mig_profiles: mig_profiles.clone(),
-                switches_mig: self.by_turns,
-                ..DeviceDetails::default()
-            };
+            let more =
+                DeviceDetails { mig_profiles: mig_profiles.clone(), ..DeviceDetails::default() };
             details.insert(id(gpu), more);
-            let is_whole = self.whole.contains(&id(gpu));
-            let kind = if is_whole { DeviceKind::Gpu } else { DeviceKind::MigParent };
-            devices.push(device(id(gpu), index, 24_576, kind));
+            devices.push(device(id(gpu), index, 24_576, DeviceKind::MigParent));
         }
         for (uuid, spot) in self.seen() {
             let size = size_of(&spot.profile);
@@ -160,9 +134,6 @@ impl Agent {
 
     /// Makes an instance, as NVML does: not over another one.
     fn make(&mut self, spot: &Spot) -> bool {
-        if self.whole.contains(&spot.gpu) {
-            return false;
-        }
         let mask = |it: &Spot| Slot { start: it.start, size: size_of(&it.profile) }.units();
         let has_media = |it: &Spot| it.profile.has_media();
         let mut others = self.instances.values().filter(|it| it.gpu == spot.gpu);
@@ -192,25 +163,19 @@ struct Bed {
     counts: BTreeMap<&'static str, u64>,
 }
 
-fn new_ledger(restarts: u64, by_turns: bool) -> Ledger {
-    let mig = if by_turns { MigUse::ByTurns } else { MigUse::OnDemand };
-    restarted(restarts, PoolRule { mig, ..PoolRule::default() })
-}
-
-fn is_instance(id: &DeviceId) -> bool {
-    id.as_str().starts_with("MIG-")
+fn new_ledger(restarts: u64) -> Ledger {
+    restarted(restarts, PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() })
 }
 
 impl Bed {
     fn new(seed: u64) -> Self {
-        let by_turns = seed % 2 == 1;
         let mut bed = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: 0,
-            ledger: new_ledger(0, by_turns),
+            ledger: new_ledger(0),
             restarts: 0,
             created: 0,
-            agent: Agent { by_turns, is_unlisted: seed % 4 >= 2, ..Agent::default() },
+            agent: Agent { is_unlisted: seed % 4 >= 2, ..Agent::default() },
             pods: BTreeMap::new(),
             binding: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -309,62 +274,10 @@ impl Bed {
         };
         let receipt = self.ledger.report(NODE, &report, self.at()).expect("it is taken");
         self.hear(&receipt.events);
-        self.note_obeyed(&report.uses);
         let orders = self.ledger.instance_orders(NODE);
         if !self.one_in(6) {
-            // Else the reply is lost, and the last orders stand.
-            (self.agent.orders, self.agent.term) = (orders, self.restarts);
+            self.agent.orders = orders; // else the reply is lost, and the last orders stand
         }
-    }
-
-    /// The rest of the report: which orders to be out of MIG mode are obeyed. Those of an earlier term do not count.
-    fn note_obeyed(&mut self, uses: &[DeviceUse]) {
-        let (term, obeyed) = &self.agent.obeyed;
-        let wholes = (*term == self.restarts).then(|| (*term, obeyed.clone()));
-        let details = DetailsReport { wholes, ..DetailsReport::default() };
-        let rules = Rules {
-            tolerance: MemMib::ZERO,
-            limits: DriverLimits::Unused,
-            grace: Duration::from_secs(3_600),
-            max_limit: Share::WHOLE,
-        };
-        let events = self.ledger.note(NODE, (uses, details), rules, self.at());
-        self.hear(&events);
-    }
-
-    /// Switches an empty GPU as it is ordered, or begins to. Whether it did.
-    fn switch(&mut self) -> bool {
-        if let Some((gpu, to_mig)) = self.agent.switching.take() {
-            let is_used = self.is_used(&gpu);
-            match to_mig {
-                _ if is_used => self.count("switch refused"),
-                true => _ = self.agent.whole.remove(&gpu),
-                false => _ = self.agent.whole.insert(gpu),
-            }
-            self.count("switched");
-            return true;
-        }
-        let Some(orders) = self.agent.orders.clone() else { return false };
-        let is_there = |(gpu, _): &&(DeviceId, u64)| self.agent.whole.contains(gpu);
-        let obeyed = orders.whole.iter().filter(is_there).cloned().collect();
-        self.agent.obeyed = (self.agent.term, obeyed);
-        let is_ordered = |gpu: &DeviceId| orders.whole.iter().any(|(it, _)| it == gpu);
-        let makes = orders.make.iter().map(|spot| &spot.gpu);
-        let mut to_mig = makes.filter(|gpu| self.agent.whole.contains(*gpu) && !is_ordered(gpu));
-        let mut from_mig =
-            orders.whole.iter().map(|(gpu, _)| gpu).filter(|gpu| !self.agent.whole.contains(*gpu));
-        let next = to_mig.next().map(|gpu| (gpu.clone(), true));
-        let next = next.or_else(|| from_mig.next().map(|gpu| (gpu.clone(), false)));
-        let is_used = next.as_ref().is_some_and(|(gpu, _)| self.is_used(gpu));
-        self.agent.switching = next.filter(|_| !is_used);
-        self.agent.switching.is_some()
-    }
-
-    /// Whether a GPU has processes or instances.
-    fn is_used(&self, gpu: &DeviceId) -> bool {
-        self.pods.values().any(|it| it.runs_on.as_ref() == Some(gpu))
-            || self.left.values().any(|on| on == gpu)
-            || self.agent.instances.values().any(|it| it.gpu == *gpu)
     }
 
     /// Carries out one order, or begins to.
@@ -372,9 +285,6 @@ impl Bed {
         if let Some(uuid) = self.agent.removing.pop_first() {
             self.agent.instances.remove(&uuid); // it finishes what it began
             return self.count("removed");
-        }
-        if self.agent.by_turns && self.switch() {
-            return;
         }
         let Some(orders) = self.agent.orders.clone() else { return };
         let busy = |uuid: &DeviceId| {
@@ -409,14 +319,11 @@ impl Bed {
         let names = ["1g.6gb", "1g.6gb+me", "2g.12gb", "4g.24gb"];
         let profile = MigProfile::new(*names.choose(&mut self.rng).expect("some"));
         let count = if profile.as_str().starts_with("1g.6gb") && self.one_in(4) { 2 } else { 1 };
-        let half = Amount::Fraction(Share::from_millionths(500_000));
-        let (amount, count) = match self.rng.random_range(0..8) {
-            0..3 if self.agent.by_turns => (half, 1),
-            3 if self.agent.by_turns => (Amount::Whole, 1),
-            4 if self.agent.is_unlisted => (Amount::Fraction(Share::from_millionths(250_000)), 1),
-            _ => (Amount::MigInstance(profile), count),
+        let is_part = self.agent.is_unlisted && self.rng.random_range(0..8) == 4;
+        let (amount, count) = match is_part {
+            true => (Amount::Fraction(Share::from_millionths(250_000)), 1),
+            false => (Amount::MigInstance(profile), count),
         };
-        let is_part = !self.agent.by_turns && matches!(amount, Amount::Fraction(_));
         self.created += 1;
         let uid = PodUid::new(format!("p{}", self.created));
         let mut query = request_of(amount, count, Policy::BinPack);
@@ -470,15 +377,6 @@ impl Bed {
     /// report is not asked.
     fn posted_rightly(&self, uid: &PodUid, placement: &Placement) {
         for placed in &placement.devices {
-            if !is_instance(&placed.id) {
-                let is_switched = |(gpu, to_mig): &(DeviceId, bool)| *gpu == placed.id && *to_mig;
-                assert!(self.agent.whole.contains(&placed.id), "{uid}: {placed:?} is in MIG mode");
-                assert!(
-                    !self.agent.switching.as_ref().is_some_and(is_switched),
-                    "{uid}: {placed:?}"
-                );
-                continue;
-            }
             let mut others = self.pods.values().flat_map(|it| &it.written.devices);
             assert!(others.all(|it| it.id != placed.id), "{uid}: {placed:?} is another pod's");
             assert!(!self.left.values().any(|on| *on == placed.id), "{uid}: {placed:?} is in use");
@@ -493,13 +391,13 @@ impl Bed {
         let all: Vec<PodUid> = all.map(|(uid, _)| uid.clone()).collect();
         let Some(uid) = self.any(&all) else { return };
         let on = self.pods[&uid].written.devices[0].id.clone();
-        let is_there = self.agent.instances.contains_key(&on) || self.agent.whole.contains(&on);
+        let is_there = self.agent.instances.contains_key(&on);
         assert!(
             is_there || self.pods[&uid].written_in < self.agent.boots,
             "{uid} starts on {on}, which is not there"
         );
         let is_others = self.pods.values().any(|it| it.runs_on.as_ref() == Some(&on));
-        assert!(!is_others || !is_instance(&on), "{uid} starts on {on}, which is another pod's");
+        assert!(!is_others, "{uid} starts on {on}, which is another pod's");
         if is_there {
             self.pods.get_mut(&uid).expect("it is there").runs_on = Some(on);
             self.count("started");
@@ -522,11 +420,8 @@ impl Bed {
             boots: self.agent.boots + 1,
             made: self.agent.made,
             name: self.agent.name + 1,
-            by_turns: self.agent.by_turns,
             is_unlisted: self.agent.is_unlisted,
             list: self.agent.list,
-            // As on Hopper: the mode is lost.
-            whole: GPUS.iter().filter(|_| self.agent.by_turns).map(|gpu| id(gpu)).collect(),
             ..Agent::default()
         };
         self.left.clear();
@@ -537,7 +432,7 @@ impl Bed {
     fn restart_ledger(&mut self) {
         self.count("restarts");
         self.restarts += 1;
-        self.ledger = new_ledger(self.restarts, self.agent.by_turns);
+        self.ledger = new_ledger(self.restarts);
         self.binding.clear();
         self.begin();
     }
@@ -568,20 +463,11 @@ impl Bed {
         assert_eq!(node.audit(), Ok(()));
         let mut taken: BTreeMap<DeviceId, u32> = BTreeMap::new();
         for held in node.reservations().values() {
-            let is_divided = |it: &&Spot| !it.profile.is_whole();
-            for spot in held.placement.spots.iter().flatten().filter(is_divided) {
+            for spot in held.placement.spots.iter().flatten() {
                 let own = Slot { start: spot.start, size: size_of(&spot.profile) }.units();
                 let taken = taken.entry(spot.gpu.clone()).or_default();
                 assert_eq!(*taken & own, 0, "two pods have {spot:?}");
                 *taken |= own;
-            }
-        }
-        for held in node.reservations().values() {
-            for (placed, spot) in held.placement.parts() {
-                let gpu = spot.map_or(&placed.id, |spot| &spot.gpu);
-                let is_shared =
-                    spot.is_none_or(|spot| spot.profile.is_whole()) && !is_instance(gpu);
-                assert!(!is_shared || !taken.contains_key(gpu), "{gpu} is shared and divided");
             }
         }
     }
@@ -603,8 +489,8 @@ impl Bed {
         assert!(self.binding.is_empty(), "{:?}", self.binding.keys());
         let waits = self.pods.iter().find(|(_, live)| live.runs_on.is_none());
         assert!(waits.is_none(), "{waits:?} of {:?}", self.agent);
-        let used = self.pods.values().flat_map(|it| it.written.devices.iter().map(|it| &it.id));
-        let used: BTreeSet<&DeviceId> = used.filter(|id| is_instance(id)).collect();
+        let used: BTreeSet<&DeviceId> =
+            self.pods.values().flat_map(|it| it.written.devices.iter().map(|it| &it.id)).collect();
         let there: BTreeSet<&DeviceId> = self.agent.instances.keys().collect();
         assert_eq!(used, there);
     }
@@ -635,7 +521,6 @@ fn pods_run_on_instances_of_their_own_whatever_fails() {
         "restarts",
         "written again",
         "given up",
-        "switched",
         "another list",
         "part",
     ];

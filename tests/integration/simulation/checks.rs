@@ -102,7 +102,6 @@ impl World {
         }
         if is_turn && self.settings.has_mig {
             self.note_idle();
-            self.check_modes()?;
         }
         if is_turn { self.check_standing() } else { Ok(()) }
     }

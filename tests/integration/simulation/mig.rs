@@ -7,11 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use gpupack::agent::mig::attempts::Attempts;
-use gpupack::agent::mig::on_demand::{MigOnDemand, Switching};
+use gpupack::agent::mig::on_demand::MigOnDemand;
 use gpupack::agent::mig::plan::{
     self, GpuInstance, GpuLayout, Layouts, NumberedProfile, Plan, Step, Unfinished, Units, Work,
 };
-use gpupack::agent::mig::switching::Switch;
 use gpupack::api::state::{DeviceKind, MigPlacement};
 use gpupack::hardware::device::Slot;
 use gpupack::hardware::units::Timestamp;
@@ -52,21 +51,10 @@ enum Naming {
     OfPlace,
 }
 
-/// A call of the driver.
-#[derive(Clone, Debug)]
-pub(super) enum Working {
-    /// It changes an instance.
-    Instance(Step),
-    /// It turns MIG mode on or off.
-    Mode(Switch),
-}
-
 /// The GPUs of a node, and what its agent does about their instances.
 #[derive(Debug)]
 pub(super) struct MigNode {
     naming: Naming,
-    /// Whether the agent switches MIG mode.
-    by_turns: bool,
     /// Whether it takes over what others made.
     adopts: bool,
     /// Whether it has yet to do so.
@@ -76,13 +64,13 @@ pub(super) struct MigNode {
     pub(super) gpus: Vec<GpuLayout>,
     folder: tempfile::TempDir,
     pub(super) on_demand: MigOnDemand,
-    pub(super) attempts: Attempts,
+    attempts: Attempts,
     /// How often the node has booted: no earlier instance is left then.
     pub(super) era: u64,
     /// For which run of the agent its calls are.
     run: u64,
-    /// The call of the driver that goes on.
-    pub(super) working: Option<Working>,
+    /// The step that goes on.
+    working: Option<Step>,
     /// For when it looks again.
     next: Option<u64>,
     /// How many instances were made.
@@ -111,11 +99,10 @@ fn profiles() -> Vec<NumberedProfile> {
     (0..).zip(PROFILES).map(row).collect()
 }
 
-fn layout(gpu: &Gpu, is_in_mig_mode: bool) -> GpuLayout {
+fn layout(gpu: &Gpu) -> GpuLayout {
     GpuLayout {
         uuid: gpu.id.clone(),
-        is_in_mig_mode,
-        is_mig_pending: is_in_mig_mode,
+        is_in_mig_mode: true,
         profiles: profiles(),
         instances: Vec::new(),
     }
@@ -130,17 +117,14 @@ pub(super) fn row(instance: &GpuInstance) -> (&'static str, u64) {
 impl MigNode {
     pub(super) fn new(gpus: &[Gpu], settings: &Settings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let by_turns = settings.by_turns;
-        let gpus = gpus.iter().enumerate().map(|(at, gpu)| layout(gpu, !by_turns || at == 0));
-        let on_demand = booted(folder.path(), 0, by_turns);
+        let on_demand = booted(folder.path(), 0);
         Self {
             naming: [Naming::New, Naming::OfBoot, Naming::OfPlace]
                 [usize::try_from(settings.seed / 25 % 3).expect("small")],
-            by_turns,
             adopts: settings.adopts,
             has_to_adopt: settings.adopts,
             adopted: BTreeSet::new(),
-            gpus: gpus.collect(),
+            gpus: gpus.iter().map(layout).collect(),
             folder,
             on_demand,
             attempts: Attempts::default(),
@@ -180,7 +164,7 @@ impl MigNode {
 
     /// Another GPU takes the place of one.
     pub(super) fn replace(&mut self, at: usize, gpu: &Gpu) {
-        self.gpus[at] = layout(gpu, !self.by_turns);
+        self.gpus[at] = layout(gpu);
     }
 
     /// Whether an instance is, or was, on one of the GPUs that are here.
@@ -209,18 +193,10 @@ impl MigNode {
         for (index, gpu) in (0..).zip(&self.gpus) {
             let new = |id: &str, kind| DeviceReport::new(id.to_owned(), index, MODEL.into(), kind);
             let mig_profiles = gpu.profiles.iter().map(|it| it.report.clone()).collect();
-            let kind = match gpu.is_in_mig_mode {
-                true => DeviceKind::MigParent,
-                false => {
-                    used.push(Gpu { id: gpu.uuid.clone(), mib: GPU_MIB });
-                    DeviceKind::Gpu
-                }
-            };
             devices.push(DeviceReport {
                 memory_mib: GPU_MIB,
                 mig_profiles,
-                switches_mig: self.by_turns,
-                ..new(&gpu.uuid, kind)
+                ..new(&gpu.uuid, DeviceKind::MigParent)
             });
             for instance in &gpu.instances {
                 let ((profile, mib), Units { start, size }) = (row(instance), instance.slot);
@@ -244,12 +220,10 @@ impl MigNode {
         self.on_demand.made().has_made(device)
     }
 
-    /// What the agent says of its orders: those that failed, those to be out of MIG mode that it obeys, and what
-    /// they promise.
-    pub(super) fn answers(&self) -> [(&'static str, Value); 3] {
+    /// What the agent says of its orders: those that failed, and what they promise.
+    pub(super) fn answers(&self) -> [(&'static str, Value); 2] {
         [
             ("migFailures", json!(self.on_demand.failures())),
-            ("whole", json!(self.on_demand.whole())),
             ("migPromises", json!(self.on_demand.promises())),
         ]
     }
@@ -297,9 +271,6 @@ impl MigNode {
                 let (id, profile, slot) = (self.made, step.begun.profile, step.begun.slot);
                 let units = |it: Units| Slot { start: it.start, size: it.size }.units();
                 let has_media = |profile: u32| profile == 1;
-                if !gpu.is_in_mig_mode {
-                    return false;
-                }
                 let is_taken = |it: &GpuInstance| {
                     units(it.slot) & units(slot) != 0 || has_media(it.profile) && has_media(profile)
                 };
@@ -322,13 +293,12 @@ impl MigNode {
 type Planner = fn(&MigOrders, &Layouts, &[Unfinished]) -> Plan;
 
 /// What an agent knows that starts in this boot.
-fn booted(folder: &Path, boot: u64, by_turns: bool) -> MigOnDemand {
+fn booted(folder: &Path, boot: u64) -> MigOnDemand {
     let proc_root = folder.join("proc");
     let random = proc_root.join("sys/kernel/random");
     std::fs::create_dir_all(&random).expect("a folder");
     std::fs::write(random.join("boot_id"), format!("boot-{boot}\n")).expect("a file");
-    let switching = if by_turns { Switching::WithoutReset } else { Switching::Never };
-    MigOnDemand::new(folder, &proc_root, switching)
+    MigOnDemand::new(folder, &proc_root)
 }
 
 /// The devices on which a pod runs by its placement, each with its place if gpupack makes it.
@@ -378,20 +348,12 @@ impl World {
         }
         let Some(mig) = &mut self.nodes[node].mig else { return };
         let (orders, layouts) = (mig.on_demand.orders(), mig.layouts());
-        let (mut open, mut not_switched) = (BTreeSet::new(), BTreeSet::new());
-        for (planner, may_switch) in [(plan::removals as Planner, false), (plan::makes, true)] {
-            if may_switch && mig.by_turns {
-                match mig.next_switch(&orders, &layouts, Timestamp::from_millis(now)) {
-                    Ok(failed) => not_switched = failed,
-                    Err(switch) => return self.begin_call(node, Working::Mode(switch)),
-                }
-                open.extend(not_switched.iter().cloned());
-            }
+        let mut open = BTreeSet::new();
+        for planner in [plan::removals as Planner, plan::makes] {
             let unfinished = mig.look();
             let own = mig.on_demand.made().own(&orders);
             let mut plan = planner(&own, &layouts, &unfinished);
             open.extend(plan.orders());
-            plan.failures.retain(|(order, _)| !not_switched.contains(order));
             for (order, error) in std::mem::take(&mut plan.failures) {
                 mig.attempts.refuse(order, error);
             }
@@ -399,7 +361,7 @@ impl World {
             mig.attempts.hold_back(&mut plan, Timestamp::from_millis(now));
             if let Some(step) = plan.steps.into_iter().next() {
                 mig.on_demand.made().begin(step.begun.clone()).expect("the file can be written");
-                return self.begin_call(node, Working::Instance(step));
+                return self.begin_step(node, step);
             }
         }
         mig.attempts.keep(&open);
@@ -409,11 +371,11 @@ impl World {
     }
 
     /// The agent calls the driver.
-    fn begin_call(&mut self, node: usize, working: Working) {
+    fn begin_step(&mut self, node: usize, step: Step) {
         let most = if self.hits(Fault::SlowMig, 20) { 12_000 } else { 900 };
         let time = self.rng.random_range(10..most);
         let Some(mig) = &mut self.nodes[node].mig else { return };
-        mig.working = Some(working);
+        mig.working = Some(step);
         let run = mig.run;
         self.after(time, What::MigDone { node, run });
     }
@@ -423,37 +385,21 @@ impl World {
         let is_refused = self.hits(Fault::MigRefused, 10);
         let is_faulty = self.is_faulty();
         let Some(mig) = self.nodes[node].mig.as_mut().filter(|mig| mig.run == run) else { return };
-        let Some(working) = mig.working.take() else { return };
+        let Some(step) = mig.working.take() else { return };
         let refuses = is_refused || is_faulty && self.now < mig.refuses_until;
-        let is_done = !refuses && self.carry_out(node, &working, false);
+        let is_done = !refuses && self.change_instance(node, &step, false);
         let now = Timestamp::from_millis(self.now);
         let Some(mig) = &mut self.nodes[node].mig else { return };
-        let orders = match &working {
-            Working::Instance(step) => std::slice::from_ref(&step.order),
-            Working::Mode(switch) => &switch.orders[..],
-        };
-        if let Working::Instance(step) = &working {
-            let gpu = mig.gpus.iter().find(|gpu| gpu.uuid == step.begun.gpu).cloned();
-            if let Some(gpu) = gpu.filter(|_| !is_done && step.begun.is_new) {
-                mig.on_demand.made().refused(&step.begun, &gpu);
-            }
-            mig.look();
+        let gpu = mig.gpus.iter().find(|gpu| gpu.uuid == step.begun.gpu).cloned();
+        if let Some(gpu) = gpu.filter(|_| !is_done && step.begun.is_new) {
+            mig.on_demand.made().refused(&step.begun, &gpu);
         }
+        mig.look();
         if !is_done {
-            for order in orders {
-                mig.attempts.fail(order, "In use by another client".to_owned(), now);
-            }
+            mig.attempts.fail(&step.order, "In use by another client".to_owned(), now);
             mig.on_demand.note_failures(mig.attempts.failures());
         }
         self.plan_mig(node, 1);
-    }
-
-    /// The driver carries out a call, wholly or by half.
-    fn carry_out(&mut self, node: usize, working: &Working, is_half: bool) -> bool {
-        match working {
-            Working::Instance(step) => self.change_instance(node, step, is_half),
-            Working::Mode(switch) => self.switch_mode(node, switch, is_half),
-        }
     }
 
     /// The driver changes an instance, wholly or by half.
@@ -494,14 +440,14 @@ impl World {
         mig.run += 1;
         mig.next = None;
         let (working, boot) = (mig.working.take(), mig.era);
-        if let Some(working) = working.filter(|_| kind > 0) {
-            self.carry_out(node, &working, kind == 1);
+        if let Some(step) = working.filter(|_| kind > 0) {
+            self.change_instance(node, &step, kind == 1);
         }
         let Some(mig) = &mut self.nodes[node].mig else { return };
         if is_lost {
             let _ = std::fs::remove_file(mig.folder.path().join("made.json"));
         }
-        mig.on_demand = booted(mig.folder.path(), boot, mig.by_turns);
+        mig.on_demand = booted(mig.folder.path(), boot);
         mig.attempts = Attempts::default();
         mig.has_to_adopt = mig.adopts;
         self.plan_mig(node, 10);
@@ -540,13 +486,10 @@ impl World {
         let Some(mig) = &mut self.nodes[node].mig else { return };
         for gpu in &mut mig.gpus {
             gpu.instances.clear();
-            if mig.by_turns {
-                (gpu.is_in_mig_mode, gpu.is_mig_pending) = (false, false); // as on Hopper
-            }
         }
         mig.foreign.clear();
         mig.era += 1;
-        mig.on_demand = booted(mig.folder.path(), mig.era, mig.by_turns);
+        mig.on_demand = booted(mig.folder.path(), mig.era);
         mig.down_until = self.now + time;
         self.nodes[node].devices_changed();
         self.processes.retain(|_, process| process.node != name);

@@ -34,13 +34,6 @@ impl World {
         let known = replica.eras.get(&at).copied();
         let mut broken = None;
         let is_known = |(id, _): &(String, Value)| known == Some(mig.era) && mig.is_of_gpus(id);
-        let devices = devices_of(&placement);
-        let of_gpu = |(id, _): &(String, Value)| {
-            Some(format!("{uid} gets {id}, which {}", mig.hindrance(id)?))
-        };
-        if body["target"].is_object() {
-            broken = devices.iter().find_map(of_gpu);
-        }
         if let Some(pod) = self.api.pods.get(uid).filter(|pod| pod.changes_instances()) {
             let uses = |id: &String| {
                 let process = self.processes.get(uid);
@@ -60,7 +53,7 @@ impl World {
             let (now, since) = (self.now, &mut self.lent.changes_since);
             _ = if begins { since.insert(uid.to_owned(), now) } else { None };
         }
-        for (id, _) in devices.into_iter().filter(is_known) {
+        for (id, _) in devices_of(&placement).into_iter().filter(is_known) {
             if !mig.has(&id) {
                 broken = Some(format!("{uid} gets {id}, which is not there"));
             }
@@ -112,7 +105,7 @@ impl World {
         self.settings.has_mig && !all.any(|mig| mig.foreign.contains(uuid))
     }
 
-    /// No two pods have the same units of a GPU, and none that is divided is shared.
+    /// No two pods have the same units of a GPU.
     pub(super) fn check_units(&self) -> Result<(), String> {
         let mut taken: BTreeMap<String, (u32, String)> = BTreeMap::new();
         for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
@@ -124,14 +117,6 @@ impl World {
                     return Err(format!("{uid} and {by} have the same units of {gpu}"));
                 }
                 (*all, *by) = (*all | units, uid.clone());
-            }
-        }
-        for (uid, pod) in self.api.pods.iter().filter(|(_, pod)| pod.is_placed()) {
-            if let Some((gpu, ..)) = pod.takes.iter().find(|(id, ..)| taken.contains_key(id)) {
-                return Err(format!(
-                    "{uid} shares {gpu}, on which {} has an instance",
-                    taken[gpu].1
-                ));
             }
         }
         Ok(())
@@ -149,11 +134,6 @@ impl World {
         }
         let mut broken = None;
         for (id, place) in devices_of(&pod.placement()) {
-            if mig.has_gpu(&id) {
-                let divided = || format!("{uid} starts on {id}, which is in MIG mode");
-                broken = broken.or_else(|| mig.is_divided(&id).then(divided));
-                continue;
-            }
             let found = mig.instances().find(|(uuid, ..)| *uuid == id);
             let Some((_, gpu, instance)) = found else {
                 if pod.era == mig.era && mig.is_of_gpus(&id) {
@@ -215,10 +195,8 @@ impl World {
     pub(super) fn is_lost(&self, pod: &Pod) -> bool {
         let has = |gpu: &str| self.nodes.iter().any(|node| node.gpu_ids().any(|it| it == gpu));
         let places = pod.places();
-        let written = pod.written();
-        let shared = written.iter().filter(|(id, ..)| has(id)).count();
         self.settings.has_mig
-            && (places.len() + shared < written.len()
+            && (places.len() < pod.written().len()
                 || !places.iter().all(|(gpu, ..)| has(gpu))
                 || self.has_foreign(&places))
     }

@@ -193,10 +193,6 @@ impl World {
 
     /// The request of a pod where GPUs are in MIG mode: instances, or annotations.
     fn request_of_mig(&mut self) -> (Option<Instances>, BTreeMap<String, String>) {
-        if self.settings.by_turns && self.rng.random_range(0..2) == 0 {
-            let share = ["0.25", "0.5", "0.5", "1"].choose(&mut self.rng).expect("some");
-            return (None, [("gpu-fraction".to_owned(), (*share).to_owned())].into());
-        }
         let of = |profile| (Some((profile, 1)), BTreeMap::new());
         if self.settings.moves_instances {
             // Small ones are soon everywhere, so that no large one fits.

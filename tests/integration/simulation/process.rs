@@ -158,9 +158,8 @@ impl World {
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
         }
         if self.settings.has_mig {
-            let mig = if self.settings.by_turns { MigUse::ByTurns } else { MigUse::OnDemand };
             let mig_moves = self.settings.moves_instances;
-            let rule = PoolRule { mig, mig_moves, ..PoolRule::default() };
+            let rule = PoolRule { mig: MigUse::OnDemand, mig_moves, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         if self.settings.has_guests {

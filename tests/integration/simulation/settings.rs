@@ -105,8 +105,6 @@ pub(super) struct Settings {
     pub(super) has_slow_ends: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
     pub(super) has_mig: bool,
-    /// Whether pods share GPUs there, too: agents switch MIG mode.
-    pub(super) by_turns: bool,
     /// Whether pods are moved to other instances so that waiting ones fit.
     pub(super) moves_instances: bool,
     /// Whether their agents take over what others made when they start.
@@ -158,9 +156,7 @@ impl Settings {
         }
         // Only one of several replicas moves pods to other MIG instances.
         let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
-        let switches = matches!(seed % 50, 4 | 36 | 48);
-        let needs_two = moves_instances || switches && seed.is_multiple_of(3);
-        let replicas = replicas_of(seed, needs_two);
+        let replicas = replicas_of(seed, moves_instances);
         if replicas > 1 {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);
@@ -199,7 +195,6 @@ impl Settings {
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
             has_mig,
-            by_turns: switches,
             moves_instances,
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
@@ -261,11 +256,10 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("lent") => settings.lends_memory,
         Some("limits") => settings.has_driver_limits,
         Some("mig") => settings.has_mig,
-        Some("by_turns") => settings.by_turns,
         Some("moves") => settings.moves_instances,
         Some("slow_ends") => settings.has_slow_ends,
         Some(other) => {
-            panic!("SIM_ONLY is lent, limits, mig, by_turns, moves or slow_ends, not {other}")
+            panic!("SIM_ONLY is lent, limits, mig, moves or slow_ends, not {other}")
         }
         None => true,
     }

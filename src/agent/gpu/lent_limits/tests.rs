@@ -141,7 +141,7 @@ fn what_is_in_force_is_reported_with_the_term_of_its_leader() {
     let round = |driver: &Driver| {
         let orders = limits.orders();
         limits.carry_out((orders.as_ref(), at(0)), &gpus(), Ok(&both), driver);
-        let ObeyedOrders { term, gpus } = limits.in_force();
+        let LimitsInForce { term, gpus } = limits.in_force();
         (term, gpus.into_iter().map(|it| it.number).collect::<Vec<_>>())
     };
     assert_eq!(round(&driver), (0, vec![0]), "no orders");

@@ -27,7 +27,7 @@ fn gpu(instances: &[(u32, &str, u32, &[&str])]) -> GpuLayout {
     };
     let instances = instances.iter().map(instance).collect();
     let uuid = "GPU-a".to_owned();
-    GpuLayout { uuid, is_in_mig_mode: true, is_mig_pending: true, profiles, instances }
+    GpuLayout { uuid, is_in_mig_mode: true, profiles, instances }
 }
 
 fn at(gpu: GpuLayout) -> Layouts {

@@ -20,7 +20,6 @@ fn sample(uses: Vec<DeviceUse>) -> Sample {
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
-        whole: None,
         memory_limits: None,
     }
 }

@@ -15,7 +15,6 @@ fn sample(uuid: &str) -> Sample {
         has_unwatched_pods: false,
         draining: BTreeSet::new(),
         mig_failures: Vec::new(),
-        whole: None,
         memory_limits: None,
     }
 }

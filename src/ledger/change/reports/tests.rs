@@ -250,36 +250,6 @@ fn a_device_that_the_first_report_leaves_out_gets_no_pod_until_one_names_it() {
     assert_eq!(free(), [1_000_000, 1_000_000], "an earlier report has named it");
 }
 
-#[test]
-fn a_gpu_that_is_switched_to_mig_mode_and_back_is_named() {
-    let ledger = ledger("A");
-    let said = |sequence, kind| {
-        let device = Device {
-            id: DeviceId::new("GPU-a").unwrap(),
-            index: DeviceIndex(0),
-            model: ModelName::new("NVIDIA H100"),
-            total: MemMib::new(81_559),
-            reserved: MemMib::ZERO,
-            kind,
-            health: Health::Healthy,
-        };
-        let inventory = Some(NodeInventory::new(vec![device]).unwrap());
-        let report = NodeReport { inventory, ..hello("y", sequence, "GPU-a") };
-        let receipt = say(&ledger, &report).unwrap();
-        let switched = receipt.events.into_iter().filter_map(|event| match event {
-            LedgerEvent::Switched { device, is_divided, .. } => {
-                Some((device.to_string(), is_divided))
-            }
-            _ => None,
-        });
-        switched.collect::<Vec<_>>()
-    };
-    assert_eq!(said(1, DeviceKind::Gpu), []);
-    assert_eq!(said(2, DeviceKind::MigParent), [("GPU-a".to_owned(), true)]);
-    assert_eq!(said(3, DeviceKind::MigParent), []);
-    assert_eq!(said(4, DeviceKind::Gpu), [("GPU-a".to_owned(), false)]);
-}
-
 /// An A30 in MIG mode, or an instance of it.
 fn of_a30(id: &str, mib: u64, kind: DeviceKind) -> Device {
     Device {

@@ -5,12 +5,13 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use gpupack::agent::mig::on_demand::{MigOnDemand, Switching};
+use gpupack::agent::mig::on_demand::MigOnDemand;
 use gpupack::agent::node::client::Proof;
 use gpupack::agent::node::config::AgentConfig;
 use gpupack::agent::node::replicas::Resolver;
 use gpupack::agent::node::run::run_node;
 use gpupack::agent::nvml::maker::MigMaker;
+use gpupack::api::state::DeviceKind;
 use gpupack::clock::Clock;
 use serde_json::{Value, json};
 
@@ -74,23 +75,9 @@ fn gpu_instances(bed: &Bed) -> usize {
 struct Agent(Option<tokio::runtime::Runtime>);
 
 impl Agent {
-    /// One that makes instances.
+    /// One that makes instances. Kubelet hands out nothing.
     fn start(bed: &Bed, replicas: &[&Replica], period: Duration) -> Self {
-        Self::with(bed, replicas, period, Switching::Never)
-    }
-
-    /// One that also turns MIG mode on and off. Kubelet hands out nothing.
-    fn switching(bed: &Bed, replica: &Replica, period: Duration) -> Self {
-        Self::with(bed, &[replica], period, Switching::WithoutReset)
-    }
-
-    /// The same, also where the driver resets the GPU for that.
-    fn resetting(bed: &Bed, replica: &Replica) -> Self {
-        Self::with(bed, &[replica], QUICK, Switching::WithReset)
-    }
-
-    fn with(bed: &Bed, replicas: &[&Replica], period: Duration, switching: Switching) -> Self {
-        let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root(), switching);
+        let mig = MigOnDemand::new(&bed.path("mig"), &bed.proc_root());
         let extenders = replicas.iter().map(|replica| replica.url()).collect();
         let clock = Clock::start();
         let config = AgentConfig {
@@ -105,8 +92,7 @@ impl Agent {
         };
         let probe = bed.probe().with_mig(mig.clone());
         let (_, kubelets) = tokio::sync::watch::channel(Some(BTreeSet::new()));
-        let here = (Some(bed.library()), probe.held_open());
-        let maker = MigMaker::new(here, mig, clock, kubelets);
+        let maker = MigMaker::new(Some(bed.library()), mig, clock, kubelets);
         let threads =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let threads = threads.unwrap();
@@ -499,177 +485,20 @@ fn an_agent_without_the_right_says_that_it_can_make_nothing() {
     assert_eq!(count(&bed, CREATE), 0);
 }
 
-const SET_MODE: &str = "nvmlDeviceSetMigMode";
-
-/// A node with one H100 outside MIG mode, or in it.
-fn switchable(is_in_mig_mode: bool) -> Value {
-    let mut scenario = changed("mig", if is_in_mig_mode { json!([]) } else { Value::Null });
-    scenario["gpus"][0]["at_boot"] = json!([]);
-    scenario
-}
-
 #[test]
-fn an_empty_gpu_is_switched_to_mig_mode_and_back() {
-    let bed = bed(&switchable(false));
-    let replica = Replica::start();
-    let _turn = turn();
-    let _agent = Agent::switching(&bed, &replica, Duration::from_secs(20));
-    replica.keep_whole(1, &[("GPU-a", 7)]);
-    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
-    let gpu = replica.inventory().remove(0);
-    assert!(gpu.switches_mig && !replica.is_in_mig_mode("GPU-a"));
-    assert_eq!((gpu.mig_profiles.len(), count(&bed, SET_MODE)), (7, 0));
-    // An instance is ordered: with so long a period the change itself brings the reports.
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica.until_instances(&[("3g.40gb", 4, true)]);
-    let took = replica.since_ordered();
-    println_figure(
-        "order of a MIG instance on a GPU outside MIG mode, until its UUID is reported",
-        took,
-    );
-    assert!(took < Duration::from_secs(5), "{took:?}");
-    assert!(replica.is_in_mig_mode("GPU-a") && replica.whole().is_empty());
-    // Back: its instance goes before.
-    let uuid = replica.instances()[0].uuid.clone();
-    replica.order(1, &[], &[&uuid]);
-    replica.until_instances(&[]);
-    replica.more_reports(1);
-    assert!(replica.is_in_mig_mode("GPU-a"), "an empty GPU keeps its mode");
-    replica.keep_whole(1, &[("GPU-a", 8)]);
-    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 8)]);
-    replica.until("the GPU is whole", |it| !it.is_in_mig_mode("GPU-a"));
-    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 2));
-}
-
-/// The mode of the GPU after a reset, if that is another one.
-fn pending(bed: &Bed) -> Value {
-    let text = std::fs::read_to_string(bed.path("instances.json")).unwrap_or_default();
-    serde_json::from_str::<Value>(&text).unwrap_or_default()["pending"]["GPU-a"].take()
-}
-
-#[test]
-fn a_gpu_that_is_used_is_not_switched() {
-    let used =
-        |scenario: &mut Value, processes: Value| scenario["gpus"][0]["processes"] = processes;
-    let process = json!([{"pid": 77, "used_mib": 500, "lists": ["compute"]}]);
-    let mut scenario = switchable(false);
-    used(&mut scenario, process);
-    let bed = bed(&scenario);
-    let replica = Replica::start();
-    let _agent = Agent::switching(&bed, &replica, QUICK);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica.until("the failure", |it| {
-        it.failures().iter().any(|it| it.error == "process 77 uses the GPU")
-    });
-    assert_eq!((replica.failures().len(), count(&bed, SET_MODE)), (1, 0));
-    // What no list shows, the driver sees.
-    used(&mut scenario, json!([]));
-    scenario["gpus"][0]["failures"] = json!({ SET_MODE: 19 });
-    bed.play(&scenario);
-    replica.until("the driver's word", |it| it.failures()[0].error.contains("IN_USE"));
-    scenario["gpus"][0]["failures"] = json!({});
-    scenario["gpus"][0]["mig_needs_reset"] = json!(true);
-    bed.play(&scenario);
-    replica.until("the reset", |it| it.failures()[0].error.contains("next reset of the GPU"));
-    assert_eq!(pending(&bed), Value::Null, "a reset does not turn it on");
-    assert!(count(&bed, SET_MODE) > 1, "it was taken back");
-    scenario["gpus"][0]["mig_needs_reset"] = json!(false);
-    bed.play(&scenario);
-    replica.until_instances(&[("3g.40gb", 4, true)]);
-    replica.until("no failure", |it| it.failures().is_empty());
-    // Nor back, while an instance stays that is not to go.
-    replica.keep_whole(1, &[("GPU-a", 1)]);
-    replica
-        .until("the failure", |it| it.failures().iter().any(|it| it.error.contains("still there")));
-    assert_eq!((replica.whole().len(), replica.failures()[0].profile.as_str()), (0, "whole"));
-    assert_eq!(replica.shown().len(), 1);
-}
-
-/// A GPU that the driver resets to change its MIG mode.
-fn ampere() -> Value {
-    let mut scenario = switchable(false);
-    scenario["gpus"][0]["is_ampere"] = json!(true);
-    scenario
-}
-
-#[test]
-fn a_gpu_that_is_reset_for_it_is_switched_while_the_agent_reads_nothing() {
-    let _turn = turn(); // a library of another test would be another program
-    let bed = bed(&ampere());
-    let replica = Replica::start();
-    let _agent = Agent::resetting(&bed, &replica);
-    replica.keep_whole(1, &[("GPU-a", 7)]);
-    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
-    assert!(replica.inventory().remove(0).switches_mig);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica.until_instances(&[("3g.40gb", 4, true)]);
-    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 1));
-    // Back, and reports go on.
-    let uuid = replica.instances()[0].uuid.clone();
-    replica.order(1, &[], &[&uuid]);
-    replica.until_instances(&[]);
-    replica.keep_whole(1, &[("GPU-a", 8)]);
-    replica.until("the GPU is whole", |it| !it.is_in_mig_mode("GPU-a"));
-    replica.more_reports(2);
-    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 2));
-}
-
-#[test]
-fn while_a_gpu_is_reset_for_long_no_device_counts_as_without_driver() {
-    let _turn = turn();
-    let mut scenario = ampere();
-    scenario["delays_ms"] = json!({ (SET_MODE): 8_000 }); // longer than a call of the driver may take
-    let bed = bed(&scenario);
-    let replica = Replica::start();
-    let _agent = Agent::resetting(&bed, &replica);
-    replica.keep_whole(1, &[("GPU-a", 7)]);
-    replica.until("the agent obeys", |it| it.whole() == [(1, "GPU-a".to_owned(), 7)]);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica.until_instances(&[("3g.40gb", 4, true)]);
-    assert_eq!(replica.unhealthy(), BTreeSet::new());
-    assert_eq!((replica.failures(), count(&bed, SET_MODE)), (Vec::new(), 1));
-}
-
-#[test]
-fn a_gpu_that_another_program_has_open_is_not_reset() {
-    let _turn = turn();
-    let mut scenario = ampere();
-    scenario["gpus"][0]["is_open_elsewhere"] = json!(true);
-    let bed = bed(&scenario);
-    let replica = Replica::start();
-    let _agent = Agent::resetting(&bed, &replica);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica.until("the other program", |it| {
-        it.failures().iter().any(|it| it.error.starts_with("another program has the GPU open"))
-    });
-    assert_eq!(pending(&bed), Value::Null, "a later reset does not turn it on");
-}
-
-#[test]
-fn without_its_flag_no_gpu_is_reset() {
-    let bed = bed(&ampere());
-    let replica = Replica::start();
-    let _agent = Agent::switching(&bed, &replica, QUICK);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
-    replica
-        .until("the failure", |it| it.failures().iter().any(|it| it.error.contains("--mig-reset")));
-    let gpu = replica.inventory().remove(0);
-    assert!(!gpu.switches_mig && gpu.mig_profiles.is_empty(), "none is ordered there");
-    assert_eq!(count(&bed, SET_MODE), 0);
-}
-
-#[test]
-fn without_the_flag_no_gpu_is_switched() {
-    let bed = bed(&switchable(false));
+fn a_gpu_that_others_put_into_mig_mode_gets_its_instance() {
+    let bed = bed(&changed("mig", Value::Null));
     let replica = Replica::start();
     let _agent = Agent::start(&bed, &[&replica], QUICK);
-    replica.order(1, &[("3g.40gb", 4)], &[]);
+    replica.order(1, &[("3g.40gb", 0)], &[]);
     replica.until("the failure", |it| {
         it.failures().iter().any(|it| it.error == "the GPU is not in MIG mode")
     });
-    replica.keep_whole(1, &[("GPU-a", 1)]);
-    replica.more_reports(5);
     let gpu = replica.inventory().remove(0);
-    assert!(!gpu.switches_mig && gpu.mig_profiles.is_empty() && replica.whole().is_empty());
-    assert_eq!(count(&bed, SET_MODE), 0);
+    assert!(gpu.kind == DeviceKind::Gpu && gpu.mig_profiles.is_empty());
+    bed.play(&changed("at_boot", json!([])));
+    replica.until_instances(&[("3g.40gb", 0, true)]);
+    let gpu = replica.inventory().remove(0);
+    assert_eq!((gpu.kind, gpu.mig_profiles.len()), (DeviceKind::MigParent, 7));
+    replica.until("no failure", |it| it.failures().is_empty());
 }

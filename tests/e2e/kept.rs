@@ -173,8 +173,9 @@ impl Kept {
         let fields =
             json!({"spec": {"template": {"metadata": {"annotations": {RESTARTED: "now"}}}}});
         let fields = Patch::Merge(fields);
-        let patched = deployments.patch("gpupack-scheduler", &PatchParams::default(), &fields);
-        patched.await.expect("it is there");
+        let parameters = PatchParams::default();
+        let patched = deployments.patch("gpupack-scheduler", &parameters, &fields).await;
+        patched.expect("it is there");
         self.until_rolled(2).await;
     }
 

@@ -307,7 +307,7 @@ async fn after_a_start_the_first_limits_that_are_read_count() {
     until("written back", || annotations(&fake) == ours).await;
     // Else an earlier process that goes on would write what it knew, such as a MIG instance that is gone.
     let fence = fake.bed(|bed| bed.pod.as_ref().unwrap().annotations[FENCE].clone());
-    assert!(fence.ends_with(" placement"), "{fence}");
+    assert!(fence.ends_with(" placed"), "{fence}");
     bed.app.pod_ended(&PodUid::new("u1"));
     assert_eq!(bed.app.edits.written_count(), 0);
 }

@@ -322,8 +322,9 @@ fn important_pods_get_instances_that_others_have() {
         stage.watching.until_bound(2, LIMIT).await;
         let (m1, m2) = (plan("m1", REQUESTS[2]), plan("m2", REQUESTS[0]));
         let mut times = Vec::new();
-        stage.cluster.add_pods(&[m1.important("mig-mid"), m2.important("mig-high")]).await;
-        for pod in ["m1", "m2"] {
+        // One after the other: `m2` may take the room that others left for `m1`, which pauses for a minute then.
+        for (pod, plan) in [("m1", m1.important("mig-mid")), ("m2", m2.important("mig-high"))] {
+            stage.cluster.add_pods(&[plan]).await;
             times.push(clock::ms(bound(&stage, pod).await));
         }
         assert_eq!(stage.watching.ask(evicted), ["s1", "s2"], "each needs the units of one");

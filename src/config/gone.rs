@@ -33,7 +33,7 @@ pub const KEYS: &[Gone] = &[
     gone(
         "pools.*.respread_idle_seconds",
         None,
-        "leave it out; pods move for memory that its owner wants back, not at rest",
+        "leave it out; pods are moved home, or for memory that others need, and not while they use no GPU",
     ),
     gone(
         "webhook.mps_thread_percentage",

@@ -1,6 +1,5 @@
-//! The clients for HTTP: of agents to extenders, of commands to an extender, and of the extender to a
-//! Prometheus and to the replica that leads. Only calls to the API server have another one, that of
-//! `kube`.
+//! The client for HTTP: of agents to extenders, of commands to an extender, and of the extender to a
+//! Prometheus. Only calls to the API server have another one, that of `kube`.
 
 use std::time::Duration;
 
@@ -104,23 +103,16 @@ impl Connections {
         }
     }
 
-    async fn request(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Unanswered> {
+    async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
         let answer = match self {
             Self::Plain(client) => client.request(request).await,
             Self::Tls(connections) => {
                 let client = connections.lock().client();
-                let none = || Unanswered::Unsent("there is no certificate of a CA".to_owned());
+                let none = || "there is no certificate of a CA".to_owned();
                 client.ok_or_else(none)?.request(request).await
             }
         };
-        answer.map_err(|error| {
-            let is_unsent = error.is_connect();
-            let error = with_causes(&error);
-            if is_unsent { Unanswered::Unsent(error) } else { Unanswered::Lost(error) }
-        })
+        answer.map_err(|error| with_causes(&error))
     }
 }
 
@@ -166,7 +158,7 @@ impl HttpClient {
         request: Request<Full<Bytes>>,
     ) -> Result<(StatusCode, Bytes), String> {
         let exchange = async {
-            let answer = self.http.request(request).await.map_err(Unanswered::cause)?;
+            let answer = self.http.request(request).await?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), self.max_bytes).collect().await;
             let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
@@ -185,47 +177,6 @@ fn connector(within: Duration) -> HttpConnector {
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(within));
     connector
-}
-
-/// Why a request has no answer.
-#[derive(Debug)]
-pub(crate) enum Unanswered {
-    /// No connection: the server has nothing of it.
-    Unsent(String),
-    /// The server may have read it.
-    Lost(String),
-}
-
-impl Unanswered {
-    fn cause(self) -> String {
-        match self {
-            Self::Unsent(cause) | Self::Lost(cause) => cause,
-        }
-    }
-}
-
-/// A client that hands on answers while they come. Each request has a connection of its own, since one
-/// that was kept may be dead: then it is not known whether the server has read the request.
-#[derive(Debug)]
-pub(crate) struct StreamingClient(Connections);
-
-impl StreamingClient {
-    /// A client that tries to connect for so long.
-    pub(crate) fn new(connect_within: Duration, proof: Option<ServerProof>) -> Self {
-        let builder = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).to_owned();
-        Self(Connections::new(builder, connect_within, proof))
-    }
-
-    /// The head of the answer, whatever the status; its body comes later.
-    ///
-    /// # Errors
-    /// No head, and whether the server may have read the request.
-    pub(crate) async fn send(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Unanswered> {
-        self.0.request(request).await
-    }
 }
 
 #[cfg(test)]

@@ -401,7 +401,7 @@ pub mod server {
         pub(crate) mod bell;
         pub(crate) mod respond;
         pub mod browser;
-        pub mod forward;
+        pub(crate) mod leading;
         pub(crate) mod limits;
         pub mod tls;
         pub(crate) mod exchange;

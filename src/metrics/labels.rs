@@ -167,34 +167,6 @@ impl RequeueResult {
     }
 }
 
-/// What became of a call that a replica which does not lead was to forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForwardResult {
-    /// The leader answered.
-    Answered,
-    /// This replica became the leader, and answered itself.
-    Led,
-    /// No leader was reached in time.
-    NoLeader,
-    /// The leader did not answer in time, or its answer was lost.
-    NoAnswer,
-}
-
-impl ForwardResult {
-    /// All outcomes.
-    pub const ALL: [Self; 4] = [Self::Answered, Self::Led, Self::NoLeader, Self::NoAnswer];
-
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::Led => "led",
-            Self::NoLeader => "no_leader",
-            Self::NoAnswer => "no_answer",
-        }
-    }
-}
-
 /// Whose certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateLabel {

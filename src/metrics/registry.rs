@@ -15,8 +15,7 @@ use crate::metrics::demand::{AccountUse, Bearable, DemandFamilies, Queue, TeamFi
 use crate::metrics::fleet::{Fleet, FleetFamilies};
 use crate::metrics::guard::{EvictionResult, GuardFamilies, OutsideFigures};
 use crate::metrics::labels::{
-    BindResult, CertificateLabel, EditResult, ForwardResult, Outcome, ReportResult, RequeueResult,
-    Verb,
+    BindResult, CertificateLabel, EditResult, Outcome, ReportResult, RequeueResult, Verb,
 };
 use crate::metrics::make::{Make, valid, whole};
 use crate::metrics::mig::{FailedMigOrders, MakeResult, MigFamilies, MigFigures};
@@ -36,7 +35,6 @@ pub struct Metrics {
     /// Of the cluster: only the replica that leads shows them, so that nothing counts twice.
     of_cluster: Registry,
     leader: IntGauge,
-    forwarded: IntCounterVec,
     verb_duration: HistogramVec,
     refusals: IntCounterVec,
     binds: IntCounterVec,
@@ -92,11 +90,6 @@ impl Metrics {
             moves: MoveFamilies::new(&make_of_cluster),
             mig: MigFamilies::new(&make_of_cluster),
             leader: make.int_gauge("gpupack_leader", "1 on the replica that leads, else 0."),
-            forwarded: make.counters(
-                "gpupack_forwarded_calls_total",
-                "Calls that came while this replica did not lead, by port and result.",
-                &["port", "result"],
-            ),
             verb_duration: make.histograms(
                 (
                     "gpupack_verb_duration_seconds",
@@ -208,11 +201,6 @@ impl Metrics {
         }
         for result in ReportResult::ALL {
             self.reports.with_label_values(&[result.label()]);
-        }
-        for result in ForwardResult::ALL {
-            for port in ["verbs", "page"] {
-                self.forwarded.with_label_values(&[port, result.label()]);
-            }
         }
         for result in RequeueResult::ALL {
             self.requeues.with_label_values(&[result.label()]);
@@ -377,11 +365,6 @@ impl Metrics {
     /// Counts the outcome of an eviction.
     pub fn evicted(&self, result: EvictionResult) {
         self.guard.evicted(result);
-    }
-
-    /// Counts a call that came to a port while this replica did not lead.
-    pub fn forwarded(&self, port: &'static str, result: ForwardResult) {
-        self.forwarded.with_label_values(&[port, result.label()]).inc();
     }
 
     /// Sets when certificates end, in seconds since 1970; 0: not known, or none.

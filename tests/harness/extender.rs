@@ -10,7 +10,6 @@ use gpupack::cli::serve::extender::settings;
 use gpupack::clock::Clock;
 use gpupack::config::file::Config;
 use gpupack::control::shared::app::{App, Truth};
-use gpupack::control::shared::leader::Addresses;
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
@@ -23,6 +22,12 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::ServiceExt;
+
+/// Where a replica answers, as plain addresses without a final slash.
+pub(crate) struct Addresses {
+    pub(crate) verbs: String,
+    pub(crate) page: String,
+}
 
 /// An extender whose own ledger is the truth.
 pub(crate) struct Bed {

@@ -26,10 +26,10 @@ mod extender {
     mod admission;
     mod attacks;
     mod dashboards;
-    mod forwarding;
     mod history;
     mod http;
     mod identities;
+    mod leading;
     mod people;
     mod protocol;
     mod requeues;

@@ -19,7 +19,7 @@ use crate::cli::base::logging::LogArgs;
 use crate::clock::Clock;
 use crate::config::file::Config;
 use crate::control::shared::app::{App, ClusterTruth, Truth};
-use crate::control::shared::leader::{Addresses, Replica};
+use crate::control::shared::leader::Replica;
 use crate::issuing::keeper::{Keeper, keeping};
 use crate::kube_api::connection;
 use crate::kube_api::identity::front_proxy;
@@ -117,16 +117,13 @@ impl ExtenderArgs {
         };
         let lease = &config.lease;
         let scheme = if config.tls.is_some() { "https" } else { "http" };
-        let at = |port| format!("{scheme}://{}", std::net::SocketAddr::new(address, port));
+        let address = std::net::SocketAddr::new(address, config.listen.port());
         Ok(Some(Replica {
             identity: Replica::identity(pod, random),
             pod: PodKey::new(&lease.namespace, pod).context("`--replica`")?,
             lease: LeaseName { namespace: lease.namespace.clone(), name: lease.name.clone() },
             holds_for: lease.holds_for,
-            addresses: Addresses {
-                verbs: at(config.listen.port()),
-                page: at(config.page_listen.port()),
-            },
+            address: format!("{scheme}://{address}"),
             secret: format!("{:032x}", rand::random::<u128>()),
         }))
     }
@@ -354,7 +351,7 @@ impl Proofs {
         let (current, front_proxy) = watch::channel(None);
         tokio::spawn(front_proxy::follow(client.clone(), current));
         let (people, replicas) = (People::new(client), self.replicas);
-        let people = PeopleAccess::new(Arc::clone(app), people, front_proxy, replicas.clone());
+        let people = PeopleAccess::new(Arc::clone(app), people, front_proxy);
         Identities { scheduler: self.scheduler, replicas, agents, people: Arc::new(people) }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::control::lead::informing::join;
 use crate::control::shared::app::{App, ClusterTruth};
 use crate::control::shared::in_flight::{HeldPod, NamedPod};
-use crate::control::shared::leader::{Addresses, Leader, Replica};
+use crate::control::shared::leader::{Leader, Replica};
 use crate::control::shared::log_limit::LogLimit;
 use crate::hardware::units::Timestamp;
 use crate::kube_api::write::lease::{Held, LeaseAnswer};
@@ -125,7 +125,7 @@ impl<'a> Candidate<'a> {
         }
         self.app.heard.listen(held.term, &held.secret);
         self.app.set_informed(held.informed.contains(&self.replica.identity));
-        self.app.leading.set(holder_of(held));
+        self.app.leading.set(holder_of(&held));
         None
     }
 
@@ -191,7 +191,7 @@ impl<'a> Candidate<'a> {
     /// The Lease with this replica as its holder.
     fn claim(&self, free: &Held) -> Held {
         let now = self.app.clock.unix_micros();
-        let Replica { identity, holds_for, addresses, secret, .. } = self.replica;
+        let Replica { identity, holds_for, address, secret, .. } = self.replica;
         Held {
             version: free.version.clone(),
             holder: identity.clone(),
@@ -201,8 +201,7 @@ impl<'a> Candidate<'a> {
             transitions: free.transitions.saturating_add(1),
             acquired: now,
             renewed: now,
-            address: addresses.verbs.clone(),
-            page_address: addresses.page.clone(),
+            address: address.clone(),
             informed: Vec::new(),
             secret: secret.clone(),
         }
@@ -225,11 +224,8 @@ impl<'a> Candidate<'a> {
 }
 
 /// The leader that a Lease names.
-pub(crate) fn holder_of(held: Held) -> Leader {
-    match held.holder.is_empty() {
-        true => Leader::Unknown,
-        false => Leader::Elsewhere(Addresses { verbs: held.address, page: held.page_address }),
-    }
+pub(crate) fn holder_of(held: &Held) -> Leader {
+    if held.holder.is_empty() { Leader::Unknown } else { Leader::Elsewhere }
 }
 
 /// Until when a replica may write after a renewal was sent.

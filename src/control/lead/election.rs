@@ -25,8 +25,9 @@ use crate::kube_api::write::lease::{Held, LeaseAnswer};
 use crate::kube_api::write::target::PodKey;
 use crate::mutation::{Mutation, mutated};
 
-/// How long calls are forwarded after the Lease was given away, before and after a successor is known.
-const FORWARDS_FOR: Duration = Duration::from_secs(2);
+/// How long calls are refused after the Lease was given away, before and after a successor is known: until
+/// the Service names that one.
+const REFUSES_FOR: Duration = Duration::from_secs(2);
 
 /// Pause before a pod is labeled again.
 const LABEL_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -69,11 +70,10 @@ pub(crate) async fn electing(app: &Arc<App>) {
         }
         End::HandedOver => {
             app.outside.spawn(watch_successor(Arc::clone(app)));
-            // Calls that still come here are forwarded, until the Service names the successor.
             let mut leader = app.leading.subscribe();
-            let known = leader.wait_for(|leader| matches!(leader, Leader::Elsewhere(_)));
-            app.outside.within(FORWARDS_FOR, known).await;
-            app.outside.sleep(FORWARDS_FOR).await;
+            let known = leader.wait_for(|leader| *leader == Leader::Elsewhere);
+            app.outside.within(REFUSES_FOR, known).await;
+            app.outside.sleep(REFUSES_FOR).await;
             app.set_stopping();
         }
     }
@@ -173,7 +173,7 @@ impl Leads<'_> {
     }
 }
 
-/// Notes who leads next, so that calls that still come here are forwarded.
+/// Notes who leads next, so that calls that still come here need not wait long.
 async fn watch_successor(app: Arc<App>) {
     let Truth::Cluster(cluster) = &app.truth else { return };
     let Some(replica) = &cluster.replica else { return };
@@ -182,7 +182,7 @@ async fn watch_successor(app: Arc<App>) {
         if let LeaseAnswer::Is(held) = answer
             && held.holder != replica.identity
         {
-            app.leading.set(holder_of(*held));
+            app.leading.set(holder_of(&held));
         }
         app.outside.sleep(AGAIN_AFTER).await;
     }
@@ -195,7 +195,7 @@ async fn label(app: Arc<App>, before: String) {
     let Some(replica) = &cluster.replica else { return };
     let last = PodKey::new(replica.pod.namespace(), Replica::pod_of(&before)).ok();
     let last = last.filter(|last| *last != replica.pod).map(|last| (last, false));
-    // Without an endpoint, calls would be refused; the last leader forwards them, if it lives.
+    // The new one first: without an endpoint, no connection could be made.
     for (pod, is_leader) in [(replica.pod.clone(), true)].into_iter().chain(last) {
         while !app.is_stopping() && !app.replaced.is_set() {
             match cluster.writer.label_leader(&pod, is_leader).await {

@@ -80,7 +80,7 @@ pub(crate) async fn join(app: &App, replica: &Replica, leader: &Held) {
         term: leader.term,
         secret: leader.secret.clone(),
         replica: replica.identity.clone(),
-        address: replica.addresses.verbs.clone(),
+        address: replica.address.clone(),
     };
     let address = &leader.address;
     if !post(app, address, JOIN_PATH, &join).await
@@ -101,7 +101,7 @@ pub fn take_follower(app: &Arc<App>, cluster: &ClusterTruth, join: Join) -> bool
     let is_current = term.writer().is_some_and(|writer| writer.term() == join.term);
     let is_ours = is_current && join.secret == replica.secret && term.is_valid();
     let is_address = |text| {
-        let (scheme, _) = replica.addresses.verbs.split_once(':').unwrap_or_default();
+        let (scheme, _) = replica.address.split_once(':').unwrap_or_default();
         address_with(scheme, text).is_ok()
     };
     let is_sound = Replica::is_identity(&join.replica) && is_address(&join.address);

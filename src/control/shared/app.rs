@@ -432,8 +432,8 @@ impl App {
     }
 
     /// Whether calls are answered now: the ledger is complete, no Binding of an earlier run can
-    /// succeed any more, and the room that an earlier process was making is kept. A follower, which
-    /// forwards calls, needs the ledger alone.
+    /// succeed any more, and the room that an earlier process was making is kept. A follower needs the
+    /// ledger alone.
     pub fn readiness(&self) -> Readiness {
         let readiness = self.ledger_readiness();
         match readiness == Readiness::Ready && self.has_begun() && self.preemptors.has_earlier() {

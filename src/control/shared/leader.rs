@@ -8,26 +8,17 @@ use crate::kube_api::write::lease::LeaseName;
 use crate::kube_api::write::target::PodKey;
 
 /// The replica that acts, as this one knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
     /// This replica: it answers kube-scheduler and writes.
     Here,
-    /// Another one: calls are forwarded there.
-    Elsewhere(Addresses),
+    /// Another one.
+    Elsewhere,
     /// None is known. One appears within seconds.
     Unknown,
     /// This replica led until it could not renew the Lease. Another one may lead by now, and this one
     /// does not hear of it.
     Lapsed,
-}
-
-/// Where a replica answers, as plain addresses without a final slash.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addresses {
-    /// The verbs, such as `http://10.0.0.7:8080`.
-    pub verbs: String,
-    /// The page and its queries.
-    pub page: String,
 }
 
 /// One of several replicas, before it leads or follows.
@@ -41,8 +32,8 @@ pub struct Replica {
     pub lease: LeaseName,
     /// How long a leader that does not renew the Lease keeps it.
     pub holds_for: Duration,
-    /// Where this replica answers.
-    pub addresses: Addresses,
+    /// Where it takes messages of the others, such as `http://10.0.0.7:8080`.
+    pub address: String,
     /// What the Lease has while this replica leads, so that no other client can speak for it.
     pub secret: String,
 }
@@ -82,7 +73,7 @@ impl Leading {
 
     /// The leader now.
     pub fn now(&self) -> Leader {
-        self.0.borrow().clone()
+        *self.0.borrow()
     }
 
     /// Whether this replica acts.

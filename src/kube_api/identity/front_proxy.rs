@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::HeaderMap;
-use hyper::header::{CONNECTION, HeaderName, HeaderValue};
+use hyper::header::HeaderValue;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use x509_parser::certificate::X509Certificate;
@@ -27,24 +27,6 @@ const READ_EVERY: Duration = Duration::from_secs(60);
 
 /// How soon it is read again after a failure.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
-
-/// The headers by which one replica tells another one who calls.
-const USER: &str = "x-remote-user";
-const UID: &str = "x-remote-uid";
-const GROUP: &str = "x-remote-group";
-const EXTRA: &str = "x-remote-extra-";
-
-/// What a key is not written with in the name of a header: capital letters too, as names of headers have none.
-const ESCAPED: AsciiSet = escaped();
-
-const fn escaped() -> AsciiSet {
-    let (mut set, mut letter) = (NON_ALPHANUMERIC.add(b'A'), b'B');
-    while letter <= b'Z' {
-        set = set.add(letter);
-        letter += 1;
-    }
-    set
-}
 
 /// How the API server proves itself and names users.
 #[derive(Debug)]
@@ -139,46 +121,6 @@ fn text(value: &HeaderValue) -> Option<String> {
     String::from_utf8(value.as_bytes().to_vec()).ok()
 }
 
-/// The headers of replicas.
-fn of_replicas() -> Headers {
-    let one = |name: &str| vec![name.to_owned()];
-    Headers { user: one(USER), uid: one(UID), group: one(GROUP), extra: one(EXTRA) }
-}
-
-/// The user that another replica names.
-pub fn named_by_replica(headers: &HeaderMap) -> Option<Person> {
-    of_replicas().person(headers)
-}
-
-/// Names the user in the headers of a call, for another replica; what the client wrote there goes. So does what it
-/// wrote about its connection, which could have named these headers as some that are not handed on. Whether all
-/// of the user could be written: without a part of him he could have other rights there.
-#[must_use]
-pub fn name_to_replica(headers: &mut HeaderMap, person: &Person) -> bool {
-    let ours = |name: &HeaderName| name.as_str().starts_with("x-remote-");
-    let written: Vec<HeaderName> = headers.keys().filter(|name| ours(name)).cloned().collect();
-    for name in written {
-        headers.remove(name);
-    }
-    headers.remove(CONNECTION);
-    let mut is_whole = true;
-    let mut add = |name: &str, value: &str| {
-        let name = HeaderName::try_from(name.to_ascii_lowercase());
-        match (name, HeaderValue::from_bytes(value.as_bytes())) {
-            (Ok(name), Ok(value)) => is_whole &= headers.try_append(name, value).is_ok(),
-            _ => is_whole = false,
-        }
-    };
-    add(USER, &person.name);
-    person.uid.iter().for_each(|uid| add(UID, uid));
-    person.groups.iter().for_each(|group| add(GROUP, group));
-    for (key, values) in &person.extra {
-        let name = format!("{EXTRA}{}", utf8_percent_encode(key, &ESCAPED));
-        values.iter().for_each(|value| add(&name, value));
-    }
-    is_whole
-}
-
 /// Reads again and again how the API server proves itself.
 pub async fn follow(client: Client, current: watch::Sender<Option<Arc<FrontProxy>>>) {
     let maps: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
@@ -218,25 +160,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_replica_reads_the_same_user() {
+    fn the_user_is_read_from_the_headers_of_the_api_server() {
         let one = |text: &str| vec![text.to_owned()];
-        let extra = [("scopes.example/A b", "x"), ("ends%41", "y"), ("é", "z"), ("", "")];
-        let person = Person {
+        let of = Headers {
+            user: one("X-Remote-User"),
+            uid: one("X-Remote-Uid"),
+            group: one("X-Remote-Group"),
+            extra: one("X-Remote-Extra-"),
+        };
+        let mut headers = HeaderMap::new();
+        assert_eq!(of.person(&headers), None);
+        for (name, value) in [
+            ("x-remote-user", "jane"),
+            ("x-remote-uid", "7"),
+            ("x-remote-group", "people"),
+            ("x-remote-group", "Ops"),
+            ("x-remote-extra-scopes.example%2f%41%20b", "x"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let unreadable = HeaderValue::from_bytes(b"\xff").unwrap();
+        headers.insert("x-remote-extra-unreadable", unreadable);
+        let jane = Person {
             name: "jane".to_owned(),
             uid: Some("7".to_owned()),
             groups: vec!["people".to_owned(), "Ops".to_owned()],
-            extra: extra.map(|(key, value)| (key.to_owned(), one(value))).into(),
+            extra: [("scopes.example/A b".to_owned(), one("x"))].into(),
         };
-        let mut headers = HeaderMap::new();
-        headers.insert("x-remote-group", HeaderValue::from_static("system:masters"));
-        headers.insert(CONNECTION, HeaderValue::from_static("x-remote-extra-scopes"));
-        assert!(name_to_replica(&mut headers, &person));
-        let unreadable = HeaderValue::from_bytes(b"\xff").unwrap();
-        headers.insert("x-remote-extra-unreadable", unreadable);
-        assert_eq!(named_by_replica(&headers), Some(person));
-        assert!(!headers.contains_key(CONNECTION), "it could take away the others");
-        // Less of him could be more rights: an attribute may say that he has not all of his user's.
-        let extra = [("scopes".to_owned(), one("few\nmore"))].into();
-        assert!(!name_to_replica(&mut headers, &Person { extra, ..Person::default() }));
+        assert_eq!(of.person(&headers), Some(jane));
     }
 }

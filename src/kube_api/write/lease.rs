@@ -16,10 +16,8 @@ use crate::kube_api::write::writer::ApiWriter;
 const TERM: &str = "gpupack.dev/term";
 /// The number of the term whose holder has given the Lease away.
 const HANDED_OVER: &str = "gpupack.dev/handed-over";
-/// Where the holder answers kube-scheduler.
+/// Where the holder takes messages of its followers.
 const ADDRESS: &str = "gpupack.dev/address";
-/// Where the holder serves the page.
-const PAGE_ADDRESS: &str = "gpupack.dev/page-address";
 /// The followers that know all Bindings that the holder may have on their way, by identity.
 const INFORMED: &str = "gpupack.dev/informed";
 /// What replicas show each other, so that no client can speak for them.
@@ -56,10 +54,8 @@ pub struct Held {
     pub acquired: i64,
     /// When it was last renewed, in microseconds since 1970. No process decides by it.
     pub renewed: i64,
-    /// The holder's address for verbs.
+    /// Where the holder takes messages of its followers.
     pub address: String,
-    /// The holder's address of the page.
-    pub page_address: String,
     /// The followers that know all Bindings on their way.
     pub informed: Vec<String>,
     /// The secret of this term.
@@ -148,7 +144,6 @@ impl Held {
             acquired: micros(spec.acquire_time),
             renewed: micros(spec.renew_time),
             address: of(ADDRESS),
-            page_address: of(PAGE_ADDRESS),
             informed: of(INFORMED)
                 .split_whitespace()
                 .take(MOST_INFORMED)
@@ -164,7 +159,6 @@ impl Held {
             (TERM, self.term.to_string()),
             (HANDED_OVER, self.handed_over.to_string()),
             (ADDRESS, self.address.clone()),
-            (PAGE_ADDRESS, self.page_address.clone()),
             (INFORMED, self.informed.join(" ")),
             (SECRET, self.secret.clone()),
         ];
@@ -207,7 +201,6 @@ mod tests {
             acquired: 1_767_225_600_000_001,
             renewed: 1_767_225_601_000_002,
             address: "http://10.0.0.7:8080".to_owned(),
-            page_address: "http://10.0.0.7:8081".to_owned(),
             informed: vec!["pod-b_2e".to_owned(), "pod-c_3d".to_owned()],
             secret: "s".to_owned(),
         };

@@ -14,10 +14,9 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::certificates::ServerProof;
 use crate::control::shared::app::App;
 use crate::hardware::units::Timestamp;
-use crate::kube_api::identity::front_proxy::{FrontProxy, name_to_replica, named_by_replica};
+use crate::kube_api::identity::front_proxy::FrontProxy;
 use crate::kube_api::identity::people::{People, Person, Right};
 use crate::kube_api::identity::review::TokenRefusal;
 use crate::server::http::exchange::PeerAddress;
@@ -39,8 +38,6 @@ enum PersonRefusal {
     Token(#[from] TokenRefusal),
     #[error("`{user}` may not {what}")]
     Forbidden { user: String, what: &'static str },
-    #[error("a group or an attribute of `{user}` has a character that no header can have")]
-    Unnamed { user: String },
     #[error("the namespaces cannot be listed now")]
     Busy,
 }
@@ -53,7 +50,7 @@ impl PersonRefusal {
             }
             Self::Token(TokenRefusal::TooMany) => StatusCode::TOO_MANY_REQUESTS,
             Self::Token(_) => StatusCode::UNAUTHORIZED,
-            Self::Forbidden { .. } | Self::Unnamed { .. } => StatusCode::FORBIDDEN,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
         };
         refusal(status, &self.to_string())
     }
@@ -67,19 +64,17 @@ pub struct PeopleAccess {
     app: Arc<App>,
     people: People,
     front_proxy: watch::Receiver<Option<Arc<FrontProxy>>>,
-    replicas: ServerProof,
     listed: Mutex<Option<Listed>>,
 }
 
 impl PeopleAccess {
-    /// People whom the API server knows, who call directly, through it, or through another replica.
+    /// People whom the API server knows, who call directly, or through it.
     pub fn new(
         app: Arc<App>,
         people: People,
         front_proxy: watch::Receiver<Option<Arc<FrontProxy>>>,
-        replicas: ServerProof,
     ) -> Self {
-        Self { app, people, front_proxy, replicas, listed: Mutex::default() }
+        Self { app, people, front_proxy, listed: Mutex::default() }
     }
 
     /// Who makes a call.
@@ -87,12 +82,8 @@ impl PeopleAccess {
         let headers = &parts.headers;
         if let Some(PeerProof { chain, .. }) = parts.extensions.get() {
             let front_proxy = self.front_proxy.borrow().clone();
-            let named = match front_proxy.filter(|front_proxy| front_proxy.is_it(chain)) {
-                Some(front_proxy) => front_proxy.person(headers),
-                None if self.replicas.accepts(chain) => named_by_replica(headers),
-                None => None,
-            };
-            if let Some(person) = named {
+            let front_proxy = front_proxy.filter(|front_proxy| front_proxy.is_it(chain));
+            if let Some(person) = front_proxy.and_then(|it| it.person(headers)) {
                 return Ok(Arc::new(person));
             }
         }
@@ -154,10 +145,6 @@ impl PeopleAccess {
         let what = "query gpupack: grant the ClusterRole gpupack-view";
         self.must(&person, Right::Inspect, what).await?;
         let viewer = self.viewer(&person).await?;
-        parts.headers.remove(header::AUTHORIZATION);
-        if !name_to_replica(&mut parts.headers, &person) {
-            return Err(PersonRefusal::Unnamed { user: person.name.clone() });
-        }
         parts.extensions.insert(viewer);
         Ok(())
     }

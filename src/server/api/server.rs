@@ -31,7 +31,7 @@ use crate::server::api::queries::scrape as scraped;
 use crate::server::api::replicas::LONGEST_MESSAGE;
 use crate::server::api::{queries, replicas, reports, resources, scrape};
 use crate::server::http::exchange::PeerAddress;
-use crate::server::http::forward::{Arrival, Forward, Port, to_leader};
+use crate::server::http::leading::{Arrival, Door, Port, by_leader};
 use crate::server::http::limits::PeerProof;
 use crate::server::http::respond::{
     ReadBody, ReadPath, encoded, json, refusal, unknown_path, with_permit, wrong_method,
@@ -107,23 +107,23 @@ static LOGGED: LogLimit = LogLimit::new();
 pub fn router(service: Service) -> Router {
     let own = agent_routes().merge(metric_routes()).merge(probe_routes()).merge(replica_routes());
     let queries = queries::routes().layer(Extension(Viewer::All));
-    let routes = verb_routes(&service, None).merge(own).merge(queries);
+    let routes = verb_routes(&service).merge(own).merge(queries);
     guarded(routes, ALL_PATHS, service)
 }
 
 /// Routes for kube-scheduler. The replica that leads answers them.
-fn verb_routes(service: &Service, proof: Option<ServerProof>) -> Router<Service> {
-    let forward = Forward::new(Arc::clone(&service.app), Port::Verbs, proof);
-    let forwarded = || middleware::from_fn_with_state(Arc::clone(&forward), to_leader);
+fn verb_routes(service: &Service) -> Router<Service> {
+    let door = Door { app: Arc::clone(&service.app), port: Port::Verbs };
+    let of_leader = || middleware::from_fn_with_state(door.clone(), by_leader);
     let most = |bytes| DefaultBodyLimit::max(bytes);
     let bind = Router::new().route("/v1/bind", post(bind_pod));
     Router::new()
         .route("/v1/filter", post(filter))
         .route("/v1/prioritize", post(prioritize))
         .route("/v1/preempt", post(preempt))
-        .route_layer(forwarded())
+        .route_layer(of_leader())
         .layer(most(service.app.config.max_body_bytes))
-        .merge(bind.route_layer(forwarded()).layer(most(LONGEST_BIND)))
+        .merge(bind.route_layer(of_leader()).layer(most(LONGEST_BIND)))
 }
 
 /// Routes for agents. Each replica answers them itself.
@@ -222,10 +222,9 @@ pub async fn serve_apart(
     let agent_limits = connections::limits(config.max_connections, REPORTS_IN_FLIGHT, 38);
     let page_limits = connections::limits(PAGE_CONNECTIONS, PAGE_IN_FLIGHT, 8);
     let metric_limits = connections::limits(METRICS_CONNECTIONS, METRICS_IN_FLIGHT, 2);
-    let proof = identities.as_ref().map(|identities| identities.replicas.clone());
-    let forward = Forward::new(Arc::clone(&service.app), Port::Page, proof.clone());
+    let door = Door { app: Arc::clone(&service.app), port: Port::Page };
     let mut page_routes =
-        queries::routes().route_layer(middleware::from_fn_with_state(forward, to_leader));
+        queries::routes().route_layer(middleware::from_fn_with_state(door, by_leader));
     let (mut replica_routes, mut agent_routes) = (replica_routes(), agent_routes());
     let mut metric_routes = metric_routes();
     let (mut mutual, mut asking, mut open) = (None, None, None);
@@ -247,7 +246,7 @@ pub async fn serve_apart(
         page_routes = page_routes.layer(Extension(Viewer::All));
     }
     let metric_routes = metric_routes.merge(probe_routes());
-    let mut verb_routes = verb_routes(&service, proof).merge(replica_routes);
+    let mut verb_routes = verb_routes(&service).merge(replica_routes);
     if let Some(tls) = shown {
         verb_routes = verb_routes.route_layer(middleware::from_fn_with_state(tls, still_proven));
     }

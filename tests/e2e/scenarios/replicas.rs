@@ -1,6 +1,7 @@
 //! Two replicas of the extender: one acts, and the other takes over when it is killed, stopped or
 //! frozen.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -9,7 +10,7 @@ use crate::fleet::{A100, Fleet};
 use crate::pods::PodPlan;
 use crate::replicas::Replicas;
 use crate::scenarios::upgrade::{REQUIRED, previous};
-use crate::testbed::{Testbed, figure, scenario, scenario_with};
+use crate::testbed::{Testbed, figure, scenario, scenario_with, scenario_within};
 use crate::watching::{Pods, Watching, bound};
 
 /// Pods are created this often, so that take-over shows as a pause of Bindings.
@@ -236,6 +237,100 @@ fn a_second_replica_costs_binds_little() {
         assert_eq!(watching.ask(bound), 6 * BURST);
         watching.verdict();
     });
+}
+
+/// Pods that wait while the leader is killed; `GPUPACK_WAITING` names another number.
+const WAITING: usize = 200;
+
+/// Nodes of that scenario. Each gets pods of its own, so that each shows when it takes pods again.
+const NODES: usize = 10;
+
+#[test]
+fn pods_that_wait_are_tried_again_after_the_leader_is_killed() {
+    let waiting = std::env::var("GPUPACK_WAITING").ok().and_then(|it| it.parse().ok());
+    let waiting: usize = waiting.unwrap_or(WAITING);
+    scenario_within("replicas-waiting", Duration::from_secs(500), |bed| async move {
+        let fleet = Fleet::new().with("replicas-waiting", NODES, (4, A100));
+        bed.cluster.add_nodes(&fleet).await;
+        let watching = Watching::start(bed.cluster.client.clone(), fleet.clone()).await;
+        let mut replicas = Replicas::start(&bed, &fleet).await;
+        let nodes: Vec<&str> = fleet.nodes.iter().map(|node| &*node.name).collect();
+        let mut small = Vec::new();
+        let mut add_small = async || {
+            let round = small.len();
+            let of =
+                |node: &&str| PodPlan::fraction(format!("s{round}-{node}"), "0.01").only_on(node);
+            let plans: Vec<PodPlan> = nodes.iter().map(of).collect();
+            bed.cluster.add_pods(&plans).await;
+            small.push(());
+        };
+        add_small().await;
+        watching.until_bound(NODES, LIMIT).await;
+        let large = |at| {
+            PodPlan::fraction(format!("w{at}"), "1").annotated("gpu-fraction-num-devices", "4")
+        };
+        let large: Vec<PodPlan> = (0..waiting).map(large).collect();
+        bed.cluster.add_pods(&large).await;
+        let leader = replicas.leader(None).await;
+        until_refused(&replicas.extenders[leader], waiting).await;
+
+        let (killed, bound_before) = (clock::now(), watching.ask(bound));
+        replicas.extenders[leader].kill();
+        let follower = &replicas.extenders[1 - leader];
+        let tried = async {
+            until_refused(follower, waiting).await;
+            killed.elapsed()
+        };
+        let placed = async {
+            let mut first = None;
+            loop {
+                add_small().await;
+                let since = watching.ask(|pods| first_bound(pods, killed));
+                first = first.or(since.values().min().copied());
+                if since.len() == NODES {
+                    break since;
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+        };
+        let (tried, placed) = futures::join!(tried, placed);
+        let first = placed.values().min().expect("a node");
+        let last = placed.values().max().expect("a node");
+        figure(
+            "replicas-waiting",
+            &format!(
+                "SIGKILL with {waiting} pods waiting: first Binding after {} ms, each node takes pods after {} ms, \
+                 all were tried again after {} ms",
+                clock::ms(*first),
+                clock::ms(*last),
+                clock::ms(tried)
+            ),
+        );
+        assert!(watching.ask(bound) > bound_before);
+        watching.verdict();
+    });
+}
+
+/// By node, how long after `killed` a pod was bound there first.
+fn first_bound(pods: &Pods, killed: Instant) -> BTreeMap<String, Duration> {
+    let mut first = BTreeMap::new();
+    for seen in pods.values() {
+        let node = seen.pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        let Some((node, at)) = node.zip(seen.bound.filter(|at| *at > killed)) else { continue };
+        let known = first.entry(node).or_insert(at - killed);
+        *known = (*known).min(at - killed);
+    }
+    first
+}
+
+/// Waits until a replica has refused so many pods.
+async fn until_refused(extender: &Extender, count: usize) {
+    let started = clock::now();
+    let refusals = "outcome=\"refused\",verb=\"filter\"";
+    while extender.metric("gpupack_verb_duration_seconds_count", refusals).await < count as f64 {
+        assert!(started.elapsed() < Duration::from_secs(200), "not all pods were tried");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 async fn until_ended(extender: &mut Extender) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::checker::annotation;
 use crate::clock;
@@ -15,8 +15,8 @@ use crate::pods::PodPlan;
 use crate::testbed::{Setup, Stage, scenario_with};
 
 /// The commit that this version must be exchangeable with: that of the last release. Raise it with
-/// each release. Until there is one: replicas had a Lease, and no pod was a guest.
-const PREVIOUS: &str = "fa920d8a";
+/// each release. Until there is one: that before the mechanisms were deleted that `src/config/gone.rs` lists.
+const PREVIOUS: &str = "22ebc973";
 
 /// A checkout may lack the history.
 pub(super) const REQUIRED: &str = "GPUPACK_PREVIOUS_REQUIRED";
@@ -142,6 +142,96 @@ fn the_version_before_allocates_guests_what_they_run_on() {
             assert!(!told.iter().any(|it| is_bad(&it.reason)), "{told:#?}");
             stage.judge().await;
             stage.figure("the version before allocates a guest the GPU on which it runs");
+        },
+    );
+}
+
+/// The keys of the version before that this one refuses, and without them.
+fn with_and_without_gone() -> [Value; 2] {
+    let pool = json!({"borrow": "compute", "respread_idle_seconds": 60});
+    let webhook = json!({"memory_limit": "mps", "mps_thread_percentage": "share_even_on_hopper"});
+    [
+        json!({"pool_label": "kubernetes.io/hostname", "webhook": webhook,
+            "pools": {"gone-00": pool, "gone-02": {"mig": "by_turns"}}}),
+        json!({"pool_label": "kubernetes.io/hostname", "webhook": {"memory_limit": "mps"},
+            "pools": {"gone-00": {"borrow": "compute"}, "gone-02": {"mig": "on_demand"}}}),
+    ]
+}
+
+/// A move home that nothing ends here, a percentage of threads, a soft limit, and a GPU that was shared by turns.
+#[test]
+fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
+    scenario_with(
+        "upgrade-gone",
+        REQUIRED,
+        |_| previous(),
+        |bed, previous| async move {
+            let fleet = Fleet::new().with("gone", 3, (2, A100));
+            let on_node = |node: &str| fleet.uuids(node)[0].to_owned();
+            let (limited, shared) = (on_node("gone-01"), on_node("gone-02"));
+            let [with_gone, without] = with_and_without_gone();
+            let mut stage = bed.stage(Setup::of(fleet.clone())).await;
+            stage.stop_gpupack();
+            stage.run_program(Some(previous.clone()));
+            stage.start_gpupack(&with_gone).await;
+            for (name, bound) in [("nb-1", 1), ("nb-2", 2)] {
+                let mut pod = notebook(name);
+                pod.spec.get_or_insert_default().node_selector =
+                    Some([("kubernetes.io/hostname".to_owned(), "gone-00".to_owned())].into());
+                let (pods, parameters) = (stage.cluster.pods(), PostParams::default());
+                pods.create(&parameters, &pod).await.expect("a pod");
+                stage.watching.until_bound(bound, LIMIT).await;
+            }
+            let tenant = |name: &str, device: &str, node: &str| {
+                PodPlan::fraction(name, "0.25")
+                    .placed_on(device, 20_330, 250_000)
+                    .bound_by_others(node)
+            };
+            let limits = tenant("limits", &limited, "gone-01")
+                .annotated("placed.gpupack.dev/mps-memory-limit", "0=20330M")
+                .annotated("placed.gpupack.dev/mps-thread-percentage", "25")
+                .annotated("placed.gpupack.dev/driver-memory-limit", "20330")
+                .annotated("placed.gpupack.dev/driver-memory-soft-limit", "4096");
+            stage.cluster.add_pods(&[limits, tenant("turn", &shared, "gone-02")]).await;
+            // The guest is called home, and no kubelet restarts it.
+            stage.cluster.add_pods(&[PodPlan::fraction("train", "1").only_on("gone-00")]).await;
+            stage.until_ledgers_agree().await;
+            let home = || async {
+                let pod = stage.cluster.pods().get("nb-2").await.expect("it is there");
+                annotation(&pod, "placed.gpupack.dev/placement").unwrap_or_default()
+            };
+            let started = clock::now();
+            while !home().await.contains("home") {
+                assert!(started.elapsed() < LIMIT, "{}", home().await);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let before = stage.extender.allocated().await;
+            for (version, program, settings) in
+                [(1, None, &without), (2, Some(&previous), &with_gone), (3, None, &without)]
+            {
+                stage.stop_gpupack();
+                stage.run_program(program.cloned());
+                stage.start_gpupack(settings).await;
+                stage.until_ledgers_agree().await;
+                assert_eq!(stage.extender.allocated().await, before, "by version {version}");
+            }
+            let told = stage.cluster.events().await;
+            let is_bad = |reason: &str| ["PlacementUnreadable", "Overallocated"].contains(&reason);
+            assert!(!told.iter().any(|it| is_bad(&it.reason)), "{told:#?}");
+            // Room is free again when they end.
+            for name in ["limits", "turn"] {
+                stage.cluster.set_phase(name, "Succeeded").await;
+            }
+            stage.until_ledgers_agree().await;
+            let plans = ["gone-01", "gone-02"].map(|node| {
+                PodPlan::fraction(format!("after-{node}"), "1")
+                    .annotated("gpu-fraction-num-devices", "2")
+                    .only_on(node)
+            });
+            stage.cluster.add_pods(&plans).await;
+            stage.watching.until_bound(6, LIMIT).await;
+            stage.judge().await;
+            stage.figure("what the version before left half done counts alike in both versions");
         },
     );
 }

@@ -2,11 +2,8 @@ use std::time::Duration;
 
 use gpupack::hardware::device::{NodeName, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, MilliCpu, Timestamp};
-use gpupack::kube_api::identity::front_proxy::{name_to_replica, named_by_replica};
 use gpupack::ledger::nodes::state::{Ledger, Settings};
 use gpupack::report::wire::Report;
-use hyper::HeaderMap;
-use hyper::header::{HeaderName, HeaderValue};
 use serde_json::json;
 
 /// A report: what is read is written and read alike. The ledger takes it once, its sums stay right, and another
@@ -51,22 +48,4 @@ pub(crate) fn report(body: &[u8]) {
     let next = ledger.report("node-b", &next, at(4_000)).unwrap();
     assert!(next.is_taken, "no node ends the session of another one");
     ledger.audit().unwrap();
-}
-
-/// Headers that name a user, a line each: another replica reads of them the same user.
-pub(crate) fn headers(text: &[u8]) {
-    let mut headers = HeaderMap::new();
-    for line in text.split(|byte| *byte == b'\n').take(200) {
-        let Some(at) = line.iter().position(|byte| *byte == b':') else { continue };
-        let (name, value) =
-            (HeaderName::from_bytes(&line[..at]), HeaderValue::from_bytes(&line[at + 1..]));
-        if let (Ok(name), Ok(value)) = (name, value) {
-            headers.append(name, value);
-        }
-    }
-    let Some(person) = named_by_replica(&headers) else { return };
-    assert!(!person.name.is_empty());
-    let mut forwarded = headers.clone();
-    assert!(name_to_replica(&mut forwarded, &person), "all of it came in headers");
-    assert_eq!(named_by_replica(&forwarded), Some(person), "from {headers:?}");
 }

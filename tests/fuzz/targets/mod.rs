@@ -19,7 +19,7 @@ mod files;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 16] = [
+pub(crate) const TARGETS: [Target; 15] = [
     ("filter", verbs::filter_and_prioritize),
     ("bind", verbs::bound),
     ("preempt", verbs::preempted),
@@ -29,7 +29,6 @@ pub(crate) const TARGETS: [Target; 16] = [
     ("placement", pods::placement),
     ("review", pods::review),
     ("report", clients::report),
-    ("headers", clients::headers),
     ("config", files::config),
     ("fleet", files::fleet),
     ("trace", files::trace),

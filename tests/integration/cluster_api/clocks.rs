@@ -8,7 +8,7 @@ use gpupack::clock::{Clock, SimulatedTime};
 use gpupack::config::file::Config;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
-use gpupack::control::shared::leader::{Addresses, Replica};
+use gpupack::control::shared::leader::Replica;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
@@ -275,7 +275,7 @@ impl Process {
             pod: PodKey::new("gpu-system", "gpupack-0").unwrap(),
             lease: LeaseName { namespace: "gpu-system".to_owned(), name: "gpupack".to_owned() },
             holds_for: Duration::from_secs(3),
-            addresses: Addresses { verbs: address.clone(), page: address },
+            address,
             secret: "secret".to_owned(),
         });
         let truth = Truth::Cluster(Box::new(ClusterTruth { writer, notices, replica }));

@@ -10,7 +10,7 @@ use gpupack::control::lead::informing::take_message;
 use gpupack::control::loops;
 use gpupack::control::shared::app::{App, ClusterTruth, Truth};
 use gpupack::control::shared::in_flight::{HeldPod, Message, NamedPod};
-use gpupack::control::shared::leader::{Addresses, Replica};
+use gpupack::control::shared::leader::Replica;
 use gpupack::hardware::device::{NodeName, PodUid, PoolName};
 use gpupack::hardware::units::{HostAmount, MemMib, Timestamp};
 use gpupack::kube_api::pod::seen_pod::SeenPod;
@@ -62,7 +62,7 @@ impl Bed {
             pod: PodKey::new("gpu-system", "gpupack-1").unwrap(),
             lease: LeaseName { namespace: "gpu-system".to_owned(), name: "gpupack".to_owned() },
             holds_for: Duration::from_secs(3),
-            addresses: Addresses { verbs: address.clone(), page: address },
+            address,
             secret: "secret-2".to_owned(),
         };
         let informed = if is_informed { own.identity.clone() } else { String::new() };

@@ -11,12 +11,14 @@ use axum::Json;
 use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
+use gpupack::agent::node::client::{ExtenderClient, Proof};
+use gpupack::agent::node::session::Answer;
 use gpupack::certificates::{CertificateFiles, Certificates, ServerProof};
 use gpupack::clock::Clock;
-use gpupack::control::shared::leader::{Addresses, Leader};
 use gpupack::kube_api::identity::front_proxy;
 use gpupack::kube_api::identity::people::People;
 use gpupack::kube_api::identity::token::AgentTokens;
+use gpupack::report::wire::Report;
 use gpupack::server::api::agents::AgentAccess;
 use gpupack::server::api::people::PeopleAccess;
 use gpupack::server::api::server::{Identities, serve_apart};
@@ -150,8 +152,7 @@ impl Guarded {
         let (current, mut proxies) = watch::channel(None);
         tokio::spawn(front_proxy::follow(client.clone(), current));
         proxies.changed().await.unwrap();
-        let people =
-            PeopleAccess::new(bed.app.clone(), People::new(client), proxies, replicas.clone());
+        let people = PeopleAccess::new(bed.app.clone(), People::new(client), proxies);
         let identities = Identities {
             scheduler: ServerName::try_from(SCHEDULER).unwrap(),
             replicas,
@@ -246,7 +247,7 @@ async fn verbs_need_a_certificate_of_the_ca_with_a_known_name() {
     let guarded = Guarded::start().await;
     let (scheduler, replica) = (guarded.authority.pair(SCHEDULER), guarded.authority.pair(REPLICA));
     assert_eq!(guarded.verb(Some(&scheduler), "/v1/filter").await, Ok(200));
-    assert_eq!(guarded.verb(Some(&replica), "/v1/filter").await, Ok(200), "forwarded");
+    assert_eq!(guarded.verb(Some(&replica), "/v1/filter").await, Ok(200));
     for path in ["/v1/replicas/join", "/v1/replicas/bindings"] {
         assert_eq!(guarded.verb(Some(&scheduler), path).await, Ok(403), "{path}");
         assert_eq!(guarded.verb(Some(&replica), path).await, Ok(409), "{path}");
@@ -394,29 +395,24 @@ async fn the_token_of_a_deleted_pod_is_believed_only_until_it_is_asked_about_aga
 }
 
 #[tokio::test]
-async fn a_follower_forwards_to_a_leader_that_proves_who_it_is() {
-    let follower = Guarded::start().await;
-    let same = Arc::clone(&follower.authority);
-    for (leader, is_ours) in
-        [(Guarded::start_with(same).await, true), (Guarded::start().await, false)]
+async fn an_agent_reports_only_to_an_extender_that_proves_who_it_is() {
+    let (own, other) = (Guarded::start().await, Guarded::start().await);
+    let token = own.folder.path().join("token");
+    std::fs::write(&token, "gpu-a.agent-1").unwrap();
+    let certificates = Certificates::read(files(own.folder.path())).unwrap();
+    for (extender, name, is_proven) in
+        [(&own, REPLICA, true), (&own, "else", false), (&other, REPLICA, false)]
     {
-        let url = |at: usize| format!("https://{}", leader.at[at]);
-        let at = Addresses { verbs: url(0), page: url(2) };
-        follower.bed.app.leading.set(Leader::Elsewhere(at));
-        let scheduler = follower.authority.pair(SCHEDULER);
-        let request = Request::post("/v1/filter").header("content-type", "application/json");
-        let request = request.header("host", "localhost").body(Full::from(data("filter.json")));
-        let called = follower.call(follower.at[0], Some(&scheduler), request.unwrap());
-        let (status, answer) = called.await.unwrap();
-        assert_eq!(status == StatusCode::OK, is_ours, "{status} {answer}");
-        let expected = leader.bed.post("/v1/filter", data("filter.json")).await.1;
-        assert_eq!(answer == expected, is_ours, "{answer}");
-        for (user, may) in [("guest", true), ("stranger", false)] {
-            let page = Request::get("/v1/state").header("host", "localhost");
-            let page = page.header("authorization", format!("Bearer person.{user}"));
-            let page = page.body(Full::default()).unwrap();
-            let (status, _) = follower.call(follower.at[2], None, page).await.unwrap();
-            assert_eq!(status == StatusCode::OK, is_ours && may, "{user}: {status}");
+        let name = ServerName::try_from(name).unwrap();
+        let server = Some(ServerProof { tls: certificates.current(), name });
+        let proof = Proof { token_file: Some(token.clone()), server };
+        let client = ExtenderClient::new(&format!("https://{}", extender.at[1]), proof).unwrap();
+        let report = hello("gpu-a", "Tesla T4", 15_360, 1).to_string();
+        let report = || Report::from_json(report.as_bytes()).unwrap();
+        let answer = client.put("gpu-a", report).await;
+        match is_proven {
+            true => assert!(matches!(answer, Answer::Reply(_)), "{answer:?}"),
+            false => assert!(matches!(answer, Answer::Away { .. }), "{answer:?}"),
         }
     }
 }
@@ -447,21 +443,4 @@ async fn a_long_chain_of_certificates_is_refused_at_every_port() {
     assert!(guarded.verb(Some(&large), "/v1/filter").await.is_err());
     assert!(page(&large).await.is_err());
     assert_eq!(page(&guarded.authority.pair(SCHEDULER)).await, Ok(200));
-}
-
-#[tokio::test]
-async fn a_caller_cannot_take_away_what_a_replica_says_of_him() {
-    let follower = Guarded::start().await;
-    let leader = Guarded::start_with(Arc::clone(&follower.authority)).await;
-    let url = |at: usize| format!("https://{}", leader.at[at]);
-    let at = Addresses { verbs: url(0), page: url(2) };
-    follower.bed.app.leading.set(Leader::Elsewhere(at));
-    // Headers about a connection are not handed on, and this one would make the groups such a header.
-    for about in ["close", "x-remote-group", "X-Remote-User, x-remote-group", "authorization"] {
-        let request = Request::get("/v1/state").header("host", "localhost");
-        let request = request.header("authorization", "Bearer person.guest");
-        let request = request.header("connection", about).body(Full::default()).unwrap();
-        let (status, answer) = follower.call(follower.at[2], None, request).await.unwrap();
-        assert_eq!(status, StatusCode::OK, "{about}: {answer}");
-    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use gpupack::control::lead::informing::{take_follower, take_message};
 use gpupack::control::shared::app::Truth;
-use gpupack::control::shared::leader::{Addresses, Replica};
+use gpupack::control::shared::leader::Replica;
 use gpupack::kube_api::write::lease::LeaseName;
 use gpupack::kube_api::write::target::PodKey;
 use gpupack::step::outside::{Answer, CallId, Event, Lost};
@@ -24,7 +24,7 @@ pub(super) fn replica(place: usize, life: u64) -> Replica {
         pod: PodKey::new("gpu-system", &pod).expect("a name"),
         lease: LeaseName { namespace: "gpu-system".to_owned(), name: "gpupack".to_owned() },
         holds_for: Duration::from_secs(3),
-        addresses: Addresses { verbs: address.clone(), page: address },
+        address,
         secret: format!("secret-{life}"),
     }
 }

@@ -649,6 +649,8 @@ pub mod cli {
     /// `gpupack doctor`
     pub mod doctor {
         pub(crate) mod finding;
+        /// What each check may find, and how to fix it.
+        pub(crate) mod table;
         pub(crate) mod rights;
         pub(crate) mod objects;
         pub(crate) mod parts;
@@ -660,9 +662,9 @@ pub mod cli {
             pub(crate) mod handshake;
         }
         pub(crate) mod nodes;
-        pub(crate) mod webhook;
-        pub(crate) mod policies;
+        pub(crate) mod admission;
         pub(crate) mod facts;
+        pub(crate) mod checks;
         pub mod command;
     }
 

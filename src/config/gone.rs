@@ -35,6 +35,7 @@ pub const KEYS: &[Gone] = &[
         None,
         "leave it out; pods are moved home, or for memory that others need, and not while they use no GPU",
     ),
+    gone("pools.*.spread_empty", None, "leave it out; pools that lend always do this"),
     gone(
         "webhook.mps_thread_percentage",
         Some("share_even_on_hopper"),

@@ -23,7 +23,6 @@ struct PoolKeys {
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
     borrow: BorrowName,
-    spread_empty: bool,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
     mig_moves: MigMoves,
@@ -106,7 +105,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         driver_limits: false, // a key of another section says so
-        spread_empty: keys.spread_empty,
         mig: keys.mig,
         mig_moves: keys.mig_moves == MigMoves::Restart,
     };
@@ -155,7 +153,6 @@ mod tests {
             ("{mig_instances: shared, enforcement: mps}", None, shared, Enforcement::Mps),
             ("{enforcement: driver}", None, whole, Enforcement::Driver),
             ("{replicas: , enforcement: none}", None, whole, Enforcement::None),
-            ("{spread_empty: false}", None, whole, Enforcement::None),
         ] {
             assert_eq!(
                 rule_of(text),
@@ -167,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_pool_lends_memory_up_to_the_highest_limit() {
-        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute}, c: {}}";
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory}, b: {borrow: compute}, c: {}}";
         let pools = Config::from_yaml(text).unwrap().pools;
         let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
         let most = Share::from_millionths(750_000);
@@ -179,8 +176,6 @@ mod tests {
         assert!(limited("webhook: {memory_limit: driver}\npools: {a: {borrow: memory}}"));
         assert!(!limited("webhook: {memory_limit: driver}\npools: {a: {borrow: compute}}"));
         assert!(!limited("webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}"));
-        let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
-        assert_eq!([spreads("a"), spreads("b")], [true, false]);
     }
 
     #[test]

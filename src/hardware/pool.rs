@@ -181,8 +181,6 @@ pub struct PoolRule {
     /// Whether the driver limits how much lent memory each pod uses. Then pods borrow memory only where the node's
     /// agent sets these limits.
     pub driver_limits: bool,
-    /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
-    pub spread_empty: bool,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
     /// Whether a pod may be restarted on another MIG instance of its node so that a waiting pod fits.

@@ -12,6 +12,7 @@ use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, s
 use crate::cli::doctor::objects::{OwnPod, Workload};
 use crate::cli::doctor::table::*;
 use crate::config::file::Config;
+use crate::config::webhook::{MemoryLimit, THREAD_CAP, ThreadCap};
 use crate::kube_api::request::resources::{MARKERS, WHOLE};
 
 /// From this minor version on, the API server has the policies.
@@ -186,7 +187,10 @@ pub(crate) fn configuration(file: &Read<String>) -> (Findings, Option<Config>) {
                 (None, None, true) => CONFIG_PLAIN.with([]),
                 (None, None, false) => CONFIG_LOCAL.with([]),
             };
-            (vec![way], Some(config))
+            let caps = config.webhook.memory_limit == MemoryLimit::Mps
+                && config.webhook.thread_cap == ThreadCap::Share;
+            let cap = caps.then(|| CONFIG_THREADS.with([&THREAD_CAP]));
+            (std::iter::once(way).chain(cap).collect(), Some(config))
         }
     }
 }

@@ -88,6 +88,7 @@ table! {
             => "set `tls`, or apply deploy/network-policy.yaml where policies are enforced";
         CONFIG_LOCAL Warning "valid; its ports can be reached on its own machine only"
             => "set listen, page_listen, agents_listen and metrics_listen";
+        CONFIG_THREADS Warning "{0}" => "leave it out where products of half precision matter";
         CONFIG_OK Good "valid; clients prove who they are (`tls`)";
     }
     "rights of the extender" {

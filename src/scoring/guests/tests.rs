@@ -266,9 +266,7 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
 #[test]
 fn a_pool_that_lends_spreads_over_the_empty_gpus() {
     let mut classes = DeviceClasses::default();
-    for (borrow, expected) in
-        [(Borrow::None, Ordering::Equal), (Borrow::Compute, Ordering::Less)]
-    {
+    for (borrow, expected) in [(Borrow::None, Ordering::Equal), (Borrow::Compute, Ordering::Less)] {
         let rule = PoolRule { borrow, ..PoolRule::default() };
         let mut cost = |text| {
             let mut node = node_of(text, &mut classes);

@@ -36,11 +36,7 @@ pub struct Comparison {
 fn rules() -> [(&'static str, PoolRule); 3] {
     let rule = |borrow| PoolRule { borrow, ..PoolRule::default() };
     let memory = Borrow::Memory { most: Share::WHOLE };
-    [
-        ("none", rule(Borrow::None)),
-        ("compute", rule(Borrow::Compute)),
-        ("memory", rule(memory)),
-    ]
+    [("none", rule(Borrow::None)), ("compute", rule(Borrow::Compute)), ("memory", rule(memory))]
 }
 
 /// The pods that come.

@@ -135,6 +135,9 @@ fn a_configuration_shows_all_of_its_faults() {
     assert_eq!(states(&found), [Warning]);
     let (found, _) = of("tls: {}\nlisten: 0.0.0.0:8080");
     assert_eq!(states(&found), [Good], "{found:?}");
+    let (found, _) = of("tls: {}\nwebhook: {memory_limit: mps, mps_thread_percentage: share}");
+    assert_eq!(states(&found), [Good, Warning], "{found:?}");
+    assert!(found[1].found.contains("100 on Hopper GPUs"), "{found:?}");
     let many: String = (0..200).map(|at| format!("key{at}: 1\n")).collect();
     assert_eq!(of(&many).0.len(), 21);
     assert_eq!(of("a: [").0[0].state, Problem);

@@ -200,7 +200,7 @@ fn is_enough(given: &Toleration, key: &str) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     operations: Vec<PatchOperation>,
-    /// What the client that creates the pod is told.
+    /// What the client that creates the pod is to know.
     pub(crate) warning: Option<&'static str>,
 }
 

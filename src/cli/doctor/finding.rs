@@ -109,7 +109,7 @@ pub(crate) fn known<'a, T>(read: &'a Read<T>, unread: &Row) -> Result<&'a T, Che
 }
 
 /// The same, with a line of its own where it is absent.
-pub(crate) fn there<'a, T>(read: &'a Read<T>, unread: Row, absent: Row) -> Result<&'a T, Check> {
+pub(crate) fn there<T>(read: &Read<T>, unread: Row, absent: Row) -> Result<&T, Check> {
     match read {
         Err(Unread::Absent) => Err(absent.with([])),
         _ => known(read, &unread),

@@ -158,7 +158,7 @@ pub mod ledger {
         pub mod moves;
         pub mod requeue;
         pub mod waiting;
-        pub mod making_way;
+        pub mod called_back;
         pub(crate) mod requeue_attempts;
         pub mod standing;
         pub mod preemption;
@@ -339,7 +339,6 @@ pub mod control {
         pub(crate) mod client_limits;
         pub(crate) mod recall;
         pub(crate) mod take_back;
-        pub(crate) mod make_way;
         pub mod binding;
         pub mod edits;
     }

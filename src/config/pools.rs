@@ -25,15 +25,6 @@ struct PoolKeys {
     borrow: BorrowName,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
-    mig_moves: MigMoves,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum MigMoves {
-    #[default]
-    Never,
-    Restart,
 }
 
 /// The names of [`MigUse`].
@@ -83,13 +74,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `replicas` and `mig_instances: shared`"
         )));
     }
-    let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
-    if let Some((pool, _)) = pools.iter().find(|(_, keys)| fixed(keys)) {
-        return Err(D::Error::custom(format!(
-            "pool `{pool}` has `mig_moves: restart`, and gpupack makes no MIG instances there: add `mig: on_demand`, \
-             or leave it out"
-        )));
-    }
     let rule = |keys: PoolKeys| PoolRule {
         replicas: keys.replicas,
         instances: match keys.mig_instances {
@@ -106,7 +90,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
         },
         driver_limits: false, // a key of another section says so
         mig: keys.mig,
-        mig_moves: keys.mig_moves == MigMoves::Restart,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -212,11 +195,6 @@ mod tests {
                 "the enforcement of `a`, `b` must be",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
-            (
-                "pools: {a: {mig_moves: restart}}",
-                "makes no MIG instances there: add `mig: on_demand`",
-            ),
-            ("pools: {a: {mig: on_demand, mig_moves: yes}}", "expected `never` or `restart`"),
             ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
             (
                 "pools: {a: {mig: on_demand, mig_instances: shared}}",

@@ -183,8 +183,6 @@ pub struct PoolRule {
     pub driver_limits: bool,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
-    /// Whether a pod may be restarted on another MIG instance of its node so that a waiting pod fits.
-    pub mig_moves: bool,
 }
 
 /// The rules of all pools that have one.
@@ -207,11 +205,6 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
-    }
-
-    /// Whether pods of some pool may be restarted on other MIG instances.
-    pub fn moves_instances(&self) -> bool {
-        self.by_pool.values().any(|rule| rule.mig_moves)
     }
 
     /// The same rules, where no pod may use more than this share of the memory of a device.

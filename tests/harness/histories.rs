@@ -58,7 +58,6 @@ const fn rule(
         borrow: Borrow::None,
         driver_limits: false,
         mig: MigUse::Fixed,
-        mig_moves: false,
     }
 }
 

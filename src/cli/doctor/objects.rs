@@ -169,7 +169,7 @@ pub(crate) struct SeenNode {
     pub(crate) has_mig_manager: bool,
     /// Whether gpupack makes MIG instances in its pool.
     pub(crate) is_divided: bool,
-    /// Whether gpupack restarts containers of its pool: it lends, or moves pods to other MIG instances.
+    /// Whether gpupack restarts containers of its pool: it lends.
     pub(crate) moves_pods: bool,
     /// The version of its kubelet, as that reports it.
     pub(crate) kubelet: String,
@@ -207,7 +207,7 @@ impl SeenNode {
             mig_state: label(MIG_STATE),
             has_mig_manager,
             is_divided: pool.is_some_and(|rule| rule.mig.makes()),
-            moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None || rule.mig_moves),
+            moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None),
             kubelet: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             name: node.metadata.name.unwrap_or_default(),
         }
@@ -255,8 +255,7 @@ mod tests {
                 "status": {"allocatable": allocatable}});
             let pool = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
             let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
-            let moves = PoolRule { mig_moves: true, ..PoolRule::default() };
-            let pools = [("p", pool), ("lends", lends), ("moves", moves)];
+            let pools = [("p", pool), ("lends", lends)];
             let pools = PoolRules::new(pools.map(|(name, rule)| (PoolName::new(name), rule)));
             let config = Config { pools, ..Config::default() };
             SeenNode::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
@@ -280,8 +279,8 @@ mod tests {
         }
         let of_pool = |pool: &str| node(json!({"gpupack.dev/pool": pool}), json!({}));
         assert!(of_pool("p").is_divided);
-        let moves_pods = ["p", "lends", "moves", ""].map(|pool| of_pool(pool).moves_pods);
-        assert_eq!(moves_pods, [false, true, true, false]);
+        let moves_pods = ["p", "lends", ""].map(|pool| of_pool(pool).moves_pods);
+        assert_eq!(moves_pods, [false, true, false]);
         let info = json!({"metadata": {}, "status": {"nodeInfo": {"architecture": "", "bootID": "",
             "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
             "kubeletVersion": "v1.32.4", "machineID": "", "operatingSystem": "", "osImage": "",

@@ -135,12 +135,10 @@ pub(crate) struct NeededRight {
 pub(crate) fn of_extender(config: &Config) -> Vec<NeededRight> {
     let (keys, missing) = ("guard.evict and preemption", MAY_NOT_EVICT);
     let evicts = NeededRight { verb: "create", subresource: "eviction", keys, missing };
-    let (keys, missing) = ("borrow and mig_moves", MAY_NOT_MOVE);
+    let (keys, missing) = ("borrow", MAY_NOT_MOVE);
     let moves = NeededRight { verb: "patch", subresource: "resize", keys, missing };
-    let has_to = [
-        (evicts, config.guard.evict || config.preemption.enabled),
-        (moves, config.pools.lends() || config.pools.moves_instances()),
-    ];
+    let has_to =
+        [(evicts, config.guard.evict || config.preemption.enabled), (moves, config.pools.lends())];
     has_to.into_iter().filter_map(|(right, is_needed)| is_needed.then_some(right)).collect()
 }
 
@@ -192,7 +190,7 @@ mod tests {
         let rights = |text: &str| of_extender(&Config::from_yaml(text).unwrap());
         let off = "preemption: {enabled: false}";
         assert!(rights(off).is_empty());
-        let moves = format!("{off}\npools: {{a: {{mig: on_demand, mig_moves: restart}}}}");
+        let moves = format!("{off}\npools: {{a: {{borrow: compute}}}}");
         let guard = format!("{off}\nguard: {{evict: true}}");
         for (text, right) in [(&*moves, "resize"), (&guard, "eviction"), ("", "eviction")] {
             let needed = rights(text);

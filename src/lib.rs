@@ -158,7 +158,7 @@ pub mod ledger {
         pub mod moves;
         pub mod requeue;
         pub mod waiting;
-        pub mod making_way;
+        pub mod called_back;
         pub(crate) mod requeue_attempts;
         pub mod standing;
         pub mod preemption;
@@ -339,7 +339,6 @@ pub mod control {
         pub(crate) mod client_limits;
         pub(crate) mod recall;
         pub(crate) mod take_back;
-        pub(crate) mod make_way;
         pub mod binding;
         pub mod edits;
     }
@@ -649,6 +648,8 @@ pub mod cli {
     /// `gpupack doctor`
     pub mod doctor {
         pub(crate) mod finding;
+        /// What each check may find, and how to fix it.
+        pub(crate) mod table;
         pub(crate) mod rights;
         pub(crate) mod objects;
         pub(crate) mod parts;
@@ -660,9 +661,9 @@ pub mod cli {
             pub(crate) mod handshake;
         }
         pub(crate) mod nodes;
-        pub(crate) mod webhook;
-        pub(crate) mod policies;
+        pub(crate) mod admission;
         pub(crate) mod facts;
+        pub(crate) mod checks;
         pub mod command;
     }
 

@@ -232,12 +232,6 @@ mutations! {
     /// A leader writes the MIG instances that it knows over those that an earlier one knew, though no report says yet
     /// which are newer.
     OlderInstanceWritten,
-    /// A pod that moves to another MIG instance is allocated that one alone before lists show that it has left its own.
-    InstanceLeftEarly,
-    /// A move to another MIG instance that a process has left half done goes on for ever.
-    StrayMoveStays,
-    /// The instance that a pod leaves counts as free while it moves.
-    LeftInstanceFree,
     /// Pods that wait do not hear that a MIG instance can be made.
     PlaceUnnoticed,
     /// A MIG instance that no pod has stays.

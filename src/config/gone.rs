@@ -36,6 +36,12 @@ pub const KEYS: &[Gone] = &[
         "leave it out; pods are moved home, or for memory that others need, and not while they use no GPU",
     ),
     gone(
+        "pools.*.mig_moves",
+        None,
+        "leave it out; `/v1/moves` and `gpupack explain` name the pods whose move would help",
+    ),
+    gone("pools.*.spread_empty", None, "leave it out; pools that lend always do this"),
+    gone(
         "webhook.mps_thread_percentage",
         Some("share_even_on_hopper"),
         "say `share`, which limits no compute on Hopper GPUs: products were incomplete there",

@@ -23,18 +23,8 @@ struct PoolKeys {
     #[serde(deserialize_with = "EnforcementName::deserialize")]
     enforcement: Enforcement,
     borrow: BorrowName,
-    spread_empty: bool,
     #[serde(deserialize_with = "MigUseName::deserialize")]
     mig: MigUse,
-    mig_moves: MigMoves,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum MigMoves {
-    #[default]
-    Never,
-    Restart,
 }
 
 /// The names of [`MigUse`].
@@ -84,13 +74,6 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
              `replicas` and `mig_instances: shared`"
         )));
     }
-    let fixed = |keys: &PoolKeys| keys.mig_moves == MigMoves::Restart && !keys.mig.makes();
-    if let Some((pool, _)) = pools.iter().find(|(_, keys)| fixed(keys)) {
-        return Err(D::Error::custom(format!(
-            "pool `{pool}` has `mig_moves: restart`, and gpupack makes no MIG instances there: add `mig: on_demand`, \
-             or leave it out"
-        )));
-    }
     let rule = |keys: PoolKeys| PoolRule {
         replicas: keys.replicas,
         instances: match keys.mig_instances {
@@ -106,9 +89,7 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<PoolRules, D::E
             BorrowName::Memory => Borrow::Memory { most: Share::WHOLE },
         },
         driver_limits: false, // a key of another section says so
-        spread_empty: keys.spread_empty,
         mig: keys.mig,
-        mig_moves: keys.mig_moves == MigMoves::Restart,
     };
     Ok(PoolRules::new(pools.into_iter().map(|(name, keys)| (PoolName::new(name), rule(keys)))))
 }
@@ -155,7 +136,6 @@ mod tests {
             ("{mig_instances: shared, enforcement: mps}", None, shared, Enforcement::Mps),
             ("{enforcement: driver}", None, whole, Enforcement::Driver),
             ("{replicas: , enforcement: none}", None, whole, Enforcement::None),
-            ("{spread_empty: false}", None, whole, Enforcement::None),
         ] {
             assert_eq!(
                 rule_of(text),
@@ -167,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_pool_lends_memory_up_to_the_highest_limit() {
-        let text = "max_limit: 0.75\npools: {a: {borrow: memory, spread_empty: true}, b: {borrow: compute}, c: {}}";
+        let text = "max_limit: 0.75\npools: {a: {borrow: memory}, b: {borrow: compute}, c: {}}";
         let pools = Config::from_yaml(text).unwrap().pools;
         let borrow = |pool| pools.of(&PoolName::new(pool)).borrow;
         let most = Share::from_millionths(750_000);
@@ -179,8 +159,6 @@ mod tests {
         assert!(limited("webhook: {memory_limit: driver}\npools: {a: {borrow: memory}}"));
         assert!(!limited("webhook: {memory_limit: driver}\npools: {a: {borrow: compute}}"));
         assert!(!limited("webhook: {memory_limit: mps}\npools: {a: {borrow: memory}}"));
-        let spreads = |pool| pools.of(&PoolName::new(pool)).spread_empty;
-        assert_eq!([spreads("a"), spreads("b")], [true, false]);
     }
 
     #[test]
@@ -217,11 +195,6 @@ mod tests {
                 "the enforcement of `a`, `b` must be",
             ),
             ("pools: {a: {borrow: all}}", "expected one of `none`, `compute`, `memory`"),
-            (
-                "pools: {a: {mig_moves: restart}}",
-                "makes no MIG instances there: add `mig: on_demand`",
-            ),
-            ("pools: {a: {mig: on_demand, mig_moves: yes}}", "expected `never` or `restart`"),
             ("pools: {a: {mig: on_demand, replicas: 4}}", "`mig: on_demand`, which makes each"),
             (
                 "pools: {a: {mig: on_demand, mig_instances: shared}}",

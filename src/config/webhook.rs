@@ -49,10 +49,14 @@ pub enum ThreadCap {
     /// They are not: each may use all of them while the others are idle.
     #[default]
     None,
-    /// Each to its share, but not on Hopper GPUs, where many percentages below 100 leave parts of
-    /// results unwritten (`docs/hardware.md`).
+    /// Each to its share: see [`THREAD_CAP`].
     Share,
 }
+
+/// What [`ThreadCap::Share`] does, for people.
+pub const THREAD_CAP: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of clients of MPS is the pod's part of its GPU \
+    (`mps_thread_percentage: share`), and 100 on Hopper GPUs and unknown models: with less, results there were \
+    silently incomplete";
 
 /// Checked section `webhook`; its fields have the order of the docs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]

@@ -10,7 +10,6 @@ use futures::{FutureExt, StreamExt};
 use tokio::sync::oneshot;
 
 use crate::control::bind::edits::restoring;
-use crate::control::bind::make_way::{call_back, make_way};
 use crate::control::bind::recall::recall;
 use crate::control::bind::settle::settle_abandoned;
 use crate::control::bind::take_back::take_back;
@@ -42,9 +41,6 @@ const ACCOUNT_EVERY: u64 = 5;
 
 /// Ticks between two audits of the whole ledger.
 const AUDIT_EVERY: u64 = 60;
-
-/// Ticks between two looks for pods that are moved to other MIG instances for waiting ones.
-const MAKE_WAY_EVERY: u64 = 5;
 
 /// Ticks between two looks for guests on their way home, where no pool lends.
 const GUESTS_EVERY: u64 = 10;
@@ -104,16 +100,13 @@ async fn ticks(app: &Arc<App>) {
         app.doubt_fits();
         app.take_over_waiting();
         // Where no pool lends any more, guests may be left from before.
-        let moves_instances = app.config.pools.moves_instances();
-        let is_due =
-            app.config.pools.lends() || moves_instances || tick.is_multiple_of(GUESTS_EVERY);
+        let is_due = app.config.pools.lends() || tick.is_multiple_of(GUESTS_EVERY);
         if is_due && !mutated(Mutation::MoveAbandoned) {
-            call_back(app);
+            if app.leading.is_here() && app.is_fenced() {
+                app.ledger.call_back();
+            }
             recall(app, None);
             take_back(app, None);
-        }
-        if moves_instances && tick.is_multiple_of(MAKE_WAY_EVERY) {
-            make_way(app).await;
         }
         if tick.is_multiple_of(ACCOUNT_EVERY) {
             beside(app, account).await;

@@ -181,12 +181,8 @@ pub struct PoolRule {
     /// Whether the driver limits how much lent memory each pod uses. Then pods borrow memory only where the node's
     /// agent sets these limits.
     pub driver_limits: bool,
-    /// Whether, of equally good nodes, the one with most empty GPUs is taken: pods there have more to borrow.
-    pub spread_empty: bool,
     /// Who divides GPUs in MIG mode.
     pub mig: MigUse,
-    /// Whether a pod may be restarted on another MIG instance of its node so that a waiting pod fits.
-    pub mig_moves: bool,
 }
 
 /// The rules of all pools that have one.
@@ -209,11 +205,6 @@ impl PoolRules {
     /// Whether some pool lends more than compute of the GPU that a pod is allocated.
     pub fn lends(&self) -> bool {
         self.by_pool.values().any(|rule| rule.borrow != Borrow::None)
-    }
-
-    /// Whether pods of some pool may be restarted on other MIG instances.
-    pub fn moves_instances(&self) -> bool {
-        self.by_pool.values().any(|rule| rule.mig_moves)
     }
 
     /// The same rules, where no pod may use more than this share of the memory of a device.

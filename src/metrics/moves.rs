@@ -17,19 +17,16 @@ pub enum MoveReason {
     Recall,
     /// It uses more memory than it requests, which others lack.
     TakeBack,
-    /// It goes to another MIG instance, so that a pod that waits fits.
-    Instance,
 }
 
 impl MoveReason {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Recall, Self::TakeBack, Self::Instance];
+    pub const ALL: [Self; 2] = [Self::Recall, Self::TakeBack];
 
     fn label(self) -> &'static str {
         match self {
             Self::Recall => "recall",
             Self::TakeBack => "take_back",
-            Self::Instance => "instance",
         }
     }
 }

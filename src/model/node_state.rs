@@ -1070,10 +1070,7 @@ impl NodeState {
             (device_state.has_unisolated, device_state.requires_isolation) = (false, false);
         }
         for (uid, reservation) in &self.reservations {
-            let is_left = mutated(Mutation::LeftInstanceFree)
-                && reservation.is_arriving()
-                && reservation.has_both();
-            for placed in reservation.placement.devices.iter().filter(|_| !is_left) {
+            for placed in &reservation.placement.devices {
                 if let Some(device_state) = device_mut(&mut self.devices, &placed.id) {
                     device_state.allocated = sum(device_state.allocated, placed.demand);
                     let held = device_state.tenants.entry(uid.clone()).or_default();

@@ -7,6 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::hardware::device::{DeviceId, DeviceKind};
 use crate::hardware::device_class::ClassId;
+use crate::hardware::pool::Borrow;
 use crate::hardware::spots::{DividedGpu, Spot};
 use crate::hardware::units::{Demand, HostAmount, MemMib, Share};
 use crate::model::device_state::{DeviceState, HoldRule};
@@ -75,7 +76,7 @@ impl ScoringContext<'_> {
             device_state.is_none_or(|device| matches!(device.kind, DeviceKind::MigInstance { .. }))
         };
         let makes = || taken.iter().map(|(at, _)| self.free_units(*at)).sum::<u32>();
-        let preferred = match self.node.rule().spread_empty {
+        let preferred = match self.node.rule().borrow != Borrow::None {
             // An instance that is there takes no free units.
             _ if !taken.is_empty() && taken.iter().all(|(at, _)| is_instance(*at)) => {
                 usize::from(u8::MAX - u8::try_from(makes()).unwrap_or(u8::MAX))

@@ -57,9 +57,7 @@ const fn rule(
         enforcement,
         borrow: Borrow::None,
         driver_limits: false,
-        spread_empty: false,
         mig: MigUse::Fixed,
-        mig_moves: false,
     }
 }
 

@@ -242,7 +242,6 @@ fn values_with_faults_are_refused() {
         ("config.preemption.enabled=true,rbac.evict=false", "rbac.evict"),
         ("config.pools.a.borrow=compute", "set rbac.moves: true"),
         ("config.pools.a.borrow=memory", "set rbac.moves: true"),
-        ("config.pools.a.mig=on_demand,config.pools.a.mig_moves=restart", "set rbac.moves: true"),
         ("config.webhook.memory_limit=mps", "agents.mps"),
         ("agents.memoryLimits=write", "'read', 'set'"),
         ("agents.memoryLimits=set", "set agents.privileged: true"),

@@ -60,18 +60,22 @@ pub(crate) struct Target {
 
 impl Target {
     /// All objects of a resource.
-    pub(crate) fn all(group: &'static str, version: &'static str, resource: &'static str) -> Self {
+    pub(crate) const fn all(
+        group: &'static str,
+        version: &'static str,
+        resource: &'static str,
+    ) -> Self {
         Self { group, version, resource, namespace: None, name: None }
     }
 
     /// The same in one namespace.
-    pub(crate) fn within(self, namespace: &str) -> Self {
-        Self { namespace: Some(namespace.to_owned()), ..self }
+    pub(crate) fn within(&self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self.clone() }
     }
 
     /// The one of this name.
-    pub(crate) fn named(self, name: &str) -> Self {
-        Self { name: Some(name.to_owned()), ..self }
+    pub(crate) fn named(&self, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..self.clone() }
     }
 
     /// What the user does with it.
@@ -297,7 +301,7 @@ mod tests {
     #[test]
     fn a_target_has_a_path_and_a_right() {
         let leases = Target::all("coordination.k8s.io", "v1", "leases");
-        let lease = leases.clone().within("gpu-system").named("gpupack");
+        let lease = leases.within("gpu-system").named("gpupack");
         for (target, path, right) in [
             (&leases, "/apis/coordination.k8s.io/v1/leases", "list leases.coordination.k8s.io"),
             (

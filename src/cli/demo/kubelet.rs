@@ -242,7 +242,6 @@ impl Kubelet {
         }
         let ledger = &self.app.ledger;
         let is_shown = match order.reason {
-            MoveReason::Instance => true, // the demo has none
             MoveReason::Recall => {
                 ledger.reservation(uid).is_none_or(|held| held.departure == Departure::Gone)
             }
@@ -257,7 +256,7 @@ impl Kubelet {
         self.app.metrics.moved(order.reason, MoveResult::Done);
         let mut counts = self.counts.lock();
         match order.reason {
-            MoveReason::Recall | MoveReason::Instance => counts.recalls += 1,
+            MoveReason::Recall => counts.recalls += 1,
             MoveReason::TakeBack => counts.take_backs += 1,
         }
         self.app.outbox.push(ledger.end_giving_back(uid));

@@ -14,7 +14,8 @@ use crate::cli::base::connect::{ServerArgs, is_name};
 use crate::cli::base::failure::Failure;
 use crate::cli::base::plain::{LookArgs, Mood, Output, json, painted, print, wrapped};
 use crate::cli::base::reader::Reader;
-use crate::cli::doctor::facts::{Plan, checked};
+use crate::cli::doctor::checks::checked;
+use crate::cli::doctor::facts::Plan;
 use crate::cli::doctor::rights::Places;
 use crate::clock::Clock;
 

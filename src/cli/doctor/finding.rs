@@ -1,7 +1,9 @@
-//! What a check finds, and how lists of names stay short.
+//! A row of the table of checks, and how it becomes a line about one cluster.
+
+use std::fmt::Display;
 
 use crate::api::commands::{Check, CheckState};
-use crate::cli::base::reader::Unread;
+use crate::cli::base::reader::{Read, Unread};
 
 /// Most names in one line.
 const NAMES: usize = 5;
@@ -12,49 +14,116 @@ const TEXT: usize = 300;
 /// What one check finds: several lines, or none if it does not apply.
 pub(crate) type Findings = Vec<Check>;
 
-/// A check by its name, which makes its findings.
-#[derive(Clone, Copy)]
-pub(crate) struct Of(pub(crate) &'static str);
+/// The same, or the line without which nothing more can be said.
+pub(crate) type Found = Result<Findings, Check>;
 
-impl Of {
-    /// As it should be.
-    pub(crate) fn ok(self, found: impl Into<String>) -> Check {
-        self.make(CheckState::Ok, found.into(), None)
+/// Something that a check may find, and how to fix it. In both sentences, `{0}` is the first text of a line,
+/// `{#node}` how many nodes it lists, and `{..}` their names. Other braces stand for themselves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    /// Name of the check.
+    pub(crate) check: &'static str,
+    /// How it ended.
+    pub(crate) state: CheckState,
+    /// What is found; or, where it could not be read, what that is.
+    pub(crate) found: &'static str,
+    /// What to do; empty if it is as it should be.
+    pub(crate) fix: &'static str,
+}
+
+impl Row {
+    /// The same of another check.
+    pub(crate) fn of(self, check: &'static str) -> Self {
+        Self { check, ..self }
     }
 
-    /// It works, and is worth a look.
-    pub(crate) fn warning(self, found: impl Into<String>, fix: impl Into<String>) -> Check {
-        self.make(CheckState::Warning, found.into(), Some(fix.into()))
+    /// The line with these texts.
+    pub(crate) fn with<const N: usize>(&self, texts: [&dyn Display; N]) -> Check {
+        self.line(&[], &texts)
     }
 
-    /// It does not work.
-    pub(crate) fn problem(self, found: impl Into<String>, fix: impl Into<String>) -> Check {
-        self.make(CheckState::Problem, found.into(), Some(fix.into()))
+    /// The line about these things; none if there are none.
+    pub(crate) fn about<T: AsRef<str>>(&self, all: &[T]) -> Option<Check> {
+        self.about_with(all, [])
     }
 
-    /// It could not be read, for a reason of its own.
-    pub(crate) fn not_checked(self, found: impl Into<String>, fix: impl Into<String>) -> Check {
-        self.make(CheckState::NotChecked, found.into(), Some(fix.into()))
+    /// The same with these texts.
+    pub(crate) fn about_with<T: AsRef<str>, const N: usize>(
+        &self,
+        all: &[T],
+        texts: [&dyn Display; N],
+    ) -> Option<Check> {
+        let all: Vec<&str> = all.iter().map(AsRef::as_ref).collect();
+        (!all.is_empty()).then(|| self.line(&all, &texts))
     }
 
-    /// `what` could not be read.
-    pub(crate) fn unread(self, what: &str, why: &Unread) -> Check {
-        match why {
-            Unread::Absent => self.not_checked(format!("{what}: not found"), "install it first"),
-            Unread::Forbidden(right) => self.not_checked(
+    /// What the row names could not be read.
+    pub(crate) fn unread<const N: usize>(&self, texts: [&dyn Display; N], why: &Unread) -> Check {
+        let what = filled(self.found, &[], &texts);
+        let (found, fix) = match why {
+            Unread::Absent => (format!("{what}: not found"), "install it first"),
+            Unread::Forbidden(right) => (
                 format!("{what}: needs the right to {right}"),
                 "ask for that right (deploy/doctor.yaml), or let a cluster administrator run it",
             ),
-            Unread::Failed(text) => self.not_checked(
+            Unread::Failed(text) => (
                 format!("{what}: {}", short(text)),
                 "see whether the API server answers, and run it again",
             ),
-        }
+        };
+        let fix = Some(fix.to_owned());
+        Check { check: self.check.to_owned(), state: self.state, found, fix }
     }
 
-    fn make(self, state: CheckState, found: String, fix: Option<String>) -> Check {
-        Check { check: self.0.to_owned(), state, found, fix }
+    fn line(&self, all: &[&str], texts: &[&dyn Display]) -> Check {
+        Check {
+            check: self.check.to_owned(),
+            state: self.state,
+            found: filled(self.found, all, texts),
+            fix: (!self.fix.is_empty()).then(|| filled(self.fix, all, texts)),
+        }
     }
+}
+
+/// A sentence with its texts and its things.
+fn filled(sentence: &str, all: &[&str], texts: &[&dyn Display]) -> String {
+    let mut parts = sentence.split('{');
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (place, rest) = part.split_once('}').unwrap_or((part, ""));
+        let text = place.parse().ok().and_then(|at: usize| texts.get(at));
+        filled += &match (place.strip_prefix('#'), text) {
+            (Some(thing), _) => count(all.len(), thing),
+            (None, Some(text)) => text.to_string(),
+            (None, None) if place == ".." => names(all),
+            (None, None) => format!("{{{place}}}"),
+        };
+        filled += rest;
+    }
+    filled
+}
+
+/// What was read; else the line that says why not.
+pub(crate) fn known<'a, T>(read: &'a Read<T>, unread: &Row) -> Result<&'a T, Check> {
+    read.as_ref().map_err(|why| unread.unread([], why))
+}
+
+/// The same, with a line of its own where it is absent.
+pub(crate) fn there<T>(read: &Read<T>, unread: Row, absent: Row) -> Result<&T, Check> {
+    match read {
+        Err(Unread::Absent) => Err(absent.with([])),
+        _ => known(read, &unread),
+    }
+}
+
+/// The lines of a check.
+pub(crate) fn lines(found: Found) -> Findings {
+    found.unwrap_or_else(|only| vec![only])
+}
+
+/// The lines of a check, or this one if it has none.
+pub(crate) fn or_ok(found: Findings, ok: impl FnOnce() -> Check) -> Found {
+    Ok(if found.is_empty() { vec![ok()] } else { found })
 }
 
 /// The beginning of a text.
@@ -92,6 +161,13 @@ pub(crate) fn states(findings: &[Check]) -> Vec<CheckState> {
 mod tests {
     use super::*;
 
+    const ROW: Row = Row {
+        check: "a",
+        state: CheckState::NotChecked,
+        found: "it {0} of {#node} ({..}), {b: 1}",
+        fix: "{1}, {2}",
+    };
+
     #[test]
     fn long_lists_and_texts_are_cut() {
         let many: Vec<String> = (0..5_000).map(|at| format!("node-{at}")).collect();
@@ -102,13 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn a_sentence_takes_its_texts_once() {
+        let line = ROW.about_with(&["x{0}", "y"], [&"{1}", &7]).unwrap();
+        assert_eq!(line.found, "it {1} of 2 nodes (x{0}, y), {b: 1}");
+        assert_eq!(line.fix.unwrap(), "7, {2}");
+        assert_eq!(ROW.about::<&str>(&[]), None);
+    }
+
+    #[test]
     fn what_is_not_read_is_never_ok() {
         for why in [
             Unread::Absent,
             Unread::Forbidden("list nodes".to_owned()),
             Unread::Failed("x".repeat(9_999)),
         ] {
-            let check = Of("a").unread("it", &why);
+            let check = ROW.unread([], &why);
             assert_eq!(check.state, CheckState::NotChecked);
             assert!(check.fix.is_some() && check.found.len() < 400, "{check:?}");
         }

@@ -2,26 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::commands::Check;
 use crate::api::state::{Health, NodeReporting, State};
 use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Of, count, names, short};
+use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
 use crate::cli::doctor::objects::{OwnPod, SeenNode, Workload};
-
-/// What is checked about the agents.
-const AGENTS: Of = Of("agents");
-
-/// What is checked about kubelets.
-const KUBELETS: Of = Of("kubelets");
-
-/// What is checked about pods whose deletion was requested.
-const ENDS: Of = Of("pods that end");
+use crate::cli::doctor::table::*;
 
 /// From this minor version on, kubelet restarts a container whose CPU request is changed in place.
 const RESIZES: u32 = 33;
-
-/// What is checked about who gives out GPUs.
-const OWNERS: Of = Of("owners of GPUs");
 
 /// What the ledger of the extender says of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,218 +44,121 @@ impl Reports {
             let hung = tenants.filter(|tenant| tenant.hangs);
             reports.hung.extend(hung.map(|tenant| (tenant.pod.clone(), node.name.clone())));
             let unhealthy = node.devices.iter().filter(|it| it.health == Health::Unhealthy);
-            let reported = Reported {
-                reporting: node.state,
-                devices: node.devices.len(),
-                unhealthy: unhealthy.count(),
-            };
+            let (devices, unhealthy) = (node.devices.len(), unhealthy.count());
+            let reported = Reported { reporting: node.state, devices, unhealthy };
             reports.nodes.insert(node.name, reported);
         }
         reports
     }
+
+    /// Names of the nodes that are so.
+    fn nodes_that(&self, is_so: impl Fn(&Reported) -> bool) -> impl Iterator<Item = &str> {
+        self.nodes.iter().filter(move |(_, it)| is_so(it)).map(|(name, _)| name.as_str())
+    }
 }
 
 /// What is known of the nodes with GPUs.
-pub(crate) struct Seen<'a> {
+#[derive(Debug)]
+pub(crate) struct Fleet {
     /// All nodes.
-    pub(crate) nodes: &'a Read<Vec<SeenNode>>,
+    pub(crate) nodes: Read<Vec<SeenNode>>,
     /// The agents' DaemonSet.
-    pub(crate) daemon_set: &'a Read<Workload>,
+    pub(crate) daemon_set: Read<Workload>,
     /// Their pods.
-    pub(crate) pods: &'a Read<Vec<OwnPod>>,
+    pub(crate) pods: Read<Vec<OwnPod>>,
     /// What the extender knows.
-    pub(crate) reports: &'a Read<Reports>,
+    pub(crate) reports: Result<Reports, String>,
     /// Nodes whose GPUs NVIDIA's DRA driver gives out.
-    pub(crate) of_dra: &'a Read<BTreeSet<String>>,
+    pub(crate) of_dra: Read<BTreeSet<String>>,
 }
 
-impl Seen<'_> {
+impl Fleet {
     /// Nodes with GPUs that are gpupack's: an agent runs there, reports from there, or should.
     fn own(&self) -> BTreeSet<&str> {
-        let mut own = BTreeSet::new();
-        if let Ok(nodes) = self.nodes {
-            let is_meant = |node: &&SeenNode| {
-                node.has_gpus && (node.is_selected || node.of_kubelet.is_empty())
-            };
-            own.extend(nodes.iter().filter(is_meant).map(|node| node.name.as_str()));
-        }
-        if let Ok(pods) = self.pods {
-            let placed = pods.iter().filter(|pod| !pod.node.is_empty());
-            own.extend(placed.map(|pod| pod.node.as_str()));
-        }
-        if let Ok(reports) = self.reports {
-            let with_gpus = reports
-                .nodes
-                .iter()
-                .filter(|(_, it)| it.devices > 0 && it.reporting != NodeReporting::Gone);
-            own.extend(with_gpus.map(|(name, _)| name.as_str()));
-        }
-        own
+        let is_meant =
+            |node: &SeenNode| node.has_gpus && (node.is_selected || node.of_kubelet.is_empty());
+        let is_there = |it: &Reported| it.devices > 0 && it.reporting != NodeReporting::Gone;
+        let placed = self.pods.iter().flatten().map(|pod| pod.node.as_str());
+        let reported = self.reports.iter().flat_map(|it| it.nodes_that(is_there));
+        let others = placed.filter(|name| !name.is_empty()).chain(reported);
+        self.nodes_that(is_meant).chain(others).collect()
+    }
+
+    /// Names of the nodes that are so.
+    fn nodes_that(&self, is_so: impl Fn(&SeenNode) -> bool) -> impl Iterator<Item = &str> {
+        let nodes = self.nodes.iter().flatten();
+        nodes.filter(move |node| is_so(node)).map(|node| node.name.as_str())
+    }
+
+    /// Profiles of MIG instances, of agents and of kubelet.
+    pub(crate) fn mig_profiles(&self) -> BTreeSet<String> {
+        let reported = self.reports.iter().flat_map(|it| it.mig_profiles.iter().cloned());
+        let nodes = self.nodes.iter().flatten().flat_map(|it| it.mig_profiles.iter().cloned());
+        reported.chain(nodes).collect()
     }
 }
 
 /// The agents: a ready pod on each node, and reports.
-pub(crate) fn agents(seen: &Seen<'_>) -> Findings {
-    let own = seen.own();
+pub(crate) fn agents(fleet: &Fleet) -> Found {
+    let own = fleet.own();
     let mut found = Findings::new();
-    if let Err(why) = seen.nodes {
-        found.push(AGENTS.unread("the nodes", why));
+    found.extend(known(&fleet.nodes, &NODES_WITH_GPUS).err());
+    found.extend(there(&fleet.daemon_set, DAEMON_SET, NO_DAEMON_SET).err());
+    match &fleet.pods {
+        Ok(pods) => {
+            let with_pod: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
+            found.extend(NO_AGENT.about(&own.difference(&with_pod).collect::<Vec<_>>()));
+            let unready = pods.iter().filter(|pod| !pod.is_ready).map(|pod| pod.node.as_str());
+            found.extend(UNREADY.about(&unready.collect::<Vec<_>>()));
+        }
+        Err(why) => found.push(AGENT_PODS.unread([], why)),
     }
-    match seen.daemon_set {
-        Ok(_) => {}
-        Err(Unread::Absent) => found.push(AGENTS.problem(
-            "there is no DaemonSet of the agents",
-            "install the agents (agents.enabled of the chart, or deploy/agent.yaml), or see agents.namespace of the \
-             configuration",
-        )),
-        Err(why) => found.push(AGENTS.unread("their DaemonSet", why)),
+    match &fleet.reports {
+        Ok(reports) => {
+            let is_reporting = |it: &Reported| it.reporting == NodeReporting::Reporting;
+            let heard: BTreeSet<&str> = reports.nodes_that(is_reporting).collect();
+            found.extend(SILENT.about(&own.difference(&heard).collect::<Vec<_>>()));
+            let empty = reports.nodes_that(|it| it.devices == 0 && is_reporting(it));
+            let empty = empty.filter(|name| own.contains(name));
+            found.extend(SEES_NO_GPU.about(&empty.collect::<Vec<_>>()));
+            let faulty = reports.nodes_that(|it| it.unhealthy > 0);
+            found.extend(FAULTY.about(&faulty.collect::<Vec<_>>()));
+        }
+        Err(why) => found.push(NO_REPORTS.with([&short(why)])),
     }
-    match seen.pods {
-        Ok(pods) => found.extend(pods_of(pods, &own)),
-        Err(why) => found.push(AGENTS.unread("their pods", why)),
+    if own.is_empty() && fleet.nodes.is_ok() {
+        found.push(NO_GPUS.with([]));
     }
-    match seen.reports {
-        Ok(reports) => found.extend(reports_of(reports, &own)),
-        Err(Unread::Failed(why)) => found.push(AGENTS.not_checked(
-            format!("what they report: {}", short(why)),
-            "check that a replica leads; the user needs gpupack-view (deploy/rbac.yaml), and --server \
-             or --service name an extender elsewhere",
-        )),
-        Err(why) => found.push(AGENTS.unread("what they report", why)),
-    }
-    if own.is_empty() && seen.nodes.is_ok() {
-        found.push(AGENTS.warning(
-            "no node with GPUs was found",
-            "install GPU feature discovery, which labels nodes with nvidia.com/gpu.present, or label \
-             them yourself",
-        ));
-    }
-    if found.is_empty() {
-        let devices = seen.reports.iter().flat_map(|it| it.nodes.values()).map(|it| it.devices);
-        let (nodes, devices) = (count(own.len(), "node"), count(devices.sum(), "device"));
-        found.push(AGENTS.ok(format!("each of {nodes} has an agent that reports; {devices}")));
-    }
-    found
-}
-
-fn pods_of(pods: &[OwnPod], own: &BTreeSet<&str>) -> Findings {
-    let mut found = Findings::new();
-    let with_pod: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
-    let without: Vec<&&str> = own.difference(&with_pod).collect();
-    if !without.is_empty() {
-        found.push(AGENTS.problem(
-            format!(
-                "{} with GPUs without an agent: {}",
-                count(without.len(), "node"),
-                names(&without)
-            ),
-            "compare the labels and taints of the node with nodeSelector and tolerations of the \
-             DaemonSet (deploy/agent.yaml)",
-        ));
-    }
-    let unready: Vec<&str> =
-        pods.iter().filter(|pod| !pod.is_ready).map(|pod| pod.node.as_str()).collect();
-    if !unready.is_empty() {
-        found.push(AGENTS.problem(
-            format!("{} not ready on {}", count(unready.len(), "agent"), names(&unready)),
-            "kubectl describe pods -A -l app.kubernetes.io/name=gpupack,\
-             app.kubernetes.io/component=agent, and read their logs",
-        ));
-    }
-    found
-}
-
-fn reports_of(reports: &Reports, own: &BTreeSet<&str>) -> Findings {
-    let mut found = Findings::new();
-    let state_of = |name: &str| reports.nodes.get(name).map(|it| it.reporting);
-    let is_silent = |name: &&&str| state_of(name) != Some(NodeReporting::Reporting);
-    let silent: Vec<&&str> = own.iter().filter(is_silent).collect();
-    if !silent.is_empty() {
-        found.push(AGENTS.problem(
-            format!("{} not reporting: {}", count(silent.len(), "node"), names(&silent)),
-            "check the agent there (chapter GpupackNodesNotReporting of docs/runbook.md): such a node \
-             takes no new GPU pods",
-        ));
-    }
-    let empty = own.iter().filter(|name| {
-        reports
-            .nodes
-            .get(**name)
-            .is_some_and(|it| it.devices == 0 && it.reporting == NodeReporting::Reporting)
-    });
-    let empty: Vec<&&str> = empty.collect();
-    if !empty.is_empty() {
-        found.push(AGENTS.problem(
-            format!("{} whose agent sees no GPU: {}", count(empty.len(), "node"), names(&empty)),
-            "check the driver there (nvidia-smi), and that the agent runs under NVIDIA's RuntimeClass",
-        ));
-    }
-    let faulty = reports.nodes.iter().filter(|(_, it)| it.unhealthy > 0);
-    let faulty: Vec<&String> = faulty.map(|(name, _)| name).collect();
-    if !faulty.is_empty() {
-        found.push(AGENTS.warning(
-            format!("GPUs with a fault on {}", names(&faulty)),
-            "gpupack top gpus shows the faults, docs/runbook.md what to do",
-        ));
-    }
-    found
+    let devices = fleet.reports.iter().flat_map(|it| it.nodes.values()).map(|it| it.devices).sum();
+    or_ok(found, || AGENTS_OK.with([&count(own.len(), "node"), &count(devices, "device")]))
 }
 
 /// Where gpupack restarts containers, kubelet does so; nothing where it restarts none.
-pub(crate) fn kubelets(seen: &Seen<'_>) -> Findings {
-    let own = seen.own();
+pub(crate) fn kubelets(fleet: &Fleet) -> Found {
+    let own = fleet.own();
     let (mut old, mut unknown, mut all) = (Vec::new(), Vec::new(), 0);
-    let nodes = seen.nodes.iter().flatten();
+    let nodes = fleet.nodes.iter().flatten();
     for node in nodes.filter(|node| node.moves_pods && own.contains(&*node.name)) {
         all += 1;
         match minor_of(&node.kubelet) {
-            Some(..RESIZES) => old.push(node.name.as_str()),
+            Some(..RESIZES) => old.push(&node.name),
             Some(_) => {}
-            None => unknown.push(node.name.as_str()),
+            None => unknown.push(&node.name),
         }
     }
-    let mut found = Findings::new();
-    if !old.is_empty() {
-        found.push(KUBELETS.problem(
-            format!(
-                "kubelet of {} is older than 1.{RESIZES} and cannot restart containers for borrow and mig_moves: {}",
-                count(old.len(), "node"),
-                names(&old)
-            ),
-            "upgrade kubelet there to 1.35, or move the nodes to a pool without these keys (docs/borrowing.md)",
-        ));
+    let found = OLD_KUBELETS.about(&old).into_iter().chain(UNKNOWN_KUBELETS.about(&unknown));
+    match all {
+        0 => Ok(Findings::new()),
+        _ => or_ok(found.collect(), || KUBELETS_OK.with([&count(all, "node")])),
     }
-    if !unknown.is_empty() {
-        found.push(KUBELETS.not_checked(
-            format!("the version of kubelet on {}", names(&unknown)),
-            "compare kubeletVersion in the status of the node with docs/borrowing.md",
-        ));
-    }
-    if found.is_empty() && all > 0 {
-        found.push(
-            KUBELETS
-                .ok(format!("1.{RESIZES} or newer on {} whose pods are moved", count(all, "node"))),
-        );
-    }
-    found
 }
 
 /// Pods that should have ended still have GPUs; nothing if there are none.
-pub(crate) fn ends(seen: &Seen<'_>) -> Findings {
-    let Ok(Reports { hung, .. }) = seen.reports else { return Findings::new() };
-    let named: Vec<String> = hung.iter().map(|(pod, node)| format!("{pod} on {node}")).collect();
-    if named.is_empty() {
-        return Findings::new();
-    }
-    vec![ENDS.warning(
-        format!(
-            "{} should have ended and still {} GPUs, so nothing is planned there: {}",
-            count(named.len(), "pod"),
-            if named.len() == 1 { "has" } else { "have" },
-            names(&named)
-        ),
-        "look at kubelet on the node, and for processes that wait for the driver or a file system there",
-    )]
+pub(crate) fn ends(fleet: &Fleet) -> Found {
+    let hung = fleet.reports.iter().flat_map(|it| &it.hung);
+    let named: Vec<String> = hung.map(|(pod, node)| format!("{pod} on {node}")).collect();
+    let verb = if named.len() == 1 { "has" } else { "have" };
+    Ok(HUNG.about_with(&named, [&verb]).into_iter().collect())
 }
 
 /// The minor version of a kubelet of version 1.
@@ -276,125 +167,47 @@ fn minor_of(version: &str) -> Option<u32> {
 }
 
 /// No GPU has two owners.
-pub(crate) fn owners(seen: &Seen<'_>) -> Findings {
-    let own = seen.own();
+pub(crate) fn owners(fleet: &Fleet) -> Found {
+    let own = fleet.own();
     let mut found = Findings::new();
-    match seen.nodes {
-        Err(why) => found.push(OWNERS.unread("what kubelet gives out", why)),
-        Ok(nodes) => {
-            let both: Vec<&SeenNode> = nodes
-                .iter()
-                .filter(|node| own.contains(&*node.name) && !node.of_kubelet.is_empty())
-                .collect();
-            found.extend(both_owners(&both));
-            found.extend(changes_of_mig(nodes));
-            found.extend(mig_managers(nodes));
-        }
+    found.extend(known(&fleet.nodes, &OF_KUBELET).err());
+    let nodes = fleet.nodes.iter().flatten();
+    let mut both = nodes.filter(|it| own.contains(&*it.name) && !it.of_kubelet.is_empty());
+    if let Some(first) = both.next() {
+        let devices = first.of_kubelet.iter().map(|(name, it)| format!("{}: {it}", short(name)));
+        let devices = names(&devices.collect::<Vec<_>>());
+        let all: Vec<&String> = [first].into_iter().chain(both).map(|it| &it.name).collect();
+        found.extend(KUBELET_OWNS.about_with(&all, [&devices, &short(&first.name)]));
     }
-    match seen.of_dra {
-        Err(Unread::Absent) => {}
-        Err(why) => found.push(OWNERS.unread("what DRA drivers give out", why)),
-        Ok(of_dra) => {
-            let both: Vec<&&str> = own.iter().filter(|name| of_dra.contains(**name)).collect();
-            if !both.is_empty() {
-                found.push(OWNERS.problem(
-                    format!(
-                        "NVIDIA's DRA driver gives out the GPUs of {} of gpupack: {}",
-                        count(both.len(), "node"),
-                        names(&both)
-                    ),
-                    "keep the DRA driver off gpupack's nodes (its kubelet plugin has a nodeSelector)",
-                ));
-            }
-        }
-    }
-    if found.is_empty() {
-        found.push(OWNERS.ok("only gpupack gives out the GPUs of its nodes"));
-    }
-    found
-}
-
-fn both_owners(both: &[&SeenNode]) -> Option<Check> {
-    let first = both.first()?;
-    let devices: Vec<String> = first
-        .of_kubelet
-        .iter()
-        .map(|(name, amount)| format!("{}: {amount}", short(name)))
-        .collect();
-    let all: Vec<&str> = both.iter().map(|node| node.name.as_str()).collect();
-    Some(OWNERS.problem(
-        format!(
-            "kubelet also gives out GPUs of {} of gpupack ({}; {})",
-            count(both.len(), "node"),
-            names(&all),
-            names(&devices)
-        ),
-        format!(
-            "turn off NVIDIA's device plugin there: kubectl label node {} \
-             nvidia.com/gpu.deploy.device-plugin=false --overwrite",
-            short(&first.name)
-        ),
-    ))
-}
-
-fn changes_of_mig(nodes: &[SeenNode]) -> Findings {
-    let of_state = |state: &[&str]| -> Vec<&str> {
-        let found = nodes.iter().filter(|node| state.contains(&node.mig_state.as_str()));
-        found.map(|node| node.name.as_str()).collect()
+    let in_state = |states: &[&str]| -> Vec<&str> {
+        fleet.nodes_that(|node| states.contains(&node.mig_state.as_str())).collect()
     };
-    let (busy, failed) = (of_state(&["pending", "rebooting"]), of_state(&["failed"]));
-    let mut found = Findings::new();
-    if !busy.is_empty() {
-        found.push(OWNERS.warning(
-            format!("MIG Manager is changing {}: {}", count(busy.len(), "node"), names(&busy)),
-            "wait until nvidia.com/mig.config.state is `success`",
-        ));
+    found.extend(MIG_CHANGES.about(&in_state(&["pending", "rebooting"])));
+    found.extend(MIG_FAILED.about(&in_state(&["failed"])));
+    let managed = fleet.nodes_that(|node| node.is_divided && node.has_mig_manager);
+    let managed: Vec<&str> = managed.collect();
+    let first = short(managed.first().copied().unwrap_or_default());
+    found.extend(MIG_MANAGED.about_with(&managed, [&first]));
+    match &fleet.of_dra {
+        Err(Unread::Absent) => {}
+        Err(why) => found.push(OF_DRA.unread([], why)),
+        Ok(of_dra) => {
+            let both = own.iter().filter(|name| of_dra.contains(**name));
+            found.extend(DRA_OWNS.about(&both.collect::<Vec<_>>()));
+        }
     }
-    if !failed.is_empty() {
-        found.push(OWNERS.warning(
-            format!("MIG Manager failed on {}: {}", count(failed.len(), "node"), names(&failed)),
-            "read its log there; it cannot change a GPU that pods use",
-        ));
-    }
-    found
-}
-
-/// MIG Manager where gpupack makes the instances.
-fn mig_managers(nodes: &[SeenNode]) -> Option<Check> {
-    let both = nodes.iter().filter(|node| node.is_divided && node.has_mig_manager);
-    let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
-    let first = both.first()?;
-    Some(OWNERS.problem(
-        format!(
-            "MIG Manager may change {} whose MIG instances gpupack makes: {}",
-            count(both.len(), "node"),
-            names(&both)
-        ),
-        format!(
-            "turn MIG Manager off there: kubectl label node {} nvidia.com/gpu.deploy.mig-manager=false \
-             nvidia.com/mig.config- --overwrite",
-            short(first)
-        ),
-    ))
+    or_ok(found, || OWNERS_OK.with([]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-    use crate::cli::doctor::finding::states;
+    use crate::cli::doctor::finding::{lines, states};
 
-    struct Bed {
-        nodes: Read<Vec<SeenNode>>,
-        daemon_set: Read<Workload>,
-        pods: Read<Vec<OwnPod>>,
-        reports: Read<Reports>,
-        of_dra: Read<BTreeSet<String>>,
-    }
-
-    impl Bed {
+    impl Fleet {
         /// Two nodes of gpupack, one of kubelet, one without GPU.
-        fn new() -> Self {
+        fn sound() -> Self {
             let node = |name: &str, has_gpus, is_selected| SeenNode {
                 name: name.to_owned(),
                 has_gpus,
@@ -428,18 +241,13 @@ mod tests {
                 of_dra: Err(Unread::Absent),
             }
         }
-
-        fn seen(&self) -> Seen<'_> {
-            let Self { nodes, daemon_set, pods, reports, of_dra } = self;
-            Seen { nodes, daemon_set, pods, reports, of_dra }
-        }
     }
 
     /// What the agents' check finds after a change.
-    fn after(change: impl FnOnce(&mut Bed)) -> (Findings, Findings) {
-        let mut bed = Bed::new();
+    fn after(change: impl FnOnce(&mut Fleet)) -> (Findings, Findings) {
+        let mut bed = Fleet::sound();
         change(&mut bed);
-        (agents(&bed.seen()), owners(&bed.seen()))
+        (lines(agents(&bed)), lines(owners(&bed)))
     }
 
     #[test]
@@ -475,11 +283,11 @@ mod tests {
 
     #[test]
     fn a_pod_that_hangs_is_named() {
-        let mut bed = Bed::new();
-        assert!(ends(&bed.seen()).is_empty());
+        let mut bed = Fleet::sound();
+        assert!(lines(ends(&bed)).is_empty());
         let reports = bed.reports.as_mut().unwrap();
         reports.hung.insert("team/old".to_owned(), "a".to_owned());
-        let found = ends(&bed.seen());
+        let found = lines(ends(&bed));
         assert_eq!(states(&found), [Warning]);
         assert!(
             found[0].found.starts_with("1 pod should have ended and still has GPUs"),
@@ -495,7 +303,7 @@ mod tests {
             bed.nodes = Err(no());
             bed.daemon_set = Err(no());
             bed.pods = Err(no());
-            bed.reports = Err(no());
+            bed.reports = Err("no answer".to_owned());
             bed.of_dra = Err(no());
         });
         assert_eq!(states(&agents), [NotChecked; 4]);
@@ -536,11 +344,11 @@ mod tests {
     #[test]
     fn an_old_kubelet_is_a_problem_where_containers_are_restarted() {
         let found = |moves_pods: bool, versions: [&str; 2]| {
-            let mut bed = Bed::new();
+            let mut bed = Fleet::sound();
             for (node, version) in bed.nodes.as_mut().unwrap().iter_mut().zip(versions) {
                 (node.moves_pods, node.kubelet) = (moves_pods, version.to_owned());
             }
-            kubelets(&bed.seen())
+            lines(kubelets(&bed))
         };
         let old = found(true, ["v1.32.11-gke.100", "v1.33.0+k3s1"]);
         assert_eq!(states(&old), [Problem]);
@@ -548,9 +356,9 @@ mod tests {
         assert_eq!(states(&found(true, ["v1.35.0", "v1.33.1"])), [Good]);
         assert_eq!(states(&found(true, ["v1.9.0", ""])), [Problem, NotChecked]);
         assert_eq!(found(false, ["v1.32.0", ""]), []);
-        let mut bed = Bed::new();
+        let mut bed = Fleet::sound();
         bed.nodes.as_mut().unwrap()[2].moves_pods = true;
-        assert_eq!(kubelets(&bed.seen()), [], "not a node of gpupack");
+        assert_eq!(lines(kubelets(&bed)), [], "not a node of gpupack");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::config::file::Config;
@@ -49,26 +49,25 @@ impl Workload {
     /// Of a Deployment.
     pub(crate) fn of_deployment(object: Deployment) -> Self {
         let (spec, status) = (object.spec.unwrap_or_default(), object.status.unwrap_or_default());
-        let (name, component) = name_and_component(&object.metadata);
-        Self {
-            name,
-            component,
-            wanted: spec.replicas.unwrap_or(1),
-            ready: status.ready_replicas.unwrap_or(0),
-            pods: spec.template.spec.unwrap_or_default(),
-        }
+        let counts = (spec.replicas.unwrap_or(1), status.ready_replicas.unwrap_or(0));
+        Self::of(object.metadata, spec.template, counts)
     }
 
     /// Of a DaemonSet.
     pub(crate) fn of_daemon_set(object: DaemonSet) -> Self {
-        let (spec, status) = (object.spec.unwrap_or_default(), object.status.unwrap_or_default());
-        let (name, component) = name_and_component(&object.metadata);
+        let status = object.status.unwrap_or_default();
+        let counts = (status.desired_number_scheduled, status.number_ready);
+        Self::of(object.metadata, object.spec.unwrap_or_default().template, counts)
+    }
+
+    fn of(metadata: ObjectMeta, template: PodTemplateSpec, (wanted, ready): (i32, i32)) -> Self {
+        let component = metadata.labels.and_then(|mut labels| labels.remove(COMPONENT));
         Self {
-            name,
-            component,
-            wanted: status.desired_number_scheduled,
-            ready: status.number_ready,
-            pods: spec.template.spec.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            component: component.unwrap_or_default(),
+            wanted,
+            ready,
+            pods: template.spec.unwrap_or_default(),
         }
     }
 
@@ -86,14 +85,13 @@ impl Workload {
 
     /// The ConfigMap that its pods mount, and the file in it that `--config` names.
     pub(crate) fn config_map(&self) -> Option<(String, String)> {
-        let volumes = self.pods.volumes.iter().flatten();
-        let map = volumes.filter_map(|volume| volume.config_map.as_ref()).next()?.name.clone();
+        let mut maps = self.pods.volumes.iter().flatten().filter_map(|it| it.config_map.as_ref());
+        let map = maps.next()?.name.clone();
         let flags: Vec<&str> = self.arguments().collect();
         let joined = flags.iter().find_map(|flag| flag.strip_prefix("--config="));
         let apart = || flags.windows(2).find(|pair| pair[0] == "--config").map(|pair| pair[1]);
-        let path = joined.or_else(apart)?;
-        let file = path.rsplit_once('/').map_or(path, |(_, file)| file);
-        Some((map, file.to_owned()))
+        let file = joined.or_else(apart)?.rsplit('/').next()?.to_owned();
+        Some((map, file))
     }
 
     /// The Secret that its pods mount where this file is.
@@ -113,11 +111,6 @@ impl Workload {
             sources.iter().find_map(|source| Some(source.secret.as_ref()?.name.clone()))
         })
     }
-}
-
-fn name_and_component(metadata: &ObjectMeta) -> (String, String) {
-    let component = metadata.labels.as_ref().and_then(|labels| labels.get(COMPONENT));
-    (metadata.name.clone().unwrap_or_default(), component.cloned().unwrap_or_default())
 }
 
 fn image_of(spec: &PodSpec) -> &str {
@@ -176,7 +169,7 @@ pub(crate) struct SeenNode {
     pub(crate) has_mig_manager: bool,
     /// Whether gpupack makes MIG instances in its pool.
     pub(crate) is_divided: bool,
-    /// Whether gpupack restarts containers of its pool: it lends, or moves pods to other MIG instances.
+    /// Whether gpupack restarts containers of its pool: it lends.
     pub(crate) moves_pods: bool,
     /// The version of its kubelet, as that reports it.
     pub(crate) kubelet: String,
@@ -196,10 +189,8 @@ impl SeenNode {
         let is_gpu =
             |name: &str| name == WHOLE || name == SHARED_SLOT || name.starts_with(MIG_PREFIX);
         let devices = allocatable.iter().filter(|(name, _)| is_gpu(name));
-        let counted = devices.filter_map(|(name, amount)| {
-            let amount = parse_count(&amount.0).ok()?;
-            Some((name.clone(), amount))
-        });
+        let counted =
+            devices.filter_map(|(name, it)| Some((name.clone(), parse_count(&it.0).ok()?)));
         let pool = config.map(|config| config.pools.of(&PoolName::new(label(&config.pool_label))));
         let has_mig_manager = match label(MIG_OPERAND).as_str() {
             "false" => false,
@@ -216,7 +207,7 @@ impl SeenNode {
             mig_state: label(MIG_STATE),
             has_mig_manager,
             is_divided: pool.is_some_and(|rule| rule.mig.makes()),
-            moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None || rule.mig_moves),
+            moves_pods: pool.is_some_and(|rule| rule.borrow != Borrow::None),
             kubelet: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             name: node.metadata.name.unwrap_or_default(),
         }
@@ -264,8 +255,7 @@ mod tests {
                 "status": {"allocatable": allocatable}});
             let pool = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
             let lends = PoolRule { borrow: Borrow::Compute, ..PoolRule::default() };
-            let moves = PoolRule { mig_moves: true, ..PoolRule::default() };
-            let pools = [("p", pool), ("lends", lends), ("moves", moves)];
+            let pools = [("p", pool), ("lends", lends)];
             let pools = PoolRules::new(pools.map(|(name, rule)| (PoolName::new(name), rule)));
             let config = Config { pools, ..Config::default() };
             SeenNode::of(serde_json::from_value(node).unwrap(), &selector, Some(&config))
@@ -289,8 +279,8 @@ mod tests {
         }
         let of_pool = |pool: &str| node(json!({"gpupack.dev/pool": pool}), json!({}));
         assert!(of_pool("p").is_divided);
-        let moves_pods = ["p", "lends", "moves", ""].map(|pool| of_pool(pool).moves_pods);
-        assert_eq!(moves_pods, [false, true, true, false]);
+        let moves_pods = ["p", "lends", ""].map(|pool| of_pool(pool).moves_pods);
+        assert_eq!(moves_pods, [false, true, false]);
         let info = json!({"metadata": {}, "status": {"nodeInfo": {"architecture": "", "bootID": "",
             "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
             "kubeletVersion": "v1.32.4", "machineID": "", "operatingSystem": "", "osImage": "",

@@ -1,15 +1,19 @@
-//! The cluster's version and namespaces, and the parts of gpupack that run in it.
+//! The cluster's version and namespaces, the parts of gpupack that run in it, and what containers, quotas and
+//! classes of workloads need.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::version::Info;
 
 use crate::api::commands::Check;
 use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Of, count, names, short};
+use crate::cli::doctor::finding::{Findings, Found, count, known, names, or_ok, short, there};
 use crate::cli::doctor::objects::{OwnPod, Workload};
+use crate::cli::doctor::table::*;
 use crate::config::file::Config;
+use crate::config::webhook::{MemoryLimit, THREAD_CAP, ThreadCap};
+use crate::kube_api::request::resources::{MARKERS, WHOLE};
 
 /// From this minor version on, the API server has the policies.
 const POLICIES: u32 = 30;
@@ -24,32 +28,21 @@ const STALE_SECONDS: i64 = 30;
 const ENFORCED: &str = "pod-security.kubernetes.io/enforce";
 
 /// Kubernetes is new enough.
-pub(crate) fn kubernetes(version: &Read<Info>) -> Findings {
-    let of = Of("Kubernetes version");
-    let info = match version {
-        Ok(info) => info,
-        Err(why) => return vec![of.unread("the version of the API server", why)],
-    };
+pub(crate) fn kubernetes(version: &Read<Info>) -> Found {
+    let info = known(version, &VERSION)?;
     let number = |text: &str| {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         text[..digits].parse::<u32>().ok()
     };
     let (Some(major), Some(minor)) = (number(&info.major), number(&info.minor)) else {
-        let found = format!("`{}.{}` is no version", short(&info.major), short(&info.minor));
-        return vec![of.not_checked(found, "compare it with docs/operations.md")];
+        return Err(NO_VERSION.with([&short(&info.major), &short(&info.minor)]));
     };
-    let found = format!("{major}.{minor} ({})", short(&info.git_version));
-    vec![match (major, minor) {
-        (1, ..POLICIES) => of.problem(
-            format!("{found}: it has no admission policies, and tokens of agents name no node"),
-            "upgrade to 1.32; until then any client that may patch pods can edit placements",
-        ),
-        (1, ..QUEUEING_HINTS) => of.warning(
-            format!("{found}: a bind does not make kube-scheduler look at other waiting pods"),
-            "upgrade to 1.32, or with 1.31 turn on the feature gate SchedulerQueueingHints",
-        ),
-        _ => of.ok(found),
-    }]
+    let row = match (major, minor) {
+        (1, ..POLICIES) => OLD_VERSION,
+        (1, ..QUEUEING_HINTS) => NO_HINTS,
+        _ => VERSION_OK,
+    };
+    Ok(vec![row.with([&major, &minor, &short(&info.git_version)])])
 }
 
 /// A namespace exists, with the Pod Security standard of the shipped file.
@@ -58,113 +51,72 @@ pub(crate) fn namespace(
     labels: &Read<BTreeMap<String, String>>,
     standard: &str,
 ) -> Check {
-    let of = Of("namespaces");
     let labels = match labels {
         Ok(labels) => labels,
-        Err(Unread::Absent) => {
-            return of.problem(
-                format!("namespace {name} does not exist"),
-                "kubectl apply -f deploy/rbac.yaml, or name yours with --system-namespace",
-            );
-        }
-        Err(why) => return of.unread(&format!("namespace {name}"), why),
+        Err(Unread::Absent) => return NO_NAMESPACE.with([&name]),
+        Err(why) => return NAMESPACE.unread([&name], why),
     };
-    let set = format!("kubectl label namespace {name} {ENFORCED}={standard} --overwrite");
-    match labels.get(ENFORCED).map(String::as_str) {
-        Some(enforced) if enforced == standard => of.ok(format!("{name} enforces {standard}")),
-        Some(enforced) if standard == "privileged" => of.problem(
-            format!("{name} enforces {}, which forbids the agents' hostPID", short(enforced)),
-            set,
-        ),
-        None if standard == "privileged" => of.ok(format!("{name} enforces no standard")),
-        Some(other) => of.warning(format!("{name} enforces {}", short(other)), set),
-        None => of.warning(format!("{name} enforces no Pod Security standard"), set),
-    }
+    let enforced = labels.get(ENFORCED).map(String::as_str);
+    let row = match enforced {
+        Some(enforced) if enforced == standard => STANDARD_OK,
+        Some(_) if standard == "privileged" => STANDARD_FORBIDS,
+        None if standard == "privileged" => STANDARD_FREE,
+        Some(_) => STANDARD_OTHER,
+        None => NO_STANDARD,
+    };
+    row.with([&name, &standard, &short(enforced.unwrap_or_default())])
 }
 
 /// A Deployment is there, and all of its replicas are ready.
-pub(crate) fn deployment(check: &'static str, found: &Read<Workload>) -> Check {
-    let of = Of(check);
-    let found = match found {
-        Ok(found) => found,
-        Err(Unread::Absent) => {
-            return of.problem(
-                "there is no Deployment with this part of gpupack",
-                "install it (docs/operations.md), or name its namespace with --system-namespace",
-            );
-        }
-        Err(why) => return of.unread("its Deployment", why),
+pub(crate) fn deployment(check: &'static str, found: &Read<Workload>) -> Found {
+    let found = there(found, DEPLOYMENT.of(check), NO_DEPLOYMENT.of(check))?;
+    let Workload { name, component, wanted, ready, .. } = found;
+    let row = match ready {
+        _ if *wanted == 0 => SCALED_DOWN,
+        0 => NONE_READY,
+        _ if ready < wanted => FEW_READY,
+        _ => ALL_READY,
     };
-    let Workload { name, wanted, ready, .. } = found;
-    let text = format!("Deployment {name}: {ready} of {wanted} replicas ready");
-    let look = format!(
-        "kubectl describe pods -A -l app.kubernetes.io/name=gpupack,app.kubernetes.io/component={}",
-        found.component
-    );
-    match ready {
-        _ if *wanted == 0 => of.problem(text, "scale it up, with `kubectl scale`"),
-        0 => of.problem(text, look),
-        _ if ready < wanted => of.warning(text, look),
-        _ => of.ok(text),
-    }
+    Ok(vec![row.of(check).with([name, ready, wanted, component])])
 }
 
 /// The Lease is held by a replica that renews it, and that replica's pod has the label.
 pub(crate) fn leader(
     extender: &Workload,
-    lease: &Read<LeaseSpec>,
+    lease: &Read<Lease>,
     pods: &Read<Vec<OwnPod>>,
     now_unix_seconds: i64,
-) -> Findings {
-    let of = Of("leader");
+) -> Found {
     if !extender.arguments().any(|argument| argument.starts_with("--replica")) {
-        return vec![of.ok("the extender runs without replicas, and needs no Lease")];
+        return Err(ALONE.with([]));
     }
-    let logs = "read the extender's log, and the chapter GpupackNoLeader of docs/runbook.md";
-    let lease = match lease {
-        Ok(lease) => lease,
-        Err(Unread::Absent) => {
-            return vec![of.problem("there is no Lease: no replica leads", logs)];
-        }
-        Err(why) => return vec![of.unread("the Lease", why)],
-    };
+    let lease = there(lease, LEASE, NO_LEASE)?.spec.clone().unwrap_or_default();
     let holder = lease.holder_identity.as_deref().unwrap_or_default();
     if holder.is_empty() {
-        return vec![of.problem("no replica holds the Lease", logs)];
+        return Err(NOT_HELD.with([]));
     }
     let renewed = lease.renew_time.as_ref().map(|time| time.0.as_second());
     let age = renewed.map_or(i64::MAX, |at| now_unix_seconds.saturating_sub(at));
     let longest = i64::from(lease.lease_duration_seconds.unwrap_or(0)).saturating_mul(3);
     let mut found = Findings::new();
-    let holder_pod = holder.rsplit_once('_').map_or(holder, |(pod, _)| pod);
+    let holder = holder.rsplit_once('_').map_or(holder, |(pod, _)| pod);
     if age > longest.max(STALE_SECONDS) {
         let ago = if renewed.is_none() { "never".to_owned() } else { format!("{age} s ago") };
-        found.push(of.problem(format!("{} renewed the Lease {ago}", short(holder_pod)), logs));
+        found.push(NOT_RENEWED.with([&short(holder), &ago]));
     }
-    let pods = match pods {
-        Ok(pods) => pods,
-        Err(why) => {
-            found.push(of.unread("the label of the leader's pod", why));
-            return found;
+    match pods {
+        Err(why) => found.push(LEADER_LABEL.unread([], why)),
+        Ok(pods) => {
+            let labeled = pods.iter().filter(|pod| pod.is_leader);
+            let labeled: Vec<&str> = labeled.map(|pod| pod.name.as_str()).collect();
+            if labeled != [holder] {
+                let none = "no pod".to_owned();
+                let labeled = if labeled.is_empty() { none } else { names(&labeled) };
+                found.push(NOT_LABELED.with([&short(holder), &labeled]));
+            }
         }
-    };
-    let labeled: Vec<&str> =
-        pods.iter().filter(|pod| pod.is_leader).map(|pod| pod.name.as_str()).collect();
-    if labeled != [holder_pod] {
-        let labeled = if labeled.is_empty() { "no pod".to_owned() } else { names(&labeled) };
-        found.push(of.problem(
-            format!(
-                "{} holds the Lease, but {labeled} has the label gpupack.dev/leader",
-                short(holder_pod)
-            ),
-            "run it again in some seconds; then check the policy gpupack-extender and the rights of \
-             deploy/rbac.yaml",
-        ));
     }
-    if found.is_empty() {
-        found.push(of.ok(format!("{} holds the Lease and has the label", short(holder_pod))));
-    }
-    found
+    or_ok(found, || LEADER_OK.with([&short(holder)]))
 }
 
 /// The version in the name of an image: its tag, or its digest.
@@ -185,100 +137,132 @@ pub(crate) struct Images<'a> {
 }
 
 /// All parts are of one release, and so is this program.
-pub(crate) fn versions(program: &str, parts: &[Images<'_>]) -> Findings {
-    let of = Of("versions");
-    let of_part = |part: &Images<'_>| -> BTreeSet<String> {
-        part.images.iter().map(|image| short(version_of(image))).collect()
+pub(crate) fn versions(program: &str, parts: &[Images<'_>]) -> Found {
+    let of_part = |part: &Images<'_>| -> Vec<String> {
+        let all: BTreeSet<&str> = part.images.iter().map(|image| version_of(image)).collect();
+        all.into_iter().map(short).collect()
     };
-    let all: Vec<(&str, BTreeSet<String>)> =
-        parts.iter().map(|part| (part.part, of_part(part))).collect();
-    let known: Vec<&(&str, BTreeSet<String>)> =
-        all.iter().filter(|(_, versions)| !versions.is_empty()).collect();
-    let mut found = Findings::new();
-    for (part, versions) in known.iter().filter(|(_, versions)| versions.len() > 1) {
-        let versions: Vec<&String> = versions.iter().collect();
-        found.push(of.warning(
-            format!("the pods of the {part} are of several versions: {}", names(&versions)),
-            "wait until the rollout has ended (kubectl rollout status)",
-        ));
-    }
-    let Some((_, first)) = known.first() else {
-        return vec![of.not_checked("no image of gpupack is known", "see the checks above")];
-    };
+    let all = parts.iter().map(|part| (part.part, of_part(part)));
+    let all: Vec<(&str, Vec<String>)> = all.filter(|(_, found)| !found.is_empty()).collect();
+    let (_, first) = all.first().ok_or_else(|| NO_IMAGE.with([]))?;
+    let mixed = all.iter().filter(|(_, versions)| versions.len() > 1);
+    let mixed = mixed.filter_map(|(part, versions)| MIXED.about_with(versions, [part]));
+    let mut found: Findings = mixed.collect();
     // Images of several repositories have digests that say nothing about each other.
-    let is_digest = |versions: &BTreeSet<String>| versions.iter().all(|it| it.contains(':'));
-    for (part, versions) in &known[1..] {
-        if versions.is_disjoint(first) && !is_digest(versions) && !is_digest(first) {
-            let (is, must): (Vec<_>, Vec<_>) = (versions.iter().collect(), first.iter().collect());
-            found.push(of.problem(
-                format!("the {part} is {}, the extender {}", names(&is), names(&must)),
-                "use images of one release for all parts: see Upgrade in docs/install.md",
-            ));
-        }
-    }
-    let is_this = |version: &String| version.trim_start_matches('v') == program;
-    let is_number = |version: &&String| {
-        version.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit())
-            && version.contains('.')
+    let is_digest = |versions: &[String]| versions.iter().all(|it| it.contains(':'));
+    let others =
+        all[1..].iter().filter(|(_, it)| !it.iter().any(|version| first.contains(version)));
+    let others = others.filter(|(_, versions)| !is_digest(versions) && !is_digest(first));
+    let others =
+        others.filter_map(|(part, it)| OTHER_RELEASE.about_with(it, [part, &names(first)]));
+    found.extend(others);
+    let is_other = |version: &&String| {
+        let version = version.trim_start_matches('v');
+        let is_number = version.starts_with(|c: char| c.is_ascii_digit()) && version.contains('.');
+        is_number && version != program
     };
-    if let Some(other) = first.iter().find(|it| is_number(it) && !is_this(it)) {
-        found.push(of.warning(
-            format!("this program is {program}, the extender {other}"),
-            "use the program of the extender's release",
-        ));
-    }
-    if found.is_empty() {
-        let first: Vec<&String> = first.iter().collect();
-        let parts: Vec<&str> = known.iter().map(|(part, _)| *part).collect();
-        found.push(of.ok(format!(
-            "{}: {}; this program: {program}",
-            parts.join(", "),
-            names(&first)
-        )));
-    }
-    found
+    found.extend(first.iter().find(is_other).map(|it| OTHER_PROGRAM.with([&program, it])));
+    let parts: Vec<&str> = all.iter().map(|(part, _)| *part).collect();
+    or_ok(found, || VERSIONS_OK.with([&parts.join(", "), &names(first), &program]))
 }
 
 /// The extender's configuration, with all of its faults.
 pub(crate) fn configuration(file: &Read<String>) -> (Findings, Option<Config>) {
-    let of = Of("extender configuration");
-    let text = match file {
+    let text = match there(file, CONFIG, NO_CONFIG) {
         Ok(text) => text,
-        Err(Unread::Absent) => {
-            let fix = "helm upgrade with your values, or deploy/render and kubectl apply -f deploy/extender.yaml";
-            return (vec![of.problem("its ConfigMap or the file in it is missing", fix)], None);
-        }
-        Err(why) => return (vec![of.unread("its ConfigMap", why)], None),
+        Err(check) => return (vec![check], None),
     };
-    let fix = "correct it in the ConfigMap (docs/configuration.md), and restart the extender";
     match Config::from_yaml(text) {
         Err(faults) => {
-            let many = faults.faults.len();
-            let first = faults.faults.iter().take(20).map(|fault| of.problem(short(fault), fix));
-            let mut found: Findings = first.collect();
-            if many > found.len() {
-                found.push(of.problem(count(many - found.len(), "more fault"), fix));
-            }
-            (found, None)
+            let faults = faults.faults;
+            let first = faults.iter().take(20).map(|fault| CONFIG_FAULT.with([&short(fault)]));
+            let more = faults.len().checked_sub(20).filter(|more| *more > 0);
+            let more = more.map(|more| CONFIG_FAULT.with([&count(more, "more fault")]));
+            (first.chain(more).collect(), None)
         }
-        Ok(config) => match config.exposure_fault() {
-            Some(fault) => (vec![of.problem(fault, fix)], Some(config)),
-            None => {
-                let way = match (&config.tls, config.plain_text) {
-                    (Some(_), _) => of.ok("valid; clients prove who they are (`tls`)"),
-                    (None, true) => of.warning(
-                        "valid; plain text: no client proves who it is",
-                        "set `tls`, or apply deploy/network-policy.yaml where policies are enforced",
-                    ),
-                    (None, false) => of.warning(
-                        "valid; its ports can be reached on its own machine only",
-                        "set listen, page_listen, agents_listen and metrics_listen",
-                    ),
-                };
-                (vec![way], Some(config))
-            }
-        },
+        Ok(config) => {
+            let way = match (config.exposure_fault(), &config.tls, config.plain_text) {
+                (Some(fault), ..) => CONFIG_FAULT.with([&fault]),
+                (None, Some(_), _) => CONFIG_OK.with([]),
+                (None, None, true) => CONFIG_PLAIN.with([]),
+                (None, None, false) => CONFIG_LOCAL.with([]),
+            };
+            let caps = config.webhook.memory_limit == MemoryLimit::Mps
+                && config.webhook.thread_cap == ThreadCap::Share;
+            let cap = caps.then(|| CONFIG_THREADS.with([&THREAD_CAP]));
+            (std::iter::once(way).chain(cap).collect(), Some(config))
+        }
     }
+}
+
+/// RuntimeClasses that pods of gpupack name.
+pub(crate) fn runtime_classes(classes: &[(String, Read<()>)], config: Option<&Config>) -> Found {
+    if classes.is_empty() {
+        let row = if config.is_some() { DEFAULT_RUNTIME } else { UNKNOWN_RUNTIME };
+        return Err(row.with([]));
+    }
+    let missing = classes.iter().filter_map(|(name, read)| match read {
+        Ok(()) => None,
+        Err(Unread::Absent) => Some(NO_RUNTIME_CLASS.with([&short(name)])),
+        Err(why) => Some(RUNTIME_CLASS.unread([&short(name)], why)),
+    });
+    let missing: Findings = missing.collect();
+    let all: Vec<&String> = classes.iter().map(|(name, _)| name).collect();
+    Ok(if missing.is_empty() { RUNTIME_OK.about(&all).into_iter().collect() } else { missing })
+}
+
+/// Events of containers that did not start because of their GPU: their pods and texts.
+pub(crate) fn start_failures(events: &Read<Vec<(String, String)>>) -> Found {
+    let events = known(events, &START_FAILURES)?;
+    let pods: Vec<&String> = events.iter().map(|(pod, _)| pod).collect();
+    let first = events.first().map(|(_, text)| short(text)).unwrap_or_default();
+    let found = NOT_STARTED.about_with(&pods, [&first]);
+    or_ok(found.into_iter().collect(), || STARTS_OK.with([]))
+}
+
+/// ResourceQuotas that count no GPU pod of gpupack: as `namespace/name` with their keys.
+pub(crate) fn quotas(quotas: &Read<Vec<(String, Vec<String>)>>) -> Found {
+    let quotas = known(quotas, &QUOTAS)?;
+    let useless = quotas.iter().flat_map(|(name, keys)| {
+        keys.iter().filter(|key| counts_nothing(key)).map(move |key| format!("{name}: {key}"))
+    });
+    let (theirs, ours) = (format!("requests.{WHOLE}"), "requests.gpupack.dev/gpu-");
+    let is_blind =
+        |keys: &[String]| keys.contains(&theirs) && !keys.iter().any(|key| key.starts_with(ours));
+    let blind = quotas.iter().filter(|(_, keys)| is_blind(keys)).map(|(name, _)| name);
+    let found = USELESS_KEYS.about(&useless.collect::<Vec<_>>());
+    let found = found.or_else(|| BLIND_QUOTAS.about(&blind.collect::<Vec<_>>()));
+    Ok(vec![found.unwrap_or_else(|| QUOTAS_OK.with([]))])
+}
+
+/// The PriorityClasses, by name and value, that the classes of workloads in the configuration need.
+pub(crate) fn workload_classes(
+    config: Option<&Config>,
+    classes: &Read<Vec<(String, i32)>>,
+) -> Found {
+    let config = config.ok_or_else(|| UNKNOWN_WORKLOADS.with([]))?;
+    let classes = known(classes, &PRIORITY_CLASSES)?;
+    let wrong = config.workloads.iter().filter_map(|(name, keys)| {
+        let class = keys.class(name);
+        let value = classes.iter().find(|(name, _)| *name == class).map(|(_, value)| value);
+        match (value, keys.priority) {
+            (None, _) => Some(format!("{class} does not exist")),
+            (Some(found), Some(said)) if *found != said => {
+                Some(format!("{class} has the value {found}, not {said}"))
+            }
+            (Some(_), _) => None,
+        }
+    });
+    let found = WRONG_CLASSES.about(&wrong.collect::<Vec<_>>());
+    let all: Vec<&String> = config.workloads.keys().collect();
+    let found = found.or_else(|| WORKLOADS_OK.about(&all));
+    Ok(vec![found.unwrap_or_else(|| NO_WORKLOADS.with([]))])
+}
+
+/// Whether a key of a quota is meant for a marker, but is none that the API server counts.
+fn counts_nothing(key: &str) -> bool {
+    let is_counted = |marker| MARKERS.contains(&marker);
+    key.contains("gpupack.dev/") && !key.strip_prefix("requests.").is_some_and(is_counted)
 }
 
 #[cfg(test)]

@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 
 use hyper::Uri;
+use k8s_openapi::api::core::v1::Service;
 
 use crate::api::commands::Check;
 use crate::cli::base::reader::Read;
-use crate::cli::doctor::finding::{Findings, Of, count, names, short};
-use crate::cli::doctor::scheduler_file::{Extender, Profile, SchedulerFile};
+use crate::cli::doctor::finding::{Findings, Found, count, names, or_ok, short, there};
+use crate::cli::doctor::objects::Workload;
+use crate::cli::doctor::scheduler_file::{Extender, Profile, SchedulerFile, TlsConfig};
+use crate::cli::doctor::table::*;
 use crate::config::file::Config;
 use crate::kube_api::request::resources::{MARKERS, MIG_PREFIX, SHARED_SLOT, WHOLE};
 
 /// The weight of the shipped files: with less, in-tree scores can outvote gpupack.
 const WEIGHT: i64 = 5;
-
-/// All of this file.
-const FILE: Of = Of("kube-scheduler configuration");
 
 /// What the file is compared with.
 pub(crate) struct Expected<'a> {
@@ -23,283 +23,175 @@ pub(crate) struct Expected<'a> {
     pub(crate) config: &'a Config,
     /// MIG profiles of the nodes, without prefix.
     pub(crate) mig_profiles: &'a BTreeSet<String>,
-    /// Addresses of the extender's Service.
-    pub(crate) service_ips: &'a Read<Vec<String>>,
+    /// The extender's Service.
+    pub(crate) service: &'a Read<Service>,
+}
+
+impl Expected<'_> {
+    fn has_address(&self, ip: &str) -> bool {
+        let specs = self.service.iter().filter_map(|service| service.spec.as_ref());
+        specs.flat_map(|spec| spec.cluster_ips.iter().flatten()).any(|own| own == ip)
+    }
+}
+
+/// The findings about the file of a ConfigMap, where kube-scheduler is one of gpupack's.
+pub(crate) fn of_map(file: &Read<String>, own: &Read<Workload>, expected: &Expected<'_>) -> Found {
+    let names = &expected.config.scheduler_names;
+    let elsewhere = match names.iter().any(|name| name == "default-scheduler") {
+        true => IN_PLACE,
+        false => NO_SCHEDULER,
+    };
+    there(own, SCHEDULER, elsewhere)?;
+    of_file(there(file, SCHEDULER_MAP, NO_SCHEDULER_MAP)?, expected)
 }
 
 /// The findings about a file.
-pub(crate) fn of_file(text: &str, expected: &Expected<'_>) -> Findings {
-    let file = match SchedulerFile::from_yaml(text) {
-        Ok(file) => file,
-        Err(error) => {
-            return vec![FILE.problem(
-                format!("it cannot be read: {error}"),
-                "begin again with deploy/scheduler.yaml, as deploy/render writes it",
-            )];
-        }
-    };
-    let Some(extender) = ours(&file, expected) else {
-        return vec![FILE.problem(
-            format!("none of its {} is gpupack's", count(file.extenders.len(), "extender")),
-            "take the section `extenders` from deploy/scheduler.yaml, as deploy/render writes it",
-        )];
-    };
-    let mut found: Findings = [
-        address(extender, expected),
-        verbs(extender),
-        timeout(extender, expected.config),
-        answers(extender),
-        tls(extender, expected.config),
-    ]
-    .concat();
-    found.extend(sample(&file));
-    found.extend(profiles(&file, extender, expected));
-    if found.is_empty() {
-        let names: Vec<&str> = file.profiles.iter().map(Profile::name).collect();
-        found.push(FILE.ok(format!("it fits the extender; profiles: {}", self::names(&names))));
+pub(crate) fn of_file(text: &str, expected: &Expected<'_>) -> Found {
+    let file = SchedulerFile::from_yaml(text).map_err(|error| NO_FILE.with([&error]))?;
+    let all = count(file.extenders.len(), "extender");
+    let extender = ours(&file, expected).ok_or_else(|| NOT_OURS.with([&all]))?;
+    let mut found = address(extender, expected).unwrap_or_else(|only| vec![only]);
+    verbs(extender, &mut found);
+    found.extend(timeout(extender, expected.config));
+    answers(extender, &mut found);
+    tls(extender, expected.config, &mut found);
+    if file.percentage_of_nodes_to_score != Some(100) {
+        found.push(SAMPLED.with([]));
     }
-    found
+    profiles(&file, extender, expected, &mut found);
+    or_ok(found, || {
+        let profiles = file.profiles.iter().map(Profile::name);
+        SCHEDULER_OK.with([&names(&profiles.collect::<Vec<_>>())])
+    })
 }
 
 /// The entry that calls the extender.
 fn ours<'a>(file: &'a SchedulerFile, expected: &Expected<'_>) -> Option<&'a Extender> {
     let is_named = |extender: &&Extender| {
-        let host = extender.url_prefix.parse::<Uri>().ok();
-        let host = host.and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
-        let ips = expected.service_ips.iter().flatten();
-        expected.config.allowed_hosts.contains(&host) || ips.into_iter().any(|ip| *ip == host)
+        let host = host_of(&extender.url_prefix).map(|(_, host)| host).unwrap_or_default();
+        expected.config.allowed_hosts.contains(&host) || expected.has_address(&host)
     };
     let found = file.extenders.iter().find(is_named);
     found.or(file.extenders.first().filter(|_| file.extenders.len() == 1))
 }
 
-fn address(extender: &Extender, expected: &Expected<'_>) -> Findings {
-    let config = expected.config;
-    let url = &extender.url_prefix;
-    let Some((uri, host)) = url
-        .parse::<Uri>()
-        .ok()
-        .and_then(|uri| uri.host().map(str::to_owned).map(|host| (uri, host)))
-    else {
-        let found = format!("urlPrefix `{}` is no address", short(url));
-        return vec![FILE.problem(found, "set urlPrefix: http://gpupack.gpu-system.svc:8080/v1")];
-    };
-    let mut found = Findings::new();
-    let is_ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
-    match expected.service_ips {
-        _ if !is_ip && !config.allowed_hosts.contains(&host.to_ascii_lowercase()) => {
-            let name = short(&host);
-            found.push(FILE.problem(
-                format!("urlPrefix names `{name}`, which the extender does not accept (421)"),
-                "name the extender's Service in urlPrefix, or add that name to allowed_hosts",
-            ));
-        }
-        Ok(ips) if is_ip && !ips.iter().any(|ip| *ip == host.trim_matches(['[', ']'])) => {
-            found.push(FILE.problem(
-                format!(
-                    "urlPrefix names {}, which is no address of the Service gpupack",
-                    short(&host)
-                ),
-                "put its address there: kubectl -n gpu-system get service gpupack",
-            ));
-        }
-        Err(why) if is_ip => found.push(FILE.unread("whether urlPrefix is the Service's", why)),
-        Ok(_) | Err(_) => {}
-    }
-    if uri.path().trim_end_matches('/') != "/v1" {
-        found.push(FILE.problem(
-            format!("urlPrefix `{}` does not end with /v1", short(url)),
-            "end urlPrefix with /v1: the verbs are below that path",
-        ));
-    }
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
-    if uri.scheme_str() != Some(scheme) {
-        let why = if config.tls.is_some() { "has `tls`" } else { "has no `tls`" };
-        found.push(FILE.problem(
-            format!("urlPrefix `{}` is not {scheme}, but the extender {why}", short(url)),
-            format!("begin urlPrefix with {scheme}://"),
-        ));
-    }
-    found
+fn host_of(url: &str) -> Option<(Uri, String)> {
+    let uri: Uri = url.parse().ok()?;
+    let host = uri.host()?.to_owned();
+    Some((uri, host))
 }
 
-fn verbs(extender: &Extender) -> Findings {
-    let verbs = [
+fn address(extender: &Extender, expected: &Expected<'_>) -> Found {
+    let config = expected.config;
+    let url = short(&extender.url_prefix);
+    let (uri, host) = host_of(&extender.url_prefix).ok_or_else(|| NO_ADDRESS.with([&url]))?;
+    let bare = host.trim_matches(['[', ']']);
+    let mut found = Findings::new();
+    match (bare.parse::<std::net::IpAddr>(), expected.service) {
+        (Err(_), _) if !config.allowed_hosts.contains(&host.to_ascii_lowercase()) => {
+            found.push(ODD_HOST.with([&short(&host)]));
+        }
+        (Ok(_), Ok(_)) if !expected.has_address(bare) => {
+            found.push(ODD_IP.with([&short(&host)]));
+        }
+        (Ok(_), Err(why)) => found.push(SCHEDULER_ADDRESS.unread([], why)),
+        _ => {}
+    }
+    if uri.path().trim_end_matches('/') != "/v1" {
+        found.push(ODD_PATH.with([&url]));
+    }
+    match (config.tls.is_some(), uri.scheme_str()) {
+        (true, Some("https")) | (false, Some("http")) => {}
+        (true, _) => found.push(NOT_HTTPS.with([&url])),
+        (false, _) => found.push(NOT_HTTP.with([&url])),
+    }
+    Ok(found)
+}
+
+fn verbs(extender: &Extender, found: &mut Findings) {
+    for (key, is, must) in [
         ("filterVerb", &extender.filter_verb, "filter"),
         ("prioritizeVerb", &extender.prioritize_verb, "prioritize"),
         ("bindVerb", &extender.bind_verb, "bind"),
-    ];
-    let wrong = verbs.into_iter().filter(|(_, is, must)| is != must);
-    let mut found: Findings = wrong
-        .map(|(key, is, must)| {
-            let is = if is.is_empty() { "missing".to_owned() } else { format!("`{}`", short(is)) };
-            FILE.problem(format!("{key} is {is}"), format!("set {key}: {must}"))
-        })
-        .collect();
-    if !["", "preempt"].contains(&extender.preempt_verb.as_str()) {
-        let found_verb = format!("preemptVerb is `{}`", short(&extender.preempt_verb));
-        found.push(FILE.problem(found_verb, "set preemptVerb: preempt, or leave it out"));
+    ] {
+        let shown = if is.is_empty() { "missing".to_owned() } else { format!("`{}`", short(is)) };
+        found.extend((is != must).then(|| ODD_VERB.with([&key, &shown, &must])));
     }
-    found
+    if !["", "preempt"].contains(&extender.preempt_verb.as_str()) {
+        found.push(ODD_PREEMPT.with([&short(&extender.preempt_verb)]));
+    }
 }
 
-fn timeout(extender: &Extender, config: &Config) -> Findings {
+fn timeout(extender: &Extender, config: &Config) -> Option<Check> {
     let expected = config.scheduler_timeout;
-    let is = match extender.timeout() {
-        Some(is) if is == expected => return Vec::new(),
-        Some(_) => extender.http_timeout.as_deref().unwrap_or("not set, so 5s"),
-        None => extender.http_timeout.as_deref().unwrap_or_default(),
-    };
-    let seconds = expected.as_secs();
-    vec![FILE.problem(
-        format!("httpTimeout is {}, but scheduler_timeout_seconds is {seconds}", short(is)),
-        format!(
-            "set httpTimeout: {seconds}s in the ConfigMap and restart kube-scheduler, or change \
-             scheduler_timeout_seconds of the extender"
-        ),
-    )]
+    let is = short(extender.http_timeout.as_deref().unwrap_or("not set, so 5s"));
+    (extender.timeout() != Some(expected)).then(|| ODD_TIMEOUT.with([&is, &expected.as_secs()]))
 }
 
-fn answers(extender: &Extender) -> Findings {
-    let mut found = Findings::new();
+fn answers(extender: &Extender, found: &mut Findings) {
     if extender.weight < WEIGHT {
-        found.push(FILE.warning(
-            format!("weight is {}: other scores can outvote gpupack", extender.weight),
-            format!("set weight: {WEIGHT}"),
-        ));
+        found.push(LIGHT.with([&extender.weight, &WEIGHT]));
     }
     if !extender.node_cache_capable {
-        found.push(FILE.warning(
-            "nodeCacheCapable is not true: kube-scheduler sends whole nodes with each call",
-            "set nodeCacheCapable: true",
-        ));
+        found.push(WHOLE_NODES.with([]));
     }
     if extender.ignorable {
-        found.push(FILE.problem(
-            "ignorable is true: without an answer, pods are placed unchecked",
-            "set ignorable: false",
-        ));
+        found.push(IGNORABLE.with([]));
     }
-    found
 }
 
-fn tls(extender: &Extender, config: &Config) -> Findings {
+fn tls(extender: &Extender, config: &Config, found: &mut Findings) {
     let settings = extender.tls_config.clone().unwrap_or_default();
-    let Some(expected) = &config.tls else {
-        return match extender.enable_https {
-            true => vec![FILE.problem(
-                "enableHTTPS is true, but the extender has no `tls`",
-                "set `tls` in the extender's configuration, or enableHTTPS: false",
-            )],
-            false => Vec::new(),
-        };
+    let TlsConfig { insecure, server_name: name, ca_file, ca_data, .. } = &settings;
+    let expected = match (&config.tls, extender.enable_https) {
+        (None, true) => return found.push(ONLY_SCHEDULER_TLS.with([])),
+        (None, false) => return,
+        (Some(_), false) => return found.push(ONLY_EXTENDER_TLS.with([])),
+        (Some(expected), true) => expected,
     };
-    let mut found = Findings::new();
-    if !extender.enable_https {
-        found.push(FILE.problem(
-            "enableHTTPS is not true, but the extender has `tls`",
-            "set enableHTTPS: true and tlsConfig, as in deploy/scheduler.yaml",
-        ));
-        return found;
+    let is_given = |file: &str, data: &str| !file.is_empty() || !data.is_empty();
+    if *insecure || !is_given(ca_file, ca_data) {
+        found.push(NOT_VERIFIED.with([]));
     }
-    if settings.insecure || !settings.has_ca() {
-        found.push(FILE.problem(
-            "tlsConfig does not verify the extender's certificate",
-            "set tlsConfig.caFile, and insecure: false",
-        ));
+    let has_certificate = is_given(&settings.cert_file, &settings.cert_data);
+    if !has_certificate || !is_given(&settings.key_file, &settings.key_data) {
+        found.push(NO_CLIENT_CERTIFICATE.with([&expected.scheduler_name]));
     }
-    if !settings.has_own() {
-        found.push(FILE.problem(
-            "tlsConfig has no certFile and keyFile: the extender refuses kube-scheduler",
-            format!("give it a certificate with the name {}", expected.scheduler_name),
-        ));
-    }
-    let name = &settings.server_name;
     if !name.is_empty() && *name != expected.replica_name && !config.allowed_hosts.contains(name) {
-        found.push(FILE.warning(
-            format!("tlsConfig.serverName is `{}`", short(name)),
-            format!(
-                "set serverName: {}, unless the certificate has that name",
-                expected.replica_name
-            ),
-        ));
+        found.push(ODD_SERVER_NAME.with([&short(name), &expected.replica_name]));
     }
-    found
-}
-
-fn sample(file: &SchedulerFile) -> Option<Check> {
-    (file.percentage_of_nodes_to_score != Some(100)).then(|| {
-        FILE.warning(
-            "percentageOfNodesToScore is not 100: in 100 nodes and more, only a sample is tried",
-            "set percentageOfNodesToScore: 100",
-        )
-    })
 }
 
 /// Profiles and the resources that they must leave to gpupack.
-fn profiles(file: &SchedulerFile, extender: &Extender, expected: &Expected<'_>) -> Findings {
+fn profiles(file: &SchedulerFile, extender: &Extender, to: &Expected<'_>, found: &mut Findings) {
     let default = [Profile::default()];
     let all = if file.profiles.is_empty() { &default[..] } else { &file.profiles };
-    let known = &expected.config.scheduler_names;
-    let (served, others): (Vec<&Profile>, Vec<&Profile>) =
-        all.iter().partition(|profile| known.iter().any(|name| name == profile.name()));
+    let known = &to.config.scheduler_names;
+    let is_served = |profile: &&Profile| known.iter().any(|name| name == profile.name());
+    let (served, others): (Vec<&Profile>, Vec<&Profile>) = all.iter().partition(is_served);
     if served.is_empty() {
         let others: Vec<&str> = others.iter().map(|profile| profile.name()).collect();
-        return vec![FILE.problem(
-            format!(
-                "its profiles ({}) are not in scheduler_names ({})",
-                names(&others),
-                names(known)
-            ),
-            "give profile and scheduler_names the same name",
-        )];
+        return found.push(NO_PROFILE.with([&names(&others), &names(known)]));
     }
-    let mut found = Findings::new();
     let is_marked = !extender.managed_resources.is_empty();
+    let of_mig = to.mig_profiles.iter().map(|profile| format!("{MIG_PREFIX}{profile}"));
+    let devices = [WHOLE, SHARED_SLOT].map(str::to_owned).into_iter().chain(of_mig);
+    let unmarked = devices.filter(|_| !is_marked);
+    let needed: Vec<String> = MARKERS.map(str::to_owned).into_iter().chain(unmarked).collect();
     for profile in served {
-        found.extend(preemption(profile, extender, expected.config));
-        let mut needed: Vec<String> = MARKERS.map(str::to_owned).into();
-        if !is_marked {
-            needed.extend([WHOLE.to_owned(), SHARED_SLOT.to_owned()]);
-            let profiles = expected.mig_profiles.iter();
-            needed.extend(profiles.map(|profile| format!("{MIG_PREFIX}{profile}")));
+        let name = short(profile.name());
+        match (profile.has_preemption(), extender.preempt_verb.is_empty()) {
+            (true, true) => found.push(EVICTS_UNASKED.with([&name])),
+            (false, _) if to.config.preemption.enabled => found.push(NO_PREEMPTION.with([&name])),
+            (false, _) | (true, false) => {}
         }
-        needed.retain(|name| !profile.ignores(name) && !extender.manages(name));
-        if !needed.is_empty() {
-            found.push(FILE.problem(
-                format!(
-                    "profile {} counts {}: pods that request it wait forever",
-                    short(profile.name()),
-                    names(&needed)
-                ),
-                "add it to ignoredResources of NodeResourcesFit (in place: to managedResources with \
-                 ignoredByScheduler: true), and restart kube-scheduler",
-            ));
-        }
+        let is_counted = |it: &&String| !profile.ignores(it) && !extender.manages(it);
+        let counted: Vec<&String> = needed.iter().filter(is_counted).collect();
+        found.extend(COUNTED.about_with(&counted, [&name]));
     }
     let managed = |name| extender.managed_resources.iter().any(|it| it.name == name);
     if is_marked && !MARKERS.into_iter().all(managed) {
-        found.push(FILE.problem(
-            "managedResources lacks a marker: pods with it are placed without gpupack",
-            format!("list {} in managedResources", names(&MARKERS)),
-        ));
-    }
-    found
-}
-
-fn preemption(profile: &Profile, extender: &Extender, config: &Config) -> Option<Check> {
-    let is_called = !extender.preempt_verb.is_empty();
-    let name = short(profile.name());
-    match (profile.has_preemption(), is_called) {
-        (true, false) => Some(FILE.problem(
-            format!("profile {name} evicts pods without asking gpupack"),
-            "set preemptVerb: preempt, and restart kube-scheduler",
-        )),
-        (false, _) if config.preemption.enabled => Some(FILE.problem(
-            format!("profile {name} has no DefaultPreemption: gpupack does not learn where CPU is short"),
-            "remove DefaultPreemption from `disabled`, set preemptVerb: preempt, and restart kube-scheduler",
-        )),
-        (false, _) | (true, true) => None,
+        found.push(UNMANAGED.with([&names(&MARKERS)]));
     }
 }
 
@@ -307,6 +199,7 @@ fn preemption(profile: &Profile, extender: &Extender, config: &Config) -> Option
 mod tests {
     use super::*;
     use crate::api::commands::CheckState;
+    use crate::cli::doctor::finding::lines;
 
     const SECOND: &str = include_str!("../../../scheduler-config/second-scheduler.yaml");
     const IN_PLACE: &str = include_str!("../../../scheduler-config/in-place.yaml");
@@ -314,10 +207,10 @@ mod tests {
     fn check(text: &str, config: &str, mig: &[&str]) -> Findings {
         let config = Config::from_yaml(config).unwrap();
         let mig_profiles = mig.iter().map(ToString::to_string).collect();
-        let service_ips = Ok(vec!["10.96.0.7".to_owned()]);
-        let expected =
-            Expected { config: &config, mig_profiles: &mig_profiles, service_ips: &service_ips };
-        of_file(text, &expected)
+        let service = serde_json::json!({"spec": {"clusterIPs": ["10.96.0.7"]}});
+        let service = Ok(serde_json::from_value(service).unwrap());
+        let expected = Expected { config: &config, mig_profiles: &mig_profiles, service: &service };
+        lines(of_file(text, &expected))
     }
 
     #[test]

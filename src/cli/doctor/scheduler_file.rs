@@ -9,131 +9,68 @@ use crate::causes::shown_long;
 /// kube-scheduler's default of `httpTimeout` (`DefaultExtenderTimeout`).
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The file.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct SchedulerFile {
-    /// Always `KubeSchedulerConfiguration`.
-    pub(crate) kind: String,
-    /// How many percent of the nodes are scored at least.
-    pub(crate) percentage_of_nodes_to_score: Option<u32>,
-    /// One for each `schedulerName`.
-    pub(crate) profiles: Vec<Profile>,
-    /// All extenders.
-    pub(crate) extenders: Vec<Extender>,
+macro_rules! sections {
+    ($($(#[$more:meta])* $name:ident { $($(#[$key:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$more])*
+        #[derive(Clone, Debug, Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub(crate) struct $name { $($(#[$key])* pub(crate) $field: $type,)* })*
+    };
 }
 
-/// A profile.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Profile {
-    /// Its name; kube-scheduler's default is `default-scheduler`.
-    scheduler_name: Option<String>,
-    plugins: Plugins,
-    plugin_config: Vec<PluginConfig>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Plugins {
-    post_filter: PluginSet,
-    multi_point: PluginSet,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct PluginSet {
-    disabled: Vec<Plugin>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Plugin {
-    name: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct PluginConfig {
-    name: String,
-    args: Args,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Args {
-    ignored_resources: Vec<String>,
-    ignored_resource_groups: Vec<String>,
-}
-
-/// An extender.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Extender {
-    /// The address before the verbs.
-    pub(crate) url_prefix: String,
-    /// Verb *filter*.
-    pub(crate) filter_verb: String,
-    /// Verb *prioritize*.
-    pub(crate) prioritize_verb: String,
-    /// Verb *bind*.
-    pub(crate) bind_verb: String,
-    /// Verb *preempt*.
-    pub(crate) preempt_verb: String,
-    /// How much its scores count.
-    pub(crate) weight: i64,
-    /// A Go duration.
-    pub(crate) http_timeout: Option<String>,
-    /// Whether only names of nodes are sent.
-    pub(crate) node_cache_capable: bool,
-    /// Whether pods are placed without its answer.
-    pub(crate) ignorable: bool,
-    /// Whether it is called over TLS.
-    #[serde(rename = "enableHTTPS")]
-    pub(crate) enable_https: bool,
-    /// How it and kube-scheduler prove themselves.
-    pub(crate) tls_config: Option<TlsConfig>,
-    /// Only pods that name one of these are sent, if there is any.
-    pub(crate) managed_resources: Vec<Managed>,
-}
-
-/// Files of certificates, or their contents.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct TlsConfig {
-    /// Whether the server's certificate is not verified.
-    pub(crate) insecure: bool,
-    /// The name in the server's certificate.
-    pub(crate) server_name: String,
-    ca_file: String,
-    cert_file: String,
-    key_file: String,
-    ca_data: String,
-    cert_data: String,
-    key_data: String,
-}
-
-impl TlsConfig {
-    /// Whether it knows the CA of the server.
-    pub(crate) fn has_ca(&self) -> bool {
-        !self.ca_file.is_empty() || !self.ca_data.is_empty()
+sections! {
+    /// The file.
+    SchedulerFile {
+        kind: String,
+        percentage_of_nodes_to_score: Option<u32>,
+        profiles: Vec<Profile>,
+        extenders: Vec<Extender>,
     }
-
-    /// Whether kube-scheduler has a certificate of its own.
-    pub(crate) fn has_own(&self) -> bool {
-        let is_given = |file: &str, data: &str| !file.is_empty() || !data.is_empty();
-        is_given(&self.cert_file, &self.cert_data) && is_given(&self.key_file, &self.key_data)
+    /// What applies to the pods with one `schedulerName`.
+    Profile {
+        scheduler_name: Option<String>,
+        plugins: Plugins,
+        plugin_config: Vec<PluginConfig>,
     }
-}
-
-/// A resource of an extender.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Managed {
-    /// Its name.
-    pub(crate) name: String,
-    /// Whether kube-scheduler does not count it.
-    pub(crate) ignored_by_scheduler: bool,
+    Plugins { post_filter: PluginSet, multi_point: PluginSet, }
+    PluginSet { disabled: Vec<Plugin>, }
+    Plugin { name: String, }
+    PluginConfig { name: String, args: Args, }
+    Args { ignored_resources: Vec<String>, ignored_resource_groups: Vec<String>, }
+    /// An extender.
+    Extender {
+        url_prefix: String,
+        filter_verb: String,
+        prioritize_verb: String,
+        bind_verb: String,
+        preempt_verb: String,
+        weight: i64,
+        /// A Go duration.
+        http_timeout: Option<String>,
+        /// Whether only names of nodes are sent.
+        node_cache_capable: bool,
+        /// Whether pods are placed without its answer.
+        ignorable: bool,
+        #[serde(rename = "enableHTTPS")]
+        enable_https: bool,
+        tls_config: Option<TlsConfig>,
+        /// Only pods that name one of these are sent, if there is any.
+        managed_resources: Vec<Managed>,
+    }
+    /// Files of certificates, or their contents.
+    TlsConfig {
+        /// Whether the server's certificate is not verified.
+        insecure: bool,
+        server_name: String,
+        ca_file: String,
+        cert_file: String,
+        key_file: String,
+        ca_data: String,
+        cert_data: String,
+        key_data: String,
+    }
+    /// A resource of an extender, and whether kube-scheduler does not count it.
+    Managed { name: String, ignored_by_scheduler: bool, }
 }
 
 impl SchedulerFile {
@@ -166,11 +103,11 @@ impl Profile {
 
     /// Whether NodeResourcesFit leaves out this resource.
     pub(crate) fn ignores(&self, resource: &str) -> bool {
-        let fits = self.plugin_config.iter().filter(|config| config.name == "NodeResourcesFit");
         let group = resource.split_once('/').map_or("", |(group, _)| group);
-        fits.into_iter().any(|config| {
-            config.args.ignored_resources.iter().any(|name| name == resource)
-                || config.args.ignored_resource_groups.iter().any(|name| name == group)
+        let mut fits = self.plugin_config.iter().filter(|it| it.name == "NodeResourcesFit");
+        fits.any(|PluginConfig { args, .. }| {
+            args.ignored_resources.iter().any(|name| name == resource)
+                || args.ignored_resource_groups.iter().any(|name| name == group)
         })
     }
 }
@@ -178,10 +115,7 @@ impl Profile {
 impl Extender {
     /// How long kube-scheduler waits for an answer; `None` if that is no Go duration.
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        match self.http_timeout.as_deref() {
-            None => Some(DEFAULT_TIMEOUT),
-            Some(text) => go_duration(text),
-        }
+        self.http_timeout.as_deref().map_or(Some(DEFAULT_TIMEOUT), go_duration)
     }
 
     /// Whether kube-scheduler leaves this resource to the extender.
@@ -190,25 +124,16 @@ impl Extender {
     }
 }
 
-/// A duration as Go writes it, such as `1m30s`, in whole milliseconds.
+/// A duration as Go writes it, such as `1m30s`. That of `kube` panics on sums that are too long.
 pub(crate) fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text;
+    let mut rest = if text == "0" { "0s" } else { text };
     let mut sum = Duration::ZERO;
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at(digits);
-        let letters = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (number, after) = rest.split_at(rest.find(|c: char| c.is_ascii_lowercase())?);
+        let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
         let (unit, after) = after.split_at(letters);
-        let seconds = match unit {
-            "ms" => 0.001,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3_600.0,
-            _ => return None,
-        };
+        let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0)];
+        let (_, seconds) = units.into_iter().find(|(name, _)| *name == unit)?;
         let number: f64 = number.parse().ok()?;
         sum = sum.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
         rest = after;

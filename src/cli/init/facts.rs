@@ -122,7 +122,7 @@ impl Cluster {
     pub(crate) async fn read(reader: &Reader) -> Self {
         let nodes = Target::all("", "v1", "nodes");
         let pods = Target::all("", "v1", "pods");
-        let system_pods = pods.clone().within("kube-system");
+        let system_pods = pods.within("kube-system");
         let classes = Target::all("node.k8s.io", "v1", "runtimeclasses");
         let (version, nodes, groups, operators, schedulers, classes) = tokio::join!(
             reader.path::<Info>("/version"),

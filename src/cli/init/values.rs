@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::api::commands::CheckState;
 use crate::cli::base::failure::clean;
 use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{count, names, short};
+use crate::cli::doctor::finding::{count, lines, names, short};
 use crate::cli::doctor::parts::kubernetes;
 use crate::cli::doctor::scheduler_file::SchedulerFile;
 use crate::cli::init::facts::{Cluster, Platform, Taint};
@@ -83,7 +83,7 @@ fn head(sheet: &mut Sheet, cluster: &Cluster) {
         "Values for the Helm chart of gpupack, made by `gpupack init`. Look at each line, then:",
     );
     sheet.line("#\n#   helm install gpupack deploy/helm/gpupack --namespace gpu-system --create-namespace \\\n#     --values FILE\n#   gpupack doctor\n#");
-    for check in kubernetes(&cluster.version) {
+    for check in lines(kubernetes(&cluster.version)) {
         let advice = match (check.state, check.fix) {
             (CheckState::Ok, _) | (_, None) => String::new(),
             (_, Some(fix)) => format!(". {fix}"),

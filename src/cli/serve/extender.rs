@@ -172,7 +172,6 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
         let proof = proofs.as_ref().map(|proofs| proofs.replicas.clone());
         let Connected { client, truth, acting, writing } =
             connect(&config, identity, proof, clock).await?;
-        warn_of(&config, &truth);
         let ledger = Arc::new(Ledger::new(settings(&config, &clock)));
         ledger.share_by(config.pools.clone());
         let listeners = listen(&config).await?;
@@ -221,13 +220,6 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
     });
     runtime.shutdown_timeout(GRACE);
     ended
-}
-
-/// Warns of what has no effect.
-fn warn_of(config: &Config, truth: &ClusterTruth) {
-    if config.pools.moves_instances() && truth.replica.is_none() {
-        tracing::warn!("`mig_moves` has no effect: start gpupack with `--replica`");
-    }
 }
 
 /// At SIGTERM or SIGINT hands over, and stops.

@@ -48,9 +48,6 @@ pub(crate) fn see_written(app: &App, seen: &SeenPod) {
 
 /// Writes an event that the placement was edited, and notes the pod to be written back.
 pub(crate) fn tell_edited(app: &App, pod: &PodRef, node: &NodeName) {
-    if app.moves.is_changing(&pod.uid) {
-        return app.edits.note(pod, app.clock.now()); // its watch may not show that yet
-    }
     app.metrics.placement_edit(EditResult::Seen);
     let note = format!(
         "its annotations under placed.gpupack.dev/ were edited or removed while it is bound to node \
@@ -120,11 +117,6 @@ async fn restore(app: &App, cluster: &ClusterTruth, pod: &PodRef) -> Result<bool
     let key = PodKey::of(pod).map_err(|fault| fault.to_string())?;
     let read = cluster.writer.read_back(&key).await.map_err(|cause| cause.to_string())?;
     let Some(read) = read else { return Ok(false) };
-    if app.moves.is_changing(&pod.uid) {
-        // What the ledger has is not written yet, and only its task knows whether that may have happened.
-        app.edits.note(pod, app.clock.now());
-        return Ok(false);
-    }
     // Again: a move that was written meanwhile is no edit.
     let Some(held) = app.ledger.reservation(&held.pod.uid) else { return Ok(false) };
     let seen = SeenPod::from_api(&read);

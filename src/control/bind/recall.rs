@@ -511,14 +511,10 @@ async fn restart(
     }
     match resize(cluster, (known.pod, known.key), seen).await {
         Resized::Accepted => {
-            app.moves.moved(&known.pod.uid, app.clock.now());
             tell_moved(app, known);
             Next::After(LOOK_AGAIN)
         }
-        Resized::Undecided => {
-            app.moves.moved(&known.pod.uid, app.clock.now()); // it may have arrived
-            Next::After(TRY_AGAIN)
-        }
+        Resized::Undecided => Next::After(TRY_AGAIN), // it may have arrived
         Resized::Not(next) => next,
         Resized::Refused(fault) => {
             let Some(leaving) = &known.guest.leaving else { return Next::Done };
@@ -710,7 +706,7 @@ async fn try_slowly(
             return Next::After(TRY_SLOWLY);
         }
         match resize(cluster, (known.pod, known.key), seen).await {
-            Resized::Accepted | Resized::Undecided => app.moves.moved(uid, app.clock.now()),
+            Resized::Accepted | Resized::Undecided => {}
             Resized::Not(next) => return next,
             Resized::Refused(_) => return Next::After(TRY_SLOWLY),
         }
@@ -749,9 +745,6 @@ pub(crate) async fn settle(
         PatchOutcome::Patched { .. } => {
             app.outbox.push(app.ledger.settled(&pod.uid));
             app.moves.unstick(&pod.uid);
-            if guest.spot.is_some() {
-                app.metrics.moved(MoveReason::Instance, MoveResult::Done);
-            }
             Next::Done
         }
         PatchOutcome::Gone => Next::Done,

@@ -91,7 +91,6 @@ impl App {
     pub(crate) fn is_of_earlier(&self, pod: &SeenPod) -> bool {
         let (Truth::Cluster(cluster), uid) = (&self.truth, &pod.pod.uid) else { return false };
         cluster.writer.fenced(pod) == Ordering::Less
-            && !self.moves.is_changing(uid)
             && !self.edits.written().get(uid).is_some_and(|known| known.is_own)
     }
 

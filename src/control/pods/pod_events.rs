@@ -132,7 +132,7 @@ impl Sink for App {
         self.start_failures.insert(pod.pod.uid.clone(), failure.clone());
         let container = pod.gpu_container.as_ref();
         if let Some(refused) = container.filter(|it| failure.is_of_device_of(&it.name)) {
-            self.moves.refuse(&pod.pod.uid, &refused.name, self.clock.now());
+            self.moves.refuse(&pod.pod.uid, &refused.name);
         }
     }
 

@@ -27,7 +27,9 @@ use serde_json::Value;
 use crate::causes::shown_long;
 use crate::config::allowed::NVIDIA_CLASSES;
 use crate::config::pods::requests::RequestRules;
-use crate::config::webhook::{MemoryLimit, TemplatePath, Unmanaged, WebhookConfig};
+use crate::config::webhook::{
+    MemoryLimit, THREAD_CAP, TemplatePath, ThreadCap, Unmanaged, WebhookConfig,
+};
 use crate::kube_api::admission::confinement::{refuse_container, refuse_pod};
 use crate::kube_api::admission::review::{
     Asked, ReviewFault, Templates, name_of, request, with_jobs,
@@ -333,6 +335,7 @@ impl Admission {
         let mut mounts = Vec::new();
         if clients == Clients::Granted {
             granted.extend(mps::variables(self.settings.thread_cap));
+            changes.warning = (self.settings.thread_cap == ThreadCap::Share).then_some(THREAD_CAP);
             mounts.extend(mps::mounts());
         }
         let meant = self.requests.meant(request);
@@ -532,7 +535,9 @@ fn answer<K: Resource>(
     object: String,
     decided: Result<Changes, AdmissionError>,
 ) -> Result<Answer, ReviewFault> {
-    let response = AdmissionResponse::from(request);
+    let mut response = AdmissionResponse::from(request);
+    let warning = decided.as_ref().ok().and_then(|changes| changes.warning);
+    response.warnings = warning.map(|text| vec![text.to_owned()]);
     let unreadable = |fault: String| ReviewFault::Json { fault };
     let (response, refusal) = match decided {
         Ok(changes) => match changes.into_patch() {

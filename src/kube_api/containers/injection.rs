@@ -200,6 +200,8 @@ fn is_enough(given: &Toleration, key: &str) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     operations: Vec<PatchOperation>,
+    /// What the client that creates the pod is to know.
+    pub(crate) warning: Option<&'static str>,
 }
 
 impl Changes {
@@ -227,7 +229,7 @@ impl Changes {
             }
             operations.push(operation);
         }
-        Self { operations }
+        Self { operations, ..self }
     }
 
     /// Whether there is nothing to do.
@@ -238,6 +240,7 @@ impl Changes {
     /// Adds operations that are applied after these.
     pub(crate) fn append(&mut self, more: Self) {
         self.operations.extend(more.operations);
+        self.warning = self.warning.or(more.warning);
     }
 
     pub(crate) fn set(&mut self, field: &str, value: &str) {

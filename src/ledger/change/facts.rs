@@ -372,7 +372,8 @@ fn kept(fact: &PodFact, held: &Reservation, node_state: &NodeState) -> Reservati
 /// A reservation after what the pod shows about where it runs.
 fn moved(fact: &PodFact, held: &Reservation, rule: PoolRule, now: Timestamp) -> Reservation {
     let is_restartable = |request: &GpuRequest| request.movable == Movable::Restart;
-    let changes_instances = rule.mig_moves && held.request.as_deref().is_some_and(is_restartable);
+    // The version before this one moved such pods to other MIG instances.
+    let changes_instances = rule.mig.makes() && held.request.as_deref().is_some_and(is_restartable);
     // The version before this one also let pods start elsewhere that used no GPU.
     let lends = rule.borrow != Borrow::None;
     let may_be_moved = lends && held.may_borrow() || changes_instances;

@@ -16,12 +16,15 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::hardware::device::PodUid;
 use crate::hardware::units::Timestamp;
+use crate::ledger::nodes::state::Ledger;
 use crate::ledger::query::queries::PlacementRequest;
-use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes};
+use crate::ledger::suggest::requeue::{Arrival, Candidate, NamedNodes, is_candidate};
+use crate::model::device_state::HoldRule;
 use crate::model::rejection::Rejection;
 use crate::model::request::PodGroup;
 use crate::model::reservation::{Controller, PodRef};
 use crate::mutation::{Mutation, mutated};
+use crate::scoring::plan;
 
 /// A pod that only a verb mentioned is dropped after this time: longer than any delay of a watch,
 /// short enough to save memory.
@@ -674,6 +677,19 @@ pub enum Progress {
         /// When.
         called: Timestamp,
     },
+}
+
+impl Ledger {
+    /// Whether a waiting pod fits on a node where it may go.
+    pub(crate) fn fits_on_named(&self, WaitingState { waiting, named, .. }: &WaitingState) -> bool {
+        let cluster = self.cluster();
+        let compiled = waiting.query.compile(&cluster.classes);
+        let node_table = self.node_table();
+        node_table.iter().enumerate().any(|(at, node_entry)| {
+            is_candidate(at, node_entry, named.as_deref())
+                && plan::fits(&node_entry.read(), &compiled, HoldRule::Respected)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -264,10 +264,10 @@ fn of_equal_places_the_one_with_the_fewest_restarts_is_taken() {
 }
 
 #[test]
-fn a_pool_may_spread_over_the_empty_gpus() {
+fn a_pool_that_lends_spreads_over_the_empty_gpus() {
     let mut classes = DeviceClasses::default();
-    for spread_empty in [false, true] {
-        let rule = PoolRule { borrow: Borrow::Compute, spread_empty, ..PoolRule::default() };
+    for (borrow, expected) in [(Borrow::None, Ordering::Equal), (Borrow::Compute, Ordering::Less)] {
+        let rule = PoolRule { borrow, ..PoolRule::default() };
         let mut cost = |text| {
             let mut node = node_of(text, &mut classes);
             node.share_by(rule, &mut classes);
@@ -275,7 +275,7 @@ fn a_pool_may_spread_over_the_empty_gpus() {
         };
         let (one, two) =
             (cost("A:500/1000 B:1000/1000"), cost("A:500/1000 B:1000/1000 C:1000/1000"));
-        assert_eq!(two.cmp(&one), if spread_empty { Ordering::Less } else { Ordering::Equal });
+        assert_eq!(two.cmp(&one), expected);
     }
 }
 

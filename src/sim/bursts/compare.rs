@@ -33,16 +33,10 @@ pub struct Comparison {
 }
 
 /// The rules that are compared, by name.
-fn rules() -> [(&'static str, PoolRule); 5] {
-    let rule = |borrow, spread_empty| PoolRule { borrow, spread_empty, ..PoolRule::default() };
+fn rules() -> [(&'static str, PoolRule); 3] {
+    let rule = |borrow| PoolRule { borrow, ..PoolRule::default() };
     let memory = Borrow::Memory { most: Share::WHOLE };
-    [
-        ("none", rule(Borrow::None, false)),
-        ("compute", rule(Borrow::Compute, false)),
-        ("compute, spread_empty", rule(Borrow::Compute, true)),
-        ("memory", rule(memory, false)),
-        ("memory, spread_empty", rule(memory, true)),
-    ]
+    [("none", rule(Borrow::None)), ("compute", rule(Borrow::Compute)), ("memory", rule(memory))]
 }
 
 /// The pods that come.

@@ -216,8 +216,7 @@ pub fn play(world: &World, seed: u64, rule: PoolRule) -> Result<Figures, ReportR
 
 /// The rule of a node's own pool, which lends as `rule` says.
 fn lending(node: &TraceNode, rule: PoolRule) -> PoolRule {
-    let PoolRule { borrow, spread_empty, .. } = rule;
-    PoolRule { borrow, spread_empty, ..node.rule() }
+    PoolRule { borrow: rule.borrow, ..node.rule() }
 }
 
 impl Fleet {

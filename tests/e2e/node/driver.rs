@@ -121,14 +121,6 @@ impl Driver {
         instances_of(&self.kept())
     }
 
-    /// The GPU of a MIG instance.
-    pub(crate) fn gpu_of(&self, instance: &str) -> String {
-        let kept = self.kept();
-        let mut gpus = kept["gpus"].as_object().into_iter().flatten();
-        let has = |all: &Value| all.to_string().contains(instance);
-        gpus.find(|(_, instances)| has(instances)).expect("it is there").0.clone()
-    }
-
     /// Removes one of the GPUs.
     pub(crate) fn lose(&self, gpus: &[FleetGpu], uuid: &str) {
         self.play_those(gpus, &[], |gpu| gpu.uuid != uuid);

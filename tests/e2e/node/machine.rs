@@ -21,7 +21,6 @@ use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Identity};
 use crate::extender::{Extender, gpupack};
 use crate::fleet::{A100, Fleet};
-use crate::replicas::make_pod;
 use crate::schedulers::{Scheduler, SchedulerPlan};
 use crate::testbed::{Testbed, figure, scenario_with, until_divided, until_known, until_shown};
 use crate::watching::Watching;
@@ -127,13 +126,7 @@ impl Machine {
         let started = clock::now();
         let watching = Watching::start(cluster.client.clone(), fleet.clone()).await;
         let kubeconfig = plane.kubeconfig(Identity::Extender);
-        // Only a process that may lead moves pods to other MIG instances.
-        let extender = if settings.to_string().contains("mig_moves") {
-            make_pod(&cluster.client, "gpupack-0").await;
-            Extender::start_replica(plane, &kubeconfig, settings.clone(), "gpupack-0").await
-        } else {
-            Extender::start(plane, &kubeconfig, settings.clone()).await
-        };
+        let extender = Extender::start(plane, &kubeconfig, settings.clone()).await;
         start_agent(&runtime, &driver, &extender, &work);
         match driver.mig() {
             true if driver.has_instances() => {

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::manifests::{self, Mode};
 use crate::node::driver::Instances;
 use crate::node::machine::{GpuRuntime, LIMIT, Machine, node_scenario, pod};
 
@@ -71,47 +70,4 @@ fn containers_run_on_instances_that_are_made_for_them() {
             clock::ms(gone)
         ));
     });
-}
-
-#[test]
-fn a_container_moves_to_another_instance_so_that_a_pod_fits() {
-    let settings = json!({"pools": {"": {"mig": "on_demand", "mig_moves": "restart"}}});
-    node_scenario("making-way", GpuRuntime::Plain, settings, |node| async move {
-        manifests::apply(&node.cluster.client, "moves.yaml", Mode::Keep).await;
-        let (first, _) = run(&node, &instance("a", 38_000)).await;
-        let (second, _) = run(&node, &instance("b", 38_000)).await;
-        let mut small = instance("x", 9_000);
-        small["metadata"]["annotations"]["gpupack.dev/movable"] = "restart".into();
-        let (before, _) = run(&node, &small).await;
-        let gpu_of = |uuid: &str| node.driver.gpu_of(uuid);
-        let (full, other) = (gpu_of(&first), gpu_of(&before));
-        assert_eq!((gpu_of(&second) == full, other == full), (true, false), "it had to go there");
-        node.delete("a").await;
-        until_made(&node, &sorted(&[&second, &before])).await;
-
-        let began = clock::now();
-        let (large, took) = run(&node, &instance("w", 75_000)).await;
-        assert_eq!(gpu_of(&large), other);
-        let after = node.reported("x", "main", 1).await.uuids().to_owned();
-        assert_eq!(gpu_of(&after), full);
-        until_made(&node, &sorted(&[&second, &after, &large])).await;
-        node.until("restarted once", "x", |pod| is_running(pod) && restarts(pod) == 1).await;
-        node.figure(&format!(
-            "a pod that fits nowhere runs {} s after it was created: ten seconds later another one begins to move \
-             to an instance on another GPU",
-            took.as_secs_f32()
-        ));
-        assert!(began.elapsed() < 2 * LIMIT);
-    });
-}
-
-fn sorted<'a>(uuids: &[&'a str]) -> Vec<&'a str> {
-    let mut uuids = uuids.to_vec();
-    uuids.sort_unstable();
-    uuids
-}
-
-fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-    statuses.map(|status| status.restart_count).sum()
 }

@@ -384,6 +384,14 @@ fn only_shares_become_clients_and_percentages_are_optional() {
     assert_eq!(refused(&own, ""), "", "on a GPU of its own a pod may run MPS as it likes");
     let capped = WebhookConfig { thread_cap: ThreadCap::Share, ..settings };
     let (variables, _) = main(&capped, json!({"gpu-fraction": "0.5"}));
+    let warnings = |settings: &WebhookConfig| {
+        let answer =
+            rules(settings.clone()).review(review(&half(|_| ()), "").to_string().as_bytes());
+        let answer: Value = serde_json::from_slice(&answer.unwrap().review).unwrap();
+        answer["response"]["warnings"].clone()
+    };
+    assert!(warnings(&capped)[0].as_str().unwrap().contains("100 on Hopper GPUs"));
+    assert_eq!(warnings(&WebhookConfig::default()), Value::Null);
     let percentage =
         "ACTIVE_THREAD_PERCENTAGE=metadata.annotations['placed.gpupack.dev/mps-thread-percentage']";
     assert_eq!(variables[0], percentage);

@@ -142,10 +142,7 @@ impl World {
             self.lent.pended.insert(uid);
         }
         for uid in due {
-            let is_there = !self.settings.moves_instances || self.starts_on_instances(&uid);
-            if is_there {
-                self.restart_container(&uid);
-            }
+            self.restart_container(&uid);
         }
     }
 

@@ -50,9 +50,7 @@ impl Node {
         let name = format!("node-{at}");
         let mib = if settings.has_mig { mig::GPU_MIB } else { GPU_MIB };
         let gpu = |gpu| Gpu { id: format!("{name}-{gpu}"), mib };
-        // A pod moves to another GPU of its node.
-        let count = if settings.moves_instances { 2 * GPUS } else { GPUS };
-        let gpus: Vec<Gpu> = (0..count).map(gpu).collect();
+        let gpus: Vec<Gpu> = (0..GPUS).map(gpu).collect();
         let mig = settings.has_mig.then(|| MigNode::new(&gpus, settings));
         Self {
             zone: ZONES[at % 2],

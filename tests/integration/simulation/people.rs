@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
-use super::api::{Instances, PLACEMENT, Pod, Template};
+use super::api::{Instances, PLACEMENT, Template};
 use super::faults::Fault;
 use super::nodes::ZONES;
 use super::scheduler::PROFILES;
@@ -29,42 +29,20 @@ impl World {
         if self.is_resting() {
             return self.after(self.asleep_until - self.now, What::Users);
         }
-        let is_busy = self.is_faulty() && !self.settings.is_calm && !self.settings.moves_instances;
+        let is_busy = self.is_faulty() && !self.settings.is_calm;
         let pause = if is_busy { 400 } else { 2_000 };
         let mut time = self.rng.random_range(20..pause);
-        let moves = self.settings.moves_instances;
-        if self.settings.is_calm && self.rng.random_range(0..6) == 0 && !moves {
+        if self.settings.is_calm && self.rng.random_range(0..6) == 0 {
             time += 20_000; // nothing else makes kube-scheduler look again
         }
-        // One that waits alone, for which another pod makes way.
-        let is_full = self.created >= 20;
-        let is_large = moves && self.has_many_small() && self.rng.random_range(0..4) == 0;
-        if is_large {
-            time += 30_000;
-        } else if moves && !is_full {
-            time = self.rng.random_range(20..200);
-        }
         self.after(time, What::Users);
-        if is_large {
-            return self.create(true);
-        }
-        if moves && !is_full {
-            return self.create(false);
-        }
-        let creates = match (moves, self.is_faulty()) {
-            (true, _) => 75,
-            (false, true) => 60,
-            (false, false) => 40,
-        };
+        let creates = if self.is_faulty() { 60 } else { 40 };
         if self.rng.random_range(0..100) < creates && self.api.pods.len() < self.settings.pods {
-            return self.create(false);
+            return self.create();
         }
         self.trouble();
         let uids: Vec<&String> = self.api.pods.keys().collect();
         let Some(uid) = uids.choose(&mut self.rng).map(|uid| (*uid).clone()) else { return };
-        if self.settings.moves_instances && self.is_alone(&uid) && self.rng.random_range(0..5) > 0 {
-            return; // so that many GPUs keep one small instance
-        }
         let kind = self.rng.random_range(0..10);
         let by_force = self.has(Fault::Force);
         let forced = if self.settings.rate > 1 { 6..9 } else { 8..9 };
@@ -82,22 +60,7 @@ impl World {
         self.api.changed(&uid);
     }
 
-    /// Whether most GPUs have small instances.
-    fn has_many_small(&self) -> bool {
-        let is_large = |pod: &&Pod| pod.of.mig.is_some_and(|(profile, _)| profile == "4g.24gb");
-        let (large, small): (Vec<&Pod>, Vec<&Pod>) = self.api.pods.values().partition(is_large);
-        large.len() < 3 && small.iter().filter(|pod| pod.is_placed()).count() >= 8
-    }
-
-    /// Whether a pod has the only instance of its GPU.
-    fn is_alone(&self, uid: &str) -> bool {
-        let own = self.api.pods.get(uid).map(Pod::places).unwrap_or_default();
-        let others = self.api.pods.iter().filter(|(other, pod)| *other != uid && pod.is_placed());
-        let mut others = others.flat_map(|(_, pod)| pod.places());
-        !own.is_empty() && !others.any(|(gpu, ..)| own.iter().any(|(of, ..)| *of == gpu))
-    }
-
-    fn create(&mut self, is_large: bool) {
+    fn create(&mut self) {
         self.created += 1;
         let uid = format!("pod-{}", self.created);
         let name = format!("web-{}", self.created % NAMES);
@@ -111,7 +74,7 @@ impl World {
             true => self.request_of_mig(),
             false => (None, annotations),
         };
-        self.let_move(mig, &mut annotations);
+        self.let_move(&mut annotations);
         let zone = ZONES.choose(&mut self.rng).copied();
         let team = match self.settings.has_teams {
             true => *TEAMS.choose(&mut self.rng).expect("some"),
@@ -134,15 +97,6 @@ impl World {
             owner: self.owner(),
             annotations,
         };
-        if self.settings.moves_instances {
-            of.cpu = 1; // the devices are what lacks
-        }
-        if is_large {
-            of.mig = Some(("4g.24gb", 1));
-            of.annotations.clear();
-            (of.priority, of.zone, of.tolerates) = (2, None, true);
-            self.leave_waiting(&uid);
-        }
         self.join(&mut of);
         if self.settings.lends_memory && of.annotations.contains_key("gpupack.dev/movable") {
             of.uses = of.uses.min(100); // what it uses above its request comes and goes
@@ -194,10 +148,6 @@ impl World {
     /// The request of a pod where GPUs are in MIG mode: instances, or annotations.
     fn request_of_mig(&mut self) -> (Option<Instances>, BTreeMap<String, String>) {
         let of = |profile| (Some((profile, 1)), BTreeMap::new());
-        if self.settings.moves_instances {
-            // Small ones are soon everywhere, so that no large one fits.
-            return of(if self.rng.random_range(0..4) == 0 { "2g.12gb" } else { "1g.6gb" });
-        }
         match self.rng.random_range(0..10) {
             0..3 => of("1g.6gb"),
             3 => (Some(("1g.6gb", 2)), BTreeMap::new()),
@@ -213,13 +163,8 @@ impl World {
         }
     }
 
-    /// Lets most pods with part of one GPU use all of it, and be moved; and most with one instance be moved.
-    fn let_move(&mut self, mig: Option<Instances>, annotations: &mut BTreeMap<String, String>) {
-        let is_one =
-            mig.is_some_and(|(_, count)| count == 1) || annotations.contains_key("gpu-memory");
-        if self.settings.moves_instances && is_one && self.rng.random_range(0..10) > 0 {
-            annotations.insert("gpupack.dev/movable".to_owned(), "restart".to_owned());
-        }
+    /// Lets most pods with part of one GPU use all of it, and be moved.
+    fn let_move(&mut self, annotations: &mut BTreeMap<String, String>) {
         let is_part = annotations.get("gpu-fraction").is_some_and(|share| share != "1");
         let may_be_moved = self.settings.has_guests && is_part && annotations.len() == 1;
         if may_be_moved && self.rng.random_range(0..4) > 0 {

@@ -158,8 +158,7 @@ impl World {
             config.workloads = BTreeMap::from([(PROTECTED.to_owned(), class)]);
         }
         if self.settings.has_mig {
-            let mig_moves = self.settings.moves_instances;
-            let rule = PoolRule { mig: MigUse::OnDemand, mig_moves, ..PoolRule::default() };
+            let rule = PoolRule { mig: MigUse::OnDemand, ..PoolRule::default() };
             config.pools = PoolRules::new([(PoolName::new(""), rule)]);
         }
         if self.settings.has_guests {

@@ -105,8 +105,6 @@ pub(super) struct Settings {
     pub(super) has_slow_ends: bool,
     /// Whether the GPUs are in MIG mode, and instances are made on demand.
     pub(super) has_mig: bool,
-    /// Whether pods are moved to other instances so that waiting ones fit.
-    pub(super) moves_instances: bool,
     /// Whether their agents take over what others made when they start.
     pub(super) adopts: bool,
     /// Replicas of the extender. A single one has no Lease.
@@ -116,20 +114,14 @@ pub(super) struct Settings {
 }
 
 /// How many replicas a seed has.
-fn replicas_of(seed: u64, needs_two: bool) -> usize {
-    let count = [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")];
-    if needs_two { count.max(2) } else { count }
+fn replicas_of(seed: u64) -> usize {
+    [1, 2, 1, 3][usize::try_from(seed % 4).expect("small")]
 }
 
 /// Kinds of faults of one theme.
 fn focused(rng: &mut ChaCha8Rng) -> BTreeSet<Fault> {
     let theme = THEMES.choose(rng).expect("some");
     theme.choose_multiple(rng, OF_THEME).copied().collect()
-}
-
-/// Whether nothing is made, and no pod moves, while a fault lasts.
-fn stops_moves(kind: Fault) -> bool {
-    matches!(kind, Fault::Cordon | Fault::Outage | Fault::StuckWatch | Fault::Silence)
 }
 
 /// For how many milliseconds faults begin.
@@ -154,9 +146,7 @@ impl Settings {
         if is_focused {
             faults = focused(&mut rng);
         }
-        // Only one of several replicas moves pods to other MIG instances.
-        let moves_instances = matches!(seed % 100, 11 | 23 | 61 | 79);
-        let replicas = replicas_of(seed, moves_instances);
+        let replicas = replicas_of(seed);
         if replicas > 1 {
             // A follower that starts believes what it sees: the shipped policies forbid edits.
             faults.remove(&Fault::Edit);
@@ -174,9 +164,6 @@ impl Settings {
             // One agent of a node sets limits.
             faults.retain(|kind| !matches!(kind, Fault::Lie | Fault::SecondAgent));
         }
-        if moves_instances {
-            faults.retain(|kind| !stops_moves(*kind));
-        }
         let has_slow_ends = seed % 10 == 6 && !has_mig;
         if has_slow_ends {
             // Whether kept room is used shows only where little else fails.
@@ -184,8 +171,8 @@ impl Settings {
         }
         let is_long = seed % 8 == 5 || is_focused && faults.contains(&Fault::Denial);
         // Instances are made, and containers restarted, only if not too much fails.
-        let is_calm = seed % 3 == 1 && !is_focused || moves_instances && !has_all;
-        let has_rests = seed / 4 % 2 == 1 && !moves_instances;
+        let is_calm = seed % 3 == 1 && !is_focused;
+        let has_rests = seed / 4 % 2 == 1;
         Self {
             preempts: seed.is_multiple_of(2),
             has_teams: seed % 4 == 2 && !has_mig,
@@ -195,15 +182,14 @@ impl Settings {
             has_guests: seed % 5 == 2,
             lends_memory: matches!(seed % 25, 7 | 12 | 17),
             has_mig,
-            moves_instances,
             adopts: has_mig && seed / 50 % 3 == 2,
             limits_memory: matches!(seed % 50, 32 | 37 | 42) && !has_driver_limits,
             has_driver_limits,
             seed,
             faults,
-            nodes: if moves_instances { 2 } else { 4 },
-            pods: if moves_instances { 22 } else { 30 },
-            faults_for: faults_for(has_slow_ends, is_long || moves_instances),
+            nodes: 4,
+            pods: 30,
+            faults_for: faults_for(has_slow_ends, is_long),
             is_calm,
             has_rests,
             rate: if is_focused { *RATES.choose(&mut rng).expect("some") } else { 1 },
@@ -256,10 +242,9 @@ pub(super) fn of_kind() -> impl Fn(&Settings) -> bool {
         Some("lent") => settings.lends_memory,
         Some("limits") => settings.has_driver_limits,
         Some("mig") => settings.has_mig,
-        Some("moves") => settings.moves_instances,
         Some("slow_ends") => settings.has_slow_ends,
         Some(other) => {
-            panic!("SIM_ONLY is lent, limits, mig, moves or slow_ends, not {other}")
+            panic!("SIM_ONLY is lent, limits, mig or slow_ends, not {other}")
         }
         None => true,
     }

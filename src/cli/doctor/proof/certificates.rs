@@ -14,17 +14,15 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, Error, RootCertStore};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::api::commands::Check;
 use crate::certificates::is_named;
 use crate::cli::base::reader::{Read, Unread};
-use crate::cli::doctor::finding::{Findings, Of, short};
+use crate::cli::doctor::finding::{Findings, Found, known, or_ok, short};
+use crate::cli::doctor::table::*;
 use crate::issuing::checked::to_pem;
 
 /// Renewals come weeks before the end: with less than this, none came.
 const SOON_SECONDS: i64 = 14 * 86_400;
-
-/// What to do then. Certificates end with their CA at the latest.
-const NOT_RENEWED: &str = "see why it was not renewed: the log of the leader, or `kubectl describe certificate` \
-     with cert-manager; if the CA of gpupack ends, replace it: docs/install.md#replace-the-ca";
 
 /// The certificates of a Secret. Keys are never kept.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -66,104 +64,78 @@ fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 /// One who trusts a certificate, and how.
-pub(crate) struct Trust<'a> {
+pub(crate) struct Trust {
     /// Where its CA stands, for people.
-    pub(crate) from: &'a str,
+    pub(crate) from: &'static str,
     /// Its CA in PEM; `None` if it has none.
-    pub(crate) ca: Option<&'a [u8]>,
+    pub(crate) ca: Option<Vec<u8>>,
     /// The name that it calls.
-    pub(crate) name: &'a str,
+    pub(crate) name: String,
     /// How to set that CA.
-    pub(crate) fix: &'a str,
+    pub(crate) fix: &'static str,
 }
 
 /// A certificate of gpupack, as its Secret has it.
-pub(crate) struct Served<'a> {
+pub(crate) struct Served {
     /// Name of the check.
     pub(crate) check: &'static str,
     /// Where it was seen, for people.
-    pub(crate) from: &'a str,
+    pub(crate) from: String,
     /// The file with the chain, of its path the last part.
-    pub(crate) file: &'a str,
+    pub(crate) file: String,
     /// What it holds.
-    pub(crate) shown: &'a Read<Shown>,
+    pub(crate) shown: Read<Shown>,
+    /// Those who trust it.
+    pub(crate) trusts: Vec<Trust>,
 }
 
 /// The findings about a certificate and those who trust it.
-pub(crate) fn served(it: &Served<'_>, trusts: &[Trust<'_>], now_unix_seconds: i64) -> Findings {
-    let of = Of(it.check);
-    let what = short(it.from);
-    let make = "see who makes it: Certificates in docs/install.md; where gpupack does, the leader's log says why not";
-    let shown = match it.shown {
+pub(crate) fn served(it: &Served, now_unix_seconds: i64) -> Found {
+    let what = short(&it.from);
+    let none = |why: String| NO_CERTIFICATE.of(it.check).with([&what, &why]);
+    let shown = match &it.shown {
         Ok(shown) => shown,
-        Err(Unread::Absent) => {
-            return vec![of.problem(format!("{what} does not exist: its pods cannot start"), make)];
-        }
-        Err(why) => return vec![of.unread(&what, why)],
+        Err(Unread::Absent) => return Err(NO_SECRET.of(it.check).with([&what])),
+        Err(why) => return Err(CERTIFICATE.of(it.check).unread([&what], why)),
     };
-    let chain = match shown.chain(it.file) {
-        Ok(chain) => chain,
-        Err(why) => return vec![of.problem(format!("{what}: {why}"), make)],
-    };
+    let chain = shown.chain(&it.file).map_err(none)?;
+    let left = ends(&chain[0]).map_err(none)?.saturating_sub(now_unix_seconds);
+    let days = left / 86_400;
     let mut found = Findings::new();
-    let days = match ends(&chain[0]) {
-        Err(why) => return vec![of.problem(format!("{what}: {why}"), make)],
-        Ok(end) => end.saturating_sub(now_unix_seconds),
-    };
-    match days {
-        ..=0 => found
-            .push(of.problem(format!("{what}: it ended {} days ago", -days / 86_400), NOT_RENEWED)),
-        1..SOON_SECONDS => found
-            .push(of.warning(format!("{what}: it ends in {} days", days / 86_400), NOT_RENEWED)),
+    match left {
+        ..=0 => found.push(ENDED.of(it.check).with([&what, &-days])),
+        1..SOON_SECONDS => found.push(ENDS_SOON.of(it.check).with([&what, &days])),
         _ => {}
     }
-    for trust in trusts {
-        if let Err(why) = trusted(&chain, trust, now_unix_seconds) {
-            let text = format!("{what} does not fit {}: {why}", trust.from);
-            found.push(of.problem(text, trust.fix));
-        }
-    }
-    if found.is_empty() {
-        let by: Vec<&str> = trusts.iter().map(|trust| trust.from).collect();
-        let by = if by.is_empty() { String::new() } else { format!("; fits {}", by.join(", ")) };
-        found.push(of.ok(format!("{what}: ends in {} days{by}", days / 86_400)));
-    }
-    found
+    found.extend(it.trusts.iter().filter_map(|trust| {
+        let why = trusted(&chain, trust, now_unix_seconds).err()?;
+        Some(UNFIT.of(it.check).with([&what, &trust.from, &why, &trust.fix]))
+    }));
+    let by: Vec<&str> = it.trusts.iter().map(|trust| trust.from).collect();
+    let by = if by.is_empty() { String::new() } else { format!("; fits {}", by.join(", ")) };
+    or_ok(found, || CERTIFICATE_OK.of(it.check).with([&what, &days, &by]))
 }
 
 /// The API server passes queries on to the extender.
-pub(crate) fn api_service(service: &Read<APIService>, has_tls: bool) -> Findings {
-    let of = Of("queries through the API server");
-    let service = match service {
-        Ok(service) => service,
-        Err(Unread::Absent) if !has_tls => return Findings::new(),
-        Err(Unread::Absent) => {
-            return vec![of.warning(
-                "there is no APIService: page and command line need a port of their own",
-                "set apiService.enabled in the values of the chart, or kubectl apply -f deploy/api-service.yaml",
-            )];
+pub(crate) fn api_service(service: &Read<APIService>, has_tls: bool) -> Found {
+    let service = match known(service, &API_SERVICE) {
+        Err(_) if matches!(service, Err(Unread::Absent)) => {
+            return Ok(has_tls.then(|| NO_API_SERVICE.with([])).into_iter().collect());
         }
-        Err(why) => return vec![of.unread("the APIService", why)],
+        known => known?,
     };
     if !has_tls {
-        return vec![of.problem(
-            "there is an APIService, but the extender has no `tls`",
-            "set `tls` (docs/configuration.md), or kubectl delete apiservice v1.inspection.gpupack.dev",
-        )];
+        return Err(API_SERVICE_PLAIN.with([]));
     }
-    let status = service.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let available = status.into_iter().flatten().find(|it| it.type_ == "Available");
-    vec![match available {
-        Some(condition) if condition.status == "True" => of.ok("the APIService is available"),
-        Some(condition) => of.problem(
-            format!(
-                "the APIService is not available: {}",
-                short(condition.message.as_deref().unwrap_or_default())
-            ),
-            "check its caBundle, the network policy for port 8081, and that a replica leads",
-        ),
-        None => of.warning("the API server has not tried the APIService yet", "run it again"),
-    }]
+    let mut conditions = service.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    let line: Check = match conditions.find(|it| it.type_ == "Available") {
+        Some(condition) if condition.status == "True" => API_SERVICE_OK.with([]),
+        Some(condition) => {
+            API_SERVICE_DOWN.with([&short(condition.message.as_deref().unwrap_or_default())])
+        }
+        None => API_SERVICE_NEW.with([]),
+    };
+    Ok(vec![line])
 }
 
 /// When a certificate ends, in seconds since 1970.
@@ -176,16 +148,16 @@ fn ends(certificate: &CertificateDer<'_>) -> Result<i64, String> {
 /// Whether one with this CA believes this chain. That it has ended is said elsewhere.
 fn trusted(
     chain: &[CertificateDer<'static>],
-    trust: &Trust<'_>,
+    trust: &Trust,
     now_unix_seconds: i64,
 ) -> Result<(), String> {
     let (own, others) = chain.split_first().ok_or("it is empty")?;
-    let ca = trust.ca.filter(|ca| !ca.is_empty()).ok_or("no caBundle is set")?;
+    let ca = trust.ca.as_ref().filter(|ca| !ca.is_empty()).ok_or("no caBundle is set")?;
     let ca = certificates(ca)?;
-    let name = ServerName::try_from(trust.name.to_owned())
-        .map_err(|_| format!("`{}` is no name of a server", short(trust.name)))?;
+    let name = ServerName::try_from(trust.name.clone())
+        .map_err(|_| format!("`{}` is no name of a server", short(&trust.name)))?;
     if !is_named(own, &name) {
-        return Err(format!("the certificate lacks the name {}", short(trust.name)));
+        return Err(format!("the certificate lacks the name {}", short(&trust.name)));
     }
     if ca.contains(own) {
         return Ok(()); // it signs itself, and is trusted as it is
@@ -216,7 +188,7 @@ mod tests {
     use super::*;
     use crate::api::commands::CheckState;
     use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-    use crate::cli::doctor::finding::states;
+    use crate::cli::doctor::finding::{lines, states};
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
     const NAME: &str = "gpupack-webhook.gpu-system.svc";
@@ -243,9 +215,11 @@ mod tests {
     }
 
     fn check(shown: &Read<Shown>, ca: Option<&str>, name: &str, now: i64) -> Vec<CheckState> {
-        let trust = Trust { from: "caBundle", ca: ca.map(str::as_bytes), name, fix: "set it" };
-        let it = Served { check: "c", from: "Secret s", file: "tls.crt", shown };
-        let found = served(&it, &[trust], now);
+        let ca = ca.map(|ca| ca.as_bytes().to_vec());
+        let trust = Trust { from: "caBundle", ca, name: name.to_owned(), fix: "set it" };
+        let (from, file) = ("Secret s".to_owned(), "tls.crt".to_owned());
+        let it = Served { check: "c", from, file, shown: shown.clone(), trusts: vec![trust] };
+        let found = lines(served(&it, now));
         assert!(found.iter().all(|finding| !finding.found.contains("PRIVATE")), "{found:?}");
         states(&found)
     }
@@ -282,7 +256,8 @@ mod tests {
                 serde_json::json!({"metadata": {}, "status": {"conditions": [condition]}});
             Ok(serde_json::from_value(service).unwrap())
         };
-        let check = |service: &Read<APIService>, has_tls| states(&api_service(service, has_tls));
+        let check =
+            |service: &Read<APIService>, has_tls| states(&lines(api_service(service, has_tls)));
         assert_eq!(check(&of("True"), true), [Good]);
         assert_eq!(check(&of("False"), true), [Problem]);
         assert_eq!(check(&of("True"), false), [Problem]);

@@ -9,10 +9,9 @@ use rustls::crypto::ring::default_provider;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use serde_json::{Value, json};
 use tokio_rustls::TlsConnector;
 
-use crate::cli::base::reader::{Answer, Read, Reader};
+use crate::cli::base::reader::Reader;
 
 /// Longest handshake, with the way to it.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -27,20 +26,6 @@ pub(crate) struct Door<'a> {
     pub(crate) port: u16,
     /// The name by which its clients call it.
     pub(crate) called: &'a str,
-}
-
-/// The review of whether the user may forward ports of pods in a namespace.
-pub(crate) fn review(namespace: &str) -> Value {
-    json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {"version": "v1", "resource": "pods",
-            "subresource": "portforward", "namespace": namespace, "verb": "create"}},
-    })
-}
-
-/// Whether that review says yes.
-pub(crate) fn is_allowed(answer: &Read<Answer>) -> bool {
-    matches!(answer, Ok(Answer::Accepted(review)) if review["status"]["allowed"] == true)
 }
 
 /// The chain that a pod shows, the own certificate first. Nothing of it is checked but that the pod has its

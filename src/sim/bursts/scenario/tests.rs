@@ -5,8 +5,8 @@ use crate::sim::run::timeline::{Pace, timeline};
 use crate::sim::trace::churn::NodeOrder;
 use crate::sim::trace::read::{parse_nodes, parse_pods};
 
-fn rule(borrow: Borrow, spread_empty: bool) -> PoolRule {
-    PoolRule { borrow, spread_empty, ..PoolRule::default() }
+fn rule(borrow: Borrow) -> PoolRule {
+    PoolRule { borrow, ..PoolRule::default() }
 }
 
 const MEMORY: Borrow = Borrow::Memory { most: Share::WHOLE };
@@ -18,8 +18,8 @@ fn named(figures: &Figures) -> BTreeMap<&'static str, f64> {
 #[test]
 fn who_lends_memory_refuses_fewer_bursts_and_no_pod_waits_longer() {
     let world = World::drawn(42, 0.63, (1, 2));
-    let none = play(&world, 42, rule(Borrow::None, false)).unwrap();
-    let memory = play(&world, 42, rule(MEMORY, true)).unwrap();
+    let none = play(&world, 42, rule(Borrow::None)).unwrap();
+    let memory = play(&world, 42, rule(MEMORY)).unwrap();
     let (none, memory) = (named(&none), named(&memory));
     assert!((17.0..23.0).contains(&none["refused_percent"]), "one of five wants more: {none:?}");
     assert_eq!((none["recalls"], none["give_backs"], none["lost"]), (0.0, 0.0, 0.0));
@@ -33,7 +33,7 @@ fn who_lends_memory_refuses_fewer_bursts_and_no_pod_waits_longer() {
 #[test]
 fn a_seed_gives_the_same_figures() {
     let world = World::drawn(7, 0.7, (0, 1));
-    let [one, two] = [(); 2].map(|()| play(&world, 7, rule(MEMORY, false)).unwrap().named());
+    let [one, two] = [(); 2].map(|()| play(&world, 7, rule(MEMORY)).unwrap().named());
     assert_eq!(one, two);
 }
 
@@ -58,7 +58,7 @@ fn traced_with(
     let pods = parse_pods("p", format!("{head}{pods}").as_bytes()).unwrap();
     let workload = timeline(nodes, pods, Pace::Compress(1.0), NodeOrder::AsIs, 0).unwrap();
     let world = World::traced(&workload);
-    named(&play(&world, 1, rule(borrow, false)).unwrap())
+    named(&play(&world, 1, rule(borrow)).unwrap())
 }
 
 #[test]

@@ -2,19 +2,20 @@ use serde::de::DeserializeOwned;
 
 use super::*;
 use crate::api::commands::CheckState::{NotChecked, Ok as Good, Problem, Warning};
-use crate::cli::doctor::finding::states;
+use crate::cli::doctor::finding::{lines, states};
 
 /// An object of `deploy/webhook.yaml`.
-fn shipped<T: DeserializeOwned>(kind: &str) -> T {
+fn object<T: DeserializeOwned>(kind: &str) -> T {
     let text = include_str!("../../../../deploy/webhook.yaml");
     let mut found = serde_yaml_ng::Deserializer::from_str(text)
-        .map(|document| <Value as serde::Deserialize>::deserialize(document).unwrap());
+        .map(|document| <Value as Deserialize>::deserialize(document).unwrap());
     serde_json::from_value(found.find(|it| it["kind"] == kind).unwrap()).unwrap()
 }
 
 fn webhook() -> MutatingWebhook {
-    let configuration: Value = shipped("MutatingWebhookConfiguration");
-    own(serde_json::from_value(configuration["webhooks"].clone()).unwrap()).unwrap()
+    let configuration: Value = object("MutatingWebhookConfiguration");
+    let all: Vec<_> = serde_json::from_value(configuration["webhooks"].clone()).unwrap();
+    own(&all).unwrap().clone()
 }
 
 fn forbidden<T>() -> Read<T> {
@@ -28,15 +29,15 @@ fn all_namespaces() -> Read<BTreeSet<String>> {
 fn check(webhook: MutatingWebhook, config: &str) -> Findings {
     let config = Config::from_yaml(config).unwrap();
     let own = ["gpu-system", "gpupack-agents"];
-    configured(&Ok(Some(webhook)), Some(&config), &all_namespaces(), own)
+    lines(configured(&Ok(vec![webhook]), Some(&config), &all_namespaces(), own))
 }
 
 #[test]
 fn the_shipped_webhook_fits_the_default_configuration() {
     let found = check(webhook(), "");
     assert_eq!(states(&found), [Good], "{found:?}");
-    let policy = Ok(shipped("ValidatingAdmissionPolicy"));
-    assert_eq!(states(&devices_policy(&policy, Some(&Config::default()))), [Good]);
+    let policy = Ok(object("ValidatingAdmissionPolicy"));
+    assert_eq!(states(&lines(devices_policy(&policy, Some(&Config::default())))), [Good]);
 }
 
 #[test]
@@ -58,16 +59,16 @@ fn each_disagreement_is_named() {
     let config = Config::default();
     let own = ["gpu-system", "gpupack-agents"];
     let few = Ok(["kube-system".to_owned()].into());
-    let found = configured(&Ok(Some(webhook())), Some(&config), &few, own);
+    let found = lines(configured(&Ok(vec![webhook()]), Some(&config), &few, own));
     assert!(text(&found).contains("gpu-operator"), "{found:?}");
     let wasm = Config::from_yaml("webhook: {runtime_classes_without_gpus: [wasm]}").unwrap();
-    let found = devices_policy(&Ok(shipped("ValidatingAdmissionPolicy")), Some(&wasm));
+    let found = lines(devices_policy(&Ok(object("ValidatingAdmissionPolicy")), Some(&wasm)));
     assert_eq!(states(&found), [Problem]);
 }
 
 #[test]
 fn kinds_whose_templates_are_not_sent_are_named() {
-    let configuration: Value = shipped("MutatingWebhookConfiguration");
+    let configuration: Value = object("MutatingWebhookConfiguration");
     let all: Vec<MutatingWebhook> =
         serde_json::from_value(configuration["webhooks"].clone()).unwrap();
     assert_eq!(templates(&all, &Config::default()), None);
@@ -77,19 +78,20 @@ fn kinds_whose_templates_are_not_sent_are_named() {
     assert!(found.found.contains("templates of a.b, jobsets.jobset.x-k8s.io:"), "{found:?}");
     let found = templates(&all[..1], &Config::default()).unwrap();
     assert!(found.found.contains("templates of jobs.batch:"), "{found:?}");
-    assert_eq!(own(all).unwrap().name, "pods.gpupack.dev");
+    assert_eq!(own(&all).unwrap().name, "pods.gpupack.dev");
 }
 
 #[test]
 fn what_is_absent_or_forbidden_is_said() {
     let own = ["gpu-system", "gpupack-agents"];
-    let of =
-        |read: &Read<Option<MutatingWebhook>>| states(&configured(read, None, &forbidden(), own));
-    assert_eq!(of(&Ok(None)), [Warning]);
+    let of = |read: &Read<Vec<MutatingWebhook>>| {
+        states(&lines(configured(read, None, &forbidden(), own)))
+    };
+    assert_eq!((of(&Ok(vec![])), of(&Err(Unread::Absent))), (vec![Warning], vec![Warning]));
     assert_eq!(of(&forbidden()), [NotChecked]);
-    assert_eq!(of(&Ok(Some(webhook()))), [NotChecked, NotChecked]);
-    assert_eq!(states(&devices_policy(&Err(Unread::Absent), None)), [Warning]);
-    assert_eq!(states(&devices_policy(&forbidden(), None)), [NotChecked]);
+    assert_eq!(of(&Ok(vec![webhook()])), [NotChecked, NotChecked]);
+    assert_eq!(states(&lines(devices_policy(&Err(Unread::Absent), None))), [Warning]);
+    assert_eq!(states(&lines(devices_policy(&forbidden(), None))), [NotChecked]);
 }
 
 /// The good pod as the webhook completes it.
@@ -97,14 +99,14 @@ fn done() -> Value {
     let mut pod = trial("a", "0.5", "gpupack");
     let container = &mut pod["spec"]["containers"][0];
     container["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES",
-        "valueFrom": {"fieldRef": {"fieldPath": DEVICES}}}]);
+        "valueFrom": {"fieldRef": {"fieldPath": DEVICES_FIELD}}}]);
     container["resources"]["limits"][MARKER_SHARE] = "500000".into();
     pod
 }
 
 fn tried(good: &Read<Answer>, bad: &Read<Answer>, namespace: &str) -> Findings {
     let trials = Trials { namespace, good, bad };
-    dry_run(&trials, Some(&webhook()), Some(&Config::default()))
+    lines(dry_run(&trials, &webhook(), Some(&Config::default())))
 }
 
 fn accepted(pod: Value) -> Read<Answer> {
@@ -129,8 +131,6 @@ fn a_dry_run_shows_what_admission_does() {
     assert_eq!(states(&tried(&accepted(Value::Null), &bad, "default")), [Problem; 3]);
     assert_eq!(states(&tried(&accepted(done()), &bad, "kube-system")), [NotChecked]);
     assert_eq!(states(&tried(&accepted(done()), &refused("no room"), "default")), [Good, Warning]);
-    let none = Trials { namespace: "a", good: &bad, bad: &bad };
-    assert_eq!(states(&dry_run(&none, None, None)), [NotChecked]);
 }
 
 #[test]
@@ -151,48 +151,67 @@ fn each_refusal_has_its_fix() {
     assert_eq!(states(&tried(&Err(Unread::Absent), &bad, "nowhere")), [NotChecked]);
 }
 
-#[test]
-fn classes_of_workloads_need_their_priority_classes() {
-    let config =
-        Config::from_yaml("workloads: {train: {priority: 100}, serve: {priority_class: high}}")
-            .unwrap();
-    let found = |all: &[(&str, i32)]| {
-        let all = all.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        let check = workload_classes(Some(&config), &Ok(all));
-        (check.state, check.found)
-    };
-    assert_eq!(found(&[("gpupack-train", 100), ("high", -1)]).0, Good);
-    let (state, text) = found(&[("gpupack-train", 7)]);
-    assert_eq!(state, Problem);
-    for part in ["high does not exist", "gpupack-train has the value 7, not 100"] {
-        assert!(text.contains(part), "{part} in {text}");
+/// As the API server shows it.
+fn stored(policy: &Policy) -> Value {
+    let mut object = json!({"metadata": {"name": policy.target.name}, "spec": policy.spec});
+    if let Some(constraints) = object["spec"]["matchConstraints"].as_object_mut() {
+        constraints.insert("matchPolicy".to_owned(), "Equivalent".into());
+        constraints.insert("namespaceSelector".to_owned(), json!({}));
+        constraints.insert("objectSelector".to_owned(), json!({}));
+        for rule in constraints["resourceRules"].as_array_mut().into_iter().flatten() {
+            rule["scope"] = "*".into();
+        }
     }
-    assert_eq!(workload_classes(Some(&Config::default()), &Ok(BTreeMap::new())).state, Good);
-    assert_eq!(workload_classes(Some(&config), &forbidden()).state, NotChecked);
-    assert_eq!(workload_classes(None, &Ok(BTreeMap::new())).state, NotChecked);
+    object
 }
 
 #[test]
-fn classes_starts_and_quotas() {
-    let class = |read| states(&runtime_classes(&[("nvidia", read)]));
-    assert_eq!(class(Ok(())), [Good]);
-    assert_eq!(class(Err(Unread::Absent)), [Problem]);
-    assert_eq!(class(forbidden()), [NotChecked]);
-    assert_eq!(states(&runtime_classes(&[])), [Good]);
-    let event = ("a/b".to_owned(), "x".repeat(100_000));
-    let found = start_failures(&Ok(vec![event]));
-    assert_eq!((found.state, found.found.len() < 400), (Warning, true));
-    assert_eq!(start_failures(&Ok(vec![])).state, Good);
-    let quota = |keys: &[&str]| {
-        let keys = keys.iter().map(ToString::to_string).collect();
-        quotas(&Ok(vec![("a/q".to_owned(), keys)])).state
-    };
-    assert_eq!(quota(&["requests.nvidia.com/gpu", "pods"]), Warning);
-    assert_eq!(quota(&["requests.nvidia.com/gpu", "requests.gpupack.dev/gpu-share"]), Good);
-    assert_eq!(quota(&["requests.cpu"]), Good);
-    for useless in ["gpupack.dev/gpu-share", "limits.gpupack.dev/gpus", "requests.gpupack.dev/gpu"]
+fn the_shipped_ones_are_found_again_with_the_fields_that_the_api_server_adds() {
+    let all = shipped("gpu-system", "gpupack");
+    assert_eq!(all.len(), 6);
+    assert!(SHIPPED.contains(ACCOUNT), "the account is replaced by this text");
+    let read: Vec<_> = all.iter().map(|it| (it.clone(), Ok(stored(it)))).collect();
+    let found = lines(compared(&read));
+    assert_eq!(states(&found), [Good], "{found:?}");
+    let further = of_certificates("gpu-system", "gpupack");
+    assert_eq!(further.len(), 2);
+    let is_own = |it: &Policy| it.target.name.as_deref() == Some("gpupack-certificates");
+    assert!(further.iter().all(is_own), "{further:?}");
+    for (elsewhere, all) in
+        [(shipped("gpus", "extender"), all), (of_certificates("gpus", "extender"), further)]
     {
-        assert_eq!(quota(&[useless]), Warning, "{useless}");
+        assert_ne!(elsewhere, all);
+        let text = serde_json::to_string(&elsewhere[0].spec).unwrap();
+        assert!(text.contains("system:serviceaccount:gpus:extender'"), "{text}");
     }
-    assert_eq!(quotas(&forbidden()).state, NotChecked);
+}
+
+fn one(policy: &Policy, found: Read<Value>) -> Check {
+    lines(compared(&[(policy.clone(), found)])).remove(0)
+}
+
+#[test]
+fn each_change_is_named() {
+    let all = shipped("gpu-system", "gpupack");
+    let policy = &all[0];
+    for (change, part) in [
+        (("/spec/failurePolicy", json!("Ignore")), "spec.failurePolicy"),
+        (("/spec/validations/0/expression", json!("true")), "spec.validations[0].expression"),
+        (("/spec/validations", json!([])), "spec.validations"),
+        (("/spec/matchConstraints/objectSelector", json!({"a": 1})), "objectSelector"),
+        (("/spec", json!(7)), "spec"),
+    ] {
+        let mut object = stored(policy);
+        *object.pointer_mut(change.0).unwrap() = change.1;
+        let found = one(policy, Ok(object));
+        assert_eq!(found.state, Problem, "{part}");
+        assert!(found.found.contains(part), "{found:?}");
+    }
+    let mut more = stored(policy);
+    more["spec"]["matchConstraints"]["excludeResourceRules"] = json!([{}]);
+    assert_eq!(one(policy, Ok(more)).state, Problem);
+    assert_eq!(one(policy, Err(Unread::Absent)).state, Problem);
+    assert_eq!(one(policy, forbidden()).state, NotChecked);
+    let both = [(policy.clone(), forbidden()), (policy.clone(), Ok(stored(policy)))];
+    assert_eq!(lines(compared(&both)).len(), 1, "what is as it should be is left out");
 }

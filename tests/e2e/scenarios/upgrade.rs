@@ -198,7 +198,7 @@ fn pods_in_the_middle_of_what_is_gone_stay_where_they_are() {
             stage.until_ledgers_agree().await;
             let home = || async {
                 let pod = stage.cluster.pods().get("nb-2").await.expect("it is there");
-                annotation(&pod, "placed.gpupack.dev/placement").unwrap_or_default()
+                annotation(&pod, "placed.gpupack.dev/placement").unwrap_or_default().to_owned()
             };
             let started = clock::now();
             while !home().await.contains("home") {

@@ -408,7 +408,7 @@ async fn an_agent_reports_only_to_an_extender_that_proves_who_it_is() {
         let proof = Proof { token_file: Some(token.clone()), server };
         let client = ExtenderClient::new(&format!("https://{}", extender.at[1]), proof).unwrap();
         let report = hello("gpu-a", "Tesla T4", 15_360, 1).to_string();
-        let report = || Report::from_json(report.as_bytes()).unwrap();
+        let report = || serde_json::from_str::<Report>(&report).unwrap();
         let answer = client.put("gpu-a", report).await;
         match is_proven {
             true => assert!(matches!(answer, Answer::Reply(_)), "{answer:?}"),

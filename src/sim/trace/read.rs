@@ -10,42 +10,58 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
-use std::ops::RangeInclusive;
 use std::path::Path;
 
-use crate::hardware::device::{InventoryError, ModelFilter, ModelName};
+use serde::{Deserialize, Serialize};
+
+use crate::hardware::device::{ModelFilter, ModelName};
 use crate::hardware::device_class::DeviceClass;
 use crate::hardware::pool::PoolRule;
 use crate::hardware::units::Share;
 use crate::model::request::{Amount, GpuRequest};
-use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TracePlacement, milli_up};
-use crate::sim::trace::inventory::{RowOfNode, RowOfPod, TraceDevice};
-use crate::sim::trace::optional::{NodeColumns, PodColumns};
+use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TracePlacement};
+use crate::sim::trace::forms::{self, milli_up};
 use crate::sim::trace::table::{Table, TraceError};
 
 /// Up to 10,000 cores on a node.
-pub(crate) const CPU_MILLI: RangeInclusive<u64> = 0..=10_000_000;
+pub(crate) const MAX_CPU_MILLI: u64 = 10_000_000;
 /// Up to 1 PiB on a node.
-pub(crate) const MEMORY_MIB: RangeInclusive<u64> = 0..=1 << 30;
+pub(crate) const MAX_MEMORY_MIB: u64 = 1 << 30;
 /// GPUs of a node or of a pod; NVML itself supports far fewer.
-const GPUS: RangeInclusive<u32> = 0..=256;
+const MAX_GPUS: u64 = 256;
 /// Seconds; wide enough for an epoch.
-const SECONDS: RangeInclusive<u64> = 0..=9_999_999_999;
+const MAX_SECONDS: u64 = 9_999_999_999;
+
+/// Columns of a node file; it has at least the first five.
+pub(crate) const NODE_COLUMNS: &str = "sn,cpu_milli,memory_mib,gpu,model,gpu_memory_mib,gpu_models,\
+    mig,slots,mig_instances,enforcement,unavailable,other_use_mib";
+/// Columns of a pod file; one that gpupack writes has at least the first eight.
+pub(crate) const POD_COLUMNS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,\
+    creation_time,deletion_time,gpu_memory_mib,mig_profile,gpu_slots,isolation,limit_milli,\
+    limit_gpu_memory_mib,burst_gap_seconds,burst_seconds,burst_memory_milli,policy,\
+    min_gpu_memory_mib,by_instance,priority,node,devices,placed_isolation";
 
 /// One row of the node file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TraceNode {
     /// Unique in the file.
+    #[serde(rename = "sn", alias = "name", deserialize_with = "forms::name")]
     pub name: String,
     /// CPU, in thousandths of a core.
+    #[serde(deserialize_with = "forms::number::<0, MAX_CPU_MILLI, _, _>")]
     pub cpu_milli: u64,
     /// Host memory, in MiB.
+    #[serde(deserialize_with = "forms::number::<0, MAX_MEMORY_MIB, _, _>")]
     pub memory_mib: u64,
     /// How many GPUs the node has; 0 for a node without any.
+    #[serde(rename = "gpu", deserialize_with = "forms::number::<0, MAX_GPUS, _, _>")]
     pub gpus: u32,
     /// GPU model, as pods name it in their `gpu_spec`; may be empty.
+    #[serde(deserialize_with = "forms::model")]
     pub model: String,
     /// What the optional columns say, if anything.
+    #[serde(skip)]
     pub more: Option<Box<MoreOfNode>>,
 }
 
@@ -53,18 +69,13 @@ impl TraceNode {
     /// The node's GPU compute in thousandths of a GPU. A MIG instance counts like a GPU.
     #[must_use]
     pub fn capacity_milli(&self) -> u64 {
-        self.row().placeable() * 1000
-    }
-
-    /// Its devices, in the order of the file; `rank` makes their UUIDs unique.
-    pub(crate) fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
-        self.row().devices(rank)
+        self.placeable() * 1000
     }
 
     /// Whether it has a device.
     #[must_use]
     pub fn has_device(&self, at: DeviceAt) -> bool {
-        let instances = self.row().instances(at.gpu).len();
+        let instances = self.instances(at.gpu).len();
         let is_instance = |at| usize::try_from(at).is_ok_and(|at: usize| at < instances);
         at.gpu < self.gpus && at.instance.map_or(instances == 0, is_instance)
     }
@@ -82,45 +93,43 @@ impl TraceNode {
         let devices = self.devices(0).unwrap_or_default();
         devices.iter().map(|it| DeviceClass::of(&it.device, self.rule()).product()).collect()
     }
-
-    fn row(&self) -> RowOfNode<'_> {
-        RowOfNode { gpus: self.gpus, model: &self.model, more: self.more.as_deref() }
-    }
 }
 
 /// One row of the pod file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TracePod {
     /// Unique in the file.
+    #[serde(deserialize_with = "forms::name")]
     pub name: String,
     /// CPU request, in thousandths of a core.
+    #[serde(deserialize_with = "forms::number::<0, MAX_CPU_MILLI, _, _>")]
     pub cpu_milli: u64,
     /// Host memory request, in MiB.
+    #[serde(deserialize_with = "forms::number::<0, MAX_MEMORY_MIB, _, _>")]
     pub memory_mib: u64,
     /// How many GPUs the pod requests; 0 for a CPU-only pod.
+    #[serde(deserialize_with = "forms::number::<0, MAX_GPUS, _, _>")]
     pub num_gpu: u32,
     /// Share of each GPU, in thousandths, rounded up: 0 without GPUs. For a pod that requests no
     /// share this is what the amount is of one, see [`size_up`]; figures count it.
+    #[serde(skip)]
     pub gpu_milli: u32,
     /// Models that the pod accepts, in the file's order, repetitions kept; empty accepts any.
+    #[serde(with = "forms")]
     pub gpu_spec: Vec<String>,
     /// When the pod was submitted, in seconds since the trace began, if the file says so.
+    #[serde(deserialize_with = "forms::some_number::<0, MAX_SECONDS, _>")]
     pub creation_time: Option<u64>,
     /// When the pod was gone, in seconds since the trace began, if the file says so.
+    #[serde(deserialize_with = "forms::some_number::<0, MAX_SECONDS, _>")]
     pub deletion_time: Option<u64>,
     /// What the optional columns say, if anything.
+    #[serde(skip)]
     pub more: Option<Box<MoreOfPod>>,
 }
 
 impl TracePod {
-    /// What it requests of GPUs; `None` for a pod without a GPU.
-    #[must_use]
-    pub fn request(&self) -> Option<GpuRequest> {
-        let TracePod { num_gpu, gpu_milli, gpu_spec, more, .. } = self;
-        let more = more.as_deref();
-        RowOfPod { num_gpu: *num_gpu, gpu_milli: *gpu_milli, gpu_spec, more }.request()
-    }
-
     /// Its priority.
     #[must_use]
     pub fn priority(&self) -> i32 {
@@ -221,7 +230,7 @@ pub fn read_pods(path: &Path) -> Result<Vec<TracePod>, TraceError> {
 }
 
 fn open(path: &Path, file: &str) -> Result<File, TraceError> {
-    File::open(path).map_err(|source| TraceError::Open { file: file.to_owned(), source })
+    File::open(path).map_err(|source| TraceError::Open(file.to_owned(), source))
 }
 
 /// Reads nodes from `reader`; `file` is its name in errors.
@@ -232,24 +241,12 @@ fn open(path: &Path, file: &str) -> Result<File, TraceError> {
 /// Any [`TraceError`] except `Open`.
 pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, TraceError> {
     let mut table = Table::new(file, reader)?;
-    let name = match table.find("sn")? {
-        Some(column) => column,
-        None => table.require("name")?,
-    };
-    let [cpu, memory] = [table.require("cpu_milli")?, table.require("memory_mib")?];
-    let [gpus, model] = [table.require("gpu")?, table.require("model")?];
-    let optional = NodeColumns::find(&table)?;
-    table.rows(name, |row| {
-        let (gpus, model) = (row.number(gpus, GPUS)?, row.model(model)?);
-        Ok(TraceNode {
-            name: row.text(name).to_owned(),
-            cpu_milli: row.number(cpu, CPU_MILLI)?,
-            memory_mib: row.number(memory, MEMORY_MIB)?,
-            more: optional.read(row, (gpus, &model))?,
-            gpus,
-            model,
-        })
-    })
+    let name = if table.has("sn") { "sn" } else { "name" };
+    if name == "sn" {
+        table.ignore("name");
+    }
+    table.check(&NODE_COLUMNS.replacen("sn", name, 1), 5)?;
+    table.rows(rows::node, |node| &node.name)
 }
 
 /// Reads pods from `reader`; `file` is its name in errors.
@@ -261,30 +258,13 @@ pub fn parse_nodes(file: &str, reader: impl Read) -> Result<Vec<TraceNode>, Trac
 /// Any [`TraceError`] except `Open`.
 pub fn parse_pods(file: &str, reader: impl Read) -> Result<Vec<TracePod>, TraceError> {
     let mut table = Table::new(file, reader)?;
-    let name = table.require("name")?;
-    let [cpu, memory] = [table.require("cpu_milli")?, table.require("memory_mib")?];
-    let num = table.require("num_gpu")?;
-    let optional = PodColumns::find(&table)?;
-    let spec = table.find("gpu_spec")?;
-    let [created, deleted] = [table.find("creation_time")?, table.find("deletion_time")?];
-    table.rows(name, |row| {
-        let num_gpu = row.number(num, GPUS)?;
-        let (cpu_milli, memory_mib) =
-            (row.number(cpu, CPU_MILLI)?, row.number(memory, MEMORY_MIB)?);
-        let requested = optional.read(row, num_gpu)?;
-        Ok(TracePod {
-            name: row.text(name).to_owned(),
-            cpu_milli,
-            memory_mib,
-            num_gpu,
-            gpu_milli: requested.gpu_milli,
-            more: requested.more,
-            gpu_spec: spec.map_or(Ok(Vec::new()), |column| row.models(column))?,
-            creation_time: created.map_or(Ok(None), |column| row.number_if_any(column, SECONDS))?,
-            deletion_time: deleted.map_or(Ok(None), |column| row.number_if_any(column, SECONDS))?,
-        })
-    })
+    table.check(POD_COLUMNS, 5)?;
+    table.rows(rows::pod, |pod| &pod.name)
 }
 
+/// Devices of a node, request of a pod.
+mod inventory;
+/// What the columns of a row say together.
+mod rows;
 #[cfg(test)]
 mod tests;

@@ -10,24 +10,8 @@ use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
 use crate::hardware::units::{MemMib, Share};
 use crate::model::request::{Amount, GpuRequest, Movable};
-use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, MoreOfPod, TraceInstance};
-
-/// The GPUs of a row of the node file.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowOfNode<'r> {
-    pub(crate) gpus: u32,
-    pub(crate) model: &'r str,
-    pub(crate) more: Option<&'r MoreOfNode>,
-}
-
-/// The GPU request in a row of the pod file.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowOfPod<'r> {
-    pub(crate) num_gpu: u32,
-    pub(crate) gpu_milli: u32,
-    pub(crate) gpu_spec: &'r [String],
-    pub(crate) more: Option<&'r MoreOfPod>,
-}
+use crate::sim::trace::dimensions::{DeviceAt, TraceInstance};
+use crate::sim::trace::read::{TraceNode, TracePod};
 
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +20,10 @@ pub(crate) struct TraceDevice {
     pub(crate) device: Device,
 }
 
-impl<'r> RowOfNode<'r> {
-    /// The devices: each GPU, followed by its instances. `rank` makes their UUIDs unique; their
+impl TraceNode {
+    /// Its devices: each GPU, followed by its instances. `rank` makes their UUIDs unique; their
     /// order is that of the trace.
-    pub(crate) fn devices(self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
+    pub(crate) fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
         let mut devices = Vec::new();
         for gpu in 0..self.gpus {
             let instances = self.instances(gpu);
@@ -63,14 +47,14 @@ impl<'r> RowOfNode<'r> {
     }
 
     fn device(
-        self,
+        &self,
         (gpu, instance): (u32, Option<u32>),
         id: DeviceId,
         total: MemMib,
         kind: DeviceKind,
     ) -> TraceDevice {
         let at = DeviceAt { gpu, instance };
-        let is_ill = self.more.is_some_and(|more| more.unavailable.contains(&at));
+        let is_ill = self.more.as_ref().is_some_and(|more| more.unavailable.contains(&at));
         let device = Device {
             id,
             index: DeviceIndex(gpu),
@@ -84,14 +68,14 @@ impl<'r> RowOfNode<'r> {
     }
 
     /// Model of a GPU.
-    fn model_of(self, gpu: u32) -> &'r str {
-        let own = self.more.and_then(|more| more.gpu_models.get(position(gpu)));
-        own.map_or(self.model, String::as_str)
+    fn model_of(&self, gpu: u32) -> &str {
+        let own = self.more.as_ref().and_then(|more| more.gpu_models.get(position(gpu)));
+        own.unwrap_or(&self.model)
     }
 
     /// Schedulable memory of a GPU.
-    pub(crate) fn memory_of(self, gpu: u32) -> MemMib {
-        let known = self.more.map_or(&[][..], |more| &more.gpu_memory);
+    pub(crate) fn memory_of(&self, gpu: u32) -> MemMib {
+        let known = self.more.as_ref().map_or(&[][..], |more| &more.gpu_memory);
         let own = match known {
             [all] => Some(all),
             _ => known.get(position(gpu)),
@@ -100,7 +84,7 @@ impl<'r> RowOfNode<'r> {
     }
 
     /// Memory on the board: instances together may have more of it than a GPU that is not divided.
-    fn total(self, gpu: u32) -> MemMib {
+    fn total(&self, gpu: u32) -> MemMib {
         let (memory, instances) = (self.memory_of(gpu), self.instances(gpu));
         if instances.is_empty() {
             return memory;
@@ -113,21 +97,24 @@ impl<'r> RowOfNode<'r> {
         memory.max(sum.unwrap_or(MemMib::ZERO))
     }
 
-    pub(crate) fn instances(self, gpu: u32) -> &'r [TraceInstance] {
-        self.more.and_then(|more| more.instances.get(position(gpu))).map_or(&[], Vec::as_slice)
+    pub(crate) fn instances(&self, gpu: u32) -> &[TraceInstance] {
+        self.more
+            .as_ref()
+            .and_then(|more| more.instances.get(position(gpu)))
+            .map_or(&[], Vec::as_slice)
     }
 
     /// The usual memory of an instance, where its model is listed.
-    pub(crate) fn memory_of_profile(self, gpu: u32, profile: &MigProfile) -> Option<MemMib> {
+    pub(crate) fn memory_of_profile(&self, gpu: u32, profile: &MigProfile) -> Option<MemMib> {
         let model = ModelName::new(self.model_of(gpu));
         let known = Geometry::of(&model, self.memory_of(gpu))?.profile(profile)?;
         Some(MemMib::new(known.memory_mib))
     }
 
     /// How many devices can have pods: instances count, GPUs in MIG mode do not.
-    pub(crate) fn placeable(self) -> u64 {
+    pub(crate) fn placeable(&self) -> u64 {
         let of = |gpu| u64::try_from(self.instances(gpu).len().max(1)).unwrap_or(u64::MAX);
-        match self.more {
+        match &self.more {
             Some(more) if !more.instances.is_empty() => (0..self.gpus).map(of).sum(),
             _ => u64::from(self.gpus),
         }
@@ -138,18 +125,19 @@ fn position(gpu: u32) -> usize {
     usize::try_from(gpu).unwrap_or(usize::MAX)
 }
 
-impl RowOfPod<'_> {
-    /// The request; `None` for a pod without a GPU.
-    pub(crate) fn request(self) -> Option<GpuRequest> {
+impl TracePod {
+    /// What it requests of GPUs; `None` for a pod without a GPU.
+    #[must_use]
+    pub fn request(&self) -> Option<GpuRequest> {
         let count = NonZeroU32::new(self.num_gpu)?;
         let models = ModelFilter::new(self.gpu_spec.iter().map(String::as_str));
-        let amount = match self.more.and_then(|more| more.amount.clone()) {
+        let amount = match self.more.as_ref().and_then(|more| more.amount.clone()) {
             Some(amount) => amount,
             None if self.gpu_milli >= 1000 => Amount::Whole,
             None => Amount::Fraction(Share::from_millionths(u64::from(self.gpu_milli) * 1000)),
         };
         let plain = GpuRequest { models, ..GpuRequest::several(amount, count) };
-        let Some(more) = self.more else { return Some(plain) };
+        let Some(more) = &self.more else { return Some(plain) };
         Some(GpuRequest {
             isolation: more.isolation,
             limit: more.limit,

@@ -29,13 +29,14 @@ impl TraceNode {
             let instances = self.instances(gpu);
             let id = DeviceId::new(&format!("GPU-{rank:07}-{gpu:03}"))?;
             let kind = if instances.is_empty() { DeviceKind::Gpu } else { DeviceKind::MigParent };
-            let parent = self.device((gpu, None), id.clone(), self.total(gpu), kind);
-            devices.push(parent);
-            for (at, instance) in (0..).zip(instances) {
-                let own = DeviceId::new(&format!("MIG-{rank:07}-{gpu:03}-{at:03}"))?;
+            let at = DeviceAt { gpu, instance: None };
+            devices.push(self.device(at, id.clone(), self.total(gpu), kind));
+            for (number, instance) in (0..).zip(instances) {
+                let own = DeviceId::new(&format!("MIG-{rank:07}-{gpu:03}-{number:03}"))?;
                 let (parent, profile) = (id.clone(), instance.profile.clone());
                 let kind = DeviceKind::MigInstance { parent, profile };
-                devices.push(self.device((gpu, Some(at)), own, instance.memory, kind));
+                let at = DeviceAt { gpu, instance: Some(number) };
+                devices.push(self.device(at, own, instance.memory, kind));
             }
         }
         Ok(devices)
@@ -46,19 +47,12 @@ impl TraceNode {
         NodeInventory::new(devices.iter().map(|it| it.device.clone()).collect())
     }
 
-    fn device(
-        &self,
-        (gpu, instance): (u32, Option<u32>),
-        id: DeviceId,
-        total: MemMib,
-        kind: DeviceKind,
-    ) -> TraceDevice {
-        let at = DeviceAt { gpu, instance };
+    fn device(&self, at: DeviceAt, id: DeviceId, total: MemMib, kind: DeviceKind) -> TraceDevice {
         let is_ill = self.more.as_ref().is_some_and(|more| more.unavailable.contains(&at));
         let device = Device {
             id,
-            index: DeviceIndex(gpu),
-            model: ModelName::new(self.model_of(gpu)),
+            index: DeviceIndex(at.gpu),
+            model: ModelName::new(self.model_of(at.gpu)),
             total,
             reserved: MemMib::ZERO,
             kind,

@@ -542,6 +542,7 @@ pub mod sim {
         pub mod table;
         pub(crate) mod forms;
         pub mod dimensions;
+        pub(crate) mod inventory;
         pub mod read;
         pub mod write;
         pub(crate) mod go_rand_table;

@@ -31,6 +31,7 @@ use crate::scoring::fragmentation::Packing;
 use crate::scoring::strategy::Strategy;
 use crate::sim::run::policy::{MixSource, SimPolicy};
 use crate::sim::trace::dimensions::{DeviceAt, TracePlacement};
+use crate::sim::trace::inventory::RowOfNode;
 use crate::sim::trace::read::{TraceNode, TracePod};
 use crate::sim::trace::workload::capacity_milli;
 use crate::waste::request_mix::{Mix, RequestType, Tally};
@@ -404,7 +405,7 @@ pub(crate) fn add_node(
         session: None,
         sequence: 1,
         uses: uses.collect(),
-        inventory: Some(TraceNode::inventory(&devices)?),
+        inventory: Some(RowOfNode::inventory(&devices)?),
         allocations_version: None,
     };
     let receipt = ledger.report(name.as_str(), &report, Timestamp::START)?;

@@ -1,17 +1,12 @@
-//! What a row of a trace means in the terms of the ledger: devices of a node, request of a pod.
-
-use std::num::NonZeroU32;
+//! What a row of a trace means in the terms of the ledger: the devices of a node.
 
 use crate::hardware::device::{
-    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MigProfile, ModelFilter,
-    ModelName,
+    Device, DeviceId, DeviceIndex, DeviceKind, Health, InventoryError, MigProfile, ModelName,
 };
 use crate::hardware::inventory::NodeInventory;
 use crate::hardware::mig::Geometry;
-use crate::hardware::units::{MemMib, Share};
-use crate::model::request::{Amount, GpuRequest, Movable};
-use crate::sim::trace::dimensions::{DeviceAt, TraceInstance};
-use crate::sim::trace::read::{TraceNode, TracePod};
+use crate::hardware::units::MemMib;
+use crate::sim::trace::dimensions::{DeviceAt, MoreOfNode, TraceInstance};
 
 /// A device with its place in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,10 +15,18 @@ pub(crate) struct TraceDevice {
     pub(crate) device: Device,
 }
 
-impl TraceNode {
+/// The GPUs of a row of the node file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowOfNode<'r> {
+    pub(crate) gpus: u32,
+    pub(crate) model: &'r str,
+    pub(crate) more: Option<&'r MoreOfNode>,
+}
+
+impl<'r> RowOfNode<'r> {
     /// Its devices: each GPU, followed by its instances. `rank` makes their UUIDs unique; their
     /// order is that of the trace.
-    pub(crate) fn devices(&self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
+    pub(crate) fn devices(self, rank: usize) -> Result<Vec<TraceDevice>, InventoryError> {
         let mut devices = Vec::new();
         for gpu in 0..self.gpus {
             let instances = self.instances(gpu);
@@ -47,8 +50,8 @@ impl TraceNode {
         NodeInventory::new(devices.iter().map(|it| it.device.clone()).collect())
     }
 
-    fn device(&self, at: DeviceAt, id: DeviceId, total: MemMib, kind: DeviceKind) -> TraceDevice {
-        let is_ill = self.more.as_ref().is_some_and(|more| more.unavailable.contains(&at));
+    fn device(self, at: DeviceAt, id: DeviceId, total: MemMib, kind: DeviceKind) -> TraceDevice {
+        let is_ill = self.more.is_some_and(|more| more.unavailable.contains(&at));
         let device = Device {
             id,
             index: DeviceIndex(at.gpu),
@@ -62,14 +65,14 @@ impl TraceNode {
     }
 
     /// Model of a GPU.
-    fn model_of(&self, gpu: u32) -> &str {
-        let own = self.more.as_ref().and_then(|more| more.gpu_models.get(position(gpu)));
-        own.unwrap_or(&self.model)
+    fn model_of(self, gpu: u32) -> &'r str {
+        let own = self.more.and_then(|more| more.gpu_models.get(position(gpu)));
+        own.map_or(self.model, String::as_str)
     }
 
     /// Schedulable memory of a GPU.
-    pub(crate) fn memory_of(&self, gpu: u32) -> MemMib {
-        let known = self.more.as_ref().map_or(&[][..], |more| &more.gpu_memory);
+    pub(crate) fn memory_of(self, gpu: u32) -> MemMib {
+        let known = self.more.map_or(&[][..], |more| &more.gpu_memory);
         let own = match known {
             [all] => Some(all),
             _ => known.get(position(gpu)),
@@ -78,7 +81,7 @@ impl TraceNode {
     }
 
     /// Memory on the board: instances together may have more of it than a GPU that is not divided.
-    fn total(&self, gpu: u32) -> MemMib {
+    fn total(self, gpu: u32) -> MemMib {
         let (memory, instances) = (self.memory_of(gpu), self.instances(gpu));
         if instances.is_empty() {
             return memory;
@@ -91,7 +94,7 @@ impl TraceNode {
         memory.max(sum.unwrap_or(MemMib::ZERO))
     }
 
-    pub(crate) fn instances(&self, gpu: u32) -> &[TraceInstance] {
+    pub(crate) fn instances(self, gpu: u32) -> &'r [TraceInstance] {
         self.more
             .as_ref()
             .and_then(|more| more.instances.get(position(gpu)))
@@ -99,16 +102,16 @@ impl TraceNode {
     }
 
     /// The usual memory of an instance, where its model is listed.
-    pub(crate) fn memory_of_profile(&self, gpu: u32, profile: &MigProfile) -> Option<MemMib> {
+    pub(crate) fn memory_of_profile(self, gpu: u32, profile: &MigProfile) -> Option<MemMib> {
         let model = ModelName::new(self.model_of(gpu));
         let known = Geometry::of(&model, self.memory_of(gpu))?.profile(profile)?;
         Some(MemMib::new(known.memory_mib))
     }
 
     /// How many devices can have pods: instances count, GPUs in MIG mode do not.
-    pub(crate) fn placeable(&self) -> u64 {
+    pub(crate) fn placeable(self) -> u64 {
         let of = |gpu| u64::try_from(self.instances(gpu).len().max(1)).unwrap_or(u64::MAX);
-        match &self.more {
+        match self.more {
             Some(more) if !more.instances.is_empty() => (0..self.gpus).map(of).sum(),
             _ => u64::from(self.gpus),
         }
@@ -117,31 +120,6 @@ impl TraceNode {
 
 fn position(gpu: u32) -> usize {
     usize::try_from(gpu).unwrap_or(usize::MAX)
-}
-
-impl TracePod {
-    /// What it requests of GPUs; `None` for a pod without a GPU.
-    #[must_use]
-    pub fn request(&self) -> Option<GpuRequest> {
-        let count = NonZeroU32::new(self.num_gpu)?;
-        let models = ModelFilter::new(self.gpu_spec.iter().map(String::as_str));
-        let amount = match self.more.as_ref().and_then(|more| more.amount.clone()) {
-            Some(amount) => amount,
-            None if self.gpu_milli >= 1000 => Amount::Whole,
-            None => Amount::Fraction(Share::from_millionths(u64::from(self.gpu_milli) * 1000)),
-        };
-        let plain = GpuRequest { models, ..GpuRequest::several(amount, count) };
-        let Some(more) = &self.more else { return Some(plain) };
-        Some(GpuRequest {
-            isolation: more.isolation,
-            limit: more.limit,
-            movable: more.bursts.map_or(Movable::Never, |_| Movable::Restart),
-            policy: more.policy,
-            min_memory: more.min_memory,
-            by_instance: more.by_instance,
-            ..plain
-        })
-    }
 }
 
 /// Memory of a GPU whose file names the model and not the memory: the public trace. It decides

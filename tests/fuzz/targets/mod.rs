@@ -19,7 +19,7 @@ mod files;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 16] = [
+pub(crate) const TARGETS: [Target; 15] = [
     ("filter", verbs::filter_and_prioritize),
     ("bind", verbs::bound),
     ("preempt", verbs::preempted),
@@ -34,7 +34,6 @@ pub(crate) const TARGETS: [Target; 16] = [
     ("fleet", files::fleet),
     ("trace", files::trace),
     ("prometheus", files::prometheus),
-    ("kubelet", files::kubelet),
     ("cgroup", files::cgroup),
 ];
 

@@ -160,7 +160,9 @@ pub(crate) const INSTANCES: &str = "`profile:MiB` of each instance, such as `1g.
     blanks between those of a GPU and `|` between GPUs; MiB may be left out for a listed model";
 
 forms::forms! {
-    Vec<Vec<TraceInstance>>: INSTANCES, |text| parts(text, instances), |all| list(all, instances_text);
+    Vec<Vec<TraceInstance>>: INSTANCES,
+        |text| parts(text, instances),
+        |all| list(all, |of_gpu: &Vec<TraceInstance>| instances_text(of_gpu));
     BTreeSet<DeviceAt>: "devices of the node, such as `0|1.2`",
         |text| parts(text, device_at), |all| list(all, DeviceAt::to_string);
     BTreeMap<DeviceAt, MemMib>:
@@ -180,7 +182,7 @@ fn instances(text: &str) -> Option<Vec<TraceInstance>> {
     text.split_whitespace().map(instance).collect()
 }
 
-fn instances_text(all: &Vec<TraceInstance>) -> String {
+fn instances_text(all: &[TraceInstance]) -> String {
     let texts = all.iter().map(|it| format!("{}:{}", it.profile, it.memory.mib()));
     texts.collect::<Vec<String>>().join(" ")
 }

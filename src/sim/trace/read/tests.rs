@@ -209,7 +209,7 @@ fn pods_request_in_all_dimensions() {
     let text = format!("{MORE_PODS}{}\n", rows.join("\n"));
     let read = parse_pods("pods.csv", text.as_bytes()).unwrap();
     let share = Share::from_millionths;
-    let mib = crate::hardware::units::MemMib::new;
+    let mib = MemMib::new;
     let requests: Vec<_> = read.iter().map(|pod| pod.request().map(|it| it.amount)).collect();
     let expected = [
         Some(Amount::Fraction(share(250_000))),
